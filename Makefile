@@ -1,0 +1,25 @@
+# The whole project runs in one virtual environment, .venv, made on first use.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: setup demo test check
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev]'
+	@touch $(STAMP)
+
+demo: setup  ## Train with four algorithms on an emulated slow network and compare them.
+	$(BIN)/tacit compare
+
+test: setup  ## The whole test suite; tests that need network namespaces say so where they cannot run.
+	$(BIN)/python -m pytest
+
+check: setup  ## Format, lint, strict types, and the rule that imports point down.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_floors.py

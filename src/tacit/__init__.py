@@ -1,0 +1,1 @@
+"""tacit: data-parallel training that is fast where the network is slow."""

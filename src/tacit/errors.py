@@ -1,0 +1,64 @@
+"""Every error that tacit raises on purpose, in one place.
+
+TacitError
+├── ConfigError (also a ValueError)   what the user gave cannot be: an unknown name, a value out of range
+├── AttachError (also a ValueError)   the model, the optimizer or the process group does not fit the strategy
+├── TestbedError                      the emulated cluster could not be built, or its programs failed
+└── RoundError                        a round of communication failed
+    ├── PeerLost                      a rank died, or did not answer within the time-out
+    └── NonFinite                     a gradient or parameter holds NaN or infinity
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = [
+    "AttachError",
+    "ConfigError",
+    "NonFinite",
+    "PeerLost",
+    "RoundError",
+    "TacitError",
+    "TestbedError",
+    "unknown",
+]
+
+
+class TacitError(Exception):
+    """The root of all errors that tacit raises on purpose."""
+
+
+class ConfigError(TacitError, ValueError):
+    """What the user gave cannot be; the message says what was given, why not, and what to write."""
+
+
+class AttachError(TacitError, ValueError):
+    """The model, the optimizer or the process group does not fit the strategy."""
+
+
+class TestbedError(TacitError):
+    """The emulated cluster could not be built, or a program in it failed."""
+
+    __test__ = False  # pytest would collect the name
+
+
+class RoundError(TacitError):
+    """A round of communication failed; no state was changed by it."""
+
+
+class PeerLost(RoundError):
+    """A rank died, or did not answer within the time-out; the message names it."""
+
+
+class NonFinite(RoundError):
+    """A gradient or parameter holds NaN or infinity; the message names the parameter and the rank."""
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> ConfigError:
+    """An error for an unknown name: what was given, the nearest known names, and all known ones."""
+    names = sorted(known)
+    near = get_close_matches(given, names, n=2, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+    return ConfigError(f"unknown {kind} {given!r}.{hint} Known: {', '.join(names)}.")
