@@ -1,0 +1,283 @@
+"""What a run writes down: one schema, one JSON object a line.
+
+A run of one algorithm is one `RunRecord`, one `EpochRecord` for each epoch, and one `EndRecord`. A file may
+hold the runs of many algorithms one after another; lines belong together by their `algorithm` text.
+
+Seconds are training seconds: launch and evaluation are left out. Bytes are what the network interfaces of all
+nodes transmitted; they are None where there is no interface between nodes to read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, ClassVar, Literal, Self, TypeAlias, TypeVar
+
+from tacit.errors import ConfigError, unknown
+
+__all__ = [
+    "VERSION",
+    "EndRecord",
+    "Environment",
+    "EpochRecord",
+    "Record",
+    "RunRecord",
+    "Writer",
+    "parse",
+    "read",
+]
+
+VERSION = 1
+"""The schema's version; it grows when a reader of the old one would misread the new one."""
+
+T = TypeVar("T", bound="_Line | Environment")
+
+Status: TypeAlias = Literal["ok", "failed", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Where a run took place, as far as it can change a number."""
+
+    python: str
+    torch: str
+    tacit: str
+    cpu: str
+    cores: int
+    kernel: str
+    date: str
+
+    @classmethod
+    def here(cls) -> Self:
+        """Describe this process's machine and packages, now."""
+        return cls(
+            python=platform.python_version(),
+            torch=_installed("torch"),
+            tacit=_installed("tacit"),
+            cpu=_cpu_model(),
+            cores=len(os.sched_getaffinity(0)),
+            kernel=platform.release(),
+            date=datetime.now().astimezone().isoformat(timespec="seconds"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """What all records share: the way to JSON and back."""
+
+    kind: ClassVar[str]
+    algorithm: str
+    version: int = VERSION
+
+    def to_json(self) -> str:
+        """This record as one line of JSON without its end; numbers that are not finite become null."""
+        return json.dumps({"kind": self.kind, **_finite(asdict(self))}, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Read a record back.
+
+        Raises:
+            ConfigError: The line is broken, of another kind, or written by a newer version.
+        """
+        return cls._from_mapping(_mapping(line))
+
+    @classmethod
+    def _from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        if values["kind"] != cls.kind:
+            raise ConfigError(f"this is a record of kind {values['kind']!r}, not {cls.kind!r}")
+        return _build(cls, {name: value for name, value in values.items() if name != "kind"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord(_Line):
+    """The head of a run: everything that decides its numbers."""
+
+    kind: ClassVar[str] = "run"
+    strategy: str
+    """The canonical repr of the strategy; empty where nothing is exchanged."""
+    recipe: str
+    cluster: str
+    shaped: bool
+    """Whether the links were shaped to the cluster's rate."""
+    seed: int
+    epochs: int
+    target: float
+    """The accuracy to reach, 0..1."""
+    batch_per_rank: int
+    world_size: int
+    parameters: int
+    environment: Environment
+
+    @classmethod
+    def _from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        inner = values.get("environment")
+        if not isinstance(inner, Mapping):
+            raise ConfigError("this record of kind 'run' says nothing about its environment")
+        return super()._from_mapping({**values, "environment": _build(Environment, inner)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRecord(_Line):
+    """The state of a run after an epoch; all counts are from the run's start."""
+
+    kind: ClassVar[str] = "epoch"
+    epoch: int
+    step: int
+    seconds: float
+    loss: float | None
+    """Mean over the ranks' replicas, on held-out data; None where it was not finite."""
+    accuracy: float
+    bytes_between_nodes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndRecord(_Line):
+    """The outcome of a run."""
+
+    kind: ClassVar[str] = "end"
+    status: Status
+    seconds: float | None = None
+    steps: int | None = None
+    mb_between_nodes: float | None = None
+    accuracy: float | None = None
+    loss: float | None = None
+    seconds_to_target: float | None = None
+    """Training seconds at the first epoch's end that reached the target; None where none did."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+Record: TypeAlias = RunRecord | EpochRecord | EndRecord
+_KINDS: dict[str, type[RunRecord] | type[EpochRecord] | type[EndRecord]] = {
+    "run": RunRecord,
+    "epoch": EpochRecord,
+    "end": EndRecord,
+}
+
+
+class Writer:
+    """Appends records to a file; each is on disk, as far as the system can be asked, before `write` returns.
+
+    A last line that a killed writer cut short is dropped first, so that it does not spoil the next one.
+
+    Raises:
+        ConfigError: The file cannot be opened for writing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open `path` for appending."""
+        try:
+            self._file: BinaryIO = path.open("ab")
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        kept = path.read_bytes().rfind(b"\n") + 1
+        self._file.truncate(kept)
+
+    def write(self, record: Record) -> None:
+        """Append one line and flush it."""
+        self._file.write(record.to_json().encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        """Use the writer as a context manager that closes the file."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+
+def parse(line: str) -> Record:
+    """Read one line, whatever its kind.
+
+    Raises:
+        ConfigError: The line is broken or written by a newer version.
+    """
+    values = _mapping(line)
+    kind = _KINDS.get(values["kind"])
+    if kind is None:
+        raise unknown("kind of record", str(values["kind"]), _KINDS)
+    return kind._from_mapping(values)
+
+
+def read(path: Path) -> Iterator[Record]:
+    """Read all records of a file, in order.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line of it; the message names file and line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            yield parse(line)
+        except ConfigError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from error
+
+
+def _mapping(line: str) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"not a record: {error.msg} at character {error.pos} of {line[:60]!r}") from error
+    if not isinstance(values, dict) or "kind" not in values or not isinstance(values.get("version"), int):
+        raise ConfigError(f"not a record, it has no kind and version: {line[:60]!r}")
+    if values["version"] > VERSION:
+        raise ConfigError(
+            f"this record has version {values['version']}, and this tacit reads up to {VERSION}: update tacit"
+        )
+    return values
+
+
+def _build(cls: type[T], values: Mapping[str, Any]) -> T:
+    names = [f.name for f in fields(cls)]
+    for name in values:
+        if name not in names:
+            raise unknown(f"field of {cls.__name__}", name, names)
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"this record lacks a field: {error}") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

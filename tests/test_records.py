@@ -1,0 +1,126 @@
+from pathlib import Path
+
+import pytest
+
+from tacit import records
+from tacit.errors import ConfigError
+
+ENVIRONMENT = records.Environment(
+    python="3.11",
+    torch="2.13",
+    tacit="0.1",
+    cpu="a chip",
+    cores=2,
+    kernel="6",
+    date="2026-01-01T00:00:00+00:00",
+)
+RUN = records.RunRecord(
+    algorithm="topk:ratio=0.01",
+    strategy="Strategy()",
+    recipe="digits",
+    cluster="2x2@100mbit",
+    shaped=True,
+    seed=3,
+    epochs=2,
+    target=0.95,
+    batch_per_rank=16,
+    world_size=4,
+    parameters=1000,
+    environment=ENVIRONMENT,
+)
+EPOCH = records.EpochRecord(
+    algorithm="ddp", epoch=1, step=22, seconds=1.5, loss=0.25, accuracy=0.9, bytes_between_nodes=None
+)
+END = records.EndRecord(
+    algorithm="ddp", status="ok", seconds=1.5, steps=22, metrics={"rounds": 3, "by": {"net": 1.0}}
+)
+
+
+@pytest.mark.parametrize("record", [RUN, EPOCH, END], ids=lambda record: record.kind)
+def test_a_record_survives_the_way_to_json_and_back(record: records.Record) -> None:
+    line = record.to_json()
+    assert "\n" not in line
+    assert records.parse(line) == record
+    assert type(record).from_json(line) == record
+
+
+def test_a_file_holds_what_was_written_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    with records.Writer(path) as writer:
+        writer.write(RUN)
+        assert list(records.read(path)) == [RUN]  # flushed at once
+        writer.write(EPOCH)
+    with records.Writer(path) as writer:
+        writer.write(END)
+    assert list(records.read(path)) == [RUN, EPOCH, END]
+
+
+def test_a_newer_version_is_refused() -> None:
+    line = EPOCH.to_json().replace('"version": 1', '"version": 99')
+    with pytest.raises(ConfigError, match=r"version 99.*reads up to 1.*update tacit"):
+        records.parse(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (EPOCH.to_json()[:40], "not a record"),
+        ("[1, 2]", "no kind and version"),
+        ('{"kind": "epoch"}', "no kind and version"),
+        ('{"kind": "epok", "version": 1}', "unknown kind of record 'epok'. Did you mean 'epoch'"),
+        ('{"kind": "end", "version": 1}', "lacks a field.*algorithm"),
+        (
+            END.to_json().replace('"steps"', '"stepz"'),
+            "unknown field of EndRecord 'stepz'. Did you mean 'steps'",
+        ),
+        ('{"kind": "run", "version": 1, "algorithm": "ddp"}', "nothing about its environment"),
+    ],
+)
+def test_a_broken_line_is_refused_by_name(line: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        records.parse(line)
+
+
+def test_a_record_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kind 'end', not 'epoch'"):
+        records.EpochRecord.from_json(END.to_json())
+
+
+def test_reading_names_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(f"{EPOCH.to_json()}\n{END.to_json()[:30]}")
+    with pytest.raises(ConfigError, match=r"records\.jsonl, line 2: not a record"):
+        list(records.read(path))
+    with pytest.raises(ConfigError, match="cannot read"):
+        list(records.read(tmp_path / "absent"))
+
+
+def test_a_writer_drops_a_line_that_was_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(f"{EPOCH.to_json()}\n{END.to_json()[:30]}")
+    with records.Writer(path) as writer:
+        writer.write(END)
+    assert list(records.read(path)) == [EPOCH, END]
+
+
+def test_a_writer_says_where_it_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write"):
+        records.Writer(tmp_path / "file" / "records.jsonl")
+
+
+def test_numbers_that_are_not_finite_become_null() -> None:
+    record = records.EndRecord(
+        algorithm="ddp", status="ok", loss=float("nan"), metrics={"a": [float("inf"), 1.0]}
+    )
+    again = records.EndRecord.from_json(record.to_json())
+    assert again.loss is None
+    assert again.metrics == {"a": [None, 1.0]}
+
+
+def test_the_environment_is_this_machine() -> None:
+    here = records.Environment.here()
+    assert here.cores >= 1
+    assert here.cpu
+    assert here.torch[0].isdigit()
+    assert here.tacit[0].isdigit()
