@@ -1,0 +1,73 @@
+"""What a recipe is: a model, its data and how it learns, the same for every algorithm that trains it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import ClassVar, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Batch", "Recipe", "seeded", "shard"]
+
+Batch: TypeAlias = tuple[Tensor, Tensor]
+"""Inputs and targets; the first dim of both counts the samples."""
+
+
+class Recipe(ABC):
+    """A task small enough to compare algorithms on.
+
+    The seed decides the initial weights; the seed, the epoch, the rank and the number of ranks decide the
+    order of the data. An algorithm can change neither.
+    """
+
+    name: ClassVar[str]
+    epochs: ClassVar[int]
+    """How many epochs suffice to reach the target with synchronous training."""
+    target: ClassVar[float]
+    """The held-out accuracy to reach, 0..1."""
+    batch: ClassVar[int]
+    """Samples a step on each rank."""
+
+    @abstractmethod
+    def model(self, seed: int) -> nn.Module:
+        """A fresh model, with equal weights for equal seeds."""
+
+    @abstractmethod
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer that trains this recipe's model."""
+
+    @abstractmethod
+    def steps_per_epoch(self, world: int) -> int:
+        """How many steps an epoch has on `world` ranks; 0 if there is too little data for so many."""
+
+    @abstractmethod
+    def train_batches(self, epoch: int, rank: int, world: int, seed: int) -> Iterator[Batch]:
+        """This rank's batches of an epoch; no two ranks see the same sample in one epoch."""
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of a batch, a scalar to call backward on."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> tuple[float, float]:
+        """Loss and accuracy (0..1) on the held-out data."""
+
+
+def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Build a model with random numbers that depend on the seed alone, and leave torch's own as they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def shard(samples: int, batch: int, *, steps: int, epoch: int, rank: int, world: int, seed: int) -> Tensor:
+    """One rank's share of a shuffled epoch.
+
+    Returns:
+        Indices below `samples` of shape (steps, batch); the ranks' shares are disjoint.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    order = torch.randperm(samples, generator=generator)
+    return order[: steps * world * batch].view(steps, world, batch)[:, rank]
