@@ -1,0 +1,130 @@
+"""Describe a cluster: nodes, ranks, and the links between the nodes, for the testbed and the planner.
+
+The text form is what users write after ``--cluster``:
+
+    2x2@100mbit       2 nodes of 2 ranks, every node's link carries 100 Mbit/s each way
+    4x1@1gbit,20ms    the same, and a message between nodes takes 20 ms more, one way
+    2x2               links as fast as the machine allows
+    local:4           4 processes on this machine, no emulated network
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+
+from tacit.errors import ConfigError
+
+__all__ = ["Cluster"]
+
+_RATES = {"gbit": Decimal(10**9), "mbit": Decimal(10**6), "kbit": Decimal(10**3)}
+_TIMES = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6")}
+_UNITS = {**_RATES, **_TIMES}
+_SHAPE = re.compile(r"(\d+)x(\d+)", re.ASCII)
+_LOCAL = re.compile(r"local:(\d+)", re.ASCII)
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)", re.ASCII)
+_EXAMPLES = (
+    "Write for example 2x2@100mbit (2 nodes of 2 ranks, 100 Mbit/s links), 4x1@1gbit,20ms (with latency), "
+    "2x2 (links at full speed) or local:4 (4 plain local processes)."
+)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of equal size, each with one link to a switch.
+
+    Attributes:
+        nodes: How many nodes.
+        ranks_per_node: How many ranks run on each node.
+        rate: What a node's link carries, in bit/s each way; None leaves it at full speed.
+        latency: What a message between two nodes takes longer, in seconds, one way.
+        namespaces: Whether nodes are network namespaces; False means plain processes on this machine.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    rate: float | None = None
+    latency: float = 0.0
+    namespaces: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse values that no cluster can have."""
+        for what, count in (("nodes", self.nodes), ("ranks per node", self.ranks_per_node)):
+            if count < 1:
+                raise ConfigError(f"a cluster cannot have {count} {what}: at least 1 is needed. {_EXAMPLES}")
+        if self.rate is not None and not (math.isfinite(self.rate) and self.rate > 0):
+            raise ConfigError(f"a link cannot carry {self.rate} bit/s: the rate must be above 0. {_EXAMPLES}")
+        if not (math.isfinite(self.latency) and self.latency >= 0):
+            raise ConfigError(f"a latency cannot be {self.latency} s: it must be 0 or more. {_EXAMPLES}")
+        if not self.namespaces and (self.nodes > 1 or self.rate is not None or self.latency):
+            raise ConfigError(
+                "plain local processes are one node without links, so they have no rate and no latency. "
+                f"Leave namespaces=True for more. {_EXAMPLES}"
+            )
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are in all."""
+        return self.nodes * self.ranks_per_node
+
+    @classmethod
+    def parse(cls, text: str) -> Cluster:
+        """Read the text form, for example ``2x2@100mbit``; `str` gives it back."""
+        if local := _LOCAL.fullmatch(text.strip().lower()):
+            return cls(1, int(local[1]), namespaces=False)
+        head, at, tail = text.strip().lower().partition("@")
+        shape = _SHAPE.fullmatch(head)
+        if shape is None:
+            raise ConfigError(f"cannot read {head!r} as NODESxRANKS in the cluster {text!r}. {_EXAMPLES}")
+        rate, latency = _link(tail, text) if at else (None, 0.0)
+        return cls(int(shape[1]), int(shape[2]), rate, latency)
+
+    def __str__(self) -> str:
+        """The canonical text form."""
+        if not self.namespaces:
+            return f"local:{self.ranks_per_node}"
+        link = [_written(self.rate, _RATES)] if self.rate is not None else []
+        link += [_written(self.latency, _TIMES)] if self.latency else []
+        return f"{self.nodes}x{self.ranks_per_node}" + ("@" + ",".join(link) if link else "")
+
+
+def _link(text: str, whole: str) -> tuple[float | None, float]:
+    """Read ``RATE``, ``LATENCY`` or ``RATE,LATENCY``."""
+    rate: float | None = None
+    latency: float | None = None
+    for word in text.split(","):
+        value, unit = _quantity(word, whole)
+        if unit in _RATES and rate is None and latency is None:
+            rate = value
+        elif unit in _TIMES and latency is None:
+            latency = value
+        else:
+            raise ConfigError(
+                f"cannot read {text!r} in the cluster {whole!r}: after @ comes one rate, then one latency. "
+                f"{_EXAMPLES}"
+            )
+    return rate, latency or 0.0
+
+
+def _quantity(word: str, whole: str) -> tuple[float, str]:
+    match = _QUANTITY.fullmatch(word.strip())
+    if match is None:
+        raise ConfigError(
+            f"cannot read {word!r} as a number with a unit in the cluster {whole!r}. {_EXAMPLES}"
+        )
+    number, unit = match.groups()
+    if unit not in _UNITS:
+        raise ConfigError(
+            f"unknown unit {unit!r} in the cluster {whole!r}. "
+            f"Rates are in kbit, mbit or gbit (per second), latencies in us, ms or s. {_EXAMPLES}"
+        )
+    return float(Decimal(number) * _UNITS[unit]), unit
+
+
+def _written(value: float, units: dict[str, Decimal]) -> str:
+    """A quantity in the largest unit that leaves at least 1, with all the digits that it needs."""
+    exact = Decimal(repr(float(value)))
+    unit = next((unit for unit, scale in units.items() if exact >= scale), list(units)[-1])
+    return f"{(exact / units[unit]).normalize():f}{unit}"

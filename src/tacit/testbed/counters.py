@@ -1,0 +1,39 @@
+"""How many bytes a network interface has carried, as the kernel counts them.
+
+The numbers are those of the network namespace of the calling process: inside a rank of a testbed, the
+node's own link. Traffic between the ranks of one node does not cross it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tacit.errors import TestbedError
+
+__all__ = ["received", "transmitted"]
+
+_TABLE = Path("/proc/self/net/dev")
+_RECEIVED, _TRANSMITTED = 0, 8
+
+
+def transmitted(interface: str) -> int:
+    """Bytes that the interface has sent since it was made."""
+    return _counter(interface, _TRANSMITTED)
+
+
+def received(interface: str) -> int:
+    """Bytes that the interface has received since it was made."""
+    return _counter(interface, _RECEIVED)
+
+
+def _counter(interface: str, column: int) -> int:
+    names = []
+    for line in _TABLE.read_text().splitlines()[2:]:
+        name, _, values = line.partition(":")
+        names.append(name.strip())
+        if names[-1] == interface:
+            return int(values.split()[column])
+    raise TestbedError(
+        f"this process sees no network interface {interface!r}, only {', '.join(names)}. "
+        "Inside a testbed, TACIT_INTERFACE names the node's interface."
+    )

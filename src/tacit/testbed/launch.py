@@ -1,0 +1,73 @@
+"""How the launcher of a node is called: torchrun's arguments, and the environment of its ranks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tacit.cluster import Cluster
+from tacit.testbed.nodes import INTERFACE, address
+
+_FIRST_PORT = 29500
+_RANK = Path(__file__).with_name("rank.py")
+
+# What an outer torchrun left behind would otherwise be taken for ours.
+_STALE = ("PET_", "TORCHELASTIC_")
+_STALE_NAMES = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "TACIT_INTERFACE"),
+}
+
+
+def meeting_point(cluster: Cluster, run: int) -> tuple[str, int]:
+    """Address and port where the launchers of one run meet."""
+    if cluster.namespaces:
+        return address(0), _FIRST_PORT + run
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return "127.0.0.1", probe.getsockname()[1]
+
+
+def arguments(
+    cluster: Cluster, node: int, meet: tuple[str, int], logs: str, argv: Sequence[str]
+) -> list[str]:
+    """The command line of the launcher of one node.
+
+    `argv` is a script and its arguments, or ``-m``, a module and its arguments.
+    """
+    torchrun = {
+        "--nnodes": cluster.nodes,
+        "--nproc-per-node": cluster.ranks_per_node,
+        "--node-rank": node,
+        "--master-addr": meet[0],
+        "--master-port": meet[1],
+        "--local-addr": address(node) if cluster.namespaces else meet[0],
+        "--rdzv-id": "tacit",
+        "--max-restarts": 0,
+        "--log-dir": logs,
+    }
+    options = [str(word) for pair in torchrun.items() for word in pair]
+    rank = [sys.executable, "-I", "-S", str(_RANK), sys.executable, "-u", *argv]
+    return [sys.executable, "-m", "torch.distributed.run", *options, "--no-python", *rank]
+
+
+def environment(cluster: Cluster, node: int, extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the launcher of one node; its ranks inherit it."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _STALE_NAMES and not name.startswith(_STALE)
+    }
+    ours = {
+        "GLOO_SOCKET_IFNAME": INTERFACE if cluster.namespaces else "lo",
+        "TACIT_NODE": str(node),
+        "TACIT_NODES": str(cluster.nodes),
+        "TACIT_CLUSTER": str(cluster),
+    }
+    if cluster.namespaces:
+        ours["TACIT_INTERFACE"] = INTERFACE
+    return {"OMP_NUM_THREADS": "1"} | inherited | dict(extra) | ours

@@ -1,0 +1,26 @@
+"""What the nodes of a testbed are called, and where they are found."""
+
+from __future__ import annotations
+
+INTERFACE = "eth0"
+"""The name of a node's only link, the same on every node."""
+
+PREFIX = 16
+"""How many leading bits the addresses of all nodes share."""
+
+
+def address(node: int) -> str:
+    """The IPv4 address of a node, valid inside its testbed only."""
+    high, low = divmod(node + 1, 256)
+    return f"10.77.{high}.{low}"
+
+
+def hostname(node: int) -> str:
+    """The host name that programs on the node see."""
+    return f"node{node}"
+
+
+def hosts(count: int) -> str:
+    """The hosts file of a testbed, so that no name is ever looked up outside of it."""
+    lines = [f"{address(node)} {hostname(node)}" for node in range(count)]
+    return "\n".join(["127.0.0.1 localhost", *lines, ""])

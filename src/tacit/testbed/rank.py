@@ -1,0 +1,165 @@
+"""Runs one rank: hands its lines on whole, and says when and how it ended.
+
+torchrun starts this in place of the rank, as a plain script without site packages, so that it costs a few
+milliseconds; it must import nothing but the standard library. The rank's output passes through here for two
+reasons: lines of several ranks that share a pipe are not torn, and the last traceback is known. The report
+goes to stderr, in lines that begin with `MARK`; whoever started the launcher takes them out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import FrameType
+
+MARK = "\x1etacit "
+_PR_SET_PDEATHSIG = 1
+_CHUNK = 500  # characters; escaped they must stay below PIPE_BUF, so that a report is written in one piece
+_HEADER = "Traceback (most recent call last):"
+_CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
+
+
+class Stream:
+    """One output of the rank, handed on line by line."""
+
+    def __init__(self, source: int, target: int, keep: int = 0) -> None:
+        """Read from one file, write to another, and keep some of the last lines."""
+        self.source = source
+        self._target = target
+        self._rest = b""
+        self.kept: deque[tuple[float, str]] = deque(maxlen=keep)
+        os.set_blocking(source, False)
+
+    def pump(self) -> bool:
+        """Hand on what is there; False at the end of the stream."""
+        try:
+            data = os.read(self.source, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not data:
+            self._write(self._rest + b"\n" if self._rest else b"")
+            self._rest = b""
+            return False
+        data = self._rest + data
+        # A progress bar ends its lines by \r; a line without end must not fill the memory.
+        cut = len(data) if len(data) > 1 << 20 else max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        self._write(data[:cut])
+        self._rest = data[cut:]
+        return True
+
+    def drain(self) -> None:
+        """Hand on all that is there now, even if a child of the rank keeps the stream open."""
+        while select_now(self.source) and self.pump():
+            pass
+
+    def _write(self, data: bytes) -> None:
+        now = time.monotonic()
+        if self.kept.maxlen:
+            self.kept.extend((now, line) for line in data.decode(errors="replace").splitlines())
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._target, view) :]
+
+
+def select_now(source: int) -> bool:
+    """Whether there is something to read right now."""
+    with selectors.PollSelector() as selector:
+        selector.register(source, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def last_traceback(lines: Sequence[tuple[float, str]]) -> tuple[float, str] | None:
+    """The last traceback among timed lines, with those that it was raised from, and when it began."""
+    heads = [i for i, (_, line) in enumerate(lines) if line.endswith(_HEADER)]
+    if not heads:
+        return None
+    start = heads.pop()
+    while heads and any(
+        phrase in line for _, line in lines[max(0, start - 3) : start] for phrase in _CHAINED
+    ):
+        start = heads.pop()
+    # torch writes "[rank0]: " before each line, and other lines may follow the traceback.
+    prefix = lines[start][1].removesuffix(_HEADER)
+    ours = [line for _, line in lines[start:] if line.startswith(prefix) or line == prefix.rstrip()]
+    return lines[start][0], "\n".join(line[len(prefix) :] for line in ours)
+
+
+def report(code: int, ended: float, lines: Sequence[tuple[float, str]]) -> None:
+    """Say on stderr how the rank ended; in pieces, each written at once."""
+    rank = int(os.environ.get("RANK", "-1"))
+    found = last_traceback(lines) if code > 0 else None
+    began, text = found if found else (ended, "")
+    for at in range(0, len(text), _CHUNK):
+        _say({"rank": rank, "traceback": text[at : at + _CHUNK]})
+    _say({"rank": rank, "code": code, "time": began})
+
+
+def _say(message: dict[str, object]) -> None:
+    os.write(2, (MARK + json.dumps(message) + "\n").encode())
+
+
+def _die_with_launcher() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """The launcher signals the whole process group, so the rank has its own copy."""
+
+
+def watch(argv: Sequence[str]) -> int:
+    """Run the rank to its end; its exit code, or minus the signal that killed it."""
+    process = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_die_with_launcher
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    streams = [Stream(process.stdout.fileno(), 1), Stream(process.stderr.fileno(), 2, keep=1000)]
+    ended = _pump_until_exit(process.pid, streams)
+    for stream in streams:
+        stream.drain()
+    code = process.wait()
+    if code:
+        report(code, ended, list(streams[1].kept))
+    return code
+
+
+def _pump_until_exit(pid: int, streams: Sequence[Stream]) -> float:
+    with selectors.PollSelector() as selector:
+        handle = os.pidfd_open(pid)
+        selector.register(handle, selectors.EVENT_READ)
+        for stream in streams:
+            selector.register(stream.source, selectors.EVENT_READ, stream)
+        while True:
+            for key, _ in selector.select():
+                if key.fd == handle:
+                    os.close(handle)
+                    return time.monotonic()
+                if not key.data.pump():
+                    selector.unregister(key.fd)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the rank and end as it did."""
+    _die_with_launcher()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, _ignore)
+    code = watch(argv)
+    if code >= 0:
+        return code
+    with contextlib.suppress(OSError, ValueError):  # SIGKILL and SIGSTOP take no handler
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+    return 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,255 @@
+"""Follows one run: passes the lines on, stops all nodes when one fails, and says who failed first."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from tacit.errors import TestbedError
+from tacit.testbed import wire
+from tacit.testbed.rank import MARK
+from tacit.testbed.results import TIMED_OUT, Failure, Result
+
+OnLine = Callable[[int, str], None]
+
+GRACE = 5.0
+"""Seconds that the other nodes have to print their own errors once one has failed."""
+
+TERMINATION = 3.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+
+@dataclass
+class Report:
+    """What a rank's keeper said of its end."""
+
+    rank: int
+    code: int
+    time: float
+    traceback: str | None
+
+
+@dataclass
+class Node:
+    """What is known of one node during a run."""
+
+    number: int
+    code: int | None = None
+    ended: float = 0.0
+    stopped: bool = False
+    report: Report | None = None
+    tracebacks: dict[int, str] = field(default_factory=dict)
+    summary: list[str] = field(default_factory=list)
+
+    def hear(self, text: str) -> None:
+        """Take in a piece of a report; the first rank to fail counts, unless we ended it ourselves."""
+        message = json.loads(text)
+        rank = message["rank"]
+        if "traceback" in message:
+            self.tracebacks[rank] = self.tracebacks.get(rank, "") + message["traceback"]
+        elif not self.stopped and (self.report is None or message["time"] < self.report.time):
+            traceback = self.tracebacks.get(rank)
+            self.report = Report(rank, message["code"], message["time"], traceback)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the node failed of its own."""
+        return bool(self.code) and (not self.stopped or self.report is not None)
+
+    @property
+    def when(self) -> float:
+        """When it failed."""
+        return self.report.time if self.report else self.ended
+
+    def failure(self) -> Failure:
+        """How it failed."""
+        if self.report:
+            report = self.report
+            return Failure(self.number, report.rank, _reason(report.code), report.traceback)
+        return _from_summary(self.number, self.summary) or Failure(
+            self.number, None, _reason(self.code or 0), "\n".join(self.summary[-40:]) or None
+        )
+
+
+def _reason(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _from_summary(node: int, lines: Sequence[str]) -> Failure | None:
+    """What torchrun itself says, for the case that a rank's keeper was killed with it."""
+    text = "\n".join(lines).rpartition("Root Cause (first observed failure)")[2]
+    found = re.search(r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: (-?\d+)", text)
+    return Failure(node, int(found[1]), _reason(int(found[2]))) if found else None
+
+
+class Output:
+    """One output of a node's launcher, cut into lines."""
+
+    def __init__(self, node: Node, stream: TextIO, on_line: OnLine | None) -> None:
+        """Give lines to the function, or print them on the stream."""
+        self._node = node
+        self._stream = stream
+        self._on_line = on_line
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take in what was read; nothing means the end."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if not data and self._rest:
+            lines, self._rest = [self._rest], b""
+        for line in lines:
+            self._line(line.decode(errors="replace"))
+
+    def _line(self, line: str) -> None:
+        line, mark, report = line.partition(MARK)
+        if mark:
+            self._node.hear(report)
+            if not line:
+                return
+        if self._stream is sys.stderr:
+            self._node.summary = [*self._node.summary[-199:], line]
+        if self._on_line:
+            self._on_line(self._node.number, line)
+        else:
+            print(line, file=self._stream, flush=True)
+
+
+class Run:
+    """One run, from the moment that its launchers are started."""
+
+    def __init__(
+        self, control: socket.socket, count: int, on_line: OnLine | None, timeout: float | None
+    ) -> None:
+        """Begin to follow.
+
+        Args:
+            control: The socket to the supervisor.
+            count: How many nodes there are.
+            on_line: Gets every line; None prints them.
+            timeout: Seconds until all is killed.
+        """
+        self._control = control
+        self._nodes = [Node(number) for number in range(count)]
+        self._on_line = on_line
+        self._start = time.monotonic()
+        self._limit = None if timeout is None else self._start + timeout
+        self._first_failure: float | None = None
+        self._terminated = self._sweeping = self._swept = self._timed_out = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+
+    def outputs(self, number: int) -> tuple[int, int]:
+        """The ends to write to of the pipes for a node's stdout and stderr; the caller closes them."""
+        ends = []
+        for stream in (sys.stdout, sys.stderr):
+            read, write = os.pipe()
+            self._selector.register(
+                read, selectors.EVENT_READ, Output(self._nodes[number], stream, self._on_line)
+            )
+            ends.append(write)
+        return ends[0], ends[1]
+
+    def follow(self) -> Result:
+        """Wait for the end of all nodes."""
+        while not self._swept or len(self._selector.get_map()) > 1:
+            for key, _ in self._selector.select(self._patience()):
+                if key.data is None:
+                    self._hear()
+                else:
+                    self._read(key)
+            self._decide()
+        return self._result()
+
+    def close(self) -> None:
+        """End whatever still runs, and close the pipes."""
+        try:
+            self._sweep()
+            while not self._swept:
+                self._hear()
+        finally:
+            for key in list(self._selector.get_map().values()):
+                if key.data is not None:
+                    os.close(key.fd)
+            self._selector.close()
+
+    def _read(self, key: selectors.SelectorKey) -> None:
+        data = os.read(key.fd, 1 << 16)
+        if not data:
+            self._selector.unregister(key.fd)
+            os.close(key.fd)
+        key.data.feed(data)
+
+    def _hear(self) -> None:
+        received = wire.receive(self._control)
+        if received is None:
+            self._swept = True
+            raise TestbedError("the supervisor of the testbed was killed, and all its programs with it")
+        message = received[0]
+        if "swept" in message:
+            self._swept = True
+        else:
+            node = self._nodes[message["ended"]]
+            node.code, node.ended = message["code"], time.monotonic()
+
+    def _patience(self) -> float | None:
+        """Seconds until the next decision; None when only an event can bring one."""
+        if self._sweeping:
+            return None
+        marks = [] if self._limit is None else [self._limit]
+        if self._first_failure is not None:
+            marks.append(self._first_failure + GRACE + self._terminated * TERMINATION)
+        return max(0.0, min(marks) - time.monotonic()) if marks else None
+
+    def _decide(self) -> None:
+        now = time.monotonic()
+        failed = [node.ended for node in self._nodes if node.code]
+        if failed and self._first_failure is None:
+            self._first_failure = now
+        running = [node for node in self._nodes if node.code is None]
+        if not running:
+            self._sweep()
+        elif self._limit is not None and now >= self._limit:
+            self._timed_out = not self._sweeping
+            self._stop(running)
+            self._sweep()
+        elif self._first_failure is not None and now >= self._first_failure + GRACE:
+            self._escalate(running, now - self._first_failure - GRACE)
+
+    def _escalate(self, running: Sequence[Node], late: float) -> None:
+        if not self._terminated:
+            self._terminated = True
+            self._stop(running)
+            for node in running:
+                wire.send(self._control, {"do": "signal", "node": node.number, "signal": signal.SIGTERM})
+        elif late >= TERMINATION:
+            self._sweep()
+
+    def _stop(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            node.stopped = True
+
+    def _sweep(self) -> None:
+        if not self._sweeping:
+            self._sweeping = True
+            wire.send(self._control, {"do": "sweep"})
+
+    def _result(self) -> Result:
+        failed = sorted((node for node in self._nodes if node.failed), key=lambda node: node.when)
+        code = (failed[0].code or 0) if failed else 0
+        seconds = time.monotonic() - self._start
+        failures = tuple(node.failure() for node in failed)
+        return Result(TIMED_OUT if self._timed_out else code, failures, self._timed_out, seconds)

@@ -1,0 +1,169 @@
+"""The emulated cluster as a context manager: built on entry, gone on exit, whatever happens between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import tacit
+from tacit.cluster import Cluster
+from tacit.errors import ConfigError, TestbedError
+from tacit.testbed import launch, wire
+from tacit.testbed.nodes import INTERFACE, hostname
+from tacit.testbed.results import Result
+from tacit.testbed.running import OnLine, Run
+
+_BUILD_SECONDS = 60.0
+_CLOSE_SECONDS = 10.0
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class Testbed:
+    """A cluster on one machine: a network namespace per node, links of a given rate between them.
+
+    The testbed ends with the thread that enters it: the kernel is asked to kill it with that thread, so that
+    not even ``kill -9`` leaves anything behind. Enter it from the main thread, or one that lives as long.
+    """
+
+    __test__ = False  # pytest would collect the name
+
+    def __init__(self, cluster: Cluster) -> None:
+        """Take note of what to emulate; ``local:N`` runs plain processes instead."""
+        self.cluster = cluster
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._scratch = ""
+        self._runs = 0
+
+    @property
+    def shaped(self) -> bool:
+        """Whether the links have a rate or a latency."""
+        return self.cluster.rate is not None or self.cluster.latency > 0
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """The name of each node's link, as programs on the node see it; none with plain local processes."""
+        return (INTERFACE,) * self.cluster.nodes if self.cluster.namespaces else ()
+
+    def __enter__(self) -> Testbed:
+        """Build it; a `TestbedError` says why where that is not possible."""
+        if self._process is not None:
+            raise TestbedError("this testbed is already up; make a second Testbed for a second cluster")
+        try:
+            self._start()
+            self._scratch = self._ready()["scratch"]
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Tear it down."""
+        self.close()
+
+    def close(self) -> None:
+        """End every process in it and wait until they are gone; again does nothing."""
+        control, self._control = self._control, None
+        process, self._process = self._process, None
+        if control is not None:
+            control.close()
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_CLOSE_SECONDS)
+                return
+            process.kill()
+            process.wait()
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] = _NOTHING,
+        on_line: OnLine | None = None,
+        timeout: float | None = None,
+    ) -> Result:
+        """Run a program on all nodes with torchrun, one launcher a node, and wait for all of them.
+
+        Args:
+            argv: A script and its arguments, or ``-m``, a module and its arguments.
+            env: What to add to the environment.
+            on_line: Called with the node and the line for every line that is printed there, in this thread;
+                without it lines go to this process's own stdout and stderr.
+            timeout: Seconds until everything is killed.
+        """
+        control = self._control
+        if control is None:
+            raise TestbedError(
+                "this testbed is not up: run programs inside `with Testbed(cluster) as testbed:`"
+            )
+        if not argv or (argv[0] == "-m" and len(argv) < 2):
+            raise ConfigError(
+                f"cannot run {list(argv)!r}: write [script, *arguments] or ['-m', module, *arguments]"
+            )
+        run = Run(control, self.cluster.nodes, on_line, timeout)
+        try:
+            self._launch(control, run, argv, env)
+            return run.follow()
+        finally:
+            run.close()
+
+    def _launch(self, control: socket.socket, run: Run, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        meet = launch.meeting_point(self.cluster, self._runs)
+        self._runs += 1
+        for node in range(self.cluster.nodes):
+            message = {
+                "do": "start",
+                "node": node,
+                "host": hostname(node),
+                "cwd": str(Path.cwd()),
+                "argv": launch.arguments(self.cluster, node, meet, self._scratch, argv),
+                "env": launch.environment(self.cluster, node, env),
+            }
+            outputs = run.outputs(node)
+            try:
+                wire.send(control, message, outputs)
+            finally:
+                for end in outputs:
+                    os.close(end)
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            theirs.set_inheritable(True)
+            arguments = [str(theirs.fileno()), str(os.getpid()), str(self.cluster)]
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tacit.testbed.init", *arguments],
+                env=os.environ | {"PYTHONPATH": _path()},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the command alone, which then takes all this down
+            )
+
+    def _ready(self) -> dict[str, Any]:
+        assert self._control is not None
+        self._control.settimeout(_BUILD_SECONDS)
+        try:
+            received = wire.receive(self._control)
+        except TimeoutError as error:
+            raise TestbedError(f"the testbed was not up after {_BUILD_SECONDS:.0f} s") from error
+        self._control.settimeout(None)
+        if received is None:
+            raise TestbedError("the testbed ended while it was built, without saying why")
+        if "error" in received[0]:
+            raise TestbedError(received[0]["error"])
+        return received[0]
+
+
+def _path() -> str:
+    """A PYTHONPATH on which the new interpreter finds this very tacit."""
+    root = str(Path(tacit.__file__).parent.parent)
+    return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tacit.cluster import Cluster
+from tacit.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster"),
+    [
+        ("2x2@100mbit", Cluster(2, 2, 100e6)),
+        ("4x1@1gbit,20ms", Cluster(4, 1, 1e9, 0.02)),
+        ("2x2", Cluster(2, 2)),
+        ("local:4", Cluster(1, 4, namespaces=False)),
+        ("1x8@2.5gbit", Cluster(1, 8, 2.5e9)),
+        ("2x2@512kbit,150us", Cluster(2, 2, 512e3, 150e-6)),
+        ("2x2@20ms", Cluster(2, 2, None, 0.02)),
+    ],
+)
+def test_parses_and_writes_back(text: str, cluster: Cluster) -> None:
+    assert Cluster.parse(text) == cluster
+    assert str(cluster) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        (" 2X2@100MBit ", "2x2@100mbit"),
+        ("2x2@1000mbit", "2x2@1gbit"),
+        ("2x2@0.5gbit, 1s", "2x2@500mbit,1s"),
+        ("2x2@100mbit,0ms", "2x2@100mbit"),
+        ("LOCAL:2", "local:2"),
+    ],
+)
+def test_other_spellings_mean_the_canonical_one(text: str, canonical: str) -> None:
+    assert str(Cluster.parse(text)) == canonical
+
+
+@given(
+    st.integers(1, 999),
+    st.integers(1, 99),
+    st.none() | st.floats(1e-3, 1e15),
+    st.just(0.0) | st.floats(1e-9, 1e4),
+)
+def test_text_says_it_all(nodes: int, ranks: int, rate: float | None, latency: float) -> None:
+    cluster = Cluster(nodes, ranks, rate, latency)
+    assert Cluster.parse(str(cluster)) == cluster
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "   ",
+        "2",
+        "2x",
+        "x2",
+        "2*2",
+        "2x2x2",
+        "0x2",
+        "2x0",
+        "-1x2",
+        "2x-1",
+        "1.5x2",
+        "²x2",
+        "2x2@",
+        "2x2@100",
+        "2x2@100mb",
+        "2x2@100mbps",
+        "2x2@0mbit",
+        "2x2@-5mbit",
+        "2x2@nanmbit",
+        "2x2@1e3mbit",
+        "2x2@100mbit,",
+        "2x2@100mbit,20",
+        "2x2@100mbit,-1ms",
+        "2x2@20ms,100mbit",
+        "2x2@100mbit,20ms,1ms",
+        "2x2@1gbit,1gbit",
+        "2x2@100mbit please",
+        "local:0",
+        "local",
+        "local:2@100mbit",
+        "remote:2",
+    ],
+)
+def test_bad_text_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match="2x2@100mbit"):
+        Cluster.parse(text)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"nodes": 0, "ranks_per_node": 1},
+        {"nodes": 1, "ranks_per_node": -1},
+        {"nodes": 1, "ranks_per_node": 1, "rate": 0.0},
+        {"nodes": 1, "ranks_per_node": 1, "rate": float("inf")},
+        {"nodes": 1, "ranks_per_node": 1, "latency": float("nan")},
+        {"nodes": 2, "ranks_per_node": 1, "namespaces": False},
+        {"nodes": 1, "ranks_per_node": 1, "rate": 1e6, "namespaces": False},
+    ],
+)
+def test_impossible_values_are_refused(values: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        Cluster(**values)  # type: ignore[arg-type]
+
+
+def test_world_size() -> None:
+    assert Cluster.parse("3x4").world_size == 12
