@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, ClassVar, Literal, Self, TypeAlias, TypeVar
 from tacit.errors import ConfigError, unknown
 
 __all__ = [
+    "COMPUTE_ONLY",
     "VERSION",
     "EndRecord",
     "Environment",
@@ -34,6 +35,9 @@ __all__ = [
     "parse",
     "read",
 ]
+
+COMPUTE_ONLY = "compute-only"
+"""In place of an algorithm: the ranks train beside each other and never talk; nothing can be faster."""
 
 VERSION = 1
 """The schema's version; it grows when a reader of the old one would misread the new one."""

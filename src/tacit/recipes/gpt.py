@@ -13,7 +13,7 @@ class GPT(nn.Module):
     """Pre-norm blocks over learned positions; the last layer shares the embedding's weights."""
 
     def __init__(self, *, vocabulary: int, length: int, width: int, heads: int, blocks: int) -> None:
-        """Draw all weights from a normal distribution of deviation 0.02, and the biases as zeros."""
+        """Draw all weights from a normal distribution of deviation 0.05, and the biases as zeros."""
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.places = nn.Parameter(torch.empty(length, width))
@@ -21,7 +21,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         for name, parameter in self.named_parameters():
             if parameter.dim() >= 2:
-                nn.init.normal_(parameter, std=0.02)
+                nn.init.normal_(parameter, std=0.05)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 

@@ -1,0 +1,64 @@
+"""The command `tacit`: one file for each subcommand. torch and rich are imported when a command runs."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from tacit.cli import compare
+from tacit.cli.interrupts import Interrupted
+from tacit.errors import ConfigError, TacitError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="tacit",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command(name="compare", epilog=compare.EPILOG)(compare.command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tacit {version('tacit')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _tacit(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version, e.g. tacit --version",
+        ),
+    ] = False,
+) -> None:
+    """Data-parallel training that is fast where the network is slow. E.g. tacit compare digits."""
+
+
+def main() -> None:
+    """Run the command line; errors that tacit raises on purpose are one line, and never a traceback.
+
+    Exit codes: 1 a run failed, 2 what was asked for cannot be, 130 and 143 stopped by a signal.
+    """
+    try:
+        app()
+    except Interrupted as error:
+        _complain(str(error))
+        sys.exit(error.code)
+    except TacitError as error:
+        _complain(str(error))
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+def _complain(message: str) -> None:
+    typer.secho(f"tacit: {message}", err=True, fg=typer.colors.RED)

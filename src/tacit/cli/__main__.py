@@ -1,0 +1,5 @@
+"""`python -m tacit.cli` is `tacit`."""
+
+from tacit.cli import main
+
+main()

@@ -1,0 +1,101 @@
+"""`tacit compare`: train a recipe with several algorithms on one emulated cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacit.cli.interrupts import interruptible
+from tacit.reports import MEANINGS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tacit.reports import Comparison
+
+__all__ = ["EPILOG", "command"]
+
+EPILOG = "The columns. " + " ".join(f"{name}: {meaning}." for name, meaning in MEANINGS.items())
+
+
+def command(
+    recipe: Annotated[
+        str, typer.Argument(help="What to train: digits or bytes, e.g. tacit compare bytes")
+    ] = "digits",
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="The cluster to emulate, NODESxRANKS@RATE,LATENCY or local:RANKS for plain processes, "
+            "e.g. 4x1@1gbit,20ms"
+        ),
+    ] = "2x2@100mbit",
+    algorithms: Annotated[
+        str,
+        typer.Option(
+            help="What to compare, separated by commas; parameters follow a colon, "
+            "e.g. ddp,topk:ratio=0.01,localsgd:sync_every=8"
+        ),
+    ] = "ddp,bf16,topk,localsgd",
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs to train; by default the recipe's own, e.g. 3")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Accuracy to reach, 0..1; by default the recipe's own, e.g. 0.9")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Decides the initial weights and the order of the data, e.g. 1")
+    ] = 0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that one algorithm may take, launch included, e.g. 600")
+    ] = 3600,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the records, made if needed, e.g. my-run; by default tacit-out/DATE-TIME-RECIPE",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object on stdout, e.g. tacit compare --json | jq .rows"),
+    ] = False,
+) -> None:
+    """Train a recipe with several algorithms on an emulated cluster and compare time, bytes and accuracy.
+
+    Every algorithm starts from the same weights and sees the same data in the same order. E.g.
+    tacit compare digits --cluster 2x2@100mbit --algorithms ddp,topk:ratio=0.01
+    """
+    from rich.console import Console
+
+    from tacit import records, reports
+    from tacit.cli import contest, request
+    from tacit.cli.display import display
+
+    asked = request.check(
+        recipe=recipe,
+        cluster=cluster,
+        algorithms=algorithms,
+        epochs=epochs,
+        target=target,
+        seed=seed,
+        timeout=timeout,
+        out=out,
+    )
+    screen = Console(stderr=True)
+    with interruptible(), display(screen, [*asked.algorithms, records.COMPUTE_ONLY]) as shown:
+        contest.hold(asked, shown)
+    comparison = reports.compare(records.read(asked.records))
+    _print(comparison, asked.records, screen if as_json else Console())
+    if as_json:
+        typer.echo(json.dumps(comparison.to_dict()))
+
+
+def _print(comparison: Comparison, records: Path, console: Console) -> None:
+    from tacit import reports
+
+    console.print()
+    console.print(reports.table(comparison))
+    console.print(f"\nRecords: {records}", soft_wrap=True, highlight=False)

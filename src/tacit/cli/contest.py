@@ -1,0 +1,92 @@
+"""Train every algorithm of a request in one testbed, one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TextIO
+
+from tacit.cli.display import Display
+from tacit.cli.interrupts import Interrupted
+from tacit.cli.request import Request
+from tacit.errors import TestbedError
+from tacit.recipes.messages import Progress
+from tacit.records import COMPUTE_ONLY, EndRecord, Status, Writer
+from tacit.testbed import Failure, Result, Testbed
+
+__all__ = ["hold"]
+
+
+def hold(request: Request, display: Display) -> None:
+    """Train all algorithms and once without communication; the records are in the request's folder.
+
+    Raises:
+        TestbedError: The cluster cannot be emulated, or a rank failed; the message names rank and reason.
+        Interrupted: A signal came. In every case the testbed is gone, and what had finished is on record.
+    """
+    with request.output.open("a", encoding="utf-8") as log, Testbed(request.cluster) as bed:
+        for algorithm in (*request.algorithms, COMPUTE_ONLY):
+            _Heat(request, display, log, algorithm).train(bed)
+
+
+class _Heat:
+    """One algorithm's turn."""
+
+    def __init__(self, request: Request, display: Display, log: TextIO, algorithm: str) -> None:
+        self._request, self._display, self._log = request, display, log
+        self._algorithm = algorithm
+
+    def train(self, bed: Testbed) -> None:
+        """Train to the end; a run that does not get there is on record with the reason."""
+        self._display.started(self._algorithm)
+        try:
+            result = bed.run(self._command(bed), on_line=self._hear, timeout=self._request.timeout)
+            if not result.ok:
+                raise TestbedError(self._reason(result))
+        except Interrupted as error:
+            self._ended("interrupted", str(error))
+            raise
+        except Exception as error:
+            self._ended("failed", str(error))
+            raise
+
+    def _command(self, bed: Testbed) -> list[str]:
+        request = self._request
+        options = {
+            "--recipe": request.recipe,
+            "--algorithm": self._algorithm,
+            "--epochs": request.epochs,
+            "--seed": request.seed,
+            "--target": request.target,
+            "--out": request.records,
+        }
+        words = [str(word) for option in options.items() for word in option]
+        return ["-m", "tacit.recipes.worker", *words, *(["--shaped"] if bed.shaped else [])]
+
+    def _hear(self, node: int, line: str) -> None:
+        progress = Progress.from_line(line)
+        if progress is not None:
+            self._display.advanced(progress)
+        else:
+            self._log.write(f"[{self._algorithm}, node {node}] {line}\n")
+            self._log.flush()
+
+    def _ended(self, status: Status, error: str) -> None:
+        with Writer(self._request.records) as writer:
+            writer.write(EndRecord(algorithm=self._algorithm, status=status, error=error))
+
+    def _reason(self, result: Result) -> str:
+        if result.timed_out:
+            why = f"it was stopped after {self._request.timeout:g} s, see --timeout"
+        else:
+            why = _why(result.failures[0]) if result.failures else f"exit code {result.returncode}"
+        return f"{self._algorithm} failed: {why}\nWhat the ranks printed is in {_near(self._request.output)}"
+
+
+def _why(failure: Failure) -> str:
+    last = (failure.traceback or "").strip().rpartition("\n")[2]
+    return f"{failure}: {last}" if last else str(failure)
+
+
+def _near(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

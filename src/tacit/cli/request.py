@@ -1,0 +1,129 @@
+"""Check everything that a comparison needs before anything is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from tacit import algorithms, recipes
+from tacit.cli.texts import split_algorithms
+from tacit.cluster import Cluster
+from tacit.errors import ConfigError
+from tacit.records import COMPUTE_ONLY, Writer
+
+__all__ = ["Request", "check"]
+
+RECORDS = "records.jsonl"
+N = TypeVar("N", int, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A comparison that can be carried out.
+
+    Attributes:
+        recipe: A known recipe's name.
+        cluster: The cluster to emulate.
+        algorithms: Texts that parse, all different.
+        epochs: How long to train.
+        target: The accuracy to reach, 0..1.
+        seed: Decides the initial weights and the order of the data.
+        timeout: Seconds that one algorithm may take in all.
+        folder: A folder that exists and can be written.
+    """
+
+    recipe: str
+    cluster: Cluster
+    algorithms: tuple[str, ...]
+    epochs: int
+    target: float
+    seed: int
+    timeout: float
+    folder: Path
+
+    @property
+    def records(self) -> Path:
+        """The file that all runs append to."""
+        return self.folder / RECORDS
+
+    @property
+    def output(self) -> Path:
+        """The file that takes what the ranks print."""
+        return self.folder / "output.log"
+
+
+def check(
+    *,
+    recipe: str,
+    cluster: str,
+    algorithms: str,
+    epochs: int | None,
+    target: float | None,
+    seed: int,
+    timeout: float,
+    out: Path | None,
+) -> Request:
+    """Turn what was typed into a request; the folder is made last, when all else is right.
+
+    Raises:
+        ConfigError: Something cannot be; the message says what to write instead.
+    """
+    chosen = recipes.get(recipe)
+    parsed = Cluster.parse(cluster)
+    if not chosen.steps_per_epoch(parsed.world_size):
+        raise ConfigError(
+            f"{recipe} has too little data for {parsed.world_size} ranks: use a smaller cluster"
+        )
+    return Request(
+        recipe=recipe,
+        cluster=parsed,
+        algorithms=_algorithms(algorithms),
+        epochs=_positive("epochs", chosen.epochs if epochs is None else epochs),
+        target=_share("target", chosen.target if target is None else target),
+        seed=_seed(seed),
+        timeout=_positive("timeout", timeout),
+        folder=_folder(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-{recipe}"),
+    )
+
+
+def _algorithms(text: str) -> tuple[str, ...]:
+    texts = split_algorithms(text)
+    for each in texts:
+        if each == COMPUTE_ONLY:
+            raise ConfigError(f"{COMPUTE_ONLY} is always trained beside the algorithms: leave it out")
+        if texts.count(each) > 1:
+            raise ConfigError(f"{each!r} is listed twice: name each algorithm once")
+        algorithms.parse(each)
+    return tuple(texts)
+
+
+def _positive(name: str, value: N) -> N:
+    if not value > 0:
+        raise ConfigError(f"--{name} {value} must be more than 0")
+    return value
+
+
+def _share(name: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"--{name} {value} must be between 0 and 1, e.g. --{name} 0.95")
+    return value
+
+
+def _seed(value: int) -> int:
+    if value < 0:
+        raise ConfigError(f"--seed {value} must be 0 or more")
+    return value
+
+
+def _folder(folder: Path) -> Path:
+    folder = folder.absolute()
+    if (folder / RECORDS).exists():
+        raise ConfigError(f"{folder} holds the records of another comparison: give another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to --out {folder}: {error.strerror}") from error
+    Writer(folder / RECORDS).close()
+    return folder

@@ -1,0 +1,227 @@
+"""Train one recipe with one algorithm on this rank, and write down how it went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tacit import algorithms
+from tacit.attach import attach
+from tacit.recipes.messages import Progress
+from tacit.recipes.meter import Meter, mean_over_ranks
+from tacit.recipes.recipe import Recipe
+from tacit.records import COMPUTE_ONLY, EndRecord, Environment, EpochRecord, Record, RunRecord
+
+__all__ = ["Task", "train"]
+
+
+EVERY = 0.25
+"""Seconds between two messages of progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What to train; the same on all ranks."""
+
+    algorithm: str
+    epochs: int
+    seed: int
+    target: float
+    cluster: str
+    shaped: bool
+
+
+class Session(Protocol):
+    """What training asks of a strategy at work; `tacit.attach` gives one."""
+
+    def flush(self) -> None:
+        """Wait for what is on its way."""
+
+    def sync(self) -> None:
+        """Make the replicas agree."""
+
+    def metrics(self) -> Mapping[str, Any]:
+        """What the strategy counted."""
+
+
+class Silence:
+    """The session of ranks that never talk."""
+
+    def flush(self) -> None:
+        """Nothing is on its way."""
+
+    def sync(self) -> None:
+        """The replicas never agree."""
+
+    def metrics(self) -> Mapping[str, Any]:
+        """Nothing is counted."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One rank's copy of what is trained.
+
+    Attributes:
+        module: The model itself, for evaluation.
+        forward: The model as training calls it; DDP around it where gradients are exchanged.
+        session: The strategy at work on it.
+    """
+
+    module: nn.Module
+    forward: nn.Module
+    optimizer: torch.optim.Optimizer
+    session: Session
+
+
+def train(task: Task, recipe: Recipe, record: Callable[[Record], None]) -> None:
+    """Train to the end, on every rank of the default process group; rank 0 records and tells its progress.
+
+    Raises:
+        TacitError: The algorithm does not fit the model, or a round failed.
+    """
+    with _replica(task, recipe) as replica:
+        record(_head(task, recipe, replica))
+        run = _Run(task, recipe, replica, record)
+        for epoch in range(task.epochs):
+            run.epoch(epoch)
+        record(run.end())
+
+
+@contextmanager
+def _replica(task: Task, recipe: Recipe) -> Iterator[Replica]:
+    module = recipe.model(task.seed)
+    optimizer = recipe.optimizer(module)
+    if task.algorithm == COMPUTE_ONLY:
+        yield Replica(module, module, optimizer, Silence())
+        return
+    model = DistributedDataParallel(module, gradient_as_bucket_view=True)
+    with attach(model, optimizer, task.algorithm) as session:
+        yield Replica(module, model, optimizer, session)
+
+
+def _head(task: Task, recipe: Recipe, replica: Replica) -> RunRecord:
+    silent = task.algorithm == COMPUTE_ONLY
+    return RunRecord(
+        algorithm=task.algorithm,
+        strategy="" if silent else repr(algorithms.parse(task.algorithm)),
+        recipe=recipe.name,
+        cluster=task.cluster,
+        shaped=task.shaped,
+        seed=task.seed,
+        epochs=task.epochs,
+        target=task.target,
+        batch_per_rank=recipe.batch,
+        world_size=dist.get_world_size(),
+        parameters=sum(parameter.numel() for parameter in replica.module.parameters()),
+        environment=Environment.here(),
+    )
+
+
+class _Run:
+    """A run under way: what it has measured so far."""
+
+    def __init__(
+        self,
+        task: Task,
+        recipe: Recipe,
+        replica: Replica,
+        record: Callable[[Record], None],
+    ) -> None:
+        self._task, self._recipe, self._replica = task, recipe, replica
+        self._record = record
+        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        self._steps = task.epochs * recipe.steps_per_epoch(self._world)
+        self._meter = Meter()
+        self._step = 0
+        self._told = 0.0
+        self._loss = float("nan")
+        self._accuracy: float | None = None
+        self._to_target: float | None = None
+
+    def epoch(self, epoch: int) -> None:
+        """Train an epoch and evaluate; after the last, the replicas agree first, in training's own time."""
+        with self._meter.window():
+            for inputs, targets in self._recipe.train_batches(
+                epoch, self._rank, self._world, self._task.seed
+            ):
+                self._tell_sometimes(self._train(inputs, targets))
+            self._replica.session.flush()
+            if epoch + 1 == self._task.epochs:
+                self._replica.session.sync()
+        self._evaluate()
+        self._record(self._after(epoch))
+        self._tell(self._meter.seconds, self._loss, self._megabytes())
+
+    def end(self) -> EndRecord:
+        """The outcome."""
+        return EndRecord(
+            algorithm=self._task.algorithm,
+            status="ok",
+            seconds=self._meter.seconds,
+            steps=self._step,
+            mb_between_nodes=self._megabytes(),
+            accuracy=self._accuracy,
+            loss=self._loss,
+            seconds_to_target=self._to_target,
+            metrics=dict(self._replica.session.metrics()),
+        )
+
+    def _train(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self._replica.optimizer.zero_grad()
+        loss = self._recipe.loss(self._replica.forward(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._replica.optimizer.step()
+        self._step += 1
+        return loss
+
+    def _evaluate(self) -> None:
+        """Each rank evaluates its own replica; what counts is the mean."""
+        self._loss, self._accuracy = mean_over_ranks(*self._recipe.evaluate(self._replica.module))
+        if self._accuracy >= self._task.target and self._to_target is None:
+            self._to_target = self._meter.seconds
+
+    def _after(self, epoch: int) -> EpochRecord:
+        assert self._accuracy is not None
+        return EpochRecord(
+            algorithm=self._task.algorithm,
+            epoch=epoch + 1,
+            step=self._step,
+            seconds=self._meter.seconds,
+            loss=self._loss,
+            accuracy=self._accuracy,
+            bytes_between_nodes=self._meter.transmitted,
+        )
+
+    def _megabytes(self) -> float | None:
+        sent = self._meter.transmitted
+        return None if sent is None else sent / 1e6
+
+    def _tell_sometimes(self, loss: torch.Tensor) -> None:
+        """Tell at most a few times a second; a message must not cost the run anything."""
+        if self._rank == 0 and time.perf_counter() - self._told > EVERY:
+            seconds, megabytes = self._meter.live()
+            self._tell(seconds, loss.item(), megabytes)
+
+    def _tell(self, seconds: float, loss: float, megabytes: float | None) -> None:
+        if self._rank != 0:
+            return
+        self._told = time.perf_counter()
+        message = Progress(
+            algorithm=self._task.algorithm,
+            step=self._step,
+            steps=self._steps,
+            seconds=seconds,
+            loss=loss,
+            accuracy=self._accuracy,
+            mb=megabytes,
+        )
+        print(message.to_line(), flush=True)

@@ -1,0 +1,74 @@
+"""One rank of a run: `torchrun ... -m tacit.recipes.worker --recipe digits --algorithm topk --out FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tacit import recipes
+from tacit.recipes.training import Task, train
+from tacit.records import COMPUTE_ONLY, Record, Writer
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train as one rank of torchrun's group; any error ends the process at once with code 1."""
+    options = _parser().parse_args(argv)
+    torch.set_num_threads(1)
+    try:
+        _train(options)
+    except Exception:
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Destructors of a process group may wait for peers that will never answer.
+        os._exit(1)
+
+
+def _train(options: argparse.Namespace) -> None:
+    recipe = recipes.get(options.recipe)
+    task = Task(
+        algorithm=options.algorithm,
+        epochs=options.epochs or recipe.epochs,
+        seed=options.seed,
+        target=recipe.target if options.target is None else options.target,
+        cluster=os.environ.get("TACIT_CLUSTER", f"local:{os.environ['WORLD_SIZE']}"),
+        shaped=options.shaped,
+    )
+    dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout))
+    if dist.get_rank() == 0:
+        with Writer(options.out) as writer:
+            train(task, recipe, writer.write)
+    else:
+        train(task, recipe, _keep_nothing)
+    dist.destroy_process_group()
+
+
+def _keep_nothing(record: Record) -> None:
+    """Rank 0 writes for all."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tacit.recipes.worker", description=__doc__)
+    parser.add_argument("--recipe", required=True, help=f"one of {', '.join(recipes.known())}")
+    parser.add_argument("--algorithm", required=True, help=f"such as topk:ratio=0.01, or {COMPUTE_ONLY}")
+    parser.add_argument("--epochs", type=int, help="default: the recipe's own")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target", type=float, help="accuracy to reach, 0..1; default: the recipe's own")
+    parser.add_argument("--out", type=Path, required=True, help="file that rank 0 appends its records to")
+    parser.add_argument("--timeout", type=float, default=60, help="seconds after which a silent peer is lost")
+    parser.add_argument("--shaped", action="store_true", help="write down that the links are shaped")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
