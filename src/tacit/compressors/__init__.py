@@ -1,0 +1,8 @@
+"""WHAT is said: one file a compressor, and the wrappers that compose with any of them."""
+
+from tacit.compressors.cast import BF16
+from tacit.compressors.dense import Dense
+from tacit.compressors.topk import TopK
+from tacit.compressors.wrappers import ErrorFeedback, Select
+
+__all__ = ["BF16", "Dense", "ErrorFeedback", "Select", "TopK"]

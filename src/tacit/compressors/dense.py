@@ -1,0 +1,45 @@
+"""Everything, as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from tacit.contracts import Context, Everything, OneShot, Payload, Sent
+
+
+@dataclass(frozen=True)
+class Dense(OneShot):
+    """Send every entry in its own type. Bytes: 2 (P - 1) / P x n x b a rank (ring all-reduce).
+
+    The machinery vanishes: where the mean may overwrite the tensor, it goes to the collective as it is.
+    """
+
+    additive: ClassVar[bool] = True
+    swallows: ClassVar[bool] = False
+
+    @property
+    def exempts_vectors(self) -> bool:
+        """There is nothing to be exempt from."""
+        return False
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        """The tensor itself, at the place where the mean is wanted."""
+        if x is not ctx.out:
+            ctx.out.copy_(x)
+        return (ctx.out,)
+
+    def decode_(self, payload: Payload, out: Tensor) -> None:
+        """Nothing to do where the mean is in place already."""
+        if payload[0] is not out:
+            out.copy_(payload[0])
+
+    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
+        """One pass."""
+        out.add_(payload[0], alpha=weight)
+
+    def sent(self, payload: Payload, x: Tensor) -> Sent:
+        """All of it."""
+        return Everything(x)

@@ -1,0 +1,161 @@
+"""Compressors around compressors. A wrapper knows nothing of the one inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import Compressor, Context, Exchange, Outcome, Sent, State
+from tacit.exchanges import fuse
+
+
+def _inner(state: State, part: str) -> dict[str, Tensor]:
+    return {k.removeprefix(part + "."): v for k, v in state.items() if k.startswith(part + ".")}
+
+
+def _outer(state: State, part: str) -> dict[str, Tensor]:
+    return {f"{part}.{k}": v for k, v in state.items()}
+
+
+@dataclass(frozen=True)
+class ErrorFeedback(Compressor):
+    """What a round does not send is owed, and added to the next (Seide 2014; Stich 2018; Karimireddy 2019).
+
+    State: `residual`, rank-local, of the tensor's shape. Nothing is lost: the sum of all that was sent plus
+    the residual is the sum of all that was given.
+    """
+
+    inner: Compressor
+
+    @property
+    def swallows(self) -> bool:  # type: ignore[override]
+        """As the one inside."""
+        return self.inner.swallows
+
+    @property
+    def exempts_vectors(self) -> bool:
+        """As the one inside."""
+        return self.inner.exempts_vectors
+
+    def init(self, like: Tensor) -> State:
+        """Nothing is owed yet."""
+        return {"residual": torch.zeros_like(like), **_outer(self.inner.init(like), "inner")}
+
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """Add what is owed, let the one inside speak, keep what it did not say."""
+        owed = ctx.spare("residual", state["residual"])
+        torch.add(x, state["residual"], out=owed)
+        done = yield from self.inner.exchange(owed, _inner(state, "inner"), ctx.inside("inner"))
+        done.sent.take_from_(owed)
+        return done._replace(state={"residual": owed, **_outer(done.state, "inner")})
+
+
+@dataclass(frozen=True)
+class Part:
+    """The spans of a flat tensor that one compressor handles: rising, disjoint (start, stop) pairs."""
+
+    compressor: Compressor
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements in all spans."""
+        return sum(stop - start for start, stop in self.spans)
+
+
+@dataclass(frozen=True)
+class Select(Compressor):
+    """Different compressors for different parameters of one flat tensor; their messages travel together.
+
+    The first part works on the whole tensor in place, with zeros where other parts have their spans: the
+    usual case, a few dense biases in a large compressed lot, costs no copy of the lot.
+
+    Attributes:
+        main: handles everything that no part does.
+        parts: each works on its spans, joined. Small ones, else the copies cost.
+    """
+
+    main: Compressor
+    parts: tuple[Part, ...]
+
+    @property
+    def swallows(self) -> bool:  # type: ignore[override]
+        """If any of them does."""
+        return self.main.swallows or any(part.compressor.swallows for part in self.parts)
+
+    @property
+    def exempts_vectors(self) -> bool:
+        """The exemption is what this wrapper carries out."""
+        return False
+
+    def init(self, like: Tensor) -> State:
+        """The states of all of them."""
+        state = _outer(self.main.init(like), "main")
+        for i, part in enumerate(self.parts):
+            state |= _outer(part.compressor.init(like.new_empty(part.numel)), f"part{i}")
+        return state
+
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """Take the parts out, let all speak at once, put the parts' means back."""
+        taken = [self._take(i, part, x, ctx) for i, part in enumerate(self.parts)]
+        clean = self._without_parts(x, ctx)
+        talks = [self.main.exchange(clean, _inner(state, "main"), ctx.inside("main"))]
+        for i, (part, piece) in enumerate(zip(self.parts, taken, strict=True)):
+            mean = ctx.scratch(f"mean{i}", x, piece.shape, x.dtype)
+            inside = ctx.inside(f"part{i}", out=mean)
+            talks.append(part.compressor.exchange(piece, _inner(state, f"part{i}"), inside))
+        main, *others = yield from fuse(talks)
+        for part, other in zip(self.parts, others, strict=True):
+            _put(other.mean, part.spans, main.mean)
+        after = _outer(main.state, "main")
+        for i, other in enumerate(others):
+            after |= _outer(other.state, f"part{i}")
+        return Outcome(main.mean, _SentInParts(self, main.sent, tuple(o.sent for o in others)), after)
+
+    def _take(self, i: int, part: Part, x: Tensor, ctx: Context) -> Tensor:
+        piece = ctx.scratch(f"piece{i}", x, (part.numel,), x.dtype)
+        at = 0
+        for start, stop in part.spans:
+            piece[at : at + stop - start] = x[start:stop]
+            at += stop - start
+        return piece
+
+    def _without_parts(self, x: Tensor, ctx: Context) -> Tensor:
+        if x is not ctx.out:
+            ctx.out.copy_(x)
+        for part in self.parts:
+            for start, stop in part.spans:
+                ctx.out[start:stop] = 0
+        return ctx.out
+
+
+def _put(mean: Tensor, spans: tuple[tuple[int, int], ...], out: Tensor) -> None:
+    at = 0
+    for start, stop in spans:
+        out[start:stop] = mean[at : at + stop - start]
+        at += stop - start
+
+
+@dataclass(frozen=True)
+class _SentInParts(Sent):
+    select: Select
+    main: Sent
+    parts: tuple[Sent, ...]
+
+    def take_from_(self, owed: Tensor) -> None:
+        pieces = [torch.cat([owed[a:b] for a, b in part.spans]) for part in self.select.parts]
+        for part in self.select.parts:
+            for start, stop in part.spans:
+                owed[start:stop] = 0
+        self.main.take_from_(owed)
+        for part, piece, sent in zip(self.select.parts, pieces, self.parts, strict=True):
+            sent.take_from_(piece)
+            _put(piece, part.spans, owed)
+
+    def dense(self, like: Tensor) -> Tensor:
+        whole = self.main.dense(like)
+        for part, sent in zip(self.select.parts, self.parts, strict=True):
+            _put(sent.dense(like.new_empty(part.numel)), part.spans, whole)
+        return whole

@@ -1,0 +1,317 @@
+"""The five questions of a communication strategy, and the messages between their answers.
+
+*When* do replicas talk (`Rounds`), *what* do they say (`Compressor`), *with whom* and by which collective
+(`Topology`), *how is it hidden* (`Overlap`), *how is the answer applied* (`Merge`). Compressors and
+topologies do no I/O: they are generators that yield wishes and are sent the answers, so one strategy runs
+on every transport. `docs/extending.md` walks through a new one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+WORLD = "world"
+"""The axis that holds every replica."""
+
+Payload: TypeAlias = tuple[Tensor, ...]
+State: TypeAlias = Mapping[str, Tensor]
+"""Tensors only, so that any state can be saved, moved and compared."""
+Memory: TypeAlias = Mapping[str, float]
+"""What a schedule remembers: numbers only."""
+
+
+# ---- wishes -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Answer: the peers' mean, tensor by tensor. The payload itself may be overwritten with it."""
+
+    payload: Payload
+    axis: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Answer: every peer's payload, in rank order. All peers send equal shapes."""
+
+    payload: Payload
+    axis: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Answer, given by the topology and never by a transport: `(mean, sent)`."""
+
+    payload: Payload
+    codec: OneShot
+    x: Tensor
+    out: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Several `Reduce` at once. Answer: theirs, in order. The messages of all travel as one."""
+
+    requests: tuple[Reduce, ...]
+
+
+Request: TypeAlias = Mean | Gather | Reduce | Together
+
+
+# ---- what was sent ------------------------------------------------------------------------------------
+
+
+class Sent(ABC):
+    """What this rank contributed to a round, as its peers saw it."""
+
+    @abstractmethod
+    def take_from_(self, owed: Tensor) -> None:
+        """Subtract it from `owed` (flat, the tensor that was to be sent), in place."""
+
+    @abstractmethod
+    def dense(self, like: Tensor) -> Tensor:
+        """It as a new tensor of the shape of `like`; for tests and diagnostics, not for the hot path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Everything(Sent):
+    """All of `x` arrived, to the last bit."""
+
+    x: Tensor
+
+    def take_from_(self, owed: Tensor) -> None:
+        """Leave nothing owed."""
+        owed.zero_()
+
+    def dense(self, like: Tensor) -> Tensor:
+        """A copy of `x`."""
+        return self.x.clone().view_as(like)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded(Sent):
+    """`x` arrived, rounded to `dtype`."""
+
+    x: Tensor
+    dtype: torch.dtype
+
+    def take_from_(self, owed: Tensor) -> None:
+        """Leave the rounding error owed."""
+        owed.sub_(self.x.to(self.dtype))
+
+    def dense(self, like: Tensor) -> Tensor:
+        """`x` after a round trip through `dtype`."""
+        return self.x.to(self.dtype).to(like.dtype).view_as(like)
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse(Sent):
+    """The entries `values` at the flat positions `index` arrived, exactly; no position twice."""
+
+    index: Tensor
+    values: Tensor
+
+    def take_from_(self, owed: Tensor) -> None:
+        """Leave everything but those entries owed."""
+        owed.index_add_(0, self.index, self.values, alpha=-1)
+
+    def dense(self, like: Tensor) -> Tensor:
+        """Zeros with those entries."""
+        return torch.zeros_like(like).index_add_(0, self.index, self.values)
+
+
+class Outcome(NamedTuple):
+    """How an exchange ended."""
+
+    mean: Tensor
+    """What the peers agreed on, of the shape of the exchanged tensor."""
+    sent: Sent
+    state: State
+    """The new state; the session keeps it only if the whole round succeeds."""
+
+
+Exchange: TypeAlias = Generator[Request, Any, Outcome]
+
+
+# ---- what an exchange is told -------------------------------------------------------------------------
+
+
+class Workspace(Protocol):
+    """Hands out buffers that were allocated before the hot path."""
+
+    def spare(self, field: str, like: Tensor) -> Tensor:
+        """The second buffer of the state field; swapped with the first when the round is committed."""
+
+    def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A buffer on the device of `like`, unchanged until the end of the exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where and when an exchange takes place.
+
+    Attributes:
+        out: where the mean is to be written; flat, of the exchanged tensor's shape. May be that tensor.
+        peers: the number of ranks on the exchanged axis; `rank` counts from 0 among them.
+        step: attempts of the optimizer so far; `round`: finished rounds so far.
+        lr: the learning rate of the first parameter group, 0 where no optimizer is known.
+        name: of the lot that travels; part of every random seed.
+    """
+
+    out: Tensor
+    work: Workspace
+    peers: int
+    rank: int = 0
+    step: int = 0
+    round: int = 0
+    lr: float = 0.0
+    name: str = ""
+    seed: int = 0
+    prefix: str = ""
+
+    def spare(self, field: str, like: Tensor) -> Tensor:
+        """The second buffer of the state field `field`, of the shape of `like` (the first)."""
+        return self.work.spare(self.prefix + field, like)
+
+    def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A preallocated buffer; what it holds at first is unspecified."""
+        return self.work.scratch(self.prefix + key, like, shape, dtype)
+
+    def rng(self, *salt: object) -> torch.Generator:
+        """Random numbers equal on all peers; different by rank where the rank is part of the salt."""
+        text = "|".join(map(str, (self.seed, self.round, self.name, self.prefix, *salt)))
+        return torch.Generator().manual_seed(zlib.crc32(text.encode()))
+
+    def inside(self, part: str, out: Tensor | None = None) -> Context:
+        """The context of a part of this exchange; its state fields and buffers begin with `part.`."""
+        return replace(self, prefix=f"{self.prefix}{part}.", out=self.out if out is None else out)
+
+
+# ---- the five questions -------------------------------------------------------------------------------
+
+
+class Compressor(ABC):
+    """WHAT is said. A frozen dataclass of hyper-parameters: no state inside, no I/O inside."""
+
+    shared: ClassVar[frozenset[str]] = frozenset()
+    """State fields that are equal on all ranks of the exchanged axis; the others are rank-local."""
+    swallows: ClassVar[bool] = True
+    """Whether a NaN or infinity of one rank may fail to reach the others through the payload."""
+
+    @property
+    @abstractmethod
+    def exempts_vectors(self) -> bool:
+        """Whether parameters of fewer than two dimensions (biases, norms) stay dense by default."""
+
+    @abstractmethod
+    def init(self, like: Tensor) -> State:
+        """The state before the first round, for a flat tensor like `like` (which may be on meta)."""
+
+    @abstractmethod
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """Agree with the peers on a mean of `x` (flat), written to `ctx.out`.
+
+        `x` is left as it is unless it is `ctx.out` itself. Nothing in `state` is changed.
+        """
+
+
+class OneShot(Compressor):
+    """A compressor that speaks once: `encode`, one collective, `decode`."""
+
+    additive: ClassVar[bool]
+    """Whether payloads may be averaged on the way, entry by entry (answered by `Mean`)."""
+
+    @abstractmethod
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        """What travels; its shapes depend on the shape of `x` alone."""
+
+    @abstractmethod
+    def decode_(self, payload: Payload, out: Tensor) -> None:
+        """Overwrite `out` with what the payload says."""
+
+    @abstractmethod
+    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
+        """Add `weight` times what the payload says to `out`, without a dense copy of it."""
+
+    @abstractmethod
+    def sent(self, payload: Payload, x: Tensor) -> Sent:
+        """What the peers saw of `x`."""
+
+    def init(self, like: Tensor) -> State:
+        """Speaking once needs no memory; wrap it in `ErrorFeedback` to have one."""
+        return {}
+
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """Encode, let the topology reduce, and report what was sent."""
+        mean, sent = yield Reduce(self.encode(x, ctx), self, x, ctx.out)
+        return Outcome(mean, sent, state)
+
+
+class Topology(ABC):
+    """WITH WHOM, by which collective."""
+
+    @abstractmethod
+    def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
+        """Run the compressor's exchange; stamp its wishes with an axis and answer its `Reduce`."""
+
+
+class Rounds(ABC):
+    """WHEN. Pure in (step, memory), so that every rank decides alike."""
+
+    @abstractmethod
+    def due(self, step: int, memory: Memory) -> bool:
+        """Whether a round follows the attempt number `step` (counted from 0) of the optimizer."""
+
+
+class Overlap(ABC):
+    """HOW HIDDEN."""
+
+    @abstractmethod
+    def lands(self, step: int) -> int:
+        """The step at which the answer of the round of `step` is applied."""
+
+
+class Merge(ABC):
+    """HOW APPLIED."""
+
+    @abstractmethod
+    def apply_(self, now: Tensor, then: Tensor, mean: Tensor) -> None:
+        """Overwrite `now` (this rank's parameters) given `then` (the last common point).
+
+        `mean` is the peers' mean of what was exchanged: of their progress `now - then`.
+        """
+
+
+class Posted(Protocol):
+    """A wish on its way."""
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        """Have `call` called, from any thread, once there is an answer or a failure."""
+
+    def answer(self) -> Any:
+        """The answer; raises what went wrong. Only after the call of `on_done`."""
+
+
+class Transport(Protocol):
+    """The only contract with effects."""
+
+    def peers(self, axis: str) -> int:
+        """How many ranks the axis has."""
+
+    def rank(self, axis: str) -> int:
+        """This rank's place on the axis, from 0."""
+
+    def post(self, request: Mean | Gather, stage: int, slot: str) -> Posted:
+        """Start a collective.
+
+        All members of the axis post the wishes of one `stage` (the how-manieth wish of its exchange) in the
+        same order. `slot` names the exchange: no two wishes of one slot and stage are under way at once.
+        """

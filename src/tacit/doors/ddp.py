@@ -1,0 +1,238 @@
+"""The gradient door: DDP's communication hook.
+
+torch takes one hook for a DDP object's whole life, so the hook is a switchboard: behind it stands the
+session that is attached at the moment, or plain averaging where none is.
+"""
+
+# No `from __future__ import annotations` here: DDP checks the hook's annotations as objects.
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from tacit.errors import AttachError
+from tacit.lots import Lot
+from tacit.session import Session
+
+BucketFuture = torch.futures.Future[Tensor]
+Answer = Callable[[GradBucket], BucketFuture]
+
+SETTLED = 3
+"""The round from which lots follow DDP's buckets. DDP fills one bucket in its first iteration and others
+from the second on; changing with the third round is the same whether or not a run was resumed before it."""
+
+
+@dataclass
+class Switchboard:
+    """What the one hook of a DDP object answers with."""
+
+    answer: Answer
+
+    @staticmethod
+    def of(ddp: DistributedDataParallel) -> "Switchboard":
+        """The switchboard of this DDP object; registers it on first use.
+
+        Raises:
+            AttachError: the object has a foreign communication hook.
+        """
+        if ddp not in _SWITCHBOARDS:
+            board = Switchboard(plain_mean(ddp.process_group))
+            try:
+                ddp.register_comm_hook(board, _hook)
+            except RuntimeError as error:
+                raise AttachError(
+                    "this DDP object has a communication hook already, and torch takes only one: attach "
+                    f"before, or instead of, register_comm_hook ({error})"
+                ) from error
+            _SWITCHBOARDS[ddp] = board
+        return _SWITCHBOARDS[ddp]
+
+
+_SWITCHBOARDS: WeakKeyDictionary[DistributedDataParallel, Switchboard] = WeakKeyDictionary()
+
+
+def _hook(board: Switchboard, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    return board.answer(bucket)
+
+
+def plain_mean(group: dist.ProcessGroup) -> Answer:
+    """What DDP does without a hook."""
+
+    def answer(bucket: GradBucket) -> BucketFuture:
+        buffer = bucket.buffer().div_(group.size())
+        work = dist.all_reduce(buffer, group=group, async_op=True)
+        assert work is not None
+        future: BucketFuture = work.get_future().then(lambda done: done.value()[0])
+        return future
+
+    return answer
+
+
+def no_exchange(bucket: GradBucket) -> BucketFuture:
+    """Every replica keeps its own gradient."""
+    return _now(bucket.buffer())
+
+
+def _now(value: Tensor) -> BucketFuture:
+    future: BucketFuture = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+# ---- from buckets to lots -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Lot `lot` lies in the bucket in one piece: no copy."""
+
+    lot: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A parameter of lot `lot` lies in the bucket at `start`, and in the lot at `to`."""
+
+    lot: int
+    start: int
+    to: int
+    numel: int
+
+
+@dataclass
+class _Staged:
+    """A lot that is put together from pieces of one or more buckets."""
+
+    flat: Tensor
+    missing: int
+    pieces: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    futures: list["_Bucket"] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Bucket:
+    """A bucket that waits for its lots."""
+
+    buffer: Tensor
+    future: BucketFuture
+    open: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def landed(self) -> None:
+        with self.lock:  # called by the lane and by backward
+            self.open -= 1
+            last = self.open == 0
+        if last:
+            self.future.set_result(self.buffer)
+
+
+class GradientDoor:
+    """Cuts DDP's buckets into the session's lots, and answers each bucket when its lots have landed."""
+
+    def __init__(self, session: Session, names: dict[int, str]) -> None:
+        self._session = session
+        self._names = names
+        self._routes: dict[tuple[int, ...], list[_Whole | _Piece]] = {}
+        self._staged: dict[int, _Staged] = {}
+        self._seen: list[list[str]] = []
+        self._layout: list[list[str]] | None = None
+
+    def __call__(self, bucket: GradBucket) -> BucketFuture:
+        """The hook's answer: a future that holds the bucket, with means in place of gradients."""
+        session = self._session
+        session.raise_failure()
+        parameters = bucket.parameters()
+        if bucket.index() == 0:
+            self._begin()
+        route = self._route(parameters)
+        self._note(parameters, bucket.is_last())
+        waiting = _Bucket(bucket.buffer(), torch.futures.Future(), 1 + len({part.lot for part in route}))
+        for part in route:
+            if isinstance(part, _Whole):
+                session.submit(part.lot, waiting.buffer[part.start : part.stop], waiting.landed)
+            else:
+                self._stage(part, waiting)
+        if bucket.is_last():
+            session.waiting()
+            _after_backward(session.raise_failure)
+        waiting.landed()
+        return waiting.future
+
+    def _begin(self) -> None:
+        session = self._session
+        session.discard()
+        self._staged.clear()
+        self._seen = []
+        if session.round >= SETTLED and self._layout is not None:
+            if self._layout != [[slot.name for slot in lot.slots] for lot in session.lots]:
+                session.recut(self._layout)
+                self._routes.clear()
+            self._layout = None
+
+    def _note(self, parameters: list[Tensor], last: bool) -> None:
+        """Learn DDP's layout: what it is in the round before the lots settle is what it stays."""
+        if self._session.round >= SETTLED:
+            return
+        self._seen.append([self._names[id(p)] for p in parameters])
+        if last:
+            self._layout = self._seen
+
+    def _route(self, parameters: list[Tensor]) -> list[_Whole | _Piece]:
+        key = tuple(map(id, parameters))
+        if key not in self._routes:
+            places, start = {}, 0
+            for p in parameters:
+                places[self._names[id(p)]] = start
+                start += p.numel()
+            self._routes[key] = [
+                part for i, lot in enumerate(self._session.lots) for part in _parts(i, lot, places)
+            ]
+        return self._routes[key]
+
+    def _stage(self, part: _Piece, bucket: _Bucket) -> None:
+        lot = self._session.lots[part.lot]
+        staged = self._staged.get(part.lot)
+        if staged is None:
+            flat = torch.empty(lot.numel, dtype=lot.dtype, device=lot.device)
+            staged = self._staged[part.lot] = _Staged(flat, len(lot.slots))
+        here = bucket.buffer[part.start : part.start + part.numel]
+        there = staged.flat[part.to : part.to + part.numel]
+        there.copy_(here)
+        staged.pieces.append((here, there))
+        if bucket not in staged.futures:
+            staged.futures.append(bucket)
+        staged.missing -= 1
+        if staged.missing == 0:
+            self._session.submit(part.lot, staged.flat, lambda: _unstage(staged))
+
+
+def _parts(i: int, lot: Lot, places: dict[str, int]) -> list[Any]:
+    """How the parameters of a lot lie in a bucket, given the bucket's places."""
+    here = [slot for slot in lot.slots if slot.name in places]
+    if len(here) == len(lot.slots):
+        start = places[lot.slots[0].name]
+        if all(places[slot.name] == start + slot.start for slot in lot.slots):
+            return [_Whole(i, start, start + lot.numel)]
+    return [_Piece(i, places[slot.name], slot.start, slot.stop - slot.start) for slot in here]
+
+
+def _unstage(staged: _Staged) -> None:
+    for here, there in staged.pieces:
+        here.copy_(there)
+    for bucket in staged.futures:
+        bucket.landed()
+
+
+def _after_backward(call: Callable[[], None]) -> None:
+    """Call it in the thread of backward after DDP has taken all answers; what it raises, backward raises."""
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+    queue(lambda: queue(call))

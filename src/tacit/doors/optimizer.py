@@ -1,0 +1,81 @@
+"""The progress door: after `optimizer.step`, where replicas have moved on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from tacit.session import Session
+
+
+class ProgressDoor:
+    """Keeps the last common point of every lot, and moves it by what the peers agreed on.
+
+    Args:
+        session: exchanges the progress.
+        named: the parameters; buffers that are averaged with them come behind.
+    """
+
+    def __init__(self, session: Session, named: Mapping[str, Tensor]) -> None:
+        self._session = session
+        self._places = [
+            [(named[slot.name].detach().view(-1), slot.start, slot.stop) for slot in lot.slots]
+            for lot in session.lots
+        ]
+        self._then = [torch.empty(lot.numel, dtype=lot.dtype, device=lot.device) for lot in session.lots]
+        self._flat = [torch.empty_like(then) for then in self._then]
+        for i in range(len(self._then)):
+            self._read(i, self._then[i])
+
+    def after_step(self) -> None:
+        """To be called after every attempt of the optimizer."""
+        session = self._session
+        session.raise_failure()
+        due = session.strategy.rounds.due(session.step, {})
+        session.step += 1
+        if due:
+            self.sync()
+
+    def sync(self) -> None:
+        """A round, now: afterwards all replicas are equal, to the bit.
+
+        Raises:
+            RoundError: the round failed; no parameter has changed.
+        """
+        session = self._session
+        session.discard()
+        session.waiting()
+        for i, (flat, then) in enumerate(zip(self._flat, self._then, strict=True)):
+            self._read(i, flat)
+            flat.sub_(then)
+            session.submit(i, flat, lambda: None)
+        session.flush()
+        for i, (flat, then) in enumerate(zip(self._flat, self._then, strict=True)):
+            session.strategy.merge.apply_(then, then, flat)
+            self._write(i, then)
+
+    def _read(self, i: int, flat: Tensor) -> None:
+        for p, start, stop in self._places[i]:
+            flat[start:stop] = p
+
+    def _write(self, i: int, flat: Tensor) -> None:
+        with torch.no_grad():
+            for p, start, stop in self._places[i]:
+                p.copy_(flat[start:stop])
+
+
+class OwnBuffers:
+    """Takes over DDP's broadcast of buffers, which is a barrier across all nodes before every forward."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._ddp: Any = ddp
+        self._before = ddp.broadcast_buffers
+        self._ddp.broadcast_buffers = False
+
+    def restore(self) -> None:
+        """Hand it back."""
+        self._ddp.broadcast_buffers = self._before

@@ -1,0 +1,126 @@
+"""The lane: runs exchanges on a transport, many at once, answers in order."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from tacit.contracts import Gather, Mean, Posted, Request, Transport
+
+
+@dataclass(eq=False)
+class Job:
+    """One exchange in the lane. `landed` is called in the lane's thread with the outcome."""
+
+    slot: str
+    open: Callable[[], Generator[Request, Any, Any]]
+    landed: Callable[[Any], None]
+    failed: Callable[[BaseException], None]
+    exchange: Generator[Request, Any, Any] | None = None
+    posted: Posted | None = None
+    stage: int = 0
+    answered: bool = False
+    ended: bool = False
+
+
+class Lane:
+    """A thread that runs exchanges: it starts them, and resumes them, in the order they came.
+
+    The first wish of a job is posted while earlier jobs wait for their answers, so that the link never
+    idles; answers are taken strictly in order, so that all ranks post the wishes of one stage in one order
+    and no two ranks can wait for each other. The thread alone touches the jobs. The first failure ends
+    everything that is under way, and everything that comes later, with that error.
+    """
+
+    def __init__(self, transport: Transport, explain: Callable[[BaseException], BaseException]) -> None:
+        self._transport = transport
+        self._explain = explain
+        self._events: SimpleQueue[Job | None] = SimpleQueue()
+        self._under_way: deque[Job] = deque()
+        self._failure: BaseException | None = None
+        self._open = 0
+        self._idle = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="tacit-lane", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Put a job at the end of the lane; returns at once."""
+        with self._idle:
+            self._open += 1
+        self._events.put(job)
+
+    def flush(self) -> None:
+        """Wait until the lane is empty."""
+        with self._idle:
+            self._idle.wait_for(lambda: self._open == 0)
+
+    def close(self) -> None:
+        """Drain the lane and end its thread."""
+        if self._thread.is_alive():
+            self.flush()
+            self._events.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._events.get()) is not None:
+            if self._failure is not None:
+                self._end(job, self._failure)
+            elif job.posted is None:
+                self._attempt(self._start, job)
+            else:
+                job.answered = True
+            while self._under_way and self._under_way[0].answered and self._failure is None:
+                self._attempt(self._resume, self._under_way[0])
+
+    def _attempt(self, step: Callable[[Job], None], job: Job) -> None:
+        try:
+            step(job)
+        except BaseException as error:
+            self._failure = self._explain(error)
+            pending = [*self._under_way] if job in self._under_way else [*self._under_way, job]
+            self._under_way.clear()
+            for each in pending:
+                self._end(each, self._failure)
+
+    def _start(self, job: Job) -> None:
+        job.exchange = job.open()
+        self._under_way.append(job)
+        self._advance(job, None)
+
+    def _resume(self, job: Job) -> None:
+        posted, job.posted, job.answered = job.posted, None, False
+        assert posted is not None
+        self._advance(job, posted.answer())
+
+    def _advance(self, job: Job, answer: Any) -> None:
+        assert job.exchange is not None
+        try:
+            request = job.exchange.send(answer)
+        except StopIteration as end:
+            job.landed(end.value)
+            job.ended = True
+            self._under_way.remove(job)
+            self._done()
+            return
+        assert isinstance(request, Mean | Gather), f"a {type(request).__name__} reached the lane"
+        job.posted = self._transport.post(request, job.stage, job.slot)
+        job.stage += 1
+        job.posted.on_done(lambda: self._events.put(job))
+
+    def _end(self, job: Job, error: BaseException) -> None:
+        if job.ended:  # it failed earlier, and this is the event of its last answer
+            return
+        job.ended = True
+        if job.exchange is not None:
+            job.exchange.close()
+        job.failed(error)
+        self._done()
+
+    def _done(self) -> None:
+        with self._idle:
+            self._open -= 1
+            self._idle.notify_all()

@@ -1,0 +1,134 @@
+"""Generators of wishes, and how to combine them: on an axis, with `Reduce` answered, many as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from tacit.contracts import Gather, Mean, Payload, Reduce, Request, Together
+
+T = TypeVar("T")
+
+RIDES_ALONG = 1 << 16
+"""Bytes up to which a `Mean` travels inside a `Gather` of its axis instead of in a message of its own."""
+
+
+# ---- many as one --------------------------------------------------------------------------------------
+
+
+def on(axis: str, exchange: Generator[Request, Any, T]) -> Generator[Request, Any, T]:
+    """Run `exchange` with every wish that names no axis stamped with `axis`."""
+
+    def stamp(request: Request) -> Generator[Request, Any, Any]:
+        if isinstance(request, Mean | Gather) and not request.axis:
+            request = replace(request, axis=axis)
+        return (yield request)
+
+    return _answered(exchange, stamp)
+
+
+def reduced(
+    exchange: Generator[Request, Any, T], reduce: Callable[[Reduce], Generator[Request, Any, Any]]
+) -> Generator[Request, Any, T]:
+    """Run `exchange`, letting `reduce` answer each `Reduce` by wishes of its own."""
+
+    def answer(request: Request) -> Generator[Request, Any, Any]:
+        if isinstance(request, Reduce):
+            return (yield from reduce(request))
+        if isinstance(request, Together):
+            return (yield from fuse([reduce(each) for each in request.requests]))
+        return (yield request)
+
+    return _answered(exchange, answer)
+
+
+def _answered(
+    exchange: Generator[Request, Any, T], answer: Callable[[Request], Generator[Request, Any, Any]]
+) -> Generator[Request, Any, T]:
+    reply: Any = None
+    while True:
+        try:
+            request = exchange.send(reply)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        reply = yield from answer(request)
+
+
+def fuse(exchanges: Sequence[Generator[Request, Any, T]]) -> Generator[Request, Any, list[T]]:
+    """Run several exchanges side by side, wish by wish; like wishes travel as one message.
+
+    A small `Mean` rides inside a `Gather` of its axis, and is averaged on arrival: one message costs less
+    than two. Wishes that cannot be joined follow one another in an order that is equal on all ranks.
+    """
+    outcomes: dict[int, T] = {}
+    answers: dict[int, Any] = dict.fromkeys(range(len(exchanges)))
+    while answers:
+        wishes: dict[int, Request] = {}
+        for i, answer in answers.items():
+            try:
+                wishes[i] = exchanges[i].send(answer)
+            except StopIteration as end:
+                outcomes[i] = end.value
+        answers = {}
+        for group in _alike(wishes):
+            answers.update((yield from _together(group)))
+        answers = {i: answers[i] for i in wishes}
+    return [outcomes[i] for i in range(len(exchanges))]
+
+
+def _alike(wishes: dict[int, Request]) -> list[dict[int, Request]]:
+    """Split wishes into groups that can travel together, in a fixed order."""
+    gathering = {w.axis for w in wishes.values() if isinstance(w, Gather)}
+    groups: dict[tuple[object, ...], dict[int, Request]] = {}
+    for i, wish in wishes.items():
+        if isinstance(wish, Mean) and not (wish.axis in gathering and _rides(wish)):
+            key: tuple[object, ...] = ("mean", wish.axis, tuple({t.dtype for t in wish.payload}))
+        elif isinstance(wish, Mean | Gather):
+            key = ("gather", wish.axis)
+        else:
+            key = ("reduce",)
+        groups.setdefault(key, {})[i] = wish
+    return list(groups.values())
+
+
+def _rides(wish: Mean) -> bool:
+    return sum(t.numel() * t.element_size() for t in wish.payload) <= RIDES_ALONG
+
+
+def _together(group: dict[int, Request]) -> Generator[Request, Any, dict[int, Any]]:
+    if len(group) == 1:
+        ((i, wish),) = group.items()
+        return {i: (yield wish)}
+    reduces = {i: w for i, w in group.items() if isinstance(w, Reduce)}
+    if reduces:
+        return dict(zip(reduces, (yield Together(tuple(reduces.values()))), strict=True))
+    wishes: dict[int, Mean | Gather] = {i: w for i, w in group.items() if isinstance(w, Mean | Gather)}
+    joined: Payload = tuple(t for w in wishes.values() for t in w.payload)
+    first = next(iter(wishes.values()))
+    if all(isinstance(w, Mean) for w in wishes.values()):
+        return _cut(wishes, (yield Mean(joined, first.axis)))
+    by_peer = [_cut(wishes, answer) for answer in (yield Gather(joined, first.axis))]
+    return {i: _joined_answer(wish, [answer[i] for answer in by_peer]) for i, wish in wishes.items()}
+
+
+def _cut(wishes: dict[int, Mean | Gather], payload: Payload) -> dict[int, Payload]:
+    parts: dict[int, Payload] = {}
+    start = 0
+    for i, wish in wishes.items():
+        parts[i] = payload[start : start + len(wish.payload)]
+        start += len(wish.payload)
+    return parts
+
+
+def _joined_answer(wish: Mean | Gather, by_peer: list[Payload]) -> Any:
+    if isinstance(wish, Gather):
+        return by_peer
+    # In rank order on every rank, so that all of them round alike.
+    for out, *peers in zip(wish.payload, *by_peer, strict=True):
+        out.copy_(peers[0])
+        for peer in peers[1:]:
+            out.add_(peer)
+        out.div_(len(by_peer))
+    return wish.payload

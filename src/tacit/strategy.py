@@ -1,0 +1,124 @@
+"""A strategy: the value that joins the answers to the five questions, and the grammar of its text form."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from inspect import Parameter, signature
+from typing import Any, Literal
+
+from tacit.compressors.dense import Dense
+from tacit.contracts import Compressor, Merge, Overlap, Rounds, Topology
+from tacit.errors import ConfigError, unknown
+from tacit.merges import Average, Replace
+from tacit.overlap import Bucketwise
+from tacit.rounds import EveryStep
+from tacit.topologies.flat import Flat
+
+Subject = Literal["nothing", "gradient", "progress"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """What travels, when, to whom, how hidden, how applied. Equal strategies are equal values.
+
+    Attributes:
+        subject: what is exchanged. "gradient": in backward. "progress": how far the parameters have moved
+            since the last round, after `optimizer.step`. "nothing": DDP is left as it is.
+        name: the text form it was made from; says nothing about what it does.
+    """
+
+    subject: Subject = "gradient"
+    rounds: Rounds = EveryStep()
+    compressor: Compressor = Dense()
+    topology: Topology = Flat()
+    overlap: Overlap = Bucketwise()
+    merge: Merge = Replace()
+    name: str = field(default="custom", compare=False)
+
+    def __post_init__(self) -> None:
+        if self.subject == "gradient" and not isinstance(self.rounds, EveryStep):
+            raise ConfigError(
+                f"rounds={self.rounds} with subject='gradient' would lose gradients: "
+                "write subject='progress', merge=Average()"
+            )
+        if self.subject == "progress" and not isinstance(self.merge, Average):
+            raise ConfigError(f"merge={self.merge} cannot apply progress: write merge=Average()")
+        if self.subject == "gradient" and not isinstance(self.merge, Replace):
+            raise ConfigError(f"merge={self.merge} cannot apply a gradient: write merge=Replace()")
+
+
+# ---- the text form: algorithm:key=value,key=value -----------------------------------------------------
+
+
+def split_text(text: str) -> tuple[str, dict[str, str]]:
+    """`"topk:ratio=0.01"` -> `("topk", {"ratio": "0.01"})`.
+
+    Raises:
+        ConfigError: the text is not of the form `algorithm:key=value,key=value`.
+    """
+    name, colon, rest = text.strip().partition(":")
+    pairs: dict[str, str] = {}
+    for piece in rest.split(",") if colon else []:
+        key, equals, value = (part.strip() for part in piece.partition("="))
+        if not (key and equals and value):
+            raise ConfigError(
+                f"{piece!r} in {text!r} is not a parameter: write algorithm:key=value,key=value, "
+                "such as topk:ratio=0.01"
+            )
+        if key in pairs:
+            raise ConfigError(f"{key!r} stands twice in {text!r}: write it once")
+        pairs[key] = value
+    return name.strip(), pairs
+
+
+def parameters(build: Callable[..., Strategy]) -> dict[str, tuple[Any, Any]]:
+    """The parameters of an algorithm: name -> (type, default; `Parameter.empty` where it must be given)."""
+    hints = typing.get_type_hints(build)
+    return {name: (hints[name], p.default) for name, p in signature(build).parameters.items()}
+
+
+def typed(name: str, build: Callable[..., Strategy], pairs: Mapping[str, str]) -> dict[str, Any]:
+    """The values of `pairs` in the types that the algorithm declares.
+
+    Raises:
+        ConfigError: a parameter is unknown or missing, or its value is not of its type.
+    """
+    known = parameters(build)
+    for key in pairs:
+        if key not in known:
+            raise (
+                unknown(f"parameter of {name}", key, known)
+                if known
+                else ConfigError(f"{name} takes no parameters, and {key!r} was given: write {name} alone")
+            )
+    for key, (_, default) in known.items():
+        if default is Parameter.empty and key not in pairs:
+            raise ConfigError(f"{name} needs {key}: write {name}:{key}=...")
+    return {key: _value(f"{name}:{key}", known[key][0], text) for key, text in pairs.items()}
+
+
+def _value(where: str, kind: Any, text: str) -> Any:
+    if isinstance(kind, types.UnionType):
+        if text.lower() == "none" and type(None) in kind.__args__:
+            return None
+        kind = next(k for k in kind.__args__ if k is not type(None))
+    if typing.get_origin(kind) is Literal:
+        if text in kind.__args__:
+            return text
+        raise unknown(f"value of {where}", text, kind.__args__)
+    try:
+        return _BOOLS[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError):
+        raise ConfigError(f"{where}={text} is not of type {kind.__name__}: {_EXAMPLES[kind]}") from None
+
+
+_BOOLS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
+_EXAMPLES = {
+    int: "write a whole number, such as 8",
+    float: "write a number, such as 0.01",
+    bool: "write true or false",
+    str: "write a word",
+}

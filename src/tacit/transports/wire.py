@@ -1,0 +1,56 @@
+"""How a payload lies in one message: tensors one after the other as bytes, wide types first, no padding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import Payload
+
+
+def nbytes(payload: Payload) -> int:
+    """The bytes of a payload."""
+    return sum(t.numel() * t.element_size() for t in payload)
+
+
+def order(payload: Payload) -> list[int]:
+    """The tensors' order in the message: by element size, falling, so that each one lies aligned."""
+    return sorted(range(len(payload)), key=lambda i: -payload[i].element_size())
+
+
+def pack_(payload: Payload, message: Tensor) -> None:
+    """Write the payload to `message`, a uint8 tensor of `nbytes(payload)`."""
+    start = 0
+    for i in order(payload):
+        size = payload[i].numel() * payload[i].element_size()
+        message[start : start + size].copy_(payload[i].reshape(-1).view(torch.uint8))
+        start += size
+
+
+def unpack(message: Tensor, like: Payload) -> Payload:
+    """The tensors of a message, with the shapes and types of `like`: views where they lie aligned."""
+    views: dict[int, Tensor] = {}
+    start = 0
+    for i in order(like):
+        size = like[i].numel() * like[i].element_size()
+        piece = message[start : start + size]
+        if piece.storage_offset() % like[i].element_size():  # a message may begin anywhere in its buffer
+            piece = piece.clone()
+        views[i] = piece.view(like[i].dtype).view(like[i].shape)
+        start += size
+    return tuple(views[i] for i in range(len(like)))
+
+
+def ring_mean(payload: Payload, peers: int) -> int:
+    """Bytes that each rank sends in a ring all-reduce: 2 (P - 1) / P of the payload, rounded up."""
+    return -(-2 * (peers - 1) * nbytes(payload) // peers)
+
+
+def ring_gather(payload: Payload, peers: int) -> int:
+    """Bytes that each rank sends in a ring all-gather: P - 1 payloads."""
+    return (peers - 1) * nbytes(payload)
+
+
+def empty_message(like: Payload, copies: int = 1) -> Tensor:
+    """An uninitialised message for `copies` payloads."""
+    return torch.empty(copies * nbytes(like), dtype=torch.uint8, device=like[0].device)
