@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from tacit.cluster import Cluster
 from tacit.testbed.nodes import INTERFACE, address
+from tacit.testbed.rank import RESTORE
 
 _FIRST_PORT = 29500
 _RANK = Path(__file__).with_name("rank.py")
@@ -70,4 +72,7 @@ def environment(cluster: Cluster, node: int, extra: Mapping[str, str]) -> dict[s
     }
     if cluster.namespaces:
         ours["TACIT_INTERFACE"] = INTERFACE
-    return {"OMP_NUM_THREADS": "1"} | inherited | dict(extra) | ours
+    ranks = {"OMP_NUM_THREADS": "1"} | inherited | dict(extra) | ours
+    # The launcher of node 0 may leave first, and the others would log that at length after a good run.
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "LOGLEVEL": "CRITICAL"}
+    return ranks | quiet | {RESTORE: json.dumps({name: ranks.get(name) for name in quiet})}

@@ -58,7 +58,7 @@ def _connect(hub: Any, bridge: int, inside: Any, namespace: int, node: int, clus
     link = inside.link_lookup(ifname=INTERFACE)[0]
     inside.addr("add", index=link, address=address(node), prefixlen=PREFIX)
     inside.link("set", index=inside.link_lookup(ifname="lo")[0], state="up")
-    inside.link("set", index=link, state="up")
+    inside.link("set", index=link, state="up", **_packets(cluster.rate))
     _shape(inside, link, cluster.rate, cluster.latency)
     _shape(hub, port, cluster.rate, 0.0)
 
@@ -91,6 +91,11 @@ def burst(rate: float) -> int:
     return max(_LEAST_BURST, int(rate / 8 * _BURST_SECONDS))
 
 
+def _packets(rate: float | None) -> dict[str, int]:
+    """Segments that travel as one packet must pass the shaper as one, with the headers of each added."""
+    return {} if rate is None else {"gso_max_size": min(int(burst(rate) * 0.9), 1 << 16)}
+
+
 def _limit(rate: float) -> int:
     """How many bytes may wait for a link before some are dropped."""
     return max(_LEAST_QUEUE, int(rate / 8 * _QUEUE_SECONDS)) + burst(rate)
@@ -116,13 +121,7 @@ def _explained(error: Exception, purpose: str, module: str) -> TestbedError:
 
 
 def _prepare_network() -> None:
-    """Make this process's network namespace quiet, and alike on all machines."""
-    # IPv6 would announce itself on the links, and so be counted. Reno is the one congestion control that
-    # every kernel has and permits in here.
-    for name, value in (
-        ("ipv6/conf/all/disable_ipv6", "1"),
-        ("ipv4/tcp_congestion_control", os.environ.get("CC", "reno")),
-    ):
-        setting = Path("/proc/sys/net") / name
-        if setting.exists():
-            setting.write_text(value)
+    """Keep IPv6 out of this process's network namespace: it would announce itself, and so be counted."""
+    setting = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+    if setting.exists():
+        setting.write_text("1")

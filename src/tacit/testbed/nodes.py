@@ -22,5 +22,6 @@ def hostname(node: int) -> str:
 
 def hosts(count: int) -> str:
     """The hosts file of a testbed, so that no name is ever looked up outside of it."""
-    lines = [f"{address(node)} {hostname(node)}" for node in range(count)]
-    return "\n".join(["127.0.0.1 localhost", *lines, ""])
+    names = {"127.0.0.1": "localhost"} | {address(node): hostname(node) for node in range(count)}
+    # Sockets that serve IPv6 too see IPv4 peers under their mapped addresses.
+    return "".join(f"{address} {name}\n::ffff:{address} {name}\n" for address, name in names.items())

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 MARK = "\x1etacit "
+RESTORE = "TACIT_RESTORE"  # an environment variable: what the launcher has otherwise than its ranks
 _PR_SET_PDEATHSIG = 1
 _CHUNK = 500  # characters; escaped they must stay below PIPE_BUF, so that a report is written in one piece
 _HEADER = "Traceback (most recent call last):"
@@ -118,7 +119,11 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 def watch(argv: Sequence[str]) -> int:
     """Run the rank to its end; its exit code, or minus the signal that killed it."""
     process = subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_die_with_launcher
+        argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=_environment(),
+        preexec_fn=_die_with_launcher,
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -130,6 +135,17 @@ def watch(argv: Sequence[str]) -> int:
     if code:
         report(code, ended, list(streams[1].kept))
     return code
+
+
+def _environment() -> dict[str, str]:
+    """The environment of the rank."""
+    environment = dict(os.environ)
+    for name, value in json.loads(environment.pop(RESTORE, "{}")).items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+    return environment
 
 
 def _pump_until_exit(pid: int, streams: Sequence[Stream]) -> float:
