@@ -90,7 +90,7 @@ class Bars(Display):
 
 
 class Lines(Display):
-    """A line every few seconds, and one at the end of each algorithm."""
+    """A line at the end of each epoch, and every few seconds within it."""
 
     EVERY = 5.0
 
@@ -98,14 +98,17 @@ class Lines(Display):
         """Write to this console."""
         self._console = console
         self._last = 0.0
+        self._epoch = 0
 
     def started(self, algorithm: str) -> None:
         """Say so."""
+        self._epoch = 0
         self._write(f"{algorithm}: launching")
 
     def advanced(self, progress: Progress) -> None:
-        """Write the message, unless the last one was just now."""
-        if progress.step == progress.steps or time.monotonic() - self._last > self.EVERY:
+        """Write the message if an epoch has ended, or the last line is a while ago."""
+        if progress.epoch != self._epoch or time.monotonic() - self._last > self.EVERY:
+            self._epoch = progress.epoch
             self._write(f"{progress.algorithm}: step {progress.step}/{progress.steps}, {_told(progress)}")
 
     def _write(self, line: str) -> None:

@@ -16,6 +16,8 @@ class Progress:
     """How far a run has come; counts are from its start."""
 
     algorithm: str
+    epoch: int
+    """Epochs that have ended."""
     step: int
     steps: int
     """Steps in the whole run."""

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit import algorithms
-from tacit.attach import attach
+from tacit.doors import attach
 from tacit.recipes.messages import Progress
 from tacit.recipes.meter import Meter, mean_over_ranks
 from tacit.recipes.recipe import Recipe
@@ -141,7 +141,7 @@ class _Run:
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._steps = task.epochs * recipe.steps_per_epoch(self._world)
         self._meter = Meter()
-        self._step = 0
+        self._epoch = self._step = 0
         self._told = 0.0
         self._loss = float("nan")
         self._accuracy: float | None = None
@@ -157,8 +157,9 @@ class _Run:
             self._replica.session.flush()
             if epoch + 1 == self._task.epochs:
                 self._replica.session.sync()
+        self._epoch += 1
         self._evaluate()
-        self._record(self._after(epoch))
+        self._record(self._epoch_record())
         self._tell(self._meter.seconds, self._loss, self._megabytes())
 
     def end(self) -> EndRecord:
@@ -189,11 +190,11 @@ class _Run:
         if self._accuracy >= self._task.target and self._to_target is None:
             self._to_target = self._meter.seconds
 
-    def _after(self, epoch: int) -> EpochRecord:
+    def _epoch_record(self) -> EpochRecord:
         assert self._accuracy is not None
         return EpochRecord(
             algorithm=self._task.algorithm,
-            epoch=epoch + 1,
+            epoch=self._epoch,
             step=self._step,
             seconds=self._meter.seconds,
             loss=self._loss,
@@ -217,6 +218,7 @@ class _Run:
         self._told = time.perf_counter()
         message = Progress(
             algorithm=self._task.algorithm,
+            epoch=self._epoch,
             step=self._step,
             steps=self._steps,
             seconds=seconds,

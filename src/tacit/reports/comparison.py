@@ -16,13 +16,13 @@ BASE = "ddp"
 UNSHAPED = "no network was shaped"
 
 MEANINGS = {
-    "seconds": "from the first training step to the last, without launch and evaluation",
-    "to target": "seconds at the first epoch's end whose accuracy reached the target",
-    "speedup": "seconds of ddp / seconds; without ddp, the first algorithm is the base",
-    "MB between nodes": "bytes that all nodes' network interfaces transmitted / 10^6",
-    "reduction": "1 - MB / MB of ddp",
-    "of compute-only": "seconds of the same training without any communication / seconds",
-    "accuracy": "on held-out data after the last epoch, mean over the ranks' replicas",
+    "accuracy": "held out, after the last epoch, 0..1, mean over the replicas",
+    "seconds": "first step to last, without launch and evaluation",
+    "to target": "seconds until the first epoch's end at the target",
+    "speedup": "seconds of ddp (without it: of the first row) / seconds",
+    "MB between nodes": "bytes that all nodes' interfaces transmitted / 10^6",
+    "reduction": "1 - MB / MB of ddp (without it: of the first row)",
+    "of compute-only": "seconds without any communication / seconds",
 }
 """What each column means, in the words to print."""
 

@@ -16,48 +16,48 @@ NOTHING = "–"
 
 def table(comparison: Comparison) -> Table:
     """One line for each algorithm, and under them what the columns mean."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     result = Table(
+        box=SIMPLE_HEAD,
         title=_title(comparison),
-        caption=_caption(),
-        caption_justify="left",
         title_justify="left",
-        expand=False,
+        caption=_caption(comparison),
+        caption_justify="left",
+        padding=0,
     )
-    result.add_column("algorithm", overflow="fold")
+    result.add_column("algorithm", overflow="fold", vertical="bottom")
     for name in MEANINGS:
-        result.add_column(name, justify="right")
+        # A word a line, so that all columns fit into 80 characters.
+        result.add_column(name.replace(" ", "\n").replace("-", "-\n"), justify="right", no_wrap=True)
     for row in comparison.rows:
         result.add_row(*_cells(row), style=None if row.status == "ok" else "red")
     return result
 
 
 def _title(comparison: Comparison) -> str:
-    parts = [f"{comparison.recipe} on {comparison.cluster}"]
-    if not comparison.shaped:
-        parts.append(UNSHAPED)
-    parts += [f"{comparison.epochs} epochs", f"seed {comparison.seed}", f"target {comparison.target:g}"]
-    if comparison.compute_only_seconds is not None:
-        parts.append(f"compute-only {comparison.compute_only_seconds:.1f} s")
-    return ", ".join(parts)
+    network = "" if comparison.shaped else f" ({UNSHAPED})"
+    return f"{comparison.recipe} on {comparison.cluster}{network}"
 
 
-def _caption() -> str:
-    return "\n".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items())
+def _caption(comparison: Comparison) -> str:
+    alone = _number(comparison.compute_only_seconds, "{:.1f} s")
+    asked = f"epochs {comparison.epochs}, seed {comparison.seed}, target accuracy {comparison.target:g}"
+    meanings = [f"{name}: {meaning}" for name, meaning in MEANINGS.items()]
+    return "\n".join([f"{asked}; without communication {alone}", *meanings])
 
 
 def _cells(row: Row) -> list[str]:
-    name = row.algorithm if row.status == "ok" else f"{row.algorithm} ({row.status})"
     return [
-        name,
+        row.algorithm if row.status == "ok" else f"{row.algorithm} ({row.status})",
+        _number(row.accuracy, "{:.4f}"),
         _number(row.seconds, "{:.1f}"),
         _number(row.seconds_to_target, "{:.1f}"),
         _number(row.speedup, "{:.2f}x"),
         _number(row.mb_between_nodes, "{:.1f}"),
         _number(row.reduction, "{:.1%}"),
         _number(row.of_compute_only, "{:.1%}"),
-        _number(row.accuracy, "{:.4f}"),
     ]
 
 
