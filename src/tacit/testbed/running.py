@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import selectors
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TextIO
 
 from tacit.errors import TestbedError
 from tacit.testbed import wire
+from tacit.testbed.blame import Node
 from tacit.testbed.rank import MARK
-from tacit.testbed.results import TIMED_OUT, Failure, Result
+from tacit.testbed.results import TIMED_OUT, Result
 
 OnLine = Callable[[int, str], None]
 
@@ -26,74 +24,6 @@ GRACE = 5.0
 
 TERMINATION = 3.0
 """Seconds between SIGTERM and SIGKILL."""
-
-
-@dataclass
-class Report:
-    """What a rank's keeper said of its end."""
-
-    rank: int
-    code: int
-    time: float
-    traceback: str | None
-
-
-@dataclass
-class Node:
-    """What is known of one node during a run."""
-
-    number: int
-    code: int | None = None
-    ended: float = 0.0
-    stopped: bool = False
-    report: Report | None = None
-    tracebacks: dict[int, str] = field(default_factory=dict)
-    summary: list[str] = field(default_factory=list)
-
-    def hear(self, text: str) -> None:
-        """Take in a piece of a report; the first rank to fail counts, unless we ended it ourselves."""
-        message = json.loads(text)
-        rank = message["rank"]
-        if "traceback" in message:
-            self.tracebacks[rank] = self.tracebacks.get(rank, "") + message["traceback"]
-        elif not self.stopped and (self.report is None or message["time"] < self.report.time):
-            traceback = self.tracebacks.get(rank)
-            self.report = Report(rank, message["code"], message["time"], traceback)
-
-    @property
-    def failed(self) -> bool:
-        """Whether the node failed of its own."""
-        return bool(self.code) and (not self.stopped or self.report is not None)
-
-    @property
-    def when(self) -> float:
-        """When it failed."""
-        return self.report.time if self.report else self.ended
-
-    def failure(self) -> Failure:
-        """How it failed."""
-        if self.report:
-            report = self.report
-            return Failure(self.number, report.rank, _reason(report.code), report.traceback)
-        return _from_summary(self.number, self.summary) or Failure(
-            self.number, None, _reason(self.code or 0), "\n".join(self.summary[-40:]) or None
-        )
-
-
-def _reason(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
-
-
-def _from_summary(node: int, lines: Sequence[str]) -> Failure | None:
-    """What torchrun itself says, for the case that a rank's keeper was killed with it."""
-    text = "\n".join(lines).rpartition("Root Cause (first observed failure)")[2]
-    found = re.search(r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: (-?\d+)", text)
-    return Failure(node, int(found[1]), _reason(int(found[2]))) if found else None
 
 
 class Output:
@@ -105,6 +35,7 @@ class Output:
         self._stream = stream
         self._on_line = on_line
         self._rest = b""
+        self._summarize = stream is sys.stderr
 
     def feed(self, data: bytes) -> None:
         """Take in what was read; nothing means the end."""
@@ -120,8 +51,8 @@ class Output:
             self._node.hear(report)
             if not line:
                 return
-        if self._stream is sys.stderr:
-            self._node.summary = [*self._node.summary[-199:], line]
+        if self._summarize:
+            self._node.last_lines.append(line)
         if self._on_line:
             self._on_line(self._node.number, line)
         else:
@@ -175,16 +106,11 @@ class Run:
         return self._result()
 
     def close(self) -> None:
-        """End whatever still runs, and close the pipes."""
-        try:
-            self._sweep()
-            while not self._swept:
-                self._hear()
-        finally:
-            for key in list(self._selector.get_map().values()):
-                if key.data is not None:
-                    os.close(key.fd)
-            self._selector.close()
+        """Close the pipes."""
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                os.close(key.fd)
+        self._selector.close()
 
     def _read(self, key: selectors.SelectorKey) -> None:
         data = os.read(key.fd, 1 << 16)
@@ -196,7 +122,6 @@ class Run:
     def _hear(self) -> None:
         received = wire.receive(self._control)
         if received is None:
-            self._swept = True
             raise TestbedError("the supervisor of the testbed was killed, and all its programs with it")
         message = received[0]
         if "swept" in message:
@@ -215,6 +140,8 @@ class Run:
         return max(0.0, min(marks) - time.monotonic()) if marks else None
 
     def _decide(self) -> None:
+        if self._sweeping:
+            return
         now = time.monotonic()
         failed = [node.ended for node in self._nodes if node.code]
         if failed and self._first_failure is None:
@@ -223,7 +150,7 @@ class Run:
         if not running:
             self._sweep()
         elif self._limit is not None and now >= self._limit:
-            self._timed_out = not self._sweeping
+            self._timed_out = True
             self._stop(running)
             self._sweep()
         elif self._first_failure is not None and now >= self._first_failure + GRACE:
@@ -243,12 +170,11 @@ class Run:
             node.stopped = True
 
     def _sweep(self) -> None:
-        if not self._sweeping:
-            self._sweeping = True
-            wire.send(self._control, {"do": "sweep"})
+        self._sweeping = True
+        wire.send(self._control, {"do": "sweep"})
 
     def _result(self) -> Result:
-        failed = sorted((node for node in self._nodes if node.failed), key=lambda node: node.when)
+        failed = sorted((node for node in self._nodes if node.failed), key=lambda node: node.order)
         code = (failed[0].code or 0) if failed else 0
         seconds = time.monotonic() - self._start
         failures = tuple(node.failure() for node in failed)

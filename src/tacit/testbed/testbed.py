@@ -93,6 +93,8 @@ class Testbed:
     ) -> Result:
         """Run a program on all nodes with torchrun, one launcher a node, and wait for all of them.
 
+        An exception on the way, also Ctrl-C and one from `on_line`, ends the testbed.
+
         Args:
             argv: A script and its arguments, or ``-m``, a module and its arguments.
             env: What to add to the environment.
@@ -113,6 +115,9 @@ class Testbed:
         try:
             self._launch(control, run, argv, env)
             return run.follow()
+        except BaseException:
+            self.close()  # cut off in the middle of a message, perhaps, so there is no going on
+            raise
         finally:
             run.close()
 
