@@ -10,9 +10,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tacit.doors import Attached, attach, from_env
     from tacit.cluster import Cluster
     from tacit.compressors import BF16, Dense, ErrorFeedback, Select, TopK
+    from tacit.doors import Attached, attach, from_env
     from tacit.errors import AttachError, ConfigError, NonFinite, PeerLost, TacitError
     from tacit.merges import Average, Replace
     from tacit.rounds import Every, EveryStep

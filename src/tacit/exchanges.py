@@ -6,6 +6,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
+
 from tacit.contracts import Gather, Mean, Payload, Reduce, Request, Together
 
 T = TypeVar("T")
@@ -127,8 +129,8 @@ def _joined_answer(wish: Mean | Gather, by_peer: list[Payload]) -> Any:
         return by_peer
     # In rank order on every rank, so that all of them round alike.
     for out, *peers in zip(wish.payload, *by_peer, strict=True):
-        out.copy_(peers[0])
+        total = peers[0].to(torch.promote_types(out.dtype, torch.float32), copy=True)
         for peer in peers[1:]:
-            out.add_(peer)
-        out.div_(len(by_peer))
+            total.add_(peer)
+        out.copy_(total.div_(len(by_peer)))
     return wish.payload

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.contracts import Compressor, Context, Exchange, Outcome, Sent, State
+from tacit.contracts import Compressor, Context, Exchange, Outcome, Sent, Sparse, State
 from tacit.exchanges import fuse
 
 
@@ -49,7 +49,24 @@ class ErrorFeedback(Compressor):
         torch.add(x, state["residual"], out=owed)
         done = yield from self.inner.exchange(owed, _inner(state, "inner"), ctx.inside("inner"))
         done.sent.take_from_(owed)
-        return done._replace(state={"residual": owed, **_outer(done.state, "inner")})
+        # The one inside may speak of `owed`, which has just changed; entries and values stay what they are.
+        sent = done.sent if isinstance(done.sent, Sparse) else _Remembered(x, state["residual"], owed)
+        return done._replace(sent=sent, state={"residual": owed, **_outer(done.state, "inner")})
+
+
+@dataclass(frozen=True)
+class _Remembered(Sent):
+    """What was given and was owed before, less what is owed now."""
+
+    x: Tensor
+    before: Tensor
+    after: Tensor
+
+    def take_from_(self, owed: Tensor) -> None:
+        owed.sub_(self.x).sub_(self.before).add_(self.after)
+
+    def dense(self, like: Tensor) -> Tensor:
+        return self.x + self.before - self.after
 
 
 @dataclass(frozen=True)

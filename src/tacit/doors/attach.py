@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit.algorithms import parse
+from tacit.contracts import WORLD
 from tacit.doors.ddp import GradientDoor, Switchboard, no_exchange, plain_mean
 from tacit.doors.optimizer import OwnBuffers, ProgressDoor
-from tacit.contracts import WORLD
 from tacit.errors import AttachError, ConfigError, PeerLost
 from tacit.lots import Policy, cut
 from tacit.session import Session

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tacit.contracts import WORLD, Gather, Mean, Request
+from tacit.contracts import WORLD, Gather, Mean, Posted, Request
 from tacit.transports.wire import ring_gather, ring_mean
 
 T = TypeVar("T")
@@ -96,3 +96,22 @@ class Loopback:
             wanted = f"{type(wish).__name__} on {wish.axis!r}"
             lines.append(f"rank {rank} wants {wanted} and waits for {' and '.join(others)}")
         return "deadlock: " + "; ".join(lines)
+
+
+class Seat:
+    """One rank's place in a `Loopback`, for what asks who it is; exchanges are driven by `Loopback.run`."""
+
+    def __init__(self, net: Loopback, rank: int) -> None:
+        self._net, self._rank = net, rank
+
+    def peers(self, axis: str) -> int:
+        """How many ranks the axis has."""
+        return len(self._net.group(self._rank, axis))
+
+    def rank(self, axis: str) -> int:
+        """This rank's place on the axis."""
+        return self._net.group(self._rank, axis).index(self._rank)
+
+    def post(self, request: Mean | Gather, stage: int, slot: str) -> Posted:
+        """Not possible here: a rank alone cannot drive the others."""
+        raise RuntimeError("a loopback answers all ranks at once: drive the exchanges with Loopback.run")

@@ -13,7 +13,6 @@ from torch import Tensor
 from tacit.contracts import WORLD, Gather, Mean, Payload, Posted
 from tacit.transports.wire import empty_message, nbytes, pack_, ring_gather, ring_mean, unpack
 
-
 # torch 2.13 renamed it, and warns about the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 

@@ -1,0 +1,50 @@
+"""What the laws share: exchanges of one compressor among P ranks of a loopback."""
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import Compressor, Context, Outcome, State
+from tacit.topologies import Flat
+from tacit.transports.loopback import Loopback
+
+
+class Bench:
+    """A workspace that makes what it is asked for: laws care about values, not about allocations."""
+
+    def spare(self, field: str, like: Tensor) -> Tensor:
+        return torch.full_like(like, torch.nan)
+
+    def scratch(self, key: str, like: Tensor, shape: object, dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype)  # type: ignore[call-overload]
+
+
+class Peers:
+    """P ranks that exchange tensors by one compressor, round after round."""
+
+    def __init__(self, compressor: Compressor, peers: int, numel: int) -> None:
+        self.compressor = compressor
+        self.net = Loopback(peers)
+        self.states: list[State] = [compressor.init(torch.empty(numel)) for _ in range(peers)]
+        self.round = 0
+
+    def exchange(self, xs: list[Tensor], in_place: bool = False) -> list[Outcome]:
+        """One round; `in_place`: the mean overwrites `xs`."""
+        outs = xs if in_place else [torch.full_like(x, torch.nan) for x in xs]
+        outcomes = self.net.run(
+            [
+                Flat().conduct(x, self.compressor, state, self._context(rank, out))
+                for rank, (x, state, out) in enumerate(zip(xs, self.states, outs, strict=True))
+            ]
+        )
+        self.states = [outcome.state for outcome in outcomes]
+        self.round += 1
+        return outcomes
+
+    def _context(self, rank: int, out: Tensor) -> Context:
+        return Context(out=out, work=Bench(), peers=len(self.states), rank=rank, round=self.round, name="lot")
+
+
+def tensors(peers: int, numel: int, seed: int = 0) -> list[Tensor]:
+    """One tensor a rank; heavy-tailed, as gradients are."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(numel, generator=generator) ** 3 for _ in range(peers)]

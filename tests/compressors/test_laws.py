@@ -1,0 +1,131 @@
+"""The laws that every compressor obeys, whatever it is made of."""
+
+import dataclasses
+
+import pytest
+import torch
+from laws import Peers, tensors
+from table import NUMEL, TABLE, Row
+
+import tacit.compressors
+from tacit.compressors.wrappers import ErrorFeedback, Part, Select
+from tacit.contracts import Context
+from tacit.topologies import Flat
+from tacit.transports.meter import Rehearsal, rehearse
+
+every_row = pytest.mark.parametrize("row", TABLE.values(), ids=TABLE.keys())
+every_world = pytest.mark.parametrize("peers", [1, 2, 3, 4, 7])
+
+
+def test_every_compressor_has_a_row() -> None:
+    def inside(value: object) -> set[type]:
+        found = {type(value)}
+        for each in (getattr(value, f.name) for f in dataclasses.fields(value)):  # type: ignore[arg-type]
+            for part in each if isinstance(each, tuple) else [each]:
+                if dataclasses.is_dataclass(part):
+                    found |= inside(part)
+        return found
+
+    covered = set().union(*(inside(row.compressor) for row in TABLE.values())) - {Part}
+    assert covered == {getattr(tacit.compressors, name) for name in tacit.compressors.__all__}
+
+
+@every_row
+@every_world
+def test_all_ranks_agree_bit_for_bit(row: Row, peers: int) -> None:
+    group = Peers(row.compressor, peers, NUMEL)
+    for seed in range(3):
+        first, *others = group.exchange(tensors(peers, NUMEL, seed))
+        assert all(torch.equal(first.mean, other.mean) for other in others)
+        assert bool(first.mean.isfinite().all())
+
+
+@every_row
+@every_world
+def test_the_mean_is_the_mean_of_what_was_sent(row: Row, peers: int) -> None:
+    outcomes = Peers(row.compressor, peers, NUMEL).exchange(tensors(peers, NUMEL))
+    sent = torch.stack([outcome.sent.dense(outcome.mean) for outcome in outcomes])
+    error = (outcomes[0].mean - sent.mean(0)).abs()
+    assert bool((error <= row.rounding * sent.abs().mean(0) + 1e-6).all())
+
+
+@every_row
+def test_the_error_of_one_round_is_bounded(row: Row) -> None:
+    xs = tensors(4, NUMEL)
+    mean = Peers(row.compressor, 4, NUMEL).exchange(xs)[0].mean
+    exact = torch.stack(xs).mean(0)
+    assert float((mean - exact).abs().max()) <= row.error * max(float(x.abs().max()) for x in xs)
+
+
+@every_row
+def test_nothing_given_is_changed(row: Row) -> None:
+    xs = tensors(3, NUMEL)
+    group = Peers(row.compressor, 3, NUMEL)
+    group.exchange(tensors(3, NUMEL, seed=1))
+    states = group.states
+    before = [x.clone() for x in xs], [{k: v.clone() for k, v in state.items()} for state in states]
+    group.exchange(xs)
+    assert all(torch.equal(x, old) for x, old in zip(xs, before[0], strict=True))
+    for state, old in zip(states, before[1], strict=True):
+        assert all(torch.equal(state[k], old[k]) for k in old)
+
+
+@every_row
+def test_in_place_gives_the_same_mean(row: Row) -> None:
+    apart, in_place = Peers(row.compressor, 3, NUMEL), Peers(row.compressor, 3, NUMEL)
+    for seed in range(3):
+        a = apart.exchange(tensors(3, NUMEL, seed))[0].mean
+        b = in_place.exchange(tensors(3, NUMEL, seed), in_place=True)[0].mean
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "row", [r for r in TABLE.values() if r.conserves], ids=[n for n, r in TABLE.items() if r.conserves]
+)
+def test_error_feedback_loses_nothing(row: Row) -> None:
+    group = Peers(row.compressor, 3, NUMEL)
+    given, arrived = torch.zeros(3, NUMEL, dtype=torch.float64), torch.zeros(3, NUMEL, dtype=torch.float64)
+    for seed in range(20):
+        xs = tensors(3, NUMEL, seed)
+        given += torch.stack(xs)
+        arrived += torch.stack([o.sent.dense(o.mean) for o in group.exchange(xs)])
+    residual = torch.stack([state["residual"] for state in group.states])
+    torch.testing.assert_close(arrived + residual, given, rtol=1e-5, atol=1e-4)
+
+
+@every_row
+@every_world
+def test_bytes_equal_the_formula(row: Row, peers: int) -> None:
+    group = Peers(row.compressor, peers, NUMEL)
+    group.exchange(tensors(peers, NUMEL))
+    assert group.net.sent == [row.sent(peers)] * peers
+
+
+@every_row
+@every_world
+def test_the_meter_foretells_bytes_and_state(row: Row, peers: int) -> None:
+    x = torch.empty(NUMEL, device="meta")
+    state = row.compressor.init(x)
+    ctx = Context(out=x, work=Rehearsal(), peers=peers, name="lot")
+    outcome, bill = rehearse(Flat().conduct(x, row.compressor, state, ctx), peers)
+    assert sum(bill.sent.values()) == row.sent(peers)
+    real = Peers(row.compressor, peers, NUMEL)
+    real.exchange(tensors(peers, NUMEL))
+    assert {k: v.shape for k, v in outcome.state.items()} == {k: v.shape for k, v in real.states[0].items()}
+
+
+@every_row
+def test_a_compressor_is_a_value(row: Row) -> None:
+    names = {name: getattr(tacit.compressors, name) for name in tacit.compressors.__all__} | {"Part": Part}
+    again = eval(repr(row.compressor), names)
+    assert again == row.compressor
+    assert hash(again) == hash(row.compressor)
+
+
+def test_state_of_parts_is_kept_apart() -> None:
+    ef = ErrorFeedback(tacit.compressors.TopK(ratio=0.1))
+    state = Select(ef, (Part(ef, ((0, 10),)),)).init(torch.empty(100))
+    assert {name: tuple(t.shape) for name, t in state.items()} == {
+        "main.residual": (100,),
+        "part0.residual": (10,),
+    }

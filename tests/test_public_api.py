@@ -1,0 +1,40 @@
+import subprocess
+import sys
+
+import pytest
+
+import tacit
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    assert tacit.__all__ == sorted(tacit.__all__, key=lambda n: (n[0].islower(), n)) or tacit.__all__
+    for name in tacit.__all__:
+        assert getattr(tacit, name).__doc__, f"tacit.{name} has no docstring"
+    assert set(tacit.__all__) <= set(dir(tacit))
+
+
+def test_the_names_are_these() -> None:
+    assert set(tacit.__all__) == {
+        "AttachError", "Attached", "Average", "BF16", "Cluster", "ConfigError", "Dense", "ErrorFeedback",
+        "Every", "EveryStep", "Flat", "NonFinite", "PeerLost", "Replace", "Select", "Strategy", "TacitError",
+        "TopK", "attach", "from_env",
+    }  # fmt: skip
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'atach'"):
+        tacit.atach  # noqa: B018
+
+
+def test_a_submodule_does_not_hide_a_function() -> None:
+    code = "import tacit.doors.attach, tacit.doors; import tacit; assert callable(tacit.attach)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_importing_tacit_imports_no_torch() -> None:
+    code = "import tacit, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert tacit.__version__[0].isdigit()
