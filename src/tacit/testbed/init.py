@@ -27,6 +27,7 @@ from tacit.testbed.supervisor import Supervisor
 def main(argv: list[str]) -> int:
     """Serve the command `argv[1]`, a process, over the open socket `argv[0]`, the cluster `argv[2]`."""
     control = socket.socket(fileno=int(argv[0]))
+    control.set_inheritable(False)
     parent, cluster = int(argv[1]), Cluster.parse(argv[2])
     with control:
         try:

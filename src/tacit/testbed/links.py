@@ -27,8 +27,13 @@ _HANDLE_NETEM, _HANDLE_TBF = "1:", "2:"
 
 def build(cluster: Cluster) -> list[int]:
     """Make the network of a cluster; an open file for each node's network namespace."""
-    from pyroute2 import IPRoute
-
+    try:
+        from pyroute2 import IPRoute
+    except ImportError as error:
+        raise TestbedError(
+            f"the testbed builds its network with pyroute2, which cannot be imported ({error}). "
+            'Install it by: pip install "tacit[testbed]".'
+        ) from error
     if cluster.rate is not None and cluster.rate > _FASTEST:
         raise TestbedError(
             f"links of {cluster.rate:g} bit/s cannot be emulated: the shaper ends at 34 gbit. "

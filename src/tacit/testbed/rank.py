@@ -47,8 +47,6 @@ class Stream:
         except BlockingIOError:
             return True
         if not data:
-            self._write(self._rest + b"\n" if self._rest else b"")
-            self._rest = b""
             return False
         data = self._rest + data
         # A progress bar ends its lines by \r; a line without end must not fill the memory.
@@ -58,14 +56,16 @@ class Stream:
         return True
 
     def drain(self) -> None:
-        """Hand on all that is there now, even if a child of the rank keeps the stream open."""
+        """Hand on all that is left, even if a child of the rank keeps the stream open."""
         while select_now(self.source) and self.pump():
             pass
+        self._write(self._rest + b"\n" if self._rest else b"")
 
     def _write(self, data: bytes) -> None:
         now = time.monotonic()
         if self.kept.maxlen:
-            self.kept.extend((now, line) for line in data.decode(errors="replace").splitlines())
+            text = data.decode(errors="replace").removesuffix("\n")
+            self.kept.extend((now, line) for line in text.split("\n") if data)
         view = memoryview(data)
         while view:
             view = view[os.write(self._target, view) :]

@@ -53,7 +53,7 @@ class Output:
                 return
         if self._summarize:
             self._node.last_lines.append(line)
-        if self._on_line:
+        if self._on_line is not None:
             self._on_line(self._node.number, line)
         else:
             print(line, file=self._stream, flush=True)

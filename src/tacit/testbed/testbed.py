@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-import tacit
 from tacit.cluster import Cluster
 from tacit.errors import ConfigError, TestbedError
 from tacit.testbed import launch, wire
@@ -143,7 +142,6 @@ class Testbed:
     def _start(self) -> None:
         self._control, theirs = socket.socketpair()
         with theirs:
-            theirs.set_inheritable(True)
             arguments = [str(theirs.fileno()), str(os.getpid()), str(self.cluster)]
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tacit.testbed.init", *arguments],
@@ -170,5 +168,5 @@ class Testbed:
 
 def _path() -> str:
     """A PYTHONPATH on which the new interpreter finds this very tacit."""
-    root = str(Path(tacit.__file__).parent.parent)
+    root = str(Path(__file__).parents[2])
     return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))

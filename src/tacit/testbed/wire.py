@@ -10,6 +10,7 @@ from typing import Any
 
 _HEADER = struct.Struct("!I")
 _MOST_FILES = 8
+_PRIVATE = socket.MSG_CMSG_CLOEXEC  # programs that are started later do not inherit the files
 
 
 def send(control: socket.socket, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
@@ -25,7 +26,7 @@ def send(control: socket.socket, message: Mapping[str, Any], files: Sequence[int
 def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Receive one message and its files; None when the other side is gone."""
     try:
-        header, files, _, _ = socket.recv_fds(control, _HEADER.size, _MOST_FILES)
+        header, files, _, _ = socket.recv_fds(control, _HEADER.size, _MOST_FILES, _PRIVATE)
         if not header:
             return None
         header += _exactly(control, _HEADER.size - len(header))
