@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -20,18 +21,21 @@ from tacit.records import COMPUTE_ONLY, Record, Writer
 __all__ = ["main"]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Train as one rank of torchrun's group; any error ends the process at once with code 1."""
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Train as one rank of torchrun's group, and end the process: with code 1 at once after any error."""
     options = _parser().parse_args(argv)
     torch.set_num_threads(1)
+    code = 0
     try:
         _train(options)
     except Exception:
         traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Destructors of a process group may wait for peers that will never answer.
-        os._exit(1)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # After an error, destructors of a process group may wait for peers that will never answer; after none,
+    # the interpreter would take a second to free what the system frees at once.
+    os._exit(code)
 
 
 def _train(options: argparse.Namespace) -> None:

@@ -7,25 +7,24 @@ from typing import TYPE_CHECKING
 from tacit.reports.comparison import MEANINGS, UNSHAPED, Comparison, Row
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
 __all__ = ["table"]
 
 NOTHING = "–"
 
 
-def table(comparison: Comparison) -> Table:
-    """One line for each algorithm, and under them what the columns mean."""
+def table(comparison: Comparison) -> Group:
+    """A title, one line for each algorithm, and under them what the columns mean."""
     from rich.box import SIMPLE_HEAD
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     result = Table(
         box=SIMPLE_HEAD,
-        title=_title(comparison),
-        title_justify="left",
-        caption=_caption(comparison),
-        caption_justify="left",
         padding=0,
+        show_edge=False,
     )
     result.add_column("algorithm", overflow="fold", vertical="bottom")
     for name in MEANINGS:
@@ -33,7 +32,9 @@ def table(comparison: Comparison) -> Table:
         result.add_column(name.replace(" ", "\n").replace("-", "-\n"), justify="right", no_wrap=True)
     for row in comparison.rows:
         result.add_row(*_cells(row), style=None if row.status == "ok" else "red")
-    return result
+    return Group(
+        Text(_title(comparison), style="bold"), "", result, "", Text(_caption(comparison), style="dim")
+    )
 
 
 def _title(comparison: Comparison) -> str:

@@ -1,0 +1,120 @@
+import pytest
+import torch
+from torch import nn
+
+from tacit import recipes
+from tacit.errors import ConfigError
+from tacit.recipes import digits as digits_module
+from tacit.recipes.recipe import Recipe, shard
+
+EVERY = pytest.mark.parametrize(
+    "recipe", [recipes.get(name) for name in recipes.known()], ids=recipes.known()
+)
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def first_batches(recipe: Recipe, **where: int) -> torch.Tensor:
+    batches = recipe.train_batches(**{"epoch": 0, "rank": 0, "world": 2, "seed": 0, **where})
+    return torch.cat([next(batches)[0], next(batches)[0]])
+
+
+def train(recipe: Recipe, model: nn.Module, *, epochs: int, steps: int, world: int = 4) -> None:
+    """What DDP computes, in one process: every step's gradient is the mean over the ranks' batches."""
+    optimizer = recipe.optimizer(model)
+    for epoch in range(epochs):
+        ranks = [recipe.train_batches(epoch, rank, world, 0) for rank in range(world)]
+        for _, batches in zip(range(steps), zip(*ranks, strict=True), strict=False):
+            optimizer.zero_grad()
+            for inputs, targets in batches:
+                (recipe.loss(model(inputs), targets) / world).backward()
+            optimizer.step()
+
+
+@EVERY
+def test_the_seed_alone_decides_the_initial_weights(recipe: Recipe) -> None:
+    torch.manual_seed(7)
+    first, drawn = weights(recipe.model(1)), torch.rand(1)
+    torch.manual_seed(7)
+    assert torch.equal(drawn, torch.rand(1)), "torch's own generator must stay as it was"
+    assert torch.equal(first, weights(recipe.model(1)))
+    assert not torch.equal(first, weights(recipe.model(2)))
+
+
+@EVERY
+def test_seed_epoch_and_rank_decide_the_order_of_the_data(recipe: Recipe) -> None:
+    torch.manual_seed(1)
+    first = first_batches(recipe)
+    torch.manual_seed(2)
+    assert torch.equal(first, first_batches(recipe))
+    for other in ({"epoch": 1}, {"rank": 1}, {"seed": 1}):
+        assert not torch.equal(first, first_batches(recipe, **other)), other
+
+
+@EVERY
+def test_an_epoch_has_as_many_batches_as_it_says_of_the_size_it_says(recipe: Recipe) -> None:
+    batches = list(recipe.train_batches(0, 1, 4, 0))
+    assert len(batches) == recipe.steps_per_epoch(4) > 10
+    assert {len(inputs) for inputs, _ in batches} == {recipe.batch}
+    assert recipe.steps_per_epoch(100_000) == 0
+
+
+def test_ranks_get_disjoint_shards_of_one_shuffled_epoch() -> None:
+    shards = [shard(103, 5, steps=5, epoch=2, rank=rank, world=4, seed=1) for rank in range(4)]
+    assert {tuple(each.shape) for each in shards} == {(5, 5)}
+    indices = torch.cat([each.flatten() for each in shards]).tolist()
+    assert len(set(indices)) == 100
+    assert indices != sorted(indices)
+    assert set(indices) <= set(range(103))
+
+
+@EVERY
+def test_no_rank_trains_on_what_is_held_out(recipe: Recipe) -> None:
+    module = __import__(type(recipe).__module__, fromlist=["_data"])
+    data = module._data()
+    seen = {row.numpy().tobytes() for row in data[0]}
+    held_out = data.test_images if recipe.name == "digits" else data.held_out
+    assert not [row for row in held_out if row.numpy().tobytes() in seen]
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    table = digits_module._table()
+    assert (table[:, :-1] == datasets.load_digits().data).all()
+    assert (table[:, -1] == datasets.load_digits().target).all()
+
+
+def test_digits_learns() -> None:
+    recipe = recipes.get("digits")
+    model = recipe.model(0)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 983_114
+    assert recipe.evaluate(model)[1] < 0.3
+    train(recipe, model, epochs=3, steps=22)
+    assert recipe.evaluate(model)[1] > 0.9
+
+
+def test_bytes_learns() -> None:
+    recipe = recipes.get("bytes")
+    model = recipe.model(0)
+    before = recipe.evaluate(model)
+    train(recipe, model, epochs=1, steps=12, world=1)
+    after = recipe.evaluate(model)
+    assert after[0] < before[0] - 1.0
+    assert after[1] > before[1] + 0.05
+
+
+def test_a_byte_sees_only_what_came_before_it() -> None:
+    model = recipes.get("bytes").model(0)
+    text = torch.randint(256, (1, 128), generator=torch.Generator().manual_seed(0))
+    changed = text.clone()
+    changed[0, 64] = (changed[0, 64] + 1) % 256
+    difference = (model(text) - model(changed)).abs().amax(2)[0]
+    assert difference[:64].max() == 0
+    assert difference[64:].min() > 0
+
+
+def test_an_unknown_recipe_is_told_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown recipe 'digit'\. Did you mean 'digits'"):
+        recipes.get("digit")

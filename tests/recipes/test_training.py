@@ -1,0 +1,116 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tacit import records
+from tacit.recipes import meter as meter_module
+from tacit.recipes import recipe as recipe_module
+from tacit.recipes.messages import Progress
+from tacit.recipes.meter import Meter, mean_over_ranks
+from tacit.recipes.training import Task, train
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process group of one rank."""
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.delenv("TACIT_INTERFACE", raising=False)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Line(recipe_module.Recipe):
+    """y = 2x by one weight, with the accuracies that a test wants to see."""
+
+    name, epochs, target, batch = "line", 3, 0.9, 4
+    accuracies = (0.5, 0.92, 0.91)
+
+    def __init__(self) -> None:
+        self._asked = iter(self.accuracies)
+
+    def model(self, seed: int) -> torch.nn.Module:
+        return recipe_module.seeded(lambda: torch.nn.Linear(1, 1, bias=False), seed)
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def steps_per_epoch(self, world: int) -> int:
+        return 2
+
+    def train_batches(self, epoch: int, rank: int, world: int, seed: int) -> Iterator[recipe_module.Batch]:
+        for _ in range(2):
+            yield torch.ones(4, 1), torch.full((4, 1), 2.0)
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets).square().mean()
+
+    def evaluate(self, model: torch.nn.Module) -> tuple[float, float]:
+        return float("nan"), next(self._asked)
+
+
+def run(algorithm: str, target: float = 0.9) -> list[records.Record]:
+    task = Task(algorithm=algorithm, epochs=3, seed=0, target=target, cluster="local:1", shaped=False)
+    written: list[records.Record] = []
+    train(task, Line(), written.append)
+    return written
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("algorithm", ["ddp", records.COMPUTE_ONLY])
+def test_a_run_writes_a_head_its_epochs_and_an_end(algorithm: str) -> None:
+    head, *epochs, end = run(algorithm)
+    assert isinstance(head, records.RunRecord)
+    assert isinstance(end, records.EndRecord)
+    assert (head.algorithm, head.recipe, head.parameters, head.world_size) == (algorithm, "line", 1, 1)
+    assert bool(head.strategy) == (algorithm == "ddp")
+    assert [(e.epoch, e.step, e.accuracy) for e in epochs] == [(1, 2, 0.5), (2, 4, 0.92), (3, 6, 0.91)]
+    assert 0 < epochs[0].seconds < epochs[1].seconds < epochs[2].seconds == end.seconds
+    assert (end.status, end.steps, end.accuracy, end.mb_between_nodes) == ("ok", 6, 0.91, None)
+    assert end.seconds_to_target == epochs[1].seconds
+    assert records.parse(end.to_json()).loss is None
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_target_that_was_not_reached_is_none() -> None:
+    assert run(records.COMPUTE_ONLY, target=0.95)[-1].seconds_to_target is None
+
+
+@pytest.mark.usefixtures("alone")
+def test_progress_is_told_at_each_epochs_end(capsys: pytest.CaptureFixture[str]) -> None:
+    run("ddp")
+    told = [Progress.from_line(line) for line in capsys.readouterr().out.splitlines()]
+    ends = {p.epoch: p for p in told if p is not None}
+    assert [(p.epoch, p.step, p.steps, p.accuracy) for p in list(ends.values())[-3:]] == [
+        (1, 2, 6, 0.5),
+        (2, 4, 6, 0.92),
+        (3, 6, 6, 0.91),
+    ]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_meter_counts_bytes_inside_its_windows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([100, 140, 150, 1000, 1007])
+    monkeypatch.setattr(meter_module.counters, "transmitted", lambda interface: next(readings))
+    monkeypatch.setenv("TACIT_INTERFACE", "eth0")
+    monkeypatch.setenv("TACIT_NODES", "3")
+    meter = Meter()
+    with meter.window():
+        assert meter.live()[1] == pytest.approx(40 * 3 / 1e6)
+    assert meter.transmitted == 50
+    with meter.window():
+        pass
+    assert meter.transmitted == 57
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_meter_without_an_interface_counts_no_bytes() -> None:
+    meter = Meter()
+    with meter.window():
+        assert meter.live()[1] is None
+    assert meter.transmitted is None
+    assert meter.seconds > 0
+    assert mean_over_ranks(0.25, 3.0) == (0.25, 3.0)
