@@ -1,4 +1,4 @@
-"""The lane: runs exchanges on a transport, many at once, answers in order."""
+"""Runs exchanges on a transport: one to its end, or a lane of them, answered in order."""
 
 from __future__ import annotations
 
@@ -7,9 +7,29 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from tacit.contracts import Gather, Mean, Posted, Request, Transport
+
+T = TypeVar("T")
+
+
+def drive(exchange: Generator[Request, Any, T], transport: Transport, slot: str = "alone") -> T:
+    """Run one exchange to its end, and wait for it."""
+    answer: Any = None
+    stage = 0
+    while True:
+        try:
+            request = exchange.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        assert isinstance(request, Mean | Gather), f"a {type(request).__name__} reached the transport"
+        posted, done = transport.post(request, stage, slot), threading.Event()
+        posted.on_done(done.set)
+        done.wait()
+        answer = posted.answer()
+        stage += 1
 
 
 @dataclass(eq=False)

@@ -90,7 +90,7 @@ class Select(Compressor):
     usual case, a few dense biases in a large compressed lot, costs no copy of the lot.
 
     Attributes:
-        main: handles everything that no part does.
+        main: handles everything that no part does. It sees the whole tensor, and counts its entries so.
         parts: each works on its spans, joined. Small ones, else the copies cost.
     """
 

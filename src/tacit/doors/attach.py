@@ -135,10 +135,11 @@ class Attached:
         self._handles: list[Any] = []
         self._undo: list[Callable[[], None]] = []
         self._door: ProgressDoor | None = None
+        self._gradient_door: GradientDoor | None = None
         self._rollcall: RollCall | None = None
         quiet = strategy.subject == "nothing"
         tensors = named if strategy.subject != "progress" else {**named, **_float_buffers(model)}
-        lots = [] if quiet else cut(tensors, FIRST_LOT_BYTES, int(model.bucket_bytes_cap))
+        lots = [] if quiet else cut(tensors, *_caps(model))
         self._transport = TorchTransport(group, timeout or _timeout(group))
         self.session = Session(strategy, tensors, self._transport, lots, policy, self._lr)
         self.strategy = strategy
@@ -185,7 +186,8 @@ class Attached:
         subject = self.strategy.subject
         if subject == "gradient":
             board = Switchboard.of(self._model)
-            board.answer = GradientDoor(self.session, {id(p): n for n, p in tensors.items()})
+            self._gradient_door = GradientDoor(self.session, {id(p): n for n, p in tensors.items()})
+            board.answer = self._gradient_door
             self._undo.append(lambda: setattr(board, "answer", plain_mean(self._group)))
         if subject == "progress":
             board = Switchboard.of(self._model)
@@ -231,14 +233,22 @@ class Attached:
     # ---- out ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Make the replicas equal, drain, and take all hooks away. A collective call; idempotent."""
+        """Make replicas and their optimizers equal, drain, and take all hooks away; idempotent.
+
+        A collective call.
+        """
         if self._model not in _ATTACHED:
             return
         try:
             if self.session.failure is None:
                 self.sync()
+                self._settle()
         finally:
             self._leave()
+
+    def _settle(self) -> None:
+        if self._door is not None and self._optimizer is not None:
+            self._door.settle(self._optimizer, self._transport)
 
     def _leave(self) -> None:
         _ATTACHED.pop(self._model, None)
@@ -265,6 +275,11 @@ class Attached:
             self.session.failure = error
             self._transport.abort()
         self._leave()
+
+
+def _caps(model: DistributedDataParallel) -> tuple[int, int]:
+    cap = int(model.bucket_bytes_cap)
+    return min(FIRST_LOT_BYTES, cap), cap
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta:

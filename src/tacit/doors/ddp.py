@@ -142,6 +142,7 @@ class GradientDoor:
         self._session = session
         self._names = names
         self._routes: dict[tuple[int, ...], list[_Whole | _Piece]] = {}
+        self._routed = session.lots
         self._staged: dict[int, _Staged] = {}
         self._seen: list[list[str]] = []
         self._layout: list[list[str]] | None = None
@@ -175,8 +176,10 @@ class GradientDoor:
         if session.round >= SETTLED and self._layout is not None:
             if self._layout != [[slot.name for slot in lot.slots] for lot in session.lots]:
                 session.recut(self._layout)
-                self._routes.clear()
             self._layout = None
+        if self._routed is not session.lots:
+            self._routed = session.lots
+            self._routes.clear()
 
     def _note(self, parameters: list[Tensor], last: bool) -> None:
         """Learn DDP's layout: what it is in the round before the lots settle is what it stays."""

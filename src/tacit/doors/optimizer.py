@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
+from tacit.contracts import WORLD, Mean, Request, Transport
+from tacit.engine import drive
 from tacit.session import Session
 
 
@@ -22,6 +25,7 @@ class ProgressDoor:
 
     def __init__(self, session: Session, named: Mapping[str, Tensor]) -> None:
         self._session = session
+        self._named = named
         self._places = [
             [(named[slot.name].detach().view(-1), slot.start, slot.stop) for slot in lot.slots]
             for lot in session.lots
@@ -58,6 +62,24 @@ class ProgressDoor:
             session.strategy.merge.apply_(then, then, flat)
             self._write(i, then)
 
+    def settle(self, optimizer: Optimizer, transport: Transport) -> None:
+        """Average the optimizer's own state (momentum, moments), which was local.
+
+        Whoever goes on with plain DDP would otherwise step from equal parameters with unequal momenta, and
+        drift apart for good.
+        """
+        states = {name: optimizer.state.get(p, {}) for name, p in self._named.items()}
+        fields = {k for state in states.values() for k, v in state.items() if torch.is_tensor(v) and v.dim()}
+        for field in sorted(fields):
+            for lot, flat in zip(self._session.lots, self._flat, strict=True):
+                flat.zero_()
+                kept = [(states[s.name][field].view(-1), s) for s in lot.slots if field in states[s.name]]
+                for mine, slot in kept:
+                    flat[slot.start : slot.stop] = mine
+                drive(_mean(flat), transport, slot=f"{field} of {lot.name}")
+                for mine, slot in kept:
+                    mine.copy_(flat[slot.start : slot.stop])
+
     def _read(self, i: int, flat: Tensor) -> None:
         for p, start, stop in self._places[i]:
             flat[start:stop] = p
@@ -66,6 +88,10 @@ class ProgressDoor:
         with torch.no_grad():
             for p, start, stop in self._places[i]:
                 p.copy_(flat[start:stop])
+
+
+def _mean(flat: Tensor) -> Generator[Request, Any, None]:
+    yield Mean((flat,), WORLD)
 
 
 class OwnBuffers:

@@ -1,0 +1,45 @@
+"""Rank 1 goes wrong in step 5, in the way that the argument names; the others say what they saw."""
+
+import json
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from checks import sgd, steps, wrapped
+
+import tacit
+
+fault, algorithm = sys.argv[1:]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", timeout=timedelta(seconds=6))
+rank = dist.get_rank()
+
+
+def go_wrong() -> None:
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "frozen":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "raises":
+        raise ValueError("a bad batch")
+    time.sleep(60)
+
+
+start = time.monotonic()
+try:
+    model = wrapped()
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, algorithm):
+        steps(model, optimizer, 5)
+        start = time.monotonic()
+        if rank == 1:
+            go_wrong()
+        steps(model, optimizer, 5)
+except Exception as error:
+    seconds = time.monotonic() - start
+    print(json.dumps({"kind": type(error).__name__, "says": str(error), "seconds": seconds}), flush=True)
+    os._exit(1)

@@ -1,0 +1,30 @@
+"""A rank that goes wrong is named by all the others, within the time-out; nobody hangs."""
+
+import pytest
+from launching import ranks
+
+SAYS = {
+    "killed": "rank 1 did not answer in round 5: gone or frozen",
+    "frozen": "rank 1 did not answer in round 5: gone or frozen",
+    "raises": "rank 1 has left in round 5: ValueError: a bad batch",
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "algorithm"),
+    [
+        ("killed", "topk"),
+        ("frozen", "topk"),
+        ("raises", "topk"),
+        ("killed", "dense"),
+        ("raises", "localsgd:sync_every=1"),
+    ],
+)
+def test_the_others_name_it(fault: str, algorithm: str) -> None:
+    ended = ranks("faulty.py", 3, fault, algorithm, seconds=40, lost=1)
+    for rank in (0, 2):
+        assert ended[rank].code == 1, ended[rank].text
+        (said,) = ended[rank].said
+        assert said["kind"] == "PeerLost", said
+        assert SAYS[fault] in str(said["says"]), said
+        assert float(str(said["seconds"])) < 25

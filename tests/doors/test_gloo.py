@@ -1,0 +1,33 @@
+"""Real processes over Gloo; all checks in one launch of four ranks, and once more with one."""
+
+import pytest
+from checks import CHECKS
+from launching import Ended, ranks
+
+WORLD = 4
+
+
+@pytest.fixture(scope="module")
+def ended() -> list[Ended]:
+    return ranks("checks.py", WORLD)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_gloo(name: str, ended: list[Ended]) -> None:
+    for rank in range(WORLD):
+        said = {entry["check"]: entry["error"] for entry in ended[rank].said}
+        assert name in said, f"rank {rank} did not get there:\n{ended[rank].text[-3000:]}"
+        assert said[name] is None, f"rank {rank}:\n{said[name]}"
+
+
+def test_the_ranks_end_well(ended: list[Ended]) -> None:
+    assert [each.code for each in ended] == [0] * WORLD
+
+
+def test_a_world_of_one_trains_and_sends_nothing() -> None:
+    (alone,) = ranks("alone.py", 1)
+    assert alone.code == 0, alone.text
+    assert alone.said == [
+        {"algorithm": name, "bytes": 0, "same_as_ddp": True}
+        for name in ("ddp", "dense", "topk:ratio=1.0", "localsgd")
+    ]
