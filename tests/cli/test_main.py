@@ -1,0 +1,189 @@
+"""The command as it is typed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+import typer
+
+from tacit import cli, records
+
+TACIT = [sys.executable, "-m", "tacit.cli"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    """What the command says when it is to exit with code 2."""
+    monkeypatch.setattr(sys, "argv", ["tacit", "compare", *words])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["digit"], "unknown recipe 'digit'. Did you mean 'digits'"),
+        (["--cluster", "2x"], "'2x'"),
+        (["--cluster", "2x2@100mbut"], "100mbut"),
+        (["--cluster", "100x1"], "too little data for 100 ranks"),
+        (["--algorithms", "ddp,topc"], "unknown algorithm 'topc'. Did you mean 'topk'"),
+        (["--algorithms", "topk:ratoi=0.1"], "Did you mean 'ratio'"),
+        (["--algorithms", "ddp,ddp"], "'ddp' is listed twice"),
+        (["--algorithms", "ddp,compute-only"], "leave it out"),
+        (["--epochs", "0"], "--epochs 0 must be more than 0"),
+        (["--target", "1.5"], "--target 1.5 must be between 0 and 1"),
+        (["--target", "nan"], "--target nan must be between 0 and 1"),
+        (["--seed", "-1"], "--seed -1 must be 0 or more"),
+        (["--timeout", "0"], "--timeout 0.0 must be more than 0"),
+        (["--epochs", "many"], "Invalid value for '--epochs'"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_built(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tacit.cli.contest.hold", None)  # calling it would be another error
+    out = tmp_path / "out"
+    error = refused(capsys, monkeypatch, *words, "--out", str(out))
+    assert message in error
+    assert not out.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    assert "cannot write" in refused(capsys, monkeypatch, "--out", str(tmp_path / "file" / "out"))
+    (tmp_path / "records.jsonl").touch()
+    assert "another comparison" in refused(capsys, monkeypatch, "--out", str(tmp_path))
+
+
+def test_every_option_has_a_help_text_with_an_example() -> None:
+    group = typer.main.get_command(cli.app)
+    commands = [group, *group.commands.values()]  # type: ignore[attr-defined]
+    parameters = [parameter for command in commands for parameter in command.params]
+    assert {"cluster", "algorithms", "as_json", "version"} <= {parameter.name for parameter in parameters}
+    for parameter in parameters:
+        assert "e.g." in (parameter.help or ""), parameter.name
+
+
+def test_help_and_version_import_neither_torch_nor_rich() -> None:
+    code = (
+        "import sys, tacit.cli\n"
+        "try: tacit.cli.main()\n"
+        "finally: print('torch' in sys.modules, 'rich' in sys.modules)"
+    )
+    for word, expected in (("--help", "compare"), ("--version", "tacit 0.")):
+        done = subprocess.run([sys.executable, "-c", code, word], capture_output=True, text=True, check=True)
+        assert expected in done.stdout
+        assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_the_meaning_of_every_column_is_in_the_help() -> None:
+    done = subprocess.run([*TACIT, "compare", "--help"], capture_output=True, text=True, check=True)
+    text = " ".join(done.stdout.split())
+    from tacit.reports import MEANINGS
+
+    for name, meaning in MEANINGS.items():
+        assert f"{name}: {meaning}" in text
+
+
+def test_a_real_comparison_prints_one_json_object(tmp_path: Path) -> None:
+    words = ["compare", "digits", "--cluster", "local:2", "--algorithms", "ddp", "--epochs", "1", "--json"]
+    done = subprocess.run(
+        [*TACIT, *words, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["cluster"], told["recipe"], told["shaped"]) == ("local:2", "digits", False)
+    assert told["compute_only_seconds"] > 0
+    (row,) = told["rows"]
+    assert row["algorithm"] == "ddp"
+    assert row["accuracy"] > 0.8
+    assert row["seconds"] > 0
+    assert row["speedup"] == 1.0
+    assert row["mb_between_nodes"] is row["reduction"] is row["seconds_to_target"] is None
+    assert row["of_compute_only"] == pytest.approx(told["compute_only_seconds"] / row["seconds"])
+    assert "digits on local:2 (no network was shaped)" in done.stderr
+    assert str(tmp_path / "out" / "records.jsonl") in done.stderr
+    kinds = [record.kind for record in records.read(tmp_path / "out" / "records.jsonl")]
+    assert kinds == ["run", "epoch", "end"] * 2
+
+
+def ranks_of(folder: Path) -> dict[int, int]:
+    """The ranks that write to this folder: rank -> process id."""
+    found = {}
+    for process in Path("/proc").iterdir():
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            environment = (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if (
+            b"tacit.recipes.worker" in words
+            and str(folder).encode() in b" ".join(words)
+            and words[1] == b"-u"
+        ):
+            rank = next(int(word[5:]) for word in environment if word.startswith(b"RANK="))
+            found[rank] = int(process.name)
+    return found
+
+
+Process: TypeAlias = "subprocess.Popen[str]"
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Process]:
+    """A long comparison, past its first step."""
+    words = ["compare", "digits", "--cluster", "local:2", "--algorithms", "ddp", "--epochs", "1000"]
+    command = [*TACIT, *words, "--out", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            while "step" not in (line := process.stderr.readline()):
+                assert line, "it ended before its first step"
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(process: Process, folder: Path) -> str:
+    """Wait for the end; nothing may be left behind. What was said on stderr."""
+    _, err = process.communicate(timeout=60)
+    assert ranks_of(folder) == {}
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_tears_everything_down(running: Process, tmp_path: Path, number: signal.Signals) -> None:
+    assert set(ranks_of(tmp_path)) == {0, 1}
+    running.send_signal(number)
+    assert f"stopped by {number.name}" in ended(running, tmp_path)
+    assert running.returncode == 128 + number
+    *_, end = records.read(tmp_path / "records.jsonl")
+    assert isinstance(end, records.EndRecord)
+    assert (end.algorithm, end.status) == ("ddp", "interrupted")
+
+
+def test_a_rank_that_dies_is_named(running: Process, tmp_path: Path) -> None:
+    os.kill(ranks_of(tmp_path)[1], signal.SIGKILL)
+    assert "tacit: ddp failed: rank 1 was killed by SIGKILL" in ended(running, tmp_path)
+    assert running.returncode == 1
+    *_, end = records.read(tmp_path / "records.jsonl")
+    assert isinstance(end, records.EndRecord)
+    assert end.status == "failed"
+    assert "rank 1" in (end.error or "")

@@ -1,0 +1,30 @@
+import pytest
+
+from tacit.cli.texts import split_algorithms
+from tacit.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "algorithms"),
+    [
+        ("ddp", ["ddp"]),
+        ("ddp,topk:ratio=0.01,localsgd:sync_every=8", ["ddp", "topk:ratio=0.01", "localsgd:sync_every=8"]),
+        ("topk:ratio=0.1,momentum=0.9,ddp", ["topk:ratio=0.1,momentum=0.9", "ddp"]),
+        ("a:x=1,y=2,z=3,b:x=1,y=2", ["a:x=1,y=2,z=3", "b:x=1,y=2"]),
+        (" ddp , topk:ratio=0.1 , momentum=0.9 ", ["ddp", "topk:ratio=0.1,momentum=0.9"]),
+    ],
+)
+def test_a_list_is_split_between_algorithms_not_between_parameters(text: str, algorithms: list[str]) -> None:
+    assert split_algorithms(text) == algorithms
+
+
+@pytest.mark.parametrize("text", ["", "ddp,", ",ddp", "ddp,,topk"])
+def test_a_missing_name_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="an algorithm is missing"):
+        split_algorithms(text)
+
+
+@pytest.mark.parametrize("text", ["ratio=0.1", "ddp,ratio=0.1"])
+def test_a_parameter_without_an_algorithm_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"'ratio=0\.1' belongs to no algorithm: write topk:ratio=0\.1"):
+        split_algorithms(text)
