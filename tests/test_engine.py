@@ -1,0 +1,135 @@
+"""The lane: starts at once, answers in order, and one failure ends everything with its reason."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tacit.contracts import Gather, Mean
+from tacit.engine import Job, Lane
+
+
+class Slow:
+    """A transport whose answers the test gives, in any order."""
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[str, int]] = []
+        self.calls: dict[tuple[str, int], Callable[[], None]] = {}
+        self.failing: set[tuple[str, int]] = set()
+        self.news = threading.Condition()
+
+    def peers(self, axis: str) -> int:
+        return 2
+
+    def rank(self, axis: str) -> int:
+        return 0
+
+    def post(self, request: Mean | Gather, stage: int, slot: str) -> "Answer":
+        return Answer(self, (slot, stage))
+
+    def wait_for(self, *posts: tuple[str, int]) -> None:
+        with self.news:
+            assert self.news.wait_for(lambda: all(p in self.calls for p in posts), 5), self.posted
+
+    def finish(self, *posts: tuple[str, int]) -> None:
+        for post in posts:
+            self.calls[post]()
+
+
+class Answer:
+    def __init__(self, net: Slow, key: tuple[str, int]) -> None:
+        self.net, self.key = net, key
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        with self.net.news:
+            self.net.posted.append(self.key)
+            self.net.calls[self.key] = call
+            self.net.news.notify_all()
+
+    def answer(self) -> Any:
+        if self.key in self.net.failing:
+            raise ConnectionError("the wire is cut")
+        return self.key
+
+
+def talk(stages: int, heard: list[object]):
+    for _ in range(stages):
+        heard.append((yield Mean((torch.zeros(1),), "world")))  # noqa: PERF401
+    return heard
+
+
+class Watched:
+    """A lane with jobs whose ends are written down."""
+
+    def __init__(self) -> None:
+        self.net = Slow()
+        self.lane = Lane(self.net, lambda error: RuntimeError(f"explained: {error}"))
+        self.ends: list[tuple[str, str]] = []
+
+    def submit(self, slot: str, stages: int = 1) -> None:
+        self.lane.submit(
+            Job(
+                slot,
+                lambda: talk(stages, []),
+                lambda _: self.ends.append((slot, "landed")),
+                lambda error: self.ends.append((slot, str(error))),
+            )
+        )
+
+
+@pytest.fixture
+def watched():
+    each = Watched()
+    yield each
+    each.lane.close()
+
+
+def test_jobs_start_at_once_and_are_answered_in_order(watched: Watched) -> None:
+    watched.submit("a", stages=2)
+    watched.submit("b", stages=2)
+    watched.net.wait_for(("a", 0), ("b", 0))
+    watched.net.finish(("b", 0))  # answered first, and must wait for a
+    watched.submit("c")
+    watched.net.wait_for(("c", 0))
+    assert watched.net.posted == [("a", 0), ("b", 0), ("c", 0)]
+    watched.net.finish(("a", 0))
+    watched.net.wait_for(("a", 1))
+    assert ("b", 1) not in watched.net.posted  # second messages keep the order of the jobs too
+    watched.net.finish(("a", 1))
+    watched.net.wait_for(("b", 1))
+    watched.net.finish(("c", 0), ("b", 1))
+    watched.lane.flush()
+    assert watched.ends == [("a", "landed"), ("b", "landed"), ("c", "landed")]
+
+
+def test_one_failure_ends_all_with_the_explanation(watched: Watched) -> None:
+    watched.submit("a")
+    watched.submit("b")
+    watched.net.wait_for(("a", 0), ("b", 0))
+    watched.net.failing.add(("a", 0))
+    watched.net.finish(("a", 0))
+    watched.lane.flush()
+    watched.submit("c")
+    watched.lane.flush()
+    watched.net.finish(("b", 0))  # its answer comes too late, and harms nothing
+    assert watched.ends == [(slot, "explained: the wire is cut") for slot in "abc"]
+
+
+def test_what_an_algorithm_raises_ends_the_lane_too(watched: Watched) -> None:
+    def broken():
+        raise ZeroDivisionError("in encode")
+        yield
+
+    watched.lane.submit(Job("x", broken, lambda _: None, lambda e: watched.ends.append(("x", str(e)))))
+    watched.lane.flush()
+    assert watched.ends == [("x", "explained: in encode")]
+
+
+def test_closing_drains(watched: Watched) -> None:
+    watched.submit("a")
+    watched.net.wait_for(("a", 0))
+    threading.Timer(0.1, watched.net.finish, [("a", 0)]).start()
+    watched.lane.close()
+    assert watched.ends == [("a", "landed")]

@@ -1,0 +1,154 @@
+"""The session without a network: rounds, commits, lots, and what happens to a round that fails."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tacit.algorithms import parse
+from tacit.compressors import BF16, Dense, Select, TopK
+from tacit.errors import AttachError, NonFinite
+from tacit.lots import cut, make_lots
+from tacit.session import Session
+from tacit.transports.loopback import Loopback, Seat
+
+NAMED = {"a": torch.zeros(30, 10), "b": torch.zeros(10), "c": torch.zeros(40, 5), "d": torch.zeros(5)}
+LOTS = [["d", "c"], ["b", "a"]]
+
+
+class Group:
+    """Sessions of P ranks on one loopback."""
+
+    def __init__(self, algorithm: str, peers: int = 3) -> None:
+        self.net = Loopback(peers)
+        self.sessions = [Session(parse(algorithm), NAMED, Seat(self.net, r), LOTS) for r in range(peers)]
+
+    def exchange(self, lot: int, xs: list[Tensor]) -> None:
+        outcomes = self.net.run([s.open(lot, x) for s, x in zip(self.sessions, xs, strict=True)])
+        for session, outcome in zip(self.sessions, outcomes, strict=True):
+            session.land(lot, outcome)
+
+    def gradients(self, lot: int, seed: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        size = self.sessions[0].lots[lot].numel
+        return [torch.randn(size, generator=generator) for _ in self.sessions]
+
+    def states(self) -> list[dict[tuple[str, str], Tensor]]:
+        return [{k: v.clone() for k, v in s.named_state().items()} for s in self.sessions]
+
+
+def equal(a: list[dict[tuple[str, str], Tensor]], b: list[dict[tuple[str, str], Tensor]]) -> bool:
+    return all(
+        x.keys() == y.keys() and all(torch.equal(x[k], y[k]) for k in x) for x, y in zip(a, b, strict=True)
+    )
+
+
+def test_state_is_there_from_the_start_and_has_the_parameters_names() -> None:
+    (session, *_) = Group("topk:ratio=0.1").sessions
+    assert {("a", "residual"), ("c", "residual")} <= session.named_state().keys()
+    assert session.named_state()["a", "residual"].numel() == 300
+
+
+def test_a_round_is_committed_when_its_last_lot_has_landed() -> None:
+    group = Group("topk:ratio=0.1")
+    before = group.states()
+    group.exchange(0, group.gradients(0, 1))
+    assert equal(group.states(), before)
+    assert group.sessions[0].round == 0
+    group.exchange(1, group.gradients(1, 2))
+    assert not equal(group.states(), before)
+    assert [s.round for s in group.sessions] == [1, 1, 1]
+    assert group.sessions[0].metrics()["rounds"] == 1
+
+
+def test_a_round_that_fails_leaves_no_trace() -> None:
+    group = Group("topk:ratio=0.1")
+    for lot in (0, 1):
+        group.exchange(lot, group.gradients(lot, lot))
+    before = group.states()
+    group.exchange(0, group.gradients(0, 5))
+    xs = group.gradients(1, 6)
+    xs[2][3] = torch.nan
+    with pytest.raises(NonFinite, match=r"gradient of b on rank 2"):
+        group.exchange(1, xs)
+    for session in group.sessions:
+        session.discard()
+    assert equal(group.states(), before)
+    # and the next round is as if the failed one had never been
+    other = Group("topk:ratio=0.1")
+    for lot in (0, 1):
+        other.exchange(lot, other.gradients(lot, lot))
+    for lot in (0, 1):
+        a, b = group.gradients(lot, 7), other.gradients(lot, 7)
+        group.exchange(lot, a)
+        other.exchange(lot, b)
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ["dense", "bf16", "topk:ratio=0.1"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_an_error_on_every_rank(algorithm: str, value: float) -> None:
+    group = Group(algorithm)
+    xs = group.gradients(1, 1)
+    xs[1][9], xs[2][100] = value, value
+    failures = []
+
+    def guarded(session: Session, x: Tensor):
+        try:
+            yield from session.open(1, x)
+        except NonFinite as error:
+            failures.append(str(error))
+
+    group.net.run([guarded(s, x) for s, x in zip(group.sessions, xs, strict=True)])
+    assert len(failures) == 3
+    for text in failures:
+        assert "b on rank 1" in text
+        assert "a on rank 2" in text
+
+
+def test_a_mean_that_overflows_is_told_apart() -> None:
+    group = Group("bf16")
+    xs = [torch.full((310,), 3.402e38) for _ in range(3)]  # rounds up to infinity in bfloat16
+    with pytest.raises(NonFinite, match="overflows"):
+        group.exchange(1, xs)
+
+
+def test_lots_can_change_and_state_follows_its_parameters() -> None:
+    group = Group("topk:ratio=0.1")
+    for lot in (0, 1):
+        group.exchange(lot, group.gradients(lot, lot))
+    before = group.states()
+    for session in group.sessions:
+        session.recut([["a", "c"], ["b", "d"]])
+    after = group.states()
+    assert [lot.name for lot in group.sessions[0].lots] == ["a", "b"]
+    for old, new in zip(before, after, strict=True):
+        assert all(torch.equal(old[name, "residual"], new[name, "residual"]) for name in ("a", "c"))
+
+
+def test_lots_are_cut_from_the_back_by_size_and_kind() -> None:
+    named = {"w": torch.zeros(100), "x": torch.zeros(50), "y": torch.zeros(20), "z": torch.zeros(5)}
+    assert cut(named, first_cap=100, cap=300) == [["z", "y"], ["x"], ["w"]]
+    named["x"] = torch.zeros(50, dtype=torch.float64)
+    assert cut(named, first_cap=10_000, cap=10_000) == [["z", "y"], ["x"], ["w"]]
+
+
+def test_vectors_stay_dense_where_the_compressor_exempts_them() -> None:
+    (lot, _) = Group("topk:ratio=0.1").sessions[0].lots
+    assert isinstance(lot.compressor, Select)
+    assert [part.compressor for part in lot.compressor.parts] == [Dense()]
+    assert lot.compressor.parts[0].spans == ((0, 5),)
+    assert all(lot.compressor == BF16() for lot in Group("bf16").sessions[0].lots)
+
+
+def test_a_policy_that_gives_no_compressor_is_told() -> None:
+    with pytest.raises(AttachError, match="gave 'topk' for d: return a Compressor, or None"):
+        make_lots(LOTS, NAMED, lambda name, p: "topk")  # type: ignore[arg-type, return-value]
+
+
+def test_equal_choices_of_a_policy_become_one_part() -> None:
+    (lot,) = make_lots(
+        [["a", "b", "c", "d"]], NAMED, lambda name, p: TopK(ratio=0.1) if name in "ac" else BF16()
+    )
+    assert isinstance(lot.compressor, Select)
+    assert lot.compressor.main == TopK(ratio=0.1)
+    assert [part.spans for part in lot.compressor.parts] == [((300, 310), (510, 515))]
