@@ -3,7 +3,7 @@
 *When* do replicas talk (`Rounds`), *what* do they say (`Compressor`), *with whom* and by which collective
 (`Topology`), *how is it hidden* (`Overlap`), *how is the answer applied* (`Merge`). Compressors and
 topologies do no I/O: they are generators that yield wishes and are sent the answers, so one strategy runs
-on every transport. `docs/extending.md` walks through a new one.
+on every transport. CONTRIBUTING walks through a new one.
 """
 
 from __future__ import annotations
