@@ -25,7 +25,7 @@ from tacit.lots import Policy, cut
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.transports.rollcall import RollCall
-from tacit.transports.torch import TorchTransport
+from tacit.transports.torch import TorchTransport, abort
 
 FIRST_LOT_BYTES = 1 << 20
 """As DDP's first bucket: small, so that something leaves early in backward."""
@@ -146,7 +146,7 @@ class Attached:
         if not quiet:
             _agree(group, strategy, named)
             self._transport.open(self.session.stages)
-            self._watch()
+        self._watch()
         self._enter(tensors)
 
     def _lr(self) -> float:
@@ -165,14 +165,20 @@ class Attached:
             f"{name}/{_SESSIONS[name]}",
             dist.get_rank(),
             ranks,
-            lambda: self.session.round,
+            lambda: self.session.step if self.strategy.subject == "nothing" else self.session.round,
             self._peer_lost,
         )
         self.session.explain = self._explain
 
     def _peer_lost(self, error: PeerLost) -> None:
         self.session.failure = self.session.failure or error
+        self._abort()
+
+    def _abort(self) -> None:
+        """End what may hang: our own collectives, or DDP's where it was left to itself."""
         self._transport.abort()
+        if self.strategy.subject == "nothing":
+            abort(self._group)
 
     def _explain(self, error: BaseException) -> BaseException:
         if isinstance(self.session.failure, PeerLost):
@@ -269,12 +275,23 @@ class Attached:
         if error is None:
             self.close()
             return
-        # The peers may be waiting for this rank: tell them, and do not wait for them.
-        if self._rollcall is not None and self.session.failure is None:
-            self._rollcall.leave(f"{type(error).__name__}: {error}")
-            self.session.failure = error
-            self._transport.abort()
+        lost = self._lost(error) if self.session.failure is None else None
         self._leave()
+        if lost is not None:
+            raise lost from error
+
+    def _lost(self, error: BaseException) -> PeerLost | None:
+        """An error came out of the block: is a peer to blame, or must the peers be told of this rank?"""
+        if self._rollcall is None:
+            return None
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
+            self.session.failure = lost = self._rollcall.alarm(str(error).splitlines()[0])
+            return lost
+        # The peers may be waiting for this rank: tell them, and do not wait for them.
+        self._rollcall.leave(f"{type(error).__name__}: {error}")
+        self.session.failure = error
+        self._abort()
+        return None
 
 
 def _caps(model: DistributedDataParallel) -> tuple[int, int]:

@@ -131,8 +131,13 @@ class TorchTransport:
             if any(group in self._groups for group in kept):
                 kept.clear()
         for group in self._groups:
-            for device in set(group._device_types):
-                group._get_backend(device).abort()
+            abort(group)
+
+
+def abort(group: dist.ProcessGroup) -> None:
+    """End every collective of the group with an error."""
+    for device in set(group._device_types):
+        group._get_backend(device).abort()
 
 
 _OWN: dict[tuple[object, ...], list[dist.ProcessGroup]] = {}
