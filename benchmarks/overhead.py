@@ -1,6 +1,6 @@
 """What the machinery costs, and what it saves: step times of VGG-11, all arms interleaved in one run.
 
-    python benchmarks/overhead.py            # about 7 minutes
+    python benchmarks/overhead.py            # about 6 minutes
     python benchmarks/overhead.py --quick    # under 2 minutes
     python benchmarks/overhead.py --json     # the last line on stdout is one JSON object
 
@@ -33,7 +33,7 @@ class Experiment:
     Attributes:
         arms: name -> steps in a block; compute-only is always measured too.
         bars: arm -> the least step-time ratio ddp / arm that is promised.
-        blocks: counted blocks; `quick` of them with --quick.
+        blocks: counted blocks; with --quick, `quick` blocks of one step.
     """
 
     cluster: str
@@ -50,7 +50,7 @@ EXPERIMENTS = {
         {"ddp": 1, "bf16": 1, "topk:ratio=0.01": 3},
         {"bf16": 1.8, "topk:ratio=0.01": 5.0},
         blocks=12,
-        quick=4,
+        quick=3,
     ),
 }
 
@@ -100,7 +100,7 @@ def _transmitted() -> int:
     return counters.transmitted(os.environ["TACIT_INTERFACE"])
 
 
-def rank_main(name: str, blocks: int) -> None:
+def rank_main(name: str, quick: bool) -> None:
     """Measure all arms of an experiment; rank 0 prints the result."""
     import torch
     import torch.distributed as dist
@@ -109,7 +109,8 @@ def rank_main(name: str, blocks: int) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     experiment = EXPERIMENTS[name]
     trainers = {arm: Trainer(arm) for arm in ("compute-only", *experiment.arms)}
-    steps = {"compute-only": 3, **experiment.arms}
+    steps = dict.fromkeys(trainers, 1) if quick else {"compute-only": 3, **experiment.arms}
+    blocks = experiment.quick if quick else experiment.blocks
     arms = {arm: Arm(trainer.step, steps[arm], 2 if arm == "ddp" else 4) for arm, trainer in trainers.items()}
     seconds = interleave(arms, blocks, dist.barrier)
     if dist.get_rank() == 0:
@@ -137,7 +138,6 @@ def measure(name: str, quick: bool) -> list[dict[str, object]]:
     from tacit.testbed import Testbed
 
     experiment = EXPERIMENTS[name]
-    blocks = experiment.quick if quick else experiment.blocks
     found: list[dict[str, dict[str, object]]] = []
 
     def listen(node: int, line: str) -> None:
@@ -147,7 +147,7 @@ def measure(name: str, quick: bool) -> list[dict[str, object]]:
             print(f"node {node}: {line}", file=sys.stderr)
 
     with Testbed(Cluster.parse(experiment.cluster)) as bed:
-        result = bed.run([__file__, "--rank", name, "--blocks", str(blocks)], on_line=listen)
+        result = bed.run([__file__, "--rank", name, *(["--quick"] if quick else [])], on_line=listen)
     if result.returncode or not found:
         raise SystemExit(f"{name} failed: {result.failures}")
     return [_row(name, arm, found[0]) for arm in found[0]]
@@ -214,10 +214,9 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-overhead.json")
     parser.add_argument("--only", choices=list(EXPERIMENTS), help="one experiment alone")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
-    parser.add_argument("--blocks", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank_main(options.rank, options.blocks)
+        rank_main(options.rank, options.quick)
         return
     rows = [
         row for name in EXPERIMENTS if options.only in (None, name) for row in measure(name, options.quick)

@@ -32,10 +32,15 @@ Memory: TypeAlias = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Answer: the peers' mean, tensor by tensor. The payload itself may be overwritten with it."""
+    """Answer: the peers' mean, tensor by tensor. The payload itself may be overwritten with it.
+
+    Where `total` is given, the transport adds to it a sum over this rank's own payload, which it passes over
+    anyway: finite if all entries are, and their sum does not overflow.
+    """
 
     payload: Payload
     axis: str = ""
+    total: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

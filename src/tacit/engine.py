@@ -34,12 +34,20 @@ def drive(exchange: Generator[Request, Any, T], transport: Transport, slot: str 
 
 @dataclass(eq=False)
 class Job:
-    """One exchange in the lane. `landed` is called in the lane's thread with the outcome."""
+    """One exchange in the lane.
+
+    Attributes:
+        slot: names it; no other job of that name is under way.
+        open: makes the exchange.
+        landed: called with its outcome; `failed` with the error.
+        light: whether encoding and decoding cost so little that any thread may do it at once.
+    """
 
     slot: str
     open: Callable[[], Generator[Request, Any, Any]]
     landed: Callable[[Any], None]
     failed: Callable[[BaseException], None]
+    light: bool = False
     exchange: Generator[Request, Any, Any] | None = None
     posted: Posted | None = None
     stage: int = 0
@@ -48,30 +56,36 @@ class Job:
 
 
 class Lane:
-    """A thread that runs exchanges: it starts them, and resumes them, in the order they came.
+    """Runs exchanges: it starts them, and resumes them, in the order they came.
 
     The first wish of a job is posted while earlier jobs wait for their answers, so that the link never
     idles; answers are taken strictly in order, so that all ranks post the wishes of one stage in one order
-    and no two ranks can wait for each other. The thread alone touches the jobs. The first failure ends
-    everything that is under way, and everything that comes later, with that error.
+    and no two ranks can wait for each other. The first failure ends everything that is under way, and
+    everything that comes later, with that error.
+
+    The work is done by a thread of the lane's own, but for light jobs: those are started by the thread that
+    submits them and resumed by the one that brings the answer, as on busy cores each change of threads costs
+    a turn of the scheduler. One thread at a time touches the jobs; whoever comes meanwhile leaves its event.
     """
 
     def __init__(self, transport: Transport, explain: Callable[[BaseException], BaseException]) -> None:
         self._transport = transport
         self._explain = explain
-        self._events: SimpleQueue[Job | None] = SimpleQueue()
+        self._events: SimpleQueue[Job] = SimpleQueue()
+        self._turn = threading.Lock()
         self._under_way: deque[Job] = deque()
         self._failure: BaseException | None = None
         self._open = 0
         self._idle = threading.Condition()
+        self._calls: SimpleQueue[bool] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="tacit-lane", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Put a job at the end of the lane; returns at once."""
+        """Put a job at the end of the lane."""
         with self._idle:
             self._open += 1
-        self._events.put(job)
+        self._happened(job)
 
     def flush(self) -> None:
         """Wait until the lane is empty."""
@@ -82,19 +96,39 @@ class Lane:
         """Drain the lane and end its thread."""
         if self._thread.is_alive():
             self.flush()
-            self._events.put(None)
+            self._calls.put(False)
             self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._events.get()) is not None:
-            if self._failure is not None:
-                self._end(job, self._failure)
-            elif job.posted is None:
-                self._attempt(self._start, job)
-            else:
-                job.answered = True
-            while self._under_way and self._under_way[0].answered and self._failure is None:
-                self._attempt(self._resume, self._under_way[0])
+        while self._calls.get():
+            self._take_events()
+
+    def _happened(self, job: Job) -> None:
+        self._events.put(job)
+        if job.light:
+            self._take_events()
+        else:
+            self._calls.put(True)
+
+    def _take_events(self) -> None:
+        while not self._events.empty():  # again after the release: an event may have come just before it
+            if not self._turn.acquire(blocking=False):
+                return
+            try:
+                while not self._events.empty():
+                    self._handle(self._events.get())
+            finally:
+                self._turn.release()
+
+    def _handle(self, job: Job) -> None:
+        if self._failure is not None:
+            self._end(job, self._failure)
+        elif job.posted is None:
+            self._attempt(self._start, job)
+        else:
+            job.answered = True
+        while self._under_way and self._under_way[0].answered and self._failure is None:
+            self._attempt(self._resume, self._under_way[0])
 
     def _attempt(self, step: Callable[[Job], None], job: Job) -> None:
         try:
@@ -129,7 +163,7 @@ class Lane:
         assert isinstance(request, Mean | Gather), f"a {type(request).__name__} reached the lane"
         job.posted = self._transport.post(request, job.stage, job.slot)
         job.stage += 1
-        job.posted.on_done(lambda: self._events.put(job))
+        job.posted.on_done(lambda: self._happened(job))
 
     def _end(self, job: Job, error: BaseException) -> None:
         if job.ended:  # it failed earlier, and this is the event of its last answer

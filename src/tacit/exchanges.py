@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from tacit.contracts import Gather, Mean, Payload, Reduce, Request, Together
 
@@ -28,6 +29,15 @@ def on(axis: str, exchange: Generator[Request, Any, T]) -> Generator[Request, An
         return (yield request)
 
     return _answered(exchange, stamp)
+
+
+def totalled(exchange: Generator[Request, Any, T], total: Tensor) -> Generator[Request, Any, T]:
+    """Run `exchange`, with the sum of all that this rank gives to a `Mean` added up in `total`."""
+
+    def add_up(request: Request) -> Generator[Request, Any, Any]:
+        return (yield replace(request, total=total) if isinstance(request, Mean) else request)
+
+    return _answered(exchange, add_up)
 
 
 def reduced(

@@ -50,19 +50,19 @@ class Lot:
         return torch.empty(self.numel, dtype=self.dtype, device=device)
 
 
-def cut(named: Mapping[str, Tensor], first_cap: int, cap: int) -> list[list[str]]:
-    """Group parameters into lots of at most `cap` bytes, the first one of `first_cap`.
+def cut(names: Iterable[str], named: Mapping[str, Tensor], cap: int) -> list[list[str]]:
+    """Group parameters, in this order, into lots of at most `cap` bytes, or of one parameter.
 
-    In reverse, as backward fills gradients from the last layer to the first; the small first lot starts
-    early. Types and devices are not mixed.
+    Types and devices are not mixed.
     """
     lots: list[list[str]] = []
     last: tuple[torch.dtype, torch.device] | None = None
     room = 0
-    for name, p in reversed(list(named.items())):
+    for name in names:
+        p = named[name]
         size, kind = p.numel() * p.element_size(), (p.dtype, p.device)
         if not lots or room < size or kind != last:
-            room = cap if lots else first_cap
+            room = cap
             lots.append([])
         lots[-1].append(name)
         room -= size

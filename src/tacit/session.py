@@ -14,7 +14,7 @@ from torch import Tensor
 from tacit.contracts import WORLD, Context, Mean, Outcome, Request, State, Transport
 from tacit.engine import Job, Lane
 from tacit.errors import NonFinite, RoundError
-from tacit.exchanges import fuse, on
+from tacit.exchanges import fuse, on, totalled
 from tacit.lots import Lot, Policy, make_lots, named_state
 from tacit.strategy import Strategy
 from tacit.transports.meter import Bill, Rehearsal, rehearse
@@ -184,15 +184,27 @@ class Session:
             name=lot.name,
         )
         word.zero_()
-        word[ctx.rank] = self._first_broken(lot, x)
-        outcome = yield from self._talk(lot, x, self._states[i], ctx, word)
-        if not lot.compressor.swallows and not _finite(outcome.mean):
-            yield Mean((word,), WORLD)
-            self._check(lot, word)
-            slot = lot.slots[self._first_broken(lot, outcome.mean) - 1]
-            raise NonFinite(f"the mean of {slot.name} overflows {lot.dtype}, although no rank's own does")
+        if lot.compressor.swallows:
+            word[ctx.rank] = self._first_broken(lot, x)
+            outcome = yield from self._talk(lot, x, self._states[i], ctx, word)
+        else:
+            outcome = yield from self._talk_openly(lot, x, self._states[i], ctx, word)
         self._check(lot, word)
         return outcome
+
+    def _talk_openly(
+        self, lot: Lot, x: Tensor, state: State, ctx: Context, word: Tensor
+    ) -> Generator[Request, Any, Outcome]:
+        """An exchange whose mean shows a NaN of any rank; only then the ranks ask each other whose it is."""
+        total = torch.zeros(())
+        outcome = yield from totalled(self._talk(lot, x, state, ctx, word), total)
+        if _finite(outcome.mean):
+            return outcome
+        word[ctx.rank] = 0.0 if bool(total.isfinite()) else 1.0
+        yield Mean((word,), WORLD)
+        names = [slot.name for slot in lot.slots if not _finite(outcome.mean[slot.start : slot.stop])]
+        ranks = [str(rank) for rank, w in enumerate(word) if w > 0]
+        raise self._nonfinite(f"{', '.join(names)} on rank {', '.join(ranks)}")
 
     def _talk(
         self, lot: Lot, x: Tensor, state: State, ctx: Context, word: Tensor
@@ -216,13 +228,14 @@ class Session:
         peers = self._transport.peers(WORLD)
         found = [(rank, round(float(w) * peers) - 1) for rank, w in enumerate(word) if w > 0]
         where = ", ".join(f"{lot.slots[slot].name} on rank {rank}" for rank, slot in found)
-        raise NonFinite(
-            f"NaN or infinity in {self._what()} {where}, in step {self.step}: no rank has applied anything "
-            "of this step. Lower the learning rate, clip the gradient, or look at the batch"
-        )
+        raise self._nonfinite(where)
 
-    def _what(self) -> str:
-        return "the gradient of" if self.strategy.subject == "gradient" else "the parameter"
+    def _nonfinite(self, where: str) -> NonFinite:
+        what = "the gradient of" if self.strategy.subject == "gradient" else "the parameter"
+        return NonFinite(
+            f"NaN or infinity in {what} {where}, in step {self.step}: no rank has applied anything of this "
+            "step. Lower the learning rate, clip the gradient, or look at the batch"
+        )
 
     # ---- rounds ---------------------------------------------------------------------------------------
 
@@ -241,7 +254,8 @@ class Session:
             self.failure = error
             landed()
 
-        self._lane.submit(Job(self.lots[i].name, lambda: self.open(i, x), land, fail))
+        lot = self.lots[i]
+        self._lane.submit(Job(lot.name, lambda: self.open(i, x), land, fail, not lot.compressor.swallows))
 
     def waiting(self) -> None:
         """Say that training waits for the round from now on: until then it was hidden."""

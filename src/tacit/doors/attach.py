@@ -27,8 +27,6 @@ from tacit.strategy import Strategy
 from tacit.transports.rollcall import RollCall
 from tacit.transports.torch import TorchTransport, abort
 
-FIRST_LOT_BYTES = 1 << 20
-"""As DDP's first bucket: small, so that something leaves early in backward."""
 VARIABLE = "TACIT_ALGORITHM"
 
 _ATTACHED: WeakKeyDictionary[DistributedDataParallel, Attached] = WeakKeyDictionary()
@@ -139,7 +137,7 @@ class Attached:
         self._rollcall: RollCall | None = None
         quiet = strategy.subject == "nothing"
         tensors = named if strategy.subject != "progress" else {**named, **_float_buffers(model)}
-        lots = [] if quiet else cut(tensors, *_caps(model))
+        lots = [] if quiet else cut(reversed(tensors), tensors, int(model.bucket_bytes_cap))
         self._transport = TorchTransport(group, timeout or _timeout(group))
         self.session = Session(strategy, tensors, self._transport, lots, policy, self._lr)
         self.strategy = strategy
@@ -192,7 +190,7 @@ class Attached:
         subject = self.strategy.subject
         if subject == "gradient":
             board = Switchboard.of(self._model)
-            self._gradient_door = GradientDoor(self.session, {id(p): n for n, p in tensors.items()})
+            self._gradient_door = GradientDoor(self.session, tensors)
             board.answer = self._gradient_door
             self._undo.append(lambda: setattr(board, "answer", plain_mean(self._group)))
         if subject == "progress":
@@ -292,11 +290,6 @@ class Attached:
         self.session.failure = error
         self._abort()
         return None
-
-
-def _caps(model: DistributedDataParallel) -> tuple[int, int]:
-    cap = int(model.bucket_bytes_cap)
-    return min(FIRST_LOT_BYTES, cap), cap
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta:

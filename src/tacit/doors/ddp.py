@@ -25,8 +25,8 @@ BucketFuture = torch.futures.Future[Tensor]
 Answer = Callable[[GradBucket], BucketFuture]
 
 SETTLED = 3
-"""The round from which lots follow DDP's buckets. DDP fills one bucket in its first iteration and others
-from the second on; changing with the third round is the same whether or not a run was resumed before it."""
+"""The round from which lots are DDP's buckets. DDP fills one bucket in its first iteration and others from
+the second on; changing at a fixed round is the same whether or not a run was resumed before it."""
 
 
 @dataclass
@@ -138,9 +138,9 @@ class _Bucket:
 class GradientDoor:
     """Cuts DDP's buckets into the session's lots, and answers each bucket when its lots have landed."""
 
-    def __init__(self, session: Session, names: dict[int, str]) -> None:
+    def __init__(self, session: Session, named: dict[str, Tensor]) -> None:
         self._session = session
-        self._names = names
+        self._names = {id(p): name for name, p in named.items()}
         self._routes: dict[tuple[int, ...], list[_Whole | _Piece]] = {}
         self._routed = session.lots
         self._staged: dict[int, _Staged] = {}
@@ -174,8 +174,7 @@ class GradientDoor:
         self._staged.clear()
         self._seen = []
         if session.round >= SETTLED and self._layout is not None:
-            if self._layout != [[slot.name for slot in lot.slots] for lot in session.lots]:
-                session.recut(self._layout)
+            session.recut(self._layout)
             self._layout = None
         if self._routed is not session.lots:
             self._routed = session.lots

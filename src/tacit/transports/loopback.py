@@ -72,6 +72,9 @@ class Loopback:
             copies = [tuple(t.clone() for t in payload) for payload in payloads]
             self._count(group, ring_gather(payloads[0], len(group)))
             return dict.fromkeys(group, copies)
+        for wish in wishes:
+            if isinstance(wish, Mean) and wish.total is not None:
+                wish.total.add_(sum(t.sum() for t in wish.payload))
         means = [torch.stack([t / len(group) for t in each]).sum(0) for each in zip(*payloads, strict=True)]
         self._count(group, ring_mean(payloads[0], len(group)))
         for payload in payloads:

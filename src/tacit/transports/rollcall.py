@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from tacit.errors import PeerLost
 
@@ -34,7 +35,7 @@ class RollCall:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         key: str,
         rank: int,
         ranks: list[int],
@@ -42,7 +43,7 @@ class RollCall:
         on_alarm: Callable[[PeerLost], None],
     ) -> None:
         # A store client serves one call at a time: a copy never waits for the program's own calls.
-        self._store = dist.PrefixStore(f"tacit/{key}", store.clone())
+        self._store = PrefixStore(f"tacit/{key}", store.clone())
         self._rank, self._ranks, self._round, self._on_alarm = rank, ranks, round, on_alarm
         self._found: PeerLost | None = None
         self._told = threading.Event()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tacit.contracts import WORLD, Gather, Mean, Payload, Posted
-from tacit.transports.wire import empty_message, nbytes, pack_, ring_gather, ring_mean, unpack
+from tacit.transports.wire import divide_, empty_message, nbytes, pack_, ring_gather, ring_mean, unpack
 
 # torch 2.13 renamed it, and warns about the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -81,13 +81,17 @@ class TorchTransport:
     def post(self, request: Mean | Gather, stage: int, slot: str) -> Posted:
         """Start the collective; see `contracts.Transport`."""
         if self.peers() == 1:
+            if isinstance(request, Mean):
+                for tensor in request.payload:
+                    divide_(tensor, 1, request.total)
             return _Now(request.payload if isinstance(request, Mean) else [request.payload])
         group = self._groups[stage]
         if isinstance(request, Gather):
             return self._gather(request.payload, group, (slot, stage, 0))
-        return self._mean(request.payload, group, (slot, stage, 1))
+        return self._mean(request, group, (slot, stage, 1))
 
-    def _mean(self, payload: Payload, group: dist.ProcessGroup, key: tuple[str, int, int]) -> Posted:
+    def _mean(self, request: Mean, group: dist.ProcessGroup, key: tuple[str, int, int]) -> Posted:
+        payload = request.payload
         self.sent += ring_mean(payload, self.peers())
         message = None
         if len(payload) == 1:
@@ -96,7 +100,8 @@ class TorchTransport:
             message = self._message(key, payload, 1)
             pack_(payload, message)
             flat = message.view(payload[0].dtype)
-        flat.div_(self.peers())  # before the sum, as DDP does: the two then agree to the last bit
+        # Before the sum, as DDP does: the two then agree to the last bit.
+        divide_(flat, self.peers(), request.total)
         work = dist.all_reduce(flat, group=group, async_op=True)
         assert work is not None
 
@@ -116,7 +121,9 @@ class TorchTransport:
         pack_(payload, mine)
         work = _all_gather(all_, mine, group=group, async_op=True)
         assert work is not None
-        return _Later(work, lambda: [unpack(m, payload) for m in all_.split(size)])
+        return _Later(
+            work, lambda: [unpack(all_[i : i + size], payload) for i in range(0, all_.numel(), size)]
+        )
 
     def _message(self, key: tuple[str, int, int], like: Payload, copies: int) -> Tensor:
         size = copies * nbytes(like)

@@ -41,6 +41,23 @@ def unpack(message: Tensor, like: Payload) -> Payload:
     return tuple(views[i] for i in range(len(like)))
 
 
+BLOCK = 1 << 18
+"""Elements divided and added up at a time: they stay in the second-level cache between the two."""
+
+
+def divide_(flat: Tensor, by: int, total: Tensor | None) -> None:
+    """Divide in place; where `total` (one element) is given, add the sum of the quotients to it."""
+    if total is None:
+        flat.div_(by)
+        return
+    flat = flat.view(-1)
+    for start in range(0, flat.numel(), BLOCK):
+        block = flat[start : start + BLOCK]
+        if by != 1:
+            block.div_(by)
+        total.add_(block.sum())
+
+
 def ring_mean(payload: Payload, peers: int) -> int:
     """Bytes that each rank sends in a ring all-reduce: 2 (P - 1) / P of the payload, rounded up."""
     return -(-2 * (peers - 1) * nbytes(payload) // peers)
