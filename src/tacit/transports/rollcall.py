@@ -43,7 +43,8 @@ class RollCall:
         on_alarm: Callable[[PeerLost], None],
     ) -> None:
         # A store client serves one call at a time: a copy never waits for the program's own calls.
-        self._store = PrefixStore(f"tacit/{key}", store.clone())
+        clone = getattr(store, "clone", lambda: store)  # an older torch has none
+        self._store = PrefixStore(f"tacit/{key}", clone())
         self._rank, self._ranks, self._round, self._on_alarm = rank, ranks, round, on_alarm
         self._found: PeerLost | None = None
         self._told = threading.Event()
