@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from tacit.algorithms import parse
 from tacit.contracts import WORLD
+from tacit.doors import footprint
 from tacit.doors.ddp import GradientDoor, Switchboard, no_exchange, plain_mean
 from tacit.doors.optimizer import OwnBuffers, ProgressDoor
 from tacit.errors import AttachError, ConfigError, PeerLost
@@ -39,6 +40,7 @@ def from_env(variable: str = VARIABLE) -> Strategy:
     Raises:
         ConfigError: the text is no strategy.
     """
+    footprint.called("from_env")
     text = os.environ.get(variable, "ddp")
     try:
         return parse(text)
@@ -72,10 +74,12 @@ def attach(
         ConfigError: the strategy's text is wrong.
         AttachError: the model or the optimizer does not fit, or ranks differ in model or strategy.
     """
+    footprint.called("attach")
     strategy = parse(strategy) if isinstance(strategy, str) else strategy
     named = _checked(model, optimizer, strategy)
     attached = Attached(model, optimizer, strategy, named, policy, timeout)
     _ATTACHED[model] = attached
+    footprint.began(attached.session)
     return attached
 
 
@@ -263,6 +267,7 @@ class Attached:
         if self._rollcall is not None:
             self._rollcall.close()
         self.session.close()
+        footprint.ended(self.session)
 
     def __enter__(self) -> Self:
         return self

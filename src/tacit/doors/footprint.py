@@ -1,0 +1,68 @@
+"""What a script did with tacit, left in a folder for `tacit run` to read: who was called, and the numbers.
+
+Where the environment variable `TACIT_FOOTPRINT` names a folder, every rank keeps one small file there,
+`rank<r>.json`. Where it is not set, nothing happens. A file is replaced as a whole, so that a reader never
+meets half of one. The last word is left when the interpreter ends, so sessions that nobody closes count too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tacit.session import Session
+
+VARIABLE = "TACIT_FOOTPRINT"
+
+_CALLED: list[str] = []
+_OPEN: list[Session] = []
+_CLOSED: list[dict[str, Any]] = []
+
+
+def called(door: str) -> None:
+    """Note that the script called this door, before anything can go wrong in it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    if VARIABLE in os.environ and door not in _CALLED:
+        _CALLED.append(door)
+        _write()
+
+
+def began(session: Session) -> None:
+    """Remember a session, for its numbers at the end."""
+    if VARIABLE not in os.environ:
+        return
+    if not _OPEN and not _CLOSED:
+        atexit.register(_write)
+    _OPEN.append(session)
+
+
+def ended(session: Session) -> None:
+    """Write the numbers of a session that was closed, and let go of it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    if session in _OPEN:
+        _OPEN.remove(session)
+        _CLOSED.append(_told(session, closed=True))
+        _write()
+
+
+def _told(session: Session, *, closed: bool) -> dict[str, Any]:
+    return {"strategy": session.strategy.name, "closed": closed, "metrics": session.metrics()}
+
+
+def _write() -> None:
+    rank = int(os.environ.get("RANK", "0"))
+    open_ = [_told(session, closed=False) for session in _OPEN]
+    text = json.dumps({"rank": rank, "called": _CALLED, "sessions": [*_CLOSED, *open_]})
+    file = Path(os.environ[VARIABLE], f"rank{rank}.json")
+    unfinished = file.with_suffix(".part")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(file)
