@@ -16,7 +16,7 @@ def test_every_public_name_is_there_and_documented() -> None:
 def test_the_names_are_these() -> None:
     assert set(tacit.__all__) == {
         "AttachError", "Attached", "Average", "BF16", "Cluster", "ConfigError", "Dense", "ErrorFeedback",
-        "Every", "EveryStep", "Flat", "NonFinite", "PeerLost", "Replace", "Select", "Strategy", "TacitError",
+        "Every", "EveryStep", "Flat", "NonFinite", "PeerLost", "PowerSGD", "RandomK", "Replace", "Select", "Sign", "Strategy", "TacitError",
         "TopK", "attach", "from_env",
     }  # fmt: skip
 

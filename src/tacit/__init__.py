@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tacit.cluster import Cluster
-    from tacit.compressors import BF16, Dense, ErrorFeedback, Select, TopK
+    from tacit.compressors import BF16, Dense, ErrorFeedback, PowerSGD, RandomK, Select, Sign, TopK
     from tacit.doors import Attached, attach, from_env
     from tacit.errors import AttachError, ConfigError, NonFinite, PeerLost, TacitError
     from tacit.merges import Average, Replace
@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 _HOMES = {
     "tacit.doors": ("Attached", "attach", "from_env"),
     "tacit.cluster": ("Cluster",),
-    "tacit.compressors": ("BF16", "Dense", "ErrorFeedback", "Select", "TopK"),
+    "tacit.compressors": (
+        "BF16",
+        "Dense",
+        "ErrorFeedback",
+        "PowerSGD",
+        "RandomK",
+        "Select",
+        "Sign",
+        "TopK",
+    ),
     "tacit.errors": ("AttachError", "ConfigError", "NonFinite", "PeerLost", "TacitError"),
     "tacit.merges": ("Average", "Replace"),
     "tacit.rounds": ("Every", "EveryStep"),
@@ -45,8 +54,11 @@ __all__ = [
     "Flat",
     "NonFinite",
     "PeerLost",
+    "PowerSGD",
+    "RandomK",
     "Replace",
     "Select",
+    "Sign",
     "Strategy",
     "TacitError",
     "TopK",

@@ -63,12 +63,15 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Several `Reduce` at once. Answer: theirs, in order. The messages of all travel as one."""
+    """Several wishes at once, given to the topology as some are `Reduce`. Answer: theirs, in order.
 
-    requests: tuple[Reduce, ...]
+    Like messages among what they become travel as one.
+    """
+
+    requests: tuple[Request, ...]
 
 
-Request: TypeAlias = Mean | Gather | Reduce | Together
+Request: TypeAlias = "Mean | Gather | Reduce | Together"
 
 
 # ---- what was sent ------------------------------------------------------------------------------------
@@ -131,6 +134,24 @@ class Sparse(Sent):
     def dense(self, like: Tensor) -> Tensor:
         """Zeros with those entries."""
         return torch.zeros_like(like).index_add_(0, self.index, self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded(Sent):
+    """What the codec makes of the payload arrived; for payloads that no collective overwrites."""
+
+    codec: OneShot
+    payload: Payload
+
+    def take_from_(self, owed: Tensor) -> None:
+        """Leave owed what the payload does not say."""
+        self.codec.decode_add_(self.payload, owed, -1.0)
+
+    def dense(self, like: Tensor) -> Tensor:
+        """The payload, decoded."""
+        whole = torch.empty_like(like)
+        self.codec.decode_(self.payload, whole)
+        return whole
 
 
 class Outcome(NamedTuple):
@@ -200,6 +221,15 @@ class Context:
         return replace(self, prefix=f"{self.prefix}{part}.", out=self.out if out is None else out)
 
 
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Where a parameter lies in a flat tensor, as a matrix: its first dimension by all the others."""
+
+    start: int
+    rows: int
+    columns: int
+
+
 # ---- the five questions -------------------------------------------------------------------------------
 
 
@@ -210,11 +240,20 @@ class Compressor(ABC):
     """State fields that are equal on all ranks of the exchanged axis; the others are rank-local."""
     swallows: ClassVar[bool] = True
     """Whether a NaN or infinity of one rank may fail to reach the others through the payload."""
+    light: ClassVar[bool] = False
+    """Whether it costs so little that backward's own thread may do it."""
 
-    @property
     @abstractmethod
-    def exempts_vectors(self) -> bool:
-        """Whether parameters of fewer than two dimensions (biases, norms) stay dense by default."""
+    def exempts(self, shape: torch.Size) -> bool:
+        """Whether parameters of this shape stay dense by default."""
+
+    def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
+        """The same compressor, told where matrices lie in the flat tensor; most do not care."""
+        return self
+
+    def widths(self, field: str) -> tuple[int, ...] | None:
+        """How many elements of a state field belong to each matrix; None: as many as the parameter has."""
+        return None
 
     @abstractmethod
     def init(self, like: Tensor) -> State:

@@ -49,7 +49,7 @@ def reduced(
         if isinstance(request, Reduce):
             return (yield from reduce(request))
         if isinstance(request, Together):
-            return (yield from fuse([reduce(each) for each in request.requests]))
+            return (yield from fuse([answer(each) for each in request.requests]))
         return (yield request)
 
     return _answered(exchange, answer)
@@ -83,11 +83,18 @@ def fuse(exchanges: Sequence[Generator[Request, Any, T]]) -> Generator[Request, 
                 wishes[i] = exchanges[i].send(answer)
             except StopIteration as end:
                 outcomes[i] = end.value
-        answers = {}
-        for group in _alike(wishes):
-            answers.update((yield from _together(group)))
-        answers = {i: answers[i] for i in wishes}
+        answers = yield from _all(wishes)
     return [outcomes[i] for i in range(len(exchanges))]
+
+
+def _all(wishes: dict[int, Request]) -> Generator[Request, Any, dict[int, Any]]:
+    if len(wishes) > 1 and any(isinstance(wish, Reduce | Together) for wish in wishes.values()):
+        # Only the topology knows what these become: it joins them with the others.
+        return dict(zip(wishes, (yield Together(tuple(wishes.values()))), strict=True))
+    answers: dict[int, Any] = {}
+    for group in _alike(wishes):
+        answers.update((yield from _together(group)))
+    return {i: answers[i] for i in wishes}
 
 
 def _alike(wishes: dict[int, Request]) -> list[dict[int, Request]]:
@@ -100,7 +107,7 @@ def _alike(wishes: dict[int, Request]) -> list[dict[int, Request]]:
         elif isinstance(wish, Mean | Gather):
             key = ("gather", wish.axis)
         else:
-            key = ("reduce",)
+            key = ("alone", i)
         groups.setdefault(key, {})[i] = wish
     return list(groups.values())
 
@@ -113,9 +120,6 @@ def _together(group: dict[int, Request]) -> Generator[Request, Any, dict[int, An
     if len(group) == 1:
         ((i, wish),) = group.items()
         return {i: (yield wish)}
-    reduces = {i: w for i, w in group.items() if isinstance(w, Reduce)}
-    if reduces:
-        return dict(zip(reduces, (yield Together(tuple(reduces.values()))), strict=True))
     wishes: dict[int, Mean | Gather] = {i: w for i, w in group.items() if isinstance(w, Mean | Gather)}
     joined: Payload = tuple(t for w in wishes.values() for t in w.payload)
     first = next(iter(wishes.values()))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit.compressors.dense import Dense
 from tacit.compressors.wrappers import Part, Select
-from tacit.contracts import Compressor, State
+from tacit.contracts import Compressor, Matrix, State
 from tacit.errors import AttachError
 
 Policy = Callable[[str, Tensor], Compressor | None]
@@ -24,6 +24,12 @@ class Slot:
     name: str
     start: int
     stop: int
+    shape: torch.Size
+
+    def matrix(self, at: int) -> Matrix:
+        """The parameter as a matrix that begins at `at`."""
+        rows = self.shape[0] if self.shape else 1
+        return Matrix(at, rows, (self.stop - self.start) // max(rows, 1))
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ def make_lots(names: Iterable[Sequence[str]], named: Mapping[str, Tensor], polic
 def _lot(names: Sequence[str], named: Mapping[str, Tensor], policy: Policy) -> Lot:
     slots, start = [], 0
     for name in names:
-        slots.append(Slot(name, start, start + named[name].numel()))
+        slots.append(Slot(name, start, start + named[name].numel(), named[name].shape))
         start = slots[-1].stop
     first = named[names[0]]
     chosen = [_choice(name, named[name], policy) for name in names]
@@ -95,38 +101,51 @@ def _choice(name: str, p: Tensor, policy: Policy) -> Compressor:
 
 
 def _joined(slots: Sequence[Slot], chosen: Sequence[Compressor]) -> Compressor:
-    spans: dict[Compressor, list[tuple[int, int]]] = {}
+    mine: dict[Compressor, list[Slot]] = {}
     for slot, compressor in zip(slots, chosen, strict=True):
-        mine = spans.setdefault(compressor, [])
-        if mine and mine[-1][1] == slot.start:
-            mine[-1] = (mine[-1][0], slot.stop)
+        mine.setdefault(compressor, []).append(slot)
+    (main, most), *others = sorted(mine.items(), key=lambda item: -sum(s.stop - s.start for s in item[1]))
+    main = main.bound(tuple(slot.matrix(slot.start) for slot in most))
+    return Select(main, tuple(_part(*other) for other in others)) if others else main
+
+
+def _part(compressor: Compressor, slots: Sequence[Slot]) -> Part:
+    spans: list[tuple[int, int]] = []
+    matrices, at = [], 0
+    for slot in slots:
+        matrices.append(slot.matrix(at))
+        at += slot.stop - slot.start
+        if spans and spans[-1][1] == slot.start:
+            spans[-1] = (spans[-1][0], slot.stop)
         else:
-            mine.append((slot.start, slot.stop))
-    parts = sorted((Part(c, tuple(s)) for c, s in spans.items()), key=lambda part: -part.numel)
-    return parts[0].compressor if len(parts) == 1 else Select(parts[0].compressor, tuple(parts[1:]))
+            spans.append((slot.start, slot.stop))
+    return Part(compressor.bound(tuple(matrices)), tuple(spans))
 
 
 def named_state(lot: Lot, state: State) -> dict[tuple[str, str], Tensor]:
-    """Views of a lot's flat state: (parameter, field) -> its part of the field."""
+    """Views of a lot's state: (parameter, field) -> its part of the field."""
     views: dict[tuple[str, str], Tensor] = {}
     for field, tensor in state.items():
-        owner, spans, short = _owner(lot, field)
+        owner, slots, short = _owner(lot, field)
+        widths = owner.widths(short)
         at = 0
-        for a, b in spans:
-            for slot in lot.slots:
-                if a <= slot.start and slot.stop <= b:
-                    begin = at + slot.start - a
-                    views[slot.name, short] = tensor[begin : begin + slot.stop - slot.start]
-            at += b - a
-        assert at == tensor.numel(), f"{owner} keeps {field} of {tensor.numel()} elements, not {at}"
+        for i, (slot, start) in enumerate(slots):
+            begin, width = (at, widths[i]) if widths is not None else (start, slot.stop - slot.start)
+            views[slot.name, short] = tensor[begin : begin + width]
+            at += width
     return views
 
 
-def _owner(lot: Lot, field: str) -> tuple[Compressor, tuple[tuple[int, int], ...], str]:
-    if isinstance(lot.compressor, Select):
-        part, _, short = field.partition(".")
-        if part == "main":
-            return lot.compressor.main, ((0, lot.numel),), short
-        owner = lot.compressor.parts[int(part.removeprefix("part"))]
-        return owner.compressor, owner.spans, short
-    return lot.compressor, ((0, lot.numel),), field
+def _owner(lot: Lot, field: str) -> tuple[Compressor, list[tuple[Slot, int]], str]:
+    """Whose field it is, its parameters and where they begin in its tensor, and its own name."""
+    if not isinstance(lot.compressor, Select):
+        return lot.compressor, [(slot, slot.start) for slot in lot.slots], field
+    spans = [span for part in lot.compressor.parts for span in part.spans]
+    owner, _, short = field.partition(".")
+    if owner == "main":
+        rest = [slot for slot in lot.slots if not any(a <= slot.start < b for a, b in spans)]
+        return lot.compressor.main, [(slot, slot.start) for slot in rest], short
+    part = lot.compressor.parts[int(owner.removeprefix("part"))]
+    mine = [slot for slot in lot.slots if any(a <= slot.start < b for a, b in part.spans)]
+    starts = [sum(s.stop - s.start for s in mine[:i]) for i in range(len(mine))]
+    return part.compressor, list(zip(mine, starts, strict=True)), short

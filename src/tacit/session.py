@@ -123,7 +123,7 @@ class Session:
 
     def _default_policy(self, name: str, p: Tensor) -> Any:
         compressor = self.strategy.compressor
-        return None if compressor.exempts_vectors and p.dim() < 2 else compressor
+        return None if compressor.exempts(p.shape) else compressor
 
     # ---- lots and their states ------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class Session:
             landed()
 
         lot = self.lots[i]
-        self._lane.submit(Job(lot.name, lambda: self.open(i, x), land, fail, not lot.compressor.swallows))
+        self._lane.submit(Job(lot.name, lambda: self.open(i, x), land, fail, lot.compressor.light))
 
     def waiting(self) -> None:
         """Say that training waits for the round from now on: until then it was hidden."""

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tacit.compressors import BF16, Dense, ErrorFeedback, Select, TopK
+from tacit.compressors import BF16, Dense, ErrorFeedback, PowerSGD, RandomK, Select, Sign, TopK
 from tacit.compressors.wrappers import Part
-from tacit.contracts import Compressor
+from tacit.contracts import Compressor, Matrix
 
 NUMEL = 1000
 
@@ -38,6 +38,10 @@ def gather(nbytes: int) -> Callable[[int], int]:
 
 BIASES = ((0, 10), (500, 520))
 
+# 20 x 30 and 16 x 25 fill 1000 entries; rank 2: P has 36 rows and Q 55.
+MATRICES = (Matrix(0, 20, 30), Matrix(600, 16, 25))
+LOW_RANK = PowerSGD(rank=2, matrices=MATRICES)
+
 TABLE = {
     "dense": Row(Dense(), ring(4 * NUMEL), 1e-6),
     "bf16": Row(BF16(), ring(2 * NUMEL), 2e-2, rounding=2**-7),
@@ -51,6 +55,35 @@ TABLE = {
         Select(ErrorFeedback(TopK(ratio=0.01)), (Part(Dense(), BIASES),)),
         gather(10 * 8 + 30 * 4),
         1.0,
+    ),
+    "sign": Row(Sign(), gather(125 + 4), 1.0, rounding=1e-5),
+    "sign + ef": Row(ErrorFeedback(Sign()), gather(125 + 4), 1.0, rounding=1e-5, conserves=True),
+    "randomk 5%": Row(RandomK(ratio=0.05), ring(50 * 4), 1.0),
+    "randomk 5% + ef": Row(ErrorFeedback(RandomK(ratio=0.05)), ring(50 * 4), 1.0, conserves=True),
+    "randomk 100%": Row(RandomK(ratio=1.0), ring(NUMEL * 4), 1e-6),
+    "powersgd": Row(LOW_RANK, lambda p: ring(36 * 2 * 4)(p) + ring(55 * 2 * 4)(p), 1.0, rounding=1e-5),
+    "powersgd + ef": Row(
+        ErrorFeedback(LOW_RANK),
+        lambda p: ring(36 * 2 * 4)(p) + ring(55 * 2 * 4)(p),
+        1.0,
+        conserves=True,
+        rounding=1e-5,
+    ),
+    "powersgd, full rank": Row(
+        PowerSGD(rank=20, matrices=(Matrix(0, 20, 50),)),
+        lambda p: ring(20 * 20 * 4)(p) + ring(50 * 20 * 4)(p),
+        1.0,
+        rounding=1e-5,
+    ),
+    "powersgd + ef, vectors dense": Row(
+        # The vectors ride in the message of P.
+        Select(
+            ErrorFeedback(PowerSGD(rank=1, matrices=(Matrix(10, 7, 70), Matrix(520, 6, 80)))),
+            (Part(Dense(), BIASES),),
+        ),
+        lambda p: ring((13 + 30) * 4)(p) + ring(150 * 4)(p),
+        1.0,
+        rounding=1e-5,
     ),
     "topk 1%, a third bf16": Row(
         Select(TopK(ratio=0.01), (Part(BF16(), ((300, 600),)),)),

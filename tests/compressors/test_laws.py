@@ -8,8 +8,9 @@ from laws import Peers, tensors
 from table import NUMEL, TABLE, Row
 
 import tacit.compressors
+from tacit.compressors import PowerSGD, RandomK, Sign
 from tacit.compressors.wrappers import ErrorFeedback, Part, Select
-from tacit.contracts import Context
+from tacit.contracts import Context, Matrix
 from tacit.topologies import Flat
 from tacit.transports.meter import Rehearsal, rehearse
 
@@ -26,7 +27,7 @@ def test_every_compressor_has_a_row() -> None:
                     found |= inside(part)
         return found
 
-    covered = set().union(*(inside(row.compressor) for row in TABLE.values())) - {Part}
+    covered = set().union(*(inside(row.compressor) for row in TABLE.values())) - {Part, Matrix}
     assert covered == {getattr(tacit.compressors, name) for name in tacit.compressors.__all__}
 
 
@@ -116,7 +117,10 @@ def test_the_meter_foretells_bytes_and_state(row: Row, peers: int) -> None:
 
 @every_row
 def test_a_compressor_is_a_value(row: Row) -> None:
-    names = {name: getattr(tacit.compressors, name) for name in tacit.compressors.__all__} | {"Part": Part}
+    names = {name: getattr(tacit.compressors, name) for name in tacit.compressors.__all__} | {
+        "Part": Part,
+        "Matrix": Matrix,
+    }
     again = eval(repr(row.compressor), names)
     assert again == row.compressor
     assert hash(again) == hash(row.compressor)
@@ -129,3 +133,41 @@ def test_state_of_parts_is_kept_apart() -> None:
         "main.residual": (100,),
         "part0.residual": (10,),
     }
+
+
+def test_powersgd_of_full_rank_is_exact() -> None:
+    compressor = PowerSGD(rank=10, matrices=(Matrix(0, 10, 40),))
+    xs = tensors(4, 400)
+    mean = Peers(compressor, 4, 400).exchange(xs)[0].mean
+    torch.testing.assert_close(mean, torch.stack(xs).mean(0), rtol=1e-4, atol=1e-4)
+
+
+def test_powersgd_follows_a_low_rank_matrix_by_its_warm_start() -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = (torch.randn(30, 2, generator=generator) @ torch.randn(2, 50, generator=generator)).view(-1)
+    group = Peers(PowerSGD(rank=2, matrices=(Matrix(0, 30, 50),)), 2, 1500)
+    for _ in range(3):
+        mean = group.exchange([x.clone(), x.clone()])[0].mean
+    torch.testing.assert_close(mean, x, rtol=1e-4, atol=1e-4)
+
+
+def test_powersgd_survives_a_zero_gradient() -> None:
+    group = Peers(PowerSGD(rank=2, matrices=(Matrix(0, 10, 20),)), 2, 200)
+    mean = group.exchange([torch.zeros(200), torch.zeros(200)])[0].mean
+    assert torch.equal(mean, torch.zeros(200))
+
+
+def test_random_entries_scaled_up_are_unbiased() -> None:
+    x = tensors(1, NUMEL)[0]
+    group = Peers(RandomK(ratio=0.1, unbiased=True), 1, NUMEL)
+    draws = torch.stack([group.exchange([x.clone()])[0].mean.clone() for _ in range(2000)])
+    # Each entry is 10 x with probability 0.1: deviation 3 |x|, of the mean of 2000 draws 0.067 |x|.
+    error = (draws.mean(0) - x).abs() / x.abs()
+    assert float(error.max()) < 6 * 0.067
+    assert float(error.mean()) < 0.067
+
+
+def test_signs_take_one_bit() -> None:
+    x = torch.tensor([1.0, -2.0, 3.0, 0.0, -1.0, 5.0, -2.0, 2.0, -4.0])
+    (outcome,) = Peers(Sign(), 1, 9).exchange([x])
+    assert outcome.mean.tolist() == pytest.approx([20 / 9 * s for s in (1, -1, 1, 1, -1, 1, -1, 1, -1)])

@@ -116,6 +116,7 @@ def gloo_gives_the_numbers_of_the_loopback() -> None:
             talk = Flat().conduct(x, row.compressor, here.states[rank], here._context(rank, out))
             outcome = drive(talk, transport)
             here.states[rank] = outcome.state
+            here.round += 1
             # The order of summation differs, and the type in which it rounds.
             close_to(
                 outcome.mean, expected.mean, max(1e-5, 10 * row.rounding * float(expected.mean.abs().max()))
@@ -150,6 +151,28 @@ def bf16_stays_near_ddp() -> None:
     ddp, bf16 = trained("ddp"), trained("bf16")
     assert not torch.equal(ddp, bf16)
     close_to(bf16, ddp, 5e-3)
+
+
+@check
+def every_compressing_algorithm_keeps_ranks_equal_and_learns() -> None:
+    ddp = trained("ddp", 20)
+    start = flat(network())
+    for algorithm in ("topk:ratio=0.1", "sign", "randomk:ratio=0.2", "powersgd:rank=2"):
+        there = trained(algorithm, 20)
+        # It has gone the way that ddp went: more than half of the distance is behind it.
+        assert float((there - ddp).norm()) < 0.75 * float((start - ddp).norm()), algorithm
+
+
+@check
+def powersgd_runs_with_many_buckets() -> None:
+    model = wrapped(nn.Sequential(*(nn.Linear(20, 20) for _ in range(12)), nn.Linear(20, 5)))
+    model = DDP(model.module, bucket_cap_mb=0.003, gradient_as_bucket_view=True)
+    optimizer = sgd(model, momentum=0.0)
+    with tacit.attach(model, optimizer, "powersgd:rank=1") as session:
+        steps(model, optimizer, 12)
+        assert len(session.session.lots) > 4
+        assert session.session.stages >= 2
+    assert same_on_all_ranks(flat(model))
 
 
 @check

@@ -8,6 +8,9 @@ from dataclasses import replace
 from tacit.algorithms.bf16 import bf16
 from tacit.algorithms.ddp import ddp, dense
 from tacit.algorithms.localsgd import localsgd
+from tacit.algorithms.powersgd import powersgd
+from tacit.algorithms.randomk import randomk
+from tacit.algorithms.sign import sign
 from tacit.algorithms.topk import topk
 from tacit.errors import ConfigError, unknown
 from tacit.strategy import Strategy, split_text, typed
@@ -16,7 +19,10 @@ ALGORITHMS: dict[str, Callable[..., Strategy]] = {
     "ddp": ddp,
     "dense": dense,
     "bf16": bf16,
+    "sign": sign,
     "topk": topk,
+    "randomk": randomk,
+    "powersgd": powersgd,
     "localsgd": localsgd,
 }
 """Name -> the function that makes the strategy; its typed parameters are the algorithm's."""

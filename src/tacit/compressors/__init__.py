@@ -2,7 +2,10 @@
 
 from tacit.compressors.cast import BF16
 from tacit.compressors.dense import Dense
+from tacit.compressors.powersgd import PowerSGD
+from tacit.compressors.randomk import RandomK
+from tacit.compressors.sign import Sign
 from tacit.compressors.topk import TopK
 from tacit.compressors.wrappers import ErrorFeedback, Select
 
-__all__ = ["BF16", "Dense", "ErrorFeedback", "Select", "TopK"]
+__all__ = ["BF16", "Dense", "ErrorFeedback", "PowerSGD", "RandomK", "Select", "Sign", "TopK"]

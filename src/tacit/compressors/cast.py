@@ -21,9 +21,9 @@ class BF16(OneShot):
 
     additive: ClassVar[bool] = True
     swallows: ClassVar[bool] = False
+    light: ClassVar[bool] = True
 
-    @property
-    def exempts_vectors(self) -> bool:
+    def exempts(self, shape: torch.Size) -> bool:
         """A rounded bias is as good as a rounded weight."""
         return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from tacit.contracts import Context, Everything, OneShot, Payload, Sent
@@ -19,9 +20,9 @@ class Dense(OneShot):
 
     additive: ClassVar[bool] = True
     swallows: ClassVar[bool] = False
+    light: ClassVar[bool] = True
 
-    @property
-    def exempts_vectors(self) -> bool:
+    def exempts(self, shape: torch.Size) -> bool:
         """There is nothing to be exempt from."""
         return False
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from tacit.contracts import Context, OneShot, Payload, Sent, Sparse
@@ -35,10 +36,9 @@ class TopK(OneShot):
                 "write 0.01 to send one in a hundred"
             )
 
-    @property
-    def exempts_vectors(self) -> bool:
+    def exempts(self, shape: torch.Size) -> bool:
         """Biases and norms are few and matter much: they stay dense."""
-        return True
+        return len(shape) < 2
 
     def count(self, numel: int) -> int:
         """How many of `numel` entries are sent. An exact decimal ratio is not rounded up past itself."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from tacit.contracts import Compressor, Context, Exchange, Outcome, Sent, Sparse, State
+from tacit.contracts import Compressor, Context, Everything, Exchange, Matrix, Outcome, Rounded, Sent, State
 from tacit.exchanges import fuse
 
 
@@ -34,10 +34,17 @@ class ErrorFeedback(Compressor):
         """As the one inside."""
         return self.inner.swallows
 
-    @property
-    def exempts_vectors(self) -> bool:
+    def exempts(self, shape: torch.Size) -> bool:
         """As the one inside."""
-        return self.inner.exempts_vectors
+        return self.inner.exempts(shape)
+
+    def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
+        """Pass it on."""
+        return replace(self, inner=self.inner.bound(matrices))
+
+    def widths(self, field: str) -> tuple[int, ...] | None:
+        """The residual is as long as the parameter; the rest belongs to the one inside."""
+        return self.inner.widths(field.removeprefix("inner.")) if field.startswith("inner.") else None
 
     def init(self, like: Tensor) -> State:
         """Nothing is owed yet."""
@@ -49,8 +56,9 @@ class ErrorFeedback(Compressor):
         torch.add(x, state["residual"], out=owed)
         done = yield from self.inner.exchange(owed, _inner(state, "inner"), ctx.inside("inner"))
         done.sent.take_from_(owed)
-        # The one inside may speak of `owed`, which has just changed; entries and values stay what they are.
-        sent = done.sent if isinstance(done.sent, Sparse) else _Remembered(x, state["residual"], owed)
+        # These two speak of `owed`, which has just changed; the others keep what they need.
+        fleeting = isinstance(done.sent, Everything | Rounded)
+        sent = _Remembered(x, state["residual"], owed) if fleeting else done.sent
         return done._replace(sent=sent, state={"residual": owed, **_outer(done.state, "inner")})
 
 
@@ -102,8 +110,7 @@ class Select(Compressor):
         """If any of them does."""
         return self.main.swallows or any(part.compressor.swallows for part in self.parts)
 
-    @property
-    def exempts_vectors(self) -> bool:
+    def exempts(self, shape: torch.Size) -> bool:
         """The exemption is what this wrapper carries out."""
         return False
 

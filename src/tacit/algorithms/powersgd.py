@@ -1,0 +1,23 @@
+"""PowerSGD (Vogels, Karimireddy & Jaggi, NeurIPS 2019, arXiv 1905.13727).
+
+The paper's algorithms 1 and 2, on each worker r:   here:
+    D_r <- g_r + e_r                                ErrorFeedback: add what is owed
+    P <- mean_r(D_r Q); P <- orthogonalize(P)       PowerSGD.exchange: first Mean
+    Q <- mean_r(D_r' P)                             second Mean; Q is kept for the next round (warm start)
+    e_r <- D_r - P (D_r' P)'                        ErrorFeedback: keep what was not sent
+    x <- x - lr * (P Q' + momentum)                 the user's optimizer
+
+Differences from the paper: momentum is the optimizer's own. Vectors are sent densely in the same messages.
+"""
+
+from __future__ import annotations
+
+from tacit.compressors.powersgd import PowerSGD
+from tacit.compressors.wrappers import ErrorFeedback
+from tacit.strategy import Strategy
+
+
+def powersgd(rank: int = 2, min_compression_rate: float = 2.0) -> Strategy:
+    """Every matrix as a product of two with `rank` columns; the rest is owed."""
+    inner = PowerSGD(rank=rank, min_compression_rate=min_compression_rate)
+    return Strategy(compressor=ErrorFeedback(inner), name="powersgd")

@@ -1,0 +1,21 @@
+"""Random-k sparsification with error feedback (Stich et al., NeurIPS 2018, arXiv 1809.07599).
+
+The paper's algorithm, on each worker r:            here:
+    a_r <- g_r + m_r                                ErrorFeedback: add what is owed
+    s_r <- k entries of a_r at random               RandomK: the same entries on all ranks, by a shared seed
+    m_r <- a_r - s_r                                ErrorFeedback: keep what was not sent
+    x   <- x - lr * mean_r(s_r)                     a dense all-reduce of k numbers; no positions travel
+
+Differences from the paper: all workers choose the same entries; biases and norms are sent densely.
+"""
+
+from __future__ import annotations
+
+from tacit.compressors.randomk import RandomK
+from tacit.compressors.wrappers import ErrorFeedback
+from tacit.strategy import Strategy
+
+
+def randomk(ratio: float = 0.01) -> Strategy:
+    """One entry in 1 / `ratio` is sent, by lot; the rest is owed."""
+    return Strategy(compressor=ErrorFeedback(RandomK(ratio=ratio)), name="randomk")
