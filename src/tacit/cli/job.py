@@ -1,0 +1,114 @@
+"""Check everything that `tacit run` needs before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+
+from tacit.cluster import Cluster
+from tacit.errors import ConfigError
+
+__all__ = ["Job", "check"]
+
+DEFAULT = "ddp"
+_EXAMPLE = "write for example tacit run --cluster 2x2@100mbit --algorithm topk -- train.py --epochs 3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A script that can be run.
+
+    Attributes:
+        script: A file that exists and its arguments, or `-m`, a module and its arguments.
+        cluster: The cluster to emulate.
+        asked: The algorithm that was asked for, a text that parses; None where none was.
+        timeout: Seconds that the run may take in all; None without limit.
+        folder: A folder that exists and can be written.
+    """
+
+    script: tuple[str, ...]
+    cluster: Cluster
+    asked: str | None
+    timeout: float | None
+    folder: Path
+
+    @property
+    def algorithm(self) -> str:
+        """What the script is told."""
+        return self.asked or DEFAULT
+
+    @property
+    def name(self) -> str:
+        """The script without its arguments."""
+        return self.script[1] if self.script[0] == "-m" else self.script[0]
+
+    @property
+    def record(self) -> Path:
+        """The file that keeps what came of it."""
+        return self.folder / "run.json"
+
+    @property
+    def footprint(self) -> Path:
+        """The folder in which every rank leaves its numbers."""
+        return self.folder / "ranks"
+
+
+def check(
+    *, script: Sequence[str], cluster: str, algorithm: str | None, timeout: float | None, out: Path | None
+) -> Job:
+    """Turn what was typed into a job; the folder is made last, when all else is right.
+
+    Raises:
+        ConfigError: Something cannot be; the message says what to write instead.
+    """
+    return Job(
+        script=_script(tuple(script)),
+        cluster=Cluster.parse(cluster),
+        asked=None if algorithm is None else _algorithm(algorithm),
+        timeout=_timeout(timeout),
+        folder=_folder(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-run"),
+    )
+
+
+def _script(words: tuple[str, ...]) -> tuple[str, ...]:
+    if not words:
+        raise ConfigError(f"no script was given: {_EXAMPLE}")
+    if words[0] == "-m":
+        if len(words) == 1:
+            raise ConfigError(f"no module was given after -m: {_EXAMPLE}, or -m package.train --epochs 3")
+        top = words[1].partition(".")[0]
+        if not (PathFinder.find_spec(top, [str(Path.cwd())]) or find_spec(top)):
+            raise ConfigError(f"there is no module {words[1]!r}: run tacit where python -m {words[1]} works")
+    elif words[0].startswith("-"):
+        raise ConfigError(f"{words[0]!r} stands where the script must: {_EXAMPLE}")
+    elif not Path(words[0]).is_file():
+        raise ConfigError(f"there is no script {words[0]!r} in {Path.cwd()}: {_EXAMPLE}")
+    return words
+
+
+def _algorithm(text: str) -> str:
+    from tacit import algorithms
+
+    algorithms.parse(text)
+    return text.strip()
+
+
+def _timeout(seconds: float | None) -> float | None:
+    if seconds is not None and not seconds > 0:
+        raise ConfigError(f"--timeout {seconds} must be more than 0, e.g. --timeout 600")
+    return seconds
+
+
+def _folder(folder: Path) -> Path:
+    folder = folder.absolute()
+    if (folder / "run.json").exists() or (folder / "ranks").exists():
+        raise ConfigError(f"{folder} holds the record of another run: give another --out")
+    try:
+        (folder / "ranks").mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to --out {folder}: {error.strerror}") from error
+    return folder

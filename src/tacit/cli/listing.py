@@ -1,0 +1,70 @@
+"""`tacit list`: every algorithm, its parameters, and the paper that it comes from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tacit.algorithms.catalogue import Parameter
+
+__all__ = ["command"]
+
+
+def command(
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print a list of JSON objects, e.g. tacit list --json | jq '.[].name'"),
+    ] = False,
+) -> None:
+    """List the algorithms: what each changes, its parameters with their defaults, and its paper.
+
+    E.g. tacit list
+    """
+    if as_json:
+        typer.echo(json.dumps(_objects(), ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    Console().print(_table())
+
+
+def _objects() -> list[dict[str, Any]]:
+    from tacit import algorithms
+    from tacit.algorithms import catalogue
+
+    return [
+        {
+            "name": name,
+            **asdict(catalogue.ENTRIES[name]),
+            "parameters": [asdict(each) for each in catalogue.parameters_of(name)],
+        }
+        for name in algorithms.known()
+    ]
+
+
+def _table() -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from tacit import algorithms
+    from tacit.algorithms import catalogue
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 1, 0), show_edge=False)
+    for heading in ("algorithm", "family", "what it changes, and the paper"):
+        table.add_column(heading, overflow="fold")
+    for name in algorithms.known():
+        entry = catalogue.ENTRIES[name]
+        told = "\n".join([f"[bold]{name}[/bold]", *map(_told, catalogue.parameters_of(name))])
+        table.add_row(told, entry.family, f"{entry.changes}\n[dim]{entry.paper}[/dim]")
+    return table
+
+
+def _told(parameter: Parameter) -> str:
+    """Such as `ratio=0.01`, as it is typed behind the colon."""
+    return f" {parameter.name}={'...' if parameter.required else parameter.default}"

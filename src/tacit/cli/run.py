@@ -1,0 +1,103 @@
+"""`tacit run`: any torchrun script, unchanged, on an emulated cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacit.cli.interrupts import Interrupted, interruptible
+
+if TYPE_CHECKING:
+    from tacit.cli.job import Job
+    from tacit.cli.outcome import Outcome
+
+__all__ = ["EPILOG", "command"]
+
+EPILOG = (
+    "The script's own output goes to stdout and stderr, the summary to stderr. The exit code is the script's "
+    "own, that of the rank that failed first; 2 where what was asked for cannot be, or had no effect; 124 "
+    "after the time limit; 130 and 143 after a signal."
+)
+_TALLY = Path(__file__).with_name("tally.py")
+
+
+def command(
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- SCRIPT ARGS",
+            help="A script as torchrun takes it, and its arguments, behind --, e.g. -- train.py --epochs 3",
+            show_default=False,
+        ),
+    ] = None,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="The cluster to emulate, NODESxRANKS@RATE,LATENCY or local:RANKS for plain processes, "
+            "e.g. 4x1@1gbit"
+        ),
+    ] = "2x2@100mbit",
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            help="What tacit.from_env() gives the script; ddp where not given. The script must call it, or "
+            "attach that algorithm, e.g. topk:ratio=0.01",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds after which all is ended; by default never, e.g. 600", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for run.json, made if needed, e.g. my-run; by default tacit-out/DATE-TIME-run",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print the summary as one JSON object, the last line on stdout, e.g. | tail -1 | jq",
+        ),
+    ] = False,
+) -> None:
+    """Run a training script on an emulated cluster: how long it takes, and what it sends.
+
+    E.g. tacit run --cluster 2x2@100mbit --algorithm topk:ratio=0.01 -- train.py --epochs 3
+    """
+    from tacit.cli import job
+
+    asked = job.check(script=script or [], cluster=cluster, algorithm=algorithm, timeout=timeout, out=out)
+    with interruptible():
+        came = _carry_out(asked)
+    typer.echo("\n".join(["", *came.lines(), f"Record: {asked.record}"]), err=True)
+    if as_json:
+        typer.echo(came.to_json())
+    raise typer.Exit(came.exit_code)
+
+
+def _carry_out(job: Job) -> Outcome:
+    """Run the script to its end; what came of it is on record, whatever came.
+
+    Raises:
+        TestbedError: The cluster cannot be emulated.
+        Interrupted: A signal came; the testbed is gone.
+    """
+    from tacit.cli import outcome
+    from tacit.testbed import Testbed
+
+    env = {"TACIT_ALGORITHM": job.algorithm, "TACIT_FOOTPRINT": str(job.footprint)}
+    try:
+        with Testbed(job.cluster) as bed:
+            result = bed.run([str(_TALLY), str(job.footprint), *job.script], env=env, timeout=job.timeout)
+    except Interrupted as error:
+        job.record.write_text(outcome.interrupted(job, error.code, str(error)).to_json() + "\n")
+        raise
+    came = outcome.judge(job, result)
+    job.record.write_text(came.to_json() + "\n")
+    return came
