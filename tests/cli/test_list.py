@@ -1,0 +1,78 @@
+"""`tacit list`, and the facts that it tells."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Literal, get_args
+
+import pytest
+
+from tacit import algorithms
+from tacit.algorithms import catalogue
+from tacit.compressors import Dense
+from tacit.strategy import Strategy
+
+TACIT = [sys.executable, "-m", "tacit.cli", "list"]
+
+
+def test_every_algorithm_has_an_entry_and_no_entry_is_stale() -> None:
+    assert list(catalogue.ENTRIES) == algorithms.known()
+
+
+@pytest.mark.parametrize("name", algorithms.known())
+def test_an_entry_says_what_the_strategy_does(name: str) -> None:
+    entry = catalogue.ENTRIES[name]
+    assert entry.family in get_args(catalogue.Family)
+    assert "20" in entry.paper
+    required = [each.name for each in catalogue.parameters_of(name) if each.required]
+    if not required:
+        strategy = algorithms.parse(name)
+        assert entry.compresses == (strategy.compressor != Dense())
+        assert (entry.family == "periodic") == (strategy.subject == "progress")
+
+
+def example(ratio: float, rank: int | None = None, way: Literal["a", "b"] = "a") -> Strategy:
+    raise NotImplementedError
+
+
+def test_parameters_are_told_as_they_are_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(algorithms.ALGORITHMS, "example", example)
+    assert catalogue.parameters_of("example") == [
+        catalogue.Parameter("ratio", "float", None, True),
+        catalogue.Parameter("rank", "int | None", None, False),
+        catalogue.Parameter("way", "'a' | 'b'", "a", False),
+    ]
+
+
+def test_json_lists_what_is_known() -> None:
+    done = subprocess.run([*TACIT, "--json"], capture_output=True, text=True, check=True)
+    told = {each["name"]: each for each in json.loads(done.stdout)}
+    assert list(told) == algorithms.known()
+    for each in told.values():
+        assert set(each) == {"name", "paper", "family", "compresses", "changes", "parameters"}
+    assert told["topk"]["compresses"] is True
+    assert told["localsgd"]["family"] == "periodic"
+    assert told["topk"]["parameters"] == [
+        {"name": "ratio", "type": "float", "default": 0.01, "required": False}
+    ]
+    # What is told can be typed: every default is accepted behind the colon.
+    for name, each in told.items():
+        given = [f"{p['name']}={p['default']}" for p in each["parameters"] if not p["required"]]
+        if len(given) == len(each["parameters"]):
+            algorithms.parse(":".join(filter(None, (name, ",".join(given)))))
+
+
+def test_the_table_fits_80_columns_and_tells_all() -> None:
+    done = subprocess.run(
+        TACIT, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "80"}
+    )
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in algorithms.known():
+        assert any(line.startswith(name) for line in lines)
+        for each in catalogue.parameters_of(name):
+            assert any(line.startswith(f" {each.name}=") for line in lines), each
+    words = " ".join(done.stdout.split())
+    assert "[bold]" not in words
+    assert "1805.09767" in words

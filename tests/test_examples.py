@@ -1,0 +1,79 @@
+"""The examples, as their docstrings say to run them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tacit.cluster import Cluster
+from tacit.errors import TestbedError
+from tacit.testbed import Testbed
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+ALL = sorted(file.name for file in EXAMPLES.glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> None:
+    """Skip where the system does not permit namespaces, and only there."""
+    try:
+        with Testbed(Cluster(1, 1)):
+            pass
+    except TestbedError as error:
+        if "does not permit" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+def run(folder: Path, name: str, *options: str) -> tuple[str, dict[str, Any]]:
+    """What the script printed, and what the command told of it."""
+    command = [sys.executable, "-m", "tacit.cli", "run", *options, "--out", str(folder), "--json"]
+    done = subprocess.run([*command, "--", str(EXAMPLES / name)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *printed, last = done.stdout.splitlines()
+    return "\n".join(printed), json.loads(last)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_example_says_how_to_run_it(name: str) -> None:
+    text = (EXAMPLES / name).read_text()
+    assert text.startswith('"""')
+    for command in (f"torchrun --nproc-per-node 2 examples/{name}", f" -- examples/{name}\n"):
+        assert command in text
+
+
+def test_top_k_on_two_emulated_machines(namespaces: None, tmp_path: Path) -> None:
+    words = ("--cluster", "2x2@100mbit", "--algorithm", "topk:ratio=0.02")
+    printed, told = run(tmp_path, "01_ddp_topk.py", *words)
+    assert float(printed.partition("accuracy ")[2].split()[0]) > 0.85
+    assert told["attached"] == ["topk:ratio=0.02"]
+    (steps,) = {rank["sessions"][0]["metrics"]["steps"] for rank in told["ranks"]}
+    dense = 2 * 4 * (64 * 512 + 512 * 512 + 512 * 10) * steps / 1e6  # what each of two nodes would send
+    assert 0 < told["mb_between_nodes"] < 2 * dense / 5
+    assert 0 < told["compute_share"] < 1
+
+
+def test_local_sgd_takes_its_period_from_the_command(tmp_path: Path) -> None:
+    words = ("--cluster", "local:2", "--algorithm", "localsgd:sync_every=48")
+    printed, told = run(tmp_path, "02_local_sgd.py", *words)
+    assert float(printed.partition("step 240: ")[2].split()[0]) < 0.1
+    rounds = [rank["sessions"][0]["metrics"]["rounds"] for rank in told["ranks"]]
+    assert rounds[0] == rounds[1] <= 240 / 48 + 3 + 1  # its own, one before each of three looks, one to close
+    assert told["mb_between_nodes"] is None
+
+
+def test_plain_torchrun_uses_the_algorithm_of_the_title() -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", str(EXAMPLES / "02_local_sgd.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={key: value for key, value in os.environ.items() if key != "TACIT_ALGORITHM"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "34 rounds in 240 steps" in done.stdout
