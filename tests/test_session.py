@@ -33,7 +33,7 @@ class Group:
         return [torch.randn(size, generator=generator) for _ in self.sessions]
 
     def states(self) -> list[dict[tuple[str, str], Tensor]]:
-        return [{k: v.clone() for k, v in s.named_state().items()} for s in self.sessions]
+        return [{k: v.tensor.clone() for k, v in s.named_state().items()} for s in self.sessions]
 
 
 def equal(a: list[dict[tuple[str, str], Tensor]], b: list[dict[tuple[str, str], Tensor]]) -> bool:
@@ -45,7 +45,7 @@ def equal(a: list[dict[tuple[str, str], Tensor]], b: list[dict[tuple[str, str], 
 def test_state_is_there_from_the_start_and_has_the_parameters_names() -> None:
     (session, *_) = Group("topk:ratio=0.1").sessions
     assert {("a", "residual"), ("c", "residual")} <= session.named_state().keys()
-    assert session.named_state()["a", "residual"].numel() == 300
+    assert session.named_state()["a", "residual"].tensor.numel() == 300
 
 
 def test_a_round_is_committed_when_its_last_lot_has_landed() -> None:

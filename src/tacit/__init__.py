@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tacit.cluster import Cluster
     from tacit.compressors import BF16, Dense, ErrorFeedback, PowerSGD, RandomK, Select, Sign, TopK
     from tacit.doors import Attached, attach, from_env
-    from tacit.errors import AttachError, ConfigError, NonFinite, PeerLost, TacitError
+    from tacit.errors import AttachError, CheckpointError, ConfigError, NonFinite, PeerLost, TacitError
     from tacit.merges import Average, Replace
     from tacit.rounds import Every, EveryStep
     from tacit.strategy import Strategy
@@ -32,7 +32,7 @@ _HOMES = {
         "Sign",
         "TopK",
     ),
-    "tacit.errors": ("AttachError", "ConfigError", "NonFinite", "PeerLost", "TacitError"),
+    "tacit.errors": ("AttachError", "CheckpointError", "ConfigError", "NonFinite", "PeerLost", "TacitError"),
     "tacit.merges": ("Average", "Replace"),
     "tacit.rounds": ("Every", "EveryStep"),
     "tacit.strategy": ("Strategy",),
@@ -45,6 +45,7 @@ __all__ = [
     "AttachError",
     "Attached",
     "Average",
+    "CheckpointError",
     "Cluster",
     "ConfigError",
     "Dense",

@@ -251,6 +251,10 @@ class Compressor(ABC):
         """The same compressor, told where matrices lie in the flat tensor; most do not care."""
         return self
 
+    def is_shared(self, field: str) -> bool:
+        """Whether the state field is equal on all ranks of the exchanged axis."""
+        return field in self.shared
+
     def widths(self, field: str) -> tuple[int, ...] | None:
         """How many elements of a state field belong to each matrix; None: as many as the parameter has."""
         return None

@@ -3,6 +3,7 @@
 TacitError
 ├── ConfigError (also a ValueError)   what the user gave cannot be: an unknown name, a value out of range
 ├── AttachError (also a ValueError)   the model, the optimizer or the process group does not fit the strategy
+├── CheckpointError (also a ValueError)  a saved state does not fit, or is not whole
 ├── TestbedError                      the emulated cluster could not be built, or its programs failed
 └── RoundError                        a round of communication failed
     ├── PeerLost                      a rank died, or did not answer within the time-out
@@ -16,6 +17,7 @@ from difflib import get_close_matches
 
 __all__ = [
     "AttachError",
+    "CheckpointError",
     "ConfigError",
     "NonFinite",
     "PeerLost",
@@ -36,6 +38,10 @@ class ConfigError(TacitError, ValueError):
 
 class AttachError(TacitError, ValueError):
     """The model, the optimizer or the process group does not fit the strategy."""
+
+
+class CheckpointError(TacitError, ValueError):
+    """A saved state does not fit the session, or is not whole; nothing was changed."""
 
 
 class TestbedError(TacitError):

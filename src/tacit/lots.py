@@ -122,16 +122,24 @@ def _part(compressor: Compressor, slots: Sequence[Slot]) -> Part:
     return Part(compressor.bound(tuple(matrices)), tuple(spans))
 
 
-def named_state(lot: Lot, state: State) -> dict[tuple[str, str], Tensor]:
-    """Views of a lot's state: (parameter, field) -> its part of the field."""
-    views: dict[tuple[str, str], Tensor] = {}
+@dataclass(frozen=True)
+class Kept:
+    """A parameter's part of a state field: a view of it, and whether it is equal on all ranks."""
+
+    tensor: Tensor
+    shared: bool
+
+
+def named_state(lot: Lot, state: State) -> dict[tuple[str, str], Kept]:
+    """A lot's state by (parameter, field)."""
+    views: dict[tuple[str, str], Kept] = {}
     for field, tensor in state.items():
         owner, slots, short = _owner(lot, field)
         widths = owner.widths(short)
         at = 0
         for i, (slot, start) in enumerate(slots):
             begin, width = (at, widths[i]) if widths is not None else (start, slot.stop - slot.start)
-            views[slot.name, short] = tensor[begin : begin + width]
+            views[slot.name, short] = Kept(tensor[begin : begin + width], owner.is_shared(short))
             at += width
     return views
 

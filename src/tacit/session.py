@@ -15,7 +15,7 @@ from tacit.contracts import WORLD, Context, Mean, Outcome, Request, State, Trans
 from tacit.engine import Job, Lane
 from tacit.errors import NonFinite, RoundError
 from tacit.exchanges import fuse, on, totalled
-from tacit.lots import Lot, Policy, make_lots, named_state
+from tacit.lots import Kept, Lot, Policy, make_lots, named_state
 from tacit.strategy import Strategy
 from tacit.transports.meter import Bill, Rehearsal, rehearse
 
@@ -134,7 +134,7 @@ class Session:
         self._states = [lot.compressor.init(lot.like(lot.device)) for lot in self.lots]
         for key, view in self.named_state().items():
             if key in before:
-                view.copy_(before[key])
+                view.tensor.copy_(before[key].tensor)
         rehearsals = [Rehearsal() for _ in self.lots]
         self.bills = [self._rehearse(lot, r) for lot, r in zip(self.lots, rehearsals, strict=True)]
         self._buffers = [Buffers(*each) for each in zip(self.lots, self._states, rehearsals, strict=True)]
@@ -151,9 +151,9 @@ class Session:
         assert before == after, f"{lot.compressor} changes the shape of its state"
         return bill
 
-    def named_state(self) -> dict[tuple[str, str], Tensor]:
-        """Views of all state: (parameter, field) -> tensor."""
-        views: dict[tuple[str, str], Tensor] = {}
+    def named_state(self) -> dict[tuple[str, str], Kept]:
+        """All state by (parameter, field)."""
+        views: dict[tuple[str, str], Kept] = {}
         for lot, state in zip(self.lots, self._states, strict=True):
             views |= named_state(lot, state)
         return views

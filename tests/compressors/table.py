@@ -58,6 +58,9 @@ TABLE = {
     ),
     "sign": Row(Sign(), gather(125 + 4), 1.0, rounding=1e-5),
     "sign + ef": Row(ErrorFeedback(Sign()), gather(125 + 4), 1.0, rounding=1e-5, conserves=True),
+    "sign + ef, biases dense": Row(
+        Select(ErrorFeedback(Sign()), (Part(Dense(), BIASES),)), gather(125 + 4 + 30 * 4), 1.0, rounding=1e-5
+    ),
     "randomk 5%": Row(RandomK(ratio=0.05), ring(50 * 4), 1.0),
     "randomk 5% + ef": Row(ErrorFeedback(RandomK(ratio=0.05)), ring(50 * 4), 1.0, conserves=True),
     "randomk 100%": Row(RandomK(ratio=1.0), ring(NUMEL * 4), 1e-6),

@@ -126,6 +126,15 @@ def test_a_compressor_is_a_value(row: Row) -> None:
     assert hash(again) == hash(row.compressor)
 
 
+def test_nothing_is_remembered_of_others_spans() -> None:
+    compressor = Select(ErrorFeedback(Sign()), (Part(tacit.compressors.Dense(), ((3, 7),)),))
+    group = Peers(compressor, 2, NUMEL)
+    group.exchange(tensors(2, NUMEL))
+    for state in group.states:
+        assert not bool(state["main.residual"][3:7].any())
+        assert bool(state["main.residual"][7:].all())
+
+
 def test_state_of_parts_is_kept_apart() -> None:
     ef = ErrorFeedback(tacit.compressors.TopK(ratio=0.1))
     state = Select(ef, (Part(ef, ((0, 10),)),)).init(torch.empty(100))

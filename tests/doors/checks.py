@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -291,6 +292,80 @@ def a_policy_overrides_the_default() -> None:
         assert not any("TopK" in each for each in used)
         steps(model, optimizer, 5)
         assert same_on_all_ranks(flat(model))
+
+
+def resumed(algorithm: str, before: int, after: int, folder: Path, by: str) -> tuple[Tensor, Tensor]:
+    """The parameters of a run that never stopped, and of one that was saved and loaded on the way."""
+    ends = []
+    model, again = wrapped(), wrapped()
+    optimizer, other = sgd(model), sgd(again)
+    with tacit.attach(model, optimizer, algorithm) as session:
+        steps(model, optimizer, before, seed=1)
+        mine = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(mine | {"session": session.state_dict()}, folder / f"{dist.get_rank()}.pt")
+        if by == "dcp":
+            dcp.save({"session": session}, checkpoint_id=folder / "dcp")
+        steps(model, optimizer, after, seed=2)
+        ends.append(flat(model))
+    saved = torch.load(folder / f"{dist.get_rank()}.pt")
+    again.module.load_state_dict(saved["model"])
+    other.load_state_dict(saved["optimizer"])
+    with tacit.attach(again, other, algorithm) as session:
+        if by == "dcp":
+            dcp.load({"session": session}, checkpoint_id=folder / "dcp")
+        else:
+            session.load_state_dict(saved["session"])
+        steps(again, other, after, seed=2)
+        ends.append(flat(again))
+    return ends[0], ends[1]
+
+
+@check
+def a_run_that_is_resumed_is_the_run_that_never_stopped() -> None:
+    folder = Path(sys.argv[1])
+    for algorithm in (
+        "dense",
+        "bf16",
+        "topk:ratio=0.1",
+        "sign",
+        "randomk:ratio=0.1",
+        "powersgd",
+        "localsgd:sync_every=4",
+    ):
+        for before in (1, 2, 6):  # before, while and after the lots settle
+            never, stopped = resumed(algorithm, before, 5, folder, "torch")
+            assert torch.equal(never, stopped), f"{algorithm}, saved after {before} steps"
+
+
+@check
+def distributed_checkpoints_keep_what_is_each_ranks_own() -> None:
+    folder = Path(sys.argv[1])
+    for algorithm in ("topk:ratio=0.1", "powersgd", "localsgd:sync_every=4"):
+        never, stopped = resumed(algorithm, 6, 5, folder, "dcp")
+        assert torch.equal(never, stopped), algorithm
+
+
+@check
+def a_checkpoint_that_does_not_fit_changes_nothing() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, "topk:ratio=0.1") as session:
+        steps(model, optimizer, 2)
+        good = session.state_dict()
+        key = next(k for k in good if k.startswith(f"rank{dist.get_rank()}/"))
+        for bad, says in (
+            (good | {"strategy": "another"}, "the checkpoint is of another, and attached is Strategy("),
+            (good | {"ranks": 7}, "of 7 ranks, and these are 4"),
+            (good | {"version": 99}, "update tacit"),
+            ({k: v for k, v in good.items() if k != key}, f"lacks {key!r}"),
+            (good | {key: torch.zeros(3)}, "has another shape"),
+            (good | {"lots": [["x"]]}, "of another model"),
+            ({}, "cut short"),
+        ):
+            raises(tacit.CheckpointError, lambda bad=bad: session.load_state_dict(bad), says)
+        after = session.state_dict()
+        assert all(torch.equal(good[k], after[k]) for k in good if isinstance(good[k], Tensor))
+        session.load_state_dict(good)
 
 
 def poisoned(model: DDP, name: str) -> None:

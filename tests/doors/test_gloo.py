@@ -8,8 +8,8 @@ WORLD = 4
 
 
 @pytest.fixture(scope="module")
-def ended() -> list[Ended]:
-    return ranks("checks.py", WORLD)
+def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
+    return ranks("checks.py", WORLD, str(tmp_path_factory.mktemp("checkpoints")))
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -42,6 +42,10 @@ class ErrorFeedback(Compressor):
         """Pass it on."""
         return replace(self, inner=self.inner.bound(matrices))
 
+    def is_shared(self, field: str) -> bool:
+        """The residual is this rank's own; the rest belongs to the one inside."""
+        return field.startswith("inner.") and self.inner.is_shared(field.removeprefix("inner."))
+
     def widths(self, field: str) -> tuple[int, ...] | None:
         """The residual is as long as the parameter; the rest belongs to the one inside."""
         return self.inner.widths(field.removeprefix("inner.")) if field.startswith("inner.") else None
@@ -133,6 +137,7 @@ class Select(Compressor):
         main, *others = yield from fuse(talks)
         for part, other in zip(self.parts, others, strict=True):
             _put(other.mean, part.spans, main.mean)
+        self._clear(main.state, x.shape)
         after = _outer(main.state, "main")
         for i, other in enumerate(others):
             after |= _outer(other.state, f"part{i}")
@@ -145,6 +150,13 @@ class Select(Compressor):
             piece[at : at + stop - start] = x[start:stop]
             at += stop - start
         return piece
+
+    def _clear(self, state: State, shape: torch.Size) -> None:
+        """Forget what the main compressor remembers of others' spans: one bit cannot say zero, say."""
+        for tensor in state.values():
+            for part in self.parts if tensor.shape == shape else ():
+                for start, stop in part.spans:
+                    tensor[start:stop] = 0
 
     def _without_parts(self, x: Tensor, ctx: Context) -> Tensor:
         if x is not ctx.out:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from tacit.algorithms import parse
 from tacit.contracts import WORLD
-from tacit.doors import footprint
+from tacit.doors import footprint, state
 from tacit.doors.ddp import GradientDoor, Switchboard, no_exchange, plain_mean
 from tacit.doors.optimizer import OwnBuffers, ProgressDoor
 from tacit.errors import AttachError, ConfigError, PeerLost
@@ -223,6 +223,24 @@ class Attached:
         self.session.flush()
         if self._door is not None:
             self._door.sync()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The session for a checkpoint (`Stateful`): counters, lots, and all state that it keeps.
+
+        For torch.save each rank saves its own, as residuals differ by rank; torch.distributed.checkpoint
+        keeps them apart by their keys. Waits until nothing is under way.
+        """
+        self.flush()
+        return state.save(self.session, self._transport, self._gradient_door, self._door)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint, bit for bit; load the model and the optimizer too.
+
+        Raises:
+            CheckpointError: it does not fit, or is not whole; nothing has been changed then.
+        """
+        self.flush()
+        state.load(state_dict, self.session, self._transport, self._gradient_door, self._door)
 
     def metrics(self) -> dict[str, float]:
         """The session in numbers; see `Session.metrics`."""

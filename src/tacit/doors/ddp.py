@@ -145,7 +145,9 @@ class GradientDoor:
         self._routed = session.lots
         self._staged: dict[int, _Staged] = {}
         self._seen: list[list[str]] = []
-        self._layout: list[list[str]] | None = None
+        self._fresh = False
+        self.layout: list[list[str]] | None = None
+        """DDP's buckets as they were last seen, until the lots have settled on them."""
 
     def __call__(self, bucket: GradBucket) -> BucketFuture:
         """The hook's answer: a future that holds the bucket, with means in place of gradients."""
@@ -168,14 +170,18 @@ class GradientDoor:
         waiting.landed()
         return waiting.future
 
+    def resume(self, layout: list[list[str]] | None) -> None:
+        """Go on from a checkpoint; the single bucket of DDP's next iteration is not what it will be."""
+        self.layout, self._fresh = layout, True
+
     def _begin(self) -> None:
         session = self._session
         session.discard()
         self._staged.clear()
         self._seen = []
-        if session.round >= SETTLED and self._layout is not None:
-            session.recut(self._layout)
-            self._layout = None
+        if session.round >= SETTLED and self.layout is not None:
+            session.recut(self.layout)
+            self.layout = None
         if self._routed is not session.lots:
             self._routed = session.lots
             self._routes.clear()
@@ -184,9 +190,12 @@ class GradientDoor:
         """Learn DDP's layout: what it is in the round before the lots settle is what it stays."""
         if self._session.round >= SETTLED:
             return
+        if self._fresh:
+            self._fresh = not last
+            return
         self._seen.append([self._names[id(p)] for p in parameters])
         if last:
-            self._layout = self._seen
+            self.layout = self._seen
 
     def _route(self, parameters: list[Tensor]) -> list[_Whole | _Piece]:
         key = tuple(map(id, parameters))

@@ -26,14 +26,19 @@ class ProgressDoor:
     def __init__(self, session: Session, named: Mapping[str, Tensor]) -> None:
         self._session = session
         self._named = named
+        self.follow_lots()
+
+    def follow_lots(self) -> None:
+        """Take the present parameters as the common point, in the session's present lots."""
+        lots = self._session.lots
         self._places = [
-            [(named[slot.name].detach().view(-1), slot.start, slot.stop) for slot in lot.slots]
-            for lot in session.lots
+            [(self._named[slot.name].detach().view(-1), slot.start, slot.stop) for slot in lot.slots]
+            for lot in lots
         ]
-        self._then = [torch.empty(lot.numel, dtype=lot.dtype, device=lot.device) for lot in session.lots]
-        self._flat = [torch.empty_like(then) for then in self._then]
-        for i in range(len(self._then)):
-            self._read(i, self._then[i])
+        self._then = [lot.like(lot.device) for lot in lots]
+        self._flat = [lot.like(lot.device) for lot in lots]
+        for i, then in enumerate(self._then):
+            self._read(i, then)
 
     def after_step(self) -> None:
         """To be called after every attempt of the optimizer."""
@@ -61,6 +66,11 @@ class ProgressDoor:
         for i, (flat, then) in enumerate(zip(self._flat, self._then, strict=True)):
             session.strategy.merge.apply_(then, then, flat)
             self._write(i, then)
+
+    def common_point(self) -> dict[str, Tensor]:
+        """Views of the last common point, by parameter."""
+        lots = zip(self._session.lots, self._then, strict=True)
+        return {slot.name: then[slot.start : slot.stop] for lot, then in lots for slot in lot.slots}
 
     def settle(self, optimizer: Optimizer, transport: Transport) -> None:
         """Average the optimizer's own state (momentum, moments), which was local.
