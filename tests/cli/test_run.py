@@ -1,0 +1,326 @@
+"""`tacit run`: users' scripts, good and bad, as they are typed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tacit import cli
+from tacit.cli import outcome
+from tacit.cluster import Cluster
+from tacit.doors import footprint
+from tacit.errors import TestbedError
+from tacit.testbed import Testbed
+
+TACIT = [sys.executable, "-m", "tacit.cli", "run"]
+
+TRAIN = """
+import sys, torch, torch.distributed as dist, tacit
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+torch.manual_seed(0)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DistributedDataParallel(nn.Linear(100, 100))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(steps):
+    for _ in range(steps):
+        optimizer.zero_grad(); model(torch.randn(4, 100)).square().mean().backward(); optimizer.step()
+"""
+
+
+@pytest.fixture(scope="session")
+def namespaces() -> None:
+    """Skip where the system does not permit namespaces, and only there."""
+    try:
+        with Testbed(Cluster(1, 1)):
+            pass
+    except TestbedError as error:
+        if "does not permit" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+class Ran:
+    """A script that was run: what the command said and kept."""
+
+    def __init__(self, folder: Path, text: str, *options: str, arguments: tuple[str, ...] = ()) -> None:
+        script, out = folder / "train.py", folder / "out"
+        script.write_text(text)
+        where = () if "--cluster" in options else ("--cluster", "local:2")
+        done = subprocess.run(
+            [*TACIT, *where, *options, "--out", str(out), "--", str(script), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+        self.kept: dict[str, Any] = json.loads((out / "run.json").read_text())
+        assert left_behind(script) == []
+        assert self.kept["exit_code"] == self.code
+
+
+def left_behind(script: Path) -> list[str]:
+    """The command lines of processes that still run this script."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0") if process.name.isdigit() else []
+        except OSError:
+            continue
+        if str(script).encode() in words:
+            found.append(b" ".join(words).decode())
+    return found
+
+
+# ---- what cannot be -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no script was given: write for example tacit run"),
+        (["--"], "no script was given"),
+        (["--", "nope.py"], "there is no script 'nope.py'"),
+        (["--", "."], "there is no script '.'"),
+        (["--", "--lr", "0.1"], "'--lr' stands where the script must"),
+        (["--", "-m"], "no module was given after -m"),
+        (["--", "-m", "nope.train"], "there is no module 'nope.train'"),
+        (["--algorithm", "topc", "--", __file__], "unknown algorithm 'topc'. Did you mean 'topk'"),
+        (["--algorithm", "topk:ratio=2", "--", __file__], "ratio"),
+        (["--cluster", "2x", "--", __file__], "'2x'"),
+        (["--timeout", "0", "--", __file__], "--timeout 0.0 must be more than 0"),
+        (["--timeout", "nan", "--", __file__], "--timeout nan must be more than 0"),
+        (["--lr", "0.1", "--", __file__], "No such option: --lr"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_built(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tacit.cli.run._carry_out", None)  # calling it would be another error
+    monkeypatch.setattr(sys, "argv", ["tacit", "run", "--out", str(tmp_path / "out"), *words])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_another_run_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    for out, message in ((tmp_path, "another run"), (tmp_path / "run.json", "cannot write")):
+        monkeypatch.setattr(sys, "argv", ["tacit", "run", "--out", str(out), "--", __file__])
+        with pytest.raises(SystemExit, match="2"):
+            cli.main()
+        assert message in capsys.readouterr().err
+    assert (tmp_path / "run.json").read_text() == "{}"
+
+
+# ---- good scripts -------------------------------------------------------------------------------------
+
+
+def test_a_script_that_attaches_and_never_closes(tmp_path: Path) -> None:
+    script = """
+session = tacit.attach(model, optimizer, tacit.from_env())
+train(6)
+print(f"rank {rank} says", *sys.argv[1:])
+print("to stderr", file=sys.stderr)
+"""
+    words = ("--algorithm", "topk:ratio=0.1", "--json")
+    ran = Ran(tmp_path, TRAIN + script, *words, arguments=("--lr", "0.1", "--json"))
+    assert ran.code == 0, ran.err
+    *printed, last = ran.out.splitlines()
+    assert sorted(printed) == ["rank 0 says --lr 0.1 --json", "rank 1 says --lr 0.1 --json"]
+    assert ran.err.count("to stderr\n") == 2
+    assert json.loads(last) == ran.kept
+    assert (ran.kept["status"], ran.kept["algorithm"]) == ("ok", "topk:ratio=0.1")
+    assert ran.kept["attached"] == ["topk:ratio=0.1"]
+    sessions = [session for rank in ran.kept["ranks"] for session in rank["sessions"]]
+    assert [(each["closed"], each["metrics"]["rounds"]) for each in sessions] == [(False, 6)] * 2
+    assert ran.kept["mb_by_formulas"] == sum(each["metrics"]["bytes_out"] for each in sessions) / 1e6 > 0
+    shares = [each["metrics"]["compute_share"] for each in sessions]
+    assert ran.kept["compute_share"] == pytest.approx(sum(shares) / 2)
+    assert ran.kept["mb_between_nodes"] is None
+    for name in outcome.MEANINGS:
+        assert f"  {name} " in ran.err
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_a_script_without_tacit_and_the_bytes_between_its_nodes(tmp_path: Path) -> None:
+    script = """
+import os, sys, torch, torch.distributed as dist
+print(os.environ["TACIT_ALGORITHM"])
+dist.init_process_group("gloo")
+for _ in range(3):
+    dist.all_reduce(torch.ones(1_000_000))
+dist.destroy_process_group()
+assert "tacit" not in sys.modules
+"""
+    ran = Ran(tmp_path, script, "--cluster", "2x1@1gbit")
+    assert ran.code == 0, ran.err
+    assert ran.out == "ddp\nddp\n"
+    payload = 2 * 3 * 4.0  # two nodes, three times, 4 MB each
+    assert payload <= ran.kept["mb_between_nodes"] <= 1.08 * payload
+    assert ran.kept["ranks"] == []
+    assert ran.kept["compute_share"] is ran.kept["mb_by_formulas"] is None
+
+
+# ---- an algorithm without effect ----------------------------------------------------------------------
+
+
+def test_a_script_that_never_calls_tacit_is_told_the_two_lines(tmp_path: Path) -> None:
+    ran = Ran(tmp_path, "print('done')", "--algorithm", "topk")
+    assert ran.code == 2
+    assert ran.out == "done\ndone\n"
+    assert "never called tacit, so --algorithm topk had no effect" in ran.err
+    assert "    import tacit\n    with tacit.attach(model, optimizer, tacit.from_env()):" in ran.err
+    assert ran.kept["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("called", "attached", "error"),
+    [
+        (["from_env"], [], None),
+        (["from_env", "attach"], ["topk"], None),
+        (["attach"], ["topk"], None),
+        (["attach"], ["bf16"], "attached bf16 instead"),
+        (["attach"], [], "never called tacit"),
+    ],
+)
+def test_another_algorithm_than_asked_for_is_no_success(
+    called: list[str], attached: list[str], error: str | None, tmp_path: Path
+) -> None:
+    job = outcome.Job(
+        script=("train.py",), cluster=Cluster.parse("local:1"), asked="topk", timeout=None, folder=tmp_path
+    )
+    numbers = {"rounds": 0, "bytes_out": 0, "compute_share": 1.0}
+    sessions = [{"strategy": name, "closed": True, "metrics": numbers} for name in attached]
+    job.footprint.mkdir()
+    (job.footprint / "rank0.json").write_text(json.dumps({"rank": 0, "called": called, "sessions": sessions}))
+    came = outcome.judge(job, outcome.Result(0, (), timed_out=False, seconds=1.0))
+    assert (came.exit_code, came.status) == ((2, "failed") if error else (0, "ok"))
+    assert (error or "") in (came.error or "")
+    assert came.compute_share is None  # no round was counted: 1.0 would be a claim
+
+
+# ---- bad scripts --------------------------------------------------------------------------------------
+
+
+def test_attaching_twice_shows_the_error(tmp_path: Path) -> None:
+    script = """
+tacit.attach(model, optimizer, "topk")
+tacit.attach(model, optimizer, "topk")
+"""
+    ran = Ran(tmp_path, TRAIN + script, "--algorithm", "topk")
+    assert ran.code == 1
+    summary = ran.err[ran.err.index("\ntacit: ") :]
+    assert "failed: rank " in summary.splitlines()[1]
+    assert summary.splitlines()[2] == "Traceback (most recent call last):"
+    assert "AttachError: 'topk' is attached to this model already: close it first" in summary
+
+
+def test_an_exception_on_one_rank_ends_all_and_comes_first(tmp_path: Path) -> None:
+    script = """
+with tacit.attach(model, optimizer, tacit.from_env()):
+    train(3)
+    if rank == 1:
+        raise ValueError("a bad batch")
+    train(1000000)
+"""
+    ran = Ran(tmp_path, TRAIN + script, "--algorithm", "topk", "--json")
+    assert ran.code == 1
+    summary = ran.err[ran.err.index("\ntacit: ") :].splitlines()
+    assert summary[1].endswith("failed: rank 1 ended with exit code 1 (node 0)")
+    assert summary[2] == "Traceback (most recent call last):"
+    told = json.loads(ran.out.splitlines()[-1])
+    assert (told["status"], told["exit_code"]) == ("failed", 1)
+    assert told["failures"][0]["rank"] == 1
+    trace = told["failures"][0]["traceback"]
+    assert trace.endswith("ValueError: a bad batch")
+    assert trace.splitlines() == summary[2 : 2 + len(trace.splitlines())]
+
+
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137)])
+def test_the_exit_code_is_that_of_the_rank_that_failed_first(tmp_path: Path, end: str, code: int) -> None:
+    script = f"import os, sys, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(1000)\n"
+    assert Ran(tmp_path, script, "--algorithm", "topk").code == code
+
+
+def test_the_time_limit(tmp_path: Path) -> None:
+    ran = Ran(tmp_path, "import time; time.sleep(1000)", "--timeout", "4")
+    assert ran.code == 124
+    assert "was stopped after 4 s, see --timeout" in ran.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_tears_everything_down(tmp_path: Path, number: signal.Signals) -> None:
+    script, out = tmp_path / "train.py", tmp_path / "out"
+    script.write_text("import time\nprint('up')\ntime.sleep(1000)\n")
+    command = [*TACIT, "--cluster", "local:2", "--out", str(out), "--", str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline(), process.stdout.readline()] == ["up\n", "up\n"]
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert f"stopped by {number.name}" in err
+    assert "Traceback" not in err
+    assert left_behind(script) == []
+    assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
+
+
+# ---- the footprint ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a rank that has called nothing yet."""
+    for name in ("_CALLED", "_OPEN", "_CLOSED"):
+        monkeypatch.setattr(footprint, name, [])
+    monkeypatch.setenv("RANK", "3")
+    return
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_call_leaves_its_footprint_even_when_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tacit
+
+    monkeypatch.setenv("TACIT_FOOTPRINT", str(tmp_path))
+    monkeypatch.setenv("TACIT_ALGORITHM", "topc")
+    for _ in range(2):
+        with pytest.raises(tacit.ConfigError):
+            tacit.from_env()
+    with pytest.raises(tacit.AttachError):
+        tacit.attach(None, None, "ddp")  # type: ignore[arg-type]
+    assert [file.name for file in tmp_path.iterdir()] == ["rank3.json"]
+    told = json.loads((tmp_path / "rank3.json").read_text())
+    assert told == {"rank": 3, "called": ["from_env", "attach"], "sessions": []}
+
+
+@pytest.mark.usefixtures("fresh")
+def test_without_the_variable_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tacit
+
+    monkeypatch.delenv("TACIT_FOOTPRINT", raising=False)
+    monkeypatch.delenv("TACIT_ALGORITHM", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert tacit.from_env().subject == "nothing"
+    assert footprint._CALLED == []
+    assert os.listdir(tmp_path) == []
