@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.cli import compare, listing, run
+from tacit.cli import compare, listing, report, run
 from tacit.cli.interrupts import Interrupted
 from tacit.errors import ConfigError, TacitError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(name="compare", epilog=compare.EPILOG)(compare.command)
+app.command(name="report")(report.command)
 app.command(name="run", epilog=run.EPILOG)(run.command)
 app.command(name="list")(listing.command)
 

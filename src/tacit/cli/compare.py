@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tacit.cli import report
 from tacit.cli.interrupts import interruptible
+from tacit.errors import ConfigError
 from tacit.reports import MEANINGS
 
 if TYPE_CHECKING:
@@ -85,8 +87,15 @@ def command(
         out=out,
     )
     screen = Console(stderr=True)
-    with interruptible(), display(screen, [*asked.algorithms, records.COMPUTE_ONLY]) as shown:
-        contest.hold(asked, shown)
+    with interruptible():
+        try:
+            with display(screen, [*asked.algorithms, records.COMPUTE_ONLY]) as shown:
+                contest.hold(asked, shown)
+        except BaseException:
+            # What had been trained until then is worth a look.
+            if asked.records.stat().st_size:
+                _tell(screen, _page(asked.records))
+            raise
     comparison = reports.compare(records.read(asked.records))
     _print(comparison, asked.records, screen if as_json else Console())
     if as_json:
@@ -98,4 +107,18 @@ def _print(comparison: Comparison, records: Path, console: Console) -> None:
 
     console.print()
     console.print(reports.table(comparison))
-    console.print(f"\nRecords: {records}", soft_wrap=True, highlight=False)
+    _tell(console, f"\nRecords: {records}\n{_page(records)}")
+
+
+def _tell(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _page(records: Path) -> str:
+    """Write the page beside the records, and say where it is or why it is not there."""
+    target = records.with_name(report.PAGE)
+    try:
+        report.write(records, target)
+    except ConfigError as error:
+        return f"Report: none, {error}"
+    return f"Report: {target}"

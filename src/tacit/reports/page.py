@@ -1,0 +1,180 @@
+"""One HTML page with everything that a comparison's records say; it needs nothing from any network."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from importlib.util import find_spec
+
+from tacit.errors import ConfigError
+from tacit.records import Record, RunRecord
+from tacit.reports import story
+from tacit.reports.charts import charts
+from tacit.reports.comparison import MEANINGS, UNSHAPED, Comparison, Row, compare
+from tacit.reports.details import details
+from tacit.reports.figures import Chart, colours
+from tacit.reports.table import _cells
+
+__all__ = ["page", "require_plotly"]
+
+_CUT = "The last line of the records was cut short and is left out."
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+_NO_SCRIPT = "The charts need JavaScript. The table and the text do not."
+
+
+def require_plotly() -> None:
+    """Make sure that a page can be built.
+
+    Raises:
+        ConfigError: plotly is not installed.
+    """
+    if find_spec("plotly") is None:
+        raise ConfigError("report.html needs plotly: pip install 'tacit[page]'")
+
+
+def page(records: Iterable[Record], *, cut: bool = False) -> str:
+    """Build the page from records; runs that failed or never ended are named as such.
+
+    Args:
+        records: What one comparison wrote down.
+        cut: Whether a line at the end could not be read; the page then says so.
+
+    Raises:
+        ConfigError: There are no records, they cannot be compared, or plotly is not installed.
+    """
+    require_plotly()
+    records = story.close_open_runs(records)
+    if not records:
+        raise ConfigError("these records are empty, so there is nothing to report")
+    runs = [record for record in records if isinstance(record, RunRecord)]
+    comparison = compare(records) if runs else None
+    found = charts(comparison, records) if comparison else []
+    parts = [
+        _header(comparison),
+        _notices([*story.notices(comparison, records), *([_CUT] if cut else [])]),
+        _table(comparison) if comparison and comparison.rows else "",
+        _charts(found, comparison) if comparison and found else "",
+        details(comparison, runs) if comparison else "",
+    ]
+    return _document(_title(comparison), "\n".join(filter(None, parts)), found)
+
+
+def _document(title: str, body: str, found: Sequence[Chart]) -> str:
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<title>{escape(title)} · tacit</title>
+<style>
+{_asset("page.css")}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+<footer>Made by tacit from <code>records.jsonl</code>. This file needs no network.</footer>
+{_scripts(found) if found else ""}
+</body>
+</html>
+"""
+
+
+def _scripts(found: Sequence[Chart]) -> str:
+    from plotly.offline import get_plotlyjs
+
+    figures = json.dumps({chart.key: chart.figure for chart in found}, allow_nan=False)
+    # Inside a script element only "<" could end it or begin a comment.
+    figures = figures.replace("<", "\\u003c")
+    return f"""<script type="application/json" id="figures">{figures}</script>
+<script>{get_plotlyjs()}</script>
+<script>
+{_asset("page.js")}</script>"""
+
+
+def _asset(name: str) -> str:
+    return (files("tacit.reports") / name).read_text(encoding="utf-8")
+
+
+def _title(comparison: Comparison | None) -> str:
+    return f"{comparison.recipe} on {comparison.cluster}" if comparison else "No run began"
+
+
+def _header(comparison: Comparison | None) -> str:
+    said = story.headline(comparison) if comparison else "Every run ended before its first record."
+    badge = f' <span class="badge">{UNSHAPED}</span>' if comparison and not comparison.shaped else ""
+    return f"""<header>
+<p class="brand">tacit compare</p>
+<h1>{escape(_title(comparison))}{badge}</h1>
+<p class="lead">{_unbroken(escape(said))}</p>
+</header>"""
+
+
+def _unbroken(sentence: str) -> str:
+    """Keep numbers and their units on one line."""
+    return re.sub(r"(\d) (?=%|[GMk]bit/s|ms|s |MB)", r"\1&nbsp;", sentence)
+
+
+def _notices(texts: Sequence[str]) -> str:
+    items = "\n".join(f"<li>{escape(text)}</li>" for text in texts)
+    return f'<ul class="notices">\n{items}\n</ul>' if texts else ""
+
+
+def _table(comparison: Comparison) -> str:
+    paint = colours(comparison)
+    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("algorithm", *MEANINGS))
+    rows = "\n".join(_row(row, paint[row.algorithm]) for row in comparison.rows)
+    terms = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(said)}</dd>" for name, said in MEANINGS.items())
+    alone = comparison.compute_only_seconds
+    limit = "" if alone is None else f"; without communication {alone:.1f} s"
+    asked = f"epochs {comparison.epochs}, seed {comparison.seed}, target accuracy {comparison.target:g}"
+    return f"""<section aria-label="Results">
+<div class="scroll" tabindex="0"><table>
+<thead><tr>{heads}</tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table></div>
+<p class="asked">{escape(asked + limit)}</p>
+<dl>
+{terms}
+</dl>
+</section>"""
+
+
+def _row(row: Row, colour: str) -> str:
+    name, *numbers = (escape(cell) for cell in _cells(row))
+    kind = "" if row.status == "ok" else ' class="bad"'
+    head = f'<th scope="row"><i style="background: var({colour})"></i>{name}</th>'
+    return f"<tr{kind}>{head}{''.join(f'<td>{number}</td>' for number in numbers)}</tr>"
+
+
+def _charts(found: Sequence[Chart], comparison: Comparison) -> str:
+    names = {row.algorithm: colours(comparison)[row.algorithm] for row in comparison.rows}
+    key = "\n".join(
+        f'<li><i style="background: var({colour})"></i>{escape(name)}</li>' for name, colour in names.items()
+    )
+    boxes = "\n".join(_box(chart) for chart in found)
+    return f"""<section aria-label="Charts">
+<h2>How training went</h2>
+<noscript><p class="notice">{_NO_SCRIPT}</p></noscript>
+<ul class="key">
+{key}
+</ul>
+<div class="charts">
+{boxes}
+</div>
+</section>"""
+
+
+def _box(chart: Chart) -> str:
+    height = chart.figure["layout"].get("height", 320)
+    return f"""<figure class="{escape(chart.key)}">
+<figcaption><strong>{escape(chart.title)}</strong> {escape(chart.note)}</figcaption>
+<div class="plot" id="{escape(chart.key)}" style="height: {height}px"></div>
+</figure>"""
