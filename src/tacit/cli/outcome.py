@@ -16,14 +16,12 @@ from tacit.testbed import Failure, Result
 __all__ = ["MEANINGS", "Outcome", "interrupted", "judge"]
 
 MEANINGS = {
-    "seconds": "from the launch to the end of all ranks, imports and set-up included",
-    "MB between nodes": "all that the nodes' interfaces sent, summed over the nodes, from the start of a "
-    "node's first rank to the end of its last",
-    "MB by the formulas": "what the sessions sent by the formulas of the collectives, summed over the ranks, "
-    "also inside nodes",
-    "compute share": "of the time between rounds, the part not spent waiting for one; mean over the ranks",
+    "seconds": "from the launch to the end of all, imports included",
+    "MB between nodes": "all that left the nodes' interfaces, summed",
+    "MB by the formulas": "what the sessions sent, also inside nodes, summed",
+    "compute share": "of the time between rounds; mean over the ranks",
 }
-"""What the lines of the summary say; an empty one could not be measured."""
+"""What the lines of the summary say."""
 
 NOTHING = "–"
 
@@ -77,9 +75,9 @@ class Outcome:
             _number(self.mb_by_formulas, "{:.2f}"),
             _number(self.compute_share, "{:.1%}"),
         )
-        head = f"{self.algorithm} on {self.cluster}: {' '.join(self.script)}"
-        named = zip(MEANINGS, numbers, strict=True)
-        return [*self._failure(), head, *(f"  {name:<20}{number:>9}" for name, number in named)]
+        named = zip(MEANINGS.items(), numbers, strict=True)
+        table = [f"  {name:<18}{number:>9}  {meaning}" for (name, meaning), number in named]
+        return [*self._failure(), f"{self.algorithm} on {self.cluster}: {' '.join(self.script)}", *table]
 
     def _failure(self) -> list[str]:
         if self.error is None:

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["EPILOG", "command"]
 
 EPILOG = (
-    "The script's own output goes to stdout and stderr, the summary to stderr. The exit code is the script's "
-    "own, that of the rank that failed first; 2 where what was asked for cannot be, or had no effect; 124 "
-    "after the time limit; 130 and 143 after a signal."
+    "The script's own output goes to stdout and stderr, the summary to stderr. MB between nodes is all "
+    "that the nodes' interfaces sent from the start of a node's first rank to the end of its last, summed "
+    "over the nodes. MB by the formulas is what the sessions of all ranks sent by the formulas of the "
+    "collectives, also inside nodes; it and compute share are empty where no round was counted, as with "
+    "ddp. The exit code is the script's own, that of the rank that failed first; 2 where what was asked "
+    "for cannot be, or had no effect; 124 after the time limit; 130 and 143 after a signal."
 )
 _TALLY = Path(__file__).with_name("tally.py")
 
