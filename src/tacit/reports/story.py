@@ -61,17 +61,19 @@ def notices(comparison: Comparison | None, records: Sequence[Record]) -> list[st
     found = [_failure(record) for record in _last_ends(records) if record.status != "ok"]
     if comparison and not comparison.shaped:
         found.append(f"{UNSHAPED.capitalize()}: all ranks ran on one machine at its own speed.")
-    if comparison and comparison.rows and comparison.rows[0].mb_between_nodes is None:
-        found += _uncounted(comparison)
+    if comparison and _uncounted(comparison):
+        found.append("No bytes were counted: there is no network interface between the ranks.")
     if comparison and comparison.compute_only_seconds is None:
-        found.append(f"The {COMPUTE_ONLY} run did not finish, so there is no limit to measure against.")
+        found.append(
+            f"There is no finished {COMPUTE_ONLY} run, so there is no limit to measure against, "
+            f"and the seconds of {BASE} cannot be split."
+        )
     return found
 
 
-def _uncounted(comparison: Comparison) -> list[str]:
-    if any(row.mb_between_nodes is not None or row.status != "ok" for row in comparison.rows):
-        return []
-    return ["No bytes were counted: there is no network interface between the ranks."]
+def _uncounted(comparison: Comparison) -> bool:
+    done = [row for row in comparison.rows if row.status == "ok"]
+    return bool(done) and all(row.mb_between_nodes is None for row in done)
 
 
 def _last_ends(records: Sequence[Record]) -> list[EndRecord]:

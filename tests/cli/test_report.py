@@ -1,0 +1,131 @@
+"""`tacit report`, and the page that `tacit compare` leaves behind."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tacit import cli, records
+from tacit.cli import compare, report, request
+
+HEAD = records.RunRecord(
+    algorithm="ddp",
+    strategy="",
+    recipe="digits",
+    cluster="2x2@100mbit",
+    shaped=True,
+    seed=0,
+    epochs=1,
+    target=0.95,
+    batch_per_rank=16,
+    world_size=4,
+    parameters=10,
+    environment=records.Environment.here(),
+)
+END = records.EndRecord(algorithm="ddp", status="ok", seconds=60.0, accuracy=0.98)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    with records.Writer(tmp_path / "run" / request.RECORDS) as writer:
+        writer.write(HEAD)
+        writer.write(END)
+    return tmp_path / "run"
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """The exit code of `tacit report`."""
+    monkeypatch.setattr(sys, "argv", ["tacit", "report", *words])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert isinstance(exit_.value.code, int)
+    return exit_.value.code
+
+
+def test_the_page_is_written_into_the_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert called(monkeypatch, str(folder)) == 0
+    assert capsys.readouterr().out == f"Report: {folder / 'report.html'}\n"
+    assert "ddp trained in 60.0" in (folder / "report.html").read_text(encoding="utf-8")
+    assert sorted(path.name for path in folder.iterdir()) == ["records.jsonl", "report.html"]
+
+
+def test_the_page_is_written_elsewhere_on_demand(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert called(monkeypatch, str(folder), "--out", str(tmp_path / "other.html")) == 0
+    assert (tmp_path / "other.html").exists()
+    assert not (folder / "report.html").exists()
+
+
+def test_a_cut_last_line_does_not_hide_the_rest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (folder / "records.jsonl").open("a") as file:
+        file.write('{"kind": "ep')
+    assert called(monkeypatch, str(folder)) == 0
+    assert "cut short" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_what_cannot_be_is_one_line_and_no_page(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert called(monkeypatch, str(tmp_path / "nowhere")) == 2
+    assert "nowhere holds no records.jsonl" in capsys.readouterr().err
+    assert called(monkeypatch, str(folder), "--out", str(tmp_path / "nowhere" / "page.html")) == 2
+    assert "cannot write" in capsys.readouterr().err
+    with (folder / "records.jsonl").open("a") as file:
+        file.write(replace(END, version=99).to_json() + "\n")
+    assert called(monkeypatch, str(folder)) == 2
+    error = capsys.readouterr().err
+    assert "line 3: this record has version 99, and this tacit reads up to 1: update tacit" in error
+    assert error.count("\n") == 1
+    assert not (folder / "report.html").exists()
+
+
+def test_the_commands_agree_on_the_names_of_files() -> None:
+    assert report.RECORDS == request.RECORDS
+
+
+def run_compare(monkeypatch: pytest.MonkeyPatch, folder: Path, error: BaseException | None) -> int:
+    """The exit code of a comparison that writes a run down and ends so, without training anything."""
+
+    def hold(asked: request.Request, shown: object) -> None:
+        with records.Writer(asked.records) as writer:
+            writer.write(HEAD)
+            writer.write(END if error is None else replace(END, status="interrupted", error=str(error)))
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr("tacit.cli.contest.hold", hold)
+    monkeypatch.setattr(sys, "argv", ["tacit", "compare", "--out", str(folder)])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert isinstance(exit_.value.code, int)
+    return exit_.value.code
+
+
+def test_compare_leaves_a_page_and_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_compare(monkeypatch, tmp_path, None) == 0
+    assert f"Report: {tmp_path / 'report.html'}" in capsys.readouterr().out
+    assert (tmp_path / "report.html").exists()
+
+
+def test_an_interrupted_comparison_leaves_a_page_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_compare(monkeypatch, tmp_path, cli.Interrupted(15)) == 143
+    assert f"Report: {tmp_path / 'report.html'}" in capsys.readouterr().err
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "ddp was interrupted: stopped by SIGTERM" in text
+
+
+def test_a_page_that_cannot_be_built_does_not_spoil_the_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / compare.report.PAGE).mkdir()
+    assert run_compare(monkeypatch, tmp_path, None) == 0
+    assert "Report: none, cannot write" in capsys.readouterr().out

@@ -1,0 +1,128 @@
+"""The page in a real browser that has no network: Chromium, headless."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import pytest
+from samples import ALONE, DDP, TOPK, WHOLE, comparison
+
+from tacit import reports
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is missing: apt-get install chromium"),
+]
+WORDS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"),
+    *("--enable-logging=stderr", "--v=0", "--allow-file-access-from-files"),
+]
+LIGHT, DARK = "--blink-settings=preferredColorScheme=1", "--blink-settings=preferredColorScheme=0"
+FRAME = """<!doctype html>
+<iframe id="frame" src="report.html" style="width: 360px; height: 800px; border: 0"></iframe>
+<script>
+onload = () => {
+  const inner = document.getElementById("frame").contentDocument, root = inner.documentElement;
+  const told = () => {
+    if (root.dataset.charts !== "drawn") return setTimeout(told, 50);
+    const ends = [...inner.querySelectorAll(".main-svg")].map((svg) => svg.getBoundingClientRect().right);
+    const box = inner.querySelector(".scroll");
+    const over = [root.scrollWidth - root.clientWidth, Math.max(...ends) - root.clientWidth];
+    document.title = [...over.map((pixels) => pixels > 0), box.scrollWidth > box.clientWidth].join(" ");
+  };
+  told();
+};
+</script>"""
+
+
+def opened(path: Path, *more: str) -> tuple[str, list[str]]:
+    """The document after its scripts ran, and what they wrote to the console."""
+    assert CHROMIUM is not None
+    profile = path.parent / "profile"
+    shutil.rmtree(profile, ignore_errors=True)
+    command = [CHROMIUM, *WORDS, f"--user-data-dir={profile}", *more, "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    path = tmp_path / "report.html"
+    path.write_text(reports.page(WHOLE), encoding="utf-8")
+    return path
+
+
+def plots(document: str) -> dict[str, str]:
+    """The drawn inside of each chart."""
+    parts = re.split(r'<div class="plot[^"]*" id="([\w-]+)"', document)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_the_charts_are_drawn_and_nothing_is_complained_about(page: Path) -> None:
+    document, console = opened(page)
+    assert console == []
+    found = plots(document)
+    assert list(found) == [
+        "accuracy-seconds",
+        "accuracy-nodes",
+        "loss-seconds",
+        "loss-nodes",
+        "seconds-split",
+    ]
+    bars = found.pop("seconds-split")
+    assert bars.count('<g class="point"') == 4
+    assert "compute-only 3.0 s" in bars
+    for name, chart in found.items():
+        assert 'class="main-svg"' in chart, name
+        assert chart.count('<path class="js-line" d="M') == 2, name
+        assert len(re.findall(r'<path class="point[ "]', chart)) == 4, name
+        assert "ddp</tspan>" in chart, name
+    assert "target 0.95" in found["accuracy-seconds"]
+
+
+def test_the_tables_figures_are_the_records(page: Path) -> None:
+    document, _ = opened(page)
+    rows = re.findall(r'<tr><th scope="row"><i[^>]*></i>(.*?)</tr>', document)
+    shown = [re.findall(r"(?:^|<td>)([^<]+)", unescape(row)) for row in rows]
+    for (name, *numbers), end in zip(shown, (DDP, TOPK), strict=True):
+        values = [float(number.rstrip("x%")) for number in numbers]
+        assert (end.algorithm, end.accuracy, end.seconds, end.seconds_to_target) == (name, *values[:3])
+        assert values[4] == end.mb_between_nodes
+        assert values[3] == pytest.approx(60.0 / values[1], abs=0.01)
+        assert values[6] == pytest.approx(100 * 3.0 / values[1], abs=0.1)
+
+
+def test_light_and_dark_differ_in_the_charts_too(page: Path) -> None:
+    inks = [set(re.findall(r"fill: rgb\([^)]*\)", opened(page, theme)[0])) for theme in (LIGHT, DARK)]
+    assert "fill: rgb(91, 100, 112)" in inks[0] - inks[1]
+    assert "fill: rgb(162, 171, 183)" in inks[1] - inks[0]
+
+
+def test_on_a_phone_only_the_table_scrolls_and_only_within_its_box(page: Path) -> None:
+    frame = page.with_name("frame.html")
+    frame.write_text(FRAME, encoding="utf-8")
+    document, console = opened(frame)
+    assert console == []
+    assert "<title>false false true</title>" in document
+
+
+def test_names_that_look_like_html_are_drawn_as_they_are(tmp_path: Path) -> None:
+    named = replace(TOPK, algorithm="<b id=x>bold</b>")
+    (tmp_path / "report.html").write_text(reports.page(comparison(DDP, named, ALONE)), encoding="utf-8")
+    document, console = opened(tmp_path / "report.html")
+    assert console == []
+    assert "id=x&gt;bold&lt;/b&gt;</tspan>" in plots(document)["loss-nodes"]
+    assert '<b id="x"' not in document
+
+
+def test_a_complaint_would_be_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "broken.html"
+    path.write_text("<script>nothing()</script>", encoding="utf-8")
+    _, console = opened(path)
+    assert any("nothing is not defined" in line for line in console)
