@@ -22,6 +22,8 @@ def test_the_fastest_of_those_that_reached_the_target_is_the_best() -> None:
     faster = replace(TOPK, algorithm="fast", seconds=1.0, seconds_to_target=None)
     assert headline(DDP, TOPK, faster).startswith("topk:ratio=0.01 trained 6.0x")
     assert headline(DDP, faster).endswith("accuracy; it did not reach the target accuracy 0.95.")
+    late = replace(DDP, seconds_to_target=None)
+    assert headline(late, faster).endswith("; neither reached the target accuracy 0.95.")
 
 
 def test_that_nothing_was_gained_is_an_answer() -> None:

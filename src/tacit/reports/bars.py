@@ -16,6 +16,8 @@ def bars(splits: Sequence[Split], paint: Mapping[str, str], alone: float | None)
     if not splits:
         return None
     line = {} if alone is None else line_at("x", alone, f"compute-only {alone:.1f} s")
+    if alone is not None and alone > max(each.total for each in splits) / 2:
+        line["annotations"][0]["xanchor"] = "right"
     names = [_label(each, i, paint) for i, each in enumerate(splits)]
     layout: Figure = {
         "barmode": "stack",

@@ -18,7 +18,8 @@ __all__ = ["charts"]
 
 Reading: TypeAlias = Callable[[EpochRecord], float | None]
 
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
+"""Fewer than colours, so that the two do not begin again together."""
 LOG_FROM = 8.0
 """An axis is logarithmic where its largest value is this many times its smallest."""
 

@@ -53,17 +53,22 @@
     [p.x - w - 10, p.y - h / 2],
   ].map(([x, y]) => ({ x0: x, x1: x + w, y0: y, y1: y + h }));
 
-  // The label of a line across the plot: at whichever end, above or below, is clear of the curves.
-  const lineLabel = (label, y, length, clear, taken) => {
+  // The label of a line across the plot: at whichever end, above or below, is clear of the curves; else as a key
+  // in the lower right corner, where curves of accuracy seldom are.
+  const lineLabel = (label, y, { width, height }, clear, taken) => {
     const w = pen.measureText(label.text).width + 6;
     const ends = [[0, "left"], [1, "right"]].flatMap(([x, xanchor]) => [["bottom", -20, 0], ["top", 0, 20]].map(
       ([yanchor, up, down]) => ({
         place: { x, xanchor, yanchor },
-        box: { x0: x * (length - w), x1: x * (length - w) + w, y0: y + up, y1: y + down },
+        box: { x0: x * (width - w), x1: x * (width - w) + w, y0: y + up, y1: y + down },
       })));
-    const { place, box } = ends.find((end) => clear(end.box)) || ends[0];
+    const corner = {
+      place: { x: 1, xanchor: "right", y: 0, yref: "y domain", yanchor: "bottom", text: `- - ${label.text}` },
+      box: { x0: width - w - 30, x1: width, y0: height - 22, y1: height },
+    };
+    const { place, box } = [...ends, corner].find((each) => clear(each.box)) || ends[0];
     taken.push(box);
-    for (let x = 0; x < length; x += 4) taken.push({ x0: x, x1: x + 4, y0: y - 1, y1: y + 1 });
+    for (let x = 0; x < width; x += 4) taken.push({ x0: x, x1: x + 4, y0: y - 1, y1: y + 1 });
     return { ...label, ...place };
   };
 
@@ -78,7 +83,8 @@
     const clear = (box) => !taken.some((other) => meets(box, other));
     const inside = (box) => box.x0 >= 0 && box.x1 <= xaxis._length && box.y0 >= -14 && box.y1 <= yaxis._length;
     pen.font = `600 ${font.size}px ${font.family}`;
-    const lines = own.map((each) => lineLabel(each, yaxis.d2p(each.y), xaxis._length, clear, taken));
+    const size = { width: xaxis._length, height: yaxis._length };
+    const lines = own.map((each) => lineLabel(each, yaxis.d2p(each.y), size, clear, taken));
     const names = curves.flatMap(({ trace, points }) => {
       const raw = new DOMParser().parseFromString(trace.name, "text/html").documentElement.textContent;
       const w = pen.measureText(raw).width + 4;

@@ -34,7 +34,7 @@ def headline(comparison: Comparison) -> str:
         return _alone(base, comparison)
     reached = [row for row in others if row.seconds_to_target is not None]
     best = max(reached or others, key=lambda row: row.speedup or 0)
-    missed = "" if reached else f"; it did not reach the target accuracy {comparison.target:g}"
+    missed = "" if reached else _missed(base, comparison)
     return f"{_pace(best, base)} {where(comparison)}{_traffic(best)}{_accuracy(best, base)}{missed}."
 
 
@@ -119,6 +119,11 @@ def _accuracy(best: Row, base: Row) -> str:
     if best.accuracy is None or base.accuracy is None:
         return ""
     return f", at {best.accuracy:.3f} against {base.accuracy:.3f} accuracy"
+
+
+def _missed(base: Row, comparison: Comparison) -> str:
+    who = "neither reached" if base.seconds_to_target is None else "it did not reach"
+    return f"; {who} the target accuracy {comparison.target:g}"
 
 
 def _rate(rate: float) -> str:
