@@ -146,3 +146,18 @@ def test_equal_choices_of_a_policy_become_one_part() -> None:
     assert isinstance(lot.compressor, Select)
     assert lot.compressor.main == TopK(ratio=0.1)
     assert [part.spans for part in lot.compressor.parts] == [((300, 310), (510, 515))]
+
+
+def test_there_are_stages_for_lots_of_any_size() -> None:
+    # 12,000 dense floats a lot ride in the sparse message; 24,000 need one of their own.
+    named = {
+        "v": torch.zeros(12_000),
+        "w": torch.zeros(100, 30),
+        "x": torch.zeros(12_000),
+        "y": torch.zeros(100, 30),
+    }
+    session = Session(parse("topk"), named, Seat(Loopback(2), 0), [["v", "w"], ["x", "y"]])
+    assert [bill.stages for bill in session.bills] == [1, 1]
+    assert session.stages == 3
+    session.recut([["v", "w", "x", "y"]])
+    assert [bill.stages for bill in session.bills] == [2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -15,7 +16,7 @@ from tacit.contracts import WORLD, Context, Mean, Outcome, Request, State, Trans
 from tacit.engine import Job, Lane
 from tacit.errors import NonFinite, RoundError
 from tacit.exchanges import fuse, on, totalled
-from tacit.lots import Kept, Lot, Policy, make_lots, named_state
+from tacit.lots import Kept, Lot, Policy, cut, make_lots, named_state
 from tacit.strategy import Strategy
 from tacit.transports.meter import Bill, Rehearsal, rehearse
 
@@ -160,8 +161,13 @@ class Session:
 
     @property
     def stages(self) -> int:
-        """How many times the longest exchange speaks, its question after a NaN included."""
-        return 1 + max((bill.stages for bill in self.bills), default=0)
+        """How many times the longest exchange speaks, however lots are cut; the question after a NaN included.
+
+        The larger a lot, the less of it rides along in another message: the largest is all that can be one.
+        """
+        names = [slot.name for lot in self.lots for slot in lot.slots]
+        largest = make_lots(cut(names, self._named, cap=sys.maxsize), self._named, self._policy)
+        return 1 + max((self._rehearse(lot, Rehearsal()).stages for lot in largest), default=0)
 
     # ---- one exchange ---------------------------------------------------------------------------------
 
