@@ -161,7 +161,7 @@ class Session:
 
     @property
     def stages(self) -> int:
-        """How many times the longest exchange speaks, however lots are cut; the question after a NaN included.
+        """How many times the longest exchange speaks, however lots are cut, and once more after a NaN.
 
         The larger a lot, the less of it rides along in another message: the largest is all that can be one.
         """
