@@ -76,7 +76,7 @@ def test_a_failed_run_is_shown_and_said() -> None:
 
 def test_an_interrupted_run_shows_the_epochs_that_it_had() -> None:
     text = reports.page(WHOLE[:-5])
-    assert "topk:ratio=0.01 was interrupted: its records have no end" in text
+    assert "topk:ratio=0.01 has no end in the records: it was still running" in text
     assert '"name": "topk:ratio=0.01"' in text
 
 

@@ -18,21 +18,11 @@ from tacit.reports.details import details
 from tacit.reports.figures import Chart, colours
 from tacit.reports.table import _cells
 
-__all__ = ["page", "require_plotly"]
+__all__ = ["page"]
 
 _CUT = "The last line of the records was cut short and is left out."
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 _NO_SCRIPT = "The charts need JavaScript. The table and the text do not."
-
-
-def require_plotly() -> None:
-    """Make sure that a page can be built.
-
-    Raises:
-        ConfigError: plotly is not installed.
-    """
-    if find_spec("plotly") is None:
-        raise ConfigError("report.html needs plotly: pip install 'tacit[page]'")
 
 
 def page(records: Iterable[Record], *, cut: bool = False) -> str:
@@ -45,7 +35,8 @@ def page(records: Iterable[Record], *, cut: bool = False) -> str:
     Raises:
         ConfigError: There are no records, they cannot be compared, or plotly is not installed.
     """
-    require_plotly()
+    if find_spec("plotly") is None:
+        raise ConfigError("report.html needs plotly: pip install 'tacit[page]'")
     records = story.close_open_runs(records)
     if not records:
         raise ConfigError("these records are empty, so there is nothing to report")

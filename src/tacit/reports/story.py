@@ -11,7 +11,7 @@ from tacit.reports.comparison import BASE, UNSHAPED, Comparison, Row
 
 __all__ = ["UNFINISHED", "close_open_runs", "headline", "links", "notices"]
 
-UNFINISHED = "its records have no end: it was still running, or was killed"
+UNFINISHED = "it was still running, or was killed"
 
 
 def close_open_runs(records: Iterable[Record]) -> list[Record]:
@@ -82,6 +82,8 @@ def _last_ends(records: Sequence[Record]) -> list[EndRecord]:
 
 def _failure(end: EndRecord) -> str:
     verb = "failed" if end.status == "failed" else "was interrupted"
+    if end.error == UNFINISHED:
+        verb = "has no end in the records"
     why = (end.error or "").removeprefix(f"{end.algorithm} failed: ").strip()
     return f"{end.algorithm} {verb}: {why}" if why else f"{end.algorithm} {verb}."
 
