@@ -16,7 +16,7 @@ from tacit.reports.charts import charts
 from tacit.reports.comparison import MEANINGS, UNSHAPED, Comparison, Row, compare
 from tacit.reports.details import details
 from tacit.reports.figures import Chart, colours
-from tacit.reports.table import _cells
+from tacit.reports.table import cells
 
 __all__ = ["page"]
 
@@ -139,7 +139,7 @@ def _table(comparison: Comparison) -> str:
 
 
 def _row(row: Row, colour: str) -> str:
-    name, *numbers = (escape(cell) for cell in _cells(row))
+    name, *numbers = (escape(cell) for cell in cells(row))
     kind = "" if row.status == "ok" else ' class="bad"'
     head = f'<th scope="row"><i style="background: var({colour})"></i>{name}</th>'
     return f"<tr{kind}>{head}{''.join(f'<td>{number}</td>' for number in numbers)}</tr>"

@@ -31,7 +31,7 @@ def table(comparison: Comparison) -> Group:
         # A word a line, so that all columns fit into 80 characters.
         result.add_column(name.replace(" ", "\n").replace("-", "-\n"), justify="right", no_wrap=True)
     for row in comparison.rows:
-        result.add_row(*_cells(row), style=None if row.status == "ok" else "red")
+        result.add_row(*cells(row), style=None if row.status == "ok" else "red")
     return Group(
         Text(_title(comparison), style="bold"), "", result, "", Text(_caption(comparison), style="dim")
     )
@@ -49,7 +49,7 @@ def _caption(comparison: Comparison) -> str:
     return "\n".join([f"{asked}; without communication {alone}", *meanings])
 
 
-def _cells(row: Row) -> list[str]:
+def cells(row: Row) -> list[str]:
     return [
         row.algorithm if row.status == "ok" else f"{row.algorithm} ({row.status})",
         _number(row.accuracy, "{:.4f}"),
