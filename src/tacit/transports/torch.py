@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from weakref import WeakSet
 
 import torch.distributed as dist
 from torch import Tensor
@@ -36,25 +38,26 @@ class _Later:
 
     work: dist.Work
     read: Callable[[], Any]
+    done: Callable[[], None]
 
     def on_done(self, call: Callable[[], None]) -> None:
         self.work.get_future().add_done_callback(lambda _: call())
 
     def answer(self) -> Any:
         self.work.get_future().value()  # raises what the backend raised
+        self.done()
         return self.read()
 
 
-@dataclass
+@dataclass(eq=False)
 class TorchTransport:
     """Collectives among `ranks` on process groups of our own, one for each stage of a conversation.
 
     One group for two stages would let bucket 2's first message and bucket 1's second change places between
-    ranks. The groups are made at once, by all ranks, which makes this constructor a collective.
+    ranks. `open` makes the groups.
 
     Args:
         parent: the process group whose ranks take part.
-        stages: how many times the longest exchange speaks.
         timeout: after which a collective that a peer does not join is an error.
     """
 
@@ -62,6 +65,8 @@ class TorchTransport:
     timeout: timedelta
     sent: int = 0
     """Bytes that this rank has sent, by the formulas of ring collectives."""
+    under_way: int = 0
+    """Collectives posted whose answers nobody has taken."""
     _groups: list[dist.ProcessGroup] = field(default_factory=list, repr=False)
     _messages: dict[tuple[str, int, int], Tensor] = field(default_factory=dict, repr=False)
 
@@ -69,6 +74,7 @@ class TorchTransport:
         """Have process groups for exchanges that speak up to `stages` times. A collective call."""
         if self.peers() > 1:
             self._groups = _own_groups(self.parent, self.timeout, stages)
+            _OPEN.add(self)
 
     def peers(self, axis: str = WORLD) -> int:
         """How many ranks take part."""
@@ -111,7 +117,7 @@ class TorchTransport:
                     tensor.copy_(view)
             return payload
 
-        return _Later(work, read)
+        return self._later(work, read)
 
     def _gather(self, payload: Payload, group: dist.ProcessGroup, key: tuple[str, int, int]) -> Posted:
         self.sent += ring_gather(payload, self.peers())
@@ -121,9 +127,16 @@ class TorchTransport:
         pack_(payload, mine)
         work = _all_gather(all_, mine, group=group, async_op=True)
         assert work is not None
-        return _Later(
+        return self._later(
             work, lambda: [unpack(all_[i : i + size], payload) for i in range(0, all_.numel(), size)]
         )
+
+    def _later(self, work: dist.Work, read: Callable[[], Any]) -> Posted:
+        self.under_way += 1
+        return _Later(work, read, self._answered)
+
+    def _answered(self) -> None:
+        self.under_way -= 1
 
     def _message(self, key: tuple[str, int, int], like: Payload, copies: int) -> Tensor:
         size = copies * nbytes(like)
@@ -148,6 +161,25 @@ def abort(group: dist.ProcessGroup) -> None:
 
 
 _OWN: dict[tuple[object, ...], list[dist.ProcessGroup]] = {}
+_OPEN: WeakSet[TorchTransport] = WeakSet()
+
+
+@atexit.register
+def _release() -> None:
+    """Let the threads of our groups end while the interpreter lives.
+
+    A thread of Gloo that returns from its last callback into an interpreter that is gone aborts the process.
+    Groups that are still at work are left alone: to wait for them could take until their time-out.
+    """
+    if any(transport.under_way for transport in _OPEN):
+        return
+    for transport in _OPEN:
+        transport._groups = []
+    for kept in _OWN.values():
+        while kept:
+            group = kept.pop()
+            if group in dist.distributed_c10d._world.pg_map:
+                dist.destroy_process_group(group)
 
 
 def _own_groups(parent: dist.ProcessGroup, timeout: timedelta, count: int) -> list[dist.ProcessGroup]:
