@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tacit.compressors import ratio
 from tacit.contracts import Compressor, Context, Exchange, Mean, Outcome, Sparse, State
-from tacit.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,7 @@ class RandomK(Compressor):
     unbiased: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise ConfigError(
-                f"ratio={self.ratio} is not in (0, 1]: it is the share of entries that is sent; "
-                "write 0.01 to send one in a hundred"
-            )
+        ratio.check(self.ratio)
 
     def exempts(self, shape: torch.Size) -> bool:
         """Biases and norms are few and matter much: they stay dense."""
@@ -45,7 +40,7 @@ class RandomK(Compressor):
 
     def positions(self, numel: int, ctx: Context) -> Tensor:
         """k rising positions, equal on all peers, new in every round."""
-        k = min(numel, math.ceil(round(self.ratio * numel, 6)))
+        k = ratio.count(self.ratio, numel)
         bounds = torch.arange(k + 1) * numel // k
         drawn = torch.rand(k, generator=ctx.rng("randomk"), dtype=torch.float64)
         return bounds[:-1] + (drawn * (bounds[1:] - bounds[:-1])).long()

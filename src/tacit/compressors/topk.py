@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from tacit.compressors import ratio
 from tacit.contracts import Context, OneShot, Payload, Sent, Sparse
-from tacit.errors import ConfigError
 from tacit.kernels.select import select_largest
 
 
@@ -30,23 +29,15 @@ class TopK(OneShot):
     additive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise ConfigError(
-                f"ratio={self.ratio} is not in (0, 1]: it is the share of entries that is sent; "
-                "write 0.01 to send one in a hundred"
-            )
+        ratio.check(self.ratio)
 
     def exempts(self, shape: torch.Size) -> bool:
         """Biases and norms are few and matter much: they stay dense."""
         return len(shape) < 2
 
-    def count(self, numel: int) -> int:
-        """How many of `numel` entries are sent. An exact decimal ratio is not rounded up past itself."""
-        return min(numel, math.ceil(round(self.ratio * numel, 6)))
-
     def encode(self, x: Tensor, ctx: Context) -> Payload:
         """(values, positions)."""
-        index, values = select_largest(x, self.count(x.numel()))
+        index, values = select_largest(x, ratio.count(self.ratio, x.numel()))
         return values, index
 
     def decode_(self, payload: Payload, out: Tensor) -> None:

@@ -1,0 +1,21 @@
+"""What a ratio of entries means, the same for every compressor that keeps some of them."""
+
+from __future__ import annotations
+
+import math
+
+from tacit.errors import ConfigError
+
+
+def check(ratio: float) -> None:
+    """Raise a `ConfigError` unless 0 < ratio <= 1."""
+    if not 0 < ratio <= 1:
+        raise ConfigError(
+            f"ratio={ratio} is not in (0, 1]: it is the share of entries that is sent; "
+            "write 0.01 to send one in a hundred"
+        )
+
+
+def count(ratio: float, numel: int) -> int:
+    """How many of `numel` entries are kept: rounded up, but an exact decimal ratio not past itself."""
+    return min(numel, math.ceil(round(ratio * numel, 6)))
