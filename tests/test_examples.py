@@ -9,24 +9,8 @@ from typing import Any
 
 import pytest
 
-from tacit.cluster import Cluster
-from tacit.errors import TestbedError
-from tacit.testbed import Testbed
-
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 ALL = sorted(file.name for file in EXAMPLES.glob("*.py"))
-
-
-@pytest.fixture(scope="module")
-def namespaces() -> None:
-    """Skip where the system does not permit namespaces, and only there."""
-    try:
-        with Testbed(Cluster(1, 1)):
-            pass
-    except TestbedError as error:
-        if "does not permit" not in str(error):
-            raise
-        pytest.skip(str(error))
 
 
 def run(folder: Path, name: str, *options: str) -> tuple[str, dict[str, Any]]:

@@ -15,8 +15,6 @@ from tacit import cli
 from tacit.cli import outcome
 from tacit.cluster import Cluster
 from tacit.doors import footprint
-from tacit.errors import TestbedError
-from tacit.testbed import Testbed
 
 TACIT = [sys.executable, "-m", "tacit.cli", "run"]
 
@@ -33,18 +31,6 @@ def train(steps):
     for _ in range(steps):
         optimizer.zero_grad(); model(torch.randn(4, 100)).square().mean().backward(); optimizer.step()
 """
-
-
-@pytest.fixture(scope="session")
-def namespaces() -> None:
-    """Skip where the system does not permit namespaces, and only there."""
-    try:
-        with Testbed(Cluster(1, 1)):
-            pass
-    except TestbedError as error:
-        if "does not permit" not in str(error):
-            raise
-        pytest.skip(str(error))
 
 
 class Ran:

@@ -140,6 +140,7 @@ class Attached:
         self._gradient_door: GradientDoor | None = None
         self._rollcall: RollCall | None = None
         quiet = strategy.subject == "nothing"
+        board = None if quiet else Switchboard.of(model)
         tensors = named if strategy.subject != "progress" else {**named, **_float_buffers(model)}
         lots = [] if quiet else cut(reversed(tensors), tensors, int(model.bucket_bytes_cap))
         self._transport = TorchTransport(group, timeout or _timeout(group))
@@ -149,7 +150,7 @@ class Attached:
             _agree(group, strategy, named)
             self._transport.open(self.session.stages)
         self._watch()
-        self._enter(tensors)
+        self._enter(tensors, board)
 
     def _lr(self) -> float:
         return float(self._optimizer.param_groups[0]["lr"]) if self._optimizer is not None else 0.0
@@ -186,23 +187,19 @@ class Attached:
         if isinstance(self.session.failure, PeerLost):
             return self.session.failure
         assert self._rollcall is not None
-        found = self._rollcall.alarm(str(error).splitlines()[0])
+        found = self._rollcall.alarm(_first_line(error))
         found.__cause__ = error
         return found
 
-    def _enter(self, tensors: dict[str, Tensor]) -> None:
-        subject = self.strategy.subject
-        if subject == "gradient":
-            board = Switchboard.of(self._model)
-            self._gradient_door = GradientDoor(self.session, tensors)
-            board.answer = self._gradient_door
+    def _enter(self, tensors: dict[str, Tensor], board: Switchboard | None) -> None:
+        if board is not None:
             self._undo.append(lambda: setattr(board, "answer", plain_mean(self._group)))
-        if subject == "progress":
-            board = Switchboard.of(self._model)
-            board.answer = no_exchange
-            self._undo.append(lambda: setattr(board, "answer", plain_mean(self._group)))
-            self._door = ProgressDoor(self.session, tensors)
-            self._undo.append(OwnBuffers(self._model).restore)
+            if self.strategy.subject == "gradient":
+                self._gradient_door = board.answer = GradientDoor(self.session, tensors)
+            else:
+                board.answer = no_exchange
+                self._door = ProgressDoor(self.session, tensors)
+                self._undo.append(OwnBuffers(self._model).restore)
         if self._optimizer is not None:
             self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
 
@@ -306,13 +303,17 @@ class Attached:
         if self._rollcall is None:
             return None
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
-            self.session.failure = lost = self._rollcall.alarm(str(error).splitlines()[0])
+            self.session.failure = lost = self._rollcall.alarm(_first_line(error))
             return lost
         # The peers may be waiting for this rank: tell them, and do not wait for them.
         self._rollcall.leave(f"{type(error).__name__}: {error}")
         self.session.failure = error
         self._abort()
         return None
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta:
