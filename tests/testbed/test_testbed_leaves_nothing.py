@@ -63,6 +63,8 @@ def command(
         stderr=subprocess.DEVNULL,
         text=True,
         env=os.environ | {MARK: mark, "TMPDIR": str(scratch)},
+        # Whoever runs the tests in the background of a shell has had SIGINT ignored, which is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
             yield process, mark
