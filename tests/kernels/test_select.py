@@ -1,66 +1,228 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from tacit.kernels.select import SAMPLE, at_least, at_least_torch, path, select_largest
+from tacit.kernels import select
+from tacit.kernels.jit import path
+from tacit.kernels.select import (
+    SPARE,
+    Chosen,
+    Room,
+    new_room,
+    select_above,
+    select_largest,
+    settle_torch,
+    sift,
+    sift_torch,
+)
+
+LARGE = 1 << 18
+"""Entries from which on the threshold comes from a sample."""
+TINY = 2.0**-149
 
 
-@pytest.mark.parametrize("numel", [1, 7, 1000, 2 * SAMPLE + 1, 500_003])
-@pytest.mark.parametrize("ratio", [0.0001, 0.001, 0.01, 0.1, 0.3, 1.0])
-def test_the_set_is_that_of_topk(numel: int, ratio: float) -> None:
-    x = torch.randn(numel, generator=torch.Generator().manual_seed(1)) ** 3
-    k = max(1, int(ratio * numel))
-    index, values = select_largest(x, k)
+def ranked(a: Tensor, k: int) -> Tensor:
+    """The rule, by a stable sort: largest first, of equal ones the lowest position, NaN last; then rising."""
+    magnitudes = torch.where(a.isnan(), -1.0, a.abs().double())
+    return magnitudes.sort(descending=True, stable=True).indices[:k].sort().values
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Bit for bit."""
+    bits = torch.int64 if a.dtype == torch.float64 else torch.int32
+    return torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
+
+
+def random(numel: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
+    return torch.randn(numel, dtype=dtype, generator=torch.Generator().manual_seed(seed)) ** 3
+
+
+def check(x: Tensor, k: int, residual: Tensor | None = None) -> None:
+    """What is chosen is what the rule says, and nothing is lost."""
+    a = x if residual is None else x + residual
+    owed = None if residual is None else torch.full_like(x, math.nan)
+    index, values = select_largest(x, k, residual=residual, owed=owed)
     assert index.dtype == torch.int32
-    assert index.numel() == index.unique().numel() == k
-    assert torch.equal(values, x[index])
-    expected = torch.topk(x.abs(), k, sorted=True).values
-    assert torch.equal(values.abs().sort(descending=True).values, expected)
+    assert torch.equal(index.long(), ranked(a, k))
+    assert same(values, a[index])
+    if owed is not None:
+        rest = a.clone()
+        rest[index] = 0
+        assert same(owed, rest)
+
+
+def awkward(numel: int) -> dict[str, Tensor]:
+    rows, one, some_nan = torch.zeros(numel), torch.zeros(numel), random(numel)
+    rows[:: min(512, numel)] = 1 + torch.arange(rows[:: min(512, numel)].numel()) % 7
+    one[numel // 2] = -1
+    some_nan[:: max(1, numel // 5)] = math.nan
+    return {
+        "zeros": torch.zeros(numel),
+        "minus zeros": -torch.zeros(numel),
+        "equal": torch.full((numel,), -3.0),
+        "steps": torch.arange(numel).float() % 3,
+        "rows": rows,
+        "one": one,
+        "denormal": torch.arange(numel) % 5 * TINY,
+        "largest": torch.where(torch.arange(numel) % 2 == 0, 3.4e38, -3.3e38),
+        "infinite": torch.where(torch.arange(numel) % 7 == 0, -math.inf, random(numel)),
+        "some nan": some_nan,
+        "nan": torch.full((numel,), math.nan),
+    }
+
+
+@pytest.mark.parametrize("numel", [1, 7, 15, 16, 17, 1000, 1025, 40_000, LARGE + 17, (1 << 20) + 3])
+@pytest.mark.parametrize("ratio", [0.0001, 0.001, 0.01, 0.1, 0.3, 0.97, 1.0])
+def test_the_largest_are_chosen_and_the_rest_is_owed(numel: int, ratio: float) -> None:
+    k = max(1, int(ratio * numel))
+    x = random(numel)
+    check(x, k)
+    check(x, k, random(numel, seed=2))
+
+
+@pytest.mark.parametrize("kind", awkward(1))
+@pytest.mark.parametrize("numel", [1, 19, 2000, LARGE + 17])
+def test_ties_zeros_and_numbers_at_the_edge(kind: str, numel: int) -> None:
+    x = awkward(numel)[kind]
+    for k in {1, min(5, numel), numel // 100 or 1, numel // 2 or 1, numel}:
+        check(x, k)
+        check(x, k, torch.zeros(numel))
+        check(torch.zeros(numel), k, x)
+
+
+def test_a_sum_that_overflows_is_the_largest() -> None:
+    x = random(5000)
+    x[77] = 3e38
+    check(x, 1, x)
+    assert select_largest(x, 1, residual=x, owed=torch.empty(5000)).values.item() == math.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types(dtype: torch.dtype) -> None:
+    x, residual = random(300_000, dtype), random(300_000, dtype, seed=2)
+    a, owed = x + residual, torch.empty_like(x)
+    index, values = select_largest(x, 3000, residual=residual, owed=owed)
+    assert torch.equal(index.long(), ranked(a, 3000))
+    assert torch.equal(values, a[index])
+    assert torch.equal(owed.index_copy_(0, index.long(), values), a)
+
+
+def test_of_nothing_nothing_is_chosen() -> None:
+    assert select_largest(torch.empty(0), 0).at.numel() == 0
+    assert select_above(torch.empty(0), 1.0, 0).at.numel() == 0
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 5), st.integers(0, 2**31), st.sampled_from(["rows", "zeros", "steps", "one"]))
-def test_awkward_tensors_still_give_exactly_k(k: int, seed: int, kind: str) -> None:
-    numel = 2 * SAMPLE + 17
-    x = torch.zeros(numel)
-    if kind == "rows":  # large entries in step with any stride that divides 512
-        x[::512] = 1 + torch.rand(x[::512].shape, generator=torch.Generator().manual_seed(seed))
-    if kind == "steps":
-        x = torch.arange(numel).float() % 3
-    if kind == "one":
-        x[seed % numel] = -1
-    index, values = select_largest(x, k)
-    assert index.unique().numel() == k
-    expected = torch.topk(x.abs(), k).values
-    assert torch.equal(values.abs().sort(descending=True).values, expected)
+@given(st.integers(1, 5), st.integers(0, 2**31))
+def test_a_single_entry_is_found_wherever_it_is(k: int, seed: int) -> None:
+    x = torch.zeros(LARGE + 17)
+    x[seed % x.numel()] = -1
+    check(x, k)
+
+
+def test_a_sample_that_misleads_costs_time_and_not_exactness() -> None:
+    numel = 1 << 20
+    for in_sample, elsewhere in ((10.0, 1.0), (1.0, 10.0)):
+        x = torch.full((numel,), elsewhere)
+        select._sample(x, 1).fill_(in_sample)
+        x += torch.arange(numel) * 1e-7
+        check(x, 500)
+        check(x, 500, torch.zeros(numel))
+
+
+# ---- a threshold that is given ------------------------------------------------------------------------
+
+
+def test_all_above_a_threshold_are_chosen_and_the_largest_where_they_are_too_many() -> None:
+    x, residual = random(LARGE), random(LARGE, seed=2)
+    a = x + residual
+    there = int((a.abs() >= 2.0).sum())
+    for most in (there + 1, there, there - 1, there // 2, 1):
+        owed = torch.empty_like(x)
+        index, values = select_above(x, 2.0, most, residual=residual, owed=owed)
+        assert torch.equal(index.long(), ranked(a, min(most, there)))
+        assert same(values, a[index])
+        assert same(owed.index_copy_(0, index.long(), values), a)
+
+
+# ---- the compiled versions and the reference ----------------------------------------------------------
+
+
+def full_room(x: Tensor) -> Room:
+    return Room(torch.empty(x.numel() + SPARE, dtype=torch.int32), x.new_empty(x.numel() + SPARE))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("numel", [1, 31, 32, 33, 300_007])
-def test_the_fast_scan_equals_the_reference(numel: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("numel", [1, 15, 16, 17, 1024, 1033, 300_007])
+def test_the_compiled_passes_equal_the_reference(
+    numel: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("numba")
     assert path() == "numba"
-    x = torch.randn(numel, dtype=dtype, generator=torch.Generator().manual_seed(2))
-    for threshold in (0.0, 0.5, 3.0, 100.0):
-        fast, reference = at_least(x, threshold, numel), at_least_torch(x, threshold, numel)
-        assert fast is not None
-        assert reference is not None
-        assert torch.equal(fast.long(), reference.long())
+    from tacit.kernels import scan
+
+    x, residual = random(numel, dtype), random(numel, dtype, seed=2)
+    x[numel // 2], x[numel // 3] = math.nan, -math.inf
+
+    def all_of(passes: object) -> list[Tensor]:
+        results = []
+        for threshold in (0.0, 0.5, 3.0, 1e30, math.nan):
+            owed = torch.empty_like(x)
+            for arguments in ((residual, owed), ()):
+                found = passes(x, threshold, full_room(x), *arguments)  # type: ignore[operator]
+                results += [*found, owed]
+        return results
+
+    lanes = all_of(sift)
+    for name, function in zip(("sift", "scan"), scan.one_by_one(), strict=True):
+        monkeypatch.setattr(scan, name, function)
+    for fast, slow, reference in zip(lanes, all_of(sift), all_of(sift_torch), strict=True):
+        assert torch.equal(fast.nan_to_num(9.0), reference.nan_to_num(9.0))
+        assert torch.equal(slow.nan_to_num(9.0), reference.nan_to_num(9.0))
 
 
 def test_too_many_hits_are_told_and_not_written_past_the_end() -> None:
     x = torch.ones(100_000)
-    assert at_least(x, 0.5, 99_000) is None
-    assert at_least_torch(x, 0.5, 99_000) is None
+    for passes in (sift, sift_torch):
+        whole = Room(torch.full((60_000,), 7, dtype=torch.int32), torch.full((60_000,), 7.0))
+        room = Room(whole.at[:50_000], whole.values[:50_000])
+        assert passes(x, 0.5, room) is None
+        assert passes(x, 0.5, room, x, torch.empty_like(x)) is None
+        assert bool((whole.at[50_000:] == 7).all())
+        assert bool((whole.values[50_000:] == 7).all())
 
 
-def test_a_sample_that_misleads_costs_time_and_not_exactness() -> None:
-    numel = 4 * SAMPLE
-    stride = (numel // SAMPLE) | 1
-    for in_sample, elsewhere in ((10.0, 1.0), (1.0, 10.0)):
-        x = torch.full((numel,), elsewhere)
-        x[::stride] = in_sample
-        x += torch.arange(numel) * 1e-7
-        index, _ = select_largest(x, 500)
-        assert set(index.tolist()) == set(torch.topk(x.abs(), 500).indices.tolist())
+@pytest.mark.parametrize("equal", [0, 1, 3])
+def test_the_exact_choice_equals_its_reference(equal: int) -> None:
+    pytest.importorskip("numba")
+    from tacit.kernels.scan import settle
+
+    values = torch.tensor([1.0, -2.0, 2.0, 5.0, -2.0, 0.0, 1.5])
+    index = torch.arange(0, 14, 2, dtype=torch.int32)
+    owed, other = torch.zeros(14), torch.zeros(14)
+    here, there = Chosen(index.clone(), values.clone()), Chosen(index.clone(), values.clone())
+    kept = settle(here.at.numpy(), here.values.numpy(), 2.0, equal, owed.numpy())
+    settle_torch(there, 2.0, equal, other)
+    assert kept == 1 + equal
+    assert torch.equal(here.at[:kept], there.at[:kept])
+    assert torch.equal(here.values[:kept], there.values[:kept])
+    assert torch.equal(owed, other)
+
+
+def test_without_numba_the_same_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, residual = random(LARGE + 5), random(LARGE + 5, seed=2)
+    monkeypatch.setattr(select, "fits", lambda *_: False)
+    check(x, 700)
+    check(x, 700, residual)
+
+
+def test_a_room_is_used_again() -> None:
+    x = random(50_000)
+    room = new_room(x, 500)
+    first = select_largest(x, 500, room)
+    assert first.at.data_ptr() == room.at.data_ptr()
+    assert torch.equal(select_largest(-x, 500, room).values, -x[room.at[:500]])

@@ -1,89 +1,275 @@
 """Select the k entries of largest magnitude: exactly k of them, at little more than one pass over memory.
 
-A threshold from a sample lets through a little more than k candidates; the exact choice is made among them.
-Set by set this is `torch.topk`, at a fraction of its time.
+A threshold from a sample lets through a little more than k candidates; the exact choice is made among them,
+and the others are given back. What is chosen does not depend on the threshold, nor on which version of the
+kernels runs: the k largest magnitudes; of equal ones those at the lowest positions; a NaN is smaller than
+everything. They come in the order of their positions.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
-from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tacit.kernels.jit import fits, path
+
 BLOCK = 1 << 18
 """Elements that the plain torch version works on at a time: 1 MiB of fp32, within a second-level cache."""
-SAMPLE = 1 << 16
-"""Elements looked at to guess the threshold. Fewer make the guess miss at small ratios."""
+RUN = 16
+"""Neighbours that a sample takes together, as they come from memory together."""
+SPARE = 1024
+"""Places beyond those that are filled, so that the compiled pass need not look at every entry."""
 
 
-@cache
-def path() -> str:
-    """Which version is at work: "numba", or "torch" where numba is not installed."""
-    return "numba" if find_spec("numba") else "torch"
+class Room(NamedTuple):
+    """Where candidates are collected: positions (int32) and entries, both of `room_for` places."""
+
+    at: Tensor
+    values: Tensor
 
 
-def select_largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The `k` entries of largest magnitude of the flat tensor `x`.
+class Chosen(NamedTuple):
+    """Positions (int32), rising, and the entries there: the first places of a `Room`."""
 
-    Returns:
-        (index, values): int32 positions in no promised order, and the entries there. A NaN may or may not be
-        chosen.
+    at: Tensor
+    values: Tensor
+
+
+def warm_up() -> None:
+    """Compile now what is compiled, so that the first round does not."""
+    if path() == "numba":
+        import tacit.kernels.scan  # noqa: F401
+
+
+def room_for(numel: int, k: int) -> int:
+    """How many places a `Room` needs to choose k of `numel` entries."""
+    sample = _sampled(numel, 1)
+    wanted = _wanted(numel, k, sample)
+    # As likely as not there are as many as wanted; 4 sigma more are so rare that the slow way will do.
+    most = math.ceil((wanted + 4 * math.sqrt(wanted)) * numel / max(sample, 1))
+    return min(numel, max(k, most)) + SPARE
+
+
+def new_room(x: Tensor, k: int) -> Room:
+    """A `Room` to choose k entries of `x`."""
+    places = room_for(x.numel(), k)
+    return Room(x.new_empty(places, dtype=torch.int32), x.new_empty(places))
+
+
+def select_largest(
+    x: Tensor, k: int, room: Room | None = None, residual: Tensor | None = None, owed: Tensor | None = None
+) -> Chosen:
+    """The `k` entries of largest magnitude of the flat tensor a = x + residual; of `x`, without `residual`.
+
+    Args:
+        room: is overwritten.
+        residual: with `owed`, or both are None.
+        owed: becomes a, with zeros where entries were chosen.
     """
+    room = room or new_room(x, k)
     if x.is_meta:
-        return x.new_empty(k, dtype=torch.int32), x.new_empty(k)
-    index = _exact(x, k) if 4 * k >= x.numel() or x.numel() <= 2 * SAMPLE else _by_threshold(x, k)
-    return index.to(torch.int32), x[index]
+        warm_up()
+    if x.is_meta or k == 0:
+        return Chosen(room.at[:k], room.values[:k])
+    for effort in (1, 16):
+        threshold, least = _guess(x, residual, k, effort)
+        found = sift(x, threshold, room, residual, owed)
+        if found is not None and found.at.numel() >= k:
+            return _settle(found, k, owed)
+        if found is not None and least:
+            filled = _with_zeros(found, k, x, residual, owed)
+            if filled is not None:
+                return filled
+        if _sampled(x.numel(), effort) == x.numel():
+            break
+    return _exact(x, k, room, residual, owed)
 
 
-def _exact(x: Tensor, k: int) -> Tensor:
-    return torch.topk(x.abs(), k, sorted=False).indices
+def select_above(
+    x: Tensor,
+    threshold: float,
+    most: int,
+    room: Room | None = None,
+    residual: Tensor | None = None,
+    owed: Tensor | None = None,
+) -> Chosen:
+    """The entries of a = x + residual whose magnitude is at least `threshold` (positive), `most` at the most.
+
+    Where there are more, the largest of them. The arguments are those of `select_largest`.
+    """
+    room = room or new_room(x, most)
+    if x.is_meta:
+        warm_up()
+        return Chosen(room.at[:most], room.values[:most])
+    found = sift(x, threshold, room, residual, owed)
+    if found is None:
+        return select_largest(x, most, room, residual, owed)
+    return _settle(found, most, owed) if found.at.numel() > most else found
 
 
-def _by_threshold(x: Tensor, k: int) -> Tensor:
-    found = at_least(x, _guess(x, k), 2 * k + 1024)
-    if found is None or found.numel() < k:  # the sample misled: far too many, or too few
-        return _exact(x, k)
-    return found[torch.topk(x[found].abs(), k, sorted=False).indices]
+# ---- the pass over memory -----------------------------------------------------------------------------
 
 
-def _guess(x: Tensor, k: int) -> float:
-    """A threshold that about k + 5 % + 4 sigma entries reach."""
-    stride = (x.numel() // SAMPLE) | 1  # odd, so that it does not march in step with the rows of a matrix
-    sample = x[::stride].abs()
-    expected = k * sample.numel() / x.numel()
-    wanted = math.ceil(1.05 * expected + 4 * math.sqrt(expected))
-    return float(torch.topk(sample, min(wanted, sample.numel()), sorted=True).values[-1])
+def sift(
+    x: Tensor, threshold: float, room: Room, residual: Tensor | None = None, owed: Tensor | None = None
+) -> Chosen | None:
+    """All entries of a = x + residual with |a| >= threshold; None where there is no room for them.
+
+    `owed` becomes a, with zeros in their places; it is unfinished where None is returned.
+    """
+    if not fits(x):
+        return sift_torch(x, threshold, room, residual, owed)
+    from tacit.kernels.scan import scan, sift
+
+    array, index, values = _arrays(x, *room)
+    if residual is None or owed is None:
+        count = scan(array, array.dtype.type(threshold), index, values)
+    else:
+        count = sift(array, *_arrays(residual, owed), array.dtype.type(threshold), index, values)
+    return None if count < 0 else Chosen(room.at[:count], room.values[:count])
 
 
-def at_least(x: Tensor, threshold: float, room: int) -> Tensor | None:
-    """The positions where |x| >= threshold, rising; None where there are more than `room`."""
-    if path() == "numba" and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
-        return _at_least_numba(x, threshold, room)
-    return at_least_torch(x, threshold, room)
-
-
-def _at_least_numba(x: Tensor, threshold: float, room: int) -> Tensor | None:
-    from tacit.kernels.scan import WIDTH, positions
-
-    out = torch.empty(room + WIDTH, dtype=torch.int32)
-    array = x.detach().numpy()
-    count = positions(array, array.dtype.type(threshold), out.numpy())
-    return None if count < 0 else out[:count]
-
-
-def at_least_torch(x: Tensor, threshold: float, room: int) -> Tensor | None:
-    """The reference: `at_least` in plain torch, in blocks that stay in the cache."""
-    block = torch.empty(min(BLOCK, x.numel()), dtype=x.dtype, device=x.device)
-    mask = torch.empty(block.numel(), dtype=torch.bool, device=x.device)
-    found = []
+def sift_torch(
+    x: Tensor, threshold: float, room: Room, residual: Tensor | None = None, owed: Tensor | None = None
+) -> Chosen | None:
+    """The reference: `sift` in plain torch, in blocks that stay in the cache; equal to the last bit."""
+    count = 0
     for start in range(0, x.numel(), BLOCK):
         piece = x[start : start + BLOCK]
-        n = piece.numel()
-        torch.abs(piece, out=block[:n])
-        torch.ge(block[:n], threshold, out=mask[:n])
-        found.append(mask[:n].nonzero().view(-1).add_(start))
-    index = torch.cat(found)
-    return index if index.numel() <= room else None
+        if residual is not None and owed is not None:
+            piece = torch.add(piece, residual[start : start + BLOCK], out=owed[start : start + BLOCK])
+        index = piece.abs().ge(threshold).nonzero().view(-1)
+        after = count + index.numel()
+        if after + SPARE > room.at.numel():
+            return None
+        room.at[count:after] = index + start
+        torch.index_select(piece, 0, index, out=room.values[count:after])
+        if owed is not None:
+            piece[index] = 0
+        count = after
+    return Chosen(room.at[:count], room.values[:count])
+
+
+def _arrays(*tensors: Tensor) -> list[Any]:
+    return [tensor.detach().numpy() for tensor in tensors]
+
+
+# ---- the threshold ------------------------------------------------------------------------------------
+
+
+def _step(numel: int, effort: int) -> int:
+    """From one run of the sample to the next: of a small tensor 8192 entries are looked at, else 65536."""
+    sample = effort << (13 if numel < 1 << 20 else 16)
+    return (numel * RUN // sample) | 1  # odd, so that it does not march in step with the rows of a matrix
+
+
+def _sampled(numel: int, effort: int) -> int:
+    """How many entries are looked at."""
+    step = _step(numel, effort)
+    return numel if step <= RUN else ((numel - RUN) // step + 1) * RUN
+
+
+def _sample(x: Tensor, effort: int) -> Tensor:
+    step = _step(x.numel(), effort)
+    return (
+        x
+        if step <= RUN
+        else x.as_strided(((x.numel() - RUN) // step + 1, RUN), (step, 1), x.storage_offset())
+    )
+
+
+def _wanted(numel: int, k: int, sample: int) -> int:
+    """How many of the sample shall reach the threshold, so that in all likelihood k of all do."""
+    if sample == numel:
+        return k
+    expected = k * sample / numel
+    return min(sample, math.ceil(1.05 * expected + 4 * math.sqrt(expected)))
+
+
+def _guess(x: Tensor, residual: Tensor | None, k: int, effort: int) -> tuple[float, bool]:
+    """A threshold above 0 that k entries or a few more reach; and whether all but zeros reach it."""
+    least = torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
+    sample = _sample(x, effort)
+    if residual is not None:
+        sample = sample + _sample(residual, effort)
+    wanted = _wanted(x.numel(), k, sample.numel())
+    if wanted == sample.numel() < x.numel():
+        return least, True
+    threshold, _ = _nth_largest(sample.reshape(-1), wanted)
+    return (threshold, False) if not threshold < least else (least, True)
+
+
+def _nth_largest(x: Tensor, n: int) -> tuple[float, int]:
+    """The n-th largest magnitude, and how many are larger. NaN counts as the largest."""
+    place = x.numel() - n
+    if fits(x):
+        import numpy as np
+
+        array = np.abs(x.detach().numpy())
+        array.partition(place)
+        return float(array[place]), int(np.count_nonzero(array[place:] > array[place]))
+    magnitudes = x.abs()
+    nth = torch.kthvalue(magnitudes, place + 1).values
+    return float(nth), int((magnitudes > nth).sum())
+
+
+# ---- the exact choice ---------------------------------------------------------------------------------
+
+
+def _settle(found: Chosen, k: int, owed: Tensor | None) -> Chosen:
+    """The k largest of what was found."""
+    if found.at.numel() > k:
+        least, larger = _nth_largest(found.values, k)
+        if fits(found.values):
+            from tacit.kernels.scan import settle
+
+            index, values, back = _arrays(*found, found.values[:0] if owed is None else owed)
+            settle(index, values, values.dtype.type(least), k - larger, back)
+        else:
+            settle_torch(found, least, k - larger, owed)
+    return Chosen(found.at[:k], found.values[:k])
+
+
+def settle_torch(found: Chosen, least: float, equal: int, owed: Tensor | None) -> None:
+    """The reference: keep what is above `least`, and the first `equal` that are not; the others are owed."""
+    ties = found.values.abs() == least
+    keep = (found.values.abs() > least) | (ties & (ties.cumsum(0) <= equal))
+    if owed is not None:
+        owed[found.at[~keep].long()] = found.values[~keep]
+    kept = int(keep.sum())
+    found.at[:kept] = found.at[keep]
+    found.values[:kept] = found.values[keep]
+
+
+def _with_zeros(
+    found: Chosen, k: int, x: Tensor, residual: Tensor | None, owed: Tensor | None
+) -> Chosen | None:
+    """All that is not zero is found, and not enough: the first zeros make it up, where none is a NaN."""
+    free = torch.ones(k, dtype=torch.bool, device=x.device)
+    free[found.at[found.at < k].long()] = False
+    first = free.nonzero().view(-1)[: k - found.at.numel()]
+    zeros = x[first] if residual is None else x[first] + residual[first]
+    if bool(zeros.isnan().any()):
+        return None
+    if owed is not None:
+        owed[first] = 0
+    index, order = torch.cat([found.at, first.to(torch.int32)]).sort()
+    return Chosen(index, torch.cat([found.values, zeros])[order])
+
+
+def _exact(x: Tensor, k: int, room: Room, residual: Tensor | None, owed: Tensor | None) -> Chosen:
+    """The slow way, which needs no luck."""
+    a = x if residual is None or owed is None else torch.add(x, residual, out=owed)
+    magnitudes = a.abs().nan_to_num_(nan=-1.0, posinf=math.inf)
+    least = float(torch.kthvalue(magnitudes, magnitudes.numel() - k + 1).values)
+    above = (magnitudes > least).nonzero().view(-1)
+    equal = (magnitudes == least).nonzero().view(-1)[: k - above.numel()]
+    index = torch.cat([above, equal]).sort().values
+    room.at[:k] = index
+    torch.index_select(a, 0, index, out=room.values[:k])
+    if owed is not None:
+        owed[index] = 0
+    return Chosen(room.at[:k], room.values[:k])

@@ -1,0 +1,94 @@
+"""The nearest of 255 levels, one byte an entry, with a unit for each block of 512; in one pass.
+
+The unit is the block's largest magnitude / 127. A block whose unit would be below 2^-126 sends zeros;
+magnitudes count as 3.4e38 at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tacit.kernels.jit import fits32, path
+from tacit.kernels.layout import rows
+from tacit.kernels.levels import inverse_of, largest_of
+
+BLOCK = 512
+"""Entries that share a unit."""
+
+
+def warm_up() -> None:
+    """Compile now what is compiled, so that the first round does not."""
+    if path() == "numba":
+        import tacit.kernels.rounding  # noqa: F401
+
+
+def encode_int8(x: Tensor, codes: Tensor, units: Tensor) -> None:
+    """Write the levels of the flat `x` to `codes` (uint8, the bytes of int8), and a unit a block (fp32)."""
+    if x.is_meta:
+        warm_up()
+    elif fits32(x):
+        _compiled(x, x[:0], x, codes, units)
+    else:
+        encode_int8_torch(x, codes, units)
+
+
+def encode_int8_owed(x: Tensor, residual: Tensor, owed: Tensor, codes: Tensor, units: Tensor) -> None:
+    """Encode x + residual, and write to `owed` what of it is not said."""
+    if x.is_meta:
+        warm_up()
+    elif fits32(x, residual, owed):
+        _compiled(x, residual, owed, codes, units)
+    else:
+        torch.add(x, residual, out=owed)
+        encode_int8_torch(owed, codes, units)
+        add_int8_torch_([(codes, units)], -1.0, owed, fresh=False)
+
+
+def _compiled(x: Tensor, residual: Tensor, owed: Tensor, codes: Tensor, units: Tensor) -> None:
+    from tacit.kernels import rounding
+
+    given, before, after = (each.detach().numpy() for each in (x, residual, owed))
+    rounding.encode(given, before, after, after.view("i4"), codes.numpy(), units.numpy())
+
+
+def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, fresh: bool) -> None:
+    """Add `weight` times what each (codes, units) says to the flat `out`, in order; `fresh`: to zeros."""
+    if out.is_meta:
+        return
+    if fits32(out):
+        from tacit.kernels import rounding
+        from tacit.kernels.pointers import addresses
+
+        codes, units = zip(*payloads, strict=True)
+        rounding.add(addresses(codes), addresses(units), weight, fresh, out.detach().numpy())
+    else:
+        add_int8_torch_(payloads, weight, out, fresh)
+
+
+# ---- the reference ------------------------------------------------------------------------------------
+
+
+def encode_int8_torch(x: Tensor, codes: Tensor, units: Tensor) -> None:
+    """The reference: `encode_int8` in plain torch, equal to the last bit."""
+    for which, row in rows(x, BLOCK):
+        row = row.to(torch.promote_types(row.dtype, torch.float32))
+        unit = largest_of(row) / 127
+        inverse = inverse_of(unit)
+        units[which] = torch.where(inverse > 0, unit, 0.0)
+        level = (row * inverse.unsqueeze(1)).round_().clamp_(-127, 127).to(torch.int8)
+        start = which.start * BLOCK
+        codes[start : start + level.numel()] = level.view(-1).view(torch.uint8)
+
+
+def add_int8_torch_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, fresh: bool) -> None:
+    """The reference: `add_int8_` in plain torch, equal to the last bit."""
+    if fresh:
+        out.zero_()
+    for which, row in rows(out, BLOCK):
+        start = which.start * BLOCK
+        for codes, units in payloads:
+            level = codes[start : start + row.numel()].view(torch.int8).view_as(row).to(out.dtype)
+            row += level * (units[which].to(out.dtype) * weight).unsqueeze(1)

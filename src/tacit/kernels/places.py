@@ -1,0 +1,65 @@
+"""The compiled half of `positions`: pack, unpack, and add entries where they belong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tacit.kernels.jit import compiled
+
+
+def _pack(index: Any, k: int, low: int, packed: Any) -> None:
+    """Write low parts of `low` bytes, byte by byte of all positions, and the row of bits."""
+    first = low * k
+    shift = 8 * low
+    packed[:] = 0
+    for byte in range(low):
+        for j in range(index.shape[0]):
+            packed[byte * k + j] = np.uint8(index[j] >> (8 * byte))
+    for j in range(index.shape[0]):
+        place = (np.int64(index[j]) >> shift) + (j if low else 0)
+        packed[first + (place >> 3)] |= np.uint8(1 << (place & 7))
+
+
+def _unpack(packed: Any, k: int, low: int, index: Any) -> Any:
+    """Write the positions to `index`, which has a place more than there can be; how many there are.
+
+    Every bit is written as if it were set, and only those that are move on: so that no branch depends on it.
+    """
+    found: Any = 0
+    first = low * k
+    for byte in range(packed.shape[0] - first):
+        bits = np.int64(packed[first + byte])
+        if bits == 0:
+            continue
+        for bit in range(8):
+            place: Any = 8 * byte + bit
+            position = place
+            if low:
+                position = ((place - found) << (8 * low)) | np.int64(packed[found])
+                if low == 2:
+                    position |= np.int64(packed[k + found]) << 8
+            index[found] = position
+            found += (bits >> bit) & 1
+            if found > k:
+                return k
+    return found
+
+
+def _scatter(index: Any, values: Any, weight: Any, out: Any) -> int:
+    """Add `weight` times the values to `out`; how many positions were outside of it, and left out."""
+    outside = 0
+    size = np.uint32(out.shape[0])
+    for j in range(index.shape[0]):
+        if np.uint32(index[j]) < size:
+            out[np.uint32(index[j])] += weight * values[j]
+        else:
+            outside += 1
+    return outside
+
+
+_REALS = ("float32", "float64")
+pack = compiled(_pack, ["void(int32[::1], int64, int64, uint8[::1])"])
+unpack = compiled(_unpack, ["int64(uint8[::1], int64, int64, int32[::1])"])
+scatter = compiled(_scatter, [f"int64(int32[::1], {x}[::1], {x}, {x}[::1])" for x in _REALS])

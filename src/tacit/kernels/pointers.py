@@ -1,0 +1,43 @@
+"""Arrays given to compiled kernels by their addresses, so that one signature takes any number of peers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numba import carray, njit, types
+from numba.extending import intrinsic
+from torch import Tensor
+
+
+def addresses(tensors: Sequence[Tensor]) -> Any:
+    """Where these (contiguous) tensors begin, as int64; keep the tensors alive as long."""
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    return np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
+
+
+def _pointer(kind: Any) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def pointer(typing_context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.int64), generate
+
+    return pointer
+
+
+_uint8_pointer, _float32_pointer = _pointer(types.uint8), _pointer(types.float32)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def bytes_at(address: Any, start: Any, size: Any) -> Any:
+    """`size` bytes from the `start`-th on, of those at the address."""
+    return carray(_uint8_pointer(address + start), size)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def float32_at(address: Any, i: Any) -> Any:
+    """The `i`-th of the fp32 numbers at the address."""
+    return carray(_float32_pointer(address), i + 1)[i]

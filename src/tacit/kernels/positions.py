@@ -1,0 +1,126 @@
+"""Rising positions in few bytes, and entries back to where they were.
+
+How positions are written is chosen by how many there are among how many, so that the size is known
+beforehand: as a bitmap; as low and high parts (Elias 1974, Fano 1971); or as they are, in int32. Low parts
+are the lowest byte, or two, of each position. The rest of the j-th position, which only ever rises, is a 1
+at place rest + j of a row of bits. That is within 2 bits an entry of the least there can be.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tacit.errors import TacitError
+from tacit.kernels.jit import fits, path
+
+BITMAP, INT32 = 0, 4
+"""Ways of writing, by the whole bytes that each position takes; 1 and 2 are low and high parts."""
+
+
+def warm_up() -> None:
+    """Compile now what is compiled, so that the first round does not."""
+    if path() == "numba":
+        import tacit.kernels.places  # noqa: F401
+
+
+def sizes(numel: int, k: int) -> dict[int, int]:
+    """Bytes of each way to write up to `k` positions among `numel` entries.
+
+    Bitmap: ceil(n / 8). Low parts of w bytes: w k + ceil((k + (n - 1) // 256^w) / 8). int32: 4 k.
+    """
+    parts = {low: low * k + -(-(k + max(numel - 1, 0) // 256**low) // 8) for low in (1, 2)}
+    return {BITMAP: -(-numel // 8), **parts, INT32: 4 * k}
+
+
+def way(numel: int, k: int) -> int:
+    """The shortest way; of equal ones the first."""
+    found = sizes(numel, k)
+    return min(found, key=lambda each: found[each])
+
+
+def nbytes(numel: int, k: int) -> int:
+    """How many bytes up to `k` positions among `numel` entries take."""
+    return sizes(numel, k)[way(numel, k)]
+
+
+def pack_positions(index: Tensor, numel: int, k: int, packed: Tensor) -> None:
+    """Write rising positions (int32), at most `k`, to `packed`: uint8, `nbytes(numel, k)`."""
+    if index.is_meta:
+        warm_up()
+    elif fits(packed) and way(numel, k) != INT32:
+        from tacit.kernels.places import pack
+
+        pack(index.numpy(), k, way(numel, k), packed.numpy())
+    else:
+        pack_positions_torch(index, numel, k, packed)
+
+
+def unpack_positions(packed: Tensor, numel: int, k: int) -> Tensor:
+    """The positions, int32."""
+    if packed.is_meta:
+        return packed.new_empty(k, dtype=torch.int32)
+    low = way(numel, k)
+    if low == INT32 or not fits(packed):
+        return unpack_positions_torch(packed, numel, k)
+    from tacit.kernels.places import unpack
+
+    index = torch.empty(k + 1, dtype=torch.int32)
+    return index[: unpack(packed.numpy(), k, low, index.numpy())]
+
+
+def scatter_add_(index: Tensor, values: Tensor, out: Tensor, weight: float = 1.0) -> None:
+    """Add `weight` times the values to `out` (flat) at the positions, of which none stands twice."""
+    if out.is_meta:
+        return
+    if not fits(values, out):
+        out.index_add_(0, index, values, alpha=weight)
+        return
+    from tacit.kernels.places import scatter
+
+    array = out.detach().numpy()
+    outside = scatter(index.numpy(), values.numpy(), array.dtype.type(weight), array)
+    if outside:
+        raise TacitError(
+            f"{outside} positions of a peer are not among {out.numel()} entries: it sent no such lot"
+        )
+
+
+# ---- the reference, in plain torch --------------------------------------------------------------------
+
+
+def pack_positions_torch(index: Tensor, numel: int, k: int, packed: Tensor) -> None:
+    """The reference: `pack_positions`, equal to the last bit."""
+    low = way(numel, k)
+    packed.zero_()
+    if low == INT32:
+        whole = torch.full((k,), -1, dtype=torch.int32, device=index.device)
+        whole[: index.numel()] = index
+        packed.copy_(whole.view(torch.uint8))
+        return
+    places = index.long()
+    for byte in range(low):
+        packed[byte * k : byte * k + index.numel()] = (places >> 8 * byte) & 255
+    if low:
+        places = (places >> 8 * low) + torch.arange(index.numel(), device=index.device)
+    row = packed[low * k :]
+    bits = torch.zeros(8 * row.numel(), dtype=torch.uint8, device=index.device)
+    bits[places] = 1
+    for bit in range(8):
+        row |= bits[bit::8] << bit
+
+
+def unpack_positions_torch(packed: Tensor, numel: int, k: int) -> Tensor:
+    """The reference: `unpack_positions`, equal to the last bit."""
+    low = way(numel, k)
+    if low == INT32:
+        whole = packed.clone().view(torch.int32)
+        return whole[whole >= 0]
+    row = packed[low * k :]
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    places = ((row[:, None] >> shifts) & 1).view(-1).nonzero().view(-1)
+    if low:
+        places = (places - torch.arange(places.numel(), device=packed.device)) << 8 * low
+    for byte in range(low):
+        places += packed[byte * k : byte * k + places.numel()].long() << 8 * byte
+    return places.to(torch.int32)

@@ -1,0 +1,163 @@
+"""The compiled half of `levels`: quantize and pack in one pass, unpack and add any number of peers in one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tacit.kernels.jit import compiled, inlined
+from tacit.kernels.parts import HUGE, draw, folded, inverted, largest
+from tacit.kernels.pointers import bytes_at, float32_at
+
+STEP, OFFSET = np.float32(2.0**-16), np.float32(2.0**-17)
+
+
+@inlined
+def squares(piece: Any, inverse: Any, lanes: Any, partial: Any) -> Any:
+    """The sum of (x / max)^2, added up in the order of the reference."""
+    partial[:] = 0
+    for start in range(0, piece.shape[0], lanes):
+        part = piece[start : start + lanes]
+        for i in range(part.shape[0]):
+            y = part[i] * inverse
+            partial[i] += y * y
+    return folded(partial)
+
+
+@inlined
+def root(square: Any) -> Any:
+    """The square root by way of fp64: torch's own in fp32 is not rounded correctly."""
+    return np.float32(np.sqrt(np.float64(square)))
+
+
+@inlined
+def scale(piece: Any, most: Any, clip: Any, stride: Any, partial: Any) -> Any:
+    """What the largest level stands for; see `levels.quantize`."""
+    if clip == 0:
+        return most
+    total = squares(piece, inverted(most), stride, partial)
+    if clip < 0:
+        return min(most * root(total), HUGE)
+    return most * min(np.float32(1), clip * root(total / np.float32(piece.shape[0])))
+
+
+@inlined
+def rounded(piece: Any, inverse: Any, top: Any, random: Any, codes: Any) -> None:
+    """Levels by stochastic rounding, counted from 0. All in 32 bits: sums of int32 are int64 in numba."""
+    bottom = np.int32(-top)
+    for i in range(piece.shape[0]):
+        u = np.float32(random[i]) * STEP + OFFSET
+        level = np.int32(np.floor(piece[i] * inverse + u))
+        codes[i] = np.uint8(np.int32(min(max(level, bottom), top) + top))
+
+
+@inlined
+def strung(codes: Any, lanes: Any, group: Any, bits: Any, out: Any) -> None:
+    """Codes to bytes; see `layout`."""
+    for j in range(group):
+        code = codes[j * lanes : (j + 1) * lanes]
+        byte, shift = bits * j >> 3, bits * j & 7
+        target = out[byte * lanes : (byte + 1) * lanes]
+        if shift == 0:
+            for i in range(code.shape[0]):
+                target[i] = code[i]
+        elif shift == 4:
+            for i in range(code.shape[0]):
+                target[i] |= np.uint8(code[i] << 4)
+        else:
+            for i in range(code.shape[0]):
+                target[i] |= np.uint8(code[i] << shift)
+        if shift + bits > 8:
+            target = out[(byte + 1) * lanes : (byte + 2) * lanes]
+            for i in range(code.shape[0]):
+                target[i] = np.uint8(code[i] >> (8 - shift))
+
+
+def _quantize(
+    x: Any, patterns: Any, bits: Any, group: Any, bucket: Any, clip: Any, seed: Any, codes: Any, units: Any
+) -> None:
+    """Write a unit for each bucket, and the packed levels."""
+    stride = bucket >> 3
+    top = np.int32((1 << (bits - 1)) - 1)
+    words, partial = np.empty(4 * stride, np.uint32), np.empty(stride, np.float32)
+    random = words.view(np.uint16)
+    plain = np.empty(bucket + 8, np.uint8)
+    pattern = np.empty(1, np.int32)
+    magnitude = pattern.view(np.float32)
+    for b in range(units.shape[0]):
+        piece = x[b * bucket : (b + 1) * bucket]
+        size = piece.shape[0]
+        pattern[0] = largest(patterns[b * bucket : (b + 1) * bucket])
+        most = min(magnitude[0], HUGE)
+        unit = scale(piece, most, clip, stride, partial) / np.float32(top)
+        inverse = inverted(unit)
+        units[b] = unit if inverse > 0 else np.float32(0)
+        draw(seed, b * stride, (size + 7) >> 3, words)
+        rounded(piece, inverse, top, random, plain)
+        lanes = (size + group - 1) // group
+        plain[size : group * lanes] = 0
+        begin = b * stride * bits
+        strung(plain, lanes, group, bits, codes[begin:])
+
+
+@inlined
+def added(packed: Any, unit: Any, lanes: Any, group: Any, bits: Any, out: Any) -> None:
+    """Bytes to codes, and add units times levels."""
+    mask = np.uint8((1 << bits) - 1)
+    top = np.float32((1 << (bits - 1)) - 1)
+    for j in range(group):
+        target = out[j * lanes : (j + 1) * lanes]
+        byte, shift = bits * j >> 3, bits * j & 7
+        low = packed[byte * lanes : (byte + 1) * lanes]
+        if shift + bits > 8:
+            high = packed[(byte + 1) * lanes : (byte + 2) * lanes]
+            for i in range(target.shape[0]):
+                code = np.uint8((low[i] >> shift) | (high[i] << (8 - shift))) & mask
+                target[i] += unit * (np.float32(code) - top)
+        else:
+            added_from(low, shift, mask, unit, top, target)
+
+
+@inlined
+def added_from(low: Any, shift: Any, mask: Any, unit: Any, top: Any, out: Any) -> None:
+    """The same of bytes that hold whole codes. Shifts by constants stay in bytes, others take 64 bits."""
+    if shift == 0:
+        for i in range(out.shape[0]):
+            out[i] += unit * (np.float32(np.uint8(low[i] & mask)) - top)
+    elif shift == 2:
+        for i in range(out.shape[0]):
+            out[i] += unit * (np.float32(np.uint8((low[i] >> 2) & mask)) - top)
+    elif shift == 4:
+        for i in range(out.shape[0]):
+            out[i] += unit * (np.float32(np.uint8((low[i] >> 4) & mask)) - top)
+    else:
+        for i in range(out.shape[0]):
+            out[i] += unit * (np.float32(np.uint8(low[i] >> shift) & mask) - top)
+
+
+def _add(
+    codes: Any, units: Any, bits: Any, group: Any, bucket: Any, weight: Any, fresh: Any, out: Any
+) -> None:
+    """Add `weight` times what each peer says to `out`, in their order; `fresh`: to zeros."""
+    stride = bucket >> 3
+    for b in range((out.shape[0] + bucket - 1) // bucket):
+        target = out[b * bucket : (b + 1) * bucket]
+        lanes = (target.shape[0] + group - 1) // group
+        if fresh:
+            target[:] = 0
+        for peer in range(codes.shape[0]):
+            packed = bytes_at(codes[peer], b * stride * bits, lanes * group * bits >> 3)
+            unit = float32_at(units[peer], b) * weight
+            added(packed, unit, lanes, group, bits, target)
+
+
+# Nothing may be reordered here: the bits are those of the reference.
+quantize = compiled(
+    _quantize,
+    ["void(float32[::1], int32[::1], int64, int64, int64, float32, uint64, uint8[::1], float32[::1])"],
+)
+add = compiled(
+    _add,
+    ["void(int64[::1], int64[::1], int64, int64, int64, float32, boolean, float32[::1])"],
+)

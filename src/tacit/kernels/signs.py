@@ -1,0 +1,129 @@
+"""Signs, with one or two values for each block of 512 entries; also with error feedback, in one pass.
+
+Bits are packed as `layout` tells, 1 where an entry is not negative (so not for NaN). The values are the mean
+magnitude, or apart the mean of what is not negative and of what is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tacit.kernels.jit import fits32, path
+from tacit.kernels.layout import buckets, lane_sums, rows, strung, unstrung
+from tacit.kernels.levels import HUGE
+
+BLOCK = 512
+"""Entries that share their values."""
+
+
+def warm_up() -> None:
+    """Compile now what is compiled, so that the first round does not."""
+    if path() == "numba":
+        import tacit.kernels.split  # noqa: F401
+
+
+def encode_signs(x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None) -> None:
+    """Write one bit an entry of the flat `x`, and the values of each block (fp32).
+
+    Args:
+        highs: for the mean magnitude of each block; where there are `lows`, for the mean of its entries that
+            are not negative, and `lows` for that of those that are (0 where there are none).
+    """
+    if x.is_meta:
+        warm_up()
+    elif fits32(x):
+        _compiled(x, x[:0], x, bits, highs, lows, keep=False)
+    else:
+        encode_signs_torch(x, bits, highs, lows)
+
+
+def encode_signs_owed(
+    x: Tensor, residual: Tensor, owed: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None, keep: bool
+) -> None:
+    """Encode x + residual, and write to `owed` what of it is not said; with `keep` false, all of it."""
+    if x.is_meta:
+        warm_up()
+    elif fits32(x, residual, owed):
+        _compiled(x, residual, owed, bits, highs, lows, keep)
+    else:
+        torch.add(x, residual, out=owed)
+        encode_signs_torch(owed, bits, highs, lows)
+        if keep:
+            add_signs_torch_([(bits, highs, lows)], -1.0, owed, fresh=False)
+
+
+def _compiled(
+    x: Tensor, residual: Tensor, owed: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None, keep: bool
+) -> None:
+    from tacit.kernels import split
+
+    given, before, after = (each.detach().numpy() for each in (x, residual, owed))
+    above, below = highs.numpy(), (highs if lows is None else lows).numpy()
+    split.encode(given, before, after, bits.numpy(), above, below, lows is not None, keep)
+
+
+Values = tuple[Tensor, Tensor, Tensor | None]
+"""Bits, highs, and lows where they are not the highs negated. A single high counts for all blocks."""
+
+
+def add_signs_(payloads: Sequence[Values], weight: float, out: Tensor, fresh: bool) -> None:
+    """Add `weight` times what each payload says to the flat `out`, in order; `fresh`: to zeros."""
+    if out.is_meta:
+        return
+    if fits32(out):
+        from tacit.kernels import split
+        from tacit.kernels.pointers import addresses
+
+        bits, highs = addresses([p[0] for p in payloads]), addresses([p[1] for p in payloads])
+        lows = addresses([p[2] for p in payloads if p[2] is not None])
+        stride = min(1, payloads[0][1].numel() - 1)
+        split.add(bits, highs, lows, stride, weight, fresh, out.detach().numpy())
+    else:
+        add_signs_torch_(payloads, weight, out, fresh)
+
+
+# ---- the reference ------------------------------------------------------------------------------------
+
+
+def encode_signs_torch(x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None) -> None:
+    """The reference: `encode_signs` in plain torch, equal to the last bit."""
+    for which, row in rows(x, BLOCK):
+        up = row >= 0
+        packed = strung(up.to(torch.int64), 1)
+        start = which.start * BLOCK // 8
+        bits[start : start + packed.numel()] = packed
+        share = row.to(torch.promote_types(row.dtype, torch.float32)) * 2.0**-9
+        if lows is None:
+            highs[which] = _mean(share.abs(), torch.full_like(share[:, 0], row.shape[1]))
+        else:
+            highs[which] = _mean(torch.where(up, share, 0.0), up.sum(1))
+            lows[which] = -_mean(torch.where(up, 0.0, -share), (~up).sum(1))
+
+
+def _mean(share: Tensor, count: Tensor) -> Tensor:
+    return (lane_sums(share, BLOCK) * (float(BLOCK) / count.clamp(min=1).to(share.dtype))).clamp_(max=HUGE)
+
+
+def add_signs_torch_(payloads: Sequence[Values], weight: float, out: Tensor, fresh: bool) -> None:
+    """The reference: `add_signs_` in plain torch, equal to the last bit."""
+    if fresh:
+        out.zero_()
+    for which, row in rows(out, BLOCK):
+        start, size = which.start * BLOCK // 8, row.shape[1]
+        for bits, highs, lows in payloads:
+            packed = bits[start : start + len(row) * -(-size // 8)]
+            high = (_of(highs, which).to(out.dtype) * weight).unsqueeze(1)
+            low = -high if lows is None else (_of(lows, which).to(out.dtype) * weight).unsqueeze(1)
+            row += torch.where(unstrung(packed, 1, size).bool(), high, low)
+
+
+def _of(values: Tensor, which: slice) -> Tensor:
+    return values if values.numel() == 1 else values[which]
+
+
+def blocks(numel: int) -> int:
+    """How many blocks, the last one shorter."""
+    return buckets(numel, BLOCK)

@@ -1,0 +1,81 @@
+import pytest
+import torch
+from torch import Tensor
+
+from tacit.errors import TacitError
+from tacit.kernels.jit import path
+from tacit.kernels.positions import (
+    INT32,
+    nbytes,
+    pack_positions,
+    pack_positions_torch,
+    scatter_add_,
+    sizes,
+    unpack_positions,
+    unpack_positions_torch,
+    way,
+)
+
+CASES = [
+    (1, 1), (1, 0), (8, 8), (9, 9), (255, 3), (256, 3), (257, 3), (1000, 10), (1000, 999), (65_536, 40),
+    (65_537, 40), (70_001, 7), (100_003, 30_000), (3_000_000, 300), (3_000_000, 5), (3_000_000, 0),
+    (9_000_000, 90_000),
+]  # fmt: skip
+
+
+def rising(numel: int, count: int, seed: int = 0) -> Tensor:
+    """With the first and the last position, where there are two."""
+    drawn = torch.randperm(numel, generator=torch.Generator().manual_seed(seed))[:count]
+    if 2 <= count < numel:
+        drawn[0], drawn[1] = 0, numel - 1
+    return drawn.unique().to(torch.int32)
+
+
+def test_the_sizes_are_these() -> None:
+    # Of a million entries, one in a hundred: 10000 low bytes, and ceil((10000 + 3906) / 8) of bits.
+    assert sizes(1_000_000, 10_000) == {0: 125_000, 1: 10_000 + 1739, 2: 20_000 + 1252, 4: 40_000}
+    assert nbytes(1_000_000, 10_000) == 11_739
+    assert nbytes(1_000, 10) == 10 + 2
+    assert nbytes(1_000, 1_000) == 125
+    assert nbytes(25_000_000, 2_500) == 2 * 2_500 + 361
+    assert nbytes(25_000_000, 1) == 4
+    assert {way(numel, k) for numel, k in CASES} == {0, 1, 2, INT32}
+
+
+@pytest.mark.parametrize(("numel", "k"), CASES)
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
+def test_positions_come_back_and_both_versions_write_the_same(numel: int, k: int, share: float) -> None:
+    index = rising(numel, int(share * k))
+    fast, slow = (torch.full((nbytes(numel, k),), 0xAA, dtype=torch.uint8) for _ in range(2))
+    pack_positions(index, numel, k, fast)
+    pack_positions_torch(index, numel, k, slow)
+    assert torch.equal(fast, slow)
+    assert torch.equal(unpack_positions(fast, numel, k), index)
+    assert torch.equal(unpack_positions_torch(fast, numel, k), index)
+
+
+def test_a_message_that_says_too_much_is_not_written_past_the_end() -> None:
+    packed = torch.full((nbytes(1000, 10),), 255, dtype=torch.uint8)
+    assert unpack_positions(packed, 1000, 10).numel() <= 10 + 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("weight", [1.0, 0.25, 1 / 3, -1.0, 1e-40])
+def test_adding_equals_index_add(dtype: torch.dtype, weight: float) -> None:
+    index = rising(10_007, 999)
+    values = torch.randn(index.numel(), generator=torch.Generator().manual_seed(4)).to(dtype)
+    here = torch.randn(10_007, generator=torch.Generator().manual_seed(5)).to(dtype)
+    there = here.clone()
+    scatter_add_(index, values, here, weight)
+    there.index_add_(0, index, values, alpha=weight)
+    assert torch.equal(here, there)
+
+
+def test_a_position_outside_is_an_error_and_not_written() -> None:
+    whole = torch.zeros(200)
+    for bad in (150, -3):
+        index = torch.tensor([5, bad], dtype=torch.int32)
+        with pytest.raises((TacitError, IndexError)):
+            scatter_add_(index, torch.ones(2), whole[10:110])
+    assert float(whole.sum()) == 2.0
+    assert path() in ("numba", "torch")

@@ -1,0 +1,204 @@
+"""Kernels that quantize: compiled and in plain torch the same bits, for any shape and values."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tacit.kernels import exponents, int8, levels, signs
+from tacit.kernels.jit import path
+from tacit.kernels.layout import buckets, code_bytes, strung, unstrung
+from tacit.kernels.philox import philox
+
+HUGE = 3.4e38
+SIZES = st.one_of(st.integers(0, 70), st.integers(500, 1100), st.just(512 * 513 + 77))
+KINDS = ["normal", "huge", "denormal", "positive", "zero", "mixed"]
+
+
+@pytest.fixture(autouse=True)
+def _compiled() -> None:
+    pytest.importorskip("numba")
+    assert path() == "numba"
+
+
+def numbers(numel: int, kind: str, seed: int = 0) -> Tensor:
+    x = torch.randn(numel, generator=torch.Generator().manual_seed(seed)) ** 3
+    x[::5] = 0.0
+    x[1::5] = -0.0
+    if kind == "huge":
+        x = (1e38 * x).clamp(-HUGE, HUGE)
+    if kind == "denormal":
+        x *= 1e-40
+    if kind == "positive":
+        x.abs_()
+    if kind == "zero":
+        x.zero_()
+    if kind == "mixed":
+        x[::7] *= 1e30
+        x[512:1024] *= 1e-39
+    return x
+
+
+def rubbish(numel: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    return torch.full((numel,), 0b10101010, dtype=dtype)
+
+
+def same(
+    fast: Callable[..., None], slow: Callable[..., None], outs: Callable[[], list[Tensor]]
+) -> list[Tensor]:
+    """Both write equal tensors; what the fast one wrote."""
+    here, there = outs(), outs()
+    fast(*here)
+    slow(*there)
+    for a, b in zip(here, there, strict=True):
+        assert torch.equal(a, b)
+        assert not a.is_floating_point() or bool(a.isfinite().all())
+    return here
+
+
+@settings(max_examples=20, deadline=None)
+@given(SIZES, st.integers(2, 8), st.sampled_from([64, 128, 512]), st.sampled_from([0.0, -1.0, 1.0, 2.5]))
+@pytest.mark.parametrize("kind", KINDS)
+def test_levels(kind: str, numel: int, bits: int, bucket: int, clip: float) -> None:
+    x, seed = numbers(numel, kind), 2**61 + numel
+    codes, units = same(
+        lambda c, u: levels.quantize(x, bits, bucket, clip, seed, c, u),
+        lambda c, u: levels.quantize_torch(x, bits, bucket, clip, seed, c, u),
+        lambda: [rubbish(code_bytes(numel, bits)), rubbish(buckets(numel, bucket), torch.float32)],
+    )
+    payloads = [(codes, units)] * 3
+    (mean,) = same(
+        lambda out: levels.add_levels_(payloads, bits, bucket, 1 / 3, out, fresh=True),
+        lambda out: levels.add_levels_torch_(payloads, bits, bucket, 1 / 3, out, fresh=True),
+        lambda: [torch.full((numel,), math.nan)],
+    )
+    if clip == 0.0 and numel and kind != "denormal":
+        step = x.abs().max() / ((1 << (bits - 1)) - 1)
+        assert float((mean - x).abs().max()) <= 1.001 * float(step) + 1e-37
+
+
+@settings(max_examples=15, deadline=None)
+@given(SIZES, st.booleans(), st.booleans())
+@pytest.mark.parametrize("kind", KINDS)
+def test_signs(kind: str, numel: int, two: bool, keep: bool) -> None:
+    x, residual = numbers(numel, kind), 0.5 * numbers(numel, kind, seed=1)
+    count = signs.blocks(numel)
+
+    def room() -> list[Tensor]:
+        return [rubbish(-(-numel // 8)), *(rubbish(count, torch.float32) for _ in range(2))]
+
+    def lows(tensor: Tensor) -> Tensor | None:
+        return tensor if two else None
+
+    bits, high, low = same(
+        lambda b, h, w: signs.encode_signs(x, b, h, lows(w)),
+        lambda b, h, w: signs.encode_signs_torch(x, b, h, lows(w)),
+        room,
+    )
+    payload = bits, high, lows(low)
+    same(
+        lambda out: signs.add_signs_([payload] * 3, 1 / 3, out, fresh=True),
+        lambda out: signs.add_signs_torch_([payload] * 3, 1 / 3, out, fresh=True),
+        lambda: [torch.full((numel,), math.nan)],
+    )
+
+    def slowly(b: Tensor, h: Tensor, w: Tensor, owed: Tensor) -> None:
+        torch.add(x, residual, out=owed)
+        signs.encode_signs_torch(owed, b, h, lows(w))
+        if keep:
+            signs.add_signs_torch_([(b, h, lows(w))], -1.0, owed, fresh=False)
+
+    if kind != "huge":  # a sum of two could overflow
+        same(
+            lambda b, h, w, owed: signs.encode_signs_owed(x, residual, owed, b, h, lows(w), keep),
+            slowly,
+            lambda: [*room(), torch.full((numel,), math.nan)],
+        )
+
+
+def test_two_means_are_those_of_each_side() -> None:
+    x = torch.tensor([3.0, -1.0, 0.0, -5.0, 6.0])
+    bits, high, low = rubbish(1), torch.empty(1), torch.empty(1)
+    signs.encode_signs(x, bits, high, low)
+    assert (bits.item(), high.item(), low.item()) == (0b10101, 3.0, -3.0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_int8(kind: str, numel: int) -> None:
+    x, residual = numbers(numel, kind), 0.5 * numbers(numel, kind, seed=1)
+
+    def room() -> list[Tensor]:
+        return [rubbish(numel), rubbish(buckets(numel, 512), torch.float32)]
+
+    payload = same(lambda c, u: int8.encode_int8(x, c, u), lambda c, u: int8.encode_int8_torch(x, c, u), room)
+    (mean,) = same(
+        lambda out: int8.add_int8_([payload] * 3, 1 / 3, out, fresh=True),
+        lambda out: int8.add_int8_torch_([payload] * 3, 1 / 3, out, fresh=True),
+        lambda: [torch.full((numel,), math.nan)],
+    )
+    if numel and kind != "denormal":
+        assert float((mean - x).abs().max()) <= float(x.abs().max()) / 253 + 1e-37
+
+    def slowly(c: Tensor, u: Tensor, owed: Tensor) -> None:
+        torch.add(x, residual, out=owed)
+        int8.encode_int8_torch(owed, c, u)
+        int8.add_int8_torch_([(c, u)], -1.0, owed, fresh=False)
+
+    if kind != "huge":
+        same(
+            lambda c, u, owed: int8.encode_int8_owed(x, residual, owed, c, u),
+            slowly,
+            lambda: [*room(), torch.full((numel,), math.nan)],
+        )
+
+
+@settings(max_examples=15, deadline=None)
+@given(SIZES, st.integers(0, 2**62))
+@pytest.mark.parametrize("kind", KINDS)
+def test_exponents(kind: str, numel: int, seed: int) -> None:
+    x = numbers(numel, kind)
+    payload = same(
+        lambda e, b: exponents.encode_exponents(x, seed, e, b),
+        lambda e, b: exponents.encode_exponents_torch(x, seed, e, b),
+        lambda: [rubbish(numel), rubbish(-(-numel // 8))],
+    )
+    (value,) = same(
+        lambda out: exponents.add_exponents_([payload], 1.0, out, fresh=True),
+        lambda out: exponents.add_exponents_torch_([payload], 1.0, out, fresh=True),
+        lambda: [torch.full((numel,), math.nan)],
+    )
+    near = x.abs() >= 2.0**-126
+    assert bool((value / x)[near].ge(0.5).all())
+    assert bool((value / x)[near].le(2.0).all())
+    assert bool((value[x == 0] == 0).all())
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 200), st.integers(1, 3))
+def test_what_is_strung_together_comes_apart(bits: int, size: int, rows: int) -> None:
+    codes = torch.randint(1 << bits, (rows, size))
+    packed = strung(codes, bits)
+    assert packed.numel() == rows * code_bytes(size, bits)
+    assert torch.equal(unstrung(packed, bits, size), codes)
+
+
+def test_philox_gives_the_numbers_of_its_authors() -> None:
+    """The known answers of Random123 for a counter and a key of zeros."""
+    words = [int(word) for word in philox(0, torch.zeros((), dtype=torch.int64))]
+    assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_types_take_the_way_of_plain_torch(dtype: torch.dtype) -> None:
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    payload = rubbish(1000), torch.empty(2)
+    int8.encode_int8(x, *payload)
+    out = torch.empty_like(x)
+    int8.add_int8_([payload], 1.0, out, fresh=True)
+    torch.testing.assert_close(out, x, atol=0.03, rtol=0.01)
