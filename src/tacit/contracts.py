@@ -19,12 +19,18 @@ from torch import Tensor
 
 WORLD = "world"
 """The axis that holds every replica."""
+NODE = "node"
+"""The near axis: the replicas of one node."""
+NET = "net"
+"""The far axis: the replicas that hold the same place in their nodes."""
 
 Payload: TypeAlias = tuple[Tensor, ...]
 State: TypeAlias = Mapping[str, Tensor]
 """Tensors only, so that any state can be saved, moved and compared."""
 Memory: TypeAlias = Mapping[str, float]
 """What a schedule remembers: numbers only."""
+Spans: TypeAlias = tuple[tuple[int, int], ...]
+"""One stretch (start, stop) of a flat tensor for each peer, in rank order; together they cover it once."""
 
 
 # ---- wishes -------------------------------------------------------------------------------------------
@@ -52,13 +58,78 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduce:
-    """Answer, given by the topology and never by a transport: `(mean, sent)`."""
+class Scatter:
+    """Answer: `x` (flat), in which this rank's own stretch now is the peers' mean (reduce-scatter).
 
-    payload: Payload
+    The other stretches are unspecified afterwards. `total` is as in `Mean`.
+    """
+
+    x: Tensor
+    spans: Spans
+    axis: str = ""
+    total: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Answer: `x` (flat), with every stretch as the peer has it whose stretch it is (all-gather).
+
+    Where one peer has the whole, it is a broadcast.
+    """
+
+    x: Tensor
+    spans: Spans
+    axis: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """Answer: what every peer has for this rank, in rank order (all-to-all).
+
+    `payloads`: one for each peer, in rank order; all peers' for one rank have equal shapes.
+    """
+
+    payloads: tuple[Payload, ...]
+    axis: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Answer, given by the topology and never by a transport: `(mean, sent)`; the mean is in `ctx.out`.
+
+    The topology encodes, all at once or stretch by stretch. With error feedback, `residual` is added to `x`,
+    and `owed` in the end holds all of the sum that did not arrive.
+    """
+
     codec: OneShot
     x: Tensor
-    out: Tensor
+    ctx: Context
+    residual: Tensor | None = None
+    owed: Tensor | None = None
+
+    def encode(self, start: int = 0, stop: int | None = None, part: str = "") -> Payload:
+        """The payload of a stretch, which is taken off what is owed.
+
+        The buffers of different parts are different ones. `x` must be what it was until all is encoded.
+        """
+        ctx = self.ctx.inside(part) if part else self.ctx
+        x = self.x[start:stop]
+        if self.residual is None or self.owed is None:
+            return self.codec.encode(x, ctx)
+        residual, owed = self.residual[start:stop], self.owed[start:stop]
+        payload = self.codec.encode_owed(x, residual, owed, ctx)
+        if payload is None:
+            torch.add(x, residual, out=owed)
+            payload = self.codec.encode(owed, ctx)
+            self.codec.sent(payload, owed).take_from_(owed)
+        return payload
+
+    def sent(self, payload: Payload) -> Sent:
+        """What the peers saw of `x`, all at once."""
+        sent = self.codec.sent(payload, self.x)
+        if self.residual is None or self.owed is None:
+            return sent
+        return lasting(sent, self.x, self.residual, self.owed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +142,9 @@ class Together:
     requests: tuple[Request, ...]
 
 
-Request: TypeAlias = "Mean | Gather | Reduce | Together"
+Collective: TypeAlias = Mean | Gather | Scatter | Collect | Deal
+"""What a transport can answer."""
+Request: TypeAlias = "Collective | Reduce | Together"
 
 
 # ---- what was sent ------------------------------------------------------------------------------------
@@ -87,6 +160,10 @@ class Sent(ABC):
     @abstractmethod
     def dense(self, like: Tensor) -> Tensor:
         """It as a new tensor of the shape of `like`; for tests and diagnostics, not for the hot path."""
+
+    def clear_(self, x: Tensor) -> None:
+        """Zero `x` (flat) wherever something other than zero was sent, or entries were chosen to be."""
+        x.masked_fill_(self.dense(x).ne(0), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +208,10 @@ class Sparse(Sent):
         """Leave everything but those entries owed."""
         owed.index_add_(0, self.index, self.values, alpha=-1)
 
+    def clear_(self, x: Tensor) -> None:
+        """Zero those entries."""
+        x.index_fill_(0, self.index.long(), 0.0)
+
     def dense(self, like: Tensor) -> Tensor:
         """Zeros with those entries."""
         return torch.zeros_like(like).index_add_(0, self.index, self.values)
@@ -152,6 +233,28 @@ class Decoded(Sent):
         whole = torch.empty_like(like)
         self.codec.decode_(self.payload, whole)
         return whole
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered(Sent):
+    """What was given and was owed before, less what is owed now."""
+
+    x: Tensor
+    before: Tensor
+    after: Tensor
+
+    def take_from_(self, owed: Tensor) -> None:
+        """Leave owed what is still owed beyond it."""
+        owed.sub_(self.x).sub_(self.before).add_(self.after)
+
+    def dense(self, like: Tensor) -> Tensor:
+        """The difference."""
+        return self.x + self.before - self.after
+
+
+def lasting(sent: Sent, x: Tensor, before: Tensor, after: Tensor) -> Sent:
+    """`sent`, where it speaks of a tensor that has since become what is owed `after`."""
+    return Remembered(x, before, after) if isinstance(sent, Everything | Rounded) else sent
 
 
 class Outcome(NamedTuple):
@@ -180,13 +283,25 @@ class Workspace(Protocol):
         """A buffer on the device of `like`, unchanged until the end of the exchange."""
 
 
+class Place(NamedTuple):
+    """A rank's place on an axis."""
+
+    rank: int = 0
+    peers: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """Where and when an exchange takes place.
 
     Attributes:
         out: where the mean is to be written; flat, of the exchanged tensor's shape. May be that tensor.
-        peers: the number of ranks on the exchanged axis; `rank` counts from 0 among them.
+        peers: the number of ranks on the axis where compressors meet; `rank` counts from 0 among them.
+        near: this rank's place among the ranks of its node; for topologies by node.
+        spans: which stretch each rank of the node takes care of; for topologies by node.
+        word: one number a replica, to be averaged over all of them along the way; for topologies.
+        total: to be added up as `Mean` says, over what this rank itself gives; for topologies.
+        share: of the model's elements, how much travels in this exchange.
         step: attempts of the optimizer so far; `round`: finished rounds so far.
         lr: the learning rate of the first parameter group, 0 where no optimizer is known.
         name: of the lot that travels; part of every random seed.
@@ -196,6 +311,11 @@ class Context:
     work: Workspace
     peers: int
     rank: int = 0
+    near: Place = Place()
+    spans: Spans = ()
+    word: Tensor | None = None
+    total: Tensor | None = None
+    share: float = 1.0
     step: int = 0
     round: int = 0
     lr: float = 0.0
@@ -216,9 +336,17 @@ class Context:
         text = "|".join(map(str, (self.seed, self.round, self.name, self.prefix, *salt)))
         return torch.Generator().manual_seed(zlib.crc32(text.encode()))
 
-    def inside(self, part: str, out: Tensor | None = None) -> Context:
-        """The context of a part of this exchange; its state fields and buffers begin with `part.`."""
-        return replace(self, prefix=f"{self.prefix}{part}.", out=self.out if out is None else out)
+    def draw(self, *salt: object) -> int:
+        """A seed of 62 bits, for kernels that draw by themselves; equal and different as `rng`."""
+        return int(torch.randint(1 << 62, (1,), generator=self.rng(*salt)))
+
+    def inside(self, part: str, out: Tensor | None = None, of: float = 1.0) -> Context:
+        """The context of a part of this exchange, with a share `of` its elements.
+
+        Its state fields and buffers begin with `part.`.
+        """
+        prefix = f"{self.prefix}{part}."
+        return replace(self, prefix=prefix, share=of * self.share, out=self.out if out is None else out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +359,13 @@ class Matrix:
 
 
 # ---- the five questions -------------------------------------------------------------------------------
+
+
+class Momentum(NamedTuple):
+    """Momentum as torch's SGD has it."""
+
+    factor: float
+    nesterov: bool = False
 
 
 class Compressor(ABC):
@@ -246,6 +381,20 @@ class Compressor(ABC):
     @abstractmethod
     def exempts(self, shape: torch.Size) -> bool:
         """Whether parameters of this shape stay dense by default."""
+
+    def exempted(self) -> Compressor | None:
+        """What handles the parameters that it exempts; None: they travel densely."""
+        return None
+
+    @property
+    def takes_momentum(self) -> Momentum | None:
+        """The momentum that it has in itself, so that the optimizer must have none."""
+        return None
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """The steps from which on payloads have other shapes than before, rising."""
+        return ()
 
     def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """The same compressor, told where matrices lie in the flat tensor; most do not care."""
@@ -293,26 +442,73 @@ class OneShot(Compressor):
     def sent(self, payload: Payload, x: Tensor) -> Sent:
         """What the peers saw of `x`."""
 
+    def encode_owed(self, x: Tensor, residual: Tensor, owed: Tensor, ctx: Context) -> Payload | None:
+        """`encode(x + residual)`, leaving in `owed` what of the sum the payload does not say; in one pass.
+
+        None where there is no such kernel: then nothing has been written. `x` and `residual` are left alone.
+        """
+        return None
+
+    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
+        """Overwrite `out` with the mean of what the peers' payloads say, in rank order."""
+        out.zero_()
+        for payload in payloads:
+            self.decode_add_(payload, out, 1 / len(payloads))
+
     def init(self, like: Tensor) -> State:
         """Speaking once needs no memory; wrap it in `ErrorFeedback` to have one."""
         return {}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Encode, let the topology reduce, and report what was sent."""
-        mean, sent = yield Reduce(self.encode(x, ctx), self, x, ctx.out)
+        mean, sent = yield Reduce(self, x, ctx)
         return Outcome(mean, sent, state)
 
 
 class Topology(ABC):
-    """WITH WHOM, by which collective."""
+    """WITH WHOM, by which collective.
+
+    Attributes:
+        scope: the axis of all replicas that agree in a round.
+        meets: the axis on which compressors meet.
+    """
+
+    scope: str = WORLD
+    meets: str = WORLD
+
+    def spans(self, edges: Sequence[int] | range, near: Place) -> Spans:
+        """Which stretch of a tensor each rank of the node hands to its compressor; one alone: the whole.
+
+        `edges`: where it may be cut, rising, from 0 to its number of elements.
+        """
+        return ((0, edges[-1]),)
+
+    def fields(self, compressor: Compressor) -> tuple[str, ...]:
+        """Its own state for a parameter with this compressor; see `keeps`."""
+        return ()
+
+    def keeps(self, numel: int, compressor: Compressor, here: Place) -> Mapping[str, tuple[int, int]]:
+        """State of its own: field -> the stretch of a tensor of `numel` elements that it is about.
+
+        `here`: this rank's place in the scope; the stretches of all ranks cover the tensor once. The fields
+        begin with "topology.", start as zeros, and are in the state beside the compressor's.
+        """
+        return {}
 
     @abstractmethod
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """Run the compressor's exchange; stamp its wishes with an axis and answer its `Reduce`."""
+        """Run the compressor's exchange; stamp its wishes with an axis and answer its `Reduce`.
+
+        The compressor and its state are those of this rank's stretch of `x`. Averages `ctx.word` over the
+        scope and adds up `ctx.total`, where they are given.
+        """
 
 
 class Rounds(ABC):
     """WHEN. Pure in (step, memory), so that every rank decides alike."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """What must be known of the training: "steps_per_epoch". It stands in the memory."""
 
     @abstractmethod
     def due(self, step: int, memory: Memory) -> bool:
@@ -351,15 +547,23 @@ class Posted(Protocol):
 class Transport(Protocol):
     """The only contract with effects."""
 
-    def peers(self, axis: str) -> int:
-        """How many ranks the axis has."""
+    @property
+    def nodes(self) -> Sequence[Sequence[int]]:
+        """Which replicas share a node; empty where nobody needs to know."""
 
-    def rank(self, axis: str) -> int:
-        """This rank's place on the axis, from 0."""
+    def open(self, stages: Mapping[str, int]) -> None:
+        """Be ready for exchanges that speak so many times on each axis. A collective call."""
 
-    def post(self, request: Mean | Gather, stage: int, slot: str) -> Posted:
+    def ranks(self, axis: str) -> Sequence[int]:
+        """Which replicas share the axis with this one, in order; counted from 0 over all replicas."""
+
+    def place(self, axis: str) -> Place:
+        """This rank's place on the axis."""
+
+    def post(self, request: Collective, stage: int, slot: str) -> Posted:
         """Start a collective.
 
-        All members of the axis post the wishes of one `stage` (the how-manieth wish of its exchange) in the
-        same order. `slot` names the exchange: no two wishes of one slot and stage are under way at once.
+        All members of the axis post the wishes of one `stage` (the how-manieth wish of its exchange on that
+        axis) in the same order. `slot` names the exchange: no two wishes of one slot, axis and stage are
+        under way at once.
         """

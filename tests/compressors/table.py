@@ -3,7 +3,29 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tacit.compressors import BF16, Dense, ErrorFeedback, PowerSGD, RandomK, Select, Sign, TopK
+from tacit.compressors import (
+    BF16,
+    FP8,
+    FP16,
+    QSGD,
+    Clip,
+    Dense,
+    ErrorFeedback,
+    Int8,
+    MajoritySign,
+    MomentumCorrection,
+    Natural,
+    OneBit,
+    Phases,
+    PowerSGD,
+    RandomK,
+    Select,
+    Sign,
+    TernGrad,
+    Then,
+    Threshold,
+    TopK,
+)
 from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Matrix
 
@@ -19,6 +41,7 @@ class Row:
         error: the largest error of the mean that a single round may have, relative to the largest entry.
         conserves: whether what was not sent is kept.
         rounding: the relative error of the arithmetic in the type that travels.
+        votes: whether the answer is a vote, and not the mean of what was sent.
     """
 
     compressor: Compressor
@@ -26,6 +49,7 @@ class Row:
     error: float
     conserves: bool = False
     rounding: float = 1e-6
+    votes: bool = False
 
 
 def ring(nbytes: int) -> Callable[[int], int]:
@@ -35,6 +59,9 @@ def ring(nbytes: int) -> Callable[[int], int]:
 def gather(nbytes: int) -> Callable[[int], int]:
     return lambda peers: (peers - 1) * nbytes
 
+
+# 10 of 1000 entries: their values, a low byte of each position, and ceil((10 + 3) / 8) bytes of high parts.
+TOPK = 10 * 4 + 10 + 2
 
 BIASES = ((0, 10), (500, 520))
 
@@ -47,20 +74,113 @@ TABLE = {
     "bf16": Row(BF16(), ring(2 * NUMEL), 2e-2, rounding=2**-7),
     "bf16 + ef": Row(ErrorFeedback(BF16()), ring(2 * NUMEL), 2e-2, conserves=True, rounding=2**-7),
     "dense + ef": Row(ErrorFeedback(Dense()), ring(4 * NUMEL), 1e-6, conserves=True),
-    "topk 1%": Row(TopK(ratio=0.01), gather(10 * 8), 1.0),
-    "topk 1% + ef": Row(ErrorFeedback(TopK(ratio=0.01)), gather(10 * 8), 1.0, conserves=True),
-    "topk 100%": Row(TopK(ratio=1.0), gather(NUMEL * 8), 1e-6),
+    "topk 1%": Row(TopK(ratio=0.01), gather(TOPK), 1.0),
+    "topk 1% + ef": Row(ErrorFeedback(TopK(ratio=0.01)), gather(TOPK), 1.0, conserves=True),
+    "topk 100%": Row(TopK(ratio=1.0), gather(NUMEL * 4 + 125), 1e-6),
     "topk 1% + ef, biases dense": Row(
         # The dense entries ride in the sparse message: 30 x 4 bytes to each peer.
         Select(ErrorFeedback(TopK(ratio=0.01)), (Part(Dense(), BIASES),)),
-        gather(10 * 8 + 30 * 4),
+        gather(TOPK + 30 * 4),
         1.0,
+    ),
+    "topk 1%, values in bf16, + ef": Row(
+        ErrorFeedback(TopK(ratio=0.01, values=BF16())), gather(10 * 2 + 12), 1.0, True, rounding=2**-7
+    ),
+    "topk 1%, momentum corrected": Row(
+        MomentumCorrection(ErrorFeedback(TopK(ratio=0.01))), gather(TOPK), 1.0
+    ),
+    "topk 1%, Nesterov, no masking": Row(
+        MomentumCorrection(ErrorFeedback(TopK(ratio=0.01)), nesterov=True, masking=False), gather(TOPK), 1.0
+    ),
+    "dense, momentum corrected": Row(MomentumCorrection(Dense()), ring(4 * NUMEL), 1e-6),
+    "bf16, momentum corrected, + ef": Row(
+        MomentumCorrection(ErrorFeedback(BF16())), ring(2 * NUMEL), 2e-2, rounding=2**-7
+    ),
+    "the first of two phases": Row(
+        Phases(((3, ErrorFeedback(TopK(ratio=0.01))),), ErrorFeedback(TopK(ratio=0.001))),
+        gather(TOPK),
+        1.0,
+        conserves=True,
+    ),
+    "topk 5%, values in int8, + ef": Row(
+        # 50 bytes and a scale; 50 low bytes of positions, and ceil((50 + 3) / 8) of high parts.
+        ErrorFeedback(TopK(ratio=0.05, values=Int8())),
+        gather(50 + 4 + 50 + 7),
+        1.0,
+        True,
+        rounding=1e-2,
+    ),
+    "low rank, then topk 1%": Row(
+        Then(LOW_RANK, TopK(ratio=0.01)),
+        lambda p: ring(36 * 2 * 4)(p) + ring(55 * 2 * 4)(p) + gather(TOPK)(p),
+        1.0,
+        rounding=1e-5,
+    ),
+    "low rank, then topk 1%, + ef": Row(
+        ErrorFeedback(Then(LOW_RANK, TopK(ratio=0.01))),
+        lambda p: ring(36 * 2 * 4)(p) + ring(55 * 2 * 4)(p) + gather(TOPK)(p),
+        1.0,
+        conserves=True,
+        rounding=1e-5,
+    ),
+    "bf16, then all that is left": Row(
+        Then(BF16(), Dense()), lambda p: ring(2 * NUMEL)(p) + ring(4 * NUMEL)(p), 1e-2, rounding=2**-7
+    ),
+    # Sparse ternary compression: ceil(10 / 8) bytes of signs, and one magnitude.
+    "topk 1%, signs": Row(TopK(ratio=0.01, values=Sign()), gather(2 + 4 + 12), 1.0, rounding=1e-5),
+    "topk 1%, signs, + ef": Row(
+        ErrorFeedback(TopK(ratio=0.01, values=Sign())), gather(2 + 4 + 12), 1.0, True, rounding=1e-5
+    ),
+    # Room for 50: ceil(50 / 8) bytes of signs, 50 low bytes, ceil((50 + 3) / 8) of high parts.
+    "threshold": Row(Threshold(tau=2.5, capacity=0.05), gather(7 + 50 + 7), 1.0),
+    "threshold + ef": Row(
+        ErrorFeedback(Threshold(tau=2.5, capacity=0.05)), gather(7 + 50 + 7), 1.0, conserves=True
+    ),
+    "threshold that most reach + ef": Row(
+        ErrorFeedback(Threshold(tau=0.1, capacity=0.05)), gather(7 + 50 + 7), 1.0, conserves=True
+    ),
+    "threshold that none reaches + ef": Row(
+        ErrorFeedback(Threshold(tau=1e6, capacity=0.05)), gather(7 + 50 + 7), 1.0, conserves=True
     ),
     "sign": Row(Sign(), gather(125 + 4), 1.0, rounding=1e-5),
     "sign + ef": Row(ErrorFeedback(Sign()), gather(125 + 4), 1.0, rounding=1e-5, conserves=True),
     "sign + ef, biases dense": Row(
         Select(ErrorFeedback(Sign()), (Part(Dense(), BIASES),)), gather(125 + 4 + 30 * 4), 1.0, rounding=1e-5
     ),
+    "sign by blocks": Row(Sign(block=512), gather(125 + 2 * 4), 1.0, rounding=1e-5),
+    "sign by blocks + ef": Row(
+        ErrorFeedback(Sign(block=512)), gather(125 + 2 * 4), 1.0, rounding=1e-5, conserves=True
+    ),
+    "onebit": Row(OneBit(), gather(125 + 4 * 4), 1.0, rounding=1e-5),
+    "onebit + ef": Row(ErrorFeedback(OneBit()), gather(125 + 4 * 4), 1.0, rounding=1e-5, conserves=True),
+    "onebit + ef, biases dense": Row(
+        Select(ErrorFeedback(OneBit()), (Part(Dense(), BIASES),)),
+        gather(125 + 4 * 4 + 30 * 4),
+        1.0,
+        rounding=1e-5,
+    ),
+    "majority": Row(MajoritySign(), gather(125), 1.1, votes=True),
+    "qsgd": Row(QSGD(), gather(4 * 125 + 2 * 4), 1 / 7),
+    "qsgd 3 bits + ef": Row(
+        ErrorFeedback(QSGD(bits=3, bucket=128)), gather(3 * 125 + 8 * 4), 1 / 3, conserves=True
+    ),
+    "qsgd 8 bits": Row(QSGD(bits=8), gather(8 * 125 + 2 * 4), 1 / 127),
+    "qsgd 5 bits, by norm": Row(QSGD(bits=5, bucket=64, scale="norm"), gather(5 * 125 + 16 * 4), 8 / 15),
+    "qsgd, biases dense": Row(
+        Select(QSGD(), (Part(Dense(), BIASES),)), gather(4 * 125 + 2 * 4 + 30 * 4), 1 / 7
+    ),
+    "terngrad": Row(TernGrad(), gather(2 * 125 + 2 * 4), 1.0),
+    "terngrad, not clipped, + ef": Row(
+        ErrorFeedback(TernGrad(clip=None)), gather(2 * 125 + 2 * 4), 1.0, conserves=True
+    ),
+    "int8": Row(Int8(), gather(NUMEL + 2 * 4), 1 / 250),
+    "int8 + ef": Row(ErrorFeedback(Int8()), gather(NUMEL + 2 * 4), 1 / 250, conserves=True),
+    "natural": Row(Natural(), gather(NUMEL + 125), 1.0),
+    "natural + ef": Row(ErrorFeedback(Natural()), gather(NUMEL + 125), 1.0, conserves=True),
+    "fp16": Row(FP16(), ring(2 * NUMEL), 2e-3, rounding=2**-9),
+    "fp16 + ef": Row(ErrorFeedback(FP16()), ring(2 * NUMEL), 2e-3, conserves=True, rounding=2**-9),
+    "fp8": Row(FP8(), gather(NUMEL + 4), 1 / 16),
+    "fp8, e5m2, + ef": Row(ErrorFeedback(FP8(format="e5m2")), gather(NUMEL + 4), 1 / 8, conserves=True),
     "randomk 5%": Row(RandomK(ratio=0.05), ring(50 * 4), 1.0),
     "randomk 5% + ef": Row(ErrorFeedback(RandomK(ratio=0.05)), ring(50 * 4), 1.0, conserves=True),
     "randomk 100%": Row(RandomK(ratio=1.0), ring(NUMEL * 4), 1e-6),
@@ -88,9 +208,25 @@ TABLE = {
         1.0,
         rounding=1e-5,
     ),
+    "dense, clipped": Row(Clip(Dense(), max_norm=2.0), ring(4 * NUMEL), 1.0),
+    "dense, not reached by the clip": Row(Clip(Dense(), max_norm=1e6), ring(4 * NUMEL), 1e-6),
+    "bf16, clipped": Row(Clip(BF16(), max_norm=2.0), ring(2 * NUMEL), 1.0, rounding=2**-7),
+    "topk 1% + ef, clipped": Row(
+        Clip(ErrorFeedback(TopK(ratio=0.01)), max_norm=2.0), gather(TOPK), 1.0, rounding=1e-6
+    ),
+    # What is cut off is owed too: no way to train, but nothing may be lost.
+    "dense, clipped, + ef": Row(
+        ErrorFeedback(Clip(Dense(), max_norm=2.0)), ring(4 * NUMEL), 1.0, conserves=True
+    ),
+    "powersgd + ef, clipped": Row(
+        Clip(ErrorFeedback(LOW_RANK), max_norm=2.0),
+        lambda p: ring(36 * 2 * 4)(p) + ring(55 * 2 * 4)(p),
+        1.0,
+        rounding=1e-5,
+    ),
     "topk 1%, a third bf16": Row(
         Select(TopK(ratio=0.01), (Part(BF16(), ((300, 600),)),)),
-        gather(10 * 8 + 300 * 2),
+        gather(TOPK + 300 * 2),
         1.0,
         rounding=2**-7,
     ),

@@ -1,11 +1,44 @@
 """WHAT is said: one file a compressor, and the wrappers that compose with any of them."""
 
-from tacit.compressors.cast import BF16
+from tacit.compressors.cast import BF16, FP8, FP16
+from tacit.compressors.clip import Clip
 from tacit.compressors.dense import Dense
+from tacit.compressors.int8 import Int8
+from tacit.compressors.majority import MajoritySign
+from tacit.compressors.momentum import MomentumCorrection
+from tacit.compressors.natural import Natural
+from tacit.compressors.onebit import OneBit
+from tacit.compressors.phases import Phases
 from tacit.compressors.powersgd import PowerSGD
+from tacit.compressors.qsgd import QSGD
 from tacit.compressors.randomk import RandomK
 from tacit.compressors.sign import Sign
+from tacit.compressors.terngrad import TernGrad
+from tacit.compressors.then import Then
+from tacit.compressors.threshold import Threshold
 from tacit.compressors.topk import TopK
 from tacit.compressors.wrappers import ErrorFeedback, Select
 
-__all__ = ["BF16", "Dense", "ErrorFeedback", "PowerSGD", "RandomK", "Select", "Sign", "TopK"]
+__all__ = [
+    "BF16",
+    "FP8",
+    "FP16",
+    "QSGD",
+    "Clip",
+    "Dense",
+    "ErrorFeedback",
+    "Int8",
+    "MajoritySign",
+    "MomentumCorrection",
+    "Natural",
+    "OneBit",
+    "Phases",
+    "PowerSGD",
+    "RandomK",
+    "Select",
+    "Sign",
+    "TernGrad",
+    "Then",
+    "Threshold",
+    "TopK",
+]

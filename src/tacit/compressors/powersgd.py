@@ -75,28 +75,41 @@ class PowerSGD(Compressor):
         p = ctx.scratch("p", x, (sum(m.rows for m in self.matrices) * self.rank,), x.dtype)
         q = ctx.spare("q", state["q"])
         for matrix, mine, before in self._parts(x, p, state["q"]):
-            torch.mm(matrix, before, out=mine)
+            torch.mm(before, matrix.t(), out=mine)
         yield Mean((p,))
         for matrix, basis, mine in self._parts(x, p, q):
             orthogonalize_(basis)
-            torch.mm(matrix.t(), basis, out=mine)
+            torch.mm(basis, matrix, out=mine)
         own = ctx.scratch("own", x, q.shape, x.dtype)
         own.copy_(q)
         yield Mean((q,))
-        if ctx.out is not x:
-            ctx.out.zero_()
+        for start, stop in self._gaps(x.numel()):
+            ctx.out[start:stop] = 0
         for matrix, basis, agreed in self._parts(ctx.out, p, q):
-            torch.mm(basis, agreed.t(), out=matrix)
+            torch.mm(basis.t(), agreed, out=matrix)
         return Outcome(ctx.out, _Projected(self, p, own), {"q": q})
 
     def _parts(self, x: Tensor, p: Tensor, q: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Views, matrix by matrix: M (rows, columns), P (rows, rank), Q (columns, rank)."""
+        """Views, matrix by matrix: M (rows, columns), P' (rank, rows), Q' (rank, columns).
+
+        P and Q lie in memory by columns: products with them then read M in one stream, in half the time.
+        """
         at_p = at_q = 0
         for m in self.matrices:
             matrix = x[m.start : m.start + m.rows * m.columns].view(m.rows, m.columns)
             end_p, end_q = at_p + m.rows * self.rank, at_q + m.columns * self.rank
-            yield matrix, p[at_p:end_p].view(m.rows, self.rank), q[at_q:end_q].view(m.columns, self.rank)
+            yield matrix, p[at_p:end_p].view(self.rank, m.rows), q[at_q:end_q].view(self.rank, m.columns)
             at_p, at_q = end_p, end_q
+
+    def _gaps(self, numel: int) -> Iterator[tuple[int, int]]:
+        """Where no matrix lies, between and behind the matrices."""
+        at = 0
+        for m in self.matrices:
+            if m.start > at:
+                yield at, m.start
+            at = m.start + m.rows * m.columns
+        if at < numel:
+            yield at, numel
 
 
 @dataclass(frozen=True)
@@ -109,24 +122,23 @@ class _Projected(Sent):
 
     def take_from_(self, owed: Tensor) -> None:
         for matrix, basis, own in self.codec._parts(owed, self.p, self.q):
-            matrix.addmm_(basis, own.t(), alpha=-1)
+            matrix.addmm_(basis.t(), own, alpha=-1)
 
     def dense(self, like: Tensor) -> Tensor:
         whole = torch.zeros_like(like)
         for matrix, basis, own in self.codec._parts(whole, self.p, self.q):
-            torch.mm(basis, own.t(), out=matrix)
+            torch.mm(basis.t(), own, out=matrix)
         return whole
 
 
 def orthogonalize_(basis: Tensor) -> None:
-    """Gram-Schmidt on the columns, in place. A column that depends on the others becomes zero."""
+    """Gram-Schmidt on the rows, in place. A row that depends on those before it becomes zero."""
     if basis.is_meta:
         return
-    for i in range(basis.shape[1]):
-        column, before = basis[:, i : i + 1], basis[:, :i]
-        norm = torch.linalg.vector_norm(column)
+    for i, row in enumerate(basis):
+        norm = rest = torch.linalg.vector_norm(row)
         # Twice is enough: the second pass removes what rounding left in the first.
         for _ in range(2 if i else 0):
-            column.sub_(before @ (before.t() @ column))
-        rest = torch.linalg.vector_norm(column)
-        column.mul_(torch.where(rest > 1e-6 * norm, 1 / rest, torch.zeros(())))
+            row.addmv_(basis[:i].t(), basis[:i] @ row, alpha=-1)
+            rest = torch.linalg.vector_norm(row)
+        row.mul_(torch.where(rest > 1e-6 * norm, 1 / rest, 0))

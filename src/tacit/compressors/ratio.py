@@ -7,11 +7,11 @@ import math
 from tacit.errors import ConfigError
 
 
-def check(ratio: float) -> None:
-    """Raise a `ConfigError` unless 0 < ratio <= 1."""
+def check(ratio: float, name: str = "ratio") -> None:
+    """Raise a `ConfigError` unless 0 < ratio <= 1; `name`: how the user calls it."""
     if not 0 < ratio <= 1:
         raise ConfigError(
-            f"ratio={ratio} is not in (0, 1]: it is the share of entries that is sent; "
+            f"{name}={ratio} is not in (0, 1]: it is the share of entries that is sent; "
             "write 0.01 to send one in a hundred"
         )
 

@@ -7,24 +7,37 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tacit.contracts import Compressor, Context, Everything, Exchange, Matrix, Outcome, Rounded, Sent, State
+from tacit.contracts import (
+    Compressor,
+    Context,
+    Exchange,
+    Matrix,
+    Momentum,
+    OneShot,
+    Outcome,
+    Reduce,
+    Sent,
+    State,
+    lasting,
+)
 from tacit.exchanges import fuse
 
 
-def _inner(state: State, part: str) -> dict[str, Tensor]:
+def inner_state(state: State, part: str) -> dict[str, Tensor]:
+    """The fields of one inside, by their own names."""
     return {k.removeprefix(part + "."): v for k, v in state.items() if k.startswith(part + ".")}
 
 
-def _outer(state: State, part: str) -> dict[str, Tensor]:
+def outer_state(state: State, part: str) -> dict[str, Tensor]:
+    """The state of one inside, as fields of the wrapper's: `part.` before each name."""
     return {f"{part}.{k}": v for k, v in state.items()}
 
 
 @dataclass(frozen=True)
-class ErrorFeedback(Compressor):
-    """What a round does not send is owed, and added to the next (Seide 2014; Stich 2018; Karimireddy 2019).
+class Wrapper(Compressor):
+    """Around one compressor, whose state fields are `inner.` and whose answers hold for both.
 
-    State: `residual`, rank-local, of the tensor's shape. Nothing is lost: the sum of all that was sent plus
-    the residual is the sum of all that was given.
+    A state field of the wrapper's own is rank-local, and as long as the parameters.
     """
 
     inner: Compressor
@@ -38,47 +51,57 @@ class ErrorFeedback(Compressor):
         """As the one inside."""
         return self.inner.exempts(shape)
 
+    def exempted(self) -> Compressor | None:
+        """As the one inside; what this wrapper does is not for them."""
+        return self.inner.exempted()
+
+    @property
+    def takes_momentum(self) -> Momentum | None:
+        """As the one inside."""
+        return self.inner.takes_momentum
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """As the one inside."""
+        return self.inner.changes
+
     def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """Pass it on."""
         return replace(self, inner=self.inner.bound(matrices))
 
     def is_shared(self, field: str) -> bool:
-        """The residual is this rank's own; the rest belongs to the one inside."""
+        """What is not of the one inside is this rank's own."""
         return field.startswith("inner.") and self.inner.is_shared(field.removeprefix("inner."))
 
     def widths(self, field: str) -> tuple[int, ...] | None:
-        """The residual is as long as the parameter; the rest belongs to the one inside."""
+        """What is not of the one inside is as long as the parameter."""
         return self.inner.widths(field.removeprefix("inner.")) if field.startswith("inner.") else None
+
+
+@dataclass(frozen=True)
+class ErrorFeedback(Wrapper):
+    """What a round does not send is owed, and added to the next (Seide 2014; Stich 2018; Karimireddy 2019).
+
+    State: `residual`, rank-local, of the tensor's shape. Nothing is lost: the sum of all that was sent plus
+    the residual is the sum of all that was given.
+    """
 
     def init(self, like: Tensor) -> State:
         """Nothing is owed yet."""
-        return {"residual": torch.zeros_like(like), **_outer(self.inner.init(like), "inner")}
+        return {"residual": torch.zeros_like(like), **outer_state(self.inner.init(like), "inner")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Add what is owed, let the one inside speak, keep what it did not say."""
         owed = ctx.spare("residual", state["residual"])
+        if isinstance(self.inner, OneShot):
+            inside = ctx.inside("inner")
+            mean, sent = yield Reduce(self.inner, x, inside, state["residual"], owed)
+            return Outcome(mean, sent, {**state, "residual": owed})
         torch.add(x, state["residual"], out=owed)
-        done = yield from self.inner.exchange(owed, _inner(state, "inner"), ctx.inside("inner"))
+        done = yield from self.inner.exchange(owed, inner_state(state, "inner"), ctx.inside("inner"))
         done.sent.take_from_(owed)
-        # These two speak of `owed`, which has just changed; the others keep what they need.
-        fleeting = isinstance(done.sent, Everything | Rounded)
-        sent = _Remembered(x, state["residual"], owed) if fleeting else done.sent
-        return done._replace(sent=sent, state={"residual": owed, **_outer(done.state, "inner")})
-
-
-@dataclass(frozen=True)
-class _Remembered(Sent):
-    """What was given and was owed before, less what is owed now."""
-
-    x: Tensor
-    before: Tensor
-    after: Tensor
-
-    def take_from_(self, owed: Tensor) -> None:
-        owed.sub_(self.x).sub_(self.before).add_(self.after)
-
-    def dense(self, like: Tensor) -> Tensor:
-        return self.x + self.before - self.after
+        sent = lasting(done.sent, x, state["residual"], owed)
+        return done._replace(sent=sent, state={"residual": owed, **outer_state(done.state, "inner")})
 
 
 @dataclass(frozen=True)
@@ -114,33 +137,45 @@ class Select(Compressor):
         """If any of them does."""
         return self.main.swallows or any(part.compressor.swallows for part in self.parts)
 
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """Those of all of them."""
+        parts = {step for part in self.parts for step in part.compressor.changes}
+        return tuple(sorted({*self.main.changes, *parts}))
+
     def exempts(self, shape: torch.Size) -> bool:
         """The exemption is what this wrapper carries out."""
         return False
 
     def init(self, like: Tensor) -> State:
         """The states of all of them."""
-        state = _outer(self.main.init(like), "main")
+        state = outer_state(self.main.init(like), "main")
         for i, part in enumerate(self.parts):
-            state |= _outer(part.compressor.init(like.new_empty(part.numel)), f"part{i}")
+            state |= outer_state(part.compressor.init(like.new_empty(part.numel)), f"part{i}")
         return state
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Take the parts out, let all speak at once, put the parts' means back."""
         taken = [self._take(i, part, x, ctx) for i, part in enumerate(self.parts)]
         clean = self._without_parts(x, ctx)
-        talks = [self.main.exchange(clean, _inner(state, "main"), ctx.inside("main"))]
+        talks = [
+            self.main.exchange(
+                clean,
+                inner_state(state, "main"),
+                ctx.inside("main", of=1 - sum(part.numel for part in self.parts) / x.numel()),
+            )
+        ]
         for i, (part, piece) in enumerate(zip(self.parts, taken, strict=True)):
             mean = ctx.scratch(f"mean{i}", x, piece.shape, x.dtype)
-            inside = ctx.inside(f"part{i}", out=mean)
-            talks.append(part.compressor.exchange(piece, _inner(state, f"part{i}"), inside))
+            inside = ctx.inside(f"part{i}", out=mean, of=part.numel / x.numel())
+            talks.append(part.compressor.exchange(piece, inner_state(state, f"part{i}"), inside))
         main, *others = yield from fuse(talks)
         for part, other in zip(self.parts, others, strict=True):
             _put(other.mean, part.spans, main.mean)
         self._clear(main.state, x.shape)
-        after = _outer(main.state, "main")
+        after = outer_state(main.state, "main")
         for i, other in enumerate(others):
-            after |= _outer(other.state, f"part{i}")
+            after |= outer_state(other.state, f"part{i}")
         return Outcome(main.mean, _SentInParts(self, main.sent, tuple(o.sent for o in others)), after)
 
     def _take(self, i: int, part: Part, x: Tensor, ctx: Context) -> Tensor:

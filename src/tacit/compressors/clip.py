@@ -1,0 +1,79 @@
+"""Gradient clipping on each rank, before anything is compressed (DGC: Lin et al., ICLR 2018, section 3.2)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
+from tacit.contracts import Context, Exchange, Sent, State
+from tacit.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Clip(Wrapper):
+    """Scale what this rank gives to the one inside down to a largest norm; bytes and state are the inner's.
+
+    Each of P ranks clips its own tensor, to the norm `max_norm` * sqrt(share * P), where share is the part
+    of the model's elements that travels in it: the squares of the limits of all lots add up to
+    `max_norm`^2 P, and P independent gradients of that length have a mean of length `max_norm`. Put it
+    around `ErrorFeedback`, not inside, where all that is cut off would be owed. Parameters that the one
+    inside exempts travel dense and are not clipped. A tensor that is not finite is left as it is.
+
+    The paper's limit is `max_norm` / sqrt(P), of gradients that are divided by P before they are clipped;
+    here the mean divides afterwards. Difference from the paper: the norm is that of the tensors which
+    travel together, not the whole model's.
+
+    Attributes:
+        max_norm: for the L2 norm of the whole model's mean gradient. Smaller clips more.
+    """
+
+    max_norm: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_norm < math.inf:
+            raise ConfigError(
+                f"max_norm={self.max_norm} is no length to clip to: write a number above 0, such as 1.0; "
+                "not to clip, leave Clip out"
+            )
+
+    def init(self, like: Tensor) -> State:
+        """That of the one inside."""
+        return outer_state(self.inner.init(like), "inner")
+
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """Shorten `x` if it is too long, and let the one inside speak."""
+        # Where x may be overwritten, no buffer is needed; else it must be there before it is known to be.
+        short = x if x is ctx.out else ctx.scratch("short", x, x.shape, x.dtype)
+        scale = _scale(x, self.max_norm * math.sqrt(ctx.share * ctx.peers))
+        given = x if scale == 1.0 else torch.mul(x, scale, out=short)
+        done = yield from self.inner.exchange(given, inner_state(state, "inner"), ctx.inside("inner"))
+        sent = done.sent if scale == 1.0 else _Shortened(done.sent)
+        return done._replace(sent=sent, state=outer_state(done.state, "inner"))
+
+
+@dataclass(frozen=True)
+class _Shortened(Sent):
+    """What was sent of a tensor after it was scaled down; the rest of it is owed."""
+
+    inner: Sent
+
+    def take_from_(self, owed: Tensor) -> None:
+        owed.sub_(self.inner.dense(owed))
+
+    def dense(self, like: Tensor) -> Tensor:
+        return self.inner.dense(like)
+
+
+def _scale(x: Tensor, limit: float) -> float:
+    """What to multiply `x` by so that its norm is at most `limit`; 1 where it is, or is not finite."""
+    if x.is_meta:
+        return 1.0
+    norm = float(torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)))
+    if not math.isfinite(norm):
+        # Squares overflow long before entries do: only now is the slow, wide sum worth its time.
+        norm = float(torch.linalg.vector_norm(x, dtype=torch.float64))
+    return limit / norm if limit < norm < math.inf else 1.0

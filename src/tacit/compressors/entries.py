@@ -1,0 +1,93 @@
+"""What compressors share that send some entries: choose them, write where they stand and what they are."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
+from tacit.kernels.positions import nbytes, pack_positions, scatter_add_, unpack_positions
+from tacit.kernels.select import Chosen, Room, room_for
+
+
+@dataclass(frozen=True)
+class Entries(OneShot):
+    """Send some entries: their positions, in the last tensor of the payload, and what `write` makes of them.
+
+    Positions take 4, or about 2.1, 1.1 or n / 8k bytes each, as `kernels.positions` says; n and k decide.
+    """
+
+    @abstractmethod
+    def most(self, numel: int) -> int:
+        """How many entries may be sent, for which there is room."""
+
+    @abstractmethod
+    def choose(self, x: Tensor, room: Room, residual: Tensor | None, owed: Tensor | None) -> Chosen:
+        """Entries of x + residual; `owed` gets the others."""
+
+    @abstractmethod
+    def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
+        """What travels of the chosen entries."""
+
+    @abstractmethod
+    def read(self, written: Payload, like: Tensor, weight: float) -> Tensor:
+        """`weight` times the entries, as many as `like` has and of its type."""
+
+    def exempts(self, shape: torch.Size) -> bool:
+        """Biases and norms are few and matter much: they stay dense."""
+        return len(shape) < 2
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        """(what of the entries travels, ..., positions)."""
+        return self._encode(x, None, None, ctx)
+
+    def encode_owed(self, x: Tensor, residual: Tensor, owed: Tensor, ctx: Context) -> Payload | None:
+        """One pass over memory; what rounding takes from the chosen entries is owed too."""
+        return self._encode(x, residual, owed, ctx)
+
+    def _encode(self, x: Tensor, residual: Tensor | None, owed: Tensor | None, ctx: Context) -> Payload:
+        numel, most = x.numel(), self.most(x.numel())
+        places = (room_for(numel, most),)
+        room = Room(ctx.scratch("index", x, places, torch.int32), ctx.scratch("entries", x, places, x.dtype))
+        index, values = self.choose(x, room, residual, owed)
+        packed = ctx.scratch("positions", x, (nbytes(numel, most),), torch.uint8)
+        pack_positions(index, numel, most, packed)
+        written = self.write(values, most, ctx)
+        if owed is not None and not self.exact:
+            scatter_add_(index, values - self.read(written, values, 1.0), owed)
+        return (*written, packed)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the chosen entries arrive as they are."""
+        return False
+
+    def decode_(self, payload: Payload, out: Tensor) -> None:
+        """Zeros, with those entries."""
+        out.zero_()
+        self.decode_add_(payload, out, 1.0)
+
+    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
+        """Scatter-add; touches those entries only."""
+        *written, packed = payload
+        index = unpack_positions(packed, out.numel(), self.most(out.numel()))
+        like = out[:0].new_empty(index.numel())
+        if self.exact:
+            scatter_add_(index, written[0], out, weight)
+        else:
+            scatter_add_(index, self.read(tuple(written), like, weight), out)
+
+    def sent(self, payload: Payload, x: Tensor) -> Sent:
+        """The chosen entries, as peers read them."""
+        return _SomeSent(self, payload)
+
+
+@dataclass(frozen=True, slots=True)
+class _SomeSent(Decoded):
+    def clear_(self, x: Tensor) -> None:
+        assert isinstance(self.codec, Entries)
+        index = unpack_positions(self.payload[-1], x.numel(), self.codec.most(x.numel()))
+        x.index_fill_(0, index.long(), 0.0)

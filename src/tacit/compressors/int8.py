@@ -1,0 +1,63 @@
+"""One byte an entry, by blocks (8-bit quantization: Dettmers, ICLR 2016; survey arXiv 2003.03009)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
+from tacit.kernels.int8 import BLOCK, add_int8_, encode_int8, encode_int8_owed
+from tacit.kernels.layout import buckets
+
+
+@dataclass(frozen=True)
+class Int8(OneShot):
+    """Send each entry as the nearest of 255 levels: n + 4 x ceil(n / 512) bytes, to P - 1 peers.
+
+    The levels reach from minus to plus the largest magnitude of each block of 512 entries; the error is at
+    most 1 / 254 of it. Levels do not add up on the way (all-gather), so it moves fewer bytes than fp32 among
+    up to 7 peers, than bf16 up to 3; beyond, `QSGD` or `Sign` do. Difference from Dettmers: equal steps, not
+    a dynamic tree.
+    """
+
+    additive: ClassVar[bool] = False
+
+    def exempts(self, shape: torch.Size) -> bool:
+        """Biases and norms live on another scale than weights: they stay dense."""
+        return len(shape) < 2
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        """(levels as bytes, units)."""
+        codes, units = self._buffers(x, ctx)
+        encode_int8(x, codes, units)
+        return codes, units
+
+    def encode_owed(self, x: Tensor, residual: Tensor, owed: Tensor, ctx: Context) -> Payload:
+        """In one pass."""
+        codes, units = self._buffers(x, ctx)
+        encode_int8_owed(x, residual, owed, codes, units)
+        return codes, units
+
+    def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        codes = ctx.scratch("codes", x, x.shape, torch.uint8)
+        return codes, ctx.scratch("units", x, (buckets(x.numel(), BLOCK),), torch.float32)
+
+    def decode_(self, payload: Payload, out: Tensor) -> None:
+        """Levels times units."""
+        add_int8_([payload], 1.0, out, fresh=True)
+
+    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
+        """Multiply and add, in one pass."""
+        add_int8_([payload], weight, out, fresh=False)
+
+    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
+        """Multiply and add all of them, in one pass."""
+        add_int8_(payloads, 1 / len(payloads), out, fresh=True)
+
+    def sent(self, payload: Payload, x: Tensor) -> Sent:
+        """The levels, multiplied if somebody asks."""
+        return Decoded(self, payload)

@@ -1,0 +1,68 @@
+"""What compressors have in common that round to a few levels by lot."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
+from tacit.errors import ConfigError
+from tacit.kernels.layout import buckets, code_bytes
+from tacit.kernels.levels import add_levels_, quantize
+
+
+def check_bucket(bucket: int) -> None:
+    """Raise a `ConfigError` unless `bucket` is a power of two from 64 to 65536."""
+    if not (64 <= bucket <= 1 << 16 and bucket & (bucket - 1) == 0):
+        raise ConfigError(
+            f"bucket={bucket} is not a power of two from 64 to 65536: it is the number of entries that share "
+            "a scale; write 512"
+        )
+
+
+class Levels(OneShot):
+    """Send each entry's level, in a few bits, and each bucket's unit."""
+
+    additive: ClassVar[bool] = False
+    bucket: int
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Bits of a level."""
+
+    @property
+    @abstractmethod
+    def top(self) -> float:
+        """What the top level stands for; `clip` of `kernels.levels.quantize`."""
+
+    def exempts(self, shape: torch.Size) -> bool:
+        """Biases and norms live on another scale than weights: they stay dense."""
+        return len(shape) < 2
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        """(packed levels, units)."""
+        codes = ctx.scratch("codes", x, (code_bytes(x.numel(), self.width),), torch.uint8)
+        units = ctx.scratch("units", x, (buckets(x.numel(), self.bucket),), torch.float32)
+        quantize(x, self.width, self.bucket, self.top, ctx.draw("levels", ctx.rank), codes, units)
+        return codes, units
+
+    def decode_(self, payload: Payload, out: Tensor) -> None:
+        """Levels times units."""
+        add_levels_([payload], self.width, self.bucket, 1.0, out, fresh=True)
+
+    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
+        """Unpack and add, in one pass."""
+        add_levels_([payload], self.width, self.bucket, weight, out, fresh=False)
+
+    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
+        """Unpack and add all of them, in one pass."""
+        add_levels_(payloads, self.width, self.bucket, 1 / len(payloads), out, fresh=True)
+
+    def sent(self, payload: Payload, x: Tensor) -> Sent:
+        """The levels, unpacked if somebody asks."""
+        return Decoded(self, payload)

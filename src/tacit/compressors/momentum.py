@@ -1,0 +1,73 @@
+"""Momentum before compression (DGC: Lin, Han, Mao, Wang & Dally, ICLR 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit.compressors.dense import Dense
+from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
+from tacit.contracts import Compressor, Context, Everything, Exchange, Momentum, Remembered, Rounded, State
+from tacit.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class MomentumCorrection(Wrapper):
+    """Give the one inside this rank's momentum in place of its gradient: u = m u + g; bytes are the inner's.
+
+    Put it around `ErrorFeedback`, whose residual then is the paper's v: v = v + u, of which some entries are
+    sent. A gradient that waits is so moved on as momentum would have moved it. Attaching takes the momentum
+    from the optimizer, which must be SGD. Parameters that the one inside exempts travel dense, as momentum.
+
+    State: `velocity`, u, rank-local, of the tensor's shape. u is kept as torch's SGD keeps it; the authors'
+    code keeps m u where `nesterov` is set, and gives the same. Difference from the authors' code: weight
+    decay stays with the optimizer, and has no momentum.
+
+    Attributes:
+        momentum: m, in (0, 1).
+        nesterov: give g + m u, as SGD's Nesterov momentum does.
+        masking: forget u where entries were sent (momentum factor masking), so that it does not carry what
+            is stale; off, momentum is carried on.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    masking: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.momentum < 1:
+            raise ConfigError(
+                f"momentum={self.momentum} is not in (0, 1): write SGD's, such as 0.9; for no momentum leave "
+                "MomentumCorrection out"
+            )
+
+    @property
+    def takes_momentum(self) -> Momentum | None:
+        """The optimizer's would come on top."""
+        return Momentum(self.momentum, self.nesterov)
+
+    def exempted(self) -> Compressor:
+        """Momentum is theirs too; all of it is sent, so that nothing is stale."""
+        return MomentumCorrection(Dense(), self.momentum, self.nesterov, masking=False)
+
+    def init(self, like: Tensor) -> State:
+        """At rest."""
+        return {"velocity": torch.zeros_like(like), **outer_state(self.inner.init(like), "inner")}
+
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """Move the velocity on, let the one inside speak of it, forget it where that was heard."""
+        velocity = ctx.spare("velocity", state["velocity"])
+        torch.add(x, state["velocity"], alpha=self.momentum, out=velocity)
+        given = velocity
+        if self.nesterov:
+            given = ctx.scratch("ahead", x, x.shape, x.dtype)
+            torch.add(x, velocity, alpha=self.momentum, out=given)
+        done = yield from self.inner.exchange(given, inner_state(state, "inner"), ctx.inside("inner"))
+        sent = done.sent
+        if self.masking and not x.is_meta:
+            if isinstance(sent, Everything | Rounded | Remembered):  # these speak of what is now forgotten
+                sent = Everything(sent.dense(x))
+            sent.clear_(velocity)
+        return done._replace(sent=sent, state={"velocity": velocity, **outer_state(done.state, "inner")})

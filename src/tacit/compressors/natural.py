@@ -1,0 +1,53 @@
+"""Powers of two, by lot (natural compression: Horváth et al., MSML 2022, arXiv 1905.10988)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
+from tacit.kernels.exponents import add_exponents_, encode_exponents
+
+
+@dataclass(frozen=True)
+class Natural(OneShot):
+    """Round each entry to one of the two powers of two next to it, by lot; right in the mean.
+
+    Sign and exponent of fp32 travel, 9 bits as in the paper: n + ceil(n / 8) bytes, to P - 1 peers. The mean
+    square of what arrives is at most 9/8 of the entry's, so no error feedback is needed, and no scale: all of
+    fp32's range is there, but for what lies above 2^127. Powers do not add up on the way (all-gather), so it
+    moves fewer bytes than fp32 among up to 7 peers.
+    """
+
+    additive: ClassVar[bool] = False
+
+    def exempts(self, shape: torch.Size) -> bool:
+        """A rounded bias is as good as a rounded weight."""
+        return False
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        """(exponents, packed signs)."""
+        exponents = ctx.scratch("exponents", x, x.shape, torch.uint8)
+        bits = ctx.scratch("bits", x, (-(-x.numel() // 8),), torch.uint8)
+        encode_exponents(x, ctx.draw("natural", ctx.rank), exponents, bits)
+        return exponents, bits
+
+    def decode_(self, payload: Payload, out: Tensor) -> None:
+        """Signed powers of two."""
+        add_exponents_([payload], 1.0, out, fresh=True)
+
+    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
+        """Put together and add, in one pass."""
+        add_exponents_([payload], weight, out, fresh=False)
+
+    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
+        """Put together and add all of them, in one pass."""
+        add_exponents_(payloads, 1 / len(payloads), out, fresh=True)
+
+    def sent(self, payload: Payload, x: Tensor) -> Sent:
+        """The powers, put together if somebody asks."""
+        return Decoded(self, payload)

@@ -1,0 +1,41 @@
+"""One bit an entry, and two values for it to choose from (1-bit SGD: Seide et al., Interspeech 2014)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit.compressors.sign import Signed
+from tacit.contracts import Context, Payload
+from tacit.kernels.signs import blocks, encode_signs, encode_signs_owed
+
+
+@dataclass(frozen=True)
+class OneBit(Signed):
+    """Send the sign of every entry, the mean of those that are not negative and of those that are.
+
+    What arrives is the one mean or the other, which of all pairs of values is the nearest to x for these
+    bits. Bytes: ceil(n / 8) + 8 x ceil(n / 512), to P - 1 peers. Put `ErrorFeedback` around it, as the paper
+    does; without it nothing need converge. Difference from the paper: a pair of values for each block of 512
+    entries, not for each column of a matrix.
+    """
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        """(packed signs, means of what is not negative, means of what is)."""
+        bits, highs, lows = self._buffers(x, ctx)
+        encode_signs(x, bits, highs, lows)
+        return bits, highs, lows
+
+    def encode_owed(self, x: Tensor, residual: Tensor, owed: Tensor, ctx: Context) -> Payload:
+        """In one pass."""
+        bits, highs, lows = self._buffers(x, ctx)
+        encode_signs_owed(x, residual, owed, bits, highs, lows, keep=True)
+        return bits, highs, lows
+
+    def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        count = (blocks(x.numel()),)
+        bits = ctx.scratch("bits", x, (-(-x.numel() // 8),), torch.uint8)
+        highs = ctx.scratch("highs", x, count, torch.float32)
+        return bits, highs, ctx.scratch("lows", x, count, torch.float32)

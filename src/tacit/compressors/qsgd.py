@@ -1,0 +1,51 @@
+"""A few levels an entry, by lot (QSGD: Alistarh et al., NeurIPS 2017, arXiv 1610.02132)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tacit.compressors.levels import Levels, check_bucket
+from tacit.errors import ConfigError, unknown
+from tacit.kernels.levels import BY_LARGEST, BY_NORM
+
+
+@dataclass(frozen=True)
+class QSGD(Levels):
+    """Round each entry to one of 2 s + 1 levels by lot, s = 2^(bits - 1) - 1; right in the mean.
+
+    A bucket travels as multiples of its scale / s. Bytes: bits x n / 8 + 4 x ceil(n / bucket), to P - 1 peers
+    (the first term rounded up to whole groups of g = 8 / gcd(bits, 8) levels: ceil(n / g) x bits x g / 8).
+    No error feedback is needed; the variance of one round is at most scale^2 / (4 s^2) an entry.
+    Differences from the paper: levels travel in a fixed number of bits, not in Elias's code, and the whole
+    lot is cut into buckets, not each tensor.
+
+    Attributes:
+        bits: of a level, 2 to 8. Fewer send less, and are noisier.
+        bucket: entries that share a scale, a power of two. Smaller ones are less noisy and send more scales.
+        scale: "largest": the bucket's largest magnitude, as in the paper's experiments. "norm": its Euclidean
+            norm, as in the paper's theorem; with levels of fixed width it is noisier and saves nothing.
+    """
+
+    bits: int = 4
+    bucket: int = 512
+    scale: Literal["largest", "norm"] = "largest"
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 8:
+            raise ConfigError(
+                f"bits={self.bits} is not in 2 to 8: it is the length of a level with its sign; write 4"
+            )
+        check_bucket(self.bucket)
+        if self.scale not in ("largest", "norm"):
+            raise unknown("scale", self.scale, ("largest", "norm"))
+
+    @property
+    def width(self) -> int:
+        """The bits."""
+        return self.bits
+
+    @property
+    def top(self) -> float:
+        """The scale."""
+        return BY_LARGEST if self.scale == "largest" else BY_NORM

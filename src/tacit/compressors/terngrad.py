@@ -1,0 +1,46 @@
+"""Plus, minus or nothing, by lot (TernGrad: Wen et al., NeurIPS 2017, arXiv 1705.07878)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tacit.compressors.levels import Levels, check_bucket
+from tacit.errors import ConfigError
+from tacit.kernels.levels import BY_LARGEST
+
+
+@dataclass(frozen=True)
+class TernGrad(Levels):
+    """Send s x (-1, 0 or 1) for each entry g, with probability |g| / s not 0; s is the largest magnitude.
+
+    Before, g is clipped to `clip` deviations, so that s is not that of one outlier; but for what this cuts
+    off it is right in the mean. Bytes: ceil(n / 4) + 4 x ceil(n / bucket), to P - 1 peers.
+    Differences from the paper: a bucket of entries where it has a layer, and so a scale for each; deviations
+    are counted from zero, so that equal entries are not clipped to nothing; workers share no scale, as what
+    is averaged here is decoded; 2 bits where log2(3) would do.
+
+    Attributes:
+        clip: how many root mean squares of its bucket an entry may have, 1 or more; None: no clipping.
+        bucket: entries that share a scale, a power of two.
+    """
+
+    clip: float | None = 2.5
+    bucket: int = 512
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not 1 <= self.clip < float("inf"):
+            raise ConfigError(
+                f"clip={self.clip} is not 1 or more: it is how many deviations an entry may have; write 2.5, "
+                "or None not to clip"
+            )
+        check_bucket(self.bucket)
+
+    @property
+    def width(self) -> int:
+        """Two bits."""
+        return 2
+
+    @property
+    def top(self) -> float:
+        """The clip."""
+        return BY_LARGEST if self.clip is None else self.clip

@@ -1,0 +1,90 @@
+"""Two compressors, one after the other: the second sends of what the first has left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tacit.compressors.wrappers import inner_state, outer_state
+from tacit.contracts import Compressor, Context, Exchange, Matrix, Outcome, Sent, State
+from tacit.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Then(Compressor):
+    """Let `first` speak, then `second` of what that did not say; the two means add up.
+
+    Bytes are the sum of both. `Then(PowerSGD(), TopK())` sends the few entries that a low rank misses most
+    (as the low-rank and sparse parts of a matrix: Candes et al., JACM 2011). Put `ErrorFeedback` around it,
+    not inside: what neither says is then owed once.
+    """
+
+    first: Compressor
+    second: Compressor
+
+    def __post_init__(self) -> None:
+        for part in (self.first, self.second):
+            if part.takes_momentum is not None:
+                raise ConfigError(
+                    f"{part} has momentum in itself, and would have it of a part only: put "
+                    "MomentumCorrection around Then"
+                )
+
+    @property
+    def swallows(self) -> bool:  # type: ignore[override]
+        """If one of them does."""
+        return self.first.swallows or self.second.swallows
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """Those of both."""
+        return tuple(sorted({*self.first.changes, *self.second.changes}))
+
+    def exempts(self, shape: torch.Size) -> bool:
+        """If one of them does."""
+        return self.first.exempts(shape) or self.second.exempts(shape)
+
+    def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
+        """Pass it on."""
+        return replace(self, first=self.first.bound(matrices), second=self.second.bound(matrices))
+
+    def is_shared(self, field: str) -> bool:
+        """As the one whose field it is."""
+        part, _, short = field.partition(".")
+        return (self.first if part == "first" else self.second).is_shared(short)
+
+    def widths(self, field: str) -> tuple[int, ...] | None:
+        """As the one whose field it is."""
+        part, _, short = field.partition(".")
+        return (self.first if part == "first" else self.second).widths(short)
+
+    def init(self, like: Tensor) -> State:
+        """The states of both."""
+        states = {"first": self.first.init(like), "second": self.second.init(like)}
+        return {k: v for part, state in states.items() for k, v in outer_state(state, part).items()}
+
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """Two conversations; between them, what is left is worked out."""
+        mean, rest = (ctx.scratch(key, x, x.shape, x.dtype) for key in ("mean", "rest"))
+        inside = ctx.inside("first", out=mean)
+        one = yield from self.first.exchange(x, inner_state(state, "first"), inside)
+        rest.copy_(x)
+        one.sent.take_from_(rest)
+        two = yield from self.second.exchange(rest, inner_state(state, "second"), ctx.inside("second"))
+        after = {**outer_state(one.state, "first"), **outer_state(two.state, "second")}
+        return Outcome(two.mean.add_(one.mean), _Both(one.sent, two.sent), after)
+
+
+@dataclass(frozen=True, slots=True)
+class _Both(Sent):
+    first: Sent
+    second: Sent
+
+    def take_from_(self, owed: Tensor) -> None:
+        self.first.take_from_(owed)
+        self.second.take_from_(owed)
+
+    def dense(self, like: Tensor) -> Tensor:
+        return self.first.dense(like).add_(self.second.dense(like))

@@ -1,0 +1,77 @@
+"""Entries that reach a threshold, and of them the sign alone (Strom, Interspeech 2015)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tacit.compressors import ratio
+from tacit.compressors.entries import Entries
+from tacit.contracts import Context, Payload
+from tacit.errors import ConfigError
+from tacit.kernels.select import Chosen, Room, select_above
+from tacit.kernels.signs import add_signs_, blocks, encode_signs
+
+
+@dataclass(frozen=True)
+class Threshold(Entries):
+    """Send +tau or -tau where an entry's magnitude is tau or more, to P - 1 peers.
+
+    Bytes, with room for c = ceil(capacity x n) entries: ceil(c / 8), and those of c positions: the least of
+    ceil(n / 8), 4 c, and w c + ceil((c + (n - 1) // 256^w) / 8) for w of 1 or 2. They travel whether or not
+    all are used. Where more entries reach tau, the c largest are sent, and the others wait.
+
+    Differences from the paper: a message has a largest size, so that it is known beforehand; positions and
+    signs are packed apart, not in one 32-bit word an entry. Put `ErrorFeedback` around it: what an entry has
+    beyond tau is owed, and without it lost.
+
+    Attributes:
+        tau: the threshold and what is sent, in units of the gradient. Too small: entries wait for room; too
+            large: they are sent seldom, and then much is.
+        capacity: the share of the entries for which there is room, in (0, 1].
+    """
+
+    tau: float
+    capacity: float = 0.01
+
+    additive: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tau < math.inf:
+            raise ConfigError(
+                f"tau={self.tau} is no magnitude to reach: write a number above 0, such as the one that a "
+                "hundredth of the gradient's entries reach"
+            )
+        ratio.check(self.capacity, "capacity")
+
+    def most(self, numel: int) -> int:
+        """The capacity."""
+        return ratio.count(self.capacity, numel)
+
+    def choose(self, x: Tensor, room: Room, residual: Tensor | None, owed: Tensor | None) -> Chosen:
+        """Those that reach tau."""
+        return select_above(x, self.tau, self.most(x.numel()), room, residual, owed)
+
+    def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
+        """Signs."""
+        bits = ctx.scratch("signs", values, (_bytes(most),), torch.uint8)
+        means = ctx.scratch("means", values, (blocks(most),), torch.float32)
+        bits.zero_()
+        count = values.numel()
+        encode_signs(values, bits[: _bytes(count)], means[: blocks(count)], None)
+        return (bits,)
+
+    def read(self, written: Payload, like: Tensor, weight: float) -> Tensor:
+        """Plus or minus tau."""
+        entries = like.new_zeros(like.numel())
+        signs = written[0][: _bytes(like.numel())], like.new_full((1,), weight * self.tau), None
+        add_signs_([signs], 1.0, entries, fresh=False)
+        return entries
+
+
+def _bytes(signs: int) -> int:
+    return -(-signs // 8)
