@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tacit.contracts import Gather, Mean
+from tacit.contracts import Collective, Mean, Place
 from tacit.engine import Job, Lane
 
 
@@ -20,14 +20,19 @@ class Slow:
         self.failing: set[tuple[str, int]] = set()
         self.news = threading.Condition()
 
-    def peers(self, axis: str) -> int:
-        return 2
+    nodes: tuple[tuple[int, ...], ...] = ()
 
-    def rank(self, axis: str) -> int:
-        return 0
+    def open(self, stages: object) -> None:
+        pass
 
-    def post(self, request: Mean | Gather, stage: int, slot: str) -> "Answer":
-        return Answer(self, (slot, stage))
+    def ranks(self, axis: str) -> list[int]:
+        return [0, 1]
+
+    def place(self, axis: str) -> Place:
+        return Place(0, 2)
+
+    def post(self, request: Collective, stage: int, slot: str) -> "Answer":
+        return Answer(self, (slot, stage) if request.axis == "world" else (f"{slot} {request.axis}", stage))
 
     def wait_for(self, *posts: tuple[str, int]) -> None:
         with self.news:
@@ -54,10 +59,9 @@ class Answer:
         return self.key
 
 
-def talk(stages: int, heard: list[object]):
-    for _ in range(stages):
-        heard.append((yield Mean((torch.zeros(1),), "world")))  # noqa: PERF401
-    return heard
+def talk(axes: tuple[str, ...]):
+    for axis in axes:
+        yield Mean((torch.zeros(1),), axis)
 
 
 class Watched:
@@ -68,11 +72,11 @@ class Watched:
         self.lane = Lane(self.net, lambda error: RuntimeError(f"explained: {error}"))
         self.ends: list[tuple[str, str]] = []
 
-    def submit(self, slot: str, stages: int = 1) -> None:
+    def submit(self, slot: str, *axes: str) -> None:
         self.lane.submit(
             Job(
                 slot,
-                lambda: talk(stages, []),
+                lambda: talk(axes or ("world",)),
                 lambda _: self.ends.append((slot, "landed")),
                 lambda error: self.ends.append((slot, str(error))),
             )
@@ -86,22 +90,43 @@ def watched():
     each.lane.close()
 
 
-def test_jobs_start_at_once_and_are_answered_in_order(watched: Watched) -> None:
-    watched.submit("a", stages=2)
-    watched.submit("b", stages=2)
+def test_jobs_start_at_once_and_each_stage_keeps_their_order(watched: Watched) -> None:
+    watched.submit("a", "world", "world")
+    watched.submit("b", "world", "world")
     watched.net.wait_for(("a", 0), ("b", 0))
-    watched.net.finish(("b", 0))  # answered first, and must wait for a
+    watched.net.finish(("b", 0))  # answered first: its second message is held until a's has left
     watched.submit("c")
     watched.net.wait_for(("c", 0))
     assert watched.net.posted == [("a", 0), ("b", 0), ("c", 0)]
+    watched.net.finish(("c", 0))  # it has nothing more to say, and need not wait
     watched.net.finish(("a", 0))
-    watched.net.wait_for(("a", 1))
-    assert ("b", 1) not in watched.net.posted  # second messages keep the order of the jobs too
-    watched.net.finish(("a", 1))
-    watched.net.wait_for(("b", 1))
-    watched.net.finish(("c", 0), ("b", 1))
+    watched.net.wait_for(("a", 1), ("b", 1))  # while a's second message is still on its way
+    assert watched.net.posted[-2:] == [("a", 1), ("b", 1)]
+    watched.net.finish(("b", 1), ("a", 1))
     watched.lane.flush()
-    assert watched.ends == [("a", "landed"), ("b", "landed"), ("c", "landed")]
+    assert watched.ends == [("c", "landed"), ("b", "landed"), ("a", "landed")]
+
+
+def test_the_order_is_kept_axis_by_axis(watched: Watched) -> None:
+    net = watched.net
+    watched.submit("a", "node", "net", "net", "node")
+    watched.submit("b", "node", "net", "node")
+    net.wait_for(("a node", 0), ("b node", 0))
+    net.finish(("b node", 0), ("a node", 0))
+    net.wait_for(("a net", 0), ("b net", 0))
+    assert net.posted == [("a node", 0), ("b node", 0), ("a net", 0), ("b net", 0)]
+    net.finish(("b net", 0))
+    watched.submit("c", "node")
+    net.wait_for(("c node", 0))  # by now b's second message on node is held behind a's
+    assert ("b node", 1) not in net.posted
+    net.finish(("a net", 0))
+    net.wait_for(("a net", 1))
+    net.finish(("a net", 1))
+    net.wait_for(("a node", 1), ("b node", 1))
+    assert net.posted[-2:] == [("a node", 1), ("b node", 1)]
+    net.finish(("a node", 1), ("b node", 1), ("c node", 0))
+    watched.lane.flush()
+    assert sorted(watched.ends) == [("a", "landed"), ("b", "landed"), ("c", "landed")]
 
 
 def test_one_failure_ends_all_with_the_explanation(watched: Watched) -> None:

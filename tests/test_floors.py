@@ -7,7 +7,7 @@ import pytest
 
 SRC = Path(__file__).resolve().parent.parent / "src" / "tacit"
 FLOORS = [
-    {"errors", "contracts", "cluster", "records", "exchanges", "kernels"},
+    {"errors", "contracts", "cluster", "records", "exchanges", "kernels", "ranges"},
     {
         "rounds",
         "compressors",

@@ -15,9 +15,26 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 def test_the_names_are_these() -> None:
     errors = {"AttachError", "CheckpointError", "ConfigError", "NonFinite", "PeerLost", "TacitError"}
-    compressors = {"BF16", "Dense", "ErrorFeedback", "PowerSGD", "RandomK", "Select", "Sign", "TopK"}
-    others = {"Average", "Every", "EveryStep", "Flat", "Replace", "Strategy", "Cluster", "Attached"}
-    assert set(tacit.__all__) == errors | compressors | others | {"attach", "from_env"}
+    compressors = {
+        "BF16",
+        "Clip",
+        "Dense",
+        "ErrorFeedback",
+        "MomentumCorrection",
+        "Phases",
+        "PowerSGD",
+        "RandomK",
+        "Select",
+        "Sign",
+        "Then",
+        "Threshold",
+        "TopK",
+    }
+    compressors |= {"FP16", "FP8", "Int8", "MajoritySign", "Natural", "OneBit", "QSGD", "TernGrad"}
+    others = {"Average", "Every", "EveryEpoch", "EveryStep", "Flat", "Hierarchical", "Levels", "Replace"}
+    others |= {"Strategy", "Cluster", "Attached", "CommState", "TwoPhase"}
+    functions = {"attach", "comm_hook", "from_env", "join_states", "log_metrics"}
+    assert set(tacit.__all__) == errors | compressors | others | functions
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -1,33 +1,12 @@
+import json
 from pathlib import Path
 
 import pytest
+from samples import HEAD
 
 from tacit import records
 from tacit.errors import ConfigError
 
-ENVIRONMENT = records.Environment(
-    python="3.11",
-    torch="2.13",
-    tacit="0.1",
-    cpu="a chip",
-    cores=2,
-    kernel="6",
-    date="2026-01-01T00:00:00+00:00",
-)
-RUN = records.RunRecord(
-    algorithm="topk:ratio=0.01",
-    strategy="Strategy()",
-    recipe="digits",
-    cluster="2x2@100mbit",
-    shaped=True,
-    seed=3,
-    epochs=2,
-    target=0.95,
-    batch_per_rank=16,
-    world_size=4,
-    parameters=1000,
-    environment=ENVIRONMENT,
-)
 EPOCH = records.EpochRecord(
     algorithm="ddp", epoch=1, step=22, seconds=1.5, loss=0.25, accuracy=0.9, bytes_between_nodes=None
 )
@@ -36,7 +15,7 @@ END = records.EndRecord(
 )
 
 
-@pytest.mark.parametrize("record", [RUN, EPOCH, END], ids=lambda record: record.kind)
+@pytest.mark.parametrize("record", [HEAD, EPOCH, END], ids=lambda record: record.kind)
 def test_a_record_survives_the_way_to_json_and_back(record: records.Record) -> None:
     line = record.to_json()
     assert "\n" not in line
@@ -47,12 +26,12 @@ def test_a_record_survives_the_way_to_json_and_back(record: records.Record) -> N
 def test_a_file_holds_what_was_written_in_order(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     with records.Writer(path) as writer:
-        writer.write(RUN)
-        assert list(records.read(path)) == [RUN]  # flushed at once
+        writer.write(HEAD)
+        assert list(records.read(path)) == [HEAD]  # flushed at once
         writer.write(EPOCH)
     with records.Writer(path) as writer:
         writer.write(END)
-    assert list(records.read(path)) == [RUN, EPOCH, END]
+    assert list(records.read(path)) == [HEAD, EPOCH, END]
 
 
 def test_a_newer_version_is_refused() -> None:
@@ -73,12 +52,47 @@ def test_a_newer_version_is_refused() -> None:
             END.to_json().replace('"steps"', '"stepz"'),
             "unknown field of EndRecord 'stepz'. Did you mean 'steps'",
         ),
+        ('{"kind": [], "version": 1}', "no kind and version"),
+        ('{"kind": "end", "version": 1, "loss": NaN}', "NaN is no number in JSON: write null"),
+        ('{"kind": "end", "version": ' + 5000 * "1" + "}", "not a record: Exceeds the limit"),
         ('{"kind": "run", "version": 1, "algorithm": "ddp"}', "nothing about its environment"),
     ],
 )
 def test_a_broken_line_is_refused_by_name(line: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         records.parse(line)
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "value", "message"),
+    [
+        (EPOCH, "seconds", '"fast"', "seconds is 'fast' in this EpochRecord: write a finite number"),
+        (EPOCH, "seconds", "null", "seconds is None in this EpochRecord: write a finite number"),
+        (EPOCH, "accuracy", "1e400", "accuracy is inf in this EpochRecord: write a finite number"),
+        (EPOCH, "step", "1.5", "step is 1.5 in this EpochRecord: write a whole number"),
+        (EPOCH, "step", "true", "step is True in this EpochRecord: write a whole number"),
+        (EPOCH, "algorithm", "3", "algorithm is 3 in this EpochRecord: write a text"),
+        (END, "status", '"fine"', "status is 'fine'.*write 'ok' or 'failed' or 'interrupted'"),
+        (END, "status", "[]", "status is .*write 'ok' or"),
+        (END, "loss", "{}", "loss is {} in this EndRecord: write a finite number or null"),
+        (END, "metrics", "[1]", "metrics is .* in this EndRecord: write an object"),
+        (HEAD, "shaped", "1", "shaped is 1 in this RunRecord: write true or false"),
+        (HEAD, "environment", "null", "says nothing about its environment"),
+        (HEAD, "cores", '"two"', "cores is 'two' in this Environment: write a whole number"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_name(
+    record: records.Record, field: str, value: str, message: str
+) -> None:
+    values = json.loads(record.to_json())
+    (values if field in values else values["environment"])[field] = "here"
+    line = json.dumps(values).replace('"here"', value)
+    with pytest.raises(ConfigError, match=message):
+        records.parse(line)
+
+
+def test_a_whole_number_will_do_for_any_number() -> None:
+    assert records.EpochRecord.from_json(EPOCH.to_json().replace("1.5", "2")).seconds == 2
 
 
 def test_a_record_of_another_kind_is_refused() -> None:

@@ -157,7 +157,42 @@ def test_there_are_stages_for_lots_of_any_size() -> None:
         "y": torch.zeros(100, 30),
     }
     session = Session(parse("topk"), named, Seat(Loopback(2), 0), [["v", "w"], ["x", "y"]])
-    assert [bill.stages for bill in session.bills] == [1, 1]
-    assert session.stages == 3
+    assert [bill.stages for bill in session.bills] == [{"world": 1}, {"world": 1}]
+    assert session.stages == {"world": 3}
     session.recut([["v", "w", "x", "y"]])
-    assert [bill.stages for bill in session.bills] == [2]
+    assert [bill.stages for bill in session.bills] == [{"world": 2}]
+
+
+def test_buffers_and_bills_follow_the_phases() -> None:
+    group = Group("dgc:ratio=0.05,warmup_steps=4")
+    shares = []
+    for step in range(6):
+        for lot in (0, 1):
+            group.exchange(lot, group.gradients(lot, 10 * step + lot))
+        session = group.sessions[0]
+        billed = sum(sum(bill.sent.values()) for bill in session.bills)
+        assert session.tally.records[-1].bytes_out == billed
+        assert group.net.sent[0] == session.metrics()["bytes_out"]
+        shares.append(session.tally.records[-1].bytes_out)
+        for each in group.sessions:
+            each.step += 1
+    assert shares[0] > shares[1] > shares[3]
+    assert shares[4] == shares[5]
+
+
+def test_a_session_that_starts_in_a_later_phase_pays_for_that_one() -> None:
+    late = Group("dgc:ratio=0.05,warmup_steps=4")
+    for session in late.sessions:
+        session.step = 5
+    for lot in (0, 1):
+        late.exchange(lot, late.gradients(lot, lot))
+    straight = Group("dgc:ratio=0.05")
+    for lot in (0, 1):
+        straight.exchange(lot, straight.gradients(lot, lot))
+    assert late.sessions[0].tally.records[-1].bytes_out == straight.sessions[0].tally.records[-1].bytes_out
+
+
+def test_what_is_exempt_has_the_momentum_too() -> None:
+    (session, *_) = Group("dgc").sessions
+    assert {(name, "velocity") for name in NAMED} <= session.named_state().keys()
+    assert ("b", "inner.residual") not in session.named_state()

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from tacit.contracts import Gather, Mean, Posted, Request, Transport
+from tacit import ranges
+from tacit.contracts import Collective, Posted, Request, Transport
 
 T = TypeVar("T")
 
 
 def drive(exchange: Generator[Request, Any, T], transport: Transport, slot: str = "alone") -> T:
-    """Run one exchange to its end, and wait for it."""
+    """Run one exchange to its end, and wait for it; nothing else may be under way.
+
+    So all its messages are of stage 0, however many there are.
+    """
     answer: Any = None
-    stage = 0
     while True:
         try:
             request = exchange.send(answer)
         except StopIteration as end:
             result: T = end.value
             return result
-        assert isinstance(request, Mean | Gather), f"a {type(request).__name__} reached the transport"
-        posted, done = transport.post(request, stage, slot), threading.Event()
+        assert isinstance(request, Collective), f"a {type(request).__name__} reached the transport"
+        posted, done = transport.post(request, 0, slot), threading.Event()
         posted.on_done(done.set)
         done.wait()
         answer = posted.answer()
-        stage += 1
 
 
 @dataclass(eq=False)
@@ -49,27 +51,36 @@ class Job:
     failed: Callable[[BaseException], None]
     light: bool = False
     exchange: Generator[Request, Any, Any] | None = None
+    wish: Collective | None = None
     posted: Posted | None = None
-    stage: int = 0
-    answered: bool = False
+    stages: Counter[str] = field(default_factory=Counter)
     ended: bool = False
 
 
 class Lane:
-    """Runs exchanges: it starts them, and resumes them, in the order they came.
+    """Runs exchanges: it starts them in the order they came, and resumes each when its answer is there.
 
-    The first wish of a job is posted while earlier jobs wait for their answers, so that the link never
-    idles; answers are taken strictly in order, so that all ranks post the wishes of one stage in one order
-    and no two ranks can wait for each other. The first failure ends everything that is under way, and
-    everything that comes later, with that error.
+    Many are under way at once, so that no link idles while another exchange is on another link or computes.
+    But the messages of one stage on one axis leave in the order of the exchanges: a wish that comes early is
+    held until all earlier exchanges have posted theirs, or have ended. So all ranks post in one order, and as
+    the earliest exchange never waits for a later one, no two ranks can wait for each other. The first failure
+    ends everything that is under way, and everything that comes later, with that error.
 
     The work is done by a thread of the lane's own, but for light jobs: those are started by the thread that
     submits them and resumed by the one that brings the answer, as on busy cores each change of threads costs
     a turn of the scheduler. One thread at a time touches the jobs; whoever comes meanwhile leaves its event.
+
+    Args:
+        transport: takes the messages.
+        explain: turns a failure into the error that is given to the jobs.
+        name: the algorithm's, for the profiler.
     """
 
-    def __init__(self, transport: Transport, explain: Callable[[BaseException], BaseException]) -> None:
+    def __init__(
+        self, transport: Transport, explain: Callable[[BaseException], BaseException], name: str = ""
+    ) -> None:
         self._transport = transport
+        self._name = name
         self._explain = explain
         self._events: SimpleQueue[Job] = SimpleQueue()
         self._turn = threading.Lock()
@@ -123,12 +134,11 @@ class Lane:
     def _handle(self, job: Job) -> None:
         if self._failure is not None:
             self._end(job, self._failure)
-        elif job.posted is None:
-            self._attempt(self._start, job)
-        else:
-            job.answered = True
-        while self._under_way and self._under_way[0].answered and self._failure is None:
-            self._attempt(self._resume, self._under_way[0])
+            return
+        self._attempt(self._start if job.posted is None else self._resume, job)
+        for held in [each for each in self._under_way if each.wish is not None]:
+            if self._failure is None:
+                self._attempt(self._post_in_turn, held)
 
     def _attempt(self, step: Callable[[Job], None], job: Job) -> None:
         try:
@@ -141,14 +151,16 @@ class Lane:
                 self._end(each, self._failure)
 
     def _start(self, job: Job) -> None:
-        job.exchange = job.open()
-        self._under_way.append(job)
-        self._advance(job, None)
+        with ranges.within(self._name, "start"):
+            job.exchange = job.open()
+            self._under_way.append(job)
+            self._advance(job, None)
 
     def _resume(self, job: Job) -> None:
-        posted, job.posted, job.answered = job.posted, None, False
+        posted, job.posted = job.posted, None
         assert posted is not None
-        self._advance(job, posted.answer())
+        with ranges.within(self._name, "resume"):
+            self._advance(job, posted.answer())
 
     def _advance(self, job: Job, answer: Any) -> None:
         assert job.exchange is not None
@@ -160,9 +172,22 @@ class Lane:
             self._under_way.remove(job)
             self._done()
             return
-        assert isinstance(request, Mean | Gather), f"a {type(request).__name__} reached the lane"
-        job.posted = self._transport.post(request, job.stage, job.slot)
-        job.stage += 1
+        assert isinstance(request, Collective), f"a {type(request).__name__} reached the lane"
+        job.wish = request
+
+    def _post_in_turn(self, job: Job) -> None:
+        wish = job.wish
+        assert wish is not None
+        stage = job.stages[wish.axis]
+        for earlier in self._under_way:
+            if earlier is job:
+                break
+            if earlier.stages[wish.axis] <= stage:
+                return
+        job.wish = None
+        job.stages[wish.axis] += 1
+        with ranges.within(self._name, f"post_{type(wish).__name__.lower()}_{wish.axis}"):
+            job.posted = self._transport.post(wish, stage, job.slot)
         job.posted.on_done(lambda: self._happened(job))
 
     def _end(self, job: Job, error: BaseException) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from tacit.contracts import Gather, Mean, Payload, Reduce, Request, Together
+from tacit.contracts import Collective, Deal, Gather, Mean, Payload, Reduce, Request, Together
 
 T = TypeVar("T")
 
 RIDES_ALONG = 1 << 16
-"""Bytes up to which a `Mean` travels inside a `Gather` of its axis instead of in a message of its own."""
+"""Bytes up to which a `Mean` travels inside a `Gather` or `Deal` of its axis, not in a message of its own."""
 
 
 # ---- many as one --------------------------------------------------------------------------------------
@@ -24,16 +25,43 @@ def on(axis: str, exchange: Generator[Request, Any, T]) -> Generator[Request, An
     """Run `exchange` with every wish that names no axis stamped with `axis`."""
 
     def stamp(request: Request) -> Generator[Request, Any, Any]:
-        if isinstance(request, Mean | Gather) and not request.axis:
+        if isinstance(request, Collective) and not request.axis:
             request = replace(request, axis=axis)
         return (yield request)
 
     return _answered(exchange, stamp)
 
 
-def totalled(exchange: Generator[Request, Any, T], total: Tensor) -> Generator[Request, Any, T]:
-    """Run `exchange`, with the sum of all that this rank gives to a `Mean` added up in `total`."""
+def watched(
+    exchange: Generator[Request, Any, T], word: Tensor | None, total: Tensor | None
+) -> Generator[Request, Any, T]:
+    """Run `exchange` with `word` averaged beside it, and what this rank gives to a `Mean` added to `total`.
 
+    None: without.
+    """
+    if word is not None:
+        exchange = _beside(exchange, say(word))
+    return exchange if total is None else _totalled(exchange, total)
+
+
+def say(word: Tensor, axis: str = "") -> Generator[Request, Any, None]:
+    """Overwrite `word` with the peers' mean."""
+    yield Mean((word,), axis)
+
+
+def hear(x: Tensor, axis: str = "") -> Generator[Request, Any, list[Tensor]]:
+    """Every peer's `x`, in rank order."""
+    return [payload[0] for payload in (yield Gather((x,), axis))]
+
+
+def _beside(
+    exchange: Generator[Request, Any, T], other: Generator[Request, Any, None]
+) -> Generator[Request, Any, T]:
+    result, _ = yield from fuse([exchange, other])
+    return typing.cast(T, result)
+
+
+def _totalled(exchange: Generator[Request, Any, T], total: Tensor) -> Generator[Request, Any, T]:
     def add_up(request: Request) -> Generator[Request, Any, Any]:
         return (yield replace(request, total=total) if isinstance(request, Mean) else request)
 
@@ -68,13 +96,14 @@ def _answered(
         reply = yield from answer(request)
 
 
-def fuse(exchanges: Sequence[Generator[Request, Any, T]]) -> Generator[Request, Any, list[T]]:
+def fuse(exchanges: Sequence[Generator[Request, Any, Any]]) -> Generator[Request, Any, list[Any]]:
     """Run several exchanges side by side, wish by wish; like wishes travel as one message.
 
-    A small `Mean` rides inside a `Gather` of its axis, and is averaged on arrival: one message costs less
-    than two. Wishes that cannot be joined follow one another in an order that is equal on all ranks.
+    A small `Mean` rides inside a `Gather` or `Deal` of its axis, and is averaged on arrival: one message
+    costs less than two. Wishes that cannot be joined follow one another, in an order that is equal on all
+    ranks.
     """
-    outcomes: dict[int, T] = {}
+    outcomes: dict[int, Any] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(exchanges)))
     while answers:
         wishes: dict[int, Request] = {}
@@ -99,13 +128,15 @@ def _all(wishes: dict[int, Request]) -> Generator[Request, Any, dict[int, Any]]:
 
 def _alike(wishes: dict[int, Request]) -> list[dict[int, Request]]:
     """Split wishes into groups that can travel together, in a fixed order."""
-    gathering = {w.axis for w in wishes.values() if isinstance(w, Gather)}
+    carried = {w.axis: type(w).__name__ for w in wishes.values() if isinstance(w, Gather | Deal)}
     groups: dict[tuple[object, ...], dict[int, Request]] = {}
     for i, wish in wishes.items():
-        if isinstance(wish, Mean) and not (wish.axis in gathering and _rides(wish)):
-            key: tuple[object, ...] = ("mean", wish.axis, tuple({t.dtype for t in wish.payload}))
-        elif isinstance(wish, Mean | Gather):
-            key = ("gather", wish.axis)
+        if isinstance(wish, Mean) and not (wish.axis in carried and _rides(wish)):
+            key: tuple[object, ...] = ("Mean", wish.axis, tuple({t.dtype for t in wish.payload}))
+        elif isinstance(wish, Mean):
+            key = (carried[wish.axis], wish.axis)
+        elif isinstance(wish, Gather | Deal):
+            key = (type(wish).__name__, wish.axis)
         else:
             key = ("alone", i)
         groups.setdefault(key, {})[i] = wish
@@ -120,26 +151,43 @@ def _together(group: dict[int, Request]) -> Generator[Request, Any, dict[int, An
     if len(group) == 1:
         ((i, wish),) = group.items()
         return {i: (yield wish)}
-    wishes: dict[int, Mean | Gather] = {i: w for i, w in group.items() if isinstance(w, Mean | Gather)}
-    joined: Payload = tuple(t for w in wishes.values() for t in w.payload)
-    first = next(iter(wishes.values()))
+    wishes: dict[int, _Joins] = {i: w for i, w in group.items() if isinstance(w, _Joins)}
+    axis = next(iter(wishes.values())).axis
     if all(isinstance(w, Mean) for w in wishes.values()):
-        return _cut(wishes, (yield Mean(joined, first.axis)))
-    by_peer = [_cut(wishes, answer) for answer in (yield Gather(joined, first.axis))]
+        return _cut(wishes, (yield Mean(_joined(wishes, 0), axis)))
+    deals = [w for w in wishes.values() if isinstance(w, Deal)]
+    if deals:
+        peers = len(deals[0].payloads)
+        answers = yield Deal(tuple(_joined(wishes, peer) for peer in range(peers)), axis)
+    else:
+        answers = yield Gather(_joined(wishes, 0), axis)
+    by_peer = [_cut(wishes, answer) for answer in answers]
     return {i: _joined_answer(wish, [answer[i] for answer in by_peer]) for i, wish in wishes.items()}
 
 
-def _cut(wishes: dict[int, Mean | Gather], payload: Payload) -> dict[int, Payload]:
+_Joins: TypeAlias = Mean | Gather | Deal
+
+
+def _for(wish: _Joins, peer: int) -> Payload:
+    return wish.payloads[peer] if isinstance(wish, Deal) else wish.payload
+
+
+def _joined(wishes: dict[int, _Joins], peer: int) -> Payload:
+    return tuple(t for wish in wishes.values() for t in _for(wish, peer))
+
+
+def _cut(wishes: dict[int, _Joins], payload: Payload) -> dict[int, Payload]:
     parts: dict[int, Payload] = {}
     start = 0
     for i, wish in wishes.items():
-        parts[i] = payload[start : start + len(wish.payload)]
-        start += len(wish.payload)
+        count = len(_for(wish, 0))
+        parts[i] = payload[start : start + count]
+        start += count
     return parts
 
 
-def _joined_answer(wish: Mean | Gather, by_peer: list[Payload]) -> Any:
-    if isinstance(wish, Gather):
+def _joined_answer(wish: _Joins, by_peer: list[Payload]) -> Any:
+    if not isinstance(wish, Mean):
         return by_peer
     # In rank order on every rank, so that all of them round alike.
     for out, *peers in zip(wish.payload, *by_peer, strict=True):

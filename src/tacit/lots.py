@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,12 +20,13 @@ Policy = Callable[[str, Tensor], Compressor | None]
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter's place in a lot."""
+    """A parameter's place in a lot; of a stretch of it, from its entry `offset` on."""
 
     name: str
     start: int
     stop: int
     shape: torch.Size
+    offset: int = 0
 
     def matrix(self, at: int) -> Matrix:
         """The parameter as a matrix that begins at `at`."""
@@ -34,12 +36,21 @@ class Slot:
 
 @dataclass(frozen=True)
 class Lot:
-    """Parameters that travel in one message: flat, one after the other."""
+    """Parameters that travel in one message: flat, one after the other; or a stretch of them.
+
+    Attributes:
+        chosen: each parameter's compressor; `compressor` joins them.
+    """
 
     slots: tuple[Slot, ...]
     dtype: torch.dtype
     device: torch.device
-    compressor: Compressor
+    chosen: tuple[Compressor, ...]
+
+    @cached_property
+    def compressor(self) -> Compressor:
+        """What handles all of it."""
+        return _joined(self.slots, self.chosen)
 
     @property
     def name(self) -> str:
@@ -49,7 +60,24 @@ class Lot:
     @property
     def numel(self) -> int:
         """Elements of all its parameters."""
-        return self.slots[-1].stop
+        return self.slots[-1].stop if self.slots else 0
+
+    @property
+    def edges(self) -> Sequence[int] | range:
+        """Where it may be cut: anywhere, but between parameters only where a compressor sees matrices."""
+        if any(c.bound((Matrix(0, 1, 1),)) != c for c in self.chosen):
+            return [slot.start for slot in self.slots] + [self.numel]
+        return range(self.numel + 1)
+
+    def within(self, start: int, stop: int) -> Lot:
+        """A stretch of it."""
+        slots, chosen = [], []
+        for slot, compressor in zip(self.slots, self.chosen, strict=True):
+            a, b = max(slot.start, start), min(slot.stop, stop)
+            if a < b:
+                slots.append(replace(slot, start=a - start, stop=b - start, offset=a - slot.start))
+                chosen.append(compressor)
+        return replace(self, slots=tuple(slots), chosen=tuple(chosen))
 
     def like(self, device: torch.device | str = "meta") -> Tensor:
         """An uninitialised tensor of its shape."""
@@ -76,6 +104,11 @@ def cut(names: Iterable[str], named: Mapping[str, Tensor], cap: int) -> list[lis
     return lots
 
 
+def exempting(compressor: Compressor) -> Policy:
+    """The compressor for all parameters but those that it exempts."""
+    return lambda _, p: compressor.exempted() if compressor.exempts(p.shape) else compressor
+
+
 def make_lots(names: Iterable[Sequence[str]], named: Mapping[str, Tensor], policy: Policy) -> list[Lot]:
     """Lots of these parameters, each with the compressor that the policy chooses, joined by `Select`."""
     return [_lot(group, named, policy) for group in names]
@@ -87,11 +120,16 @@ def _lot(names: Sequence[str], named: Mapping[str, Tensor], policy: Policy) -> L
         slots.append(Slot(name, start, start + named[name].numel(), named[name].shape))
         start = slots[-1].stop
     first = named[names[0]]
-    chosen = [_choice(name, named[name], policy) for name in names]
-    return Lot(tuple(slots), first.dtype, first.device, _joined(slots, chosen))
+    chosen = tuple(choice(name, named[name], policy) for name in names)
+    return Lot(tuple(slots), first.dtype, first.device, chosen)
 
 
-def _choice(name: str, p: Tensor, policy: Policy) -> Compressor:
+def choice(name: str, p: Tensor, policy: Policy) -> Compressor:
+    """What the policy chooses for the parameter.
+
+    Raises:
+        AttachError: it is no compressor.
+    """
     compressor = policy(name, p)
     if compressor is not None and not isinstance(compressor, Compressor):
         raise AttachError(
@@ -101,6 +139,8 @@ def _choice(name: str, p: Tensor, policy: Policy) -> Compressor:
 
 
 def _joined(slots: Sequence[Slot], chosen: Sequence[Compressor]) -> Compressor:
+    if not slots:
+        return Dense()
     mine: dict[Compressor, list[Slot]] = {}
     for slot, compressor in zip(slots, chosen, strict=True):
         mine.setdefault(compressor, []).append(slot)
@@ -124,10 +164,18 @@ def _part(compressor: Compressor, slots: Sequence[Slot]) -> Part:
 
 @dataclass(frozen=True)
 class Kept:
-    """A parameter's part of a state field: a view of it, and whether it is equal on all ranks."""
+    """A parameter's part of a state field, or what this rank has of it.
+
+    Attributes:
+        tensor: a view.
+        shared: whether it is equal on all ranks of the axis where the compressors meet.
+        start: of how many elements the whole would be, and from which on this is: `width`, `start`.
+    """
 
     tensor: Tensor
     shared: bool
+    start: int
+    width: int
 
 
 def named_state(lot: Lot, state: State) -> dict[tuple[str, str], Kept]:
@@ -138,10 +186,22 @@ def named_state(lot: Lot, state: State) -> dict[tuple[str, str], Kept]:
         widths = owner.widths(short)
         at = 0
         for i, (slot, start) in enumerate(slots):
-            begin, width = (at, widths[i]) if widths is not None else (start, slot.stop - slot.start)
-            views[slot.name, short] = Kept(tensor[begin : begin + width], owner.is_shared(short))
-            at += width
+            if widths is not None:
+                begin, size, offset, width = at, widths[i], 0, widths[i]
+            else:
+                begin, size, offset, width = start, slot.stop - slot.start, slot.offset, slot.shape.numel()
+            view = tensor[begin : begin + size]
+            views[slot.name, short] = Kept(view, owner.is_shared(short), offset, width)
+            at += size
     return views
+
+
+def stretch_state(lot: Lot, field: str, tensor: Tensor) -> dict[tuple[str, str], Kept]:
+    """A state field that has one element for each of a lot's, by parameter: this rank's own."""
+    return {
+        (slot.name, field): Kept(tensor[slot.start : slot.stop], False, slot.offset, slot.shape.numel())
+        for slot in lot.slots
+    }
 
 
 def _owner(lot: Lot, field: str) -> tuple[Compressor, list[tuple[Slot, int]], str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tacit.contracts import Memory, Rounds
 from tacit.errors import ConfigError
@@ -30,3 +31,14 @@ class Every(Rounds):
     def due(self, step: int, memory: Memory) -> bool:
         """After steps K - 1, 2K - 1, ... (counted from 0)."""
         return (step + 1) % self.sync_every == 0
+
+
+@dataclass(frozen=True)
+class EveryEpoch(Rounds):
+    """Once an epoch, after its last step."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"steps_per_epoch"})
+
+    def due(self, step: int, memory: Memory) -> bool:
+        """After steps S - 1, 2S - 1, ... (counted from 0), of S steps an epoch."""
+        return (step + 1) % int(memory["steps_per_epoch"]) == 0

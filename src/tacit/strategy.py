@@ -7,10 +7,10 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from tacit.compressors.dense import Dense
-from tacit.contracts import Compressor, Merge, Overlap, Rounds, Topology
+from tacit.contracts import WORLD, Compressor, Merge, Overlap, Rounds, Topology
 from tacit.errors import ConfigError, unknown
 from tacit.merges import Average, Replace
 from tacit.overlap import Bucketwise
@@ -49,6 +49,39 @@ class Strategy:
         if self.subject == "gradient" and not isinstance(self.merge, Replace):
             raise ConfigError(f"merge={self.merge} cannot apply a gradient: write merge=Replace()")
 
+    @property
+    def levels(self) -> tuple[Strategy, ...]:
+        """Itself: one level."""
+        return (self,)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """One strategy a level, near to far: what happens inside the nodes, and what happens between them.
+
+    The first exchanges gradients in backward; the others average, after their own number of steps, how far
+    the replicas have moved. Closing a session, and `sync`, run the farthest, so that all replicas agree.
+    """
+
+    levels: tuple[Strategy, ...]
+    name: str = field(default="custom", compare=False)
+
+    def __post_init__(self) -> None:
+        subjects = [level.subject for level in self.levels]
+        if len(subjects) < 2 or subjects != ["gradient"] + ["progress"] * (len(subjects) - 1):
+            raise ConfigError(
+                f"levels of {' and '.join(subjects) or 'nothing'} cannot be joined: the nearest exchanges "
+                "the 'gradient', every farther one the 'progress'"
+            )
+        if self.levels[-1].topology.scope != WORLD:
+            raise ConfigError(
+                f"topology={self.levels[-1].topology} of the farthest level does not reach all replicas, and "
+                "they would drift apart: write Hierarchical() or Flat()"
+            )
+
+
+AnyStrategy: TypeAlias = Strategy | Levels
+
 
 # ---- the text form: algorithm:key=value,key=value -----------------------------------------------------
 
@@ -74,13 +107,13 @@ def split_text(text: str) -> tuple[str, dict[str, str]]:
     return name.strip(), pairs
 
 
-def parameters(build: Callable[..., Strategy]) -> dict[str, tuple[Any, Any]]:
+def parameters(build: Callable[..., AnyStrategy]) -> dict[str, tuple[Any, Any]]:
     """The parameters of an algorithm: name -> (type, default; `Parameter.empty` where it must be given)."""
     hints = typing.get_type_hints(build)
     return {name: (hints[name], p.default) for name, p in signature(build).parameters.items()}
 
 
-def typed(name: str, build: Callable[..., Strategy], pairs: Mapping[str, str]) -> dict[str, Any]:
+def typed(name: str, build: Callable[..., AnyStrategy], pairs: Mapping[str, str]) -> dict[str, Any]:
     """The values of `pairs` in the types that the algorithm declares.
 
     Raises:
@@ -100,19 +133,26 @@ def typed(name: str, build: Callable[..., Strategy], pairs: Mapping[str, str]) -
     return {key: _value(f"{name}:{key}", known[key][0], text) for key, text in pairs.items()}
 
 
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    """The types of which a value may be; one where it is no union."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
+
+
 def _value(where: str, kind: Any, text: str) -> Any:
-    if isinstance(kind, types.UnionType):
-        if text.lower() == "none" and type(None) in kind.__args__:
-            return None
-        kind = next(k for k in kind.__args__ if k is not type(None))
-    if typing.get_origin(kind) is Literal:
-        if text in kind.__args__:
-            return text
-        raise unknown(f"value of {where}", text, kind.__args__)
+    kinds = alternatives(kind)
+    words = [word for k in kinds if typing.get_origin(k) is Literal for word in k.__args__]
+    if text in words:
+        return text
+    if type(None) in kinds and text.lower() == "none":
+        return None
+    plain = [k for k in kinds if typing.get_origin(k) is not Literal and k is not type(None)]
+    if not plain:
+        raise unknown(f"value of {where}", text, words)
     try:
-        return _BOOLS[text.lower()] if kind is bool else kind(text)
+        return _BOOLS[text.lower()] if plain[0] is bool else plain[0](text)
     except (ValueError, KeyError):
-        raise ConfigError(f"{where}={text} is not of type {kind.__name__}: {_EXAMPLES[kind]}") from None
+        hint = " or ".join([_EXAMPLES[plain[0]], *map(repr, words)])
+        raise ConfigError(f"{where}={text} is not of type {plain[0].__name__}: {hint}") from None
 
 
 _BOOLS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}

@@ -1,5 +1,7 @@
 """WITH WHOM, by which collective."""
 
 from tacit.topologies.flat import Flat
+from tacit.topologies.hierarchical import Hierarchical
+from tacit.topologies.two_phase import TwoPhase
 
-__all__ = ["Flat"]
+__all__ = ["Flat", "Hierarchical", "TwoPhase"]

@@ -1,4 +1,4 @@
-"""All replicas at once, whatever lies between them."""
+"""All replicas of an axis at once, whatever lies between them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from tacit.contracts import (
+    NET,
+    NODE,
     WORLD,
     Compressor,
     Context,
@@ -21,26 +23,47 @@ from tacit.contracts import (
     State,
     Topology,
 )
-from tacit.exchanges import on, reduced
+from tacit.errors import unknown
+from tacit.exchanges import on, reduced, watched
 
 
 @dataclass(frozen=True)
 class Flat(Topology):
-    """One ring over all ranks: an all-reduce where payloads add up, an all-gather where they do not."""
+    """One ring over all ranks: an all-reduce where payloads add up, an all-gather where they do not.
+
+    Attributes:
+        axis: "world": all replicas. "node": those of one node; nodes then know nothing of each other: the
+            near level of `Levels`. "net": those with the same place in their nodes.
+    """
+
+    axis: str = WORLD
+
+    def __post_init__(self) -> None:
+        if self.axis not in (WORLD, NODE, NET):
+            raise unknown("axis", self.axis, (WORLD, NODE, NET))
+
+    @property
+    def scope(self) -> str:  # type: ignore[override]
+        """The axis."""
+        return self.axis
+
+    @property
+    def meets(self) -> str:  # type: ignore[override]
+        """The axis."""
+        return self.axis
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """Every wish goes to the axis "world"."""
-        return on(WORLD, reduced(compressor.exchange(x, state, ctx), reduce_flat))
+        """Every wish goes to the axis."""
+        talk = reduced(compressor.exchange(x, state, ctx), reduce_flat)
+        return on(self.axis, watched(talk, ctx.word, ctx.total))
 
 
 def reduce_flat(request: Reduce) -> Generator[Request, Any, tuple[Tensor, Sent]]:
     """The mean of what all peers encoded, written to the codec's output."""
-    codec, out = request.codec, request.out
+    codec, out, payload = request.codec, request.ctx.out, request.encode()
     if codec.additive:
-        codec.decode_((yield Mean(request.payload)), out)
+        codec.decode_((yield Mean(payload)), out)
     else:
-        payloads = yield Gather(request.payload)
-        out.zero_()
-        for payload in payloads:  # in rank order on every rank, so that all of them round alike
-            codec.decode_add_(payload, out, 1 / len(payloads))
-    return out, codec.sent(request.payload, request.x)
+        # In rank order on every rank, so that all of them round alike.
+        codec.decode_mean_((yield Gather(payload)), out)
+    return out, request.sent(payload)

@@ -7,8 +7,23 @@ from typing import Any, TypeVar
 
 import torch
 
-from tacit.contracts import WORLD, Gather, Mean, Posted, Request
-from tacit.transports.wire import ring_gather, ring_mean
+from tacit.contracts import (
+    NET,
+    NODE,
+    WORLD,
+    Collect,
+    Collective,
+    Deal,
+    Gather,
+    Mean,
+    Payload,
+    Place,
+    Posted,
+    Request,
+    Scatter,
+    Spans,
+)
+from tacit.transports.wire import ring_bytes
 
 T = TypeVar("T")
 
@@ -29,6 +44,16 @@ class Loopback:
         self.sent = [0] * world
         """Bytes that each rank has sent, by the formulas of ring collectives."""
 
+    @classmethod
+    def of_nodes(cls, nodes: int, ranks: int) -> Loopback:
+        """A network of nodes with so many ranks each: the axes "node" and "net"."""
+        rows = [list(range(i * ranks, (i + 1) * ranks)) for i in range(nodes)]
+        return cls(nodes * ranks, {NODE: rows, NET: [list(c) for c in zip(*rows, strict=True)]})
+
+    def groups(self, axis: str) -> list[list[int]]:
+        """All groups of ranks that share the axis; none where there is no such axis."""
+        return self._groups.get(axis, [])
+
     def group(self, rank: int, axis: str) -> list[int]:
         """The ranks that `rank` meets on the axis."""
         return next(group for group in self._groups[axis] if rank in group)
@@ -40,13 +65,13 @@ class Loopback:
             RuntimeError: no group can be answered: says who waits for whom.
         """
         results: dict[int, T] = {}
-        waiting: dict[int, Mean | Gather] = {}
+        waiting: dict[int, Collective] = {}
         answers: dict[int, Any] = dict.fromkeys(range(self.world))
         while answers or waiting:
             for rank, answer in answers.items():
                 try:
                     wish = exchanges[rank].send(answer)
-                    assert isinstance(wish, Mean | Gather), f"a {type(wish).__name__} reached the transport"
+                    assert isinstance(wish, Collective), f"a {type(wish).__name__} reached the transport"
                     waiting[rank] = wish
                 except StopIteration as end:
                     results[rank] = end.value
@@ -57,7 +82,7 @@ class Loopback:
                 del waiting[rank]
         return [results[rank] for rank in range(self.world)]
 
-    def _answer_ready(self, waiting: dict[int, Mean | Gather]) -> dict[int, Any]:
+    def _answer_ready(self, waiting: dict[int, Collective]) -> dict[int, Any]:
         answers: dict[int, Any] = {}
         for rank, wish in waiting.items():
             group = self.group(rank, wish.axis)
@@ -66,27 +91,25 @@ class Loopback:
                 answers.update(self._collective([waiting[r] for r in group], group))
         return answers
 
-    def _collective(self, wishes: list[Mean | Gather], group: list[int]) -> dict[int, Any]:
-        payloads = [wish.payload for wish in wishes]
+    def _collective(self, wishes: list[Collective], group: list[int]) -> dict[int, Any]:
+        for i, wish in enumerate(wishes):
+            self.sent[group[i]] += ring_bytes(wish, Place(i, len(group)))
+            if isinstance(wish, Mean | Scatter) and wish.total is not None:
+                wish.total.add_(sum(t.sum() for t in _given(wish)))
+        deals = [wish for wish in wishes if isinstance(wish, Deal)]
+        if deals:
+            return {rank: [_copied(deal.payloads[i]) for deal in deals] for i, rank in enumerate(group)}
         if isinstance(wishes[0], Gather):
-            copies = [tuple(t.clone() for t in payload) for payload in payloads]
-            self._count(group, ring_gather(payloads[0], len(group)))
+            copies = [_copied(_given(wish)) for wish in wishes]
             return dict.fromkeys(group, copies)
-        for wish in wishes:
-            if isinstance(wish, Mean) and wish.total is not None:
-                wish.total.add_(sum(t.sum() for t in wish.payload))
-        means = [torch.stack([t / len(group) for t in each]).sum(0) for each in zip(*payloads, strict=True)]
-        self._count(group, ring_mean(payloads[0], len(group)))
-        for payload in payloads:
-            for tensor, mean in zip(payload, means, strict=True):
-                tensor.copy_(mean)
-        return dict(zip(group, payloads, strict=True))
+        if isinstance(wishes[0], Collect):
+            _collect([_given(wish)[0] for wish in wishes], wishes[0].spans)
+        else:
+            _mean(wishes)
+        answers = [wish.payload if isinstance(wish, Mean) else _given(wish)[0] for wish in wishes]
+        return dict(zip(group, answers, strict=True))
 
-    def _count(self, group: list[int], size: int) -> None:
-        for rank in group:
-            self.sent[rank] += size
-
-    def _deadlock(self, waiting: dict[int, Mean | Gather], results: Mapping[int, object]) -> str:
+    def _deadlock(self, waiting: dict[int, Collective], results: Mapping[int, object]) -> str:
         lines = []
         for rank, wish in sorted(waiting.items()):
             others = []
@@ -101,20 +124,53 @@ class Loopback:
         return "deadlock: " + "; ".join(lines)
 
 
+def _copied(payload: Payload) -> Payload:
+    return tuple(tensor.clone() for tensor in payload)
+
+
+def _given(wish: Collective) -> tuple[torch.Tensor, ...]:
+    assert not isinstance(wish, Deal)
+    return wish.payload if isinstance(wish, Mean | Gather) else (wish.x,)
+
+
+def _mean(wishes: list[Collective]) -> None:
+    columns = list(zip(*map(_given, wishes), strict=True))
+    means = [torch.stack([t / len(wishes) for t in column]).sum(0) for column in columns]
+    for i, wish in enumerate(wishes):
+        for tensor, mean in zip(_given(wish), means, strict=True):
+            start, stop = wish.spans[i] if isinstance(wish, Scatter) else (0, len(tensor))
+            tensor[start:stop] = mean[start:stop]
+
+
+def _collect(tensors: list[torch.Tensor], spans: Spans) -> None:
+    for owner, (start, stop) in zip(tensors, spans, strict=True):
+        for tensor in tensors:
+            tensor[start:stop] = owner[start:stop]
+
+
 class Seat:
     """One rank's place in a `Loopback`, for what asks who it is; exchanges are driven by `Loopback.run`."""
 
     def __init__(self, net: Loopback, rank: int) -> None:
         self._net, self._rank = net, rank
 
-    def peers(self, axis: str) -> int:
-        """How many ranks the axis has."""
-        return len(self._net.group(self._rank, axis))
+    @property
+    def nodes(self) -> list[list[int]]:
+        """Who shares a node with whom."""
+        return self._net.groups(NODE)
 
-    def rank(self, axis: str) -> int:
+    def open(self, stages: Mapping[str, int]) -> None:
+        """Nothing to do."""
+
+    def ranks(self, axis: str) -> list[int]:
+        """Who shares the axis with this rank."""
+        return self._net.group(self._rank, axis)
+
+    def place(self, axis: str) -> Place:
         """This rank's place on the axis."""
-        return self._net.group(self._rank, axis).index(self._rank)
+        ranks = self.ranks(axis)
+        return Place(ranks.index(self._rank), len(ranks))
 
-    def post(self, request: Mean | Gather, stage: int, slot: str) -> Posted:
+    def post(self, request: Collective, stage: int, slot: str) -> Posted:
         """Not possible here: a rank alone cannot drive the others."""
         raise RuntimeError("a loopback answers all ranks at once: drive the exchanges with Loopback.run")

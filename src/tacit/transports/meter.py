@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from tacit.contracts import Gather, Mean, Request
-from tacit.transports.wire import ring_gather, ring_mean
+from tacit.contracts import Collect, Collective, Deal, Gather, Mean, Place, Request, Scatter
+from tacit.transports.wire import ring_bytes
 
 T = TypeVar("T")
 
@@ -37,24 +38,36 @@ class Bill:
 
     Attributes:
         sent: bytes that this rank sends, by axis.
-        stages: how many times the exchange speaks.
+        stages: how many times the exchange speaks, by axis.
     """
 
-    sent: dict[str, int]
-    stages: int
+    sent: Counter[str] = field(default_factory=Counter)
+    stages: Counter[str] = field(default_factory=Counter)
 
 
-def rehearse(exchange: Generator[Request, Any, T], peers: int) -> tuple[T, Bill]:
-    """Drive an exchange over meta tensors among `peers` ranks; its result, and what it costs."""
-    bill = Bill({}, 0)
+def rehearse(exchange: Generator[Request, Any, T], place: Callable[[str], Place]) -> tuple[T, Bill]:
+    """Drive an exchange over meta tensors at this place on each axis; its result, and what it costs."""
+    bill = Bill()
     answer: Any = None
     while True:
         try:
             request = exchange.send(answer)
         except StopIteration as end:
             return end.value, bill
-        assert isinstance(request, Mean | Gather), f"a {type(request).__name__} reached the meter"
-        bill.stages += 1
-        formula = ring_mean if isinstance(request, Mean) else ring_gather
-        bill.sent[request.axis] = bill.sent.get(request.axis, 0) + formula(request.payload, peers)
-        answer = request.payload if isinstance(request, Mean) else [request.payload] * peers
+        assert isinstance(request, Collective), f"a {type(request).__name__} reached the meter"
+        here = place(request.axis)
+        bill.stages[request.axis] += 1
+        bill.sent[request.axis] += ring_bytes(request, here)
+        answer = _as_if(request, here)
+
+
+def _as_if(request: Collective, here: Place) -> Any:
+    match request:
+        case Mean(payload):
+            return payload
+        case Gather(payload):
+            return [payload] * here.peers
+        case Scatter(x) | Collect(x):
+            return x
+        case Deal(payloads):
+            return [payloads[here.rank]] * here.peers

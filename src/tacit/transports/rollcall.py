@@ -14,7 +14,7 @@ from tacit.errors import PeerLost
 
 POLL_SECONDS = 1.0
 """How often each rank looks whether somebody raised the alarm: one small message to the store."""
-GRACE_SECONDS = 3.0
+GRACE_SECONDS = 5.0
 """How long a rank may take to answer the roll call."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tacit.contracts import Payload
+from tacit.contracts import Collect, Collective, Deal, Gather, Mean, Payload, Place, Scatter
 
 
 def nbytes(payload: Payload) -> int:
@@ -45,7 +45,7 @@ BLOCK = 1 << 18
 """Elements divided and added up at a time: they stay in the second-level cache between the two."""
 
 
-def divide_(flat: Tensor, by: int, total: Tensor | None) -> None:
+def divide_(flat: Tensor, by: float, total: Tensor | None) -> None:
     """Divide in place; where `total` (one element) is given, add the sum of the quotients to it."""
     if total is None:
         flat.div_(by)
@@ -58,14 +58,26 @@ def divide_(flat: Tensor, by: int, total: Tensor | None) -> None:
         total.add_(block.sum())
 
 
-def ring_mean(payload: Payload, peers: int) -> int:
-    """Bytes that each rank sends in a ring all-reduce: 2 (P - 1) / P of the payload, rounded up."""
-    return -(-2 * (peers - 1) * nbytes(payload) // peers)
+def ring_bytes(request: Collective, place: Place) -> int:
+    """Bytes that this rank sends, by the formulas of ring collectives, rounded up.
 
-
-def ring_gather(payload: Payload, peers: int) -> int:
-    """Bytes that each rank sends in a ring all-gather: P - 1 payloads."""
-    return (peers - 1) * nbytes(payload)
+    With P peers and a payload of n bytes: all-reduce 2 (P - 1) / P x n, all-gather (P - 1) x n. In a
+    reduce-scatter a rank sends all stretches but its own, in its collect its own to all others; in an
+    all-to-all each peer its payload.
+    """
+    peers = place.peers
+    match request:
+        case Mean(payload):
+            return -(-2 * (peers - 1) * nbytes(payload) // peers)
+        case Gather(payload):
+            return (peers - 1) * nbytes(payload)
+        case Scatter(x, spans) | Collect(x, spans):
+            start, stop = spans[place.rank]
+            mine = stop - start
+            count = x.numel() - mine if isinstance(request, Scatter) else (peers - 1) * mine
+            return count * x.element_size()
+        case Deal(payloads):
+            return sum(nbytes(payload) for i, payload in enumerate(payloads) if i != place.rank)
 
 
 def empty_message(like: Payload, copies: int = 1) -> Tensor:

@@ -1,0 +1,307 @@
+"""A strategy at work on named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.compressors.dense import Dense
+from tacit.contracts import Memory, Outcome, Request, Transport
+from tacit.engine import Job, Lane, drive
+from tacit.errors import NonFinite, RoundError
+from tacit.exchanges import say
+from tacit.lots import Kept, Lot, Policy, exempting
+from tacit.session.holdings import Ground, Holdings
+from tacit.session.tally import Tally
+from tacit.strategy import Strategy
+from tacit.transports.meter import Bill
+from tacit.transports.wire import divide_
+
+SCALER_HINT = ". With a GradScaler, write attach(..., scaler=scaler): such a step is then passed over"
+
+
+class Session:
+    """A strategy at work on named tensors.
+
+    State is made eagerly, by rehearsing one exchange of every lot on meta tensors. A round exchanges every
+    lot once; the new states replace the old ones only when all lots have landed, so that a round that fails
+    leaves no trace.
+
+    Args:
+        strategy: what to do.
+        named: the trainable parameters, by name.
+        transport: answers the wishes.
+        names: the lots: which parameters travel together, in which order.
+        policy: chooses each parameter's compressor; None: the strategy's, and dense for parameters of fewer
+            than two dimensions where the compressor exempts them.
+        lr: reads the present learning rate.
+        memory: what the rounds need to know of the training.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        named: Mapping[str, Tensor],
+        transport: Transport,
+        names: Sequence[Sequence[str]],
+        policy: Policy | None = None,
+        lr: Callable[[], float] = lambda: 0.0,
+        memory: Memory | None = None,
+    ) -> None:
+        self.strategy = strategy
+        self.step = 0
+        self.round = 0
+        self.failure: BaseException | None = None
+        self.scale: Callable[[], float] | None = None
+        """Reads the factor on all gradients, where a GradScaler puts one: what is not finite then makes the
+        round void on all ranks, where without it it is an error."""
+        self.void = False
+        """Whether the last round was void: all lots have landed, and no state was kept."""
+        self._overflow = False
+        self.explain: Callable[[BaseException], BaseException] = lambda error: error
+        self.tell: Callable[[BaseException], None] = lambda error: None
+        """Called with an error that all ranks of the scope know of, and no others."""
+        self.tally = Tally()
+        self.memory: Memory = memory or {}
+        self.transport = transport
+        self._lr = lr
+        self._lane: Lane | None = None
+        self._outcomes: dict[int, Outcome] = {}
+        self._ground = Ground(
+            strategy.topology, transport, dict(named), policy or exempting(strategy.compressor)
+        )
+        self._holdings = Holdings(self._ground, names)
+
+    # ---- lots and their states ------------------------------------------------------------------------
+
+    @property
+    def lots(self) -> list[Lot]:
+        """Which parameters travel together."""
+        return self._holdings.lots
+
+    @property
+    def bills(self) -> list[Bill]:
+        """What a round of each lot costs on this rank."""
+        return self._holdings.bills
+
+    @property
+    def ranks(self) -> list[int]:
+        """The replicas that agree in a round."""
+        return self._ground.ranks
+
+    @property
+    def by_node(self) -> bool:
+        """Whether the ranks of a node share out what crosses between nodes."""
+        return self._ground.by_node
+
+    @property
+    def stages(self) -> dict[str, int]:
+        """How many times the longest exchange speaks on each axis; see `Holdings.stages`."""
+        return self._holdings.stages
+
+    def recut(self, names: Sequence[Sequence[str]], carry: bool = True) -> None:
+        """Travel in these lots from now on; state follows its parameters. Not during a round.
+
+        A collective call where ranks share the lots out: what a rank keeps may now be another's. Not one
+        without `carry`: then all state is as it is at first.
+        """
+        before = self.whole_state() if carry else {}
+        self._holdings = Holdings(self._ground, names)
+        self.transport.open(self.stages)
+        self.restore({key: kept.tensor for key, kept in before.items()})
+
+    def named_state(self) -> dict[tuple[str, str], Kept]:
+        """All state that this rank keeps, by (parameter, field)."""
+        return self._holdings.named_state()
+
+    def widths(self) -> dict[tuple[str, str], tuple[bool, int]]:
+        """Of each (parameter, field) whether all ranks keep it in common, and its number of elements."""
+        return self._holdings.widths()
+
+    def gathered(self) -> Generator[Request, Any, dict[tuple[str, str], Kept]]:
+        """All state of this rank's node, put together from what its ranks keep; see `Holdings.gathered`."""
+        return self._holdings.gathered()
+
+    def whole_state(self) -> dict[tuple[str, str], Kept]:
+        """See `gathered`. A collective call where ranks share the lots out."""
+        return drive(self.gathered(), self.transport)
+
+    def restore(self, whole: Mapping[tuple[str, str], Tensor]) -> None:
+        """Take what is this rank's of the state that `gathered` gave, here or in another run."""
+        self._holdings.restore(whole)
+
+    # ---- one exchange ---------------------------------------------------------------------------------
+
+    def open(self, i: int, x: Tensor) -> Generator[Request, Any, Outcome]:
+        """The exchange of lot `i`; its mean overwrites `x`, which is flat.
+
+        Raises:
+            NonFinite: `x` holds NaN or infinity on some rank, and there is no `scale`; raised on all of them,
+                naming the parameter and the rank.
+        """
+        lot, word, me = self.lots[i], self._holdings.words[i], self._ground.me
+        scale = self._scale_of(lot)
+        word.zero_()
+        total = None
+        if lot.compressor.swallows:
+            word[me] = self._first_broken(lot, x, scale)
+        else:
+            total = torch.zeros(())
+            if scale != 1.0:
+                x.div_(scale)
+        moment = {"step": self.step, "round": self.round, "lr": self._lr()}
+        outcome = yield from self._holdings.talk(i, x, total, **moment)
+        if scale != 1.0:
+            x.mul_(scale)
+        if total is None:
+            self._check(lot, word)
+        elif not _finite(outcome.mean):
+            if self.scale is not None:  # the mean is equal on all ranks, so all of them see it
+                self._overflow = True
+                return outcome
+            word[me] = 0.0 if bool(total.isfinite()) else 1.0
+            yield from say(word, self.strategy.topology.scope)
+            self._check_mean(lot, outcome.mean, word)
+        return outcome
+
+    def _scale_of(self, lot: Lot) -> float:
+        """What to divide a gradient by: residuals outlive the scaler's factor, and norms are not those of it.
+
+        1 for a plain mean, which is as well taken of scaled gradients.
+        """
+        return 1.0 if self.scale is None or isinstance(lot.compressor, Dense) else self.scale()
+
+    def _first_broken(self, lot: Lot, x: Tensor, scale: float) -> int:
+        """Divide `x`; 0 where it is finite, else 1 + the place in the lot of the first parameter that is not.
+
+        Where a round can be void, `x` then becomes zeros, which no compressor minds.
+        """
+        total = torch.zeros(())
+        divide_(x, scale, total)
+        if bool(total.isfinite()) or _finite(x):
+            return 0
+        broken = [_finite(x[slot.start : slot.stop]) for slot in lot.slots].index(False)
+        if self.scale is not None:
+            x.zero_()
+        return 1 + broken
+
+    def _check(self, lot: Lot, word: Tensor) -> None:
+        if not bool(word.any()):
+            return
+        if self.scale is not None:
+            self._overflow = True
+            return
+        found = [
+            (rank, round(float(w) * len(word)) - 1) for rank, w in zip(self.ranks, word, strict=True) if w > 0
+        ]
+        where = ", ".join(f"{lot.slots[slot].name} on rank {rank}" for rank, slot in found)
+        raise self._nonfinite(where)
+
+    def _check_mean(self, lot: Lot, mean: Tensor, word: Tensor) -> None:
+        names = [slot.name for slot in lot.slots if not _finite(mean[slot.start : slot.stop])]
+        ranks = [str(rank) for rank, w in zip(self.ranks, word, strict=True) if w > 0]
+        where = f"on rank {', '.join(ranks)}" if ranks else "summed over the ranks, each of which is finite"
+        raise self._nonfinite(f"{', '.join(names)} {where}")
+
+    def _nonfinite(self, where: str) -> NonFinite:
+        gradient = self.strategy.subject == "gradient"
+        what, hint = ("the gradient of", SCALER_HINT) if gradient else ("the parameter", "")
+        return NonFinite(
+            f"NaN or infinity in {what} {where}, in step {self.step}: no rank has applied anything of this "
+            f"step. Lower the learning rate, clip the gradient, or look at the batch{hint}"
+        )
+
+    # ---- rounds ---------------------------------------------------------------------------------------
+
+    def submit(self, i: int, x: Tensor, landed: Callable[[], None]) -> None:
+        """Exchange lot `i` in the lane; `landed` is called there, also after a failure."""
+        if self._lane is None:
+            self._lane = Lane(self.transport, self._explained, self.strategy.name)
+        self.tally.begun()
+
+        def land(outcome: Outcome) -> None:
+            self.land(i, outcome)
+            landed()
+
+        def fail(error: BaseException) -> None:
+            self.failure = error
+            landed()
+
+        lot = self.lots[i]
+        self._lane.submit(Job(lot.name, lambda: self.open(i, x), land, fail, lot.compressor.light))
+
+    def waiting(self) -> None:
+        """Say that training waits for the round from now on: until then it was hidden."""
+        self.tally.waiting()
+
+    def land(self, i: int, outcome: Outcome) -> None:
+        """Note that lot `i` has landed; the last one commits the round, unless it is void."""
+        self._outcomes[i] = outcome
+        if len(self._outcomes) < len(self.lots):
+            return
+        self.void, self._overflow = self._overflow, False
+        if not self.void:
+            self._holdings.commit(self._outcomes)
+        self._outcomes.clear()
+        sent = sum(sum(bill.sent.values()) for bill in self.bills)
+        self.tally.ended(self.round, self.step, sent, self.void)
+        self.round += 1
+
+    def discard(self) -> None:
+        """Forget what has landed of an unfinished round."""
+        self._outcomes.clear()
+        self._overflow = False
+        self.tally.forget()
+
+    def _explained(self, error: BaseException) -> BaseException:
+        if not isinstance(error, RoundError):
+            return self.explain(error)
+        self.tell(error)
+        return error
+
+    def flush(self) -> None:
+        """Wait until nothing is under way.
+
+        Raises:
+            RoundError: the round under way failed, or an earlier one did.
+        """
+        if self._lane is not None:
+            self._lane.flush()
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None:
+        """Drain and end the lane."""
+        if self._lane is not None:
+            self._lane.close()
+            self._lane = None
+
+    @property
+    def active_path(self) -> str:
+        """What is really at work."""
+        kinds = sorted({repr(lot.compressor) for lot in self.lots}, key=len)
+        return f"{len(self.lots)} lots, {kinds[0]}, {self.strategy.topology}"
+
+    def metrics(self) -> dict[str, float]:
+        """The session in numbers.
+
+        `steps`; `rounds`; `void_rounds`, of these, that came to nothing as a scaled gradient overflowed;
+        `bytes_out`, sent by this rank by the collectives' formulas; `exchange_seconds`, with a round under
+        way; `exposed_seconds`, of these, with training waiting; `compute_share`, the share of the time
+        between rounds that was not spent waiting; `compression`, dense bytes over sent bytes.
+        """
+        peers = len(self.ranks)
+        dense = sum(lot.numel * lot.dtype.itemsize for lot in self.lots)
+        return self.tally.metrics(self.step, 2 * (peers - 1) / peers * dense)
+
+
+def _finite(x: Tensor) -> bool:
+    """Whether all entries are finite: one pass that reads; a second one only if the sum is not."""
+    return x.is_meta or bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())

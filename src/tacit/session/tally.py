@@ -1,0 +1,127 @@
+"""What rounds cost: bytes, seconds, and how many of these training has waited."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What one round cost on this rank.
+
+    Attributes:
+        bytes_out: sent by this rank, by the formulas of the collectives.
+        seconds: from the first lot's start to the last one's landing.
+        exposed_seconds: of these, how long the training waited.
+        apart_seconds: since the round before; None for the first.
+        void: whether a gradient was not finite, so that nothing was kept of the round.
+    """
+
+    round: int
+    step: int
+    bytes_out: int
+    seconds: float
+    exposed_seconds: float
+    apart_seconds: float | None
+    void: bool = False
+
+
+@dataclass
+class Totals:
+    """Sums over all rounds of a session."""
+
+    rounds: int = 0
+    void_rounds: int = 0
+    bytes_out: int = 0
+    seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    apart_seconds: float = 0.0
+    exposed_when_apart: float = 0.0
+
+
+class Tally:
+    """Takes the time of rounds, and adds up.
+
+    Attributes:
+        records: the last thousand rounds.
+    """
+
+    def __init__(self) -> None:
+        self.records: deque[RoundRecord] = deque(maxlen=1000)
+        self.totals = Totals()
+        self._first: float | None = None
+        self._waiting: float | None = None
+        self._last_end: float | None = None
+
+    def begun(self) -> None:
+        """A lot of a round is on its way."""
+        if self._first is None:
+            self._first = time.perf_counter()
+
+    def waiting(self) -> None:
+        """Training waits from now on."""
+        self._waiting = time.perf_counter()
+
+    def forget(self) -> None:
+        """The round that has begun will not end."""
+        self._first = self._waiting = None
+
+    def ended(self, round: int, step: int, bytes_out: int, void: bool) -> None:
+        """All lots have landed."""
+        now = time.perf_counter()
+        record = RoundRecord(
+            round=round,
+            step=step,
+            bytes_out=bytes_out,
+            seconds=now - self._first if self._first is not None else 0.0,
+            exposed_seconds=now - self._waiting if self._waiting is not None else 0.0,
+            apart_seconds=now - self._last_end if self._last_end is not None else None,
+            void=void,
+        )
+        self._first, self._waiting, self._last_end = None, None, now
+        self.records.append(record)
+        self._add(record)
+
+    def _add(self, record: RoundRecord) -> None:
+        totals = self.totals
+        totals.rounds += 1
+        totals.void_rounds += record.void
+        totals.bytes_out += record.bytes_out
+        totals.seconds += record.seconds
+        totals.exposed_seconds += record.exposed_seconds
+        if record.apart_seconds is not None:
+            totals.apart_seconds += record.apart_seconds
+            totals.exposed_when_apart += record.exposed_seconds
+
+    def metrics(self, steps: int, dense_bytes: float) -> dict[str, float]:
+        """The numbers of `Session.metrics`.
+
+        `dense_bytes`: what a rank would send in a round, were nothing compressed.
+        """
+        totals = self.totals
+        share = totals.exposed_when_apart / totals.apart_seconds if totals.apart_seconds else 0.0
+        dense = dense_bytes * totals.rounds
+        return {
+            "steps": steps,
+            "rounds": totals.rounds,
+            "void_rounds": totals.void_rounds,
+            "bytes_out": totals.bytes_out,
+            "exchange_seconds": totals.seconds,
+            "exposed_seconds": totals.exposed_seconds,
+            "compute_share": 1.0 - share,
+            "compression": dense / totals.bytes_out if totals.bytes_out else 1.0,
+        }
+
+
+def joined(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of several levels as one: sums, and each level's own rounds and bytes."""
+    total: dict[str, float] = {"steps": levels[0]["steps"]}
+    for key in ("rounds", "void_rounds", "bytes_out", "exchange_seconds", "exposed_seconds"):
+        total[key] = sum(level[key] for level in levels)
+    total["compute_share"] = max(0.0, 1.0 - sum(1.0 - level["compute_share"] for level in levels))
+    for i, level in enumerate(levels):
+        total |= {f"{key}_{i}": level[key] for key in ("rounds", "bytes_out")}
+    return total

@@ -1,0 +1,137 @@
+"""Two phases on a loopback: equal on all ranks, bytes that stop growing, and nothing that is lost."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tacit.compressors import BF16, Dense, ErrorFeedback, PowerSGD, Sign, TopK
+from tacit.contracts import WORLD, Compressor
+from tacit.session import Session
+from tacit.strategy import Strategy
+from tacit.topologies import TwoPhase
+from tacit.topologies.two_phase import SECOND
+from tacit.transports.loopback import Loopback, Seat
+
+NAMED = {"a": torch.zeros(100, 70), "b": torch.zeros(70), "c": torch.zeros(41, 50)}
+LOTS = [["c", "b", "a"]]
+WEIGHTS = {"a": 7000, "c": 2050}
+ONCE = {"sign": ErrorFeedback(Sign()), "topk": ErrorFeedback(TopK(ratio=0.1)), "all": TopK(ratio=1.0)}
+
+
+class Group:
+    def __init__(self, compressor: Compressor, peers: int, lots: list[list[str]] = LOTS) -> None:
+        self.net = Loopback(peers)
+        self.strategy = Strategy(compressor=compressor, topology=TwoPhase())
+        self.sessions = [Session(self.strategy, NAMED, Seat(self.net, rank), lots) for rank in range(peers)]
+
+    def round(self, seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The true mean and the one that was agreed on, by parameter."""
+        generator = torch.Generator().manual_seed(seed)
+        true, agreed = {}, {}
+        for i, lot in enumerate(self.sessions[0].lots):
+            xs = [torch.randn(lot.numel, generator=generator) for _ in self.sessions]
+            mean = torch.stack(xs).mean(0)
+            done = self.net.run([s.open(i, x) for s, x in zip(self.sessions, xs, strict=True)])
+            for session, outcome in zip(self.sessions, done, strict=True):
+                session.land(i, outcome)
+            assert all(torch.equal(x, xs[0]) for x in xs)
+            for slot in lot.slots:
+                true[slot.name] = mean[slot.start : slot.stop]
+                agreed[slot.name] = xs[0][slot.start : slot.stop].clone()
+        return true, agreed
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("name", ONCE)
+def test_nothing_is_lost_on_either_side(name: str, peers: int) -> None:
+    group = Group(ONCE[name], peers)
+    true = {parameter: torch.zeros(n) for parameter, n in WEIGHTS.items()}
+    told = {parameter: torch.zeros(n) for parameter, n in WEIGHTS.items()}
+    for seed in range(4):
+        mean, agreed = group.round(seed)
+        for parameter in WEIGHTS:
+            true[parameter] += mean[parameter]
+            told[parameter] += agreed[parameter]
+        torch.testing.assert_close(agreed["b"], mean["b"])
+    for session in group.sessions:
+        for (parameter, field), kept in session.named_state().items():
+            if parameter in WEIGHTS:
+                share = 1.0 if field == SECOND else 1 / peers
+                told[parameter][kept.start : kept.start + kept.tensor.numel()] += kept.tensor * share
+    for parameter in WEIGHTS:
+        torch.testing.assert_close(told[parameter], true[parameter], atol=1e-3, rtol=1e-4)
+
+
+def test_the_second_side_owes_for_every_entry_once() -> None:
+    group = Group(ONCE["sign"], 4)
+    for seed in range(2):
+        group.round(seed)
+    covered = {parameter: torch.zeros(p.numel()) for parameter, p in NAMED.items()}
+    for session in group.sessions:
+        for (parameter, field), kept in session.named_state().items():
+            if field == SECOND:
+                covered[parameter][kept.start : kept.start + kept.tensor.numel()] += 1
+                assert parameter == "b" or float(kept.tensor.abs().max()) > 0
+    assert all(torch.equal(count, torch.ones_like(count)) for count in covered.values())
+
+
+def bytes_of(peers: int, numel: int = 1 << 18) -> int:
+    session = Session(
+        Strategy(compressor=Sign(), topology=TwoPhase()),
+        {"w": torch.zeros(512, numel // 512)},
+        Seat(Loopback(peers), 0),
+        [["w"]],
+    )
+    word = (peers - 1) * 4 * peers
+    return session.bills[0].sent[WORLD] - word
+
+
+def test_bytes_grow_as_those_of_a_dense_ring() -> None:
+    for peers in (2, 4, 8, 16):
+        stretch = (1 << 18) // peers // 8 + 4  # a bit an entry, and a magnitude
+        assert bytes_of(peers) == 2 * (peers - 1) * stretch
+    # 2 (P - 1) / P of a payload: a quarter more from 4 ranks to 16, but for the magnitudes.
+    assert 1.25 <= bytes_of(16) / bytes_of(4) < 1.26
+
+
+def test_the_bill_is_what_is_sent() -> None:
+    for peers in (2, 3, 4):
+        group = Group(ONCE["topk"], peers)
+        group.round(0)
+        assert group.net.sent == [sum(s.bills[0].sent.values()) for s in group.sessions]
+
+
+@pytest.mark.parametrize("compressor", [Dense(), BF16(), ErrorFeedback(PowerSGD(rank=1))])
+def test_what_adds_up_goes_as_it_would(compressor: Compressor) -> None:
+    group = Group(compressor, 3)
+    assert all(SECOND not in {field for _, field in s.named_state()} for s in group.sessions)
+    group.round(0)
+
+
+def test_a_tensor_too_small_to_share_goes_to_all() -> None:
+    group = Group(ErrorFeedback(Sign()), 3, [["b", "c"], ["a"]])
+    kept = {parameter for s in group.sessions for parameter, field in s.named_state() if field == SECOND}
+    assert kept == {"a", "b", "c"}
+    group = Group(ErrorFeedback(Sign()), 7, [["b", "c"], ["a"]])
+    kept = {parameter for s in group.sessions for parameter, field in s.named_state() if field == SECOND}
+    assert kept == {"a"}
+    group.round(0)
+
+
+def test_what_the_second_side_owed_stays_owed_when_lots_become_too_small() -> None:
+    group = Group(ONCE["sign"], 3, [["c", "b", "a"]])
+    group.round(0)
+    before = group.net.run([session.gathered() for session in group.sessions])
+    for session, whole in zip(group.sessions, before, strict=True):
+        session.recut([["b", "c"], ["a"]], carry=False)
+        session.restore({key: kept.tensor for key, kept in whole.items()})
+    kept = {parameter for s in group.sessions for parameter, field in s.named_state() if field == SECOND}
+    assert kept == {"a", "b", "c"}
+    for session in group.sessions:
+        session.recut([["b"], ["c"], ["a"]], carry=False)
+    small = Group(ONCE["sign"], 7, [["b", "c"], ["a"]])
+    owed = {name: before[0][name, SECOND].tensor for name in WEIGHTS}
+    for session in small.sessions:
+        session.restore({(name, SECOND): tensor for name, tensor in owed.items()})
+        assert torch.equal(session.named_state()["c", "residual"].tensor, owed["c"])
+        assert not session.named_state()["a", "residual"].tensor.any()
