@@ -24,7 +24,7 @@ class Ended:
 def ranks(
     script: str, world: int, *arguments: str, seconds: float = 90, lost: int | None = None
 ) -> list[Ended]:
-    """Run `script` (in this folder) on `world` ranks; this process hosts their store, as launchers do.
+    """Run `script` (in this folder) on `world` ranks, as if on nodes of two; this process hosts their store.
 
     The rank `lost` is not waited for: it is killed when the others have ended.
     """
@@ -41,7 +41,7 @@ def ranks(
     processes = [
         subprocess.Popen(
             [sys.executable, str(HERE / script), *arguments],
-            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)},
+            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "GROUP_RANK": str(rank // 2)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -73,3 +73,11 @@ def _ended(process: subprocess.Popen[str], seconds: float) -> Ended:
         text = f"(still running after {seconds} s)\n{text}"
     said = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     return Ended(process.returncode, said, text)
+
+
+def assert_passed(name: str, ended: list[Ended]) -> None:
+    """Hold that the check of this name passed on every rank of a launch of `replicas.Checks`."""
+    for rank, each in enumerate(ended):
+        said = {entry["check"]: entry["error"] for entry in each.said}
+        assert name in said, f"rank {rank} did not get there:\n{each.text[-3000:]}"
+        assert said[name] is None, f"rank {rank}:\n{said[name]}"

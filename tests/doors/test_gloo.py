@@ -2,22 +2,19 @@
 
 import pytest
 from checks import CHECKS
-from launching import Ended, ranks
+from launching import Ended, assert_passed, ranks
 
 WORLD = 4
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
-    return ranks("checks.py", WORLD, str(tmp_path_factory.mktemp("checkpoints")))
+    return ranks("checks.py", WORLD, str(tmp_path_factory.mktemp("checkpoints")), seconds=240)
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_on_gloo(name: str, ended: list[Ended]) -> None:
-    for rank in range(WORLD):
-        said = {entry["check"]: entry["error"] for entry in ended[rank].said}
-        assert name in said, f"rank {rank} did not get there:\n{ended[rank].text[-3000:]}"
-        assert said[name] is None, f"rank {rank}:\n{said[name]}"
+    assert_passed(name, ended)
 
 
 def test_the_ranks_end_well(ended: list[Ended]) -> None:

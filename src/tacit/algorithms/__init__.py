@@ -7,23 +7,49 @@ from dataclasses import replace
 
 from tacit.algorithms.bf16 import bf16
 from tacit.algorithms.ddp import ddp, dense
+from tacit.algorithms.dgc import dgc
+from tacit.algorithms.ednncomm import ednncomm
+from tacit.algorithms.efsign import efsign
+from tacit.algorithms.fp8 import fp8
+from tacit.algorithms.fp16 import fp16
+from tacit.algorithms.int8 import int8
 from tacit.algorithms.localsgd import localsgd
+from tacit.algorithms.natural import natural
+from tacit.algorithms.onebit import onebit
 from tacit.algorithms.powersgd import powersgd
+from tacit.algorithms.qsgd import qsgd
 from tacit.algorithms.randomk import randomk
 from tacit.algorithms.sign import sign
+from tacit.algorithms.signsgd import signsgd
+from tacit.algorithms.stc import stc
+from tacit.algorithms.terngrad import terngrad
+from tacit.algorithms.threshold import threshold
 from tacit.algorithms.topk import topk
 from tacit.errors import ConfigError, unknown
-from tacit.strategy import Strategy, split_text, typed
+from tacit.strategy import AnyStrategy, split_text, typed
 
-ALGORITHMS: dict[str, Callable[..., Strategy]] = {
+ALGORITHMS: dict[str, Callable[..., AnyStrategy]] = {
     "ddp": ddp,
     "dense": dense,
     "bf16": bf16,
+    "fp16": fp16,
+    "fp8": fp8,
+    "int8": int8,
     "sign": sign,
+    "efsign": efsign,
+    "onebit": onebit,
+    "signsgd": signsgd,
+    "qsgd": qsgd,
+    "terngrad": terngrad,
+    "natural": natural,
     "topk": topk,
+    "dgc": dgc,
     "randomk": randomk,
+    "threshold": threshold,
+    "stc": stc,
     "powersgd": powersgd,
     "localsgd": localsgd,
+    "ednncomm": ednncomm,
 }
 """Name -> the function that makes the strategy; its typed parameters are the algorithm's."""
 
@@ -33,7 +59,7 @@ def known() -> list[str]:
     return list(ALGORITHMS)
 
 
-def parse(text: str) -> Strategy:
+def parse(text: str) -> AnyStrategy:
     """The strategy of a text such as `"topk:ratio=0.01"`.
 
     Raises:

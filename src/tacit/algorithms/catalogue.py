@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import types
 import typing
 from dataclasses import dataclass
 from inspect import Parameter as Declared
 from typing import Any, Literal, TypeAlias
 
 from tacit.algorithms import ALGORITHMS
-from tacit.strategy import parameters
+from tacit.strategy import alternatives, parameters
 
-Family: TypeAlias = Literal["synchronous", "quantization", "sparsification", "low rank", "periodic"]
+Family: TypeAlias = Literal[
+    "synchronous", "quantization", "sparsification", "low rank", "periodic", "hierarchical"
+]
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,60 @@ ENTRIES: dict[str, Entry] = {
     "ddp": Entry("synchronous", _SURVEY, False, "nothing: PyTorch's own DDP, the baseline"),
     "dense": Entry("synchronous", _SURVEY, False, "nothing in the result: DDP's exchange, made by tacit"),
     "bf16": Entry("quantization", _SURVEY, True, "gradients travel as bfloat16: half the bytes"),
+    "fp16": Entry("quantization", _SURVEY, True, "gradients travel in half precision: half the bytes"),
+    "fp8": Entry(
+        "quantization",
+        "FP8 formats: Micikevicius et al. 2022, arXiv 2209.05433",
+        True,
+        "a byte an entry, in 8-bit floating point; the rest is owed (error feedback)",
+    ),
+    "int8": Entry(
+        "quantization",
+        "after Dettmers 2016, arXiv 1511.04561",
+        True,
+        "a byte an entry, in equal steps of a block's range; the rest is owed (error feedback)",
+    ),
     "sign": Entry(
         "quantization",
         "EF-signSGD: Karimireddy et al. 2019, arXiv 1901.09847",
         True,
         "one bit an entry and one magnitude; the rest is owed (error feedback)",
+    ),
+    "efsign": Entry(
+        "quantization",
+        "dist-EF-blockSGD: Zheng et al. 2019, arXiv 1905.10936",
+        True,
+        "one bit an entry and a magnitude for each 512; the rest is owed (error feedback)",
+    ),
+    "onebit": Entry(
+        "quantization",
+        "1-bit SGD: Seide et al. 2014, doi 10.21437/Interspeech.2014-274",
+        True,
+        "one bit an entry, and two means for each 512; the rest is owed (error feedback)",
+    ),
+    "signsgd": Entry(
+        "quantization",
+        "Bernstein et al. 2018, arXiv 1802.04434",
+        True,
+        "ranks vote on the sign of every entry; each moves by lr, so lr must be small",
+    ),
+    "qsgd": Entry(
+        "quantization",
+        "QSGD: Alistarh et al. 2017, arXiv 1610.02132",
+        True,
+        "a few levels an entry, rounded by lot so that the mean is right; nothing is owed",
+    ),
+    "terngrad": Entry(
+        "quantization",
+        "TernGrad: Wen et al. 2017, arXiv 1705.07878",
+        True,
+        "plus, minus or nothing, by lot; nothing is owed",
+    ),
+    "natural": Entry(
+        "quantization",
+        "Natural compression: Horvath et al. 2022, arXiv 1905.10988",
+        True,
+        "sign and a power of two for each entry, by lot: 9 bits; nothing is owed",
     ),
     "topk": Entry(
         "sparsification",
@@ -59,11 +109,29 @@ ENTRIES: dict[str, Entry] = {
         True,
         "only the largest entries travel; the rest is owed (error feedback)",
     ),
+    "dgc": Entry(
+        "sparsification",
+        "DGC: Lin et al. 2018, arXiv 1712.01887",
+        True,
+        "only the largest entries of the accumulated momentum travel; the optimizer's is taken over",
+    ),
     "randomk": Entry(
         "sparsification",
         "Stich et al. 2018, arXiv 1809.07599",
         True,
         "only entries drawn by lot travel, the same on all ranks; the rest is owed (error feedback)",
+    ),
+    "threshold": Entry(
+        "sparsification",
+        "Strom, Interspeech 2015",
+        True,
+        "entries that reach a threshold travel as plus or minus it; the rest is owed (error feedback)",
+    ),
+    "stc": Entry(
+        "sparsification",
+        "STC: Sattler et al. 2019, arXiv 1903.02891",
+        True,
+        "only the largest entries travel, as signs with one magnitude; the rest is owed (error feedback)",
     ),
     "powersgd": Entry(
         "low rank",
@@ -76,6 +144,12 @@ ENTRIES: dict[str, Entry] = {
         "Stich 2019, arXiv 1805.09767",
         False,
         "no gradient travels; the replicas are averaged every few steps",
+    ),
+    "ednncomm": Entry(
+        "hierarchical",
+        "eDNNcomm: Moreno-Alvarez et al. 2023, doi 10.1109/TNNLS.2023.3309735",
+        False,
+        "gradients are averaged inside each node; between nodes, the parameters, once an epoch",
     ),
 }
 """Name -> facts; a test holds it to the table of algorithms."""
@@ -93,8 +167,8 @@ def parameters_of(name: str) -> list[Parameter]:
 
 def _written(kind: Any) -> str:
     """A type as it is written: `int`, `float | None`, or the words that may stand there."""
-    if isinstance(kind, types.UnionType):
-        return " | ".join(_written(each) for each in kind.__args__)
+    if len(alternatives(kind)) > 1:
+        return " | ".join(_written(each) for each in alternatives(kind))
     if typing.get_origin(kind) is Literal:
         return " | ".join(repr(each) for each in kind.__args__)
     return "None" if kind is type(None) else str(kind.__name__)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -13,20 +14,26 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.amp import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit.algorithms import parse
-from tacit.contracts import WORLD
-from tacit.doors import footprint, state
-from tacit.doors.ddp import GradientDoor, Switchboard, no_exchange, plain_mean
-from tacit.doors.optimizer import OwnBuffers, ProgressDoor
+from tacit.contracts import WORLD, Memory
+from tacit.doors import footprint, live, momentum, state
+from tacit.doors.ddp import Switchboard, no_exchange, plain_mean
+from tacit.doors.level import Level, own_timeout
+from tacit.doors.nodes import read_nodes
+from tacit.doors.optimizer import OwnBuffers
+from tacit.doors.scaling import ScaledSteps, agreed_on, at_work
+from tacit.doors.trainable import StillTrained, trainable
 from tacit.errors import AttachError, ConfigError, PeerLost
-from tacit.lots import Policy, cut
-from tacit.session import Session
-from tacit.strategy import Strategy
+from tacit.lots import Policy
+from tacit.session import Session, joined
+from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.rollcall import RollCall
-from tacit.transports.torch import TorchTransport, abort
+from tacit.transports.torch import abort
 
 VARIABLE = "TACIT_ALGORITHM"
 
@@ -34,7 +41,7 @@ _ATTACHED: WeakKeyDictionary[DistributedDataParallel, Attached] = WeakKeyDiction
 _SESSIONS: dict[str, int] = {}
 
 
-def from_env(variable: str = VARIABLE) -> Strategy:
+def from_env(variable: str = VARIABLE) -> AnyStrategy:
     """The strategy that an environment variable names; plain `ddp` where it is not set.
 
     Raises:
@@ -50,22 +57,31 @@ def from_env(variable: str = VARIABLE) -> Strategy:
 
 def attach(
     model: DistributedDataParallel,
-    optimizer: Optimizer | None,
-    strategy: Strategy | str,
+    optimizer: Optimizer | Sequence[Optimizer] | None,
+    strategy: AnyStrategy | str,
     *,
+    scaler: GradScaler | None = None,
     policy: Policy | None = None,
     timeout: timedelta | None = None,
+    steps_per_epoch: int | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> Attached:
     """Put a strategy to work on a DDP model. A collective call: every rank of the model's group makes it.
 
     Args:
         model: the wrapped model; torch is entered by its own hooks, and nothing is patched.
-        optimizer: of the model's parameters. None will do for strategies that exchange gradients.
+        optimizer: of the model's parameters, or several; a step counts when the last of them has stepped.
+            None will do for strategies that exchange gradients.
         strategy: a value, or its text form such as "topk:ratio=0.01".
+        scaler: the one that scales the loss, if any. A step in which a gradient overflows is then passed over
+            on all ranks, where without it an infinity is an error; a replica that moves on its own passes
+            over steps of its own. Steps are then counted by backward passes: accumulate under `no_sync`.
         policy: `(name, parameter) -> Compressor | None`: which compressor handles which parameter; None
             keeps it dense. Without it: the strategy's, and dense for parameters of fewer than two dimensions
             where its compressor exempts them.
         timeout: after which a peer that does not answer is an error; the process group's where not given.
+        steps_per_epoch: for strategies that talk once an epoch.
+        mesh: of nodes x ranks of a node, for strategies that go by node; torchrun and Slurm tell it too.
 
     Returns:
         The attached session: a context manager. `close` (or leaving the block) takes the hooks away.
@@ -76,14 +92,22 @@ def attach(
     """
     footprint.called("attach")
     strategy = parse(strategy) if isinstance(strategy, str) else strategy
-    named = _checked(model, optimizer, strategy)
-    attached = Attached(model, optimizer, strategy, named, policy, timeout)
-    _ATTACHED[model] = attached
-    footprint.began(attached.session)
-    return attached
+    optimizers = (
+        [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else [*optimizer]
+    )
+    named = checked(model, optimizers, strategy)
+    scaler = at_work(scaler)
+    memory = {} if steps_per_epoch is None else {"steps_per_epoch": float(steps_per_epoch)}
+    _check_memory(strategy, memory)
+    return Attached(model, optimizers, strategy, named, scaler, policy, timeout, memory, mesh)
 
 
-def _checked(model: object, optimizer: Optimizer | None, strategy: Strategy) -> dict[str, Tensor]:
+def checked(model: object, optimizers: Sequence[Optimizer], strategy: AnyStrategy) -> dict[str, Tensor]:
+    """The trainable parameters by name, if the strategy can work on them.
+
+    Raises:
+        AttachError: it cannot.
+    """
     if not isinstance(model, DistributedDataParallel):
         raise AttachError(
             f"the model is a {type(model).__name__}, not a DistributedDataParallel: write "
@@ -91,12 +115,19 @@ def _checked(model: object, optimizer: Optimizer | None, strategy: Strategy) -> 
         )
     if model in _ATTACHED:
         raise AttachError(
-            f"{_ATTACHED[model].session.strategy.name!r} is attached to this model already: close it first"
+            f"{_ATTACHED[model].strategy.name!r} is attached to this model already: close it first"
         )
-    if optimizer is None and strategy.subject == "progress":
+    subjects = {level.subject for level in strategy.levels}
+    farthest = strategy.levels[-1].topology
+    if farthest.scope != WORLD and subjects != {"nothing"}:
+        raise AttachError(
+            f"topology={farthest} does not reach all replicas, and they would drift apart for good: write "
+            "Flat() or Hierarchical(), or join it by Levels with one that does"
+        )
+    if not optimizers and "progress" in subjects:
         raise AttachError(f"{strategy.name!r} exchanges after optimizer.step: give attach the optimizer")
-    named = {n: p for n, p in model.module.named_parameters() if p.requires_grad}
-    if strategy.subject != "nothing":
+    named = trainable(model)
+    if subjects != {"nothing"}:
         for name, p in named.items():
             if p.device.type != "cpu":
                 raise AttachError(
@@ -105,60 +136,97 @@ def _checked(model: object, optimizer: Optimizer | None, strategy: Strategy) -> 
                 )
             if not p.is_floating_point():
                 raise AttachError(f"{name} is {p.dtype}: only real floating-point parameters are supported")
-    _check_optimizer(named, optimizer)
+    _check_optimizers(named, optimizers)
     return named
 
 
-def _check_optimizer(named: dict[str, Tensor], optimizer: Optimizer | None) -> None:
-    if optimizer is None:
-        return
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not any(id(p) in held for p in named.values()):
-        raise AttachError(
-            "the optimizer holds no parameter of this model: give attach the optimizer that was made with "
-            "model.parameters()"
-        )
+def _check_optimizers(named: dict[str, Tensor], optimizers: Sequence[Optimizer]) -> None:
+    for optimizer in optimizers:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(p) in held for p in named.values()):
+            raise AttachError(
+                "the optimizer holds no parameter of this model: give attach the optimizer that was made "
+                "with model.parameters()"
+            )
+
+
+def _check_memory(strategy: AnyStrategy, memory: Memory) -> None:
+    if memory and memory["steps_per_epoch"] < 1:
+        raise AttachError(f"steps_per_epoch={memory['steps_per_epoch']:g} is not possible: write len(loader)")
+    for level in strategy.levels:
+        if level.rounds.needs - memory.keys():
+            raise AttachError(
+                f"{strategy.name!r} talks once an epoch, and how long an epoch is was not said: write "
+                "attach(..., steps_per_epoch=len(loader)), or give it a number of steps, such as "
+                f"{strategy.name.partition(':')[0]}:sync_every=50"
+            )
 
 
 class Attached:
-    """A session at work on a DDP model, and the way out of it."""
+    """A session at work on a DDP model, and the way out of it.
+
+    Made by `attach`, which registers a communication hook, or around the `board` of a hook that the user
+    registers.
+    """
 
     def __init__(
         self,
         model: DistributedDataParallel,
-        optimizer: Optimizer | None,
-        strategy: Strategy,
+        optimizers: Sequence[Optimizer],
+        strategy: AnyStrategy,
         named: dict[str, Tensor],
+        scaler: GradScaler | None,
         policy: Policy | None,
         timeout: timedelta | None,
+        memory: Memory,
+        mesh: DeviceMesh | None,
+        board: Switchboard | None = None,
     ) -> None:
         group = model.process_group
-        self._model, self._group, self._optimizer = model, group, optimizer
+        self._model, self._group, self._optimizers = model, group, optimizers
         self._handles: list[Any] = []
         self._undo: list[Callable[[], None]] = []
-        self._door: ProgressDoor | None = None
-        self._gradient_door: GradientDoor | None = None
         self._rollcall: RollCall | None = None
-        quiet = strategy.subject == "nothing"
-        board = None if quiet else Switchboard.of(model)
-        tensors = named if strategy.subject != "progress" else {**named, **_float_buffers(model)}
-        lots = [] if quiet else cut(reversed(tensors), tensors, int(model.bucket_bytes_cap))
-        self._transport = TorchTransport(group, timeout or _timeout(group))
-        self.session = Session(strategy, tensors, self._transport, lots, policy, self._lr)
+        self._quiet = strategy.levels[0].subject == "nothing"
         self.strategy = strategy
-        if not quiet:
-            _agree(group, strategy, named)
-            self._transport.open(self.session.stages)
-        self._watch()
-        self._enter(tensors, board)
+        self._momentum = momentum.planned(strategy, policy, optimizers, named)
+        if not self._quiet:
+            board = board or Switchboard.of(model)
+            _agree(group, strategy, named, scaler)
+        nodes = read_nodes(group, mesh) if _goes_by_node(strategy) else ()
+        options: dict[str, Any] = {
+            "nodes": nodes,
+            "policy": policy,
+            "timeout": timeout or own_timeout(group),
+            "lr": self._lr,
+            "memory": memory,
+        }
+        self.levels: list[Level] = []
+        try:
+            for level in _fully_named(strategy):
+                self.levels.append(Level(level, model, named, **options))
+            self._scaled = None if scaler is None or self._quiet else ScaledSteps(scaler, self.levels, named)
+            self._watch()
+            self._enter(board)
+        except BaseException:
+            self._leave()
+            raise
+        _ATTACHED[model] = self
+        footprint.began(self)
+        live.began(self)
+
+    @property
+    def session(self) -> Session:
+        """The session of the nearest level; of the only one, where there are no levels."""
+        return self.levels[0].session
 
     def _lr(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"]) if self._optimizer is not None else 0.0
+        return float(self._optimizers[0].param_groups[0]["lr"]) if self._optimizers else 0.0
 
     # ---- in -------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        if self._transport.peers(WORLD) == 1:
+        if self._group.size() == 1:
             return
         ranks = dist.get_process_group_ranks(self._group)
         name = "-".join(map(str, ranks))
@@ -168,58 +236,88 @@ class Attached:
             f"{name}/{_SESSIONS[name]}",
             dist.get_rank(),
             ranks,
-            lambda: self.session.step if self.strategy.subject == "nothing" else self.session.round,
+            self._reached,
             self._peer_lost,
         )
-        self.session.explain = self._explain
+        for level in self.levels:
+            level.session.explain = self._explain
+            if len(level.session.ranks) < len(ranks):
+                level.session.tell = self._tell
+
+    def _tell(self, error: BaseException) -> None:
+        """Let those know who are not of the scope in which it is known."""
+        if self._rollcall is not None and not isinstance(error, PeerLost):
+            self._rollcall.leave(f"{type(error).__name__}: {error}")
+
+    def _reached(self) -> int:
+        """How far this rank is, as ranks compare it."""
+        if self._quiet:
+            return self.session.step
+        return sum(level.session.round for level in self.levels)
 
     def _peer_lost(self, error: PeerLost) -> None:
-        self.session.failure = self.session.failure or error
+        self._fail(error)
         self._abort()
+
+    def _fail(self, error: BaseException) -> None:
+        for level in self.levels:
+            level.session.failure = level.session.failure or error
+
+    @property
+    def _failure(self) -> BaseException | None:
+        return next((level.session.failure for level in self.levels if level.session.failure), None)
 
     def _abort(self) -> None:
         """End what may hang: our own collectives, or DDP's where it was left to itself."""
-        self._transport.abort()
-        if self.strategy.subject == "nothing":
+        for level in self.levels:
+            level.transport.abort()
+        if self._quiet:
             abort(self._group)
 
     def _explain(self, error: BaseException) -> BaseException:
-        if isinstance(self.session.failure, PeerLost):
-            return self.session.failure
+        if isinstance(self._failure, PeerLost):
+            return self._failure
         assert self._rollcall is not None
         found = self._rollcall.alarm(_first_line(error))
         found.__cause__ = error
         return found
 
-    def _enter(self, tensors: dict[str, Tensor], board: Switchboard | None) -> None:
+    def _enter(self, board: Switchboard | None) -> None:
         if board is not None:
             self._undo.append(lambda: setattr(board, "answer", plain_mean(self._group)))
-            if self.strategy.subject == "gradient":
-                self._gradient_door = board.answer = GradientDoor(self.session, tensors)
-            else:
-                board.answer = no_exchange
-                self._door = ProgressDoor(self.session, tensors)
-                self._undo.append(OwnBuffers(self._model).restore)
-        if self._optimizer is not None:
-            self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
+            answer = self.levels[0].gradient or no_exchange
+            board.answer = answer if self._scaled is None else self._scaled.around(answer)
+        if any(level.progress is not None for level in self.levels):
+            self._undo.append(OwnBuffers(self._model).restore)
+        if not self._quiet:
+            still = StillTrained(self._model)
+            self._handles += [each.register_step_pre_hook(still) for each in self._optimizers]
+        if self._momentum is not None:
+            self._momentum.take()
+            self._undo.append(self._momentum.restore)
+        if self._optimizers:
+            self._handles.append(self._optimizers[-1].register_step_post_hook(self._after_step))
+        elif self.levels[0].gradient is not None and self._scaled is None:
+            self.levels[0].gradient.counts_steps = True
 
     def _after_step(self, *_: Any) -> None:
-        if self._door is not None:
-            self._door.after_step()
-        else:
-            self.session.step += 1
+        if self._scaled is not None:
+            self._scaled.after_step()
+            return
+        for level in self.levels:
+            level.after_step()
 
     # ---- at work --------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Wait until nothing is under way; before a checkpoint, say. Raises what went wrong."""
-        self.session.flush()
+        for level in self.levels:
+            level.session.flush()
 
     def sync(self) -> None:
         """Make all replicas equal now, by a round where the strategy lets them differ. A collective call."""
-        self.session.flush()
-        if self._door is not None:
-            self._door.sync()
+        self.flush()
+        self.levels[-1].sync()
 
     def state_dict(self) -> dict[str, Any]:
         """The session for a checkpoint (`Stateful`): counters, lots, and all state that it keeps.
@@ -228,7 +326,7 @@ class Attached:
         keeps them apart by their keys. Waits until nothing is under way.
         """
         self.flush()
-        return state.save(self.session, self._transport, self._gradient_door, self._door)
+        return state.save(self.strategy, self.levels)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, bit for bit; load the model and the optimizer too.
@@ -237,21 +335,27 @@ class Attached:
             CheckpointError: it does not fit, or is not whole; nothing has been changed then.
         """
         self.flush()
-        state.load(state_dict, self.session, self._transport, self._gradient_door, self._door)
+        state.load(state_dict, self.strategy, self.levels)
 
     def metrics(self) -> dict[str, float]:
-        """The session in numbers; see `Session.metrics`."""
-        return self.session.metrics()
+        """The session in numbers; see `Session.metrics`. Of several levels: their sums.
+
+        With levels, `rounds_0`, `bytes_out_0` and so on tell of each, near to far.
+        """
+        each = [level.session.metrics() for level in self.levels]
+        if len(each) == 1:
+            return each[0]
+        return joined(each)
 
     @property
     def active_path(self) -> str:
         """What is really at work: the strategy, the transport, the lots."""
-        s = self.session
-        if s.strategy.subject == "nothing":
+        if self._quiet:
             return "DistributedDataParallel, untouched"
-        peers, backend = self._transport.peers(WORLD), dist.get_backend(self._group)
-        kinds = sorted({repr(lot.compressor) for lot in s.lots}, key=len)[:1]
-        return f"{s.strategy.name}: {len(s.lots)} lots, {kinds[0]}, {peers} ranks by {backend}"
+        peers, backend = len(self.levels[-1].session.ranks), dist.get_backend(self._group)
+        paths = " | ".join(level.session.active_path for level in self.levels)
+        taken = "" if self._momentum is None else f", {self._momentum}"
+        return f"{self.strategy.name}: {paths}, {peers} ranks by {backend}{taken}"
 
     # ---- out ------------------------------------------------------------------------------------------
 
@@ -263,15 +367,13 @@ class Attached:
         if self._model not in _ATTACHED:
             return
         try:
-            if self.session.failure is None:
+            if self._failure is None:
                 self.sync()
-                self._settle()
+                self.levels[-1].settle(self._optimizers)
+                if self._scaled is not None:
+                    self._scaled.settle()
         finally:
             self._leave()
-
-    def _settle(self) -> None:
-        if self._door is not None and self._optimizer is not None:
-            self._door.settle(self._optimizer, self._transport)
 
     def _leave(self) -> None:
         _ATTACHED.pop(self._model, None)
@@ -281,8 +383,11 @@ class Attached:
             undo()
         if self._rollcall is not None:
             self._rollcall.close()
-        self.session.close()
-        footprint.ended(self.session)
+        failed = self._failure is not None
+        for level in self.levels:
+            level.close(failed)
+        footprint.ended(self)
+        live.ended(self)
 
     def __enter__(self) -> Self:
         return self
@@ -293,7 +398,7 @@ class Attached:
         if error is None:
             self.close()
             return
-        lost = self._lost(error) if self.session.failure is None else None
+        lost = self._lost(error) if self._failure is None else None
         self._leave()
         if lost is not None:
             raise lost from error
@@ -302,40 +407,53 @@ class Attached:
         """An error came out of the block: is a peer to blame, or must the peers be told of this rank?"""
         if self._rollcall is None:
             return None
-        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
-            self.session.failure = lost = self._rollcall.alarm(_first_line(error))
+        if isinstance(error, dist.DistError) or _is_of_gloo(error):
+            lost = self._rollcall.alarm(_first_line(error))
+            self._fail(lost)
             return lost
         # The peers may be waiting for this rank: tell them, and do not wait for them.
         self._rollcall.leave(f"{type(error).__name__}: {error}")
-        self.session.failure = error
+        self._fail(error)
         self._abort()
         return None
+
+
+def _is_of_gloo(error: BaseException) -> bool:
+    """Whether a collective of Gloo failed; most of its plain errors name a file of its sources."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("gloo" in text or "pair closure" in text)
 
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _timeout(group: dist.ProcessGroup) -> timedelta:
-    device = torch.device("cpu")
-    timeout: timedelta = group._get_backend(device).options._timeout
-    return timeout
+def _goes_by_node(strategy: AnyStrategy) -> bool:
+    return any({level.topology.scope, level.topology.meets} != {WORLD} for level in strategy.levels)
 
 
-def _float_buffers(model: DistributedDataParallel) -> dict[str, Tensor]:
-    return {n: b for n, b in model.module.named_buffers() if b.is_floating_point() and b.numel()}
+def _fully_named(strategy: AnyStrategy) -> Sequence[Strategy]:
+    """The levels, each of several named after the whole too, as the profiler shows them."""
+    if len(strategy.levels) == 1:
+        return strategy.levels
+    whole = strategy.name.partition(":")[0]
+    return [replace(level, name=f"{whole}.{level.name}") for level in strategy.levels]
 
 
-def _agree(group: dist.ProcessGroup, strategy: Strategy, named: dict[str, Tensor]) -> None:
+def _agree(
+    group: dist.ProcessGroup, strategy: AnyStrategy, named: dict[str, Tensor], scaler: GradScaler | None
+) -> None:
     """Check that all ranks mean the same: one small message, so that a mismatch is no hang later."""
     mine = [repr(strategy), *(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named.items())]
-    sums = torch.tensor([zlib.crc32(line.encode()) for line in (mine[0], "\n".join(mine[1:]))])
+    told = agreed_on(scaler, strategy)
+    sums = torch.tensor([zlib.crc32(line.encode()) for line in (mine[0], "\n".join(mine[1:]), told)])
     all_ = [torch.empty_like(sums) for _ in range(group.size())]
     dist.all_gather(all_, sums, group=group)
-    for what, column in (("strategy", 0), ("model", 1)):
+    here = (mine[0], f"{len(named)} parameters", told)
+    for column, what in enumerate(("strategy", "model", "scaler")):
         different = [rank for rank, theirs in enumerate(all_) if theirs[column] != all_[0][column]]
         if different:
             raise AttachError(
                 f"ranks {different} attach another {what} than rank 0: give every rank the same one "
-                f"(here: {mine[0] if column == 0 else f'{len(named)} parameters'})"
+                f"(here: {here[column]})"
             )

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from tacit import ranges
+from tacit.doors.trainable import misfit
 from tacit.errors import AttachError
 from tacit.lots import Lot
 from tacit.session import Session
@@ -53,6 +55,20 @@ class Switchboard:
                 ) from error
             _SWITCHBOARDS[ddp] = board
         return _SWITCHBOARDS[ddp]
+
+    @staticmethod
+    def unregistered(ddp: DistributedDataParallel) -> "Switchboard":
+        """A switchboard for this DDP object whose hook the user registers.
+
+        Raises:
+            AttachError: the object has tacit's own hook.
+        """
+        if ddp in _SWITCHBOARDS:
+            raise AttachError(
+                "this DDP object keeps the hook of an earlier attach, and torch takes one for its life: "
+                "write tacit.attach again, or make another DistributedDataParallel"
+            )
+        return Switchboard(plain_mean(ddp.process_group))
 
 
 _SWITCHBOARDS: WeakKeyDictionary[DistributedDataParallel, Switchboard] = WeakKeyDictionary()
@@ -146,8 +162,11 @@ class GradientDoor:
         self._staged: dict[int, _Staged] = {}
         self._seen: list[list[str]] = []
         self._fresh = False
+        self._arrived: set[int] = set()
         self.layout: list[list[str]] | None = None
         """DDP's buckets as they were last seen, until the lots have settled on them."""
+        self.counts_steps = False
+        """Whether the end of a backward is a step, as no optimizer is known that would tell."""
 
     def __call__(self, bucket: GradBucket) -> BucketFuture:
         """The hook's answer: a future that holds the bucket, with means in place of gradients."""
@@ -157,6 +176,8 @@ class GradientDoor:
         if bucket.index() == 0:
             self._begin()
         route = self._route(parameters)
+        if bucket.is_last():
+            self._check_arrived()
         self._note(parameters, bucket.is_last())
         waiting = _Bucket(bucket.buffer(), torch.futures.Future(), 1 + len({part.lot for part in route}))
         for part in route:
@@ -166,7 +187,7 @@ class GradientDoor:
                 self._stage(part, waiting)
         if bucket.is_last():
             session.waiting()
-            _after_backward(session.raise_failure)
+            after_backward(self._ended, self._wait)
         waiting.landed()
         return waiting.future
 
@@ -174,11 +195,22 @@ class GradientDoor:
         """Go on from a checkpoint; the single bucket of DDP's next iteration is not what it will be."""
         self.layout, self._fresh = layout, True
 
+    def _wait(self) -> None:
+        self._waiting = ranges.within(self._session.strategy.name, "wait")
+        self._waiting.__enter__()
+
+    def _ended(self) -> None:
+        self._waiting.__exit__(None, None, None)
+        self._session.raise_failure()
+        if self.counts_steps:
+            self._session.step += 1
+
     def _begin(self) -> None:
         session = self._session
         session.discard()
         self._staged.clear()
         self._seen = []
+        self._arrived = set()
         if session.round >= SETTLED and self.layout is not None:
             session.recut(self.layout)
             self.layout = None
@@ -201,13 +233,23 @@ class GradientDoor:
         key = tuple(map(id, parameters))
         if key not in self._routes:
             places, start = {}, 0
+            strange = [
+                f"a parameter of shape {tuple(p.shape)}" for p in parameters if id(p) not in self._names
+            ]
+            if strange:
+                raise misfit(strange, "frozen")
             for p in parameters:
                 places[self._names[id(p)]] = start
                 start += p.numel()
             self._routes[key] = [
                 part for i, lot in enumerate(self._session.lots) for part in _parts(i, lot, places)
             ]
+        self._arrived.update(key)
         return self._routes[key]
+
+    def _check_arrived(self) -> None:
+        if len(self._arrived) < len(self._names):
+            raise misfit([name for i, name in self._names.items() if i not in self._arrived], "unfrozen")
 
     def _stage(self, part: _Piece, bucket: _Bucket) -> None:
         lot = self._session.lots[part.lot]
@@ -243,7 +285,15 @@ def _unstage(staged: _Staged) -> None:
         bucket.landed()
 
 
-def _after_backward(call: Callable[[], None]) -> None:
-    """Call it in the thread of backward after DDP has taken all answers; what it raises, backward raises."""
+def after_backward(call: Callable[[], None], before: Callable[[], None] = lambda: None) -> None:
+    """Call it in the thread of backward after DDP has taken all answers; what it raises, backward raises.
+
+    `before` is called when the graph is done, and DDP has not begun to wait for the answers.
+    """
     queue = torch.autograd.Variable._execution_engine.queue_callback
-    queue(lambda: queue(call))
+
+    def done() -> None:
+        queue(call)
+        before()
+
+    queue(done)

@@ -11,14 +11,24 @@ import atexit
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from tacit.session import Session
+from tacit.strategy import AnyStrategy
+
+
+class Counted(Protocol):
+    """What is told of: an attached session."""
+
+    strategy: AnyStrategy
+
+    def metrics(self) -> dict[str, float]:
+        """Its numbers."""
+
 
 VARIABLE = "TACIT_FOOTPRINT"
 
 _CALLED: list[str] = []
-_OPEN: list[Session] = []
+_OPEN: list[Counted] = []
 _CLOSED: list[dict[str, Any]] = []
 
 
@@ -33,7 +43,7 @@ def called(door: str) -> None:
         _write()
 
 
-def began(session: Session) -> None:
+def began(session: Counted) -> None:
     """Remember a session, for its numbers at the end."""
     if VARIABLE not in os.environ:
         return
@@ -42,7 +52,7 @@ def began(session: Session) -> None:
     _OPEN.append(session)
 
 
-def ended(session: Session) -> None:
+def ended(session: Counted) -> None:
     """Write the numbers of a session that was closed, and let go of it.
 
     Raises:
@@ -54,7 +64,7 @@ def ended(session: Session) -> None:
         _write()
 
 
-def _told(session: Session, *, closed: bool) -> dict[str, Any]:
+def _told(session: Counted, *, closed: bool) -> dict[str, Any]:
     return {"strategy": session.strategy.name, "closed": closed, "metrics": session.metrics()}
 
 

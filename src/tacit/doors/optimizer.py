@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import logging
+import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,9 +12,13 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from tacit.contracts import WORLD, Mean, Request, Transport
+from tacit import ranges
+from tacit.contracts import WORLD, Transport
 from tacit.engine import drive
+from tacit.exchanges import hear, say
 from tacit.session import Session
+
+_log = logging.getLogger("tacit")
 
 
 class ProgressDoor:
@@ -39,23 +45,30 @@ class ProgressDoor:
         self._flat = [lot.like(lot.device) for lot in lots]
         for i, then in enumerate(self._then):
             self._read(i, then)
+        self._met_at: int | None = None
 
     def after_step(self) -> None:
         """To be called after every attempt of the optimizer."""
         session = self._session
         session.raise_failure()
-        due = session.strategy.rounds.due(session.step, {})
+        due = session.strategy.rounds.due(session.step, session.memory)
         session.step += 1
         if due:
             self.sync()
 
     def sync(self) -> None:
-        """A round, now: afterwards all replicas are equal, to the bit.
+        """A round, now: afterwards all replicas are equal, to the bit. None where no step was taken since.
 
         Raises:
             RoundError: the round failed; no parameter has changed.
         """
+        with ranges.within(self._session.strategy.name, "sync"):
+            self._round()
+
+    def _round(self) -> None:
         session = self._session
+        if session.step == self._met_at:
+            return
         session.discard()
         session.waiting()
         for i, (flat, then) in enumerate(zip(self._flat, self._then, strict=True)):
@@ -66,6 +79,7 @@ class ProgressDoor:
         for i, (flat, then) in enumerate(zip(self._flat, self._then, strict=True)):
             session.strategy.merge.apply_(then, then, flat)
             self._write(i, then)
+        self._met_at = session.step
 
     def common_point(self) -> dict[str, Tensor]:
         """Views of the last common point, by parameter."""
@@ -79,14 +93,22 @@ class ProgressDoor:
         drift apart for good.
         """
         states = {name: optimizer.state.get(p, {}) for name, p in self._named.items()}
-        fields = {k for state in states.values() for k, v in state.items() if torch.is_tensor(v) and v.dim()}
+        fields = {
+            key
+            for name, state in states.items()
+            for key, value in state.items()
+            if torch.is_tensor(value) and value.shape == self._named[name].shape and value.dim()
+        }
+        if not _agreed(sorted(fields), transport):
+            _log.warning("optimizers keep other state on other ranks: each goes on with its own")
+            return
         for field in sorted(fields):
             for lot, flat in zip(self._session.lots, self._flat, strict=True):
                 flat.zero_()
                 kept = [(states[s.name][field].view(-1), s) for s in lot.slots if field in states[s.name]]
                 for mine, slot in kept:
                     flat[slot.start : slot.stop] = mine
-                drive(_mean(flat), transport, slot=f"{field} of {lot.name}")
+                drive(say(flat, WORLD), transport, slot=f"{field} of {lot.name}")
                 for mine, slot in kept:
                     mine.copy_(flat[slot.start : slot.stop])
 
@@ -100,8 +122,11 @@ class ProgressDoor:
                 p.copy_(flat[start:stop])
 
 
-def _mean(flat: Tensor) -> Generator[Request, Any, None]:
-    yield Mean((flat,), WORLD)
+def _agreed(fields: list[str], transport: Transport) -> bool:
+    """Whether all ranks would average the same; where one has not stepped yet, they would not."""
+    mine = torch.tensor([zlib.crc32("|".join(fields).encode())])
+    answers = drive(hear(mine, WORLD), transport, slot="settle")
+    return all(torch.equal(answer, answers[0]) for answer in answers)
 
 
 class OwnBuffers:

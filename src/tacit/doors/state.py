@@ -2,76 +2,166 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from tacit.contracts import WORLD, Transport
+from tacit.contracts import NET, WORLD
 from tacit.doors.ddp import GradientDoor
 from tacit.doors.optimizer import ProgressDoor
+from tacit.doors.resize import Shares
 from tacit.errors import CheckpointError
+from tacit.lots import Kept
 from tacit.session import Session
+from tacit.strategy import AnyStrategy
 
 VERSION = 1
+COMMON = "last common point"
+
+_log = logging.getLogger("tacit")
 
 
-def save(
-    session: Session, transport: Transport, gradient: GradientDoor | None, progress: ProgressDoor | None
-) -> dict[str, Any]:
-    """The state as a dict of plain values and tensors (copies).
+class AtWork(Protocol):
+    """What is kept of: one level of a strategy at work."""
 
-    Tensors are keyed by parameter, under `shared/` where they are equal on all ranks and under `rank{r}/`
-    where they are this rank's own, so that torch.distributed.checkpoint keeps each of them apart.
+    session: Session
+    gradient: GradientDoor | None
+    progress: ProgressDoor | None
+
+
+def save(strategy: AnyStrategy, levels: Sequence[AtWork]) -> dict[str, Any]:
+    """The state as a dict of plain values and tensors (copies). A collective call where ranks share lots out.
+
+    Tensors are keyed by parameter, under `shared/` where they are equal on all ranks, under `node{m}/` where
+    they are a node's and under `rank{r}/` where they are this rank's own, so that
+    torch.distributed.checkpoint keeps each of them apart. No key depends on how lots are cut.
     """
+    return told(strategy, levels, [level.session.whole_state() for level in levels])
+
+
+def told(
+    strategy: AnyStrategy, levels: Sequence[AtWork], wholes: Sequence[Mapping[tuple[str, str], Kept]]
+) -> dict[str, Any]:
+    """What `save` gives, of what `Session.gathered` has given for each level."""
+    transport = levels[0].session.transport
     state: dict[str, Any] = {
         "version": VERSION,
-        "strategy": repr(session.strategy),
-        "ranks": transport.peers(WORLD),
-        "step": session.step,
-        "round": session.round,
-        "lots": [[slot.name for slot in lot.slots] for lot in session.lots],
-        "layout": gradient.layout if gradient is not None else None,
+        "strategy": repr(strategy),
+        "ranks": transport.place(WORLD).peers,
+        "nodes": [list(node) for node in transport.nodes],
+        "steps": [level.session.step for level in levels],
+        "rounds": [level.session.round for level in levels],
+        "lots": [_names(level) for level in levels],
+        "layouts": [level.gradient.layout if level.gradient is not None else None for level in levels],
     }
-    tensors = _tensors(session, transport, progress)
-    return state | {key: tensor.clone() for key, tensor in tensors.items()}
+    for i, (level, whole) in enumerate(zip(levels, wholes, strict=True)):
+        for (name, field), kept in {**whole, **_common(level)}.items():
+            state[_key(i, level.session, name, field, kept.shared)] = kept.tensor.clone()
+    return state
 
 
-def load(
-    state: Mapping[str, Any],
-    session: Session,
-    transport: Transport,
-    gradient: GradientDoor | None,
-    progress: ProgressDoor | None,
-) -> None:
-    """Go on from a saved state.
+def join_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The states that all ranks have saved, as one, which any number of ranks can load.
 
     Raises:
-        CheckpointError: it is another strategy's, another model's, of another number of ranks or of a newer
-            version, or it is not whole; nothing has been changed then.
+        CheckpointError: there are none, or they are not of one moment of one run.
     """
-    _check(state, session, transport)
-    expected = _tensors(session, transport, progress)
-    missing = [key for key in expected if key not in state]
-    wrong = [key for key in expected if key in state and state[key].shape != expected[key].shape]
-    if missing or wrong:
-        key = (missing or wrong)[0]
-        raise CheckpointError(
-            f"the checkpoint {'lacks' if missing else 'has another shape for'} {key!r}: it is not whole, "
-            "or of another model"
+    each = list(states)
+    if not each:
+        raise CheckpointError("no states to join: give what every rank's state_dict gave")
+    whole = dict(each[0])
+    for state in each[1:]:
+        for key in ("strategy", "ranks", "steps", "rounds"):
+            if state.get(key) != whole.get(key):
+                raise CheckpointError(
+                    f"the states are not of one moment: {key} is {whole.get(key)} in one and "
+                    f"{state.get(key)} in another"
+                )
+        whole |= state
+    return whole
+
+
+def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWork]) -> None:
+    """Go on from a saved state.
+
+    Saved by another number of ranks, what they owed is shared out anew (see `resize`), which the log tells.
+
+    Raises:
+        CheckpointError: it is another strategy's, another model's or of a newer version, or it is not whole;
+            nothing has been changed then.
+    """
+    _check(state, strategy, levels)
+    transport = levels[0].session.transport
+    peers, nodes = transport.place(WORLD).peers, [list(node) for node in transport.nodes]
+    resized = state["ranks"] != peers or state["nodes"] != nodes
+    shares = Shares(state) if resized else None
+    found = [_found(i, level, state, shares) for i, level in enumerate(levels)]
+    for i, level in enumerate(levels):
+        session = level.session
+        session.recut(state["lots"][i], carry=False)
+        if level.progress is not None:
+            level.progress.follow_lots()
+        session.step, session.round = state["steps"][i], state["rounds"][i]
+        if level.gradient is not None:
+            level.gradient.resume(state["layouts"][i])
+        session.restore(found[i])
+        for both, kept in _common(level).items():
+            kept.tensor.copy_(found[i][both])
+    if resized and transport.place(WORLD).rank == 0:
+        _log.warning(
+            "a checkpoint of %d ranks%s goes on with %d%s: each has got the mean of what the old ones owed",
+            *(state["ranks"], _on(state["nodes"]), peers, _on(nodes)),
         )
-    session.recut(state["lots"])
-    if progress is not None:
-        progress.follow_lots()
-    for key, tensor in _tensors(session, transport, progress).items():
-        tensor.copy_(state[key])
-    session.step, session.round = state["step"], state["round"]
-    if gradient is not None:
-        gradient.resume(state["layout"])
 
 
-def _check(state: Mapping[str, Any], session: Session, transport: Transport) -> None:
-    if not {"version", "strategy", "ranks", "lots"} <= state.keys():
+def _on(nodes: Sequence[Sequence[int]]) -> str:
+    return f" on {len(nodes)} nodes" if nodes else ""
+
+
+def _common(level: AtWork) -> dict[tuple[str, str], Kept]:
+    """The last common point, as state is kept."""
+    common = level.progress.common_point() if level.progress is not None else {}
+    return {(name, COMMON): Kept(then, True, 0, then.numel()) for name, then in common.items()}
+
+
+def _key(i: int, session: Session, name: str, field: str, shared: bool) -> str:
+    """Where a field lies in a checkpoint."""
+    return f"{_owner(session, shared)}/{i}/{name}/{field}"
+
+
+def _owner(session: Session, shared: bool) -> str:
+    rank, peers = session.transport.place(WORLD)
+    if not shared:
+        return f"node{session.transport.place(NET).rank}" if session.by_node else f"rank{rank}"
+    everywhere = len(session.ranks) == peers
+    return "shared" if everywhere else f"shared by {'-'.join(map(str, session.ranks))}"
+
+
+def _found(
+    i: int, level: AtWork, state: Mapping[str, Any], shares: Shares | None
+) -> dict[tuple[str, str], Tensor]:
+    """What was saved of all that this rank keeps a part of."""
+    session = level.session
+    expected = session.widths() | {both: (True, kept.width) for both, kept in _common(level).items()}
+    found = {}
+    for (name, field), (shared, width) in expected.items():
+        if shares is not None:
+            found[name, field] = shares.of(i, name, field, shared, session.by_node, width)
+            continue
+        key = _key(i, session, name, field, shared)
+        if key not in state or state[key].shape != (width,):
+            raise CheckpointError(
+                f"the checkpoint {'has another shape for' if key in state else 'lacks'} {key!r}: it is not "
+                "whole, or of another model"
+            )
+        found[name, field] = state[key]
+    return found
+
+
+def _check(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWork]) -> None:
+    if not {"version", "strategy", "ranks", "nodes", "steps", "rounds", "lots", "layouts"} <= state.keys():
         raise CheckpointError(
             "this is no state of a tacit session, or it was cut short: load what state_dict gave"
         )
@@ -80,36 +170,18 @@ def _check(state: Mapping[str, Any], session: Session, transport: Transport) -> 
             f"the checkpoint is of version {state['version']}, and this tacit reads up to {VERSION}: "
             "update tacit"
         )
-    if state["strategy"] != repr(session.strategy):
+    if state["strategy"] != repr(strategy):
         raise CheckpointError(
-            f"the checkpoint is of {state['strategy']}, and attached is {session.strategy!r}: attach the "
+            f"the checkpoint is of {state['strategy']}, and attached is {strategy!r}: attach the "
             "same strategy, or start without the session's state"
         )
-    if state["ranks"] != transport.peers(WORLD):
-        raise CheckpointError(
-            f"the checkpoint is of {state['ranks']} ranks, and these are {transport.peers(WORLD)}: what each "
-            "rank owes cannot be shared out anew yet; start without the session's state"
-        )
-    saved, here = ({n for lot in lots for n in lot} for lots in (state["lots"], _names(session)))
+    saved = {name for lots in state["lots"] for lot in lots for name in lot}
+    here = {name for level in levels for lot in _names(level) for name in lot}
     if saved != here:
         raise CheckpointError(
             f"the checkpoint is of another model: {sorted(saved ^ here)[0]} is in one of them only"
         )
 
 
-def _names(session: Session) -> list[list[str]]:
-    return [[slot.name for slot in lot.slots] for lot in session.lots]
-
-
-def _tensors(session: Session, transport: Transport, progress: ProgressDoor | None) -> dict[str, Tensor]:
-    """Views of everything that is kept."""
-    own = f"rank{transport.rank(WORLD)}"
-    tensors = {
-        f"{'shared' if kept.shared else own}/{name}/{field}": kept.tensor
-        for (name, field), kept in session.named_state().items()
-    }
-    if progress is not None:
-        tensors |= {
-            f"shared/{name}/last common point": then for name, then in progress.common_point().items()
-        }
-    return tensors
+def _names(level: AtWork) -> list[list[str]]:
+    return [[slot.name for slot in lot.slots] for lot in level.session.lots]

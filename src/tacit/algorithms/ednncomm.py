@@ -1,0 +1,40 @@
+"""eDNNcomm (Moreno-Alvarez, Paoletti, Cavallaro & Haut, IEEE TNNLS 2023, doi 10.1109/TNNLS.2023.3309735).
+
+The paper's figure 1, for replica r of node m, in iteration i:   here:
+    g_r     <- gradient of r on its own mini-batch               the user's backward
+    G_m     <- mean of g_r over the replicas of node m           near level: Flat("node"), every step
+    theta_r <- O(theta_r, G_m), with any optimizer O             the user's optimizer
+    every K' iterations: Theta_R <- mean of theta_r              far level: Every(K'), Average, Hierarchical
+    theta_r <- Theta_R                                           Average: all replicas equal, to the bit
+
+Choices where the public text is silent: K' counts steps of the run, and "auto" is one exchange an epoch, as
+in the authors' scripts; every rank of a node takes its slice across ("leaders": the first takes all); what
+travels is the progress since the last common point, which in fp32 is the same mean; floating-point buffers
+(BatchNorm's statistics) are averaged with the parameters; momentum stays local until the session closes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tacit.contracts import NODE
+from tacit.merges import Average
+from tacit.rounds import Every, EveryEpoch
+from tacit.strategy import Levels, Strategy
+from tacit.topologies.flat import Flat
+from tacit.topologies.hierarchical import Hierarchical
+
+
+def ednncomm(
+    sync_every: int | Literal["auto"] = "auto", by: Literal["slices", "leaders"] = "slices"
+) -> Levels:
+    """Gradients inside the node in every step, parameters between nodes every `sync_every` steps."""
+    near = Strategy(topology=Flat(axis=NODE), name="near")
+    far = Strategy(
+        subject="progress",
+        rounds=EveryEpoch() if sync_every == "auto" else Every(sync_every),
+        topology=Hierarchical(by=by),
+        merge=Average(),
+        name="far",
+    )
+    return Levels((near, far), name="ednncomm")

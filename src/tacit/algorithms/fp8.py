@@ -1,0 +1,25 @@
+"""Gradients in 8-bit floating point, with error feedback (formats: Micikevicius et al., arXiv 2209.05433).
+
+On each worker r:                                   here:
+    a_r <- g_r + e_r                                ErrorFeedback: add what is owed
+    s_r <- max |a_r| / largest number of the format FP8.encode: one scale a lot
+    q_r <- fp8(a_r / s_r)                           FP8.encode: round to nearest even
+    e_r <- a_r - s_r q_r                            ErrorFeedback: keep what was not sent
+    x   <- x - lr * mean_r(s_r q_r)                 Flat: all-gather, then widen and add P messages
+
+Differences from the paper: it describes the formats and scales per tensor, for all of training; here one
+scale serves a lot, only for the way between the ranks; and there is error feedback.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tacit.compressors.cast import FP8
+from tacit.compressors.wrappers import ErrorFeedback
+from tacit.strategy import Strategy
+
+
+def fp8(format: Literal["e4m3", "e5m2"] = "e4m3") -> Strategy:
+    """A byte an entry, finest where the entry is small; the rest is owed."""
+    return Strategy(compressor=ErrorFeedback(FP8(format=format)), name="fp8")

@@ -1,0 +1,23 @@
+"""Gradients in 8-bit integers by blocks (after Dettmers, ICLR 2016, arXiv 1511.04561), with error feedback.
+
+On each worker r, for each block b of 512 entries:  here:
+    a_r <- g_r + e_r                                ErrorFeedback: add what is owed
+    s_r <- max |a_r| / 127                          Int8.encode: one unit a block
+    q_r <- round(a_r / s_r)                         Int8.encode: one byte an entry
+    e_r <- a_r - s_r q_r                            ErrorFeedback: keep what was not sent
+    x   <- x - lr * mean_r(s_r q_r)                 Flat: all-gather, then multiply and add P messages
+
+Differences from the paper: equal steps in place of its dynamic tree, a scale for each block in place of one
+for each matrix, and error feedback; biases and norms are sent densely in the same message.
+"""
+
+from __future__ import annotations
+
+from tacit.compressors.int8 import Int8
+from tacit.compressors.wrappers import ErrorFeedback
+from tacit.strategy import Strategy
+
+
+def int8() -> Strategy:
+    """A byte an entry, in equal steps of each block's range; the rest is owed."""
+    return Strategy(compressor=ErrorFeedback(Int8()), name="int8")

@@ -1,0 +1,22 @@
+"""signSGD with majority vote (Bernstein, Wang, Azizzadenesheli & Anandkumar, ICML 2018, arXiv 1802.04434).
+
+The paper's algorithm, on each worker r:            here:
+    s_r <- sign(g_r)                                MajoritySign.encode: one bit an entry
+    V   <- sign(sum_r s_r)                          MajoritySign.decode_mean_, on every rank
+    x   <- x - lr * (V + lambda x)                  the optimizer; V takes the gradient's place
+
+Every entry moves by lr in every step: write a learning rate as for Adam, a hundred to a thousand times below
+that of SGD, let it fall, and leave momentum 0 or let it average signs. Differences from the paper: votes are
+gathered by all ranks, as there is no server; ties give 0; a gradient of exactly 0 votes 1. Its variant Signum
+takes the sign of each worker's momentum, which is not this.
+"""
+
+from __future__ import annotations
+
+from tacit.compressors.majority import MajoritySign
+from tacit.strategy import Strategy
+
+
+def signsgd() -> Strategy:
+    """One bit an entry and no magnitude at all: the ranks vote, and lr is the step of every entry."""
+    return Strategy(compressor=MajoritySign(), name="signsgd")

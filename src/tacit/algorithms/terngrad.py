@@ -1,0 +1,22 @@
+"""TernGrad (Wen, Xu, Yan, Wu, Wang, Chen & Li, NeurIPS 2017, arXiv 1705.07878).
+
+The paper's algorithm, on each worker r:            here:
+    g_r <- clip(g_r, -c sigma, c sigma), c = 2.5    TernGrad.encode, for each bucket of 512 entries
+    s_r <- max |g_r|                                TernGrad.encode: one number a bucket
+    b_r <- 1 with probability |g_r| / s_r, else 0   TernGrad.encode; the draw is a function of seed, round,
+                                                        rank and entry
+    x   <- x - lr * mean_r(s_r sign(g_r) b_r)       Flat: all-gather, then unpack and add P messages
+
+Differences from the paper: a bucket of 512 entries where it has a layer; sigma counts from zero; no sharing
+of scalers, as the mean is taken of decoded numbers; biases and norms are sent densely in the same message.
+"""
+
+from __future__ import annotations
+
+from tacit.compressors.terngrad import TernGrad
+from tacit.strategy import Strategy
+
+
+def terngrad(clip: float | None = 2.5) -> Strategy:
+    """Two bits an entry: a scale, its negative or nothing, by lot; nothing is owed."""
+    return Strategy(compressor=TernGrad(clip=clip), name="terngrad")

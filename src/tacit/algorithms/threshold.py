@@ -1,0 +1,23 @@
+"""Threshold quantization with error feedback (Strom, Interspeech 2015).
+
+The paper's algorithm, on each worker r:            here:
+    a_r <- a_r + g_r                                ErrorFeedback: add what is owed
+    for a_r[i] >= +tau: send (i, +), a_r[i] -= tau  Threshold.encode: positions and signs
+    for a_r[i] <= -tau: send (i, -), a_r[i] += tau  ErrorFeedback: keep what was not sent
+    x   <- x - lr * sum_r(tau of the signs sent)    Flat: all-gather, then the mean of P messages
+
+Differences from the paper: a round sends each entry at most once, and at most a share of the entries, the
+largest; so that the size of a message is known beforehand. The mean, not the sum, is applied, by the
+optimizer. Biases and norms are sent densely in the same message.
+"""
+
+from __future__ import annotations
+
+from tacit.compressors.threshold import Threshold
+from tacit.compressors.wrappers import ErrorFeedback
+from tacit.strategy import Strategy
+
+
+def threshold(tau: float = 0.01, capacity: float = 0.01) -> Strategy:
+    """Entries of magnitude `tau` or more are sent as plus or minus `tau`; the rest is owed."""
+    return Strategy(compressor=ErrorFeedback(Threshold(tau=tau, capacity=capacity)), name="threshold")

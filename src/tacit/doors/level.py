@@ -1,0 +1,99 @@
+"""One level of a strategy at work on a DDP model: a session, its transport, and the door where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from tacit.contracts import Memory
+from tacit.doors.ddp import GradientDoor
+from tacit.doors.optimizer import ProgressDoor
+from tacit.lots import Policy, cut
+from tacit.session import Session
+from tacit.strategy import Strategy
+from tacit.transports.torch import TorchTransport
+
+
+class Level:
+    """One strategy at work. A collective call, as process groups are made.
+
+    Attributes:
+        gradient: the door in backward, where gradients are exchanged.
+        progress: the door after `optimizer.step`, where replicas move on their own.
+    """
+
+    gradient: GradientDoor | None = None
+    progress: ProgressDoor | None = None
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        model: DistributedDataParallel,
+        named: dict[str, Tensor],
+        *,
+        nodes: Sequence[Sequence[int]] = (),
+        policy: Policy | None = None,
+        timeout: timedelta,
+        lr: Callable[[], float] = lambda: 0.0,
+        memory: Memory | None = None,
+    ) -> None:
+        self.strategy = strategy
+        self.transport = TorchTransport(model.process_group, timeout, nodes)
+        quiet = strategy.subject == "nothing"
+        tensors = {**named, **_float_buffers(model)} if strategy.subject == "progress" else named
+        lots = [] if quiet else cut(reversed(tensors), tensors, int(model.bucket_bytes_cap))
+        chosen = None if policy is None else _of_parameters(policy, named)
+        self.session = Session(strategy, tensors, self.transport, lots, chosen, lr, memory)
+        if quiet:
+            return
+        self.transport.open(self.session.stages)
+        if strategy.subject == "gradient":
+            self.gradient = GradientDoor(self.session, tensors)
+        else:
+            self.progress = ProgressDoor(self.session, tensors)
+
+    def after_step(self) -> None:
+        """To be called after every attempt of the optimizer."""
+        if self.progress is not None:
+            self.progress.after_step()
+        else:
+            self.session.step += 1
+
+    def sync(self) -> None:
+        """A round now, where replicas may differ."""
+        if self.progress is not None:
+            self.progress.sync()
+
+    def settle(self, optimizers: Sequence[Optimizer]) -> None:
+        """Average what optimizers keep, where it may differ."""
+        if self.progress is None:
+            return
+        for optimizer in optimizers:
+            self.progress.settle(optimizer, self.transport)
+
+    def close(self, failed: bool = False) -> None:
+        """Drain, and leave the process groups to others; but after a failure messages may be on their way."""
+        self.session.close()
+        if failed:
+            self.transport.abort()
+        self.transport.close()
+
+
+def _of_parameters(policy: Policy, named: dict[str, Tensor]) -> Policy:
+    """Buffers that travel along are dense, and the policy is not asked about them."""
+    return lambda name, tensor: policy(name, tensor) if name in named else None
+
+
+def _float_buffers(model: DistributedDataParallel) -> dict[str, Tensor]:
+    return {n: b for n, b in model.module.named_buffers() if b.is_floating_point() and b.numel()}
+
+
+def own_timeout(group: dist.ProcessGroup) -> timedelta:
+    """The group's own time-out."""
+    timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout
+    return timeout

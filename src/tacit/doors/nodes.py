@@ -1,0 +1,77 @@
+"""Which ranks share a node: told by the launcher, or by a DeviceMesh."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from tacit.errors import AttachError
+
+VARIABLES = ("GROUP_RANK", "SLURM_NODEID")
+"""Where torchrun and Slurm say which node a process is on."""
+
+
+def read_nodes(group: dist.ProcessGroup, mesh: DeviceMesh | None) -> list[list[int]]:
+    """The ranks of each node, counted within the group. A collective call.
+
+    Raises:
+        AttachError: nobody says who shares a node, or nodes differ in size.
+    """
+    laid_out = _by_mesh(group, mesh) if mesh is not None else []
+    numbers = _everybodys(group, zlib.crc32(repr(laid_out).encode()) if laid_out else 0)
+    nodes = laid_out or _by_launcher(numbers)
+    most = max(nodes, key=len)
+    for i, node in enumerate(nodes):
+        if len(node) != len(most):
+            raise AttachError(
+                f"node {i} has {len(node)} ranks (first: rank {node[0]}) and another has {len(most)}: a "
+                "strategy by nodes needs as many ranks on every node; start as many on each, or choose an "
+                "algorithm without levels"
+            )
+    return nodes
+
+
+def _by_mesh(group: dist.ProcessGroup, mesh: DeviceMesh) -> list[list[int]]:
+    ranks = dist.get_process_group_ranks(group)
+    if mesh.ndim != 2 or sorted(mesh.mesh.flatten().tolist()) != sorted(ranks):
+        raise AttachError(
+            f"the mesh {tuple(mesh.mesh.shape)} over ranks {mesh.mesh.flatten().tolist()} does not lay out "
+            f"the model's ranks {ranks} as nodes x ranks of a node: write "
+            'init_device_mesh("cpu", (nodes, ranks), mesh_dim_names=("net", "node"))'
+        )
+    return [[ranks.index(rank) for rank in row] for row in mesh.mesh.tolist()]
+
+
+def _everybodys(group: dist.ProcessGroup, layout: int) -> list[int]:
+    """The node that each rank was told to be on, -1 where it was not; all must mean the same mesh."""
+    said = next((os.environ[name] for name in VARIABLES if name in os.environ), "-1")
+    mine = torch.tensor([int(said), layout])
+    all_ = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(all_, mine, group=group)
+    different = [rank for rank, theirs in enumerate(all_) if theirs[1] != all_[0][1]]
+    if different:
+        raise AttachError(
+            f"ranks {different} give attach another mesh than rank 0: give every rank the same one"
+        )
+    return [int(theirs[0]) for theirs in all_]
+
+
+def _by_launcher(numbers: list[int]) -> list[list[int]]:
+    if -1 in numbers:
+        raise AttachError(
+            f"rank {numbers.index(-1)} cannot tell its node, as neither {' nor '.join(VARIABLES)} is set: "
+            "start with torchrun or srun, or give attach(..., mesh="
+            'init_device_mesh("cpu", (nodes, ranks), mesh_dim_names=("net", "node")))'
+        )
+    return _grouped(numbers)
+
+
+def _grouped(numbers: Sequence[int]) -> list[list[int]]:
+    return [
+        [rank for rank, other in enumerate(numbers) if other == number] for number in dict.fromkeys(numbers)
+    ]

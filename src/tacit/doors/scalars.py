@@ -1,0 +1,79 @@
+"""Curves: a session's numbers as scalars by step, for TensorBoard or whatever else has its `add_scalar`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, Protocol
+
+from tacit.errors import ConfigError
+
+FLUSH_SECONDS = 5
+"""How long a scalar may wait before it is on disk."""
+
+
+class ScalarWriter(Protocol):
+    """What is asked of a writer; `torch.utils.tensorboard.SummaryWriter` is one."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> object:
+        """Note the value that the curve `tag` has at this step."""
+
+
+class Measured(Protocol):
+    """Whatever has numbers to tell."""
+
+    def metrics(self) -> Mapping[str, Any]:
+        """The numbers, by name."""
+
+
+def log_metrics(writer: ScalarWriter, session: Measured, step: int, prefix: str = "tacit") -> None:
+    """Write every number of `session.metrics()` as the scalar `prefix/name` at `step`.
+
+    Sums count from the session's start on this rank; one rank's curves are enough.
+    """
+    for name, value in session.metrics().items():
+        writer.add_scalar(f"{prefix}/{name}", value, step)
+
+
+def check(root: Path, names: Iterable[str]) -> None:
+    """See to it that runs of these names can write their curves below `root`.
+
+    Raises:
+        ConfigError: TensorBoard's package is missing, or there are curves of such a run already.
+    """
+    if find_spec("tensorboard") is None:
+        raise ConfigError("curves need the package tensorboard: pip install 'tacit[tensorboard]'")
+    for name in names:
+        if _taken(root, name):
+            raise ConfigError(
+                f"{_folder(root, name)} holds the curves of another run, and two in one folder are drawn as "
+                "one: give another --tensorboard"
+            )
+
+
+def open_writer(root: Path, name: str) -> Any:
+    """A `SummaryWriter` in a folder of its own below `root`: TensorBoard lays such curves over each other.
+
+    Raises:
+        ConfigError: TensorBoard's package is missing.
+    """
+    check(root, ())
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(_folder(root, name)), flush_secs=FLUSH_SECONDS)
+
+
+def free(root: Path, name: str) -> str:
+    """This name or, where there are curves of it, the first of `name.2`, `name.3` and so on without."""
+    names = chain([name], (f"{name}.{i}" for i in count(2)))
+    return next(each for each in names if not _taken(root, each))
+
+
+def _taken(root: Path, name: str) -> bool:
+    return any(_folder(root, name).glob("events.out.tfevents.*"))
+
+
+def _folder(root: Path, name: str) -> Path:
+    return root / name.replace("/", "_")

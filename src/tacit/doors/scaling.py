@@ -1,0 +1,147 @@
+"""Training with a `torch.amp.GradScaler`: what overflows is passed over, and replicas keep in step.
+
+A scaler calls no `optimizer.step` where it has found infinity, and torch tells nobody of it: replicas that
+move on their own would each count other steps, and wait for each other at different rounds. So what is
+counted here is what all replicas do alike: backward passes in which DDP synchronises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.amp import GradScaler
+
+from tacit.contracts import WORLD, Transport
+from tacit.doors.ddp import Answer, BucketFuture, after_backward
+from tacit.doors.level import Level
+from tacit.engine import drive
+from tacit.errors import AttachError
+from tacit.exchanges import hear, say
+from tacit.strategy import AnyStrategy
+
+
+def at_work(scaler: object) -> GradScaler | None:
+    """The scaler, if it is one and scales.
+
+    Raises:
+        AttachError: it is none.
+    """
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise AttachError(
+            f"scaler={scaler!r} is no torch.amp.GradScaler: give attach the one that scales the loss, or none"
+        )
+    return scaler if scaler is not None and scaler.is_enabled() else None
+
+
+def agreed_on(scaler: GradScaler | None, strategy: AnyStrategy) -> str:
+    """What of the scaler must be the same on all ranks; replicas that move on their own have own factors."""
+    if scaler is None:
+        return "none"
+    alone = any(level.subject == "progress" for level in strategy.levels)
+    return "one" if alone else ", ".join(f"{key} {value}" for key, value in scaler.state_dict().items())
+
+
+class ScaledSteps:
+    """Counts the attempts of a scaled optimizer, and holds the rounds that follow them.
+
+    An attempt is a backward pass in which DDP synchronises. Where a round follows, the ranks first ask each
+    other in that backward whether a gradient has overflowed. If none has, all of them will step, and the
+    round is held after the step. If one has, all gradients are made infinite, so that every scaler passes
+    over this step and lowers its factor, and the round is held at once. So no rank waits for a step that
+    another one passes over.
+
+    Args:
+        scaler: of the loss; its factor is on every gradient.
+        levels: of the strategy, near to far.
+        named: the parameters whose gradients are scaled.
+    """
+
+    def __init__(self, scaler: GradScaler, levels: Sequence[Level], named: dict[str, Tensor]) -> None:
+        self._scaler, self._levels, self._named = scaler, levels, named
+        self._near = levels[0].session if levels[0].gradient is not None else None
+        self._due: list[Level] = []
+        self._held: list[Level] = []
+        self._overflow = False
+        if self._near is not None:
+            self._near.scale = scaler.get_scale
+
+    def around(self, answer: Answer) -> Answer:
+        """The same answer to DDP's hook, with the attempt counted when backward ends."""
+
+        def counted(bucket: GradBucket) -> BucketFuture:
+            if bucket.index() == 0:
+                self._begin()
+            if self._due and self._near is None and not self._overflow:
+                self._overflow = not bool(bucket.buffer().isfinite().all())
+            future = answer(bucket)
+            if bucket.is_last():
+                after_backward(self._end)
+            return future
+
+        return counted
+
+    def after_step(self) -> None:
+        """To be called after every step that was taken."""
+        for level in self._levels:
+            level.session.raise_failure()
+        self._hold_rounds()
+
+    def settle(self) -> None:
+        """Give all scalers the smallest factor of any: plain DDP needs them equal. A collective call."""
+        if self._levels[-1].progress is not None:
+            _equalize(self._scaler, self._levels[-1].transport)
+
+    def _begin(self) -> None:
+        self._hold_rounds()  # nobody has stepped since, as where gradients accumulate with no `no_sync`
+        self._overflow = False
+        self._due = [level for level in self._levels if level.progress is not None and _is_due(level)]
+
+    def _end(self) -> None:
+        overflow = self._overflow if self._near is None else self._near.void
+        for level in self._due:
+            overflow = _anywhere(overflow, level)
+        for level in self._levels:
+            level.session.step += 1
+        self._held = self._due
+        if overflow:
+            self._spoil()
+        if overflow and self._due:
+            self._hold_rounds()
+
+    def _hold_rounds(self) -> None:
+        held, self._held = self._held, []
+        for level in held:
+            level.sync()
+
+    @torch.no_grad()
+    def _spoil(self) -> None:
+        for p in self._named.values():
+            if p.grad is not None:
+                p.grad.fill_(math.inf)
+
+
+def _is_due(level: Level) -> bool:
+    session = level.session
+    return level.strategy.rounds.due(session.step, session.memory)
+
+
+def _anywhere(overflow: bool, level: Level) -> bool:
+    """Whether it is so on any of the ranks that agree on this level."""
+    word = torch.tensor([float(overflow)])
+    try:
+        drive(say(word, level.strategy.topology.scope), level.transport, slot="overflow")
+    except RuntimeError as error:
+        raise level.session.explain(error) from error
+    return bool(word > 0)
+
+
+def _equalize(scaler: GradScaler, transport: Transport) -> None:
+    state = scaler.state_dict()
+    mine = torch.tensor([state["scale"], state["_growth_tracker"]], dtype=torch.float64)
+    all_ = torch.stack(drive(hear(mine, WORLD), transport, slot="scaler"))
+    scale, tracker = all_.amin(0).tolist()
+    scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": int(tracker)})

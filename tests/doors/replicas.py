@@ -1,0 +1,106 @@
+"""A small model to train on every rank, what ranks compare, and checks that run on all of them."""
+
+import json
+import re
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import tacit
+
+
+class Checks(dict[str, Callable[[], None]]):
+    """Functions by name, that run on all ranks of one launch."""
+
+    def add(self, function: Callable[[], None]) -> Callable[[], None]:
+        self[function.__name__] = function
+        return function
+
+    def run(self) -> None:
+        """Run them all, and print how each has ended."""
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+        for name, function in self.items():
+            error = None
+            try:
+                function()
+            except Exception:
+                error = traceback.format_exc()
+            print(json.dumps({"check": name, "error": error}), flush=True)
+            dist.barrier()
+        dist.destroy_process_group()
+
+
+# ---- a model and its training -------------------------------------------------------------------------
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 5))
+
+
+def wrapped(model: nn.Module | None = None, **options: object) -> DDP:
+    # 0.2 MiB: several buckets, as large models have.
+    return DDP(model or network(), bucket_cap_mb=0.2, gradient_as_bucket_view=True, **options)
+
+
+def sgd(model: nn.Module, momentum: float = 0.9) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+
+
+def steps(model: DDP, optimizer: torch.optim.Optimizer, count: int, seed: int = 0, micro: int = 1) -> None:
+    """`count` steps on data of this rank's own; `micro` backward passes a step, all but the last unsynced."""
+    generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
+    for _ in range(count):
+        optimizer.zero_grad()
+        for i in range(micro):
+            x = torch.randn(8, 20, generator=generator)
+            y = torch.randint(0, 5, (8,), generator=generator)
+            if i < micro - 1:
+                with model.no_sync():
+                    nn.functional.cross_entropy(model(x), y).backward()
+            else:
+                nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def everywhere(x: Tensor) -> list[Tensor]:
+    all_ = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_, x)
+    return all_
+
+
+def same_on_all_ranks(x: Tensor) -> bool:
+    return all(torch.equal(x, other) for other in everywhere(x))
+
+
+def trained(
+    algorithm: str | tacit.Strategy, count: int = 10, momentum: float = 0.9, micro: int = 1
+) -> Tensor:
+    """The parameters after training; equal on all ranks, to the bit."""
+    model = wrapped()
+    optimizer = sgd(model, momentum)
+    with tacit.attach(model, optimizer, algorithm):
+        steps(model, optimizer, count, micro=micro)
+    assert same_on_all_ranks(flat(model)), f"{algorithm}: ranks differ"
+    return flat(model)
+
+
+def close_to(a: Tensor, b: Tensor, tolerance: float = 2e-6) -> None:
+    worst = float((a - b).abs().max())
+    assert worst <= tolerance, f"they differ by {worst}"
+
+
+def raises(kind: type[Exception], call: Callable[[], object], says: str) -> None:
+    with pytest.raises(kind, match=re.escape(says)):
+        call()
