@@ -1,10 +1,30 @@
 """What tests in several folders share."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
 import pytest
 
 from tacit.cluster import Cluster
 from tacit.errors import TestbedError
 from tacit.testbed import Testbed
+
+Curves: TypeAlias = dict[str, list[tuple[int, float]]]
+
+
+@pytest.fixture
+def read_curves() -> Callable[[Path], Curves]:
+    """Reads a run's event files: (step, value) by tag."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def read(folder: Path) -> Curves:
+        events = EventAccumulator(str(folder)).Reload()
+        return {
+            tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in sorted(events.Tags()["scalars"])
+        }
+
+    return read
 
 
 @pytest.fixture(scope="session")

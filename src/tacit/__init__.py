@@ -11,50 +11,110 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tacit.cluster import Cluster
-    from tacit.compressors import BF16, Dense, ErrorFeedback, PowerSGD, RandomK, Select, Sign, TopK
-    from tacit.doors import Attached, attach, from_env
+    from tacit.compressors import (
+        BF16,
+        FP8,
+        FP16,
+        QSGD,
+        Clip,
+        Dense,
+        ErrorFeedback,
+        Int8,
+        MajoritySign,
+        MomentumCorrection,
+        Natural,
+        OneBit,
+        Phases,
+        PowerSGD,
+        RandomK,
+        Select,
+        Sign,
+        TernGrad,
+        Then,
+        Threshold,
+        TopK,
+    )
+    from tacit.doors.attach import Attached, attach, from_env
+    from tacit.doors.hook import CommState, comm_hook
+    from tacit.doors.scalars import log_metrics
+    from tacit.doors.state import join_states
     from tacit.errors import AttachError, CheckpointError, ConfigError, NonFinite, PeerLost, TacitError
     from tacit.merges import Average, Replace
-    from tacit.rounds import Every, EveryStep
-    from tacit.strategy import Strategy
-    from tacit.topologies import Flat
+    from tacit.rounds import Every, EveryEpoch, EveryStep
+    from tacit.strategy import Levels, Strategy
+    from tacit.topologies import Flat, Hierarchical, TwoPhase
 
 _HOMES = {
-    "tacit.doors": ("Attached", "attach", "from_env"),
+    "tacit.doors": (
+        "Attached",
+        "CommState",
+        "attach",
+        "comm_hook",
+        "from_env",
+        "join_states",
+        "log_metrics",
+    ),
     "tacit.cluster": ("Cluster",),
     "tacit.compressors": (
         "BF16",
+        "FP8",
+        "FP16",
+        "QSGD",
+        "Clip",
         "Dense",
         "ErrorFeedback",
+        "Int8",
+        "MajoritySign",
+        "Natural",
+        "OneBit",
+        "MomentumCorrection",
+        "Phases",
         "PowerSGD",
         "RandomK",
         "Select",
         "Sign",
+        "TernGrad",
+        "Then",
+        "Threshold",
         "TopK",
     ),
     "tacit.errors": ("AttachError", "CheckpointError", "ConfigError", "NonFinite", "PeerLost", "TacitError"),
     "tacit.merges": ("Average", "Replace"),
-    "tacit.rounds": ("Every", "EveryStep"),
-    "tacit.strategy": ("Strategy",),
-    "tacit.topologies": ("Flat",),
+    "tacit.rounds": ("Every", "EveryEpoch", "EveryStep"),
+    "tacit.strategy": ("Levels", "Strategy"),
+    "tacit.topologies": ("Flat", "Hierarchical", "TwoPhase"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BF16",
+    "FP8",
+    "FP16",
+    "QSGD",
     "AttachError",
     "Attached",
     "Average",
     "CheckpointError",
+    "Clip",
     "Cluster",
+    "CommState",
     "ConfigError",
     "Dense",
     "ErrorFeedback",
     "Every",
+    "EveryEpoch",
     "EveryStep",
     "Flat",
+    "Hierarchical",
+    "Int8",
+    "Levels",
+    "MajoritySign",
+    "MomentumCorrection",
+    "Natural",
     "NonFinite",
+    "OneBit",
     "PeerLost",
+    "Phases",
     "PowerSGD",
     "RandomK",
     "Replace",
@@ -62,9 +122,16 @@ __all__ = [
     "Sign",
     "Strategy",
     "TacitError",
+    "TernGrad",
+    "Then",
+    "Threshold",
     "TopK",
+    "TwoPhase",
     "attach",
+    "comm_hook",
     "from_env",
+    "join_states",
+    "log_metrics",
 ]
 
 

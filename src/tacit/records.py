@@ -13,13 +13,25 @@ import json
 import math
 import os
 import platform
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, ClassVar, Literal, Self, TypeAlias, TypeVar
+from types import NoneType, TracebackType, UnionType
+from typing import (
+    Any,
+    BinaryIO,
+    ClassVar,
+    Literal,
+    NoReturn,
+    Self,
+    TypeAlias,
+    TypeVar,
+    get_origin,
+    get_type_hints,
+)
 
 from tacit.errors import ConfigError, unknown
 
@@ -90,7 +102,8 @@ class _Line:
         """Read a record back.
 
         Raises:
-            ConfigError: The line is broken, of another kind, or written by a newer version.
+            ConfigError: The line is broken, of another kind, or written by a newer version, or a field is not
+                of its type.
         """
         return cls._from_mapping(_mapping(line))
 
@@ -210,12 +223,12 @@ def parse(line: str) -> Record:
     """Read one line, whatever its kind.
 
     Raises:
-        ConfigError: The line is broken or written by a newer version.
+        ConfigError: The line is broken or written by a newer version, or a field is not of its type.
     """
     values = _mapping(line)
     kind = _KINDS.get(values["kind"])
     if kind is None:
-        raise unknown("kind of record", str(values["kind"]), _KINDS)
+        raise unknown("kind of record", values["kind"], _KINDS)
     return kind._from_mapping(values)
 
 
@@ -236,12 +249,22 @@ def read(path: Path) -> Iterator[Record]:
             raise ConfigError(f"{path}, line {number}: {error}") from error
 
 
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number in JSON: write null")
+
+
 def _mapping(line: str) -> dict[str, Any]:
     try:
-        values = json.loads(line)
+        values = json.loads(line, parse_constant=_refuse)
     except json.JSONDecodeError as error:
         raise ConfigError(f"not a record: {error.msg} at character {error.pos} of {line[:60]!r}") from error
-    if not isinstance(values, dict) or "kind" not in values or not isinstance(values.get("version"), int):
+    except ValueError as error:
+        raise ConfigError(f"not a record: {error}") from error
+    if not (
+        isinstance(values, dict)
+        and isinstance(values.get("kind"), str)
+        and isinstance(values.get("version"), int)
+    ):
         raise ConfigError(f"not a record, it has no kind and version: {line[:60]!r}")
     if values["version"] > VERSION:
         raise ConfigError(
@@ -255,10 +278,46 @@ def _build(cls: type[T], values: Mapping[str, Any]) -> T:
     for name in values:
         if name not in names:
             raise unknown(f"field of {cls.__name__}", name, names)
+    kinds = get_type_hints(cls)
+    for name, value in values.items():
+        if not _is_of(value, kinds[name]):
+            raise ConfigError(f"{name} is {value!r:.60} in this {cls.__name__}: write {_words(kinds[name])}")
     try:
         return cls(**values)
     except TypeError as error:
         raise ConfigError(f"this record lacks a field: {error}") from error
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a value read from JSON is of the type that a field declares; an int will do for a float."""
+    if isinstance(kind, UnionType):
+        return any(_is_of(value, each) for each in kind.__args__)
+    if get_origin(kind) is Literal:
+        return value in kind.__args__
+    if kind in (int, float):
+        number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+        return number and abs(value) <= sys.float_info.max
+    return isinstance(value, get_origin(kind) or kind)
+
+
+def _words(kind: Any) -> str:
+    """A field's type in words."""
+    if isinstance(kind, UnionType):
+        return " or ".join(_words(each) for each in kind.__args__)
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, kind.__args__))
+    return _WORDS[get_origin(kind) or kind]
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    str: "a text",
+    dict: "an object",
+    NoneType: "null",
+    Environment: "an object",
+}
 
 
 def _finite(value: Any) -> Any:

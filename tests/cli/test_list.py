@@ -27,9 +27,10 @@ def test_an_entry_says_what_the_strategy_does(name: str) -> None:
     assert "20" in entry.paper
     required = [each.name for each in catalogue.parameters_of(name) if each.required]
     if not required:
-        strategy = algorithms.parse(name)
-        assert entry.compresses == (strategy.compressor != Dense())
-        assert (entry.family == "periodic") == (strategy.subject == "progress")
+        levels = algorithms.parse(name).levels
+        assert entry.compresses == any(level.compressor != Dense() for level in levels)
+        assert (entry.family == "periodic") == (levels[0].subject == "progress")
+        assert (entry.family == "hierarchical") == (len(levels) > 1)
 
 
 def example(ratio: float, rank: int | None = None, way: Literal["a", "b"] = "a") -> Strategy:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,6 +14,7 @@ import typer
 
 from tacit import cli, records
 
+Curves: TypeAlias = dict[str, list[tuple[int, float]]]
 TACIT = [sys.executable, "-m", "tacit.cli"]
 
 
@@ -71,6 +72,25 @@ def test_a_folder_that_cannot_be_written_is_bad_input(
     assert "another comparison" in refused(capsys, monkeypatch, "--out", str(tmp_path))
 
 
+def test_curves_are_not_drawn_over_those_of_another_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "curves" / "bf16").mkdir(parents=True)
+    (tmp_path / "curves" / "bf16" / "events.out.tfevents.1.host").touch()
+    words = ["--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "curves")]
+    assert "curves of another run" in refused(capsys, monkeypatch, *words, "--algorithms", "ddp,bf16")
+    assert not (tmp_path / "out").exists()
+
+
+def test_curves_without_their_package_are_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tacit.doors.scalars.find_spec", lambda name: None)
+    words = ["--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "curves")]
+    assert "pip install 'tacit[tensorboard]'" in refused(capsys, monkeypatch, *words)
+    assert not (tmp_path / "out").exists()
+
+
 def test_every_option_has_a_help_text_with_an_example() -> None:
     group = typer.main.get_command(cli.app)
     commands = [group, *group.commands.values()]  # type: ignore[attr-defined]
@@ -101,11 +121,12 @@ def test_the_meaning_of_every_column_is_in_the_help() -> None:
         assert f"{name}: {meaning}" in text
 
 
-def test_a_real_comparison_prints_one_json_object(tmp_path: Path) -> None:
+def test_a_real_comparison_prints_one_json_object_and_draws_curves(
+    tmp_path: Path, read_curves: Callable[[Path], Curves]
+) -> None:
     words = ["compare", "digits", "--cluster", "local:2", "--algorithms", "ddp", "--epochs", "1", "--json"]
-    done = subprocess.run(
-        [*TACIT, *words, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False
-    )
+    folders = ["--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "curves")]
+    done = subprocess.run([*TACIT, *words, *folders], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["cluster"], told["recipe"], told["shaped"]) == ("local:2", "digits", False)
@@ -121,6 +142,11 @@ def test_a_real_comparison_prints_one_json_object(tmp_path: Path) -> None:
     assert str(tmp_path / "out" / "records.jsonl") in done.stderr
     kinds = [record.kind for record in records.read(tmp_path / "out" / "records.jsonl")]
     assert kinds == ["run", "epoch", "end"] * 2
+    ddp, alone = (read_curves(tmp_path / "curves" / name) for name in ("ddp", "compute-only"))
+    steps = list(range(1, len(ddp["train/loss"]) + 1))
+    assert [step for step, _ in ddp["train/loss"]] == [step for step, _ in alone["train/loss"]] == steps
+    assert ddp["test/accuracy"] == [(steps[-1], pytest.approx(row["accuracy"]))]
+    assert ddp["tacit/steps"][-1] == (steps[-1], steps[-1])
 
 
 def ranks_of(folder: Path) -> dict[int, int]:

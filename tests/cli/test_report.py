@@ -5,25 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from samples import DDP, HEAD
 
 from tacit import cli, records
 from tacit.cli import compare, report, request
-
-HEAD = records.RunRecord(
-    algorithm="ddp",
-    strategy="",
-    recipe="digits",
-    cluster="2x2@100mbit",
-    shaped=True,
-    seed=0,
-    epochs=1,
-    target=0.95,
-    batch_per_rank=16,
-    world_size=4,
-    parameters=10,
-    environment=records.Environment.here(),
-)
-END = records.EndRecord(algorithm="ddp", status="ok", seconds=60.0, accuracy=0.98)
 
 
 @pytest.fixture
@@ -31,7 +16,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "run").mkdir()
     with records.Writer(tmp_path / "run" / request.RECORDS) as writer:
         writer.write(HEAD)
-        writer.write(END)
+        writer.write(DDP)
     return tmp_path / "run"
 
 
@@ -76,12 +61,32 @@ def test_what_cannot_be_is_one_line_and_no_page(
     assert called(monkeypatch, str(folder), "--out", str(tmp_path / "nowhere" / "page.html")) == 2
     assert "cannot write" in capsys.readouterr().err
     with (folder / "records.jsonl").open("a") as file:
-        file.write(replace(END, version=99).to_json() + "\n")
+        file.write(replace(DDP, version=99).to_json() + "\n")
     assert called(monkeypatch, str(folder)) == 2
     error = capsys.readouterr().err
     assert "line 3: this record has version 99, and this tacit reads up to 1: update tacit" in error
     assert error.count("\n") == 1
     assert not (folder / "report.html").exists()
+
+
+def test_a_field_of_another_type_is_named_with_its_file_and_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = folder / "records.jsonl"
+    file.write_text(file.read_text().replace('"seconds": 60.0', '"seconds": "an hour"'))
+    assert called(monkeypatch, str(folder)) == 2
+    assert capsys.readouterr().err == (
+        f"tacit: {file}, line 2: seconds is 'an hour' in this EndRecord: write a finite number or null\n"
+    )
+
+
+def test_a_name_that_is_no_text_does_not_spoil_the_page(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with records.Writer(folder / request.RECORDS) as writer:
+        writer.write(replace(DDP, status="failed", error="cannot read a\udcff.py"))
+    assert called(monkeypatch, str(folder)) == 0
+    assert "cannot read a?.py" in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_commands_agree_on_the_names_of_files() -> None:
@@ -94,7 +99,7 @@ def run_compare(monkeypatch: pytest.MonkeyPatch, folder: Path, error: BaseExcept
     def hold(asked: request.Request, shown: object) -> None:
         with records.Writer(asked.records) as writer:
             writer.write(HEAD)
-            writer.write(END if error is None else replace(END, status="interrupted", error=str(error)))
+            writer.write(DDP if error is None else replace(DDP, status="interrupted", error=str(error)))
         if error is not None:
             raise error
 

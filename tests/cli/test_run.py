@@ -5,25 +5,29 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tacit import cli
-from tacit.cli import outcome
+from tacit.cli import job, outcome
 from tacit.cluster import Cluster
 from tacit.doors import footprint
+from tacit.errors import ConfigError
 
 TACIT = [sys.executable, "-m", "tacit.cli", "run"]
 
+# Without the exit handler, torch aborts now and then at exit, whatever the script's own code.
 TRAIN = """
-import sys, torch, torch.distributed as dist, tacit
+import atexit, sys, torch, torch.distributed as dist, tacit
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 torch.manual_seed(0)
 dist.init_process_group("gloo")
+atexit.register(dist.destroy_process_group)
 rank = dist.get_rank()
 model = DistributedDataParallel(nn.Linear(100, 100))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -78,6 +82,8 @@ def left_behind(script: Path) -> list[str]:
         (["--", "--lr", "0.1"], "'--lr' stands where the script must"),
         (["--", "-m"], "no module was given after -m"),
         (["--", "-m", "nope.train"], "there is no module 'nope.train'"),
+        (["--", "half.py"], "half.py is no Python program, line 2: '(' was never closed"),
+        (["--", "null.py"], "null.py "),
         (["--algorithm", "topc", "--", __file__], "unknown algorithm 'topc'. Did you mean 'topk'"),
         (["--algorithm", "topk:ratio=2", "--", __file__], "ratio"),
         (["--cluster", "2x", "--", __file__], "'2x'"),
@@ -93,6 +99,9 @@ def test_bad_input_is_one_line_and_nothing_is_built(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "half.py").write_text("import tacit\ntrain(")
+    (tmp_path / "null.py").write_bytes(b"\0")
     monkeypatch.setattr("tacit.cli.run._carry_out", None)  # calling it would be another error
     monkeypatch.setattr(sys, "argv", ["tacit", "run", "--out", str(tmp_path / "out"), *words])
     with pytest.raises(SystemExit) as exit_:
@@ -103,6 +112,18 @@ def test_bad_input_is_one_line_and_nothing_is_built(
     assert message in err
     assert "Traceback" not in err
     assert not (tmp_path / "out").exists()
+
+
+def test_an_algorithm_in_the_environment_is_not_silently_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = {"script": [__file__], "cluster": "local:2", "timeout": None}
+    monkeypatch.setenv("TACIT_ALGORITHM", "bf16")
+    with pytest.raises(ConfigError, match=r"TACIT_ALGORITHM=bf16 is set.* --algorithm bf16, or unset it"):
+        job.check(**words, algorithm=None, out=tmp_path / "a")
+    assert job.check(**words, algorithm="topk", out=tmp_path / "b").algorithm == "topk"
+    monkeypatch.setenv("TACIT_ALGORITHM", "ddp")
+    assert job.check(**words, algorithm=None, out=tmp_path / "c").algorithm == "ddp"
 
 
 def test_a_folder_of_another_run_is_left_alone(
@@ -120,14 +141,16 @@ def test_a_folder_of_another_run_is_left_alone(
 # ---- good scripts -------------------------------------------------------------------------------------
 
 
-def test_a_script_that_attaches_and_never_closes(tmp_path: Path) -> None:
+def test_a_script_that_attaches_and_never_closes(
+    tmp_path: Path, read_curves: Callable[[Path], dict[str, list[tuple[int, float]]]]
+) -> None:
     script = """
 session = tacit.attach(model, optimizer, tacit.from_env())
 train(6)
 print(f"rank {rank} says", *sys.argv[1:])
 print("to stderr", file=sys.stderr)
 """
-    words = ("--algorithm", "topk:ratio=0.1", "--json")
+    words = ("--algorithm", "topk:ratio=0.1", "--tensorboard", str(tmp_path / "curves"), "--json")
     ran = Ran(tmp_path, TRAIN + script, *words, arguments=("--lr", "0.1", "--json"))
     assert ran.code == 0, ran.err
     *printed, last = ran.out.splitlines()
@@ -144,6 +167,7 @@ print("to stderr", file=sys.stderr)
     assert ran.kept["mb_between_nodes"] is None
     for name in outcome.MEANINGS:
         assert f"  {name} " in ran.err
+    assert read_curves(tmp_path / "curves" / "topk:ratio=0.1")["tacit/rounds"][-1] == (6, 6.0)
 
 
 @pytest.mark.usefixtures("namespaces")
@@ -178,30 +202,56 @@ def test_a_script_that_never_calls_tacit_is_told_the_two_lines(tmp_path: Path) -
     assert ran.kept["status"] == "failed"
 
 
+def test_a_script_that_reads_the_algorithm_and_attaches_nothing_is_told_too(tmp_path: Path) -> None:
+    ran = Ran(tmp_path, TRAIN + "tacit.from_env()\ntrain(1)\n", "--algorithm", "topk")
+    assert (ran.code, ran.kept["status"]) == (2, "failed")
+    assert "train.py attached nothing, so --algorithm topk had no effect. Write in it:" in ran.err
+
+
 @pytest.mark.parametrize(
     ("called", "attached", "error"),
     [
-        (["from_env"], [], None),
+        (["from_env"], [], "attached nothing"),
+        (["from_env", "attach"], [], None),  # left by os._exit, so without numbers
+        (["from_env", "attach"], ["custom"], None),
         (["from_env", "attach"], ["topk"], None),
         (["attach"], ["topk"], None),
         (["attach"], ["bf16"], "attached bf16 instead"),
-        (["attach"], [], "never called tacit"),
+        (["attach"], [], "attached nothing"),
+        ([], [], "never called tacit"),
     ],
 )
 def test_another_algorithm_than_asked_for_is_no_success(
     called: list[str], attached: list[str], error: str | None, tmp_path: Path
 ) -> None:
-    job = outcome.Job(
+    asked = outcome.Job(
         script=("train.py",), cluster=Cluster.parse("local:1"), asked="topk", timeout=None, folder=tmp_path
     )
     numbers = {"rounds": 0, "bytes_out": 0, "compute_share": 1.0}
     sessions = [{"strategy": name, "closed": True, "metrics": numbers} for name in attached]
-    job.footprint.mkdir()
-    (job.footprint / "rank0.json").write_text(json.dumps({"rank": 0, "called": called, "sessions": sessions}))
-    came = outcome.judge(job, outcome.Result(0, (), timed_out=False, seconds=1.0))
+    asked.footprint.mkdir()
+    (asked.footprint / "rank0.json").write_text(
+        json.dumps({"rank": 0, "called": called, "sessions": sessions})
+    )
+    came = outcome.judge(asked, outcome.Result(0, (), timed_out=False, seconds=1.0))
     assert (came.exit_code, came.status) == ((2, "failed") if error else (0, "ok"))
     assert (error or "") in (came.error or "")
     assert came.compute_share is None  # no round was counted: 1.0 would be a claim
+
+
+def test_curves_that_nobody_draws_are_no_success(tmp_path: Path) -> None:
+    ran = Ran(tmp_path, "print('done')", "--tensorboard", str(tmp_path / "curves"))
+    assert ran.code == 2
+    assert "train.py attached nothing, so --tensorboard had no effect" in ran.err
+
+
+def test_plain_ddp_needs_nothing_attached(tmp_path: Path) -> None:
+    asked = job.check(
+        script=[__file__], cluster="local:1", algorithm="ddp", timeout=None, out=tmp_path / "out"
+    )
+    (asked.footprint / "rank0.json").write_text('{"rank": 0, "called": ["from_env"], "sessions": []}')
+    came = outcome.judge(asked, outcome.Result(0, (), timed_out=False, seconds=1.0))
+    assert (came.exit_code, came.error) == (0, None)
 
 
 # ---- bad scripts --------------------------------------------------------------------------------------
@@ -220,18 +270,44 @@ tacit.attach(model, optimizer, "topk")
     assert "AttachError: 'topk' is attached to this model already: close it first" in summary
 
 
-def test_an_exception_on_one_rank_ends_all_and_comes_first(tmp_path: Path) -> None:
+def test_a_text_that_is_no_algorithm_is_named_with_its_variable(tmp_path: Path) -> None:
     script = """
+import os
+os.environ["MY_ALGORITHM"] = "topk:ratoi=0.1"
+tacit.attach(model, optimizer, tacit.from_env("MY_ALGORITHM"))
+"""
+    ran = Ran(tmp_path, TRAIN + script)
+    assert ran.code == 1
+    summary = ran.err[ran.err.index("\ntacit: ") :]
+    assert "ConfigError: environment variable MY_ALGORITHM='topk:ratoi=0.1': unknown parameter" in summary
+    assert "Did you mean 'ratio'" in summary
+
+
+IN_TRAINING = """
 with tacit.attach(model, optimizer, tacit.from_env()):
     train(3)
     if rank == 1:
         raise ValueError("a bad batch")
     train(1000000)
 """
-    ran = Ran(tmp_path, TRAIN + script, "--algorithm", "topk", "--json")
+BEFORE = """
+if rank == 1:
+    raise ValueError("a bad batch")
+tacit.attach(model, optimizer, tacit.from_env())
+"""
+
+
+@pytest.mark.parametrize(("script", "cluster"), [(IN_TRAINING, "local:2"), (BEFORE, "2x1@1gbit")])
+def test_an_exception_on_one_rank_ends_all_and_comes_first(
+    tmp_path: Path, request: pytest.FixtureRequest, script: str, cluster: str
+) -> None:
+    if not cluster.startswith("local"):
+        request.getfixturevalue("namespaces")
+    ran = Ran(tmp_path, TRAIN + script, "--algorithm", "topk", "--json", "--cluster", cluster)
     assert ran.code == 1
     summary = ran.err[ran.err.index("\ntacit: ") :].splitlines()
-    assert summary[1].endswith("failed: rank 1 ended with exit code 1 (node 0)")
+    node = 0 if cluster == "local:2" else 1
+    assert summary[1].endswith(f"failed: rank 1 ended with exit code 1 (node {node})")
     assert summary[2] == "Traceback (most recent call last):"
     told = json.loads(ran.out.splitlines()[-1])
     assert (told["status"], told["exit_code"]) == ("failed", 1)
@@ -255,13 +331,17 @@ def test_the_time_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_tears_everything_down(tmp_path: Path, number: signal.Signals) -> None:
+    """Sent to the whole process group, as a terminal does with Ctrl-C; and again, as the impatient do."""
     script, out = tmp_path / "train.py", tmp_path / "out"
     script.write_text("import time\nprint('up')\ntime.sleep(1000)\n")
     command = [*TACIT, "--cluster", "local:2", "--out", str(out), "--", str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, start_new_session=True) as process:
         assert process.stdout is not None
         assert [process.stdout.readline(), process.stdout.readline()] == ["up\n", "up\n"]
-        process.send_signal(number)
+        for _ in range(2):
+            os.killpg(process.pid, number)
+            time.sleep(0.2)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert f"stopped by {number.name}" in err

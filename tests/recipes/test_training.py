@@ -7,6 +7,7 @@ import torch.distributed as dist
 from tacit import records
 from tacit.recipes import meter as meter_module
 from tacit.recipes import recipe as recipe_module
+from tacit.recipes.curves import NO_CURVES, Curves
 from tacit.recipes.messages import Progress
 from tacit.recipes.meter import Meter, mean_over_ranks
 from tacit.recipes.training import Task, train
@@ -52,10 +53,10 @@ class Line(recipe_module.Recipe):
         return float("nan"), next(self._asked)
 
 
-def run(algorithm: str, target: float = 0.9) -> list[records.Record]:
+def run(algorithm: str, target: float = 0.9, curves: Curves = NO_CURVES) -> list[records.Record]:
     task = Task(algorithm=algorithm, epochs=3, seed=0, target=target, cluster="local:1", shaped=False)
     written: list[records.Record] = []
-    train(task, Line(), written.append)
+    train(task, Line(), written.append, curves)
     return written
 
 
@@ -72,6 +73,28 @@ def test_a_run_writes_a_head_its_epochs_and_an_end(algorithm: str) -> None:
     assert (end.status, end.steps, end.accuracy, end.mb_between_nodes) == ("ok", 6, 0.91, None)
     assert end.seconds_to_target == epochs[1].seconds
     assert records.parse(end.to_json()).loss is None
+
+
+class Notes(list[tuple[str, float, int]]):
+    """A writer that only notes."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> None:
+        self.append((tag, scalar_value, global_step))
+
+
+@pytest.mark.usefixtures("alone")
+def test_curves_hold_each_batch_each_epoch_and_the_sessions_numbers() -> None:
+    notes = Notes()
+    run("bf16", curves=Curves(notes))
+    losses = [value for tag, value, _ in notes if tag == "train/loss"]
+    assert losses == sorted(losses, reverse=True)
+    assert [step for tag, _, step in notes if tag == "train/loss"] == [1, 2, 3, 4, 5, 6]
+    assert [note for note in notes if note[0] == "test/accuracy"] == [
+        ("test/accuracy", 0.5, 2),
+        ("test/accuracy", 0.92, 4),
+        ("test/accuracy", 0.91, 6),
+    ]
+    assert ("tacit/rounds", 6, 6) in notes
 
 
 @pytest.mark.usefixtures("alone")

@@ -3,6 +3,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from html import unescape
+from importlib.resources import files
 
 import pytest
 from samples import ALONE, DDP, HEAD, TOPK, WHOLE, comparison
@@ -10,7 +11,7 @@ from samples import ALONE, DDP, HEAD, TOPK, WHOLE, comparison
 from tacit import records, reports
 from tacit.errors import ConfigError
 from tacit.reports.charts import charts
-from tacit.reports.figures import Figure, colours
+from tacit.reports.figures import DASHES, PALETTE, Figure, Style, styles
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -119,8 +120,28 @@ def test_runs_of_two_machines_name_both() -> None:
 
 
 def test_every_algorithm_has_one_colour_and_ddp_always_the_neutral_one() -> None:
-    assert colours(reports.compare(WHOLE)) == {"ddp": "--base", "topk:ratio=0.01": "--c0"}
-    assert colours(reports.compare(comparison(TOPK))) == {"ddp": "--base", "topk:ratio=0.01": "--c0"}
+    expected = {"ddp": Style("--base"), "topk:ratio=0.01": Style("--c0")}
+    assert styles(reports.compare(WHOLE)) == expected
+    assert styles(reports.compare(comparison(TOPK))) == expected
+
+
+def test_many_algorithms_are_told_apart_in_the_charts_and_by_their_keys() -> None:
+    ends = [DDP, *(replace(TOPK, algorithm=f"topk:ratio=0.{i}") for i in range(1, 29))]
+    lines = [trace["line"] for trace in figures(*ends)["loss-seconds"]["data"]]
+    assert len({(line["color"], line["dash"]) for line in lines}) == len(ends) == 29
+    assert [line["dash"] for line in lines[:9]] == ["solid"] * 8 + ["dash"]
+    text = body(*ends)
+    for line, end in zip(lines, ends, strict=True):
+        swatch = f'<i class="{line["dash"]}" style="color: {line["color"]}"></i>{end.algorithm}'
+        assert text.count(f"{swatch}</li>") == text.count(f"{swatch}</th>") == 1
+
+
+def test_the_style_sheet_knows_all_colours_and_dashes() -> None:
+    sheet = (files("tacit.reports") / "page.css").read_text(encoding="utf-8")
+    for i in range(PALETTE):
+        assert sheet.count(f" --c{i}: #") == 2, "light and dark"
+    for dash in DASHES[1:]:
+        assert f"table i.{dash}, .key i.{dash} {{" in sheet
 
 
 def test_the_charts_hold_the_records_numbers() -> None:

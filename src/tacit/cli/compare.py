@@ -40,7 +40,7 @@ def command(
             help="What to compare, separated by commas; parameters follow a colon, "
             "e.g. ddp,topk:ratio=0.01,localsgd:sync_every=8"
         ),
-    ] = "ddp,bf16,topk,localsgd",
+    ] = "ddp,bf16,topk,powersgd,ednncomm",
     epochs: Annotated[
         int | None, typer.Option(help="Epochs to train; by default the recipe's own, e.g. 3")
     ] = None,
@@ -57,6 +57,14 @@ def command(
         Path | None,
         typer.Option(
             help="Folder for the records, made if needed, e.g. my-run; by default tacit-out/DATE-TIME-RECIPE",
+            show_default=False,
+        ),
+    ] = None,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for TensorBoard, with a run for each algorithm: loss, accuracy and the session's "
+            "numbers by step, e.g. curves; then tensorboard --logdir curves",
             show_default=False,
         ),
     ] = None,
@@ -85,6 +93,7 @@ def command(
         seed=seed,
         timeout=timeout,
         out=out,
+        tensorboard=tensorboard,
     )
     screen = Console(stderr=True)
     with interruptible():

@@ -59,6 +59,8 @@ class _Heat:
             "--target": request.target,
             "--out": request.records,
         }
+        if request.tensorboard is not None:
+            options["--tensorboard"] = request.tensorboard
         words = [str(word) for option in options.items() for word in option]
         return ["-m", "tacit.recipes.worker", *words, *(["--shaped"] if bed.shaped else [])]
 

@@ -24,13 +24,17 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise `Interrupted` at the first signal inside; further ones cannot disturb the tearing down."""
+    """Raise `Interrupted` at the first signal inside; further ones disturb nothing on the way out.
+
+    They stay ignored after the block too, as what follows an interruption is the end of the command.
+    """
     before = {number: signal.signal(number, _raise) for number in _SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is _raise:
+                signal.signal(number, handler)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

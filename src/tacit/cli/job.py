@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,9 +14,11 @@ from pathlib import Path
 from tacit.cluster import Cluster
 from tacit.errors import ConfigError
 
-__all__ = ["Job", "check"]
+__all__ = ["DEFAULT", "VARIABLE", "Job", "check"]
 
 DEFAULT = "ddp"
+VARIABLE = "TACIT_ALGORITHM"
+"""What `tacit.from_env()` reads in the script."""
 _EXAMPLE = "write for example tacit run --cluster 2x2@100mbit --algorithm topk -- train.py --epochs 3"
 
 
@@ -23,11 +27,12 @@ class Job:
     """A script that can be run.
 
     Attributes:
-        script: A file that exists and its arguments, or `-m`, a module and its arguments.
+        script: A file that exists and parses, and its arguments, or `-m`, a module and its arguments.
         cluster: The cluster to emulate.
         asked: The algorithm that was asked for, a text that parses; None where none was.
         timeout: Seconds that the run may take in all; None without limit.
         folder: A folder that exists and can be written.
+        tensorboard: The folder for curves; None for no curves.
     """
 
     script: tuple[str, ...]
@@ -35,6 +40,7 @@ class Job:
     asked: str | None
     timeout: float | None
     folder: Path
+    tensorboard: Path | None = None
 
     @property
     def algorithm(self) -> str:
@@ -58,7 +64,13 @@ class Job:
 
 
 def check(
-    *, script: Sequence[str], cluster: str, algorithm: str | None, timeout: float | None, out: Path | None
+    *,
+    script: Sequence[str],
+    cluster: str,
+    algorithm: str | None,
+    timeout: float | None,
+    out: Path | None,
+    tensorboard: Path | None = None,
 ) -> Job:
     """Turn what was typed into a job; the folder is made last, when all else is right.
 
@@ -68,8 +80,9 @@ def check(
     return Job(
         script=_script(tuple(script)),
         cluster=Cluster.parse(cluster),
-        asked=None if algorithm is None else _algorithm(algorithm),
+        asked=_asked(algorithm),
         timeout=_timeout(timeout),
+        tensorboard=_curves(tensorboard),
         folder=_folder(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-run"),
     )
 
@@ -87,20 +100,51 @@ def _script(words: tuple[str, ...]) -> tuple[str, ...]:
         raise ConfigError(f"{words[0]!r} stands where the script must: {_EXAMPLE}")
     elif not Path(words[0]).is_file():
         raise ConfigError(f"there is no script {words[0]!r} in {Path.cwd()}: {_EXAMPLE}")
+    elif words[0].endswith(".py"):
+        _check_syntax(Path(words[0]))
     return words
 
 
-def _algorithm(text: str) -> str:
+def _check_syntax(script: Path) -> None:
+    """Python itself would say so on every rank at once, after all has been built."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(script.read_bytes(), str(script), "exec")
+    except SyntaxError as error:
+        where = f"line {error.lineno}: " if error.lineno else ""
+        raise ConfigError(f"{script} is no Python program, {where}{error.msg}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{script} cannot be read as a Python program: {error}") from error
+
+
+def _asked(algorithm: str | None) -> str | None:
     from tacit import algorithms
 
-    algorithms.parse(text)
-    return text.strip()
+    if algorithm is None:
+        inherited = os.environ.get(VARIABLE, DEFAULT)
+        if inherited != DEFAULT:
+            raise ConfigError(
+                f"{VARIABLE}={inherited} is set, but tacit run sets that variable itself: write "
+                f"--algorithm {inherited}, or unset it to run {DEFAULT}"
+            )
+        return None
+    algorithms.parse(algorithm)
+    return algorithm.strip()
 
 
 def _timeout(seconds: float | None) -> float | None:
     if seconds is not None and not seconds > 0:
         raise ConfigError(f"--timeout {seconds} must be more than 0, e.g. --timeout 600")
     return seconds
+
+
+def _curves(root: Path | None) -> Path | None:
+    if root is None:
+        return None
+    from tacit.doors import scalars
+
+    scalars.check(root, ())
+    return root.absolute()
 
 
 def _folder(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tacit.cli.job import Job
+from tacit.cli.job import DEFAULT, Job
 from tacit.records import Environment, Status
 from tacit.testbed import Failure, Result
 
@@ -93,7 +93,10 @@ def judge(job: Job, result: Result) -> Outcome:
     counted = [session["metrics"] for session in sessions if session["metrics"]["rounds"]]
     shares = [each["compute_share"] for each in counted if each["rounds"] > 1]
     attached = sorted({session["strategy"] for session in sessions})
-    error = _why(job, result) if not result.ok else _without_effect(job, ranks, attached)
+    if result.ok:
+        error = _without_effect(job, ranks, attached) or _without_curves(job, ranks)
+    else:
+        error = _why(job, result)
     return Outcome(
         script=job.script,
         algorithm=job.algorithm,
@@ -133,14 +136,26 @@ def _why(job: Job, result: Result) -> str:
 
 def _without_effect(job: Job, ranks: Sequence[Mapping[str, Any]], attached: Sequence[str]) -> str | None:
     """Why the algorithm that was asked for did nothing; None where it did, or none was asked for."""
-    if job.asked is None or any("from_env" in rank["called"] for rank in ranks) or job.asked in attached:
+    called = {door for rank in ranks for door in rank["called"]}
+    if job.asked is None or job.asked in attached:
         return None
-    did = f"attached {', '.join(attached)} instead" if attached else "never called tacit"
+    # Nothing needs to be attached for plain DDP; and a script may make another strategy of what it was told.
+    if "from_env" in called and (job.asked == DEFAULT or len(called) > 1):
+        return None
+    did = f"attached {', '.join(attached)} instead" if attached else "attached nothing"
+    did = did if called else "never called tacit"
     return (
         f"{job.name} {did}, so --algorithm {job.asked} had no effect. Write in it:\n\n"
         "    import tacit\n"
         "    with tacit.attach(model, optimizer, tacit.from_env()):  # around the training loop\n"
     )
+
+
+def _without_curves(job: Job, ranks: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why there are no curves although they were asked for; None where there are."""
+    if job.tensorboard is None or {door for rank in ranks for door in rank["called"]} - {"from_env"}:
+        return None
+    return f"{job.name} attached nothing, so --tensorboard had no effect: attach in it, or leave it out"
 
 
 def _exit_code(result: Result, processes: Iterable[Mapping[str, Any]]) -> int:

@@ -48,7 +48,8 @@ def write(records: Path, target: Path) -> None:
     text = reports.page(found, cut=cut)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8")
+        # An error message may hold bytes of a file name that are no text.
+        draft.write_text(text, encoding="utf-8", errors="replace")
         draft.replace(target)
     except OSError as error:
         draft.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -32,6 +33,7 @@ class Request:
         seed: Decides the initial weights and the order of the data.
         timeout: Seconds that one algorithm may take in all.
         folder: A folder that exists and can be written.
+        tensorboard: The folder for curves, which has none of these algorithms; None for no curves.
     """
 
     recipe: str
@@ -42,6 +44,7 @@ class Request:
     seed: int
     timeout: float
     folder: Path
+    tensorboard: Path | None = None
 
     @property
     def records(self) -> Path:
@@ -64,6 +67,7 @@ def check(
     seed: int,
     timeout: float,
     out: Path | None,
+    tensorboard: Path | None = None,
 ) -> Request:
     """Turn what was typed into a request; the folder is made last, when all else is right.
 
@@ -76,14 +80,16 @@ def check(
         raise ConfigError(
             f"{recipe} has too little data for {parsed.world_size} ranks: use a smaller cluster"
         )
+    names = _algorithms(algorithms)
     return Request(
         recipe=recipe,
         cluster=parsed,
-        algorithms=_algorithms(algorithms),
+        algorithms=names,
         epochs=_positive("epochs", chosen.epochs if epochs is None else epochs),
         target=_share("target", chosen.target if target is None else target),
         seed=_seed(seed),
         timeout=_positive("timeout", timeout),
+        tensorboard=_curves(tensorboard, names),
         folder=_folder(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-{recipe}"),
     )
 
@@ -115,6 +121,15 @@ def _seed(value: int) -> int:
     if value < 0:
         raise ConfigError(f"--seed {value} must be 0 or more")
     return value
+
+
+def _curves(root: Path | None, names: Sequence[str]) -> Path | None:
+    if root is None:
+        return None
+    from tacit.doors import scalars
+
+    scalars.check(root.absolute(), [*names, COMPUTE_ONLY])
+    return root.absolute()
 
 
 def _folder(folder: Path) -> Path:

@@ -61,6 +61,14 @@ def command(
             show_default=False,
         ),
     ] = None,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for TensorBoard: the session's numbers by step, while the script trains, e.g. "
+            "curves; then tensorboard --logdir curves",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -75,7 +83,14 @@ def command(
     """
     from tacit.cli import job
 
-    asked = job.check(script=script or [], cluster=cluster, algorithm=algorithm, timeout=timeout, out=out)
+    asked = job.check(
+        script=script or [],
+        cluster=cluster,
+        algorithm=algorithm,
+        timeout=timeout,
+        out=out,
+        tensorboard=tensorboard,
+    )
     with interruptible():
         came = _carry_out(asked)
     typer.echo("\n".join(["", *came.lines(), f"Record: {asked.record}"]), err=True)
@@ -92,9 +107,12 @@ def _carry_out(job: Job) -> Outcome:
         Interrupted: A signal came; the testbed is gone.
     """
     from tacit.cli import outcome
+    from tacit.cli.job import VARIABLE
     from tacit.testbed import Testbed
 
-    env = {"TACIT_ALGORITHM": job.algorithm, "TACIT_FOOTPRINT": str(job.footprint)}
+    env = {VARIABLE: job.algorithm, "TACIT_FOOTPRINT": str(job.footprint)}
+    if job.tensorboard is not None:
+        env["TACIT_TENSORBOARD"] = str(job.tensorboard)
     try:
         with Testbed(job.cluster) as bed:
             result = bed.run([str(_TALLY), str(job.footprint), *job.script], env=env, timeout=job.timeout)

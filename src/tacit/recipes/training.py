@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tacit import algorithms
 from tacit.doors import attach
+from tacit.recipes.curves import NO_CURVES, Curves
 from tacit.recipes.messages import Progress
 from tacit.recipes.meter import Meter, mean_over_ranks
 from tacit.recipes.recipe import Recipe
@@ -82,15 +83,17 @@ class Replica:
     session: Session
 
 
-def train(task: Task, recipe: Recipe, record: Callable[[Record], None]) -> None:
-    """Train to the end, on every rank of the default process group; rank 0 records and tells its progress.
+def train(task: Task, recipe: Recipe, record: Callable[[Record], None], curves: Curves = NO_CURVES) -> None:
+    """Train to the end, on every rank of the default process group.
+
+    Rank 0 tells its progress; `record` and `curves` are for one rank to give.
 
     Raises:
         TacitError: The algorithm does not fit the model, or a round failed.
     """
     with _replica(task, recipe) as replica:
         record(_head(task, recipe, replica))
-        run = _Run(task, recipe, replica, record)
+        run = _Run(task, recipe, replica, record, curves)
         for epoch in range(task.epochs):
             run.epoch(epoch)
         record(run.end())
@@ -104,7 +107,8 @@ def _replica(task: Task, recipe: Recipe) -> Iterator[Replica]:
         yield Replica(module, module, optimizer, Silence())
         return
     model = DistributedDataParallel(module, gradient_as_bucket_view=True)
-    with attach(model, optimizer, task.algorithm) as session:
+    steps = recipe.steps_per_epoch(dist.get_world_size())
+    with attach(model, optimizer, task.algorithm, steps_per_epoch=steps) as session:
         yield Replica(module, model, optimizer, session)
 
 
@@ -135,9 +139,10 @@ class _Run:
         recipe: Recipe,
         replica: Replica,
         record: Callable[[Record], None],
+        curves: Curves,
     ) -> None:
         self._task, self._recipe, self._replica = task, recipe, replica
-        self._record = record
+        self._record, self._curves = record, curves
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._steps = task.epochs * recipe.steps_per_epoch(self._world)
         self._meter = Meter()
@@ -182,11 +187,13 @@ class _Run:
         loss.backward()  # type: ignore[no-untyped-call]
         self._replica.optimizer.step()
         self._step += 1
+        self._curves.batch(self._step, loss)
         return loss
 
     def _evaluate(self) -> None:
         """Each rank evaluates its own replica; what counts is the mean."""
         self._loss, self._accuracy = mean_over_ranks(*self._recipe.evaluate(self._replica.module))
+        self._curves.held_out(self._step, self._loss, self._accuracy)
         if self._accuracy >= self._task.target and self._to_target is None:
             self._to_target = self._meter.seconds
 
@@ -216,6 +223,7 @@ class _Run:
         if self._rank != 0:
             return
         self._told = time.perf_counter()
+        self._curves.numbers(self._step, self._replica.session)
         message = Progress(
             algorithm=self._task.algorithm,
             epoch=self._epoch,

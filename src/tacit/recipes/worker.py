@@ -6,7 +6,8 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -15,6 +16,8 @@ import torch
 import torch.distributed as dist
 
 from tacit import recipes
+from tacit.doors import scalars
+from tacit.recipes.curves import Curves
 from tacit.recipes.training import Task, train
 from tacit.records import COMPUTE_ONLY, Record, Writer
 
@@ -48,13 +51,24 @@ def _train(options: argparse.Namespace) -> None:
         cluster=os.environ.get("TACIT_CLUSTER", f"local:{os.environ['WORLD_SIZE']}"),
         shaped=options.shaped,
     )
+    if options.tensorboard is not None:
+        scalars.check(options.tensorboard, ())
     dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout))
     if dist.get_rank() == 0:
-        with Writer(options.out) as writer:
-            train(task, recipe, writer.write)
+        with Writer(options.out) as writer, _curves(options) as curves:
+            train(task, recipe, writer.write, curves)
     else:
         train(task, recipe, _keep_nothing)
     dist.destroy_process_group()
+
+
+@contextmanager
+def _curves(options: argparse.Namespace) -> Iterator[Curves]:
+    if options.tensorboard is None:
+        yield Curves()
+        return
+    with scalars.open_writer(options.tensorboard, options.algorithm) as writer:
+        yield Curves(writer)
 
 
 def _keep_nothing(record: Record) -> None:
@@ -69,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", type=float, help="accuracy to reach, 0..1; default: the recipe's own")
     parser.add_argument("--out", type=Path, required=True, help="file that rank 0 appends its records to")
+    parser.add_argument("--tensorboard", type=Path, help="folder for curves, in one named by the algorithm")
     parser.add_argument("--timeout", type=float, default=60, help="seconds after which a silent peer is lost")
     parser.add_argument("--shaped", action="store_true", help="write down that the links are shaped")
     return parser

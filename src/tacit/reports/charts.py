@@ -11,7 +11,7 @@ from typing import TypeAlias
 from tacit.records import EpochRecord, Record, RunRecord
 from tacit.reports.bars import bars
 from tacit.reports.comparison import Comparison
-from tacit.reports.figures import Chart, Figure, colours, line_at, tint
+from tacit.reports.figures import Chart, Figure, Style, line_at, styles
 from tacit.reports.split import split
 
 __all__ = ["charts"]
@@ -44,7 +44,7 @@ LOSS = _Axis(title="loss", reading=lambda epoch: epoch.loss, form=".4f")
 def charts(comparison: Comparison, records: Sequence[Record]) -> list[Chart]:
     """All charts for which there are numbers."""
     curves = _curves(comparison, records)
-    paint = colours(comparison)
+    paint = styles(comparison)
     found = [
         _chart(y, x, curves, paint, comparison.target) for y in (ACCURACY, LOSS) for x in (SECONDS, MEGABYTES)
     ]
@@ -65,12 +65,12 @@ def _curves(comparison: Comparison, records: Sequence[Record]) -> dict[str, list
 
 
 def _chart(
-    y: _Axis, x: _Axis, curves: Mapping[str, list[EpochRecord]], paint: Mapping[str, str], target: float
+    y: _Axis, x: _Axis, curves: Mapping[str, list[EpochRecord]], paint: Mapping[str, Style], target: float
 ) -> Chart | None:
     traces = [
         trace
         for i, (name, epochs) in enumerate(curves.items())
-        if (trace := _trace(name, epochs, x, y, tint(name, paint), SYMBOLS[i % len(SYMBOLS)]))
+        if (trace := _trace(name, epochs, x, y, paint[name], SYMBOLS[i % len(SYMBOLS)]))
     ]
     if not traces:
         return None
@@ -86,12 +86,13 @@ def _chart(
     )
 
 
-def _trace(name: str, epochs: Sequence[EpochRecord], x: _Axis, y: _Axis, colour: str, symbol: str) -> Figure:
+def _trace(name: str, epochs: Sequence[EpochRecord], x: _Axis, y: _Axis, style: Style, symbol: str) -> Figure:
     points = [(x.reading(each), y.reading(each), each.epoch) for each in epochs]
     whole = [point for point in points if _finite(point[0]) and _finite(point[1])]
     if not whole:
         return {}
     xs, ys, numbers = zip(*whole, strict=True)
+    colour = f"var({style.colour})"
     told = f"epoch %{{customdata}}<br>%{{x:{x.form}}} {x.title}<br>{y.title} %{{y:{y.form}}}"
     return {
         "type": "scatter",
@@ -100,7 +101,7 @@ def _trace(name: str, epochs: Sequence[EpochRecord], x: _Axis, y: _Axis, colour:
         "x": xs,
         "y": ys,
         "customdata": numbers,
-        "line": {"color": colour, "width": 2.5},
+        "line": {"color": colour, "width": 2.5, "dash": style.dash},
         "marker": {"symbol": symbol, "size": 8, "color": colour},
         "hovertemplate": f"<b>{escape(name)}</b><br>{told}<extra></extra>",
     }

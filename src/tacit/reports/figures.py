@@ -12,11 +12,13 @@ from typing import Any, TypeAlias
 
 from tacit.reports.comparison import BASE, Comparison
 
-__all__ = ["Chart", "Figure", "colours", "line_at", "tint"]
+__all__ = ["Chart", "Figure", "Style", "line_at", "styles", "tint"]
 
 Figure: TypeAlias = dict[str, Any]
 
 PALETTE = 7
+"""How many colours page.css has beside the neutral one."""
+DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +31,28 @@ class Chart:
     figure: Figure
 
 
-def colours(comparison: Comparison) -> dict[str, str]:
-    """A CSS variable for each algorithm; plain DDP is always the neutral one."""
+@dataclass(frozen=True)
+class Style:
+    """How an algorithm's curve is drawn: a CSS variable with its colour, and plotly's name of its dashes."""
+
+    colour: str
+    dash: str = "solid"
+
+
+def styles(comparison: Comparison) -> dict[str, Style]:
+    """A style for each algorithm; plain DDP always has the neutral one.
+
+    Dashes change when all colours have been used, so up to 28 others are told apart.
+    """
     others = [row.algorithm for row in comparison.rows if row.algorithm != BASE]
-    return {BASE: "--base"} | {name: f"--c{i % PALETTE}" for i, name in enumerate(others)}
+    return {BASE: Style("--base")} | {
+        name: Style(f"--c{i % PALETTE}", DASHES[i // PALETTE % len(DASHES)]) for i, name in enumerate(others)
+    }
 
 
-def tint(algorithm: str, paint: Mapping[str, str]) -> str:
+def tint(algorithm: str, paint: Mapping[str, Style]) -> str:
     """The algorithm's colour, as it stands in a figure."""
-    return f"var({paint.get(algorithm, '--c0')})"
+    return f"var({paint[algorithm].colour if algorithm in paint else '--c0'})"
 
 
 def line_at(axis: str, value: float, text: str) -> Figure:

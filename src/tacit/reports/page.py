@@ -15,7 +15,7 @@ from tacit.reports import story
 from tacit.reports.charts import charts
 from tacit.reports.comparison import MEANINGS, UNSHAPED, Comparison, Row, compare
 from tacit.reports.details import details
-from tacit.reports.figures import Chart, colours
+from tacit.reports.figures import Chart, Style, styles
 from tacit.reports.table import cells
 
 __all__ = ["page"]
@@ -117,7 +117,7 @@ def _notices(texts: Sequence[str]) -> str:
 
 
 def _table(comparison: Comparison) -> str:
-    paint = colours(comparison)
+    paint = styles(comparison)
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("algorithm", *MEANINGS))
     rows = "\n".join(_row(row, paint[row.algorithm]) for row in comparison.rows)
     terms = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(said)}</dd>" for name, said in MEANINGS.items())
@@ -138,18 +138,21 @@ def _table(comparison: Comparison) -> str:
 </section>"""
 
 
-def _row(row: Row, colour: str) -> str:
+def _row(row: Row, style: Style) -> str:
     name, *numbers = (escape(cell) for cell in cells(row))
     kind = "" if row.status == "ok" else ' class="bad"'
-    head = f'<th scope="row"><i style="background: var({colour})"></i>{name}</th>'
+    head = f'<th scope="row">{_swatch(style)}{name}</th>'
     return f"<tr{kind}>{head}{''.join(f'<td>{number}</td>' for number in numbers)}</tr>"
 
 
+def _swatch(style: Style) -> str:
+    return f'<i class="{style.dash}" style="color: var({style.colour})"></i>'
+
+
 def _charts(found: Sequence[Chart], comparison: Comparison) -> str:
-    names = {row.algorithm: colours(comparison)[row.algorithm] for row in comparison.rows}
-    key = "\n".join(
-        f'<li><i style="background: var({colour})"></i>{escape(name)}</li>' for name, colour in names.items()
-    )
+    paint = styles(comparison)
+    names = [row.algorithm for row in comparison.rows]
+    key = "\n".join(f"<li>{_swatch(paint[name])}{escape(name)}</li>" for name in names)
     boxes = "\n".join(_box(chart) for chart in found)
     return f"""<section aria-label="Charts">
 <h2>How training went</h2>
