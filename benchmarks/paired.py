@@ -27,13 +27,18 @@ class Arm:
         warmup: steps that are not timed, first.
     """
 
-    step: Callable[[], None]
+    step: Callable[[], object]
     steps: int = 1
     warmup: int = 4
 
 
-def interleave(arms: Mapping[str, Arm], blocks: int, fence: Callable[[], None]) -> dict[str, list[float]]:
-    """Seconds a step, for each arm and block: A B C A B C ..., so that drift hits all arms alike."""
+def interleave(
+    arms: Mapping[str, Arm],
+    blocks: int,
+    fence: Callable[[], None],
+    clock: Callable[[], float] = perf_counter,
+) -> dict[str, list[float]]:
+    """Seconds a step, for each arm and block: A B C C B A ..., so that drift hits all arms alike."""
     for arm in arms.values():
         for _ in range(arm.warmup):
             arm.step()
@@ -42,10 +47,10 @@ def interleave(arms: Mapping[str, Arm], blocks: int, fence: Callable[[], None]) 
         order = list(arms) if block % 2 == 0 else list(arms)[::-1]
         for name in order:
             fence()
-            start = perf_counter()
+            start = clock()
             for _ in range(arms[name].steps):
                 arms[name].step()
-            seconds[name].append((perf_counter() - start) / arms[name].steps)
+            seconds[name].append((clock() - start) / arms[name].steps)
     return seconds
 
 

@@ -1,0 +1,110 @@
+"""What the benchmarks time: one VGG-11, its optimizer, and a way to exchange gradients; an arm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from types import MappingProxyType
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import tacit
+from tacit.recipes.vgg import vgg11
+from tacit.testbed import counters
+
+BATCH = 32
+ONE_BUCKET = 1 << 10
+"""MiB that hold the whole model: DDP keeps to one bucket."""
+
+
+class Trainer:
+    """A model, its optimizer and an algorithm; one arm.
+
+    Args:
+        arm: "compute-only" (no DDP), "ddp" (torch alone: tacit is never attached), "closed" (attached, one
+            step, closed), "torch:powersgd" (torch's own hook), or what `tacit.attach` takes.
+        mixed: forward in bf16 autocast with convolutions in channels-last; parameters and gradients in fp32.
+        batch: images a rank and step.
+        bucket_cap_mb: DDP's; None: its default, and one bucket for PowerSGD, ours and torch's alike.
+    """
+
+    def __init__(
+        self, arm: str, mixed: bool = False, batch: int = BATCH, bucket_cap_mb: float | None = None
+    ) -> None:
+        torch.manual_seed(0)
+        layout = torch.channels_last if mixed else torch.contiguous_format
+        self.model: nn.Module = vgg11().to(memory_format=layout)
+        self.x = torch.randn(batch, 3, 32, 32).to(memory_format=layout)
+        self.y = torch.randint(0, 10, (batch,))
+        self.mixed = mixed
+        self.criterion = nn.CrossEntropyLoss()
+        self.session: tacit.Attached | None = None
+        self.sent: list[int] = []
+        self.exposed: list[float] = []
+        if "powersgd" in arm and bucket_cap_mb is None:
+            bucket_cap_mb = ONE_BUCKET
+        if arm != "compute-only":
+            self.model = DistributedDataParallel(
+                self.model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_cap_mb
+            )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        if isinstance(self.model, DistributedDataParallel):
+            _ENTER.get(arm, lambda trainer, model: trainer.attach(model, arm))(self, self.model)
+
+    def attach(self, model: DistributedDataParallel, algorithm: str) -> None:
+        """Put tacit to work."""
+        self.session = tacit.attach(model, self.optimizer, algorithm)
+
+    def close(self) -> None:
+        """End the session, where there is one."""
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+
+    def step(self) -> None:
+        """One step of the user's loop."""
+        before = counters.transmitted(os.environ["TACIT_INTERFACE"])
+        with self._autocast():
+            loss = self.criterion(self.model(self.x), self.y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.sent.append(counters.transmitted(os.environ["TACIT_INTERFACE"]) - before)
+        if self.session is not None and self.session.session.tally.records:
+            self.exposed.append(self.session.session.tally.records[-1].exposed_seconds)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.mixed)
+
+
+def _leave_alone(trainer: Trainer, model: DistributedDataParallel) -> None:
+    """Plain DDP."""
+
+
+def _attach_and_close(trainer: Trainer, model: DistributedDataParallel) -> None:
+    trainer.attach(model, "topk:ratio=0.01")
+    trainer.step()
+    trainer.close()
+    trainer.exposed.clear()
+
+
+def _torch_powersgd(trainer: Trainer, model: DistributedDataParallel) -> None:
+    """Torch's hook with what `powersgd:rank=2` has: error feedback, warm start, compressed from the start."""
+    state = PowerSGDState(
+        process_group=None,
+        matrix_approximation_rank=2,
+        start_powerSGD_iter=2,  # the smallest it takes
+        min_compression_rate=2,
+        use_error_feedback=True,
+        warm_start=True,
+    )
+    model.register_comm_hook(state, powerSGD_hook)
+
+
+_ENTER: Mapping[str, Callable[[Trainer, DistributedDataParallel], None]] = MappingProxyType(
+    {"ddp": _leave_alone, "closed": _attach_and_close, "torch:powersgd": _torch_powersgd}
+)
