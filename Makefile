@@ -12,7 +12,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev]'
 	@touch $(STAMP)
 
-demo: setup  ## Train with four algorithms on an emulated slow network and compare them.
+demo: setup  ## Train with five algorithms on an emulated slow network and compare them.
 	$(BIN)/tacit compare
 
 test: setup  ## The whole test suite; tests that need network namespaces say so where they cannot run.
