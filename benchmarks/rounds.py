@@ -4,10 +4,10 @@
     python benchmarks/rounds.py --quick    # about 3 minutes: periods of an eighth, and no promise is judged
     python benchmarks/rounds.py --json     # the last line on stdout is one JSON object
 
-On 4 nodes of 1 rank, links of 100 Mbit/s, one thread and 32 images a rank, fp32. Every arm runs the same number
-of steps, in blocks of 16 by turns, until the longest period is over; what counts is the time of all of them, so
-that each round is paid in full. Rounds that are under way when a block ends are waited for in that block's time:
-no arm hides its exchange in another's turn.
+On 4 nodes of 1 rank, links of 100 Mbit/s, one thread and 32 images a rank, fp32. Every arm runs the same
+number of steps, in blocks of 16 by turns, until the longest period is over; what counts is the time of all of
+them, so that each round is paid in full. Rounds that are under way when a block ends are waited for in that
+block's time: no arm hides its exchange in another's turn.
 
 * `diloco`, dense, every 128 steps; in 4 bits, every 64; `streaming-diloco` every 64, in 8 fragments, in bf16.
 * `noop`: DDP with a hook that exchanges nothing; `idle`: local SGD attached, whose round is never due.
