@@ -39,7 +39,7 @@ def compiled(function: F, signatures: Sequence[str], fastmath: frozenset[str] = 
     """
     import numba
 
-    options = {"nogil": True, "fastmath": set(fastmath) or False}
+    options = {"nogil": True, "error_model": "numpy", "fastmath": set(fastmath) or False}
     try:
         result: F = numba.njit(list(signatures), cache=True, **options)(function)
     except RuntimeError:  # no folder can be written to: compile anew each time
@@ -51,5 +51,5 @@ def inlined(function: F) -> F:
     """A part of compiled kernels, compiled with whoever calls it."""
     import numba
 
-    result: F = numba.njit(nogil=True)(function)
+    result: F = numba.njit(nogil=True, error_model="numpy")(function)
     return result

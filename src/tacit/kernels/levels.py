@@ -46,11 +46,10 @@ def quantize(x: Tensor, bits: int, bucket: int, clip: float, seed: int, codes: T
         warm_up()
     elif fits32(x):
         from tacit.kernels import quantize as fast
+        from tacit.kernels.pointers import address
 
-        array = x.detach().numpy()
-        fast.quantize(
-            array, array.view("i4"), bits, group(bits), bucket, clip, seed, codes.numpy(), units.numpy()
-        )
+        here, there, scales = address(x), address(codes), address(units)
+        fast.quantize(here, x.numel(), bits, group(bits), bucket, clip, seed, there, scales)
     else:
         quantize_torch(x, bits, bucket, clip, seed, codes, units)
 
@@ -63,11 +62,10 @@ def add_levels_(
         return
     if fits32(out):
         from tacit.kernels import quantize as fast
-        from tacit.kernels.pointers import addresses
+        from tacit.kernels.pointers import address, addresses
 
-        codes, units = zip(*payloads, strict=True)
-        array = out.detach().numpy()
-        fast.add(addresses(codes), addresses(units), bits, group(bits), bucket, weight, fresh, array)
+        codes, units = (addresses(each) for each in zip(*payloads, strict=True))
+        fast.add(codes, units, bits, group(bits), bucket, weight, fresh, address(out), out.numel())
     else:
         add_levels_torch_(payloads, bits, bucket, weight, out, fresh)
 
