@@ -50,8 +50,9 @@ def pack_positions(index: Tensor, numel: int, k: int, packed: Tensor) -> None:
         warm_up()
     elif fits(packed) and way(numel, k) != INT32:
         from tacit.kernels.places import pack
+        from tacit.kernels.pointers import address
 
-        pack(index.numpy(), k, way(numel, k), packed.numpy())
+        pack(address(index), index.numel(), k, way(numel, k), address(packed), packed.numel())
     else:
         pack_positions_torch(index, numel, k, packed)
 
@@ -64,9 +65,10 @@ def unpack_positions(packed: Tensor, numel: int, k: int) -> Tensor:
     if low == INT32 or not fits(packed):
         return unpack_positions_torch(packed, numel, k)
     from tacit.kernels.places import unpack
+    from tacit.kernels.pointers import address
 
     index = torch.empty(k + 1, dtype=torch.int32)
-    return index[: unpack(packed.numpy(), k, low, index.numpy())]
+    return index[: unpack(address(packed), packed.numel(), k, low, address(index))]
 
 
 def scatter_add_(index: Tensor, values: Tensor, out: Tensor, weight: float = 1.0) -> None:

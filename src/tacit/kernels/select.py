@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import fits, path
+from tacit.kernels.jit import fits, fits32, path
 
 BLOCK = 1 << 18
 """Elements that the plain torch version works on at a time: 1 MiB of fp32, within a second-level cache."""
@@ -75,10 +75,9 @@ def select_largest(
     if x.is_meta or k == 0:
         return Chosen(room.at[:k], room.values[:k])
     for effort in (1, 16):
-        threshold, least = _guess(x, residual, k, effort)
-        found = sift(x, threshold, room, residual, owed)
-        if found is not None and found.at.numel() >= k:
-            return _settle(found, k, owed)
+        found, least = _attempt(x, k, effort, room, residual, owed)
+        if found is not None and found.at.numel() == k:
+            return found
         if found is not None and least:
             filled = _with_zeros(found, k, x, residual, owed)
             if filled is not None:
@@ -86,6 +85,27 @@ def select_largest(
         if _sampled(x.numel(), effort) == x.numel():
             break
     return _exact(x, k, room, residual, owed)
+
+
+def _attempt(
+    x: Tensor, k: int, effort: int, room: Room, residual: Tensor | None, owed: Tensor | None
+) -> tuple[Chosen | None, bool]:
+    """The k largest, or all that reach a threshold if fewer do; None where there is no room.
+
+    And whether only zeros do not reach it.
+    """
+    if fits32(x):
+        from tacit.kernels.scan import choose
+
+        numel, step, sample = x.numel(), _step(x.numel(), effort), _sampled(x.numel(), effort)
+        wanted = _wanted(numel, k, sample)
+        wanted = 0 if wanted == sample < numel else wanted  # all of the sample: then all but zeros
+        given = _given(x, residual, owed)
+        count, least = choose(*given, numel, k, step, wanted, *_collected(room))
+        return None if count < 0 else Chosen(room.at[:count], room.values[:count]), least
+    threshold, least = _guess(x, residual, k, effort)
+    found = sift(x, threshold, room, residual, owed)
+    return _settle(found, k, owed) if found is not None and found.at.numel() > k else found, least
 
 
 def select_above(
@@ -122,14 +142,30 @@ def sift(
     """
     if not fits(x):
         return sift_torch(x, threshold, room, residual, owed)
-    from tacit.kernels.scan import scan, sift
+    from tacit.kernels import scan
 
-    array, index, values = _arrays(x, *room)
-    if residual is None or owed is None:
-        count = scan(array, array.dtype.type(threshold), index, values)
+    if x.dtype == torch.float32:
+        given, numel = _given(x, residual, owed), x.numel()
+        count = scan.sift(*given, numel, threshold, *_collected(room))
     else:
-        count = sift(array, *_arrays(residual, owed), array.dtype.type(threshold), index, values)
+        before, after = (x[:0], x[:0]) if residual is None or owed is None else (residual, owed)
+        array, before_, after_, index, values = _arrays(x, before, after, *room)
+        count = scan.sift_one_by_one(array, before_, after_, threshold, index, values)
     return None if count < 0 else Chosen(room.at[:count], room.values[:count])
+
+
+def _given(x: Tensor, residual: Tensor | None, owed: Tensor | None) -> tuple[int, int, int]:
+    from tacit.kernels.pointers import address
+
+    if residual is None or owed is None:
+        return address(x), 0, 0
+    return address(x), address(residual), address(owed)
+
+
+def _collected(room: Room) -> tuple[int, int, int]:
+    from tacit.kernels.pointers import address
+
+    return address(room.at), address(room.values), room.at.numel()
 
 
 def sift_torch(
@@ -161,8 +197,8 @@ def _arrays(*tensors: Tensor) -> list[Any]:
 
 
 def _step(numel: int, effort: int) -> int:
-    """From one run of the sample to the next: of a small tensor 8192 entries are looked at, else 65536."""
-    sample = effort << (13 if numel < 1 << 20 else 16)
+    """From one run of the sample to the next: of a small tensor 4096 entries are looked at, else 65536."""
+    sample = effort << (12 if numel < 1 << 20 else 16)
     return (numel * RUN // sample) | 1  # odd, so that it does not march in step with the rows of a matrix
 
 
