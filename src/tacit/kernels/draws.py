@@ -5,31 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from tacit.kernels.jit import inlined
-from tacit.kernels.parts import HALF, LOW, M0, M1, MAGNITUDE, W0, W1
-from tacit.kernels.philox import ROUNDS
+from tacit.kernels.parts import MAGNITUDE
+from tacit.kernels.philox import MULTIPLIERS, ROUNDS, WEYL
 from tacit.kernels.vectors import (
     LANES,
+    SHORTS,
     SIZE,
     all_bytes,
     as_floats,
-    counted,
     floats,
-    floor,
     folded,
-    halfwords,
     ints,
     largest,
     load_bytes,
     load_floats,
-    longs,
     low_bytes,
-    low_words,
     number,
     pattern,
     pick,
     signed,
+    spread,
     store,
     truncated,
     widened,
@@ -65,33 +65,52 @@ def squares_of(at: Any, inverse: Any) -> Any:
     return folded(total)
 
 
-@inlined
-def drawn(seed: Any, first: Any) -> Any:
-    """Four times 64 halfwords: the words 0 to 3 of 32 counters. What overflows into high halves is let be."""
-    low, half, m0, m1 = longs(LOW), longs(HALF), longs(M0), longs(M1)
-    a = counted(np.uint64(first))
-    b, c, d = a >> half, longs(np.uint64(0)), longs(np.uint64(0))
-    key0, key1 = seed & LOW, seed >> HALF
-    for _ in range(ROUNDS):
-        p, q = (a & low) * m0, (c & low) * m1
-        a, b, c, d = (q >> half) ^ b ^ longs(key0), q, (p >> half) ^ d ^ longs(key1), p
-        key0, key1 = (key0 + W0) & LOW, (key1 + W1) & LOW
-    return (
-        halfwords(low_words(a)),
-        halfwords(low_words(b)),
-        halfwords(low_words(c)),
-        halfwords(low_words(d)),
-    )
+@intrinsic  # type: ignore[untyped-decorator]
+def drawn(typing_context: Any, seed: Any, first: Any) -> Any:
+    """Philox: four times 64 halfwords, of the words 0 to 3 of 32 counters.
+
+    What overflows into the high halves of the 64 bits that each word is held in is let be.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide = ir.VectorType(ir.IntType(64), COUNTERS)
+
+        def all_of(value: int) -> Any:
+            return ir.Constant(wide, [value] * COUNTERS)
+
+        def high(x: Any) -> Any:
+            return builder.lshr(x, all_of(32))
+
+        def times(x: Any, factor: int) -> Any:
+            return builder.mul(builder.and_(x, all_of(0xFFFFFFFF)), all_of(factor))
+
+        def mixed(product: Any, x: Any, key: Any) -> Any:
+            return builder.xor(builder.xor(high(product), x), spread(builder, key, COUNTERS))
+
+        a = builder.add(spread(builder, args[1], COUNTERS), ir.Constant(wide, list(range(COUNTERS))))
+        b, c, d = high(a), all_of(0), all_of(0)
+        keys = [args[0], builder.lshr(args[0], ir.IntType(64)(32))]
+        for _ in range(ROUNDS):
+            p, q = times(a, MULTIPLIERS[0]), times(c, MULTIPLIERS[1])
+            a, b, c, d = mixed(q, b, keys[0]), q, mixed(p, d, keys[1]), p
+            keys = [builder.add(key, ir.IntType(64)(step)) for key, step in zip(keys, WEYL, strict=True)]
+        narrow = ir.VectorType(ir.IntType(32), COUNTERS)
+        halves = context.get_value_type(SHORTS)
+        words = [builder.bitcast(builder.trunc(word, narrow), halves) for word in (a, b, c, d)]
+        return context.make_tuple(builder, signature.return_type, words)
+
+    return types.UniTuple(SHORTS, 4)(types.uint64, types.uint64), generate
 
 
 @inlined
 def leveled(at: Any, inverse: Any, top: Any, random: Any) -> Any:
     """Levels of 64 entries by stochastic rounding, counted from 0."""
-    u = as_floats(widened(random)) * floats(STEP) + floats(OFFSET)
-    level = floor(load_floats(at) * floats(inverse) + u)
-    level = pick(level < floats(top), level, floats(top))
-    level = pick(level < floats(-top), floats(-top), level)
-    return low_bytes(truncated(level + floats(top)))
+    u = as_floats(widened(random)) * floats(STEP) + floats(OFFSET + top)
+    level = load_floats(at) * floats(inverse) + u
+    most = floats(top + top)
+    level = pick(level < most, level, most)
+    level = pick(level < floats(np.float32(0)), floats(np.float32(0)), level)
+    return low_bytes(truncated(level))
 
 
 @inlined
@@ -99,7 +118,7 @@ def bucket_coded(at: Any, inverse: Any, top: Any, seed: Any, first: Any, bits: A
     """The levels of a bucket, packed; see `layout`. Random halfwords in the order of `philox.halves`."""
     four, two, six = all_bytes(np.uint8(4)), all_bytes(np.uint8(2)), all_bytes(np.uint8(6))
     for half in range(2):
-        r0, r1, r2, r3 = drawn(seed, first + half * COUNTERS)
+        r0, r1, r2, r3 = drawn(seed, np.uint64(first + half * COUNTERS))
         begin, to = at + half * SIZE, codes + half * LANES
         k0 = leveled(begin, inverse, top, r0)
         k1 = leveled(begin + 2 * SIZE, inverse, top, r1)

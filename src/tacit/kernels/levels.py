@@ -85,9 +85,9 @@ def quantize_torch(
         inverse = inverse_of(unit)
         units[which] = torch.where(inverse > 0, unit, 0.0)
         random = halves(seed, which.start * bucket // 8, count, bucket // 8, -(-size // 8)).to(x.device)
-        u = random[:, :size].float() * 2.0**-16 + 2.0**-17
-        level = (row * inverse.unsqueeze(1) + u).floor_().clamp_(-top, top)
-        packed = strung(level.to(torch.int64) + top, bits)
+        u = random[:, :size].float() * 2.0**-16 + (2.0**-17 + top)  # exact: 24 bits at the most
+        level = (row * inverse.unsqueeze(1) + u).clamp_(0, 2 * top)
+        packed = strung(level.to(torch.int64), bits)
         start = which.start * bucket // 8 * bits
         codes[start : start + packed.numel()] = packed
 

@@ -45,12 +45,12 @@ def scale(piece: Any, at: Any, most: Any, clip: Any, stride: Any, partial: Any, 
 
 @inlined
 def rounded(piece: Any, inverse: Any, top: Any, random: Any, codes: Any) -> None:
-    """Levels by stochastic rounding, counted from 0. All in 32 bits: sums of int32 are int64 in numba."""
-    bottom = np.int32(-top)
+    """Levels by stochastic rounding, counted from 0."""
+    offset, most = OFFSET + np.float32(top), np.float32(top) + np.float32(top)
     for i in range(piece.shape[0]):
-        u = np.float32(random[i]) * STEP + OFFSET
-        level = np.int32(np.floor(piece[i] * inverse + u))
-        codes[i] = np.uint8(np.int32(min(max(level, bottom), top) + top))
+        u = np.float32(random[i]) * STEP + offset
+        level = min(piece[i] * inverse + u, most)
+        codes[i] = np.uint8(np.int32(max(level, np.float32(0))))
 
 
 @inlined

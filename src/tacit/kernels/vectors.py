@@ -42,7 +42,6 @@ class _Model(models.PrimitiveModel):  # type: ignore[misc]
 FLOATS, INTS, SHORTS, BYTES = (
     Vector(each) for each in (types.float32, types.int32, types.uint16, types.uint8)
 )
-LONGS, TRUTHS = Vector(types.uint64, LANES // 2), Vector(types.boolean)
 
 
 # ---- from memory, and back ----------------------------------------------------------------------------
@@ -74,35 +73,26 @@ def store(typing_context: Any, address: Any, vector: Any) -> Any:
     return types.void(types.int64, vector), generate
 
 
+def spread(builder: Any, scalar: Any, lanes: int) -> Any:
+    """The instructions that put a number into all lanes."""
+    vector = ir.VectorType(scalar.type, lanes)
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.IntType(32)(0))
+    places = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), places)
+
+
 def _spreads(kind: Vector) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
-    def spread(typing_context: Any, scalar: Any) -> Any:
+    def act(typing_context: Any, scalar: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            vector = context.get_value_type(kind)
-            one = builder.insert_element(ir.Constant(vector, ir.Undefined), args[0], ir.IntType(32)(0))
-            places = ir.Constant(ir.VectorType(ir.IntType(32), kind.lanes), [0] * kind.lanes)
-            return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), places)
+            return spread(builder, args[0], kind.lanes)
 
         return kind(kind.element), generate
 
-    return spread
+    return act
 
 
-floats, ints, all_bytes, longs = (_spreads(kind) for kind in (FLOATS, INTS, BYTES, LONGS))
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def counted(typing_context: Any, first: Any) -> Any:
-    """first, first + 1, ..., as `LONGS`."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = context.get_value_type(LONGS)
-        one = builder.insert_element(ir.Constant(vector, ir.Undefined), args[0], ir.IntType(32)(0))
-        places = ir.Constant(ir.VectorType(ir.IntType(32), LONGS.lanes), [0] * LONGS.lanes)
-        same = builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), places)
-        return builder.add(same, ir.Constant(vector, list(range(LONGS.lanes))))
-
-    return LONGS(types.uint64), generate
+floats, ints, all_bytes = (_spreads(kind) for kind in (FLOATS, INTS, BYTES))
 
 
 # ---- lane by lane -------------------------------------------------------------------------------------
@@ -150,20 +140,16 @@ def pick(typing_context: Any, mask: Any, one: Any, other: Any) -> Any:
     return one(mask, one, other), generate
 
 
-def _named(name: str) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
-    def act(typing_context: Any, x: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            kind = ir.FunctionType(args[0].type, [args[0].type])
-            full = f"llvm.{name}.v{x.lanes}f32"
-            return builder.call(cgutils.get_or_insert_function(builder.module, kind, full), args)
+@intrinsic  # type: ignore[untyped-decorator]
+def magnitude(typing_context: Any, x: Any) -> Any:
+    """The absolute values of floats."""
 
-        return x(x), generate
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(args[0].type, [args[0].type])
+        name = f"llvm.fabs.v{x.lanes}f32"
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
-    return act
-
-
-magnitude, floor = _named("fabs"), _named("floor")
+    return x(x), generate
 
 
 # ---- from type to type --------------------------------------------------------------------------------
@@ -186,8 +172,6 @@ low_bytes = _converts(BYTES, "trunc")
 widened, signed = _converts(INTS, "zext"), _converts(INTS, "sext")
 truncated = _converts(INTS, "fptosi")
 as_floats = _converts(FLOATS, "sitofp")
-low_words = _converts(Vector(types.uint32, LANES // 2), "trunc")
-halfwords = _converts(SHORTS, "bitcast")
 packed = _converts(types.int64, "bitcast")
 """64 truths as bits, the first one lowest."""
 
