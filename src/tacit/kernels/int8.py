@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import fits32, path
+from tacit.kernels.jit import address, addresses, fits32, half, path
 from tacit.kernels.layout import rows
 from tacit.kernels.levels import inverse_of, largest_of
 
@@ -40,7 +40,6 @@ def encode_int8_owed(x: Tensor, residual: Tensor, owed: Tensor, codes: Tensor, u
     if x.is_meta:
         warm_up()
     elif fits32(x, residual, owed):
-        from tacit.kernels.pointers import address
 
         _compiled(x, address(residual), address(owed), codes, units)
     else:
@@ -50,10 +49,8 @@ def encode_int8_owed(x: Tensor, residual: Tensor, owed: Tensor, codes: Tensor, u
 
 
 def _compiled(x: Tensor, residual: int, owed: int, codes: Tensor, units: Tensor) -> None:
-    from tacit.kernels import rounding
-    from tacit.kernels.pointers import address
 
-    rounding.encode(address(x), residual, owed, x.numel(), address(codes), address(units))
+    half("rounding").encode(address(x), residual, owed, x.numel(), address(codes), address(units))
 
 
 def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, fresh: bool) -> None:
@@ -61,11 +58,9 @@ def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, 
     if out.is_meta:
         return
     if fits32(out):
-        from tacit.kernels import rounding
-        from tacit.kernels.pointers import address, addresses
-
+    
         codes, units = zip(*payloads, strict=True)
-        rounding.add(addresses(codes), addresses(units), weight, fresh, address(out), out.numel())
+        half("rounding").add(addresses(codes), addresses(units), weight, fresh, address(out), out.numel())
     else:
         add_int8_torch_(payloads, weight, out, fresh)
 

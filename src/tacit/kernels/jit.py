@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,15 +21,38 @@ def path() -> str:
     return "numba" if find_spec("numba") else "torch"
 
 
+@cache
+def half(name: str) -> Any:
+    """The module `name` of compiled kernels, imported where it is first needed."""
+    return import_module(f"tacit.kernels.{name}")
+
+
 def fits(*tensors: Tensor) -> bool:
     """Whether compiled kernels take these tensors: on the CPU, of fp32, fp64 or uint8."""
-    kinds = (torch.float32, torch.float64, torch.uint8)
-    return path() == "numba" and all(x.device.type == "cpu" and x.dtype in kinds for x in tensors)
+    return path() == "numba" and _are(tensors, (torch.float32, torch.float64, torch.uint8))
 
 
 def fits32(*tensors: Tensor) -> bool:
     """`fits`, for the kernels that are compiled for fp32 alone."""
-    return fits(*tensors) and all(x.dtype == torch.float32 for x in tensors)
+    return path() == "numba" and _are(tensors, (torch.float32,))
+
+
+def _are(tensors: Sequence[Tensor], kinds: tuple[torch.dtype, ...]) -> bool:
+    for tensor in tensors:  # in the hot path: a generator takes three times as long
+        if tensor.dtype not in kinds or not tensor.is_cpu:
+            return False
+    return True
+
+
+def address(tensor: Tensor) -> int:
+    """Where this (contiguous) tensor begins, for a compiled kernel; keep it alive as long."""
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+def addresses(tensors: Sequence[Tensor]) -> Any:
+    """Where these tensors begin, as int64."""
+    return np.array([address(tensor) for tensor in tensors], dtype=np.int64)
 
 
 def compiled(function: F, signatures: Sequence[str], fastmath: frozenset[str] = frozenset()) -> F:

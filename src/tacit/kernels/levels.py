@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import fits32, path
+from tacit.kernels.jit import address, addresses, fits32, half, path
 from tacit.kernels.layout import code_bytes, group, lane_sums, rows, strung, unstrung
 from tacit.kernels.philox import halves
 
@@ -45,8 +45,7 @@ def quantize(x: Tensor, bits: int, bucket: int, clip: float, seed: int, codes: T
     if x.is_meta:
         warm_up()
     elif fits32(x):
-        from tacit.kernels import quantize as fast
-        from tacit.kernels.pointers import address
+        fast = half("quantize")
 
         here, there, scales = address(x), address(codes), address(units)
         fast.quantize(here, x.numel(), bits, group(bits), bucket, clip, seed, there, scales)
@@ -61,8 +60,7 @@ def add_levels_(
     if out.is_meta:
         return
     if fits32(out):
-        from tacit.kernels import quantize as fast
-        from tacit.kernels.pointers import address, addresses
+        fast = half("quantize")
 
         codes, units = (addresses(each) for each in zip(*payloads, strict=True))
         fast.add(codes, units, bits, group(bits), bucket, weight, fresh, address(out), out.numel())

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tacit.kernels.jit import compiled
-from tacit.kernels.pointers import bytes_at, ints_at
+from tacit.kernels.jit import compiled, inlined
+from tacit.kernels.pointers import bytes_at, floats_at, ints_at
 
 
 def _pack(places: Any, count: Any, k: Any, low: Any, target: Any, size: Any) -> None:
@@ -50,7 +50,8 @@ def _unpack(source: Any, size: Any, k: Any, low: Any, places: Any) -> Any:
     return found
 
 
-def _scatter(index: Any, values: Any, weight: Any, out: Any) -> int:
+@inlined
+def scattered(index: Any, values: Any, weight: Any, out: Any) -> int:
     """Add `weight` times the values to `out`; how many positions were outside of it, and left out."""
     outside = 0
     size = np.uint32(out.shape[0])
@@ -62,7 +63,19 @@ def _scatter(index: Any, values: Any, weight: Any, out: Any) -> int:
     return outside
 
 
-_REALS = ("float32", "float64")
+def _scatter(index: Any, count: Any, values: Any, weight: Any, out: Any, numel: Any) -> int:
+    """`scattered`, of fp32, by address."""
+    return scattered(
+        ints_at(index, 0, count), floats_at(values, 0, count), weight, floats_at(out, 0, numel)
+    )
+
+
+def _scatter64(index: Any, values: Any, weight: Any, out: Any) -> int:
+    """`scattered`, of fp64."""
+    return scattered(index, values, weight, out)
+
+
 pack = compiled(_pack, ["void(int64, int64, int64, int64, int64, int64)"])
 unpack = compiled(_unpack, ["int64(int64, int64, int64, int64, int64)"])
-scatter = compiled(_scatter, [f"int64(int32[::1], {x}[::1], {x}, {x}[::1])" for x in _REALS])
+scatter = compiled(_scatter, ["int64(int64, int64, int64, float32, int64, int64)"])
+scatter64 = compiled(_scatter64, ["int64(int32[::1], float64[::1], float64, float64[::1])"])

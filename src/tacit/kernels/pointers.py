@@ -1,25 +1,11 @@
-"""Arrays given to compiled kernels by their addresses, so that one signature takes any number of peers."""
+"""Arrays that compiled kernels are given by their addresses: of any number of peers, and without wrapping."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numba import carray, njit, types
 from numba.extending import intrinsic
-from torch import Tensor
-
-
-def address(tensor: Tensor) -> int:
-    """Where this (contiguous) tensor begins; keep it alive as long."""
-    assert tensor.is_contiguous()
-    return tensor.data_ptr()
-
-
-def addresses(tensors: Sequence[Tensor]) -> Any:
-    """Where these tensors begin, as int64."""
-    return np.array([address(tensor) for tensor in tensors], dtype=np.int64)
 
 
 def _pointer(kind: Any) -> Any:

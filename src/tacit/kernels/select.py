@@ -9,12 +9,13 @@ everything. They come in the order of their positions.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import fits, fits32, path
+from tacit.kernels.jit import address, fits, fits32, half, path
 
 BLOCK = 1 << 18
 """Elements that the plain torch version works on at a time: 1 MiB of fp32, within a second-level cache."""
@@ -44,6 +45,7 @@ def warm_up() -> None:
         import tacit.kernels.scan  # noqa: F401
 
 
+@cache
 def room_for(numel: int, k: int) -> int:
     """How many places a `Room` needs to choose k of `numel` entries."""
     sample = _sampled(numel, 1)
@@ -95,13 +97,11 @@ def _attempt(
     And whether only zeros do not reach it.
     """
     if fits32(x):
-        from tacit.kernels.scan import choose
-
         numel, step, sample = x.numel(), _step(x.numel(), effort), _sampled(x.numel(), effort)
         wanted = _wanted(numel, k, sample)
         wanted = 0 if wanted == sample < numel else wanted  # all of the sample: then all but zeros
         given = _given(x, residual, owed)
-        count, least = choose(*given, numel, k, step, wanted, *_collected(room))
+        count, least = half("scan").choose(*given, numel, k, step, wanted, *_collected(room))
         return None if count < 0 else Chosen(room.at[:count], room.values[:count]), least
     threshold, least = _guess(x, residual, k, effort)
     found = sift(x, threshold, room, residual, owed)
@@ -142,8 +142,7 @@ def sift(
     """
     if not fits(x):
         return sift_torch(x, threshold, room, residual, owed)
-    from tacit.kernels import scan
-
+    scan = half("scan")
     if x.dtype == torch.float32:
         given, numel = _given(x, residual, owed), x.numel()
         count = scan.sift(*given, numel, threshold, *_collected(room))
@@ -155,7 +154,6 @@ def sift(
 
 
 def _given(x: Tensor, residual: Tensor | None, owed: Tensor | None) -> tuple[int, int, int]:
-    from tacit.kernels.pointers import address
 
     if residual is None or owed is None:
         return address(x), 0, 0
@@ -163,7 +161,6 @@ def _given(x: Tensor, residual: Tensor | None, owed: Tensor | None) -> tuple[int
 
 
 def _collected(room: Room) -> tuple[int, int, int]:
-    from tacit.kernels.pointers import address
 
     return address(room.at), address(room.values), room.at.numel()
 
@@ -202,6 +199,7 @@ def _step(numel: int, effort: int) -> int:
     return (numel * RUN // sample) | 1  # odd, so that it does not march in step with the rows of a matrix
 
 
+@cache
 def _sampled(numel: int, effort: int) -> int:
     """How many entries are looked at."""
     step = _step(numel, effort)
@@ -217,6 +215,7 @@ def _sample(x: Tensor, effort: int) -> Tensor:
     )
 
 
+@cache
 def _wanted(numel: int, k: int, sample: int) -> int:
     """How many of the sample shall reach the threshold, so that in all likelihood k of all do."""
     if sample == numel:
@@ -260,10 +259,8 @@ def _settle(found: Chosen, k: int, owed: Tensor | None) -> Chosen:
     if found.at.numel() > k:
         least, larger = _nth_largest(found.values, k)
         if fits(found.values):
-            from tacit.kernels.scan import settle
-
             index, values, back = _arrays(*found, found.values[:0] if owed is None else owed)
-            settle(index, values, values.dtype.type(least), k - larger, back)
+            half("scan").settle(index, values, values.dtype.type(least), k - larger, back)
         else:
             settle_torch(found, least, k - larger, owed)
     return Chosen(found.at[:k], found.values[:k])

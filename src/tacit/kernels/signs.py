@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import fits32, path
+from tacit.kernels.jit import address, addresses, fits32, half, path
 from tacit.kernels.layout import buckets, lane_sums, rows, strung, unstrung
 from tacit.kernels.levels import HUGE
 
@@ -35,8 +35,7 @@ def encode_signs(x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None) ->
     if x.is_meta:
         warm_up()
     elif fits32(x):
-        from tacit.kernels import split
-        from tacit.kernels.pointers import address
+        split = half("split")
 
         low = 0 if lows is None else address(lows)
         split.encode(address(x), 0, 0, x.numel(), address(bits), address(highs), low, False)
@@ -51,8 +50,7 @@ def encode_signs_owed(
     if x.is_meta:
         warm_up()
     elif fits32(x, residual, owed):
-        from tacit.kernels import split
-        from tacit.kernels.pointers import address
+        split = half("split")
 
         low = 0 if lows is None else address(lows)
         here, before, after = address(x), address(residual), address(owed)
@@ -85,7 +83,6 @@ def encode_sign_owed(
     if x.is_meta:
         warm_up()
     elif fits32(x, residual, owed):
-        from tacit.kernels.pointers import address
 
         _compiled_one(x, address(residual), address(owed), bits, means, magnitude)
     else:
@@ -97,11 +94,8 @@ def encode_sign_owed(
 def _compiled_one(
     x: Tensor, residual: int, owed: int, bits: Tensor, means: Tensor, magnitude: Tensor
 ) -> None:
-    from tacit.kernels.pointers import address
-    from tacit.kernels.split import encode_one
-
     numel = x.numel()
-    encode_one(address(x), residual, owed, numel, address(bits), address(means), address(magnitude))
+    half("split").encode_one(address(x), residual, owed, numel, address(bits), address(means), address(magnitude))
 
 
 Values = tuple[Tensor, Tensor, Tensor | None]
@@ -113,8 +107,7 @@ def add_signs_(payloads: Sequence[Values], weight: float, out: Tensor, fresh: bo
     if out.is_meta:
         return
     if fits32(out):
-        from tacit.kernels import split
-        from tacit.kernels.pointers import address, addresses
+        split = half("split")
 
         bits, highs = addresses([p[0] for p in payloads]), addresses([p[1] for p in payloads])
         lows = addresses([p[2] for p in payloads if p[2] is not None])
