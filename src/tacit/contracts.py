@@ -167,6 +167,10 @@ class Sent(ABC):
         x.masked_fill_(self.dense(x).ne(0), 0.0)
 
 
+_PIECE = 1 << 14
+"""Entries that are copied at a time where a whole copy would be allocated: 64 KiB of fp32."""
+
+
 @dataclass(frozen=True, slots=True)
 class Everything(Sent):
     """All of `x` arrived, to the last bit."""
@@ -191,7 +195,9 @@ class Rounded(Sent):
 
     def take_from_(self, owed: Tensor) -> None:
         """Leave the rounding error owed."""
-        owed.sub_(self.x.to(self.dtype))
+        for start in range(0, owed.numel(), _PIECE):
+            piece = slice(start, start + _PIECE)
+            owed[piece] -= self.x[piece].to(self.dtype).to(owed.dtype)
 
     def dense(self, like: Tensor) -> Tensor:
         """`x` after a round trip through `dtype`."""

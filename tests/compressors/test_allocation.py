@@ -21,8 +21,15 @@ ROWS, COLUMNS = 50, 80
 FACTOR = ROWS * COLUMNS
 """So many times the entries of the table's rows: 1 % of the 4 million is more than 64 KiB."""
 
-# What these allocate, and why, stands in dev/LOG.md.
-ALLOCATES: dict[str, str] = {}
+ALLOCATES = {
+    "dense, momentum corrected": "what was sent, to clear momentum where it was: all entries",
+    "bf16, momentum corrected, + ef": "what was sent, to clear momentum where it was: all entries",
+    "dense, clipped, + ef": "the multiple that was sent: all entries",
+    "randomk 5%": "positions, drawn anew in every round",
+    "randomk 5% + ef": "positions, drawn anew in every round",
+    "randomk 100%": "positions, drawn anew in every round",
+}
+"""What still does, and what for."""
 
 
 def enlarged(value: object) -> object:

@@ -158,9 +158,7 @@ def full_room(x: Tensor) -> Room:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("numel", [1, 15, 16, 17, 1024, 1033, 300_007])
-def test_the_compiled_passes_equal_the_reference(
-    numel: int, dtype: torch.dtype
-) -> None:
+def test_the_compiled_passes_equal_the_reference(numel: int, dtype: torch.dtype) -> None:
     pytest.importorskip("numba")
     assert path() == "numba"
     x, residual = random(numel, dtype), random(numel, dtype, seed=2)

@@ -40,7 +40,6 @@ def encode_int8_owed(x: Tensor, residual: Tensor, owed: Tensor, codes: Tensor, u
     if x.is_meta:
         warm_up()
     elif fits32(x, residual, owed):
-
         _compiled(x, address(residual), address(owed), codes, units)
     else:
         torch.add(x, residual, out=owed)
@@ -58,7 +57,6 @@ def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, 
     if out.is_meta:
         return
     if fits32(out):
-    
         codes, units = zip(*payloads, strict=True)
         half("rounding").add(addresses(codes), addresses(units), weight, fresh, address(out), out.numel())
     else:

@@ -65,9 +65,15 @@ def scattered(index: Any, values: Any, weight: Any, out: Any) -> int:
 
 def _scatter(index: Any, count: Any, values: Any, weight: Any, out: Any, numel: Any) -> int:
     """`scattered`, of fp32, by address."""
-    return scattered(
-        ints_at(index, 0, count), floats_at(values, 0, count), weight, floats_at(out, 0, numel)
-    )
+    return scattered(ints_at(index, 0, count), floats_at(values, 0, count), weight, floats_at(out, 0, numel))
+
+
+def _clear(index: Any, count: Any, out: Any, numel: Any) -> None:
+    """Zero the fp32 `out` at the positions that are in it. By address."""
+    places, target = ints_at(index, 0, count), floats_at(out, 0, numel)
+    for j in range(count):
+        if np.uint32(places[j]) < np.uint32(numel):
+            target[np.uint32(places[j])] = 0
 
 
 def _scatter64(index: Any, values: Any, weight: Any, out: Any) -> int:
@@ -78,4 +84,5 @@ def _scatter64(index: Any, values: Any, weight: Any, out: Any) -> int:
 pack = compiled(_pack, ["void(int64, int64, int64, int64, int64, int64)"])
 unpack = compiled(_unpack, ["int64(int64, int64, int64, int64, int64)"])
 scatter = compiled(_scatter, ["int64(int64, int64, int64, float32, int64, int64)"])
+clear = compiled(_clear, ["void(int64, int64, int64, int64)"])
 scatter64 = compiled(_scatter64, ["int64(int32[::1], float64[::1], float64, float64[::1])"])

@@ -59,14 +59,14 @@ def pack_positions(index: Tensor, numel: int, k: int, packed: Tensor) -> None:
         pack_positions_torch(index, numel, k, packed)
 
 
-def unpack_positions(packed: Tensor, numel: int, k: int) -> Tensor:
-    """The positions, int32."""
+def unpack_positions(packed: Tensor, numel: int, k: int, room: Tensor | None = None) -> Tensor:
+    """The positions, int32; in `room`, of k + 1 places, where it is given and the compiled way is taken."""
     if packed.is_meta:
         return packed.new_empty(k, dtype=torch.int32)
     low = way(numel, k)
     if low == INT32 or not fits(packed):
         return unpack_positions_torch(packed, numel, k)
-    index = torch.empty(k + 1, dtype=torch.int32)
+    index = torch.empty(k + 1, dtype=torch.int32) if room is None else room
     return index[: half("places").unpack(address(packed), packed.numel(), k, low, address(index))]
 
 
@@ -87,6 +87,14 @@ def scatter_add_(index: Tensor, values: Tensor, out: Tensor, weight: float = 1.0
         raise TacitError(
             f"{outside} positions of a peer are not among {out.numel()} entries: it sent no such lot"
         )
+
+
+def clear_(index: Tensor, out: Tensor) -> None:
+    """Zero `out` (flat) at the positions."""
+    if fits32(out) and index.dtype == torch.int32:
+        half("places").clear(address(index), index.numel(), address(out), out.numel())
+    else:
+        out.index_fill_(0, index.long(), 0.0)
 
 
 # ---- the reference, in plain torch --------------------------------------------------------------------

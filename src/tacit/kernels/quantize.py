@@ -160,9 +160,5 @@ def _add(
 
 
 # Nothing may be reordered here: the bits are those of the reference.
-quantize = compiled(
-    _quantize, ["void(int64, int64, int64, int64, int64, float32, uint64, int64, int64)"]
-)
-add = compiled(
-    _add, ["void(int64[::1], int64[::1], int64, int64, int64, float32, boolean, int64, int64)"]
-)
+quantize = compiled(_quantize, ["void(int64, int64, int64, int64, int64, float32, uint64, int64, int64)"])
+add = compiled(_add, ["void(int64[::1], int64[::1], int64, int64, int64, float32, boolean, int64, int64)"])

@@ -29,8 +29,8 @@ from tacit.kernels.vectors import (
 BLOCK, VECTORS = 512, 8
 TOP = np.float32(127)
 MAGIC = np.float32(12582912.0)
-"""Added and taken away again, it rounds to the nearest whole number, to the even one of two; and with it added,
-the lowest byte of the number's bits is that of the whole number."""
+"""Added and taken away again, it rounds to the nearest whole number, to the even one of two; and with it
+added, the lowest byte of the number's bits is that of the whole number."""
 
 
 @inlined

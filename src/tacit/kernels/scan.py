@@ -152,12 +152,13 @@ def _settle(index: Any, values: Any, least: Any, equal: int, owed: Any) -> Any:
 
     What is not kept is given back to `owed`, where that is not empty. How many are kept.
     """
-    kept = 0
+    kept: Any = 0
+    left: Any = equal
     for j in range(index.shape[0]):
         place, value = index[j], values[j]
         tie = abs(value) == least
-        keep = (abs(value) > least) | (tie & (equal > 0))
-        equal -= np.int64(tie)
+        keep = (abs(value) > least) | (tie & (left > 0))
+        left -= np.int64(tie)
         index[kept] = place
         values[kept] = value
         kept += np.int64(keep)

@@ -83,7 +83,6 @@ def encode_sign_owed(
     if x.is_meta:
         warm_up()
     elif fits32(x, residual, owed):
-
         _compiled_one(x, address(residual), address(owed), bits, means, magnitude)
     else:
         torch.add(x, residual, out=owed)
@@ -95,7 +94,9 @@ def _compiled_one(
     x: Tensor, residual: int, owed: int, bits: Tensor, means: Tensor, magnitude: Tensor
 ) -> None:
     numel = x.numel()
-    half("split").encode_one(address(x), residual, owed, numel, address(bits), address(means), address(magnitude))
+    half("split").encode_one(
+        address(x), residual, owed, numel, address(bits), address(means), address(magnitude)
+    )
 
 
 Values = tuple[Tensor, Tensor, Tensor | None]

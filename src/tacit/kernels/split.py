@@ -152,9 +152,7 @@ def _overall(means: Any, numel: Any, magnitude: Any) -> None:
     floats_at(magnitude, 0, 1)[0] = np.float32((total * BLOCK - last) / max(numel, 1))
 
 
-def _encode_one(
-    x: Any, residual: Any, owed: Any, numel: Any, bits: Any, means: Any, magnitude: Any
-) -> None:
+def _encode_one(x: Any, residual: Any, owed: Any, numel: Any, bits: Any, means: Any, magnitude: Any) -> None:
     """`_encode` with the mean magnitude of all, which is known only at the end: then it is subtracted."""
     _ENCODE(x, residual, owed, numel, bits, means, 0, False)
     _OVERALL(means, numel, magnitude)
@@ -177,9 +175,7 @@ def chosen(bits: Any, high: Any, low: Any, out: Any) -> None:
 
 
 @inlined
-def half_added(
-    bits: Any, worth: Any, b: Any, first: Any, fresh: Any, at: Any
-) -> None:
+def half_added(bits: Any, worth: Any, b: Any, first: Any, fresh: Any, at: Any) -> None:
     """Four planes of a block from the `first` on, what all peers say of them."""
     a0, a1, a2, a3 = floats(ZERO), floats(ZERO), floats(ZERO), floats(ZERO)
     if not fresh:

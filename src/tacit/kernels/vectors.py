@@ -1,7 +1,7 @@
 """Vectors as values in compiled kernels, added and compared as numbers are.
 
-LLVM cuts them into registers of the processor at hand, and writes what it lacks in steps. So a kernel does not
-hang on what the compiler makes of its loops, nor on what it can prove of its pointers.
+LLVM cuts them into registers of the processor at hand, and writes what it lacks in steps. So a kernel does
+not hang on what the compiler makes of its loops, nor on what it can prove of its pointers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIZE = 4 * LANES
 """Bytes of 64 floats."""
 
 
-class Vector(types.Type):  # type: ignore[misc]
+class Vector(types.Type):
     """The type of `lanes` numbers."""
 
     def __init__(self, element: Any, lanes: int = LANES) -> None:
@@ -35,7 +35,9 @@ class Vector(types.Type):  # type: ignore[misc]
 @register_model(Vector)
 class _Model(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, kind: Vector) -> None:
-        one = ir.IntType(1) if kind.element == types.boolean else manager.lookup(kind.element).get_value_type()
+        one = (
+            ir.IntType(1) if kind.element == types.boolean else manager.lookup(kind.element).get_value_type()
+        )
         super().__init__(manager, kind, ir.VectorType(one, kind.lanes))
 
 
@@ -155,7 +157,7 @@ def magnitude(typing_context: Any, x: Any) -> Any:
 # ---- from type to type --------------------------------------------------------------------------------
 
 
-def _converts(to: Vector, method: str) -> Any:
+def _converts(to: Any, method: str) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
     def convert(typing_context: Any, x: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -242,5 +244,3 @@ def number(typing_context: Any, bits: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
 
     return types.float32(types.int32), generate
-
-
