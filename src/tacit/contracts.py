@@ -12,6 +12,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -166,6 +167,10 @@ class Sent(ABC):
         x.masked_fill_(self.dense(x).ne(0), 0.0)
 
 
+_PIECE = 1 << 14
+"""Entries that are copied at a time where a whole copy would be allocated: 64 KiB of fp32."""
+
+
 @dataclass(frozen=True, slots=True)
 class Everything(Sent):
     """All of `x` arrived, to the last bit."""
@@ -190,7 +195,9 @@ class Rounded(Sent):
 
     def take_from_(self, owed: Tensor) -> None:
         """Leave the rounding error owed."""
-        owed.sub_(self.x.to(self.dtype))
+        for start in range(0, owed.numel(), _PIECE):
+            piece = slice(start, start + _PIECE)
+            owed[piece] -= self.x[piece].to(self.dtype).to(owed.dtype)
 
     def dense(self, like: Tensor) -> Tensor:
         """`x` after a round trip through `dtype`."""
@@ -333,12 +340,14 @@ class Context:
 
     def rng(self, *salt: object) -> torch.Generator:
         """Random numbers equal on all peers; different by rank where the rank is part of the salt."""
-        text = "|".join(map(str, (self.seed, self.round, self.name, self.prefix, *salt)))
-        return torch.Generator().manual_seed(zlib.crc32(text.encode()))
+        return torch.Generator().manual_seed(zlib.crc32(self._salted(salt)))
 
     def draw(self, *salt: object) -> int:
         """A seed of 62 bits, for kernels that draw by themselves; equal and different as `rng`."""
-        return int(torch.randint(1 << 62, (1,), generator=self.rng(*salt)))
+        return int.from_bytes(blake2b(self._salted(salt), digest_size=8).digest()) >> 2
+
+    def _salted(self, salt: tuple[object, ...]) -> bytes:
+        return "|".join(map(str, (self.seed, self.round, self.name, self.prefix, *salt))).encode()
 
     def inside(self, part: str, out: Tensor | None = None, of: float = 1.0) -> Context:
         """The context of a part of this exchange, with a share `of` its elements.

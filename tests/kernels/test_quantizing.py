@@ -120,6 +120,37 @@ def test_signs(kind: str, numel: int, two: bool, keep: bool) -> None:
         )
 
 
+@settings(max_examples=15, deadline=None)
+@given(SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_magnitude_for_all(kind: str, numel: int) -> None:
+    x, residual = numbers(numel, kind), 0.5 * numbers(numel, kind, seed=1)
+
+    def room() -> list[Tensor]:
+        return [rubbish(-(-numel // 8)), rubbish(signs.blocks(numel), torch.float32), torch.full((1,), 7.0)]
+
+    def slowly(b: Tensor, m: Tensor, magnitude: Tensor) -> None:
+        signs.encode_signs_torch(x, b, m, None)
+        signs.overall_torch(m, numel, magnitude)
+
+    *_, magnitude = same(lambda *outs: signs.encode_sign(x, *outs), slowly, room)
+    if numel and kind not in ("denormal", "huge"):
+        assert magnitude.item() == pytest.approx(float(x.double().abs().mean()), rel=1e-5)
+
+    def slowly_owed(b: Tensor, m: Tensor, magnitude: Tensor, owed: Tensor) -> None:
+        torch.add(x, residual, out=owed)
+        signs.encode_signs_torch(owed, b, m, None)
+        signs.overall_torch(m, numel, magnitude)
+        signs.add_signs_torch_([(b, magnitude, None)], -1.0, owed, fresh=False)
+
+    if kind != "huge":
+        same(
+            lambda b, m, magnitude, owed: signs.encode_sign_owed(x, residual, owed, b, m, magnitude),
+            slowly_owed,
+            lambda: [*room(), torch.full((numel,), math.nan)],
+        )
+
+
 def test_two_means_are_those_of_each_side() -> None:
     x = torch.tensor([3.0, -1.0, 0.0, -5.0, 6.0])
     bits, high, low = rubbish(1), torch.empty(1), torch.empty(1)

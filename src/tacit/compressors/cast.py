@@ -12,7 +12,7 @@ from torch import Tensor
 from tacit.contracts import Context, Decoded, OneShot, Payload, Rounded, Sent
 from tacit.errors import unknown
 
-PIECE = 1 << 16
+PIECE = 1 << 14
 """Entries that are widened at a time: they stay in the second-level cache."""
 
 
@@ -40,7 +40,8 @@ class Cast(OneShot):
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Widen and add in one pass."""
-        out.add_(payload[0], alpha=weight)
+        for start, stop in _pieces(out.numel()):  # of mixed types torch would widen all of it at once
+            out[start:stop].add_(payload[0][start:stop].to(out.dtype), alpha=weight)
 
     def sent(self, payload: Payload, x: Tensor) -> Sent:
         """`x` rounded; made only if somebody asks, as the mean has overwritten the payload."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
-from tacit.kernels.positions import nbytes, pack_positions, scatter_add_, unpack_positions
+from tacit.kernels.positions import clear_, nbytes, pack_positions, scatter_add_, unpack_positions
+from tacit.kernels.rooms import room
 from tacit.kernels.select import Chosen, Room, room_for
 
 
@@ -51,13 +52,14 @@ class Entries(OneShot):
     def _encode(self, x: Tensor, residual: Tensor | None, owed: Tensor | None, ctx: Context) -> Payload:
         numel, most = x.numel(), self.most(x.numel())
         places = (room_for(numel, most),)
-        room = Room(ctx.scratch("index", x, places, torch.int32), ctx.scratch("entries", x, places, x.dtype))
-        index, values = self.choose(x, room, residual, owed)
+        found = Room(ctx.scratch("index", x, places, torch.int32), ctx.scratch("entries", x, places, x.dtype))
+        index, values = self.choose(x, found, residual, owed)
         packed = ctx.scratch("positions", x, (nbytes(numel, most),), torch.uint8)
         pack_positions(index, numel, most, packed)
         written = self.write(values, most, ctx)
         if owed is not None and not self.exact:
-            scatter_add_(index, values - self.read(written, values, 1.0), owed)
+            said = self.read(written, values, 1.0)
+            scatter_add_(index, torch.sub(values, said, out=said), owed)
         return (*written, packed)
 
     @property
@@ -73,11 +75,11 @@ class Entries(OneShot):
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Scatter-add; touches those entries only."""
         *written, packed = payload
-        index = unpack_positions(packed, out.numel(), self.most(out.numel()))
-        like = out[:0].new_empty(index.numel())
+        index = _positions(packed, out.numel(), self.most(out.numel()))
         if self.exact:
             scatter_add_(index, written[0], out, weight)
         else:
+            like = room("like", index.numel(), out.dtype, out.device)
             scatter_add_(index, self.read(tuple(written), like, weight), out)
 
     def sent(self, payload: Payload, x: Tensor) -> Sent:
@@ -89,5 +91,13 @@ class Entries(OneShot):
 class _SomeSent(Decoded):
     def clear_(self, x: Tensor) -> None:
         assert isinstance(self.codec, Entries)
-        index = unpack_positions(self.payload[-1], x.numel(), self.codec.most(x.numel()))
-        x.index_fill_(0, index.long(), 0.0)
+        clear_(_positions(self.payload[-1], x.numel(), self.codec.most(x.numel())), x)
+
+
+def _positions(packed: Tensor, numel: int, most: int) -> Tensor:
+    return unpack_positions(packed, numel, most, room("index", most + 1, torch.int32, packed.device))
+
+
+def zeros(like: Tensor) -> Tensor:
+    """As many entries as `like` has, for `read` to add to; good until it reads again."""
+    return room("zeros", like.numel(), like.dtype, like.device).zero_()

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
 from tacit.errors import ConfigError
-from tacit.kernels.signs import BLOCK, Values, add_signs_, blocks, encode_signs, encode_signs_owed
+from tacit.kernels.signs import (
+    BLOCK,
+    Values,
+    add_signs_,
+    blocks,
+    encode_sign,
+    encode_sign_owed,
+    encode_signs,
+    encode_signs_owed,
+)
 
 
 class Signed(OneShot):
@@ -70,27 +79,23 @@ class Sign(Signed):
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
         """(packed signs, magnitudes)."""
-        bits, means = self._buffers(x, ctx)
-        encode_signs(x, bits, means, None)
-        return bits, means if self.block else _overall(means, x.numel())
+        bits, means, magnitude = self._buffers(x, ctx)
+        if self.block:
+            encode_signs(x, bits, means, None)
+            return bits, means
+        encode_sign(x, bits, means, magnitude)
+        return bits, magnitude
 
     def encode_owed(self, x: Tensor, residual: Tensor, owed: Tensor, ctx: Context) -> Payload:
         """One pass by blocks; with one magnitude, known only at the end, a second one that subtracts."""
-        bits, means = self._buffers(x, ctx)
-        encode_signs_owed(x, residual, owed, bits, means, None, keep=self.block is not None)
+        bits, means, magnitude = self._buffers(x, ctx)
         if self.block:
+            encode_signs_owed(x, residual, owed, bits, means, None, keep=True)
             return bits, means
-        magnitude = _overall(means, x.numel())
-        add_signs_([(bits, magnitude, None)], -1.0, owed, fresh=False)
+        encode_sign_owed(x, residual, owed, bits, means, magnitude)
         return bits, magnitude
 
-    def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+    def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         bits = ctx.scratch("bits", x, (-(-x.numel() // 8),), torch.uint8)
-        return bits, ctx.scratch("means", x, (blocks(x.numel()),), torch.float32)
-
-
-def _overall(means: Tensor, numel: int) -> Tensor:
-    """The mean over all entries, of those over blocks; the last block may be shorter."""
-    missing = means.numel() * BLOCK - numel
-    wide = means.double()
-    return ((wide.sum() * BLOCK - wide[-1:].sum() * missing) / max(1, numel)).float().view(1)
+        means = ctx.scratch("means", x, (blocks(x.numel()),), torch.float32)
+        return bits, means, ctx.scratch("magnitude", x, (1,), torch.float32)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit.compressors import ratio
-from tacit.compressors.entries import Entries
+from tacit.compressors.entries import Entries, zeros
 from tacit.contracts import Context, Payload
 from tacit.errors import ConfigError
 from tacit.kernels.select import Chosen, Room, select_above
@@ -67,7 +67,7 @@ class Threshold(Entries):
 
     def read(self, written: Payload, like: Tensor, weight: float) -> Tensor:
         """Plus or minus tau."""
-        entries = like.new_zeros(like.numel())
+        entries = zeros(like)
         signs = written[0][: _bytes(like.numel())], like.new_full((1,), weight * self.tau), None
         add_signs_([signs], 1.0, entries, fresh=False)
         return entries

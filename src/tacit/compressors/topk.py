@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tacit.compressors import ratio
 from tacit.compressors.dense import Dense
-from tacit.compressors.entries import Entries
+from tacit.compressors.entries import Entries, zeros
 from tacit.contracts import Context, OneShot, Payload
 from tacit.errors import ConfigError
 from tacit.kernels.select import Chosen, Room, select_largest
@@ -64,7 +64,7 @@ class TopK(Entries):
 
     def read(self, written: Payload, like: Tensor, weight: float) -> Tensor:
         """As `values` says."""
-        entries = like.new_zeros(like.numel())
+        entries = zeros(like)
         self.values.decode_add_(written, entries, weight)
         return entries
 

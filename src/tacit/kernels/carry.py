@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from tacit.kernels.jit import compiled
-from tacit.kernels.parts import MAGNITUDE, draw
+from tacit.kernels.parts import MAGNITUDE, draw, packed
 from tacit.kernels.pointers import bytes_at
-from tacit.kernels.split import packed
 
 BLOCK, LANES = 512, 64
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import fits32, path
+from tacit.kernels.jit import addresses, fits32, half, path
 from tacit.kernels.layout import rows, strung, unstrung
 from tacit.kernels.philox import halves
 
@@ -33,10 +33,8 @@ def encode_exponents(x: Tensor, seed: int, exponents: Tensor, bits: Tensor) -> N
     if x.is_meta:
         warm_up()
     elif fits32(x):
-        from tacit.kernels import carry
-
         array = x.detach().numpy()
-        carry.encode(array, array.view("i4"), seed, exponents.numpy(), bits.numpy())
+        half("carry").encode(array, array.view("i4"), seed, exponents.numpy(), bits.numpy())
     else:
         encode_exponents_torch(x, seed, exponents, bits)
 
@@ -46,11 +44,8 @@ def add_exponents_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Ten
     if out.is_meta:
         return
     if fits32(out):
-        from tacit.kernels import carry
-        from tacit.kernels.pointers import addresses
-
         exponents, bits = zip(*payloads, strict=True)
-        carry.add(addresses(exponents), addresses(bits), weight, fresh, out.detach().numpy())
+        half("carry").add(addresses(exponents), addresses(bits), weight, fresh, out.detach().numpy())
     else:
         add_exponents_torch_(payloads, weight, out, fresh)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import fits32, path
+from tacit.kernels.jit import address, addresses, fits32, half, path
 from tacit.kernels.layout import rows
 from tacit.kernels.levels import inverse_of, largest_of
 
@@ -30,7 +30,7 @@ def encode_int8(x: Tensor, codes: Tensor, units: Tensor) -> None:
     if x.is_meta:
         warm_up()
     elif fits32(x):
-        _compiled(x, x[:0], x, codes, units)
+        _compiled(x, 0, 0, codes, units)
     else:
         encode_int8_torch(x, codes, units)
 
@@ -40,18 +40,16 @@ def encode_int8_owed(x: Tensor, residual: Tensor, owed: Tensor, codes: Tensor, u
     if x.is_meta:
         warm_up()
     elif fits32(x, residual, owed):
-        _compiled(x, residual, owed, codes, units)
+        _compiled(x, address(residual), address(owed), codes, units)
     else:
         torch.add(x, residual, out=owed)
         encode_int8_torch(owed, codes, units)
         add_int8_torch_([(codes, units)], -1.0, owed, fresh=False)
 
 
-def _compiled(x: Tensor, residual: Tensor, owed: Tensor, codes: Tensor, units: Tensor) -> None:
-    from tacit.kernels import rounding
+def _compiled(x: Tensor, residual: int, owed: int, codes: Tensor, units: Tensor) -> None:
 
-    given, before, after = (each.detach().numpy() for each in (x, residual, owed))
-    rounding.encode(given, before, after, after.view("i4"), codes.numpy(), units.numpy())
+    half("rounding").encode(address(x), residual, owed, x.numel(), address(codes), address(units))
 
 
 def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, fresh: bool) -> None:
@@ -59,11 +57,8 @@ def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, 
     if out.is_meta:
         return
     if fits32(out):
-        from tacit.kernels import rounding
-        from tacit.kernels.pointers import addresses
-
         codes, units = zip(*payloads, strict=True)
-        rounding.add(addresses(codes), addresses(units), weight, fresh, out.detach().numpy())
+        half("rounding").add(addresses(codes), addresses(units), weight, fresh, address(out), out.numel())
     else:
         add_int8_torch_(payloads, weight, out, fresh)
 

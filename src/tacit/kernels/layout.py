@@ -8,6 +8,7 @@ make b / gcd(b, 8) bytes. With m = ceil(entries / g) of a bucket, lane i holds t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from math import gcd
 
@@ -18,6 +19,7 @@ ROWS = 512
 """Buckets that the plain torch versions work on at a time."""
 
 
+@cache
 def group(bits: int) -> int:
     """How many codes are strung together: 2 of four bits, 4 of two or six, 1 of eight, else 8."""
     return 8 // gcd(bits, 8)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import fits32, path
+from tacit.kernels.jit import address, addresses, fits32, half, path
 from tacit.kernels.layout import code_bytes, group, lane_sums, rows, strung, unstrung
 from tacit.kernels.philox import halves
 
@@ -45,12 +45,10 @@ def quantize(x: Tensor, bits: int, bucket: int, clip: float, seed: int, codes: T
     if x.is_meta:
         warm_up()
     elif fits32(x):
-        from tacit.kernels import quantize as fast
+        fast = half("quantize")
 
-        array = x.detach().numpy()
-        fast.quantize(
-            array, array.view("i4"), bits, group(bits), bucket, clip, seed, codes.numpy(), units.numpy()
-        )
+        here, there, scales = address(x), address(codes), address(units)
+        fast.quantize(here, x.numel(), bits, group(bits), bucket, clip, seed, there, scales)
     else:
         quantize_torch(x, bits, bucket, clip, seed, codes, units)
 
@@ -62,12 +60,10 @@ def add_levels_(
     if out.is_meta:
         return
     if fits32(out):
-        from tacit.kernels import quantize as fast
-        from tacit.kernels.pointers import addresses
+        fast = half("quantize")
 
-        codes, units = zip(*payloads, strict=True)
-        array = out.detach().numpy()
-        fast.add(addresses(codes), addresses(units), bits, group(bits), bucket, weight, fresh, array)
+        codes, units = (addresses(each) for each in zip(*payloads, strict=True))
+        fast.add(codes, units, bits, group(bits), bucket, weight, fresh, address(out), out.numel())
     else:
         add_levels_torch_(payloads, bits, bucket, weight, out, fresh)
 
@@ -87,9 +83,9 @@ def quantize_torch(
         inverse = inverse_of(unit)
         units[which] = torch.where(inverse > 0, unit, 0.0)
         random = halves(seed, which.start * bucket // 8, count, bucket // 8, -(-size // 8)).to(x.device)
-        u = random[:, :size].float() * 2.0**-16 + 2.0**-17
-        level = (row * inverse.unsqueeze(1) + u).floor_().clamp_(-top, top)
-        packed = strung(level.to(torch.int64) + top, bits)
+        u = random[:, :size].float() * 2.0**-16 + (2.0**-17 + top)  # exact: 24 bits at the most
+        level = (row * inverse.unsqueeze(1) + u).clamp_(0, 2 * top)
+        packed = strung(level.to(torch.int64), bits)
         start = which.start * bucket // 8 * bits
         codes[start : start + packed.numel()] = packed
 

@@ -58,3 +58,18 @@ def folded(partial: Any) -> Any:
         for i in range(left.shape[0]):
             left[i] += right[i]
     return partial[0]
+
+
+@inlined
+def packed(piece: Any, lanes: Any, bits: Any) -> None:
+    """One bit an entry: not negative."""
+    if piece.shape[0] < 8 * lanes:
+        bits[:] = 0
+    for j in range(8):
+        part = piece[j * lanes : (j + 1) * lanes]
+        if j == 0:
+            for i in range(part.shape[0]):
+                bits[i] = np.uint8(part[i] >= 0)
+        else:
+            for i in range(part.shape[0]):
+                bits[i] |= np.uint8(np.uint8(part[i] >= 0) << j)

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from tacit.kernels.jit import compiled
+from tacit.kernels.jit import compiled, inlined
+from tacit.kernels.pointers import bytes_at, floats_at, ints_at
 
 
-def _pack(index: Any, k: int, low: int, packed: Any) -> None:
-    """Write low parts of `low` bytes, byte by byte of all positions, and the row of bits."""
+def _pack(places: Any, count: Any, k: Any, low: Any, target: Any, size: Any) -> None:
+    """Write low parts of `low` bytes, byte by byte of all positions, and the row of bits. By address."""
+    index, packed = ints_at(places, 0, count), bytes_at(target, 0, size)
     first = low * k
     shift = 8 * low
     packed[:] = 0
@@ -22,11 +24,12 @@ def _pack(index: Any, k: int, low: int, packed: Any) -> None:
         packed[first + (place >> 3)] |= np.uint8(1 << (place & 7))
 
 
-def _unpack(packed: Any, k: int, low: int, index: Any) -> Any:
+def _unpack(source: Any, size: Any, k: Any, low: Any, places: Any) -> Any:
     """Write the positions to `index`, which has a place more than there can be; how many there are.
 
     Every bit is written as if it were set, and only those that are move on: so that no branch depends on it.
     """
+    packed, index = bytes_at(source, 0, size), ints_at(places, 0, k + 1)
     found: Any = 0
     first = low * k
     for byte in range(packed.shape[0] - first):
@@ -47,7 +50,8 @@ def _unpack(packed: Any, k: int, low: int, index: Any) -> Any:
     return found
 
 
-def _scatter(index: Any, values: Any, weight: Any, out: Any) -> int:
+@inlined
+def scattered(index: Any, values: Any, weight: Any, out: Any) -> int:
     """Add `weight` times the values to `out`; how many positions were outside of it, and left out."""
     outside = 0
     size = np.uint32(out.shape[0])
@@ -59,7 +63,26 @@ def _scatter(index: Any, values: Any, weight: Any, out: Any) -> int:
     return outside
 
 
-_REALS = ("float32", "float64")
-pack = compiled(_pack, ["void(int32[::1], int64, int64, uint8[::1])"])
-unpack = compiled(_unpack, ["int64(uint8[::1], int64, int64, int32[::1])"])
-scatter = compiled(_scatter, [f"int64(int32[::1], {x}[::1], {x}, {x}[::1])" for x in _REALS])
+def _scatter(index: Any, count: Any, values: Any, weight: Any, out: Any, numel: Any) -> int:
+    """`scattered`, of fp32, by address."""
+    return scattered(ints_at(index, 0, count), floats_at(values, 0, count), weight, floats_at(out, 0, numel))
+
+
+def _clear(index: Any, count: Any, out: Any, numel: Any) -> None:
+    """Zero the fp32 `out` at the positions that are in it. By address."""
+    places, target = ints_at(index, 0, count), floats_at(out, 0, numel)
+    for j in range(count):
+        if np.uint32(places[j]) < np.uint32(numel):
+            target[np.uint32(places[j])] = 0
+
+
+def _scatter64(index: Any, values: Any, weight: Any, out: Any) -> int:
+    """`scattered`, of fp64."""
+    return scattered(index, values, weight, out)
+
+
+pack = compiled(_pack, ["void(int64, int64, int64, int64, int64, int64)"])
+unpack = compiled(_unpack, ["int64(int64, int64, int64, int64, int64)"])
+scatter = compiled(_scatter, ["int64(int64, int64, int64, float32, int64, int64)"])
+clear = compiled(_clear, ["void(int64, int64, int64, int64)"])
+scatter64 = compiled(_scatter64, ["int64(int32[::1], float64[::1], float64, float64[::1])"])

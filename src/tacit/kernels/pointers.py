@@ -1,20 +1,11 @@
-"""Arrays given to compiled kernels by their addresses, so that one signature takes any number of peers."""
+"""Arrays that compiled kernels are given by their addresses: of any number of peers, and without wrapping."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numba import carray, njit, types
 from numba.extending import intrinsic
-from torch import Tensor
-
-
-def addresses(tensors: Sequence[Tensor]) -> Any:
-    """Where these (contiguous) tensors begin, as int64; keep the tensors alive as long."""
-    assert all(tensor.is_contiguous() for tensor in tensors)
-    return np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
 
 
 def _pointer(kind: Any) -> Any:
@@ -28,7 +19,8 @@ def _pointer(kind: Any) -> Any:
     return pointer
 
 
-_uint8_pointer, _float32_pointer = _pointer(types.uint8), _pointer(types.float32)
+_uint8_pointer, _int32_pointer = _pointer(types.uint8), _pointer(types.int32)
+_float32_pointer = _pointer(types.float32)
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
@@ -38,6 +30,18 @@ def bytes_at(address: Any, start: Any, size: Any) -> Any:
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
+def floats_at(address: Any, start: Any, size: Any) -> Any:
+    """`size` fp32 numbers from the `start`-th on, of those at the address."""
+    return carray(_float32_pointer(address + 4 * start), size)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def ints_at(address: Any, start: Any, size: Any) -> Any:
+    """`size` numbers of int32 from the `start`-th on, of those at the address."""
+    return carray(_int32_pointer(address + 4 * start), size)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
 def float32_at(address: Any, i: Any) -> Any:
     """The `i`-th of the fp32 numbers at the address."""
-    return carray(_float32_pointer(address), i + 1)[i]
+    return floats_at(address, i, 1)[0]

@@ -8,11 +8,13 @@ at place rest + j of a row of bits. That is within 2 bits an entry of the least 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 from tacit.errors import TacitError
-from tacit.kernels.jit import fits, path
+from tacit.kernels.jit import address, fits, fits32, half, path
 
 BITMAP, INT32 = 0, 4
 """Ways of writing, by the whole bytes that each position takes; 1 and 2 are low and high parts."""
@@ -24,6 +26,7 @@ def warm_up() -> None:
         import tacit.kernels.places  # noqa: F401
 
 
+@cache
 def sizes(numel: int, k: int) -> dict[int, int]:
     """Bytes of each way to write up to `k` positions among `numel` entries.
 
@@ -33,12 +36,14 @@ def sizes(numel: int, k: int) -> dict[int, int]:
     return {BITMAP: -(-numel // 8), **parts, INT32: 4 * k}
 
 
+@cache
 def way(numel: int, k: int) -> int:
     """The shortest way; of equal ones the first."""
     found = sizes(numel, k)
     return min(found, key=lambda each: found[each])
 
 
+@cache
 def nbytes(numel: int, k: int) -> int:
     """How many bytes up to `k` positions among `numel` entries take."""
     return sizes(numel, k)[way(numel, k)]
@@ -49,24 +54,20 @@ def pack_positions(index: Tensor, numel: int, k: int, packed: Tensor) -> None:
     if index.is_meta:
         warm_up()
     elif fits(packed) and way(numel, k) != INT32:
-        from tacit.kernels.places import pack
-
-        pack(index.numpy(), k, way(numel, k), packed.numpy())
+        half("places").pack(address(index), index.numel(), k, way(numel, k), address(packed), packed.numel())
     else:
         pack_positions_torch(index, numel, k, packed)
 
 
-def unpack_positions(packed: Tensor, numel: int, k: int) -> Tensor:
-    """The positions, int32."""
+def unpack_positions(packed: Tensor, numel: int, k: int, room: Tensor | None = None) -> Tensor:
+    """The positions, int32; in `room`, of k + 1 places, where it is given and the compiled way is taken."""
     if packed.is_meta:
         return packed.new_empty(k, dtype=torch.int32)
     low = way(numel, k)
     if low == INT32 or not fits(packed):
         return unpack_positions_torch(packed, numel, k)
-    from tacit.kernels.places import unpack
-
-    index = torch.empty(k + 1, dtype=torch.int32)
-    return index[: unpack(packed.numpy(), k, low, index.numpy())]
+    index = torch.empty(k + 1, dtype=torch.int32) if room is None else room
+    return index[: half("places").unpack(address(packed), packed.numel(), k, low, address(index))]
 
 
 def scatter_add_(index: Tensor, values: Tensor, out: Tensor, weight: float = 1.0) -> None:
@@ -76,14 +77,24 @@ def scatter_add_(index: Tensor, values: Tensor, out: Tensor, weight: float = 1.0
     if not fits(values, out):
         out.index_add_(0, index, values, alpha=weight)
         return
-    from tacit.kernels.places import scatter
-
-    array = out.detach().numpy()
-    outside = scatter(index.numpy(), values.numpy(), array.dtype.type(weight), array)
+    places, count, numel = half("places"), index.numel(), out.numel()
+    if fits32(values, out):
+        outside = places.scatter(address(index), count, address(values), weight, address(out), numel)
+    else:
+        array = out.detach().numpy()
+        outside = places.scatter64(index.numpy(), values.numpy(), array.dtype.type(weight), array)
     if outside:
         raise TacitError(
             f"{outside} positions of a peer are not among {out.numel()} entries: it sent no such lot"
         )
+
+
+def clear_(index: Tensor, out: Tensor) -> None:
+    """Zero `out` (flat) at the positions."""
+    if fits32(out) and index.dtype == torch.int32:
+        half("places").clear(address(index), index.numel(), address(out), out.numel())
+    else:
+        out.index_fill_(0, index.long(), 0.0)
 
 
 # ---- the reference, in plain torch --------------------------------------------------------------------

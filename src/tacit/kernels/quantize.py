@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from tacit.kernels.draws import OFFSET, STEP, bucket_added, bucket_coded, fast, most_of, squares_of
 from tacit.kernels.jit import compiled, inlined
 from tacit.kernels.parts import HUGE, draw, folded, inverted, largest
-from tacit.kernels.pointers import bytes_at, float32_at
-
-STEP, OFFSET = np.float32(2.0**-16), np.float32(2.0**-17)
+from tacit.kernels.pointers import bytes_at, float32_at, floats_at, ints_at
+from tacit.kernels.vectors import number
 
 
 @inlined
@@ -32,11 +32,12 @@ def root(square: Any) -> Any:
 
 
 @inlined
-def scale(piece: Any, most: Any, clip: Any, stride: Any, partial: Any) -> Any:
+def scale(piece: Any, at: Any, most: Any, clip: Any, stride: Any, partial: Any, whole: Any) -> Any:
     """What the largest level stands for; see `levels.quantize`."""
     if clip == 0:
         return most
-    total = squares(piece, inverted(most), stride, partial)
+    inverse = inverted(most)
+    total = squares_of(at, inverse) if whole else squares(piece, inverse, stride, partial)
     if clip < 0:
         return min(most * root(total), HUGE)
     return most * min(np.float32(1), clip * root(total / np.float32(piece.shape[0])))
@@ -44,12 +45,12 @@ def scale(piece: Any, most: Any, clip: Any, stride: Any, partial: Any) -> Any:
 
 @inlined
 def rounded(piece: Any, inverse: Any, top: Any, random: Any, codes: Any) -> None:
-    """Levels by stochastic rounding, counted from 0. All in 32 bits: sums of int32 are int64 in numba."""
-    bottom = np.int32(-top)
+    """Levels by stochastic rounding, counted from 0."""
+    offset, most = OFFSET + np.float32(top), np.float32(top) + np.float32(top)
     for i in range(piece.shape[0]):
-        u = np.float32(random[i]) * STEP + OFFSET
-        level = np.int32(np.floor(piece[i] * inverse + u))
-        codes[i] = np.uint8(np.int32(min(max(level, bottom), top) + top))
+        u = np.float32(random[i]) * STEP + offset
+        level = min(piece[i] * inverse + u, most)
+        codes[i] = np.uint8(np.int32(max(level, np.float32(0))))
 
 
 @inlined
@@ -75,30 +76,30 @@ def strung(codes: Any, lanes: Any, group: Any, bits: Any, out: Any) -> None:
 
 
 def _quantize(
-    x: Any, patterns: Any, bits: Any, group: Any, bucket: Any, clip: Any, seed: Any, codes: Any, units: Any
+    x: Any, numel: Any, bits: Any, group: Any, bucket: Any, clip: Any, seed: Any, codes: Any, units: Any
 ) -> None:
-    """Write a unit for each bucket, and the packed levels."""
+    """Write a unit for each bucket, and the packed levels; see `levels.quantize`. Tensors by address."""
     stride = bucket >> 3
     top = np.int32((1 << (bits - 1)) - 1)
     words, partial = np.empty(4 * stride, np.uint32), np.empty(stride, np.float32)
-    random = words.view(np.uint16)
-    plain = np.empty(bucket + 8, np.uint8)
-    pattern = np.empty(1, np.int32)
-    magnitude = pattern.view(np.float32)
-    for b in range(units.shape[0]):
-        piece = x[b * bucket : (b + 1) * bucket]
-        size = piece.shape[0]
-        pattern[0] = largest(patterns[b * bucket : (b + 1) * bucket])
-        most = min(magnitude[0], HUGE)
-        unit = scale(piece, most, clip, stride, partial) / np.float32(top)
+    random, plain = words.view(np.uint16), np.empty(bucket + 8, np.uint8)
+    for b in range((numel + bucket - 1) // bucket):
+        size = min(bucket, numel - b * bucket)
+        whole = fast(bits, bucket) and size == bucket
+        at = x + 4 * b * bucket
+        piece, begin = floats_at(at, 0, size), b * stride * bits
+        most = min(most_of(at) if whole else number(largest(ints_at(at, 0, size))), HUGE)
+        unit = scale(piece, at, most, clip, stride, partial, whole) / np.float32(top)
         inverse = inverted(unit)
-        units[b] = unit if inverse > 0 else np.float32(0)
+        floats_at(units, b, 1)[0] = unit if inverse > 0 else np.float32(0)
+        if whole:
+            bucket_coded(at, inverse, np.float32(top), seed, b * stride, bits, codes + begin)
+            continue
         draw(seed, b * stride, (size + 7) >> 3, words)
         rounded(piece, inverse, top, random, plain)
         lanes = (size + group - 1) // group
         plain[size : group * lanes] = 0
-        begin = b * stride * bits
-        strung(plain, lanes, group, bits, codes[begin:])
+        strung(plain, lanes, group, bits, bytes_at(codes, begin, lanes * group * bits >> 3))
 
 
 @inlined
@@ -137,27 +138,27 @@ def added_from(low: Any, shift: Any, mask: Any, unit: Any, top: Any, out: Any) -
 
 
 def _add(
-    codes: Any, units: Any, bits: Any, group: Any, bucket: Any, weight: Any, fresh: Any, out: Any
+    codes: Any, units: Any, bits: Any, group: Any, bucket: Any, weight: Any, fresh: Any, out: Any, numel: Any
 ) -> None:
     """Add `weight` times what each peer says to `out`, in their order; `fresh`: to zeros."""
     stride = bucket >> 3
-    for b in range((out.shape[0] + bucket - 1) // bucket):
-        target = out[b * bucket : (b + 1) * bucket]
-        lanes = (target.shape[0] + group - 1) // group
+    unit = np.empty(codes.shape[0], np.float32)
+    for b in range((numel + bucket - 1) // bucket):
+        size, begin = min(bucket, numel - b * bucket), b * stride * bits
+        for peer in range(codes.shape[0]):
+            unit[peer] = float32_at(units[peer], b) * weight
+        if fast(bits, bucket) and size == bucket:
+            bucket_added(codes, unit, begin, bits, fresh, out + 4 * b * bucket)
+            continue
+        target = floats_at(out, b * bucket, size)
+        lanes = (size + group - 1) // group
         if fresh:
             target[:] = 0
         for peer in range(codes.shape[0]):
-            packed = bytes_at(codes[peer], b * stride * bits, lanes * group * bits >> 3)
-            unit = float32_at(units[peer], b) * weight
-            added(packed, unit, lanes, group, bits, target)
+            packed = bytes_at(codes[peer], begin, lanes * group * bits >> 3)
+            added(packed, unit[peer], lanes, group, bits, target)
 
 
 # Nothing may be reordered here: the bits are those of the reference.
-quantize = compiled(
-    _quantize,
-    ["void(float32[::1], int32[::1], int64, int64, int64, float32, uint64, uint8[::1], float32[::1])"],
-)
-add = compiled(
-    _add,
-    ["void(int64[::1], int64[::1], int64, int64, int64, float32, boolean, float32[::1])"],
-)
+quantize = compiled(_quantize, ["void(int64, int64, int64, int64, int64, float32, uint64, int64, int64)"])
+add = compiled(_add, ["void(int64[::1], int64[::1], int64, int64, int64, float32, boolean, int64, int64)"])

@@ -7,65 +7,99 @@ from typing import Any
 import numpy as np
 
 from tacit.kernels.jit import compiled, inlined
-from tacit.kernels.parts import HUGE, inverted, largest
-from tacit.kernels.pointers import bytes_at, float32_at
-from tacit.kernels.split import summed
+from tacit.kernels.parts import HUGE, MAGNITUDE, inverted
+from tacit.kernels.pointers import bytes_at, float32_at, floats_at
+from tacit.kernels.vectors import (
+    LANES,
+    SIZE,
+    as_floats,
+    floats,
+    ints,
+    largest,
+    load_bytes,
+    load_floats,
+    low_bytes,
+    number,
+    pattern,
+    pick,
+    signed,
+    store,
+)
 
-BLOCK = 512
+BLOCK, VECTORS = 512, 8
 TOP = np.float32(127)
 MAGIC = np.float32(12582912.0)
-"""Added and taken away again, it rounds to the nearest whole number, to the even one of two."""
+"""Added and taken away again, it rounds to the nearest whole number, to the even one of two; and with it
+added, the lowest byte of the number's bits is that of the whole number."""
 
 
 @inlined
-def rounded(piece: Any, inverse: Any, codes: Any) -> None:
-    """The nearest level; the bytes are those of int8."""
-    for i in range(piece.shape[0]):
-        codes[i] = np.uint8(np.int32((piece[i] * inverse + MAGIC) - MAGIC))
+def encoded(x: Any, residual: Any, owed: Any, at: Any, codes: Any, units: Any, b: Any) -> None:
+    """The block `b` at the addresses."""
+    most = ints(np.int32(0))
+    for i in range(VECTORS):
+        a = load_floats(x + at + i * SIZE)
+        if residual:
+            a = a + load_floats(residual + at + i * SIZE)
+            store(owed + at + i * SIZE, a)
+        bits = pattern(a) & ints(MAGNITUDE)
+        most = pick(bits >= most, bits, most)
+    unit = min(number(largest(most)), HUGE) / TOP
+    inverse = inverted(unit)
+    unit = unit if inverse > 0 else np.float32(0)
+    floats_at(units, b, 1)[0] = unit
+    source = owed if residual else x
+    for i in range(VECTORS):
+        a = load_floats(source + at + i * SIZE)
+        shifted = a * floats(inverse) + floats(MAGIC)
+        store(codes + i * LANES, low_bytes(pattern(shifted)))
+        if residual:
+            store(owed + at + i * SIZE, a - floats(unit) * (shifted - floats(MAGIC)))
 
 
-@inlined
-def subtracted(piece: Any, inverse: Any, unit: Any, codes: Any) -> None:
-    """`rounded`, and what was said is taken away."""
-    for i in range(piece.shape[0]):
-        level = (piece[i] * inverse + MAGIC) - MAGIC
-        codes[i] = np.uint8(np.int32(level))
-        piece[i] -= unit * level
+def _encode(x: Any, residual: Any, owed: Any, numel: Any, codes: Any, units: Any) -> None:
+    """See `int8`: addresses; 0 for no `residual`, and none owed then."""
+    whole = numel // BLOCK
+    for b in range(whole):
+        encoded(x, residual, owed, b * BLOCK * 4, codes + b * BLOCK, units, b)
+    rest = numel - whole * BLOCK
+    if rest:
+        begin = whole * BLOCK
+        room, levels = np.zeros((3, BLOCK), np.float32), np.empty(BLOCK, np.uint8)
+        room[0, :rest] = floats_at(x, begin, rest)
+        if residual:
+            room[1, :rest] = floats_at(residual, begin, rest)
+        at = room.ctypes.data
+        before = at + 4 * BLOCK if residual else np.uint64(0)
+        encoded(at, before, at + 8 * BLOCK, 0, levels.ctypes.data, units, whole)
+        if residual:
+            floats_at(owed, begin, rest)[:] = room[2, :rest]
+        bytes_at(codes, begin, rest)[:] = levels[:rest]
 
 
-def _encode(x: Any, residual: Any, owed: Any, patterns: Any, codes: Any, units: Any) -> None:
-    """See `int8`. Without error feedback `residual` is empty and `owed` is `x`; `patterns`: its bits."""
-    pattern = np.empty(1, np.int32)
-    most = pattern.view(np.float32)
-    for b in range(units.shape[0]):
-        begin, end = b * BLOCK, (b + 1) * BLOCK
-        piece = owed[begin:end]
-        if residual.shape[0]:
-            summed(x[begin:end], residual[begin:end], piece)
-        pattern[0] = largest(patterns[begin:end])
-        unit = min(most[0], HUGE) / TOP
-        inverse = inverted(unit)
-        units[b] = unit if inverse > 0 else np.float32(0)
-        if residual.shape[0]:
-            subtracted(piece, inverse, units[b], codes[begin:end])
-        else:
-            rounded(piece, inverse, codes[begin:end])
-
-
-def _add(codes: Any, units: Any, weight: Any, fresh: Any, out: Any) -> None:
+def _add(codes: Any, units: Any, weight: Any, fresh: Any, out: Any, numel: Any) -> None:
     """Add `weight` times what each peer says, in their order."""
-    for b in range((out.shape[0] + BLOCK - 1) // BLOCK):
-        target = out[b * BLOCK : (b + 1) * BLOCK]
+    unit = np.empty(codes.shape[0], np.float32)
+    whole = numel // BLOCK
+    for b in range(whole + (numel > whole * BLOCK)):
+        for peer in range(codes.shape[0]):
+            unit[peer] = float32_at(units[peer], b) * weight
+        if b < whole:
+            for start in range(b * BLOCK, (b + 1) * BLOCK, LANES):
+                total = floats(np.float32(0)) if fresh else load_floats(out + 4 * start)
+                for peer in range(codes.shape[0]):
+                    level = as_floats(signed(load_bytes(codes[peer] + start)))
+                    total = total + floats(unit[peer]) * level
+                store(out + 4 * start, total)
+            continue
+        target = floats_at(out, b * BLOCK, numel - b * BLOCK)
         if fresh:
             target[:] = 0
         for peer in range(codes.shape[0]):
             code = bytes_at(codes[peer], b * BLOCK, target.shape[0])
-            unit = float32_at(units[peer], b) * weight
             for i in range(target.shape[0]):
-                target[i] += unit * np.float32(np.int8(code[i]))
+                target[i] += unit[peer] * np.float32(np.int8(code[i]))
 
 
-encode = compiled(
-    _encode, ["void(float32[::1], float32[::1], float32[::1], int32[::1], uint8[::1], float32[::1])"]
-)
-add = compiled(_add, ["void(int64[::1], int64[::1], float32, boolean, float32[::1])"])
+encode = compiled(_encode, [f"void({', '.join(['int64'] * 6)})"])
+add = compiled(_add, ["void(int64[::1], int64[::1], float32, boolean, int64, int64)"])

@@ -9,12 +9,13 @@ everything. They come in the order of their positions.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import fits, path
+from tacit.kernels.jit import address, fits, fits32, half, path
 
 BLOCK = 1 << 18
 """Elements that the plain torch version works on at a time: 1 MiB of fp32, within a second-level cache."""
@@ -44,6 +45,7 @@ def warm_up() -> None:
         import tacit.kernels.scan  # noqa: F401
 
 
+@cache
 def room_for(numel: int, k: int) -> int:
     """How many places a `Room` needs to choose k of `numel` entries."""
     sample = _sampled(numel, 1)
@@ -75,10 +77,9 @@ def select_largest(
     if x.is_meta or k == 0:
         return Chosen(room.at[:k], room.values[:k])
     for effort in (1, 16):
-        threshold, least = _guess(x, residual, k, effort)
-        found = sift(x, threshold, room, residual, owed)
-        if found is not None and found.at.numel() >= k:
-            return _settle(found, k, owed)
+        found, least = _attempt(x, k, effort, room, residual, owed)
+        if found is not None and found.at.numel() == k:
+            return found
         if found is not None and least:
             filled = _with_zeros(found, k, x, residual, owed)
             if filled is not None:
@@ -86,6 +87,25 @@ def select_largest(
         if _sampled(x.numel(), effort) == x.numel():
             break
     return _exact(x, k, room, residual, owed)
+
+
+def _attempt(
+    x: Tensor, k: int, effort: int, room: Room, residual: Tensor | None, owed: Tensor | None
+) -> tuple[Chosen | None, bool]:
+    """The k largest, or all that reach a threshold if fewer do; None where there is no room.
+
+    And whether only zeros do not reach it.
+    """
+    if fits32(x):
+        numel, step, sample = x.numel(), _step(x.numel(), effort), _sampled(x.numel(), effort)
+        wanted = _wanted(numel, k, sample)
+        wanted = 0 if wanted == sample < numel else wanted  # all of the sample: then all but zeros
+        given = _given(x, residual, owed)
+        count, least = half("scan").choose(*given, numel, k, step, wanted, *_collected(room))
+        return None if count < 0 else Chosen(room.at[:count], room.values[:count]), least
+    threshold, least = _guess(x, residual, k, effort)
+    found = sift(x, threshold, room, residual, owed)
+    return _settle(found, k, owed) if found is not None and found.at.numel() > k else found, least
 
 
 def select_above(
@@ -122,14 +142,27 @@ def sift(
     """
     if not fits(x):
         return sift_torch(x, threshold, room, residual, owed)
-    from tacit.kernels.scan import scan, sift
-
-    array, index, values = _arrays(x, *room)
-    if residual is None or owed is None:
-        count = scan(array, array.dtype.type(threshold), index, values)
+    scan = half("scan")
+    if x.dtype == torch.float32:
+        given, numel = _given(x, residual, owed), x.numel()
+        count = scan.sift(*given, numel, threshold, *_collected(room))
     else:
-        count = sift(array, *_arrays(residual, owed), array.dtype.type(threshold), index, values)
+        before, after = (x[:0], x[:0]) if residual is None or owed is None else (residual, owed)
+        array, before_, after_, index, values = _arrays(x, before, after, *room)
+        count = scan.sift_one_by_one(array, before_, after_, threshold, index, values)
     return None if count < 0 else Chosen(room.at[:count], room.values[:count])
+
+
+def _given(x: Tensor, residual: Tensor | None, owed: Tensor | None) -> tuple[int, int, int]:
+
+    if residual is None or owed is None:
+        return address(x), 0, 0
+    return address(x), address(residual), address(owed)
+
+
+def _collected(room: Room) -> tuple[int, int, int]:
+
+    return address(room.at), address(room.values), room.at.numel()
 
 
 def sift_torch(
@@ -161,11 +194,12 @@ def _arrays(*tensors: Tensor) -> list[Any]:
 
 
 def _step(numel: int, effort: int) -> int:
-    """From one run of the sample to the next: of a small tensor 8192 entries are looked at, else 65536."""
-    sample = effort << (13 if numel < 1 << 20 else 16)
+    """From one run of the sample to the next: of a small tensor 4096 entries are looked at, else 65536."""
+    sample = effort << (12 if numel < 1 << 20 else 16)
     return (numel * RUN // sample) | 1  # odd, so that it does not march in step with the rows of a matrix
 
 
+@cache
 def _sampled(numel: int, effort: int) -> int:
     """How many entries are looked at."""
     step = _step(numel, effort)
@@ -181,6 +215,7 @@ def _sample(x: Tensor, effort: int) -> Tensor:
     )
 
 
+@cache
 def _wanted(numel: int, k: int, sample: int) -> int:
     """How many of the sample shall reach the threshold, so that in all likelihood k of all do."""
     if sample == numel:
@@ -224,10 +259,8 @@ def _settle(found: Chosen, k: int, owed: Tensor | None) -> Chosen:
     if found.at.numel() > k:
         least, larger = _nth_largest(found.values, k)
         if fits(found.values):
-            from tacit.kernels.scan import settle
-
             index, values, back = _arrays(*found, found.values[:0] if owed is None else owed)
-            settle(index, values, values.dtype.type(least), k - larger, back)
+            half("scan").settle(index, values, values.dtype.type(least), k - larger, back)
         else:
             settle_torch(found, least, k - larger, owed)
     return Chosen(found.at[:k], found.values[:k])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import fits32, path
+from tacit.kernels.jit import address, addresses, fits32, half, path
 from tacit.kernels.layout import buckets, lane_sums, rows, strung, unstrung
 from tacit.kernels.levels import HUGE
 
@@ -35,7 +35,10 @@ def encode_signs(x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None) ->
     if x.is_meta:
         warm_up()
     elif fits32(x):
-        _compiled(x, x[:0], x, bits, highs, lows, keep=False)
+        split = half("split")
+
+        low = 0 if lows is None else address(lows)
+        split.encode(address(x), 0, 0, x.numel(), address(bits), address(highs), low, False)
     else:
         encode_signs_torch(x, bits, highs, lows)
 
@@ -47,7 +50,11 @@ def encode_signs_owed(
     if x.is_meta:
         warm_up()
     elif fits32(x, residual, owed):
-        _compiled(x, residual, owed, bits, highs, lows, keep)
+        split = half("split")
+
+        low = 0 if lows is None else address(lows)
+        here, before, after = address(x), address(residual), address(owed)
+        split.encode(here, before, after, x.numel(), address(bits), address(highs), low, keep)
     else:
         torch.add(x, residual, out=owed)
         encode_signs_torch(owed, bits, highs, lows)
@@ -55,14 +62,41 @@ def encode_signs_owed(
             add_signs_torch_([(bits, highs, lows)], -1.0, owed, fresh=False)
 
 
-def _compiled(
-    x: Tensor, residual: Tensor, owed: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None, keep: bool
-) -> None:
-    from tacit.kernels import split
+def encode_sign(x: Tensor, bits: Tensor, means: Tensor, magnitude: Tensor) -> None:
+    """Write one bit an entry of the flat `x`, and the mean magnitude of all to `magnitude` (one fp32).
 
-    given, before, after = (each.detach().numpy() for each in (x, residual, owed))
-    above, below = highs.numpy(), (highs if lows is None else lows).numpy()
-    split.encode(given, before, after, bits.numpy(), above, below, lows is not None, keep)
+    `means` is overwritten: with that of each block.
+    """
+    if x.is_meta:
+        warm_up()
+    elif fits32(x):
+        _compiled_one(x, 0, 0, bits, means, magnitude)
+    else:
+        encode_signs_torch(x, bits, means, None)
+        overall_torch(means, x.numel(), magnitude)
+
+
+def encode_sign_owed(
+    x: Tensor, residual: Tensor, owed: Tensor, bits: Tensor, means: Tensor, magnitude: Tensor
+) -> None:
+    """Encode x + residual, and write to `owed` what of it is not said."""
+    if x.is_meta:
+        warm_up()
+    elif fits32(x, residual, owed):
+        _compiled_one(x, address(residual), address(owed), bits, means, magnitude)
+    else:
+        torch.add(x, residual, out=owed)
+        encode_sign(owed, bits, means, magnitude)
+        add_signs_torch_([(bits, magnitude, None)], -1.0, owed, fresh=False)
+
+
+def _compiled_one(
+    x: Tensor, residual: int, owed: int, bits: Tensor, means: Tensor, magnitude: Tensor
+) -> None:
+    numel = x.numel()
+    half("split").encode_one(
+        address(x), residual, owed, numel, address(bits), address(means), address(magnitude)
+    )
 
 
 Values = tuple[Tensor, Tensor, Tensor | None]
@@ -74,13 +108,12 @@ def add_signs_(payloads: Sequence[Values], weight: float, out: Tensor, fresh: bo
     if out.is_meta:
         return
     if fits32(out):
-        from tacit.kernels import split
-        from tacit.kernels.pointers import addresses
+        split = half("split")
 
         bits, highs = addresses([p[0] for p in payloads]), addresses([p[1] for p in payloads])
         lows = addresses([p[2] for p in payloads if p[2] is not None])
         stride = min(1, payloads[0][1].numel() - 1)
-        split.add(bits, highs, lows, stride, weight, fresh, out.detach().numpy())
+        split.add(bits, highs, lows, stride, weight, fresh, address(out), out.numel())
     else:
         add_signs_torch_(payloads, weight, out, fresh)
 
@@ -105,6 +138,16 @@ def encode_signs_torch(x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | No
 
 def _mean(share: Tensor, count: Tensor) -> Tensor:
     return (lane_sums(share, BLOCK) * (float(BLOCK) / count.clamp(min=1).to(share.dtype))).clamp_(max=HUGE)
+
+
+def overall_torch(means: Tensor, numel: int, magnitude: Tensor) -> None:
+    """The reference: the mean over all entries, of those over blocks; the last block may be shorter."""
+    total = means.double()
+    last = total[-1:].sum() * (means.numel() * BLOCK - numel)
+    total = torch.nn.functional.pad(total, (0, (1 << max(means.numel() - 1, 0).bit_length()) - means.numel()))
+    while total.numel() > 1:
+        total = total[::2] + total[1::2]
+    magnitude.copy_((total * BLOCK - last) / max(numel, 1))
 
 
 def add_signs_torch_(payloads: Sequence[Values], weight: float, out: Tensor, fresh: bool) -> None:

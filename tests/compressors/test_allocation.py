@@ -1,0 +1,130 @@
+"""After the second step nothing large is allocated, by torch or by numpy, whatever the compressor."""
+
+import dataclasses
+import tracemalloc
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from laws import tensors
+from table import NUMEL, TABLE
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from tacit.compressors.wrappers import Part
+from tacit.contracts import Compressor, Context, Gather, Matrix, Mean, State
+from tacit.topologies import Flat
+
+LARGEST = 1 << 16
+"""Bytes that a single allocation may have."""
+ROWS, COLUMNS = 50, 80
+FACTOR = ROWS * COLUMNS
+"""So many times the entries of the table's rows: 1 % of the 4 million is more than 64 KiB."""
+
+ALLOCATES = {
+    "dense, momentum corrected": "what was sent, to clear momentum where it was: all entries",
+    "bf16, momentum corrected, + ef": "what was sent, to clear momentum where it was: all entries",
+    "dense, clipped, + ef": "the multiple that was sent: all entries",
+    "randomk 5%": "positions, drawn anew in every round",
+    "randomk 5% + ef": "positions, drawn anew in every round",
+    "randomk 100%": "positions, drawn anew in every round",
+}
+"""What still does, and what for."""
+
+
+def enlarged(value: object) -> object:
+    """A compressor for FACTOR times as many entries."""
+    if isinstance(value, Matrix):
+        return Matrix(value.start * FACTOR, value.rows * ROWS, value.columns * COLUMNS)
+    if isinstance(value, Part):
+        spans = tuple((start * FACTOR, stop * FACTOR) for start, stop in value.spans)
+        return Part(enlarged(value.compressor), spans)  # type: ignore[arg-type]
+    if isinstance(value, tuple):
+        return tuple(enlarged(each) for each in value)
+    if isinstance(value, Compressor):
+        fields = {f.name: enlarged(getattr(value, f.name)) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
+        return dataclasses.replace(value, **fields)  # type: ignore[type-var]
+    return value
+
+
+class Kept:
+    """A workspace that hands out the same buffers every round, and swaps them as a session does."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, Tensor] = {}
+
+    def spare(self, field: str, like: Tensor) -> Tensor:
+        if field not in self.buffers:
+            self.buffers[field] = torch.empty_like(like)
+        return self.buffers[field]
+
+    def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        if key not in self.buffers:
+            self.buffers[key] = torch.empty(tuple(shape), dtype=dtype)
+        return self.buffers[key]
+
+    def swap(self, old: State, new: State) -> None:
+        for field, tensor in new.items():
+            if self.buffers.get(field) is tensor:
+                self.buffers[field] = old[field]
+
+
+class Steps:
+    """One rank of two that say the same, step after step; its peer's payload is its own."""
+
+    def __init__(self, compressor: Compressor, numel: int) -> None:
+        self.compressor, (self.x, self.out) = compressor, tensors(2, numel)
+        self.state, self.work, self.round = compressor.init(torch.empty(numel)), Kept(), 0
+
+    def __call__(self) -> None:
+        ctx = Context(out=self.out, work=self.work, peers=2, round=self.round, name="lot")
+        talk = Flat().conduct(self.x, self.compressor, self.state, ctx)
+        answer: object = None
+        try:
+            while True:
+                wish = talk.send(answer)
+                assert isinstance(wish, Mean | Gather)
+                answer = wish.payload if isinstance(wish, Mean) else [wish.payload, wish.payload]
+        except StopIteration as end:
+            self.work.swap(self.state, end.value.state)
+            self.state, self.round = end.value.state, self.round + 1
+
+
+def by_torch(step: Callable[[], object]) -> list[tuple[int, str]]:
+    """Allocations of torch above LARGEST: bytes, and the operation."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    events = profiler.events() or []
+    return [(e.self_cpu_memory_usage, e.name) for e in events if e.self_cpu_memory_usage > LARGEST]
+
+
+def by_numpy(step: Callable[[], object]) -> int:
+    """The most that Python and numpy held beyond what they had."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        step()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_nothing_large_is_allocated_after_the_second_step(name: str) -> None:
+    step = Steps(enlarged(TABLE[name].compressor), FACTOR * NUMEL)  # type: ignore[arg-type]
+    for _ in range(2):
+        step()
+    found = by_torch(step)
+    if name in ALLOCATES:
+        assert found, f"{name} allocates nothing large any more: take it out of the list"
+    else:
+        assert not found
+    assert by_numpy(step) <= 2 * LARGEST
+
+
+def test_what_is_allocated_is_seen() -> None:
+    """The measure itself: a tensor and an array just above the limit, and just below."""
+    for numel, seen in ((LARGEST // 4 + 64, True), (LARGEST // 4 - 64, False)):
+        assert bool(by_torch(lambda n=numel: torch.empty(n).add_(1))) == seen  # type: ignore[misc]
+    assert by_numpy(lambda: torch.zeros(3 * LARGEST).numpy().copy()) > 2 * LARGEST
