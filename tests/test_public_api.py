@@ -31,7 +31,17 @@ def test_the_names_are_these() -> None:
         "TopK",
     }
     compressors |= {"FP16", "FP8", "Int8", "MajoritySign", "Natural", "OneBit", "QSGD", "TernGrad"}
-    others = {"Average", "Every", "EveryEpoch", "EveryStep", "Flat", "Hierarchical", "Levels", "Replace"}
+    others = {
+        "Auto",
+        "Average",
+        "Every",
+        "EveryEpoch",
+        "EveryStep",
+        "Flat",
+        "Hierarchical",
+        "Levels",
+        "Replace",
+    }
     others |= {"Strategy", "Cluster", "Attached", "CommState", "TwoPhase"}
     functions = {"attach", "comm_hook", "from_env", "join_states", "log_metrics"}
     assert set(tacit.__all__) == errors | compressors | others | functions

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tacit.merges import Average, Replace
     from tacit.rounds import Every, EveryEpoch, EveryStep
     from tacit.strategy import Levels, Strategy
-    from tacit.topologies import Flat, Hierarchical, TwoPhase
+    from tacit.topologies import Auto, Flat, Hierarchical, TwoPhase
 
 _HOMES = {
     "tacit.doors": (
@@ -82,7 +82,7 @@ _HOMES = {
     "tacit.merges": ("Average", "Replace"),
     "tacit.rounds": ("Every", "EveryEpoch", "EveryStep"),
     "tacit.strategy": ("Levels", "Strategy"),
-    "tacit.topologies": ("Flat", "Hierarchical", "TwoPhase"),
+    "tacit.topologies": ("Auto", "Flat", "Hierarchical", "TwoPhase"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -93,6 +93,7 @@ __all__ = [
     "QSGD",
     "AttachError",
     "Attached",
+    "Auto",
     "Average",
     "CheckpointError",
     "Clip",

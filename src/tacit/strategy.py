@@ -15,7 +15,7 @@ from tacit.errors import ConfigError, unknown
 from tacit.merges import Average, Replace
 from tacit.overlap import Bucketwise
 from tacit.rounds import EveryStep
-from tacit.topologies.flat import Flat
+from tacit.topologies.auto import Auto
 
 Subject = Literal["nothing", "gradient", "progress"]
 
@@ -33,7 +33,7 @@ class Strategy:
     subject: Subject = "gradient"
     rounds: Rounds = EveryStep()
     compressor: Compressor = Dense()
-    topology: Topology = Flat()
+    topology: Topology = Auto()
     overlap: Overlap = Bucketwise()
     merge: Merge = Replace()
     name: str = field(default="custom", compare=False)

@@ -15,6 +15,7 @@ from tacit.doors.resize import Shares
 from tacit.errors import CheckpointError
 from tacit.lots import Kept
 from tacit.session import Session
+from tacit.session.holdings import is_topologys
 from tacit.strategy import AnyStrategy
 
 VERSION = 1
@@ -54,6 +55,7 @@ def told(
         "steps": [level.session.step for level in levels],
         "rounds": [level.session.round for level in levels],
         "lots": [_names(level) for level in levels],
+        "topologies": [repr(level.session.strategy.topology) for level in levels],
         "layouts": [level.gradient.layout if level.gradient is not None else None for level in levels],
     }
     for i, (level, whole) in enumerate(zip(levels, wholes, strict=True)):
@@ -86,7 +88,8 @@ def join_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWork]) -> None:
     """Go on from a saved state.
 
-    Saved by another number of ranks, what they owed is shared out anew (see `resize`), which the log tells.
+    Saved by another number of ranks, or where another topology was chosen, what they owed is shared out anew
+    (see `resize`), which the log tells.
 
     Raises:
         CheckpointError: it is another strategy's, another model's or of a newer version, or it is not whole;
@@ -96,8 +99,9 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWor
     transport = levels[0].session.transport
     peers, nodes = transport.place(WORLD).peers, [list(node) for node in transport.nodes]
     resized = state["ranks"] != peers or state["nodes"] != nodes
-    shares = Shares(state) if resized else None
-    found = [_found(i, level, state, shares) for i, level in enumerate(levels)]
+    shares = Shares(state)
+    found = [_found(i, level, state, shares, resized) for i, level in enumerate(levels)]
+    taken_over: set[str] = set()
     for i, level in enumerate(levels):
         session = level.session
         session.recut(state["lots"][i], carry=False)
@@ -106,13 +110,21 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWor
         session.step, session.round = state["steps"][i], state["rounds"][i]
         if level.gradient is not None:
             level.gradient.resume(state["layouts"][i])
-        session.restore(found[i])
+        taken_over |= session.restore(found[i])
         for both, kept in _common(level).items():
             kept.tensor.copy_(found[i][both])
     if resized and transport.place(WORLD).rank == 0:
         _log.warning(
             "a checkpoint of %d ranks%s goes on with %d%s: each has got the mean of what the old ones owed",
             *(state["ranks"], _on(state["nodes"]), peers, _on(nodes)),
+        )
+
+    if taken_over and transport.place(WORLD).rank == 0:
+        _log.warning(
+            "what the means of %d parameters still owed, every rank now owes, as none keeps it: the "
+            "checkpoint was taken with %s, and goes on with %s",
+            *(len(taken_over), " | ".join(state.get("topologies", ["another topology"]))),
+            " | ".join(str(level.session.strategy.topology) for level in levels),
         )
 
 
@@ -140,14 +152,17 @@ def _owner(session: Session, shared: bool) -> str:
 
 
 def _found(
-    i: int, level: AtWork, state: Mapping[str, Any], shares: Shares | None
+    i: int, level: AtWork, state: Mapping[str, Any], shares: Shares, resized: bool
 ) -> dict[tuple[str, str], Tensor]:
-    """What was saved of all that this rank keeps a part of."""
+    """What was saved of all that this rank keeps a part of, and what the topology owed in all."""
     session = level.session
+    found = _of_topology(i, session, shares)
+    elsewhere = state.get("topologies", {i: ""})[i] != repr(session.strategy.topology)
     expected = session.widths() | {both: (True, kept.width) for both, kept in _common(level).items()}
-    found = {}
     for (name, field), (shared, width) in expected.items():
-        if shares is not None:
+        if is_topologys(field) and elsewhere and (name, field) not in found:
+            continue  # nothing was owed there
+        if resized:
             found[name, field] = shares.of(i, name, field, shared, session.by_node, width)
             continue
         key = _key(i, session, name, field, shared)
@@ -157,6 +172,21 @@ def _found(
                 "whole, or of another model"
             )
         found[name, field] = state[key]
+    return found
+
+
+def _of_topology(i: int, session: Session, shares: Shares) -> dict[tuple[str, str], Tensor]:
+    """What the topology owed, if there are those who can owe it now."""
+    expected = session.widths()
+    found = shares.of_topology(i)
+    for (name, field), owed in found.items():
+        if (name, field) not in expected and bool(owed.any()):
+            residual = session.residuals(name)
+            if not residual or expected[name, residual[0]][1] != owed.numel():
+                raise CheckpointError(
+                    f"the checkpoint holds what the means of {name} owed, and its compressor here owes "
+                    "nothing: put ErrorFeedback around it, or attach what the checkpoint was taken with"
+                )
     return found
 
 
