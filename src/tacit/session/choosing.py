@@ -59,7 +59,7 @@ def foretold(ground: Ground, names: Sequence[Sequence[str]]) -> int:
     In the last phase, where a compressor has phases: most rounds are of that one.
     """
     plan, axis = Plan(ground, names), ground.topology.meets
-    # Stretches are as long as each other but for the last one: two ranks on the axis stand for all.
+    # Who keeps most for itself and who keeps least stand for all: the first rank on the axis and the last.
     spots = {spot for spot in ground.spots if spot.here.rank in (0, spot.here.peers - 1)}
 
     def sent(i: int, spot: Spot) -> int:

@@ -230,9 +230,4 @@ def _note(parts: dict[tuple[str, str], list[Kept | None]], by_rank: Sequence[Fie
 
 def _spans(parts: Sequence[Kept | None]) -> Spans:
     """The stretch of each rank; an empty one where it keeps nothing."""
-    spans, at = [], 0
-    for part in parts:
-        stop = at if part is None else part.start + part.tensor.numel()
-        spans.append((at, stop))
-        at = stop
-    return tuple(spans)
+    return tuple((0, 0) if part is None else (part.start, part.start + part.tensor.numel()) for part in parts)

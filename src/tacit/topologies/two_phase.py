@@ -49,9 +49,9 @@ class TwoPhase(OnAxis):
     dist-EF-SGD (Zheng et al., NeurIPS 2019). Where it is not, neither side remembers: an unbiased compressor
     is unbiased still, with the variance of two roundings; what a biased one loses is lost twice.
 
-    Payloads that add up go by an all-reduce, which has two phases already. So do, by an all-gather, those of
-    tensors of fewer than 512 entries a rank, and of the smaller parts of a `Select`. Of `Phases`, each goes
-    as it would alone.
+    Payloads that add up go by an all-reduce, which has two phases already. By an all-gather go those of
+    tensors with fewer blocks of 512 entries than there are ranks, and of the smaller parts of a `Select`. Of
+    `Phases`, each goes as it would alone.
 
     Attributes:
         axis: as of `Flat`.
@@ -183,10 +183,9 @@ class _SentInStretches(Sent):
 
 
 def _stretches(numel: int, peers: int) -> Spans:
-    """As long as each other, the last one shorter."""
-    blocks = -(-numel // GRAIN)
-    length = -(-blocks // peers) * GRAIN
-    cuts = [min(i * length, numel) for i in range(peers + 1)]
+    """Of as many blocks as each other, or one less; the first is the longest and the last the shortest."""
+    blocks, more = divmod(-(-numel // GRAIN), peers)
+    cuts = [min((i * blocks + min(i, more)) * GRAIN, numel) for i in range(peers + 1)]
     return tuple(pairwise(cuts))
 
 
