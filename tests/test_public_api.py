@@ -43,6 +43,8 @@ def test_the_names_are_these() -> None:
         "Replace",
     }
     others |= {"Strategy", "Cluster", "Attached", "CommState", "TwoPhase"}
+    others |= {"AdaComm", "ByVariance", "OnPlateau", "Until", "Bucketwise", "Delayed"}
+    others |= {"Elastic", "OuterStep", "SlowMo"}
     functions = {"attach", "comm_hook", "from_env", "join_states", "log_metrics"}
     assert set(tacit.__all__) == errors | compressors | others | functions
 
