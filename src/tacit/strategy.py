@@ -27,6 +27,7 @@ class Strategy:
     Attributes:
         subject: what is exchanged. "gradient": in backward. "progress": how far the parameters have moved
             since the last round, after `optimizer.step`. "nothing": DDP is left as it is.
+        topology: where it is not told, the session picks between `Flat` and `TwoPhase` by predicted bytes.
         name: the text form it was made from; says nothing about what it does.
     """
 

@@ -41,6 +41,8 @@ def choose(ground: Ground, names: Sequence[Sequence[str]]) -> Choice:
     Raises:
         ConfigError: the topology cannot be used with one of the compressors.
     """
+    if not names:
+        return Choice(ground.topology)
     compressors = dict.fromkeys(choice(name, p, ground.policy) for name, p in ground.tensors.items())
     options, because = ground.topology.options(compressors)
     sent: dict[Topology, int] = {}
