@@ -31,7 +31,17 @@ def test_the_names_are_these() -> None:
         "TopK",
     }
     compressors |= {"FP16", "FP8", "Int8", "MajoritySign", "Natural", "OneBit", "QSGD", "TernGrad"}
-    others = {"Average", "Every", "EveryEpoch", "EveryStep", "Flat", "Hierarchical", "Levels", "Replace"}
+    others = {
+        "Auto",
+        "Average",
+        "Every",
+        "EveryEpoch",
+        "EveryStep",
+        "Flat",
+        "Hierarchical",
+        "Levels",
+        "Replace",
+    }
     others |= {"Strategy", "Cluster", "Attached", "CommState", "TwoPhase"}
     others |= {"AdaComm", "ByVariance", "OnPlateau", "Until", "Bucketwise", "Delayed"}
     others |= {"Elastic", "OuterStep", "SlowMo"}

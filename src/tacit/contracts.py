@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
@@ -377,6 +377,16 @@ class Momentum(NamedTuple):
     nesterov: bool = False
 
 
+class Spoken(NamedTuple):
+    """What speaks once of a whole tensor, inside all wrappers."""
+
+    codec: OneShot
+    owes: bool = False
+    """Whether what it does not say is owed (error feedback)."""
+    others: Spans = ()
+    """Stretches of the tensor of which other compressors speak; rising."""
+
+
 class Compressor(ABC):
     """WHAT is said. A frozen dataclass of hyper-parameters: no state inside, no I/O inside."""
 
@@ -404,6 +414,10 @@ class Compressor(ABC):
     def changes(self) -> tuple[int, ...]:
         """The steps from which on payloads have other shapes than before, rising."""
         return ()
+
+    def spoken(self, step: int) -> Spoken | None:
+        """What speaks once of the whole tensor in this step; None: it has a conversation of its own."""
+        return None
 
     def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """The same compressor, told where matrices lie in the flat tensor; most do not care."""
@@ -434,6 +448,8 @@ class OneShot(Compressor):
 
     additive: ClassVar[bool]
     """Whether payloads may be averaged on the way, entry by entry (answered by `Mean`)."""
+    unbiased: ClassVar[bool] = False
+    """Whether what arrives is right in the mean, but for clipping: then it is used without error feedback."""
 
     @abstractmethod
     def encode(self, x: Tensor, ctx: Context) -> Payload:
@@ -464,6 +480,10 @@ class OneShot(Compressor):
         for payload in payloads:
             self.decode_add_(payload, out, 1 / len(payloads))
 
+    def spoken(self, step: int) -> Spoken:
+        """Itself, which owes nothing."""
+        return Spoken(self)
+
     def init(self, like: Tensor) -> State:
         """Speaking once needs no memory; wrap it in `ErrorFeedback` to have one."""
         return {}
@@ -472,6 +492,14 @@ class OneShot(Compressor):
         """Encode, let the topology reduce, and report what was sent."""
         mean, sent = yield Reduce(self, x, ctx)
         return Outcome(mean, sent, state)
+
+
+class Options(NamedTuple):
+    """What a session may choose its topology from: the first, unless another sends less."""
+
+    topologies: tuple[Topology, ...]
+    because: str = ""
+    """Why there is but one, where more were asked for."""
 
 
 class Topology(ABC):
@@ -492,15 +520,24 @@ class Topology(ABC):
         """
         return ((0, edges[-1]),)
 
+    def options(self, compressors: Iterable[Compressor]) -> Options:
+        """What a session with these compressors chooses from."""
+        return Options((self,))
+
     def fields(self, compressor: Compressor) -> tuple[str, ...]:
-        """Its own state for a parameter with this compressor; see `keeps`."""
+        """Its own state for a parameter with this compressor; see `keeps`.
+
+        Raises:
+            ConfigError: it cannot be used with this compressor.
+        """
         return ()
 
     def keeps(self, numel: int, compressor: Compressor, here: Place) -> Mapping[str, tuple[int, int]]:
         """State of its own: field -> the stretch of a tensor of `numel` elements that it is about.
 
-        `here`: this rank's place in the scope; the stretches of all ranks cover the tensor once. The fields
-        begin with "topology.", start as zeros, and are in the state beside the compressor's.
+        `here`: this rank's place where compressors meet; the stretches of all ranks there cover the tensor
+        once. The fields begin with "topology.", start as zeros, are zeros where `Spoken.others` speak, are
+        in units of the mean, and stand in the state beside the compressor's.
         """
         return {}
 

@@ -75,7 +75,9 @@ class Lot:
         for slot, compressor in zip(self.slots, self.chosen, strict=True):
             a, b = max(slot.start, start), min(slot.stop, stop)
             if a < b:
-                slots.append(replace(slot, start=a - start, stop=b - start, offset=a - slot.start))
+                slots.append(
+                    replace(slot, start=a - start, stop=b - start, offset=slot.offset + a - slot.start)
+                )
                 chosen.append(compressor)
         return replace(self, slots=tuple(slots), chosen=tuple(chosen))
 
@@ -196,11 +198,18 @@ def named_state(lot: Lot, state: State) -> dict[tuple[str, str], Kept]:
     return views
 
 
-def stretch_state(lot: Lot, field: str, tensor: Tensor) -> dict[tuple[str, str], Kept]:
-    """A state field that has one element for each of a lot's, by parameter: this rank's own."""
+def stretch_state(lot: Lot, span: tuple[int, int], field: str, tensor: Tensor) -> dict[tuple[str, str], Kept]:
+    """A state field that has one element for each of a stretch of a lot, by parameter: this rank's own.
+
+    Of the parameters of the lot's main compressor alone: of others it says nothing.
+    """
+    parts = lot.compressor.parts if isinstance(lot.compressor, Select) else ()
+    others = [span for part in parts for span in part.spans]
+    mine = {slot.name for slot in lot.slots if not any(a <= slot.start < b for a, b in others)}
     return {
         (slot.name, field): Kept(tensor[slot.start : slot.stop], False, slot.offset, slot.shape.numel())
-        for slot in lot.slots
+        for slot in lot.within(*span).slots
+        if slot.name in mine
     }
 
 

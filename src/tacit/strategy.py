@@ -15,7 +15,7 @@ from tacit.errors import ConfigError, unknown
 from tacit.merges import Replace
 from tacit.overlap import Bucketwise
 from tacit.rounds import Every, EveryStep, Until
-from tacit.topologies.flat import Flat
+from tacit.topologies.auto import Auto
 
 Subject = Literal["nothing", "gradient", "progress"]
 
@@ -27,13 +27,14 @@ class Strategy:
     Attributes:
         subject: what is exchanged. "gradient": in backward. "progress": how far the parameters have moved
             since the last round, after `optimizer.step`. "nothing": DDP is left as it is.
+        topology: where it is not told, the session picks between `Flat` and `TwoPhase` by predicted bytes.
         name: the text form it was made from; says nothing about what it does.
     """
 
     subject: Subject = "gradient"
     rounds: Rounds = EveryStep()
     compressor: Compressor = Dense()
-    topology: Topology = Flat()
+    topology: Topology = Auto()
     overlap: Overlap = Bucketwise()
     merge: Merge = Replace()
     name: str = field(default="custom", compare=False)

@@ -53,9 +53,14 @@ def test_json_lists_what_is_known() -> None:
     told = {each["name"]: each for each in json.loads(done.stdout)}
     assert list(told) == algorithms.known()
     for each in told.values():
-        assert set(each) == {"name", "paper", "family", "compresses", "changes", "parameters"}
+        assert set(each) == {"name", "paper", "family", "compresses", "changes", "collective", "parameters"}
     assert told["topk"]["compresses"] is True
     assert told["localsgd"]["family"] == "periodic"
+    assert told["ddp"]["collective"] == "DDP's own all-reduce"
+    assert told["bf16"]["collective"] == told["powersgd"]["collective"] == "all-reduce"
+    assert told["signsgd"]["collective"] == "all-gather"
+    for name in ("efsign", "topk", "dgc", "qsgd"):
+        assert told[name]["collective"].startswith("all-gather, or where that sends less by two phases")
     assert told["topk"]["parameters"] == [
         {"name": "ratio", "type": "float", "default": 0.01, "required": False}
     ]

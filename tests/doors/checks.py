@@ -276,7 +276,8 @@ def the_bytes_are_those_of_the_formula() -> None:
     peers = dist.get_world_size()
     model = wrapped()
     optimizer = sgd(model)
-    with tacit.attach(model, optimizer, "topk:ratio=0.01") as session:
+    all_gather = tacit.Strategy(compressor=tacit.ErrorFeedback(tacit.TopK(ratio=0.01)), topology=tacit.Flat())
+    with tacit.attach(model, optimizer, all_gather) as session:
         steps(model, optimizer, 6)
         expected = 0
         for lot in session.session.lots:
@@ -393,6 +394,37 @@ def in_two_phases_everything_kept_is_ddp_and_compressed_it_learns() -> None:
             close_to(there, ddp)
         else:
             assert float((there - ddp).norm()) < 0.75 * float((start - ddp).norm()), name
+
+
+@check
+def not_told_four_ranks_send_signs_in_two_phases() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, "efsign") as session:
+        at_work = session.session
+        assert at_work.strategy.topology == tacit.TwoPhase()
+        foretold = {type(each).__name__: sent for each, sent in at_work.choice.sent.items()}
+        assert f"TwoPhase(axis='world'), chosen: {foretold['TwoPhase']:,} bytes" in session.active_path
+        assert f"Flat(axis='world') {foretold['Flat']:,}" in session.active_path
+        before = session.levels[0].transport.sent
+        steps(model, optimizer, 1)
+        sent = torch.tensor([session.levels[0].transport.sent - before])
+        assert int(sent) == session.metrics()["bytes_out"]
+        assert int(torch.stack(everywhere(sent)).max()) == foretold["TwoPhase"]
+        # 2 (P - 1) / P of a payload for P - 1 of them: half, but for what is dense or too small to share.
+        assert foretold["TwoPhase"] < 0.65 * foretold["Flat"]
+        steps(model, optimizer, 5)
+        assert same_on_all_ranks(flat(model))
+        assert any(float(kept.tensor.abs().sum()) > 0 for kept in at_work.named_state().values())
+
+
+@check
+def what_is_told_is_respected() -> None:
+    model = wrapped()
+    for topology in (tacit.Flat(), tacit.TwoPhase()):
+        strategy = tacit.Strategy(compressor=tacit.ErrorFeedback(tacit.Sign()), topology=topology)
+        with tacit.attach(model, sgd(model), strategy) as session:
+            assert session.session.strategy.topology == topology
 
 
 @check

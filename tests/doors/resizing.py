@@ -16,6 +16,7 @@ import tacit
 ALGORITHMS: dict[str, str | tacit.Strategy] = {
     "topk": "topk:ratio=0.1",
     "sign": "sign",
+    "efsign": "efsign",
     "powersgd": "powersgd",
     "localsgd": "localsgd:sync_every=4",
     "ednncomm": "ednncomm:sync_every=4",

@@ -1,6 +1,6 @@
 """Checkpoints into another number of ranks, for every family, on a loopback."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -10,13 +10,17 @@ from torch import Tensor
 
 import tacit
 from tacit import algorithms
+from tacit.contracts import Topology
 from tacit.doors import state
 from tacit.errors import CheckpointError
 from tacit.session import Session
 from tacit.strategy import Strategy
+from tacit.topologies.two_phase import SECOND
 from tacit.transports.loopback import Loopback, Seat
 
 NAMED = {"a": torch.zeros(30, 10), "b": torch.zeros(10), "c": torch.zeros(41, 5)}
+LARGE = {"a": torch.zeros(100, 70), "b": torch.zeros(70), "c": torch.zeros(64, 50)}
+"""Enough for six ranks to share each lot out."""
 LOTS = [["c"], ["b", "a"]]
 
 STRATEGIES: dict[str, Strategy] = {
@@ -42,12 +46,21 @@ class Seated:
 class Run:
     """Ranks of a run, on nodes, that exchange gradients and are saved and loaded."""
 
-    def __init__(self, strategy: Strategy, nodes: int, ranks: int) -> None:
+    def __init__(
+        self, strategy: Strategy, nodes: int, ranks: int, named: dict[str, Tensor] | None = None
+    ) -> None:
         self.strategy = strategy
+        self.named = named or NAMED
         self.net = Loopback.of_nodes(nodes, ranks)
         self.seats = [
-            Seated(Session(strategy, NAMED, Seat(self.net, rank), LOTS)) for rank in range(nodes * ranks)
+            Seated(Session(strategy, self.named, Seat(self.net, rank), LOTS)) for rank in range(nodes * ranks)
         ]
+
+    @property
+    def topology(self) -> Topology:
+        """What was chosen, on all ranks alike."""
+        (found,) = {seat.session.strategy.topology for seat in self.seats}
+        return found
 
     def round(self, seed: int) -> dict[str, Tensor]:
         """The mean by parameter of a round on random tensors."""
@@ -67,14 +80,16 @@ class Run:
 
     def owed(self) -> dict[str, Tensor]:
         """What the mean still has to receive, by parameter: of each rank, or of each node, the mean."""
-        total = {name: torch.zeros(p.numel()) for name, p in NAMED.items()}
+        total = {name: torch.zeros(p.numel()) for name, p in self.named.items()}
         by_node = self.seats[0].session.by_node
         units = len(self.net.groups("node")) if by_node else len(self.seats)
         for seat in self.seats:
             for (name, field), kept in seat.session.named_state().items():
+                stretch = total[name][kept.start : kept.start + kept.tensor.numel()]
                 if "residual" in field:
-                    stretch = total[name][kept.start : kept.start + kept.tensor.numel()]
                     stretch += kept.tensor / units
+                elif field == SECOND:
+                    stretch += kept.tensor
         return total
 
     def save(self) -> list[dict[str, Any]]:
@@ -91,8 +106,8 @@ class Run:
         return [kept.tensor for seat in self.seats for kept in seat.session.named_state().values()]
 
 
-def trained(strategy: Strategy, nodes: int, ranks: int) -> Run:
-    run = Run(strategy, nodes, ranks)
+def trained(strategy: Strategy, nodes: int, ranks: int, named: dict[str, Tensor] | None = None) -> Run:
+    run = Run(strategy, nodes, ranks, named)
     for seed in range(3):
         run.round(seed)
     return run
@@ -133,6 +148,72 @@ def test_the_log_tells_of_it_once(caplog: pytest.LogCaptureFixture) -> None:
         "a checkpoint of 4 ranks on 2 nodes goes on with 2 on 1 nodes: each has got the mean of what the old "
         "ones owed"
     ]
+
+
+CHANGES = [((1, 4), (1, 2)), ((1, 4), (1, 1)), ((1, 4), (1, 6)), ((1, 2), (1, 4)), ((4, 1), (2, 2))]
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES)
+@pytest.mark.parametrize("name", ["efsign", "topk", "dgc", "by node"])
+def test_checkpoints_go_from_two_phases_to_an_all_gather_and_back(
+    name: str, before: tuple[int, int], after: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    by_node = tacit.Strategy(
+        compressor=tacit.ErrorFeedback(tacit.Sign(block=512)), topology=tacit.Hierarchical()
+    )
+    strategy = STRATEGIES.get(name, by_node)
+    old, new = trained(strategy, *before, LARGE), Run(strategy, *after, LARGE)
+    owed = old.owed()
+    assert all(float(owed[parameter].abs().sum()) > 0 for parameter in "ac")
+    new.load(state.join_states(old.save()))
+    for parameter in LARGE:
+        torch.testing.assert_close(new.owed()[parameter], owed[parameter])
+    two_phases = ["TwoPhase" in repr(run.topology) for run in (old, new)]
+    if name != "by node":
+        assert two_phases == [ranks > 2 for _, ranks in (before, after)] or before[0] > 1
+    taken_over = [record.message for record in caplog.records if "still owed" in record.message]
+    assert len(taken_over) == (two_phases == [True, False])
+    assert all("of 2 parameters" in message and "goes on with" in message for message in taken_over)
+    new.round(7)
+    # And on from there, to where it came from.
+    again, owed = Run(strategy, *before, LARGE), new.owed()
+    again.load(state.join_states(new.save()))
+    for parameter in LARGE:
+        torch.testing.assert_close(again.owed()[parameter], owed[parameter])
+
+
+@pytest.mark.parametrize("told", [tacit.Flat(), tacit.TwoPhase()])
+def test_a_checkpoint_follows_what_is_told_anew(told: Topology) -> None:
+    """The same ranks, whose strategy left it open, and a choice that now falls otherwise."""
+    strategy = STRATEGIES["efsign"]
+    old = trained(strategy, 1, 4, LARGE)
+    assert old.topology == tacit.TwoPhase()
+    new = Run(replace(strategy, topology=told), 1, 4, LARGE)
+    for seat, mine in zip(new.seats, old.save(), strict=True):
+        state.load(mine, strategy, [seat])
+    owed = old.owed()
+    for parameter in LARGE:
+        torch.testing.assert_close(new.owed()[parameter], owed[parameter])
+
+
+def test_what_means_owe_must_be_there_and_somebody_must_owe_it_on() -> None:
+    strategy = STRATEGIES["efsign"]
+    saved = state.join_states(trained(strategy, 1, 4, LARGE).save())
+    key = f"shared/0/a/{SECOND}"
+    run = Run(strategy, 1, 4, LARGE)
+    with pytest.raises(CheckpointError, match=rf"lacks '{key}'"):
+        run.load({k: v for k, v in saved.items() if k != key})
+    bare = Run(tacit.Strategy(compressor=tacit.Sign(block=512)), 1, 4, LARGE)
+    with pytest.raises(
+        CheckpointError, match=r"what the means of . owed, and its compressor here owes nothing"
+    ):
+        state.load(saved, strategy, bare.seats[:1])
+
+
+def test_what_is_kept_in_a_checkpoint_is_finite_and_of_who_compresses() -> None:
+    saved = state.join_states(trained(STRATEGIES["sign"], 1, 4, LARGE).save())
+    assert {key for key in saved if key.endswith(SECOND)} == {f"shared/0/{name}/{SECOND}" for name in "ac"}
+    assert all(bool(value.isfinite().all()) for value in saved.values() if isinstance(value, Tensor))
 
 
 @pytest.mark.parametrize("name", ["topk", "powersgd", "TopK by slices"])

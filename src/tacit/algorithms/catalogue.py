@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from inspect import Parameter as Declared
 from typing import Any, Literal, TypeAlias
 
-from tacit.algorithms import ALGORITHMS
-from tacit.strategy import alternatives, parameters
+from tacit.algorithms import ALGORITHMS, parse
+from tacit.compressors.dense import Dense
+from tacit.strategy import Strategy, alternatives, parameters
+from tacit.topologies import Auto, Flat, Hierarchical
 
 Family: TypeAlias = Literal[
     "synchronous", "quantization", "sparsification", "low rank", "periodic", "hierarchical"
@@ -201,6 +203,28 @@ ENTRIES: dict[str, Entry] = {
     ),
 }
 """Name -> facts; a test holds it to the table of algorithms."""
+
+
+def way_of(name: str) -> str:
+    """By which collectives an algorithm's messages travel, as it is by its name alone.
+
+    Where the choice is the session's, both ways are named.
+    """
+    if any(each.required for each in parameters_of(name)):
+        return "what its parameters say"
+    return "; ".join(dict.fromkeys(map(_way, parse(name).levels)))
+
+
+def _way(level: Strategy) -> str:
+    if level.subject == "nothing":
+        return "DDP's own all-reduce"
+    if not isinstance(level.topology, Auto | Flat | Hierarchical):
+        return f"{level.topology}"
+    options = level.topology.options([level.compressor, level.compressor.exempted() or Dense()])
+    if len(options.topologies) > 1:
+        return "all-gather, or where that sends less by two phases, which compress the mean too"
+    spoken = level.compressor.spoken(0)
+    return "all-reduce" if spoken is None or spoken.codec.additive else "all-gather"
 
 
 def parameters_of(name: str) -> list[Parameter]:

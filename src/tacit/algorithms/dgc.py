@@ -7,11 +7,15 @@ The paper's algorithm, on each worker r:            here:
     M   <- the k entries of v_r largest in |.|      TopK.encode
     s_r <- v_r on M;  v_r <- 0 on M                 ErrorFeedback: keep what was not sent
     u_r <- 0 on M                                   MomentumCorrection: momentum factor masking
-    x   <- x - lr * mean_r(s_r)                     Flat: all-gather, then scatter-add of P sparse messages
+    x   <- x - lr * mean_r(s_r)                     Auto: all-gather, then scatter-add of P sparse messages
     warm-up: k of 25 %, 6.25 %, 1.56 %, 0.4 %       Phases, a quarter of `warmup_steps` each
 
 With `nesterov`, g_r + m u_r is added to v_r. The optimizer must be SGD; its momentum is taken over while the
 strategy is attached, and it is told to have none.
+
+Where that sends less, as from 3 ranks on, each rank averages one stretch for all and sends the largest
+entries of the mean; the others wait there, though the momentum of who sent them is masked already (Auto,
+TwoPhase). `topology=Flat()` lets all that was sent arrive at once, as in the paper.
 
 Differences from the paper: the k entries are chosen over a whole lot, exactly, not by a sampled threshold
 tensor by tensor; the warm-up is in steps, not epochs; clipping is off by default, as in the authors' code,

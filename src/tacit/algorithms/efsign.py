@@ -4,12 +4,15 @@ The paper's algorithm, on each worker r:            here:
     p_r <- g_r + e_r                                ErrorFeedback: add what is owed
     D_r <- (|p_r,b|_1 / d_b) sign(p_r,b), block b   Sign(block=512).encode: one bit an entry, a mean a block
     e_r <- p_r - D_r                                ErrorFeedback: keep what was not sent
-    x   <- x - lr * mean_r(D_r)                     Flat: all-gather, then unpack and add P messages
+    x   <- x - lr * mean_r(D_r)                     Auto: all-gather, then unpack and add P messages
 
-Differences from the paper: blocks are of 512 entries, not of a layer each; the mean is not compressed a
-second time on its way back (topology TwoPhase does that); the residual is not rescaled where the learning
-rate changes, as it is in units of the gradient here; momentum is the optimizer's. `sign` has one magnitude
-a lot.
+Where that sends less, as from 3 ranks on, the mean is compressed a second time on its way back, with a
+residual of its own at the rank that took the mean: the paper's server, one stretch of the tensor each (Auto,
+TwoPhase). `topology=Flat()` sends it as it is.
+
+Differences from the paper: blocks are of 512 entries, not of a layer each; the residual is not rescaled where
+the learning rate changes, as it is in units of the gradient here; momentum is the optimizer's. `sign` has
+one magnitude a lot.
 """
 
 from __future__ import annotations

@@ -5,7 +5,10 @@ On each worker r:                                   here:
     s_r <- max |a_r| / largest number of the format FP8.encode: one scale a lot
     q_r <- fp8(a_r / s_r)                           FP8.encode: round to nearest even
     e_r <- a_r - s_r q_r                            ErrorFeedback: keep what was not sent
-    x   <- x - lr * mean_r(s_r q_r)                 Flat: all-gather, then widen and add P messages
+    x   <- x - lr * mean_r(s_r q_r)                 Auto: all-gather, then widen and add P messages
+
+Where that sends less, as from 3 ranks on, each rank averages one stretch for all and sends the mean
+compressed too, with error feedback of its own (Auto, TwoPhase). `topology=Flat()` sends it as it is.
 
 Differences from the paper: it describes the formats and scales per tensor, for all of training; here one
 scale serves a lot, only for the way between the ranks; and there is error feedback.

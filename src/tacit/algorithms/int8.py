@@ -5,7 +5,10 @@ On each worker r, for each block b of 512 entries:  here:
     s_r <- max |a_r| / 127                          Int8.encode: one unit a block
     q_r <- round(a_r / s_r)                         Int8.encode: one byte an entry
     e_r <- a_r - s_r q_r                            ErrorFeedback: keep what was not sent
-    x   <- x - lr * mean_r(s_r q_r)                 Flat: all-gather, then multiply and add P messages
+    x   <- x - lr * mean_r(s_r q_r)                 Auto: all-gather, then multiply and add P messages
+
+Where that sends less, as from 3 ranks on, each rank averages one stretch for all and sends the mean
+compressed too, with error feedback of its own (Auto, TwoPhase). `topology=Flat()` sends it as it is.
 
 Differences from the paper: equal steps in place of its dynamic tree, a scale for each block in place of one
 for each matrix, and error feedback; biases and norms are sent densely in the same message.

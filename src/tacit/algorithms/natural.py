@@ -5,10 +5,13 @@ The paper's algorithm, on each worker r, for each entry t of its gradient, with 
     C(t) <- sign(t) 2^a with probability            Natural.encode: random bits are added below the
         (2^(a + 1) - |t|) / 2^a,                        exponent; what carries into it is the lot
         else sign(t) 2^(a + 1)
-    x    <- x - lr * mean_r(C(g_r))                 Flat: all-gather, then put together and add P messages
+    x    <- x - lr * mean_r(C(g_r))                 Auto: all-gather, then put together and add P messages
 
-Differences from the paper: the mean is not compressed a second time on its way back; 2^127 is the largest
-power.
+Where that sends less, as from 3 ranks on, each rank averages one stretch for all, and the mean is rounded by
+lot once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not averaged
+over the ranks. `topology=Flat()` rounds once.
+
+Differences from the paper: 2^127 is the largest power.
 """
 
 from __future__ import annotations

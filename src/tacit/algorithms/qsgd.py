@@ -5,7 +5,11 @@ The paper's algorithm, on each worker r, for each bucket v of its gradient, with
     xi_i <- l / s or (l + 1) / s, by lot, where     QSGD.encode, s = 2^(bits - 1) - 1; the draw is a
         l <= s |v_i| / |v| <= l + 1                     function of seed, round, rank and entry
     Q_s(v_i) <- |v| sign(v_i) xi_i                  a level from -s to s in `bits` bits, |v| / s a bucket
-    x   <- x - lr * mean_r(Q_s(g_r))                Flat: all-gather, then unpack and add P messages
+    x   <- x - lr * mean_r(Q_s(g_r))                Auto: all-gather, then unpack and add P messages
+
+Where that sends less, as from 3 ranks on, each rank averages one stretch for all, and the mean is rounded by
+lot once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not averaged
+over the ranks. `topology=Flat()` rounds once.
 
 Differences from the paper: levels of fixed width where it has Elias's code; |v| is the largest magnitude,
 as in its experiments (`QSGD(scale="norm")` is its theorem's); buckets are cut from a lot, not from each

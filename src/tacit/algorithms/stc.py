@@ -6,11 +6,14 @@ The paper's algorithm, on each worker r:            here:
     mu  <- the mean of |a_r| over S                 Sign.encode, of the chosen entries
     s_r <- mu sign(a_r) on S, 0 elsewhere           TopK(values=Sign()): positions, a bit an entry, and mu
     e_r <- a_r - s_r                                ErrorFeedback: keep what was not sent
-    x   <- x - lr * mean_r(s_r)                     Flat: all-gather, then scatter-add of P messages
+    x   <- x - lr * mean_r(s_r)                     Auto: all-gather, then scatter-add of P messages
 
-Differences from the paper: gradients are exchanged in every step, not weights after several; the mean is not
-compressed again on the way back; positions are in low and high parts, not Golomb-coded; biases and norms are
-sent densely in the same message.
+Where that sends less, as from 3 ranks on, each rank averages one stretch for all and sends the mean
+compressed too, with error feedback of its own: the paper's second compression, on the way back to the
+workers (Auto, TwoPhase). `topology=Flat()` sends it as it is.
+
+Differences from the paper: gradients are exchanged in every step, not weights after several; positions are
+in low and high parts, not Golomb-coded; biases and norms are sent densely in the same message.
 """
 
 from __future__ import annotations

@@ -5,7 +5,11 @@ The paper's algorithm, on each worker r:            here:
     s_r <- max |g_r|                                TernGrad.encode: one number a bucket
     b_r <- 1 with probability |g_r| / s_r, else 0   TernGrad.encode; the draw is a function of seed, round,
                                                         rank and entry
-    x   <- x - lr * mean_r(s_r sign(g_r) b_r)       Flat: all-gather, then unpack and add P messages
+    x   <- x - lr * mean_r(s_r sign(g_r) b_r)       Auto: all-gather, then unpack and add P messages
+
+Where that sends less, as from 3 ranks on, each rank averages one stretch for all, and the mean is rounded by
+lot once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not averaged
+over the ranks. `topology=Flat()` rounds once.
 
 Differences from the paper: a bucket of 512 entries where it has a layer; sigma counts from zero; no sharing
 of scalers, as the mean is taken of decoded numbers; biases and norms are sent densely in the same message.

@@ -4,7 +4,11 @@ The paper's algorithm, on each worker r:            here:
     a_r <- a_r + g_r                                ErrorFeedback: add what is owed
     for a_r[i] >= +tau: send (i, +), a_r[i] -= tau  Threshold.encode: positions and signs
     for a_r[i] <= -tau: send (i, -), a_r[i] += tau  ErrorFeedback: keep what was not sent
-    x   <- x - lr * sum_r(tau of the signs sent)    Flat: all-gather, then the mean of P messages
+    x   <- x - lr * sum_r(tau of the signs sent)    Auto: all-gather, then the mean of P messages
+
+Where that sends less, as from 3 ranks on, each rank averages one stretch for all and sends the mean
+compressed too, with error feedback of its own (Auto, TwoPhase): an entry of
+it waits until it reaches tau. `topology=Flat()` sends it as it is.
 
 Differences from the paper: a round sends each entry at most once, and at most a share of the entries, the
 largest; so that the size of a message is known beforehand. The mean, not the sum, is applied, by the

@@ -42,6 +42,7 @@ def _objects() -> list[dict[str, Any]]:
         {
             "name": name,
             **asdict(catalogue.ENTRIES[name]),
+            "collective": catalogue.way_of(name),
             "parameters": [asdict(each) for each in catalogue.parameters_of(name)],
         }
         for name in algorithms.known()
@@ -61,7 +62,8 @@ def _table() -> Table:
     for name in algorithms.known():
         entry = catalogue.ENTRIES[name]
         told = "\n".join([f"[bold]{name}[/bold]", *map(_told, catalogue.parameters_of(name))])
-        table.add_row(told, entry.family, f"{entry.changes}\n[dim]{entry.paper}[/dim]")
+        changes = f"{entry.changes}; by {catalogue.way_of(name)}"
+        table.add_row(told, entry.family, f"{changes}\n[dim]{entry.paper}[/dim]")
     return table
 
 

@@ -22,7 +22,8 @@ class MajoritySign(OneShot):
     to a thousand times smaller than for SGD, and let it fall. Clipping by norm, and weight decay as a part of
     the gradient, mean nothing here. All parameters take part, also biases: the answer has one scale only.
     Differences from the paper: ranks exchange votes with each other (all-gather), as there is no server; ties
-    give 0. Under `ErrorFeedback` it would owe the difference from 1 and is not made for that: use `Sign`.
+    give 0, but in `TwoPhase`, which must be told: one bit sends them back as 1. Under `ErrorFeedback` it
+    would owe the difference from 1 and is not made for that: use `Sign`.
     """
 
     additive: ClassVar[bool] = False

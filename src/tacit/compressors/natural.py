@@ -24,6 +24,7 @@ class Natural(OneShot):
     """
 
     additive: ClassVar[bool] = False
+    unbiased: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:
         """A rounded bias is as good as a rounded weight."""

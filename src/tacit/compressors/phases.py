@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tacit.contracts import Compressor, Context, Exchange, Matrix, Momentum, State
+from tacit.contracts import Compressor, Context, Exchange, Matrix, Momentum, Spoken, State
 from tacit.errors import ConfigError
 
 
@@ -59,6 +59,10 @@ class Phases(Compressor):
         """The first steps of all but the first."""
         return tuple(accumulate(steps for steps, _ in self.phases))
 
+    def spoken(self, step: int) -> Spoken | None:
+        """As the one at work."""
+        return self._at(step).spoken(step)
+
     def exempts(self, shape: torch.Size) -> bool:
         """As the last one: what is exempt stays so."""
         return self.then.exempts(shape)
@@ -99,4 +103,7 @@ class Phases(Compressor):
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """As the one at work."""
-        return self._all[bisect_right(self.changes, ctx.step)].exchange(x, state, ctx)
+        return self._at(ctx.step).exchange(x, state, ctx)
+
+    def _at(self, step: int) -> Compressor:
+        return self._all[bisect_right(self.changes, step)]

@@ -17,6 +17,7 @@ from tacit.contracts import (
     Outcome,
     Reduce,
     Sent,
+    Spoken,
     State,
     lasting,
 )
@@ -65,6 +66,10 @@ class Wrapper(Compressor):
         """As the one inside."""
         return self.inner.changes
 
+    def spoken(self, step: int) -> Spoken | None:
+        """As the one inside."""
+        return self.inner.spoken(step)
+
     def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """Pass it on."""
         return replace(self, inner=self.inner.bound(matrices))
@@ -85,6 +90,11 @@ class ErrorFeedback(Wrapper):
     State: `residual`, rank-local, of the tensor's shape. Nothing is lost: the sum of all that was sent plus
     the residual is the sum of all that was given.
     """
+
+    def spoken(self, step: int) -> Spoken | None:
+        """The one inside, and what it does not say is owed."""
+        spoken = self.inner.spoken(step)
+        return spoken and spoken._replace(owes=True)
 
     def init(self, like: Tensor) -> State:
         """Nothing is owed yet."""
@@ -142,6 +152,12 @@ class Select(Compressor):
         """Those of all of them."""
         parts = {step for part in self.parts for step in part.compressor.changes}
         return tuple(sorted({*self.main.changes, *parts}))
+
+    def spoken(self, step: int) -> Spoken | None:
+        """As the main one, and where the parts have their spans."""
+        spoken = self.main.spoken(step)
+        others = tuple(sorted(span for part in self.parts for span in part.spans))
+        return spoken and spoken._replace(others=others)
 
     def exempts(self, shape: torch.Size) -> bool:
         """The exemption is what this wrapper carries out."""

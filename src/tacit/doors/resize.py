@@ -1,9 +1,12 @@
-"""A checkpoint of another number of ranks: what they owed is shared out anew.
+"""A checkpoint of another number of ranks, or of another topology: what they owed is shared out anew.
 
 What ranks owe their peers (residuals) are sums that the group's mean still has to receive. When W ranks
 become W', each new one gets the mean of what the old ones owed, so that the mean of what is owed stays as it
 was. Where the ranks of a node share it out, the same is done with nodes in place of ranks. What all ranks
 kept together, and what was equal on all of them, stays as it is.
+
+What the compressed means of `TwoPhase` still owe was kept together. Where no rank keeps it any more, as the
+checkpoint goes on by all-gather, every rank adds it to what it owes itself: their mean, again, stays.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import CheckpointError
+from tacit.session.holdings import is_topologys
 
 _KEY = re.compile(r"(?P<owner>[^/]+)/(?P<level>\d+)/(?P<name>.*)/(?P<field>[^/]+)")
 
@@ -52,6 +56,14 @@ class Shares:
                     "session.load_state_dict(tacit.join_states([...])), or after torch's dcp_to_torch_save"
                 )
         return torch.stack([found[owner] for owner in owners]).mean(0)
+
+    def of_topology(self, level: int) -> dict[tuple[str, str], Tensor]:
+        """What the topology kept in all."""
+        return {
+            (name, field): next(iter(found.values()))
+            for (of, name, field), found in self._owners.items()
+            if of == level and is_topologys(field)
+        }
 
     def _who_owed(self, by_node: bool) -> list[str]:
         if by_node:

@@ -18,6 +18,7 @@ from tacit.errors import CheckpointError
 from tacit.lots import Kept
 from tacit.rounds import EveryStep
 from tacit.session import Session
+from tacit.session.holdings import is_topologys
 from tacit.strategy import AnyStrategy
 
 VERSION = 2
@@ -29,6 +30,7 @@ _KEYS = {"version", "strategy", "but rounds", "rounds are", "ranks", "nodes", "s
     "under way",
     "lots",
     "layouts",
+    "topologies",
 }
 
 
@@ -65,6 +67,7 @@ def told(
         "steps": [level.session.step for level in levels],
         "rounds": [level.session.round for level in levels],
         "lots": [_names(level) for level in levels],
+        "topologies": [repr(level.session.strategy.topology) for level in levels],
         # As text: torch.distributed.checkpoint drops what is empty.
         "memory": json.dumps([dict(level.session.memory) for level in levels]),
         "under way": json.dumps([_under_way(level) for level in levels]),
@@ -102,7 +105,8 @@ def join_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWork]) -> None:
     """Go on from a saved state.
 
-    Saved by another number of ranks, what they owed is shared out anew (see `resize`), which the log tells.
+    Saved by another number of ranks, or where another topology was chosen, what they owed is shared out anew
+    (see `resize`), which the log tells.
 
     Raises:
         CheckpointError: it is another strategy's, another model's or of a newer version, or it is not whole;
@@ -112,10 +116,11 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWor
     transport = levels[0].session.transport
     peers, nodes = transport.place(WORLD).peers, [list(node) for node in transport.nodes]
     resized = state["ranks"] != peers or state["nodes"] != nodes
-    shares = Shares(state) if resized else None
-    found = [_found(i, level, state, shares) for i, level in enumerate(levels)]
+    shares = Shares(state)
+    found = [_found(i, level, state, shares, resized) for i, level in enumerate(levels)]
+    taken_over: set[str] = set()
     for i, level in enumerate(levels):
-        _resume(i, level, state, found[i])
+        taken_over |= _resume(i, level, state, found[i])
     rounds = [repr(level.session.strategy.rounds) for level in levels]
     if state["rounds are"] != rounds and transport.place(WORLD).rank == 0:
         _log.warning(
@@ -128,12 +133,23 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWor
             *(state["ranks"], _on(state["nodes"]), peers, _on(nodes)),
         )
 
+    if taken_over and transport.place(WORLD).rank == 0:
+        _log.warning(
+            "what the means of %d parameters still owed, every rank now owes, as none keeps it: the "
+            "checkpoint was taken with %s, and goes on with %s",
+            *(len(taken_over), " | ".join(state["topologies"])),
+            " | ".join(str(level.session.strategy.topology) for level in levels),
+        )
+
 
 def _on(nodes: Sequence[Sequence[int]]) -> str:
     return f" on {len(nodes)} nodes" if nodes else ""
 
 
-def _resume(i: int, level: AtWork, state: Mapping[str, Any], found: Mapping[tuple[str, str], Tensor]) -> None:
+def _resume(
+    i: int, level: AtWork, state: Mapping[str, Any], found: Mapping[tuple[str, str], Tensor]
+) -> set[str]:
+    """Returns of which parameters every rank now owes what the topology owed."""
     session = level.session
     session.recut(state["lots"][i], carry=False)
     same = repr(session.strategy.rounds) == state["rounds are"][i]
@@ -147,9 +163,10 @@ def _resume(i: int, level: AtWork, state: Mapping[str, Any], found: Mapping[tupl
         level.progress.follow_lots(ways)
         if _losses(i, level) in state:
             level.progress.facts.losses.copy_(state[_losses(i, level)])
-    session.restore(found)
+    taken_over = session.restore(found)
     for both, kept in _of_door(level).items():
         kept.tensor.copy_(found[both])
+    return taken_over
 
 
 def _of_door(level: AtWork) -> dict[tuple[str, str], Kept]:
@@ -191,14 +208,17 @@ def _owner(session: Session, shared: bool) -> str:
 
 
 def _found(
-    i: int, level: AtWork, state: Mapping[str, Any], shares: Shares | None
+    i: int, level: AtWork, state: Mapping[str, Any], shares: Shares, resized: bool
 ) -> dict[tuple[str, str], Tensor]:
-    """What was saved of all that this rank keeps a part of."""
+    """What was saved of all that this rank keeps a part of, and what the topology owed in all."""
     session = level.session
+    found = _of_topology(i, session, shares)
+    elsewhere = state["topologies"][i] != repr(session.strategy.topology)
     expected = session.widths() | {key: (kept.shared, kept.width) for key, kept in _of_door(level).items()}
-    found = {}
     for (name, field), (shared, width) in expected.items():
-        if shares is not None:
+        if is_topologys(field) and elsewhere and (name, field) not in found:
+            continue  # nothing was owed there
+        if resized:
             by_node = session.by_node and field != MINE
             found[name, field] = shares.of(i, name, field, shared, by_node, width)
             continue
@@ -209,6 +229,21 @@ def _found(
                 "whole, or of another model"
             )
         found[name, field] = state[key]
+    return found
+
+
+def _of_topology(i: int, session: Session, shares: Shares) -> dict[tuple[str, str], Tensor]:
+    """What the topology owed, if there are those who can owe it now."""
+    expected = session.widths()
+    found = shares.of_topology(i)
+    for (name, field), owed in found.items():
+        if (name, field) not in expected and bool(owed.any()):
+            residual = session.residuals(name)
+            if not residual or expected[name, residual[0]][1] != owed.numel():
+                raise CheckpointError(
+                    f"the checkpoint holds what the means of {name} owed, and its compressor here owes "
+                    "nothing: put ErrorFeedback around it, or attach what the checkpoint was taken with"
+                )
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +16,9 @@ from tacit.engine import Job, Lane, drive
 from tacit.errors import NonFinite, RoundError
 from tacit.exchanges import say
 from tacit.lots import Kept, Lot, Policy, exempting
-from tacit.session.holdings import Ground, Holdings
+from tacit.session.choosing import choose
+from tacit.session.holdings import Holdings
+from tacit.session.plan import Ground
 from tacit.session.tally import Tally, Watch
 from tacit.strategy import Strategy
 from tacit.transports.meter import Bill
@@ -72,7 +74,6 @@ class Session:
         lr: Callable[[], float] = lambda: 0.0,
         memory: Memory | None = None,
     ) -> None:
-        self.strategy = strategy
         self.step = 0
         self.round = 0
         """How many rounds have landed; `begun`, how many have left."""
@@ -93,9 +94,11 @@ class Session:
         self._lr = lr
         self._lane: Lane | None = None
         self._flights: dict[int, Flight] = {}
-        self._ground = Ground(
-            strategy.topology, transport, dict(named), policy or exempting(strategy.compressor)
-        )
+        ground = Ground(strategy.topology, transport, dict(named), policy or exempting(strategy.compressor))
+        self.choice = choose(ground, names)
+        """The topology at work, and how it compares where the strategy leaves it open; for good."""
+        self.strategy = replace(strategy, topology=self.choice.topology)
+        self._ground = replace(ground, topology=self.choice.topology)
         self._holdings = Holdings(self._ground, names)
 
     # ---- lots and their states ------------------------------------------------------------------------
@@ -152,9 +155,13 @@ class Session:
         """See `gathered`. A collective call where ranks share the lots out."""
         return drive(self.gathered(), self.transport)
 
-    def restore(self, whole: Mapping[tuple[str, str], Tensor]) -> None:
-        """Take what is this rank's of the state that `gathered` gave, here or in another run."""
-        self._holdings.restore(whole)
+    def restore(self, whole: Mapping[tuple[str, str], Tensor]) -> set[str]:
+        """Take what is this rank's of the state that `gathered` gave; see `Holdings.restore`."""
+        return self._holdings.restore(whole)
+
+    def residuals(self, name: str) -> list[str]:
+        """In which field ranks owe of a parameter, if in one; see `Holdings.residuals`."""
+        return self._holdings.residuals(name)
 
     # ---- one exchange ---------------------------------------------------------------------------------
 
@@ -368,7 +375,7 @@ class Session:
     def active_path(self) -> str:
         """What is really at work."""
         kinds = sorted({repr(lot.compressor) for lot in self.lots}, key=len)
-        return f"{len(self.lots)} lots, {kinds[0]}, {self.strategy.topology}"
+        return f"{len(self.lots)} lots, {kinds[0]}, {self.choice}"
 
     def metrics(self) -> dict[str, float]:
         """The session in numbers.

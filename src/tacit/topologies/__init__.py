@@ -1,7 +1,8 @@
 """WITH WHOM, by which collective."""
 
+from tacit.topologies.auto import Auto
 from tacit.topologies.flat import Flat
 from tacit.topologies.hierarchical import Hierarchical
 from tacit.topologies.two_phase import TwoPhase
 
-__all__ = ["Flat", "Hierarchical", "TwoPhase"]
+__all__ = ["Auto", "Flat", "Hierarchical", "TwoPhase"]

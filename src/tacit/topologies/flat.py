@@ -1,4 +1,4 @@
-"""All replicas of an axis at once, whatever lies between them."""
+"""All replicas of an axis at once."""
 
 from __future__ import annotations
 
@@ -8,49 +8,19 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit.contracts import (
-    NET,
-    NODE,
-    WORLD,
-    Compressor,
-    Context,
-    Exchange,
-    Gather,
-    Mean,
-    Reduce,
-    Request,
-    Sent,
-    State,
-    Topology,
-)
-from tacit.errors import unknown
+from tacit.contracts import Compressor, Context, Exchange, Gather, Mean, Reduce, Request, Sent, State
 from tacit.exchanges import on, reduced, watched
+from tacit.topologies.axis import OnAxis
 
 
 @dataclass(frozen=True)
-class Flat(Topology):
+class Flat(OnAxis):
     """One ring over all ranks: an all-reduce where payloads add up, an all-gather where they do not.
 
     Attributes:
         axis: "world": all replicas. "node": those of one node; nodes then know nothing of each other: the
             near level of `Levels`. "net": those with the same place in their nodes.
     """
-
-    axis: str = WORLD
-
-    def __post_init__(self) -> None:
-        if self.axis not in (WORLD, NODE, NET):
-            raise unknown("axis", self.axis, (WORLD, NODE, NET))
-
-    @property
-    def scope(self) -> str:  # type: ignore[override]
-        """The axis."""
-        return self.axis
-
-    @property
-    def meets(self) -> str:  # type: ignore[override]
-        """The axis."""
-        return self.axis
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Every wish goes to the axis."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from tacit.contracts import (
     Context,
     Everything,
     Exchange,
+    Options,
     Outcome,
     Place,
     Request,
@@ -26,9 +27,10 @@ from tacit.contracts import (
     State,
     Topology,
 )
-from tacit.errors import unknown
-from tacit.exchanges import on, reduced, say, watched
-from tacit.topologies.flat import reduce_flat
+from tacit.errors import ConfigError, unknown
+from tacit.exchanges import say
+from tacit.topologies.auto import Auto
+from tacit.topologies.axis import OnAxis
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,37 @@ class Hierarchical(Topology):
     Attributes:
         by: "slices": each rank of a node takes 1 / G of the tensor across, so that G streams share the work.
             "leaders": the first rank of a node takes all of it, as eDNNcomm and DASO do with one rank a node.
+        far: how ranks with the same place in their nodes talk: `Flat` or `TwoPhase` on the axis "net", or
+            whichever of them sends less.
     """
 
     by: Literal["slices", "leaders"] = "slices"
+    far: OnAxis = Auto(NET)
 
     meets = NET
 
     def __post_init__(self) -> None:
         if self.by not in ("slices", "leaders"):
             raise unknown("way across", self.by, ("slices", "leaders"))
+        if not isinstance(self.far, OnAxis) or self.far.axis != NET:
+            raise ConfigError(
+                f"far={self.far} is no way between the nodes: write Flat(axis='net') or "
+                "TwoPhase(axis='net'), or leave it out"
+            )
+
+    def options(self, compressors: Iterable[Compressor]) -> Options:
+        """Those of the way across."""
+        options = self.far.options(compressors)
+        ways = [far for far in options.topologies if isinstance(far, OnAxis)]
+        return options._replace(topologies=tuple(replace(self, far=far) for far in ways))
+
+    def fields(self, compressor: Compressor) -> tuple[str, ...]:
+        """Those of the way across."""
+        return self.far.fields(compressor)
+
+    def keeps(self, numel: int, compressor: Compressor, here: Place) -> Mapping[str, tuple[int, int]]:
+        """What the way across keeps, of what this rank takes there."""
+        return self.far.keeps(numel, compressor, here)
 
     def spans(self, edges: Sequence[int] | range, near: Place) -> Spans:
         """Slices as equal as the edges allow; for leaders, everything and nothing."""
@@ -64,7 +88,7 @@ class Hierarchical(Topology):
         if x is not ctx.out:
             ctx.out.copy_(x)
         if ctx.near.peers == 1:
-            return (yield from _across(ctx.out, compressor, state, ctx, ctx.total))
+            return (yield from self.far.conduct(ctx.out, compressor, state, ctx))
         yield Scatter(ctx.out, ctx.spans, NODE, ctx.total)
         if ctx.word is not None:
             yield from say(ctx.word, NODE)
@@ -72,16 +96,11 @@ class Hierarchical(Topology):
         mine = ctx.out[start:stop]
         done = Outcome(mine, Everything(mine), state)
         if stop > start:
-            here = replace(ctx, out=mine, share=ctx.share * mine.numel() / x.numel())
-            done = yield from _across(mine, compressor, state, here, None)
+            here = replace(ctx, out=mine, total=None, share=ctx.share * mine.numel() / x.numel())
+            done = yield from self.far.conduct(mine, compressor, state, here)
         yield Collect(ctx.out, ctx.spans, NODE)
         yield from _pass_on(ctx.word, ctx.spans)
         return done._replace(mean=ctx.out)
-
-
-def _across(x: Tensor, compressor: Compressor, state: State, ctx: Context, total: Tensor | None) -> Exchange:
-    talk = reduced(compressor.exchange(x, state, ctx), reduce_flat)
-    return on(NET, watched(talk, ctx.word, total))
 
 
 def _pass_on(word: Tensor | None, spans: Spans) -> Generator[Request, Any, None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from tacit.contracts import (
-    WORLD,
     Compressor,
     Context,
     Deal,
@@ -22,75 +21,114 @@ from tacit.contracts import (
     Request,
     Sent,
     Spans,
+    Spoken,
     State,
-    Topology,
 )
+from tacit.errors import ConfigError
 from tacit.exchanges import on, reduced, watched
+from tacit.topologies.axis import OnAxis
 from tacit.topologies.flat import reduce_flat
 
 SECOND = "topology.second"
-"""The state field: what the compressed means of this rank's stretch still owe."""
+"""The state field: what the compressed means of this rank's stretch still owe, in units of the mean."""
 GRAIN = 512
 """Stretches begin at multiples of it: the blocks in which codecs pack."""
 
 
 @dataclass(frozen=True)
-class TwoPhase(Topology):
+class TwoPhase(OnAxis):
     """Each rank averages one stretch of the tensor for all, and sends the mean compressed too.
 
-    Rank i gets all payloads of stretch i, averages them, adds what its earlier means still owe, compresses
-    the sum as the peers did and sends it to all. A payload of s bytes costs 2 (P - 1) / P x s a rank, where
-    an all-gather costs (P - 1) x s: no more than twice s, however many ranks there are. Error feedback on
-    both sides: DoubleSqueeze (Tang et al., ICML 2019), dist-EF-SGD (Zheng et al., NeurIPS 2019). Each
-    stretch has scales, and entries chosen, of its own.
+    Rank i gets all payloads of stretch i, averages them, compresses the mean as the peers did and sends it to
+    all. A payload of s bytes costs 2 (P - 1) / P x s a rank, where an all-gather costs (P - 1) x s: no more
+    than twice s, however many ranks there are. Each stretch has scales, and entries chosen, of its own: a
+    sparse compressor sends each rank the share of its stretch, and gets as many entries of the mean back.
 
-    Payloads that add up go by an all-reduce, which has two phases already. So do, by an all-gather, those of
-    tensors of fewer than 512 entries a rank, and of the smaller parts of a `Select`.
+    Where the compressor is under `ErrorFeedback`, rank i adds what its earlier means still owe, and keeps
+    what this one does not say: error feedback on both sides, DoubleSqueeze (Tang et al., ICML 2019),
+    dist-EF-SGD (Zheng et al., NeurIPS 2019). Where it is not, neither side remembers: an unbiased compressor
+    is unbiased still, with the variance of two roundings; what a biased one loses is lost twice.
+
+    Payloads that add up go by an all-reduce, which has two phases already. By an all-gather go those of
+    tensors with fewer blocks of 512 entries than there are ranks, and of the smaller parts of a `Select`. Of
+    `Phases`, each goes as it would alone.
+
+    Attributes:
+        axis: as of `Flat`.
     """
 
     def fields(self, compressor: Compressor) -> tuple[str, ...]:
-        """What the second phase owes."""
-        return () if _codec(compressor) is None else (SECOND,)
+        """What the second side owes, where the first owes too.
+
+        Raises:
+            ConfigError: a phase with a mean that owes is followed by one without, which would never send it.
+        """
+        owes = [side is not None and side.owes for side in two_sided(compressor)]
+        if sorted(owes) != owes:
+            raise ConfigError(
+                f"{compressor} has a phase whose means owe, and after it one that adds up or has a "
+                "conversation of its own, and would never send what they owed: write topology=Flat(), or put "
+                "that phase first"
+            )
+        return (SECOND,) if any(owes) else ()
 
     def keeps(self, numel: int, compressor: Compressor, here: Place) -> Mapping[str, tuple[int, int]]:
-        """What the second phase owes, of this rank's stretch."""
-        if _codec(compressor) is None or not _shares(numel, here.peers):
+        """What the second side owes, of this rank's stretch."""
+        if not self.fields(compressor) or not _shares(numel, here.peers):
             return {}
         return {SECOND: _stretches(numel, here.peers)[here.rank]}
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Two messages for the one codec that speaks of the whole tensor."""
-        after: dict[str, Tensor] = {}
+        side = _two_sided(compressor, ctx.step) if _shares(x.numel(), ctx.peers) else None
+        owed = {field: tensor for field, tensor in state.items() if field == SECOND}
 
         def reduce(request: Reduce) -> Generator[Request, Any, tuple[Tensor, Sent]]:
-            if SECOND not in state or request.codec != _codec(compressor) or request.x.numel() != x.numel():
+            if side is None or request.codec != side.codec or request.x.numel() != x.numel():
                 return (yield from reduce_flat(request))
-            after[SECOND] = ctx.spare(SECOND, state[SECOND])
-            return (yield from _in_two_phases(request, state[SECOND], after[SECOND]))
+            return (yield from _in_two_phases(request, side.others, owed, ctx))
 
         theirs = {field: tensor for field, tensor in state.items() if field != SECOND}
         talk = reduced(compressor.exchange(x, theirs, ctx), reduce)
-        done = yield from on(WORLD, watched(talk, ctx.word, ctx.total))
-        return done._replace(state={**done.state, **after})
+        done = yield from on(self.axis, watched(talk, ctx.word, ctx.total))
+        return done._replace(state={**done.state, **owed})
+
+
+def two_sided(compressor: Compressor) -> list[Spoken | None]:
+    """What the mean can be compressed again by, phase after phase; None: by nothing."""
+    return [_two_sided(compressor, step) for step in (0, *compressor.changes)]
+
+
+def _two_sided(compressor: Compressor, step: int) -> Spoken | None:
+    spoken = compressor.spoken(step)
+    return None if spoken is None or spoken.codec.additive else spoken
 
 
 def _in_two_phases(
-    request: Reduce, before: Tensor, after: Tensor
+    request: Reduce, others: Spans, owed: dict[str, Tensor], ctx: Context
 ) -> Generator[Request, Any, tuple[Tensor, Sent]]:
-    codec, ctx, spans = request.codec, request.ctx, _stretches(request.x.numel(), request.ctx.peers)
+    codec, out, spans = request.codec, request.ctx.out, _stretches(request.x.numel(), ctx.peers)
     payloads = tuple(request.encode(*span, part=f"to{i}") for i, span in enumerate(spans))
     theirs = yield Deal(payloads)
     start, stop = spans[ctx.rank]
-    mean = ctx.scratch("mean", request.x, (spans[0][1],), request.x.dtype)
+    mean = request.ctx.scratch("mean", request.x, (spans[0][1],), request.x.dtype)
     codec.decode_mean_(theirs, mean[: stop - start])
-    all_ = yield Gather(_encoded_again(request, mean, before, after))
-    for (start, stop), payload in zip(spans, all_, strict=True):
+    mean[stop - start :] = 0
+    not_ours = list(_within(others, start, stop))
+    _clear(mean, not_ours)
+    if SECOND in owed:
+        before, owed[SECOND] = owed[SECOND], ctx.spare(SECOND, owed[SECOND])
+        payload = _encoded_again(request, mean, before, owed[SECOND])
+        _clear(owed[SECOND], not_ours)
+    else:
+        payload = codec.encode(mean, request.ctx.inside("again"))
+    for (start, stop), each in zip(spans, (yield Gather(payload)), strict=True):
         if stop - start == mean.numel():
-            codec.decode_(payload, ctx.out[start:stop])
+            codec.decode_(each, out[start:stop])
         else:
-            codec.decode_(payload, mean)
-            ctx.out[start:stop] = mean[: stop - start]
-    return ctx.out, _SentInStretches(codec, payloads, spans)
+            codec.decode_(each, mean)
+            out[start:stop] = mean[: stop - start]
+    return out, _SentInStretches(codec, payloads, spans)
 
 
 def _encoded_again(request: Reduce, mean: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, ...]:
@@ -101,10 +139,22 @@ def _encoded_again(request: Reduce, mean: Tensor, before: Tensor, after: Tensor)
     padded = [request.ctx.scratch(f"padded{i}", mean, mean.shape, mean.dtype) for i in range(2)]
     padded[0][:short] = before
     padded[0][short:] = 0
-    mean[short:] = 0
     payload = Reduce(request.codec, mean, request.ctx, *padded).encode(part="again")
     after.copy_(padded[1][:short])
     return payload
+
+
+def _within(spans: Spans, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """What lies of the spans in a stretch, counted from its start."""
+    for a, b in spans:
+        if a < stop and b > start:
+            yield max(a, start) - start, min(b, stop) - start
+
+
+def _clear(x: Tensor, spans: list[tuple[int, int]]) -> None:
+    """One bit cannot say zero: what a codec makes of others' entries is nobody's."""
+    for start, stop in spans:
+        x[start:stop] = 0
 
 
 @dataclass(frozen=True)
@@ -113,9 +163,17 @@ class _SentInStretches(Sent):
     payloads: tuple[tuple[Tensor, ...], ...]
     spans: Spans
 
-    def take_from_(self, owed: Tensor) -> None:
+    def _each(self, whole: Tensor) -> Iterator[tuple[Sent, Tensor]]:
         for (start, stop), payload in zip(self.spans, self.payloads, strict=True):
-            self.codec.sent(payload, owed[start:stop]).take_from_(owed[start:stop])
+            yield self.codec.sent(payload, whole[start:stop]), whole[start:stop]
+
+    def take_from_(self, owed: Tensor) -> None:
+        for sent, stretch in self._each(owed):
+            sent.take_from_(stretch)
+
+    def clear_(self, x: Tensor) -> None:
+        for sent, stretch in self._each(x):
+            sent.clear_(stretch)
 
     def dense(self, like: Tensor) -> Tensor:
         whole = like.new_empty(like.shape)
@@ -125,23 +183,12 @@ class _SentInStretches(Sent):
 
 
 def _stretches(numel: int, peers: int) -> Spans:
-    """As long as each other, the last one shorter."""
-    blocks = -(-numel // GRAIN)
-    length = -(-blocks // peers) * GRAIN
-    cuts = [min(i * length, numel) for i in range(peers + 1)]
+    """Of as many blocks as each other, or one less; the first is the longest and the last the shortest."""
+    blocks, more = divmod(-(-numel // GRAIN), peers)
+    cuts = [min((i * blocks + min(i, more)) * GRAIN, numel) for i in range(peers + 1)]
     return tuple(pairwise(cuts))
 
 
 def _shares(numel: int, peers: int) -> bool:
     """Whether every rank gets a stretch."""
     return peers > 1 and all(start < stop for start, stop in _stretches(numel, peers))
-
-
-def _codec(compressor: Compressor) -> OneShot | None:
-    """What speaks once of the whole tensor, inside all wrappers, and does not add up."""
-    while not isinstance(compressor, OneShot):
-        inside = getattr(compressor, "main", None) or getattr(compressor, "inner", None)
-        if inside is None:
-            return None
-        compressor = inside
-    return None if compressor.additive else compressor

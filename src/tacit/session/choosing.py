@@ -1,0 +1,71 @@
+"""Which topology, where the strategy leaves it open: the one that sends the fewest bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tacit.contracts import Topology
+from tacit.lots import choice
+from tacit.session.plan import Ground, Plan, Spot
+from tacit.transports.meter import Rehearsal
+
+FEW = 2
+"""Ranks up to which two phases save nothing: each sends its whole payload once, either way."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, and why.
+
+    Attributes:
+        sent: for each candidate, the bytes that the busiest rank sends in a round where compressors meet;
+            empty where there was nothing to choose.
+        because: why there was nothing to choose, where a choice was asked for.
+    """
+
+    topology: Topology
+    sent: Mapping[Topology, int] = field(default_factory=dict)
+    because: str = ""
+
+    def __str__(self) -> str:
+        if not self.sent:
+            return f"{self.topology}" + (f", as {self.because}" if self.because else "")
+        mine = f"{self.topology}, chosen: {self.sent[self.topology]:,} bytes a rank and round"
+        return ", ".join([mine, *(f"{t} {n:,}" for t, n in self.sent.items() if t != self.topology)])
+
+
+def choose(ground: Ground, names: Sequence[Sequence[str]]) -> Choice:
+    """The topology for these lots; equal on all ranks, as they ask the same of the same lots.
+
+    Raises:
+        ConfigError: the topology cannot be used with one of the compressors.
+    """
+    if not names:
+        return Choice(ground.topology)
+    compressors = dict.fromkeys(choice(name, p, ground.policy) for name, p in ground.tensors.items())
+    options, because = ground.topology.options(compressors)
+    sent: dict[Topology, int] = {}
+    if len(options) > 1:
+        sent = {each: foretold(replace(ground, topology=each), names) for each in options}
+    few = ground.spot.here.peers <= FEW
+    chosen = options[0] if few or not sent else min(options, key=lambda each: sent[each])
+    for compressor in compressors:
+        chosen.fields(compressor)
+    return Choice(chosen, sent, because)
+
+
+def foretold(ground: Ground, names: Sequence[Sequence[str]]) -> int:
+    """The bytes that the busiest rank sends in a round on the axis where compressors meet.
+
+    In the last phase, where a compressor has phases: most rounds are of that one.
+    """
+    plan, axis = Plan(ground, names), ground.topology.meets
+    # Who keeps most for itself and who keeps least stand for all: the first rank on the axis and the last.
+    spots = {spot for spot in ground.spots if spot.here.rank in (0, spot.here.peers - 1)}
+
+    def sent(i: int, spot: Spot) -> int:
+        last_phase = max((0, *plan.lots[i].compressor.changes))
+        return plan.rehearse(i, Rehearsal(), spot, last_phase).sent[axis]
+
+    return max(sum(sent(i, spot) for i in range(len(plan.lots))) for spot in spots)

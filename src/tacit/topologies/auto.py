@@ -1,0 +1,54 @@
+"""Not told: the session picks by predicted bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tacit.contracts import Compressor, Context, Exchange, Options, State
+from tacit.errors import ConfigError
+from tacit.topologies.axis import OnAxis
+from tacit.topologies.flat import Flat
+from tacit.topologies.two_phase import TwoPhase, two_sided
+
+
+@dataclass(frozen=True)
+class Auto(OnAxis):
+    """`Flat` or `TwoPhase`, whichever sends less; the session decides once, when it is attached.
+
+    Decided by the bytes that the busiest rank sends in a round, as a rehearsal foretells them; a tie, and one
+    or two ranks, go to `Flat`. Latency (`TwoPhase` has two messages for one) is not weighed. `Flat` too where
+    there is nothing to choose, as payloads add up or the compressor has a conversation of its own; and where
+    a second compression would lose what nobody owes: a compressor that is neither unbiased nor under
+    `ErrorFeedback`, votes among them. `session.active_path` tells what was chosen, and by which bytes.
+
+    Unbiased compressors (`QSGD`, `TernGrad`, `Natural`) stay right in the mean when the mean is compressed
+    too, and grow noisier: what the second rounding adds is not averaged over the ranks. Write `Flat()` to
+    have one rounding.
+
+    Attributes:
+        axis: as of `Flat`.
+    """
+
+    def options(self, compressors: Iterable[Compressor]) -> Options:
+        """All-gather first."""
+        flat, two_phase = Flat(self.axis), TwoPhase(self.axis)
+        compressors = list(compressors)
+        sides = [side for each in compressors for side in two_sided(each) if side is not None]
+        if not sides:
+            return Options((flat,), "what travels adds up or is a conversation of its own")
+        for side in sides:
+            if not (side.owes or side.codec.unbiased):
+                return Options((flat,), f"nobody owes what a second {side.codec} would lose")
+        try:
+            for each in compressors:
+                two_phase.fields(each)
+        except ConfigError as misfit:
+            return Options((flat,), str(misfit))
+        return Options((flat, two_phase))
+
+    def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
+        """Never: a session conducts by what it has chosen."""
+        raise AssertionError("Auto() is an answer for a session to resolve: conduct by Flat() or TwoPhase()")

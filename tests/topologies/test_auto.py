@@ -1,0 +1,324 @@
+"""All-gather or two phases, where nobody has told: what is foretold is what is sent, and nothing is lost."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import tacit
+from tacit.algorithms import known, parse
+from tacit.contracts import WORLD, Compressor, Topology
+from tacit.errors import ConfigError
+from tacit.session import Session
+from tacit.strategy import Strategy
+from tacit.topologies import Auto, Flat, Hierarchical, TwoPhase
+from tacit.topologies.two_phase import SECOND
+from tacit.transports.loopback import Loopback, Seat
+
+NAMED = {
+    "a": torch.zeros(200, 175),
+    "b": torch.zeros(175),
+    "c": torch.zeros(130, 66),
+    "d": torch.zeros(130),
+}
+LOTS = [["d", "c"], ["b", "a"]]
+WORLDS = [1, 2, 3, 4, 16]
+ALONE = [
+    name for name in known() if len(parse(name).levels) == 1 and parse(name).levels[0].subject != "nothing"
+]
+BOTH_WAYS = {"fp8", "int8", "sign", "efsign", "onebit", "qsgd", "terngrad", "natural"}
+BOTH_WAYS |= {"topk", "dgc", "threshold", "stc"}
+OWES = sorted(BOTH_WAYS - {"qsgd", "terngrad", "natural", "dgc"})
+
+
+class Group:
+    """Sessions of P ranks on a loopback, of one strategy."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        net: Loopback,
+        topology: Topology | None = None,
+        lots: list[list[str]] = LOTS,
+    ) -> None:
+        if topology is not None:
+            strategy = Strategy(
+                subject=strategy.subject,
+                rounds=strategy.rounds,
+                compressor=strategy.compressor,
+                topology=topology,
+                merge=strategy.merge,
+            )
+        self.net = net
+        self.sessions = [Session(strategy, NAMED, Seat(net, rank), lots) for rank in range(net.world)]
+
+    @property
+    def topology(self) -> Topology:
+        (found,) = {session.strategy.topology for session in self.sessions}
+        return found
+
+    def given(self, seed: int) -> list[list[Tensor]]:
+        generator = torch.Generator().manual_seed(seed)
+        sizes = [lot.numel for lot in self.sessions[0].lots]
+        return [[torch.randn(n, generator=generator) for _ in self.sessions] for n in sizes]
+
+    def round(self, given: list[list[Tensor]]) -> dict[str, Tensor]:
+        """What was agreed on, by parameter; `given` is overwritten."""
+        agreed = {}
+        for i, xs in enumerate(given):
+            done = self.net.run([s.open(i, x) for s, x in zip(self.sessions, xs, strict=True)])
+            for session, outcome in zip(self.sessions, done, strict=True):
+                session.land(i, outcome)
+            assert all(torch.equal(x, xs[0]) for x in xs)
+            agreed |= {s.name: xs[0][s.start : s.stop].clone() for s in self.sessions[0].lots[i].slots}
+        for session in self.sessions:
+            session.step += 1
+        return agreed
+
+    def means(self, given: list[list[Tensor]]) -> dict[str, Tensor]:
+        lots = zip(self.sessions[0].lots, given, strict=True)
+        return {s.name: torch.stack(xs).mean(0)[s.start : s.stop] for lot, xs in lots for s in lot.slots}
+
+    def owed(self, units: int) -> dict[str, Tensor]:
+        """What the mean still has to receive."""
+        total = {name: torch.zeros(p.numel()) for name, p in NAMED.items()}
+        for session in self.sessions:
+            for (name, field), kept in session.named_state().items():
+                share = 1.0 if field == SECOND else 1 / units if field.endswith("residual") else 0.0
+                total[name][kept.start : kept.start + kept.tensor.numel()] += share * kept.tensor
+        return total
+
+
+def loses_nothing(group: Group, units: int, rounds: int = 5) -> None:
+    told = {name: torch.zeros(p.numel()) for name, p in NAMED.items()}
+    true = {name: torch.zeros(p.numel()) for name, p in NAMED.items()}
+    for seed in range(rounds):
+        given = group.given(seed)
+        for name, mean in group.means(given).items():
+            true[name] += mean
+        for name, agreed in group.round(given).items():
+            told[name] += agreed
+    for name, owed in group.owed(units).items():
+        torch.testing.assert_close(told[name] + owed, true[name], atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("peers", WORLDS)
+@pytest.mark.parametrize("name", ALONE)
+def test_the_cheaper_one_is_chosen_and_every_prediction_is_what_is_sent(name: str, peers: int) -> None:
+    strategy = parse(name).levels[0]
+    seats = [Seat(Loopback(peers), rank) for rank in sorted({0, peers // 2, peers - 1})]
+    session, *others = [Session(strategy, NAMED, seat, LOTS) for seat in seats]
+    choice, chosen = session.choice, session.strategy.topology
+    assert all(other.choice == choice for other in others)
+    assert chosen == (TwoPhase() if name in BOTH_WAYS and peers > 2 else Flat())
+    assert set(choice.sent) == ({Flat(), TwoPhase()} if name in BOTH_WAYS else set())
+    for topology in choice.sent or [Flat()]:
+        group = Group(strategy, Loopback(peers), topology)
+        group.round(group.given(0))
+        assert group.net.sent == [sum(bill.sent[WORLD] for bill in s.bills) for s in group.sessions]
+        if choice.sent:
+            assert max(group.net.sent) == choice.sent[topology]
+            assert f"{choice.sent[topology]:,}" in session.active_path
+        else:
+            assert "Flat(axis='world'), as " in session.active_path
+    if peers > 2 and choice.sent:
+        assert choice.sent[TwoPhase()] < choice.sent[Flat()]
+
+
+@pytest.mark.parametrize("peers", [3, 4])
+@pytest.mark.parametrize("name", OWES)
+def test_nothing_is_lost(name: str, peers: int) -> None:
+    group = Group(parse(name).levels[0], Loopback(peers))
+    assert group.topology == TwoPhase()
+    loses_nothing(group, peers)
+
+
+def test_bytes_grow_by_a_quarter_from_4_ranks_to_16_and_by_five_times_in_an_all_gather() -> None:
+    sent = {}
+    for peers in (4, 16):
+        session = Session(
+            parse("efsign").levels[0], {"w": torch.zeros(512, 2048)}, Seat(Loopback(peers), 0), [["w"]]
+        )
+        assert session.strategy.topology == TwoPhase()
+        # Less the word that tells of a NaN, a float a rank to each peer in either way.
+        sent[peers] = {each: n - 4 * peers * (peers - 1) for each, n in session.choice.sent.items()}
+        payload = (1 << 20) // 8 + 4 * (1 << 20) // 512
+        assert sent[peers][TwoPhase()] == 2 * (peers - 1) * payload // peers
+    assert sent[16][TwoPhase()] / sent[4][TwoPhase()] == 1.25
+    assert sent[16][Flat()] / sent[4][Flat()] == 5
+
+
+@pytest.mark.parametrize("topology", [Flat(), TwoPhase()])
+def test_what_is_told_is_respected(topology: Topology) -> None:
+    group = Group(parse("efsign").levels[0], Loopback(4), topology)
+    assert group.topology == topology
+    assert group.sessions[0].choice.sent == {}
+    assert group.sessions[0].active_path.endswith(f", {topology}")
+
+
+def test_not_told_is_a_value_like_others() -> None:
+    strategy = parse("efsign").levels[0]
+    assert strategy.topology == Auto() == Strategy().topology
+    names = {each: getattr(tacit, each) for each in tacit.__all__}
+    names |= {"EveryStep": tacit.EveryStep, "Bucketwise": type(strategy.overlap)}
+    assert eval(repr(strategy), names) == strategy
+    for each in (Auto(), Auto("net"), Hierarchical(), Hierarchical(far=TwoPhase("net"))):
+        assert eval(repr(each), names) == each
+    with pytest.raises(ConfigError, match="unknown axis 'nodes'"):
+        Auto("nodes")
+    with pytest.raises(ConfigError, match=r"no way between the nodes: write Flat\(axis='net'\)"):
+        Hierarchical(far=TwoPhase())
+
+
+@pytest.mark.parametrize(
+    ("compressor", "because"),
+    [
+        (tacit.TopK(), "nobody owes what a second TopK"),
+        (tacit.Sign(), "nobody owes what a second Sign"),
+        (tacit.MajoritySign(), "nobody owes what a second MajoritySign"),
+        (tacit.BF16(), "adds up"),
+        (tacit.ErrorFeedback(tacit.PowerSGD()), "a conversation of its own"),
+        (
+            tacit.Phases(((3, tacit.ErrorFeedback(tacit.TopK())),), tacit.ErrorFeedback(tacit.Dense())),
+            "would never send what they owed",
+        ),
+    ],
+)
+def test_what_a_second_compression_would_break_stays_an_all_gather(
+    compressor: Compressor, because: str
+) -> None:
+    group = Group(Strategy(compressor=compressor), Loopback(4))
+    assert group.topology == Flat()
+    assert because in group.sessions[0].active_path
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [tacit.QSGD(), tacit.Natural(), tacit.TernGrad(clip=None)],
+    ids=["qsgd", "natural", "terngrad"],
+)
+def test_two_roundings_by_lot_are_right_in_the_mean(compressor: Compressor) -> None:
+    group = Group(Strategy(compressor=compressor), Loopback(4))
+    assert group.topology == TwoPhase()
+    assert not any(field == SECOND for s in group.sessions for _, field in s.named_state())
+    given = group.given(0)
+    true = group.means(given)["a"]
+    draws = [group.round([[x.clone() for x in xs] for xs in given])["a"] for _ in range(60)]
+    once = torch.stack([(draw - true).square().mean() for draw in draws]).mean()
+    # Errors that are independent and centred: the square error of a mean of 60 is a 60th.
+    assert float((torch.stack(draws).mean(0) - true).square().mean()) < 1.2 * float(once) / 60
+
+
+@pytest.mark.parametrize("topology", [TwoPhase(), Auto()])
+def test_phases_go_each_in_its_own_way_and_lose_nothing(topology: Topology) -> None:
+    phases = tacit.Phases(
+        ((2, tacit.ErrorFeedback(tacit.Dense())), (2, tacit.ErrorFeedback(tacit.TopK(ratio=0.1)))),
+        tacit.ErrorFeedback(tacit.Sign()),
+    )
+    group = Group(Strategy(compressor=phases), Loopback(4), topology)
+    assert group.topology == TwoPhase()
+    loses_nothing(group, 4, rounds=7)
+    records = group.sessions[0].tally.records
+    assert group.net.sent[0] == sum(record.bytes_out for record in records)
+    alone = Group(Strategy(compressor=phases.then), Loopback(4), TwoPhase())
+    alone.round(alone.given(0))
+    assert records[-1].bytes_out == alone.net.sent[0]
+    dense = Group(Strategy(compressor=phases.phases[0][1]), Loopback(4), TwoPhase())
+    dense.round(dense.given(0))
+    assert records[0].bytes_out > dense.net.sent[0]  # the word that tells of a NaN
+
+
+def test_a_warm_up_is_judged_by_its_last_phase() -> None:
+    group = Group(parse("dgc:ratio=0.01,warmup_steps=4").levels[0], Loopback(4))
+    for seed in range(6):
+        group.round(group.given(seed))
+    last = [session.tally.records[-1].bytes_out for session in group.sessions]
+    assert max(last) == group.sessions[0].choice.sent[TwoPhase()]
+
+
+def test_a_phase_that_would_forget_what_is_owed_is_refused() -> None:
+    forgets = tacit.Phases(((2, tacit.ErrorFeedback(tacit.TopK())),), tacit.ErrorFeedback(tacit.Dense()))
+    for compressor in (forgets, tacit.Clip(forgets, max_norm=1.0)):
+        with pytest.raises(ConfigError, match=r"would never send what they owed: write topology=Flat\(\)"):
+            Group(Strategy(compressor=compressor), Loopback(4), TwoPhase())
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(4, 2), (3, 1), (4, 1), (2, 2), (1, 2)])
+@pytest.mark.parametrize("by", ["slices", "leaders"])
+def test_the_way_between_nodes_is_chosen_too(by: str, nodes: int, ranks: int) -> None:
+    strategy = Strategy(
+        compressor=tacit.ErrorFeedback(tacit.Sign(block=512)),
+        topology=Hierarchical(by=by),  # type: ignore[arg-type]
+    )
+    group = Group(strategy, Loopback.of_nodes(nodes, ranks))
+    assert isinstance(group.topology, Hierarchical)
+    assert group.topology.far == (TwoPhase("net") if nodes > 2 else Flat("net"))
+    for topology, foretold in group.sessions[0].choice.sent.items():
+        same = Group(strategy, Loopback.of_nodes(nodes, ranks), topology)
+        same.round(same.given(0))
+        assert same.net.sent == [sum(sum(b.sent.values()) for b in s.bills) for s in same.sessions]
+        assert foretold == max(sum(bill.sent["net"] for bill in s.bills) for s in same.sessions)
+    loses_nothing(group, nodes)
+
+
+def test_lots_cut_anew_between_nodes_keep_what_is_owed() -> None:
+    strategy = Strategy(
+        compressor=tacit.ErrorFeedback(tacit.Sign(block=512)), topology=Hierarchical(far=TwoPhase("net"))
+    )
+    group = Group(strategy, Loopback.of_nodes(3, 2))
+    for seed in range(3):
+        group.round(group.given(seed))
+    before = group.owed(3)
+    for lots in ([["a", "b"], ["c", "d"]], [["d", "c", "b", "a"]], [["c"], ["b"], ["d"], ["a"]]):
+        wholes = group.net.run([session.gathered() for session in group.sessions])
+        for session, whole in zip(group.sessions, wholes, strict=True):
+            session.recut(lots, carry=False)
+            session.restore({key: kept.tensor for key, kept in whole.items()})
+        for name, owed in group.owed(3).items():
+            torch.testing.assert_close(owed, before[name])
+        group.round(group.given(9))
+        before = group.owed(3)
+
+
+def test_what_others_speak_of_is_never_owed_by_the_second_side() -> None:
+    group = Group(parse("sign").levels[0], Loopback(4), lots=[["d", "c", "b", "a"]])
+    spare = [torch.nan] * 4
+    for session, value in zip(group.sessions, spare, strict=True):
+        for buffers in session._holdings._buffers:
+            buffers.spares[SECOND].fill_(value)
+    for seed in range(3):
+        (given,) = group.given(seed)
+        done = group.net.run([s.open(0, x) for s, x in zip(group.sessions, given, strict=True)])
+        dense = {s.name: s for s in group.sessions[0].lots[0].slots if s.name in "bd"}
+        whole = torch.cat([outcome.state[SECOND] for outcome in done])
+        assert whole.numel() == sum(p.numel() for p in NAMED.values())
+        assert bool(whole.isfinite().all())
+        for slot in dense.values():
+            assert not bool(whole[slot.start : slot.stop].any())
+        for session, outcome in zip(group.sessions, done, strict=True):
+            session.land(0, outcome)
+    assert not {"b", "d"} & {
+        name for s in group.sessions for name, field in s.named_state() if field == SECOND
+    }
+
+
+def test_a_parameter_that_becomes_a_small_part_takes_its_debt_along() -> None:
+    def policy(name: str, p: Tensor) -> Compressor:
+        return tacit.ErrorFeedback(tacit.Sign() if name == "c" else tacit.TopK(ratio=0.1))
+
+    net = Loopback(3)
+    strategy = Strategy(topology=TwoPhase())
+    group = Group(strategy, net)
+    group.sessions = [
+        Session(strategy, NAMED, Seat(net, rank), [["c"], ["a"], ["b", "d"]], policy) for rank in range(3)
+    ]
+    for seed in range(3):
+        group.round(group.given(seed))
+    before = group.owed(3)
+    wholes = net.run([session.gathered() for session in group.sessions])
+    for session, whole in zip(group.sessions, wholes, strict=True):
+        assert bool(whole["c", SECOND].tensor.any())
+        session.recut([["a", "b", "c", "d"]], carry=False)
+        told = session.restore({key: kept.tensor for key, kept in whole.items()})
+        assert told == {"c"}
+    for name, owed in group.owed(3).items():
+        torch.testing.assert_close(owed, before[name])
