@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import fits32, path
 from tacit.kernels.layout import rows, strung, unstrung
 from tacit.kernels.philox import halves
+from tacit.kernels.pick import fits32, fits_triton, path
 
 BLOCK = 512
 """Entries whose signs are packed together; see `layout`."""
@@ -37,6 +37,10 @@ def encode_exponents(x: Tensor, seed: int, exponents: Tensor, bits: Tensor) -> N
 
         array = x.detach().numpy()
         carry.encode(array, array.view("i4"), seed, exponents.numpy(), bits.numpy())
+    elif fits_triton(x):
+        from tacit.kernels.cuda import exponents as cuda
+
+        cuda.encode(x, seed, exponents, bits)
     else:
         encode_exponents_torch(x, seed, exponents, bits)
 
@@ -51,6 +55,10 @@ def add_exponents_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Ten
 
         exponents, bits = zip(*payloads, strict=True)
         carry.add(addresses(exponents), addresses(bits), weight, fresh, out.detach().numpy())
+    elif fits_triton(out):
+        from tacit.kernels.cuda import exponents as cuda
+
+        cuda.add(payloads, weight, out, fresh)
     else:
         add_exponents_torch_(payloads, weight, out, fresh)
 

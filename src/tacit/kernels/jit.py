@@ -1,33 +1,11 @@
-"""How the compiled kernels are compiled: by numba, where it is installed; it needs no compiler."""
+"""How numba compiles the kernels for the CPU; it needs no compiler. Which version runs: see `pick`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.util import find_spec
 from typing import TypeVar
 
-import torch
-from torch import Tensor
-
 F = TypeVar("F", bound=Callable[..., object])
-
-
-@cache
-def path() -> str:
-    """Which version of the kernels is at work: "numba", or "torch" where numba is not installed."""
-    return "numba" if find_spec("numba") else "torch"
-
-
-def fits(*tensors: Tensor) -> bool:
-    """Whether compiled kernels take these tensors: on the CPU, of fp32, fp64 or uint8."""
-    kinds = (torch.float32, torch.float64, torch.uint8)
-    return path() == "numba" and all(x.device.type == "cpu" and x.dtype in kinds for x in tensors)
-
-
-def fits32(*tensors: Tensor) -> bool:
-    """`fits`, for the kernels that are compiled for fp32 alone."""
-    return fits(*tensors) and all(x.dtype == torch.float32 for x in tensors)
 
 
 def compiled(function: F, signatures: Sequence[str], fastmath: frozenset[str] = frozenset()) -> F:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import fits32, path
 from tacit.kernels.layout import code_bytes, group, lane_sums, rows, strung, unstrung
 from tacit.kernels.philox import halves
+from tacit.kernels.pick import fits32, fits_triton, path
 
 BY_LARGEST, BY_NORM = 0.0, -1.0
 """Two values of `clip`: the top level is the bucket's largest magnitude, or its Euclidean norm."""
@@ -51,6 +51,10 @@ def quantize(x: Tensor, bits: int, bucket: int, clip: float, seed: int, codes: T
         fast.quantize(
             array, array.view("i4"), bits, group(bits), bucket, clip, seed, codes.numpy(), units.numpy()
         )
+    elif fits_triton(x):
+        from tacit.kernels.cuda import levels as cuda
+
+        cuda.quantize(x, bits, bucket, clip, seed, codes, units)
     else:
         quantize_torch(x, bits, bucket, clip, seed, codes, units)
 
@@ -68,6 +72,10 @@ def add_levels_(
         codes, units = zip(*payloads, strict=True)
         array = out.detach().numpy()
         fast.add(addresses(codes), addresses(units), bits, group(bits), bucket, weight, fresh, array)
+    elif fits_triton(out):
+        from tacit.kernels.cuda import levels as cuda
+
+        cuda.add(payloads, bits, bucket, weight, out, fresh)
     else:
         add_levels_torch_(payloads, bits, bucket, weight, out, fresh)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import TacitError
-from tacit.kernels.jit import fits, path
+from tacit.kernels.pick import fits, fits_triton, path
 
 BITMAP, INT32 = 0, 4
 """Ways of writing, by the whole bytes that each position takes; 1 and 2 are low and high parts."""
@@ -73,13 +73,18 @@ def scatter_add_(index: Tensor, values: Tensor, out: Tensor, weight: float = 1.0
     """Add `weight` times the values to `out` (flat) at the positions, of which none stands twice."""
     if out.is_meta:
         return
-    if not fits(values, out):
+    if fits(values, out):
+        from tacit.kernels.places import scatter
+
+        array = out.detach().numpy()
+        outside = scatter(index.numpy(), values.numpy(), array.dtype.type(weight), array)
+    elif fits_triton(values, out):
+        from tacit.kernels.cuda import entries
+
+        outside = entries.scatter(index, values, weight, out)
+    else:
         out.index_add_(0, index, values, alpha=weight)
         return
-    from tacit.kernels.places import scatter
-
-    array = out.detach().numpy()
-    outside = scatter(index.numpy(), values.numpy(), array.dtype.type(weight), array)
     if outside:
         raise TacitError(
             f"{outside} positions of a peer are not among {out.numel()} entries: it sent no such lot"

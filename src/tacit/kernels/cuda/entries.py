@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton.language import tensor
 
 from tacit.kernels.cuda.launch import jitted, start
 
@@ -15,8 +15,13 @@ PIECE, FEW = 4096, 1024
 
 @jitted
 def looked(
-    x: tl.tensor, residual: tl.tensor, numel: tl.tensor, threshold: tl.tensor, PIECE: tl.constexpr, OWES: tl.constexpr
-) -> tl.tensor:
+    x: tensor,
+    residual: tensor,
+    numel: tensor,
+    threshold: tensor,
+    PIECE: tl.constexpr,
+    OWES: tl.constexpr,
+) -> tensor:
     """Places, which of them there are, the entries there, and which are hits; a NaN is none."""
     place = tl.program_id(0).to(tl.int64) * PIECE + tl.arange(0, PIECE)
     mask = place < numel
@@ -28,7 +33,13 @@ def looked(
 
 @jitted
 def count_kernel(
-    x: tl.tensor, residual: tl.tensor, counts: tl.tensor, numel: tl.tensor, threshold: tl.tensor, PIECE: tl.constexpr, OWES: tl.constexpr
+    x: tensor,
+    residual: tensor,
+    counts: tensor,
+    numel: tensor,
+    threshold: tensor,
+    PIECE: tl.constexpr,
+    OWES: tl.constexpr,
 ) -> None:
     """How many hits each piece has."""
     _, _, _, hit = looked(x, residual, numel, threshold, PIECE, OWES)
@@ -37,8 +48,8 @@ def count_kernel(
 
 @jitted
 def sift_kernel(
-    x: tl.tensor, residual: tl.tensor, owed: tl.tensor, ends: tl.tensor, index: tl.tensor, values: tl.tensor, numel: tl.tensor, threshold: tl.tensor,
-    PIECE: tl.constexpr, OWES: tl.constexpr,
+    x: tensor, residual: tensor, owed: tensor, ends: tensor, index: tensor, values: tensor,
+    numel: tensor, threshold: tensor, PIECE: tl.constexpr, OWES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write the hits of each piece from where those of the piece before end, and what is left to `owed`."""
     piece = tl.program_id(0)
@@ -54,7 +65,14 @@ def sift_kernel(
 
 @jitted
 def scatter_kernel(
-    index: tl.tensor, values: tl.tensor, out: tl.tensor, outside: tl.tensor, count: tl.tensor, numel: tl.tensor, weight: tl.tensor, FEW: tl.constexpr
+    index: tensor,
+    values: tensor,
+    out: tensor,
+    outside: tensor,
+    count: tensor,
+    numel: tensor,
+    weight: tensor,
+    FEW: tl.constexpr,
 ) -> None:
     """No position stands twice, so nothing need be atomic but the count of those that are outside."""
     j = tl.program_id(0) * FEW + tl.arange(0, FEW)

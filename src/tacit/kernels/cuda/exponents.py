@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import triton.language as tl
 from torch import Tensor
+from triton.language import tensor
 
 from tacit.kernels.cuda.launch import jitted, keys, peers, start_by_rows
 from tacit.kernels.cuda.pieces import MAGNITUDE, drawn, negated
@@ -16,8 +17,8 @@ LANES = tl.constexpr(BLOCK // 8)
 
 @jitted
 def encode_kernel(
-    x: tl.tensor, exponents: tl.tensor, bits: tl.tensor, key0: tl.tensor, key1: tl.tensor, first: tl.tensor, count: tl.tensor, size: tl.tensor, lanes: tl.tensor,
-    ROWS: tl.constexpr,
+    x: tensor, exponents: tensor, bits: tensor, key0: tensor, key1: tensor,
+    first: tensor, count: tensor, size: tensor, lanes: tensor, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Add random bits below the exponent, and keep what carries into it."""
     row = first + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -39,8 +40,9 @@ def encode_kernel(
 
 @jitted
 def add_kernel(
-    exponents: tl.tensor, bits: tl.tensor, out: tl.tensor, exponents_step: tl.tensor, bits_step: tl.tensor, peers: tl.tensor, weight: tl.tensor,
-    first: tl.tensor, count: tl.tensor, size: tl.tensor, lanes: tl.tensor, ROWS: tl.constexpr, FRESH: tl.constexpr,
+    exponents: tensor, bits: tensor, out: tensor, exponents_step: tensor, bits_step: tensor,
+    peers: tensor, weight: tensor, first: tensor, count: tensor, size: tensor, lanes: tensor,
+    ROWS: tl.constexpr, FRESH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Add `weight` times what each peer says, in their order."""
     row = first + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -69,7 +71,5 @@ def encode(x: Tensor, seed: int, exponents: Tensor, bits: Tensor) -> None:
 def add(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, fresh: bool) -> None:
     """`exponents.add_exponents_`."""
     for run in peers(payloads):
-        start_by_rows(
-            add_kernel, out, BLOCK, 8, *run.first, out, *run.steps, run.count, weight, FRESH=fresh
-        )
+        start_by_rows(add_kernel, out, BLOCK, 8, *run.first, out, *run.steps, run.number, weight, FRESH=fresh)
         fresh = False

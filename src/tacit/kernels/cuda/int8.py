@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import triton.language as tl
 from torch import Tensor
+from triton.language import tensor
 
 from tacit.kernels.cuda.launch import jitted, peers, start_by_rows
 from tacit.kernels.cuda.pieces import inverted, largest
@@ -17,7 +18,8 @@ MAGIC = tl.constexpr(12582912.0)
 
 @jitted
 def encode_kernel(
-    x: tl.tensor, residual: tl.tensor, owed: tl.tensor, codes: tl.tensor, units: tl.tensor, first: tl.tensor, count: tl.tensor, size: tl.tensor, lanes: tl.tensor,
+    x: tensor, residual: tensor, owed: tensor, codes: tensor, units: tensor,
+    first: tensor, count: tensor, size: tensor, lanes: tensor,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, OWES: tl.constexpr,
 ) -> None:  # fmt: skip
     """The nearest levels of each block, and what they do not say."""
@@ -41,8 +43,8 @@ def encode_kernel(
 
 @jitted
 def add_kernel(
-    codes: tl.tensor, units: tl.tensor, out: tl.tensor, codes_step: tl.tensor, units_step: tl.tensor, peers: tl.tensor, weight: tl.tensor,
-    first: tl.tensor, count: tl.tensor, size: tl.tensor, lanes: tl.tensor,
+    codes: tensor, units: tensor, out: tensor, codes_step: tensor, units_step: tensor, peers: tensor,
+    weight: tensor, first: tensor, count: tensor, size: tensor, lanes: tensor,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, FRESH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Add `weight` times what each peer says, in their order."""
@@ -74,7 +76,7 @@ def add(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, fresh:
     """`int8.add_int8_`."""
     for run in peers(payloads):
         start_by_rows(
-            add_kernel, out, BLOCK, 1, *run.first, out, *run.steps, run.count, weight,
+            add_kernel, out, BLOCK, 1, *run.first, out, *run.steps, run.number, weight,
             BLOCK=BLOCK, FRESH=fresh, rows=ROWS_AT_A_TIME,
         )  # fmt: skip
         fresh = False

@@ -1,4 +1,4 @@
-"""How Triton kernels are made and started; and any number of peers' payloads by one pointer and a distance."""
+"""How Triton kernels are made and started; and any peers' payloads by one pointer and a distance."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def jitted(function: Callable[..., Any]) -> Any:
 def start(kernel: Any, programs: int, on: Tensor, *args: Any, **constants: Any) -> None:
     """Run so many programs on the device of `on`, without fused multiply-add."""
     if programs:
-        with torch.cuda.device_of(on):
+        with torch.cuda.device_of(on):  # type: ignore[no-untyped-call]
             kernel[(programs,)](*args, **constants, enable_fp_fusion=False)
 
 
@@ -54,7 +54,7 @@ class Peers(NamedTuple):
 
     first: Sequence[Tensor | None]
     steps: list[int]
-    count: int
+    number: int
 
 
 def peers(payloads: Sequence[Sequence[Tensor | None]]) -> list[Peers]:

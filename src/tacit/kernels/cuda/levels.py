@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import triton.language as tl
 from torch import Tensor
+from triton.language import tensor
 
 from tacit.kernels.cuda.launch import jitted, keys, peers, start_by_rows
 from tacit.kernels.cuda.pieces import capped, drawn, folded, inverted, largest
@@ -16,9 +17,9 @@ STEP, OFFSET = tl.constexpr(2.0**-16), tl.constexpr(2.0**-17)
 
 @jitted
 def scale(
-    x: tl.tensor, begin: tl.tensor, there: tl.tensor, size: tl.tensor, clip: tl.tensor, most: tl.tensor,
+    x: tensor, begin: tensor, there: tensor, size: tensor, clip: tensor, most: tensor,
     ROWS: tl.constexpr, LANES: tl.constexpr, HALVINGS: tl.constexpr, NORM: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+) -> tensor:  # fmt: skip
     """What the top level stands for, by the sum of squares; see `levels.quantize`."""
     i, inverse = tl.arange(0, LANES)[None, :], inverted(most)[:, None]
     partial = tl.zeros((ROWS, LANES), tl.float32)
@@ -34,8 +35,8 @@ def scale(
 
 @jitted
 def quantize_kernel(
-    x: tl.tensor, codes: tl.tensor, units: tl.tensor, clip: tl.tensor, key0: tl.tensor, key1: tl.tensor,
-    first: tl.tensor, count: tl.tensor, size: tl.tensor, lanes: tl.tensor,
+    x: tensor, codes: tensor, units: tensor, clip: tensor, key0: tensor, key1: tensor,
+    first: tensor, count: tensor, size: tensor, lanes: tensor,
     ROWS: tl.constexpr, BUCKET: tl.constexpr, HALVINGS: tl.constexpr, BITS: tl.constexpr,
     GROUP: tl.constexpr, WORD: tl.constexpr, LARGEST: tl.constexpr, NORM: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -68,8 +69,8 @@ def quantize_kernel(
 
 @jitted
 def add_kernel(
-    codes: tl.tensor, units: tl.tensor, out: tl.tensor, codes_step: tl.tensor, units_step: tl.tensor, peers: tl.tensor, weight: tl.tensor,
-    first: tl.tensor, count: tl.tensor, size: tl.tensor, lanes: tl.tensor,
+    codes: tensor, units: tensor, out: tensor, codes_step: tensor, units_step: tensor, peers: tensor,
+    weight: tensor, first: tensor, count: tensor, size: tensor, lanes: tensor,
     ROWS: tl.constexpr, BUCKET: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, FRESH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Add `weight` times what each peer says, in their order."""
@@ -113,7 +114,7 @@ def add(
     """`levels.add_levels_`."""
     for run in peers(payloads):
         start_by_rows(
-            add_kernel, out, bucket, group(bits), *run.first, out, *run.steps, run.count, weight,
+            add_kernel, out, bucket, group(bits), *run.first, out, *run.steps, run.number, weight,
             BUCKET=bucket, BITS=bits, GROUP=group(bits), FRESH=fresh, rows=max(1, min(8, 2048 // bucket)),
         )  # fmt: skip
         fresh = False

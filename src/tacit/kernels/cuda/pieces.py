@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-
 import triton.language as tl
+from triton.language import tensor
 
 from tacit.kernels.cuda.launch import jitted
 
@@ -12,33 +12,33 @@ MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 
 
 @jitted
-def inverted(unit: tl.tensor) -> tl.tensor:
+def inverted(unit: tensor) -> tensor:
     """1 / unit, or 0 where that would overflow."""
     tiny = unit < TINY
     return tl.where(tiny, 0.0, tl.div_rn(1.0, tl.where(tiny, 1.0, unit)))
 
 
 @jitted
-def negated(x: tl.tensor) -> tl.tensor:
+def negated(x: tensor) -> tensor:
     """-x, also of zero: Triton's own minus is 0 - x."""
     return x * -1.0
 
 
 @jitted
-def capped(x: tl.tensor) -> tl.tensor:
+def capped(x: tensor) -> tensor:
     """At most 3.4e38; a NaN stays one."""
     return tl.where(x > HUGE, HUGE, x)
 
 
 @jitted
-def largest(x: tl.tensor) -> tl.tensor:
+def largest(x: tensor) -> tensor:
     """The largest magnitude of each row, at most 3.4e38; NaN, where there is one."""
     patterns = x.to(tl.int32, bitcast=True) & MAGNITUDE
     return capped(tl.max(patterns, axis=1).to(tl.float32, bitcast=True))
 
 
 @jitted
-def folded(partial: tl.tensor, HALVINGS: tl.constexpr) -> tl.tensor:
+def folded(partial: tensor, HALVINGS: tl.constexpr) -> tensor:
     """The sum of each row of 2^HALVINGS numbers, in halves, as the references add them.
 
     A sum of two does not depend on their order, so each halving has only one result.
@@ -49,8 +49,8 @@ def folded(partial: tl.tensor, HALVINGS: tl.constexpr) -> tl.tensor:
 
 
 @jitted
-def drawn(key0: tl.tensor, key1: tl.tensor, start: tl.tensor, lanes: tl.tensor, place: tl.tensor) -> tl.tensor:
-    """16 random bits for the entries at `place` in rows whose counters begin at `start`; see `philox.halves`."""
+def drawn(key0: tensor, key1: tensor, start: tensor, lanes: tensor, place: tensor) -> tensor:
+    """16 random bits for the entries at `place`, of rows whose counters begin at `start`; see `philox`."""
     word = place >> 1
     which = (word >= lanes).to(tl.int32) + (word >= 2 * lanes) + (word >= 3 * lanes)
     counter = start + (word - which * lanes)

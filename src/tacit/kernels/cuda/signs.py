@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import triton.language as tl
 from torch import Tensor
+from triton.language import tensor
 
 from tacit.kernels.cuda.launch import jitted, peers, start_by_rows
 from tacit.kernels.cuda.pieces import capped, folded, negated
@@ -16,7 +17,7 @@ SHARE = tl.constexpr(2.0**-9)
 
 
 @jitted
-def entries(x: tl.tensor, residual: tl.tensor, at: tl.tensor, mask: tl.tensor, OWES: tl.constexpr) -> tl.tensor:
+def entries(x: tensor, residual: tensor, at: tensor, mask: tensor, OWES: tl.constexpr) -> tensor:
     """x, or x + residual."""
     a = tl.load(x + at, mask, 0.0)
     if OWES:
@@ -25,18 +26,18 @@ def entries(x: tl.tensor, residual: tl.tensor, at: tl.tensor, mask: tl.tensor, O
 
 
 @jitted
-def mean(shares: tl.tensor, count: tl.tensor) -> tl.tensor:
+def mean(shares: tensor, count: tensor) -> tensor:
     """A sum of shares as a mean over `count` entries; 0 over none."""
     return capped(shares * tl.div_rn(512.0, tl.maximum(count, 1).to(tl.float32)))
 
 
 @jitted
 def encode_kernel(
-    x: tl.tensor, residual: tl.tensor, owed: tl.tensor, bits: tl.tensor, highs: tl.tensor, lows: tl.tensor,
-    first: tl.tensor, count: tl.tensor, size: tl.tensor, lanes: tl.tensor,
+    x: tensor, residual: tensor, owed: tensor, bits: tensor, highs: tensor, lows: tensor,
+    first: tensor, count: tensor, size: tensor, lanes: tensor,
     ROWS: tl.constexpr, OWES: tl.constexpr, SPLIT: tl.constexpr, KEEP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Sums go down 64 lanes, whatever the size of the block; bits are packed by `lanes`, so x is read again."""
+    """Sums go down 64 lanes, whatever the size of the block, and bits by `lanes`: so x is read again."""
     row = first + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = (row < first + count)[:, None]
     begin, i = row.to(tl.int64)[:, None] * (8 * LANES), tl.arange(0, LANES)[None, :]
@@ -75,8 +76,9 @@ def encode_kernel(
 
 @jitted
 def add_kernel(
-    bits: tl.tensor, highs: tl.tensor, lows: tl.tensor, out: tl.tensor, bits_step: tl.tensor, highs_step: tl.tensor, lows_step: tl.tensor,
-    peers: tl.tensor, stride: tl.tensor, weight: tl.tensor, first: tl.tensor, count: tl.tensor, size: tl.tensor, lanes: tl.tensor,
+    bits: tensor, highs: tensor, lows: tensor, out: tensor, bits_step: tensor, highs_step: tensor,
+    lows_step: tensor, peers: tensor, stride: tensor, weight: tensor,
+    first: tensor, count: tensor, size: tensor, lanes: tensor,
     ROWS: tl.constexpr, SPLIT: tl.constexpr, FRESH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Add `weight` times what each peer says, in their order."""
@@ -122,6 +124,6 @@ def add(payloads: Sequence[Sequence[Tensor | None]], weight: float, out: Tensor,
         assert highs is not None
         start_by_rows(
             add_kernel, out, BLOCK, 8, bits, highs, highs if lows is None else lows, out, *run.steps,
-            run.count, min(1, highs.numel() - 1), weight, SPLIT=lows is not None, FRESH=fresh,
+            run.number, min(1, highs.numel() - 1), weight, SPLIT=lows is not None, FRESH=fresh,
         )  # fmt: skip
         fresh = False
