@@ -20,7 +20,7 @@ def compiled(function: F, signatures: Sequence[str], fastmath: frozenset[str] = 
     options = {"nogil": True, "fastmath": set(fastmath) or False}
     try:
         result: F = numba.njit(list(signatures), cache=True, **options)(function)
-    except RuntimeError:  # no folder can be written to: compile anew each time
+    except (RuntimeError, OSError):  # no folder can be written to: compile anew each time
         result = numba.njit(list(signatures), **options)(function)
     return result
 

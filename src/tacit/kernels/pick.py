@@ -25,11 +25,15 @@ EXTRAS = {"numba": "kernels", "triton": "cuda"}
 
 
 class Pick(NamedTuple):
-    """A version ("numba", "triton" or "torch"), the words for `active_path`, and what is missing."""
+    """A version ("numba", "triton" or "torch"), and the words for `active_path`.
+
+    Where the fast one is missing: why, and the extra of the package that brings it.
+    """
 
     version: str
     words: str
     missing: str = ""
+    extra: str = ""
 
 
 @cache
@@ -54,23 +58,26 @@ def pick(device: str) -> Pick:
         version = import_module(fast).__version__
     except Exception as error:  # what is installed and broken fails in many ways
         missing = f"{fast} cannot be imported: {error}"
-        return Pick("torch", f"plain torch on {device} ({missing})", missing)
+        return Pick("torch", f"plain torch on {device} ({missing})", missing, EXTRAS[fast])
     return Pick(fast, f"{fast} {version} on {device}")
 
 
-@cache
 def path(device: str = "cpu") -> str:
     """Which version is at work on this type of device; warns, once, where that is not the fast one."""
     found = pick(device)
     if found.missing:
-        extra = EXTRAS[FAST[device]]
-        warnings.warn(
-            f"compressors on {device} run in plain torch, up to 60 times as slow, as {found.missing}. Write "
-            f"pip install 'tacit[{extra}]', or {VARIABLE}=reference if that is what you want",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        _warn(device, found)
     return found.version
+
+
+@cache
+def _warn(device: str, found: Pick) -> None:
+    warnings.warn(
+        f"compressors on {device} run in plain torch, up to 60 times as slow, as {found.missing}. Run "
+        f"pip install 'tacit[{found.extra}]', or set {VARIABLE}=reference if that is what you want",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def fits(*tensors: Tensor) -> bool:
