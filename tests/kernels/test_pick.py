@@ -20,7 +20,7 @@ def picked(*arguments: str, **variables: str) -> dict[str, Any]:
     env = {name: value for name, value in os.environ.items() if name != VARIABLE}
     env |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | variables
     ended = subprocess.run(
-        [sys.executable, SCRIPT, *arguments], env=env, capture_output=True, text=True, timeout=100
+        [sys.executable, SCRIPT, *arguments], env=env, capture_output=True, text=True, timeout=250
     )
     assert ended.returncode == 0, ended.stderr
     said: dict[str, Any] = json.loads(ended.stdout)
@@ -64,6 +64,16 @@ def test_a_cache_folder_that_cannot_be_written_to_only_costs_time(
     file.touch()
     said = picked(NUMBA_CACHE_DIR=str(file / "below a file"))
     assert (said["bits"], said["path"]) == (usual["bits"], usual["path"])
+
+
+@pytest.mark.timeout(300)
+def test_a_session_in_tritons_interpreter_writes_the_same_bits(usual: dict[str, Any]) -> None:
+    pytest.importorskip("triton", reason="triton is not installed: pip install 'tacit[cuda]'")
+    said = picked(TACIT_KERNELS="triton", TRITON_INTERPRET="1")
+    assert said["bits"] == usual["bits"]
+    assert said["cuda"]
+    assert "kernels: triton " in said["path"]
+    assert said["warned"] == []
 
 
 def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
