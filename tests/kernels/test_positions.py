@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import TacitError
-from tacit.kernels.jit import path
+from tacit.kernels.pick import path
 from tacit.kernels.positions import (
     INT32,
     nbytes,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tacit.kernels import exponents, int8, levels, signs
-from tacit.kernels.jit import path
 from tacit.kernels.layout import buckets, code_bytes, strung, unstrung
 from tacit.kernels.philox import philox
+from tacit.kernels.pick import path
 
 HUGE = 3.4e38
 SIZES = st.one_of(st.integers(0, 70), st.integers(500, 1100), st.just(512 * 513 + 77))

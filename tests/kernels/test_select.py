@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tacit.kernels import select
-from tacit.kernels.jit import path
+from tacit.kernels.pick import path
 from tacit.kernels.select import (
     SPARE,
     Chosen,

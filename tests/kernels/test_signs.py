@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import path
+from tacit.kernels.pick import path
 from tacit.kernels.signs import BLOCK, add_signs_, add_signs_torch_, blocks, encode_signs, encode_signs_torch
 
 PIECE = BLOCK << 9

@@ -30,6 +30,7 @@ from tacit.doors.optimizer import OwnBuffers
 from tacit.doors.scaling import ScaledSteps, agreed_on, at_work
 from tacit.doors.trainable import StillTrained, trainable
 from tacit.errors import AttachError, ConfigError, PeerLost
+from tacit.kernels.pick import pick
 from tacit.lots import Policy
 from tacit.rounds import Until
 from tacit.session import Session, joined
@@ -399,13 +400,15 @@ class Attached:
 
     @property
     def active_path(self) -> str:
-        """What is really at work: the strategy, the transport, the lots."""
+        """What is really at work: the strategy, the lots, the transport, and the kernels for compressors."""
         if self._quiet:
             return "DistributedDataParallel, untouched"
         peers, backend = len(self.levels[-1].session.ranks), dist.get_backend(self._group)
         paths = " | ".join(level.session.active_path for level in self.levels)
         taken = "" if self._momentum is None else f", {self._momentum}"
-        return f"{self.strategy.name}: {paths}, {peers} ranks by {backend}{taken}"
+        devices = {lot.device.type for level in self.levels for lot in level.session.lots}
+        kernels = ", ".join(pick(device).words for device in sorted(devices))
+        return f"{self.strategy.name}: {paths}, {peers} ranks by {backend}, kernels: {kernels}{taken}"
 
     # ---- out ------------------------------------------------------------------------------------------
 

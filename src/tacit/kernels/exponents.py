@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import addresses, fits32, half, path
+from tacit.kernels.jit import addresses, half
 from tacit.kernels.layout import rows, strung, unstrung
 from tacit.kernels.philox import halves
+from tacit.kernels.pick import fits32, fits_triton, path
 
 BLOCK = 512
 """Entries whose signs are packed together; see `layout`."""
@@ -35,6 +36,10 @@ def encode_exponents(x: Tensor, seed: int, exponents: Tensor, bits: Tensor) -> N
     elif fits32(x):
         array = x.detach().numpy()
         half("carry").encode(array, array.view("i4"), seed, exponents.numpy(), bits.numpy())
+    elif fits_triton(x):
+        from tacit.kernels.cuda import exponents as cuda
+
+        cuda.encode(x, seed, exponents, bits)
     else:
         encode_exponents_torch(x, seed, exponents, bits)
 
@@ -46,6 +51,10 @@ def add_exponents_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Ten
     if fits32(out):
         exponents, bits = zip(*payloads, strict=True)
         half("carry").add(addresses(exponents), addresses(bits), weight, fresh, out.detach().numpy())
+    elif fits_triton(out):
+        from tacit.kernels.cuda import exponents as cuda
+
+        cuda.add(payloads, weight, out, fresh)
     else:
         add_exponents_torch_(payloads, weight, out, fresh)
 

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import address, addresses, fits32, half, path
+from tacit.kernels.jit import address, addresses, half
 from tacit.kernels.layout import rows
 from tacit.kernels.levels import inverse_of, largest_of
+from tacit.kernels.pick import fits32, fits_triton, path
 
 BLOCK = 512
 """Entries that share a unit."""
@@ -31,6 +32,10 @@ def encode_int8(x: Tensor, codes: Tensor, units: Tensor) -> None:
         warm_up()
     elif fits32(x):
         _compiled(x, 0, 0, codes, units)
+    elif fits_triton(x):
+        from tacit.kernels.cuda import int8 as cuda
+
+        cuda.encode(x, None, None, codes, units)
     else:
         encode_int8_torch(x, codes, units)
 
@@ -41,6 +46,10 @@ def encode_int8_owed(x: Tensor, residual: Tensor, owed: Tensor, codes: Tensor, u
         warm_up()
     elif fits32(x, residual, owed):
         _compiled(x, address(residual), address(owed), codes, units)
+    elif fits_triton(x, residual, owed):
+        from tacit.kernels.cuda import int8 as cuda
+
+        cuda.encode(x, residual, owed, codes, units)
     else:
         torch.add(x, residual, out=owed)
         encode_int8_torch(owed, codes, units)
@@ -59,6 +68,10 @@ def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, 
     if fits32(out):
         codes, units = zip(*payloads, strict=True)
         half("rounding").add(addresses(codes), addresses(units), weight, fresh, address(out), out.numel())
+    elif fits_triton(out):
+        from tacit.kernels.cuda import int8 as cuda
+
+        cuda.add(payloads, weight, out, fresh)
     else:
         add_int8_torch_(payloads, weight, out, fresh)
 

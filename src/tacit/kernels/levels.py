@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import address, addresses, fits32, half, path
+from tacit.kernels.jit import address, addresses, half
 from tacit.kernels.layout import code_bytes, group, lane_sums, rows, strung, unstrung
 from tacit.kernels.philox import halves
+from tacit.kernels.pick import fits32, fits_triton, path
 
 BY_LARGEST, BY_NORM = 0.0, -1.0
 """Two values of `clip`: the top level is the bucket's largest magnitude, or its Euclidean norm."""
@@ -49,6 +50,10 @@ def quantize(x: Tensor, bits: int, bucket: int, clip: float, seed: int, codes: T
 
         here, there, scales = address(x), address(codes), address(units)
         fast.quantize(here, x.numel(), bits, group(bits), bucket, clip, seed, there, scales)
+    elif fits_triton(x):
+        from tacit.kernels.cuda import levels as cuda
+
+        cuda.quantize(x, bits, bucket, clip, seed, codes, units)
     else:
         quantize_torch(x, bits, bucket, clip, seed, codes, units)
 
@@ -64,6 +69,10 @@ def add_levels_(
 
         codes, units = (addresses(each) for each in zip(*payloads, strict=True))
         fast.add(codes, units, bits, group(bits), bucket, weight, fresh, address(out), out.numel())
+    elif fits_triton(out):
+        from tacit.kernels.cuda import levels as cuda
+
+        cuda.add(payloads, bits, bucket, weight, out, fresh)
     else:
         add_levels_torch_(payloads, bits, bucket, weight, out, fresh)
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tacit.errors import TacitError
-from tacit.kernels.jit import address, fits, fits32, half, path
+from tacit.kernels.jit import address, half
+from tacit.kernels.pick import fits, fits32, fits_triton, path
 
 BITMAP, INT32 = 0, 4
 """Ways of writing, by the whole bytes that each position takes; 1 and 2 are low and high parts."""
@@ -74,15 +75,19 @@ def scatter_add_(index: Tensor, values: Tensor, out: Tensor, weight: float = 1.0
     """Add `weight` times the values to `out` (flat) at the positions, of which none stands twice."""
     if out.is_meta:
         return
-    if not fits(values, out):
+    if fits32(values, out):
+        places, count, numel = half("places"), index.numel(), out.numel()
+        outside = places.scatter(address(index), count, address(values), weight, address(out), numel)
+    elif fits(values, out):
+        array = out.detach().numpy()
+        outside = half("places").scatter64(index.numpy(), values.numpy(), array.dtype.type(weight), array)
+    elif fits_triton(values, out):
+        from tacit.kernels.cuda import entries
+
+        outside = entries.scatter(index, values, weight, out)
+    else:
         out.index_add_(0, index, values, alpha=weight)
         return
-    places, count, numel = half("places"), index.numel(), out.numel()
-    if fits32(values, out):
-        outside = places.scatter(address(index), count, address(values), weight, address(out), numel)
-    else:
-        array = out.detach().numpy()
-        outside = places.scatter64(index.numpy(), values.numpy(), array.dtype.type(weight), array)
     if outside:
         raise TacitError(
             f"{outside} positions of a peer are not among {out.numel()} entries: it sent no such lot"

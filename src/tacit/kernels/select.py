@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import address, fits, fits32, half, path
+from tacit.kernels.jit import address, half
+from tacit.kernels.pick import fits, fits32, fits_triton, path
 
 BLOCK = 1 << 18
 """Elements that the plain torch version works on at a time: 1 MiB of fp32, within a second-level cache."""
@@ -140,6 +141,11 @@ def sift(
 
     `owed` becomes a, with zeros in their places; it is unfinished where None is returned.
     """
+    if fits_triton(x, room.values, *(each for each in (residual, owed) if each is not None)):
+        from tacit.kernels.cuda import entries
+
+        count = entries.sift(x, threshold, *room, residual, owed)
+        return None if count < 0 else Chosen(room.at[:count], room.values[:count])
     if not fits(x):
         return sift_torch(x, threshold, room, residual, owed)
     scan = half("scan")

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.jit import address, addresses, fits32, half, path
+from tacit.kernels.jit import address, addresses, half
 from tacit.kernels.layout import buckets, lane_sums, rows, strung, unstrung
 from tacit.kernels.levels import HUGE
+from tacit.kernels.pick import fits32, fits_triton, path
 
 BLOCK = 512
 """Entries that share their values."""
@@ -36,9 +37,12 @@ def encode_signs(x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None) ->
         warm_up()
     elif fits32(x):
         split = half("split")
-
         low = 0 if lows is None else address(lows)
         split.encode(address(x), 0, 0, x.numel(), address(bits), address(highs), low, False)
+    elif fits_triton(x):
+        from tacit.kernels.cuda import signs as cuda
+
+        cuda.encode(x, None, None, bits, highs, lows, keep=False)
     else:
         encode_signs_torch(x, bits, highs, lows)
 
@@ -51,10 +55,13 @@ def encode_signs_owed(
         warm_up()
     elif fits32(x, residual, owed):
         split = half("split")
-
         low = 0 if lows is None else address(lows)
         here, before, after = address(x), address(residual), address(owed)
         split.encode(here, before, after, x.numel(), address(bits), address(highs), low, keep)
+    elif fits_triton(x, residual, owed):
+        from tacit.kernels.cuda import signs as cuda
+
+        cuda.encode(x, residual, owed, bits, highs, lows, keep)
     else:
         torch.add(x, residual, out=owed)
         encode_signs_torch(owed, bits, highs, lows)
@@ -114,6 +121,10 @@ def add_signs_(payloads: Sequence[Values], weight: float, out: Tensor, fresh: bo
         lows = addresses([p[2] for p in payloads if p[2] is not None])
         stride = min(1, payloads[0][1].numel() - 1)
         split.add(bits, highs, lows, stride, weight, fresh, address(out), out.numel())
+    elif fits_triton(out):
+        from tacit.kernels.cuda import signs as cuda
+
+        cuda.add(payloads, weight, out, fresh)
     else:
         add_signs_torch_(payloads, weight, out, fresh)
 

@@ -1,0 +1,75 @@
+"""How Triton kernels are made and started; and any peers' payloads by one pointer and a distance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+ROWS = 8
+"""Buckets that one program works on."""
+VARYING = ("first", "key0", "key1")
+"""Arguments that take any value: Triton would compile anew for 1, and for multiples of 16."""
+
+
+def jitted(function: Callable[..., Any]) -> Any:
+    """A kernel, or a part of kernels."""
+    varying = [name for name in VARYING if name in function.__annotations__]
+    return triton.jit(function, do_not_specialize=varying)
+
+
+def start(kernel: Any, programs: int, on: Tensor, *args: Any, **constants: Any) -> None:
+    """Run so many programs on the device of `on`, without fused multiply-add."""
+    if programs:
+        with torch.cuda.device_of(on):  # type: ignore[no-untyped-call]
+            kernel[(programs,)](*args, **constants, enable_fp_fusion=False)
+
+
+def start_by_rows(
+    kernel: Any, on: Tensor, bucket: int, group: int, *args: Any, rows: int = ROWS, **constants: Any
+) -> None:
+    """Run over the whole buckets of the flat `on`, and then over what is left, whose lanes are shorter.
+
+    The kernel's last arguments are the first bucket, how many there are, their entries, and their lanes where
+    `group` entries are strung together.
+    """
+    whole, rest = divmod(on.numel(), bucket)
+    for first, count, size in ((0, whole, bucket), (whole, min(rest, 1), rest)):
+        programs = -(-count // rows)
+        start(kernel, programs, on, *args, first, count, size, -(-size // group), ROWS=rows, **constants)
+
+
+def keys(seed: int) -> tuple[int, int]:
+    """The halves of 64 bits, as signed numbers: an argument of another size would be another kernel."""
+    low, high = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
+    return low - ((low >> 31) << 32), high - ((high >> 31) << 32)
+
+
+class Peers(NamedTuple):
+    """Payloads that lie at equal distances: the tensors of the first, the distances in entries, how many."""
+
+    first: Sequence[Tensor | None]
+    steps: list[int]
+    number: int
+
+
+def peers(payloads: Sequence[Sequence[Tensor | None]]) -> list[Peers]:
+    """All payloads as one where they are equally far apart, as the rows of a message are; else one by one."""
+    steps = [_distance(column) for column in zip(*payloads, strict=True)]
+    equal = [step for step in steps if step is not None]
+    if len(equal) == len(steps):
+        return [Peers(payloads[0], equal, len(payloads))]
+    return [Peers(payload, [0] * len(payload), 1) for payload in payloads]
+
+
+def _distance(column: Sequence[Tensor | None]) -> int | None:
+    tensors = [each for each in column if each is not None]
+    assert all(each.is_contiguous() for each in tensors)
+    gaps = {b.data_ptr() - a.data_ptr() for a, b in pairwise(tensors)} or {0}
+    gap = gaps.pop()
+    size = tensors[0].element_size() if tensors else 1
+    return None if gaps or gap % size else gap // size
