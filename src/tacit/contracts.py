@@ -11,8 +11,9 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -354,8 +355,16 @@ class Context:
 
         Its state fields and buffers begin with `part.`.
         """
-        prefix = f"{self.prefix}{part}."
-        return replace(self, prefix=prefix, share=of * self.share, out=self.out if out is None else out)
+        values = list(_FIELDS(self))  # in the hot path: dataclasses.replace takes twice as long
+        values[_OUT] = self.out if out is None else out
+        values[_SHARE] *= of
+        values[_PREFIX] += f"{part}."
+        return Context(*values)
+
+
+_NAMES = [field.name for field in fields(Context)]
+_FIELDS = attrgetter(*_NAMES)
+_OUT, _SHARE, _PREFIX = map(_NAMES.index, ("out", "share", "prefix"))
 
 
 @dataclass(frozen=True, slots=True)
