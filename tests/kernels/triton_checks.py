@@ -1,7 +1,6 @@
 """The Triton kernels against the references on the CPU, bit for bit; run by `test_triton`.
 
-On a GPU, or in Triton's interpreter (TRITON_INTERPRET=1 and TACIT_KERNELS=triton), which takes a second for
-what takes a GPU a microsecond: so sizes are small there.
+On a GPU, or in Triton's interpreter (TRITON_INTERPRET=1 and TACIT_KERNELS=triton), where sizes are small.
 The references run on the CPU: on CUDA, torch divides by a scalar by multiplying by its inverse.
 """
 
