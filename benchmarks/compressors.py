@@ -9,7 +9,8 @@ rest); decode and add up the payloads of four peers; of sparse ones, scatter fou
 positions already unpacked and nothing to zero. Each row is timed in blocks with `copy_` between them,
 and then three times in plain torch, at three sizes: 25 million entries and 9.2 million (a large and a
 middling lot), and 270 thousand (one that stays in the second-level cache). The clock is the thread's own
-processor time, so that being interrupted does not count.
+processor time, so that being interrupted does not count. PowerSGD is measured against the arithmetic of
+torch's own hook (`lowrank.py`).
 
 To measure another compressor, add a row to `ROWS`.
 """
@@ -28,6 +29,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+import lowrank
 from paired import Arm, hardware, interleave, paired_ratio, save
 from tacit.compressors import (
     BF16,
@@ -234,22 +236,29 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer blocks: about 1 minute")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-compressors.json")
-    parser.add_argument("--only", action="append", choices=ROWS, help="one row alone; may be repeated")
+    parser.add_argument(
+        "--only", action="append", choices=[*ROWS, lowrank.NAME], help="one row alone; may be repeated"
+    )
     parser.add_argument("--numel", type=int, action="append", help="another size; may be repeated")
     options = parser.parse_args()
     torch.set_num_threads(1)
     out = sys.stderr if options.json else sys.stdout
     blocks = 5 if options.quick else 15
-    rows = [measure(name, numel, blocks) for name in options.only or ROWS for numel in options.numel or SIZES]
+    names = [name for name in options.only or ROWS if name in ROWS]
+    rows = [measure(name, numel, blocks) for name in names for numel in options.numel or SIZES]
+    low_rank = lowrank.measure(blocks) if lowrank.NAME in (options.only or [lowrank.NAME]) else []
     result = {
         "benchmark": "compressors",
         "quick": options.quick,
         "kernels": jit.path(),
         "hardware": hardware(),
         "rows": rows,
+        "low_rank": low_rank,
     }
     print(table(rows), file=out)
-    missed = [f"{row['row']} at {row['numel']:,}" for row in rows if row["met"] is False]
+    if low_rank:
+        print(lowrank.table(low_rank), file=out)
+    missed = [f"{row['row']} at {row['numel']:,}" for row in (*rows, *low_rank) if row["met"] is False]
     print(f"missed: {', '.join(missed) or 'none'}", file=out)
     if options.save:
         print(f"saved {save('compressors', result)}", file=sys.stderr)
