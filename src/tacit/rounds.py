@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tacit import checks
 from tacit.contracts import Memory, Rounds
-from tacit.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class Every(Rounds):
     sync_every: int
 
     def __post_init__(self) -> None:
-        if self.sync_every < 1:
-            raise ConfigError(f"sync_every={self.sync_every} is not possible: write 1 or more steps")
+        checks.whole("sync_every", self.sync_every, 1, None, "write 1 or more steps, 8 are usual")
 
     def due(self, step: int, memory: Memory) -> bool:
         """After steps K - 1, 2K - 1, ... (counted from 0)."""

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.contracts import Context, Decoded, OneShot, Payload, Rounded, Sent
-from tacit.errors import unknown
 
 PIECE = 1 << 16
 """Entries that are widened at a time: they stay in the second-level cache."""
@@ -87,8 +87,7 @@ class FP8(OneShot):
     additive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.format not in _FORMATS:
-            raise unknown("format", self.format, _FORMATS)
+        checks.word("format", self.format, tuple(_FORMATS))
 
     def exempts(self, shape: torch.Size) -> bool:
         """Biases and norms live on another scale than weights: they stay dense."""

@@ -17,10 +17,10 @@ from tacit.kernels.levels import add_levels_, quantize
 
 def check_bucket(bucket: int) -> None:
     """Raise a `ConfigError` unless `bucket` is a power of two from 64 to 65536."""
-    if not (64 <= bucket <= 1 << 16 and bucket & (bucket - 1) == 0):
+    if not (type(bucket) is int and 64 <= bucket <= 1 << 16 and bucket & (bucket - 1) == 0):
         raise ConfigError(
-            f"bucket={bucket} is not a power of two from 64 to 65536: it is the number of entries that share "
-            "a scale; write 512"
+            f"bucket={bucket!r} is not a power of two from 64 to 65536: it is the number of entries that "
+            "share a scale; write 512"
         )
 
 

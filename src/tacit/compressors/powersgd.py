@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.contracts import Compressor, Context, Exchange, Matrix, Mean, Outcome, Sent, State
 from tacit.errors import ConfigError
 from tacit.kernels.orthogonal import orthogonalize_, scale_
@@ -65,10 +66,12 @@ class PowerSGD(Compressor):
     swallows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"rank={self.rank} is not possible: write 1 or more, 1 to 4 are usual")
-        if self.min_compression_rate <= 0:
-            raise ConfigError(f"min_compression_rate={self.min_compression_rate} is not above 0: 2 is usual")
+        checks.whole("rank", self.rank, 1, None, "1 to 4 are usual")
+        checks.real("min_compression_rate", self.min_compression_rate, "2 is usual", above=0)
+        if not isinstance(self.matrices, tuple) or not all(isinstance(m, Matrix) for m in self.matrices):
+            raise ConfigError(
+                f"matrices={self.matrices!r} is no tuple of Matrix: leave it out, attaching fills it in"
+            )
 
     def exempts(self, shape: torch.Size) -> bool:
         """Vectors, and matrices that would hardly shrink."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.compressors import ratio
 from tacit.contracts import Compressor, Context, Exchange, Mean, Outcome, Sparse, State
 
@@ -29,6 +30,7 @@ class RandomK(Compressor):
 
     def __post_init__(self) -> None:
         ratio.check(self.ratio)
+        checks.flag("unbiased", self.unbiased)
 
     def exempts(self, shape: torch.Size) -> bool:
         """Biases and norms are few and matter much: they stay dense."""

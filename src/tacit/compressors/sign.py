@@ -62,9 +62,9 @@ class Sign(Signed):
     block: Literal[512] | None = None
 
     def __post_init__(self) -> None:
-        if self.block not in (None, BLOCK):
+        if self.block is not None and (type(self.block) is not int or self.block != BLOCK):
             raise ConfigError(
-                f"block={self.block} cannot be: signs are packed 512 at a time; write 512 for a magnitude in "
+                f"block={self.block!r} cannot be: signs are packed 512 at a time; write 512 for a magnitude in "
                 "each of these blocks, or None for one in all"
             )
 

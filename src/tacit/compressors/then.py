@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.compressors.wrappers import inner_state, outer_state
 from tacit.contracts import Compressor, Context, Exchange, Matrix, Outcome, Sent, State
 from tacit.errors import ConfigError
@@ -25,6 +26,8 @@ class Then(Compressor):
     second: Compressor
 
     def __post_init__(self) -> None:
+        checks.compressor("first", self.first)
+        checks.compressor("second", self.second)
         for part in (self.first, self.second):
             if part.takes_momentum is not None:
                 raise ConfigError(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.compressors import ratio
 from tacit.compressors.entries import Entries
 from tacit.contracts import Context, Payload
-from tacit.errors import ConfigError
 from tacit.kernels.select import Chosen, Room, select_above
 from tacit.kernels.signs import add_signs_, blocks, encode_signs
 
@@ -41,11 +40,8 @@ class Threshold(Entries):
     additive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.tau < math.inf:
-            raise ConfigError(
-                f"tau={self.tau} is no magnitude to reach: write a number above 0, such as the one that a "
-                "hundredth of the gradient's entries reach"
-            )
+        hint = "write the magnitude that a hundredth of the gradient's entries reach, such as 0.01"
+        checks.real("tau", self.tau, hint, above=0)
         ratio.check(self.capacity, "capacity")
 
     def most(self, numel: int) -> int:

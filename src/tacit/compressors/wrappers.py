@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.contracts import (
     Compressor,
     Context,
@@ -20,6 +22,7 @@ from tacit.contracts import (
     State,
     lasting,
 )
+from tacit.errors import ConfigError
 from tacit.exchanges import fuse
 
 
@@ -41,6 +44,9 @@ class Wrapper(Compressor):
     """
 
     inner: Compressor
+
+    def __post_init__(self) -> None:
+        checks.compressor("inner", self.inner)
 
     @property
     def swallows(self) -> bool:  # type: ignore[override]
@@ -111,6 +117,15 @@ class Part:
     compressor: Compressor
     spans: tuple[tuple[int, int], ...]
 
+    def __post_init__(self) -> None:
+        checks.compressor("compressor", self.compressor)
+        edges = [0, *(edge for span in self.spans for edge in span)]
+        if any(a > b for a, b in pairwise(edges)):
+            raise ConfigError(
+                f"spans={self.spans} overlap, or do not rise: write (start, stop) of each, in order, such as "
+                "((0, 10), (50, 60))"
+            )
+
     @property
     def numel(self) -> int:
         """Elements in all spans."""
@@ -131,6 +146,14 @@ class Select(Compressor):
 
     main: Compressor
     parts: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        checks.compressor("main", self.main)
+        if not isinstance(self.parts, tuple) or not all(isinstance(part, Part) for part in self.parts):
+            raise ConfigError(
+                f"parts={self.parts!r} is no tuple of Part: write (Part(Dense(), ((0, 10),)),), with a comma "
+                "behind a single one"
+            )
 
     @property
     def swallows(self) -> bool:  # type: ignore[override]

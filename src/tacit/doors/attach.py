@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from tacit import checks
 from tacit.algorithms import parse
 from tacit.contracts import WORLD, Memory
 from tacit.doors import footprint, live, momentum, state
@@ -87,7 +88,7 @@ def attach(
         The attached session: a context manager. `close` (or leaving the block) takes the hooks away.
 
     Raises:
-        ConfigError: the strategy's text is wrong.
+        ConfigError: the strategy's text, or a number, is wrong.
         AttachError: the model or the optimizer does not fit, or ranks differ in model or strategy.
     """
     footprint.called("attach")
@@ -97,6 +98,8 @@ def attach(
     )
     named = checked(model, optimizers, strategy)
     scaler = at_work(scaler)
+    if steps_per_epoch is not None:
+        checks.whole("steps_per_epoch", steps_per_epoch, 1, None, "write len(loader)")
     memory = {} if steps_per_epoch is None else {"steps_per_epoch": float(steps_per_epoch)}
     _check_memory(strategy, memory)
     return Attached(model, optimizers, strategy, named, scaler, policy, timeout, memory, mesh)
@@ -151,8 +154,6 @@ def _check_optimizers(named: dict[str, Tensor], optimizers: Sequence[Optimizer])
 
 
 def _check_memory(strategy: AnyStrategy, memory: Memory) -> None:
-    if memory and memory["steps_per_epoch"] < 1:
-        raise AttachError(f"steps_per_epoch={memory['steps_per_epoch']:g} is not possible: write len(loader)")
     for level in strategy.levels:
         if level.rounds.needs - memory.keys():
             raise AttachError(

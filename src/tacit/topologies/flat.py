@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tacit import checks
 from tacit.contracts import (
     NET,
     NODE,
@@ -23,7 +24,6 @@ from tacit.contracts import (
     State,
     Topology,
 )
-from tacit.errors import unknown
 from tacit.exchanges import on, reduced, watched
 
 
@@ -39,8 +39,7 @@ class Flat(Topology):
     axis: str = WORLD
 
     def __post_init__(self) -> None:
-        if self.axis not in (WORLD, NODE, NET):
-            raise unknown("axis", self.axis, (WORLD, NODE, NET))
+        checks.word("axis", self.axis, (WORLD, NODE, NET))
 
     @property
     def scope(self) -> str:  # type: ignore[override]

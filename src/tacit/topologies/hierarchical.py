@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from tacit import checks
 from tacit.contracts import (
     NET,
     NODE,
@@ -26,7 +27,6 @@ from tacit.contracts import (
     State,
     Topology,
 )
-from tacit.errors import unknown
 from tacit.exchanges import on, reduced, say, watched
 from tacit.topologies.flat import reduce_flat
 
@@ -49,8 +49,7 @@ class Hierarchical(Topology):
     meets = NET
 
     def __post_init__(self) -> None:
-        if self.by not in ("slices", "leaders"):
-            raise unknown("way across", self.by, ("slices", "leaders"))
+        checks.word("by", self.by, ("slices", "leaders"))
 
     def spans(self, edges: Sequence[int] | range, near: Place) -> Spans:
         """Slices as equal as the edges allow; for leaders, everything and nothing."""
