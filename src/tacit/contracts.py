@@ -449,8 +449,17 @@ class OneShot(Compressor):
         """
         return None
 
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """Refuse a payload whose parts are not of the sizes and types that `out` needs; O(1).
+
+        Raises:
+            PayloadError: says what is there, and what was expected.
+        """
+
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
         """Overwrite `out` with the mean of what the peers' payloads say, in rank order."""
+        for payload in payloads:
+            self.check(payload, out)
         out.zero_()
         for payload in payloads:
             self.decode_add_(payload, out, 1 / len(payloads))

@@ -797,6 +797,49 @@ def ranks_that_mean_different_things_are_refused() -> None:
 
 
 @check
+def ranks_whose_policies_differ_are_refused() -> None:
+    """Their payloads would be read as what they are not."""
+    model = wrapped()
+    odd = tacit.TopK(ratio=0.5) if dist.get_rank() == 1 else tacit.TopK(ratio=0.1)
+    raises(
+        tacit.AttachError,
+        lambda: tacit.attach(model, sgd(model), "dense", policy=lambda name, p: odd if p.dim() > 1 else None),
+        "ranks [1] attach another compressor by its policy than rank 0",
+    )
+    # What matters is what they come to, not what the functions are.
+    mine = {0: lambda name, p: None, 1: lambda *_: tacit.Dense()}[dist.get_rank() % 2]
+    with tacit.attach(model, sgd(model), "bf16", policy=mine):
+        pass
+
+
+@check
+def ranks_with_other_epochs_are_refused() -> None:
+    model = wrapped()
+    epoch = 5 + (dist.get_rank() == 1)
+    raises(
+        tacit.AttachError,
+        lambda: tacit.attach(model, sgd(model), "localsgd", steps_per_epoch=epoch),
+        "ranks [1] attach another steps_per_epoch than rank 0",
+    )
+
+
+@check
+def ranks_of_other_formats_are_refused() -> None:
+    from tacit.doors import attach
+
+    model, ours = wrapped(), attach.FORMAT
+    attach.FORMAT = ours + (dist.get_rank() == 1)
+    try:
+        raises(
+            tacit.AttachError,
+            lambda: tacit.attach(model, sgd(model), "dense"),
+            "ranks [1] attach another version of tacit than rank 0",
+        )
+    finally:
+        attach.FORMAT = ours
+
+
+@check
 def the_environment_chooses() -> None:
     import os
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.contracts import Context, Decoded, OneShot, Payload, Rounded, Sent
+from tacit.kernels.payloads import expect_parts
 
 PIECE = 1 << 16
 """Entries that are widened at a time: they stay in the second-level cache."""
@@ -34,12 +35,18 @@ class Cast(OneShot):
         wire.copy_(x)
         return (wire,)
 
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """n entries of the type."""
+        expect_parts(payload, out.numel(), ("entries", out.numel(), self.dtype))
+
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Widen."""
+        self.check(payload, out)
         out.copy_(payload[0])
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Widen and add in one pass."""
+        self.check(payload, out)
         out.add_(payload[0], alpha=weight)
 
     def sent(self, payload: Payload, x: Tensor) -> Sent:
@@ -103,13 +110,20 @@ class FP8(OneShot):
             wire[start:stop] = (x[start:stop] * inverse).to(dtype).view(torch.uint8)
         return wire, scale
 
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """n bytes, and a scale."""
+        bytes_ = ("bytes", out.numel(), torch.uint8)
+        expect_parts(payload, out.numel(), bytes_, ("scale", 1, torch.float32))
+
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Widen, times the scale."""
+        self.check(payload, out)
         out.zero_()
         self.decode_add_(payload, out, 1.0)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Widen and add, a piece at a time."""
+        self.check(payload, out)
         wire, scale = payload
         factor = scale.to(out.dtype) * weight
         for start, stop in _pieces(out.numel()):

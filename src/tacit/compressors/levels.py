@@ -12,7 +12,7 @@ from torch import Tensor
 from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
 from tacit.errors import ConfigError
 from tacit.kernels.layout import buckets, code_bytes
-from tacit.kernels.levels import add_levels_, quantize
+from tacit.kernels.levels import add_levels_, check_levels, quantize
 
 
 def check_bucket(bucket: int) -> None:
@@ -50,6 +50,10 @@ class Levels(OneShot):
         units = ctx.scratch("units", x, (buckets(x.numel(), self.bucket),), torch.float32)
         quantize(x, self.width, self.bucket, self.top, ctx.draw("levels", ctx.rank), codes, units)
         return codes, units
+
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """Levels, and units."""
+        check_levels(payload, self.width, self.bucket, out.numel())
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Levels times units."""

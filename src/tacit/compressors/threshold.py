@@ -12,6 +12,7 @@ from tacit import checks
 from tacit.compressors import ratio
 from tacit.compressors.entries import Entries
 from tacit.contracts import Context, Payload
+from tacit.kernels.payloads import expect_parts
 from tacit.kernels.select import Chosen, Room, select_above
 from tacit.kernels.signs import add_signs_, blocks, encode_signs
 
@@ -60,6 +61,11 @@ class Threshold(Entries):
         count = values.numel()
         encode_signs(values, bits[: _bytes(count)], means[: blocks(count)], None)
         return (bits,)
+
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """Signs for all for which there is room."""
+        super().check(payload, out)
+        expect_parts(payload[:-1], out.numel(), ("signs", _bytes(self.most(out.numel())), torch.uint8))
 
     def read(self, written: Payload, like: Tensor, weight: float) -> Tensor:
         """Plus or minus tau."""

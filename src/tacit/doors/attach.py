@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
@@ -30,7 +30,8 @@ from tacit.doors.optimizer import OwnBuffers
 from tacit.doors.scaling import ScaledSteps, agreed_on, at_work
 from tacit.doors.trainable import StillTrained, trainable
 from tacit.errors import AttachError, ConfigError, PeerLost
-from tacit.lots import Policy
+from tacit.kernels.payloads import FORMAT
+from tacit.lots import Policy, choice, exempting
 from tacit.session import Session, joined
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.rollcall import RollCall
@@ -193,7 +194,7 @@ class Attached:
         self._momentum = momentum.planned(strategy, policy, optimizers, named)
         if not self._quiet:
             board = board or Switchboard.of(model)
-            _agree(group, strategy, named, scaler)
+            _agree(group, strategy, named, scaler, policy, memory)
         nodes = read_nodes(group, mesh) if _goes_by_node(strategy) else ()
         options: dict[str, Any] = {
             "nodes": nodes,
@@ -442,19 +443,38 @@ def _fully_named(strategy: AnyStrategy) -> Sequence[Strategy]:
 
 
 def _agree(
-    group: dist.ProcessGroup, strategy: AnyStrategy, named: dict[str, Tensor], scaler: GradScaler | None
+    group: dist.ProcessGroup,
+    strategy: AnyStrategy,
+    named: dict[str, Tensor],
+    scaler: GradScaler | None,
+    policy: Policy | None,
+    memory: Memory,
 ) -> None:
     """Check that all ranks mean the same: one small message, so that a mismatch is no hang later."""
-    mine = [repr(strategy), *(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named.items())]
-    told = agreed_on(scaler, strategy)
-    sums = torch.tensor([zlib.crc32(line.encode()) for line in (mine[0], "\n".join(mine[1:]), told)])
+    here = {
+        "version of tacit": f"payloads of format {FORMAT}",
+        "strategy": repr(strategy),
+        "model": "\n".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named.items()),
+        "compressor by its policy": "\n".join(_chosen(strategy, named, policy)),
+        "scaler": agreed_on(scaler, strategy),
+        "steps_per_epoch": repr(memory),
+    }
+    shown = {**here, "model": f"{len(named)} parameters", "compressor by its policy": "see the policy"}
+    sums = torch.tensor([zlib.crc32(line.encode()) for line in here.values()])
     all_ = [torch.empty_like(sums) for _ in range(group.size())]
     dist.all_gather(all_, sums, group=group)
-    here = (mine[0], f"{len(named)} parameters", told)
-    for column, what in enumerate(("strategy", "model", "scaler")):
+    for column, what in enumerate(here):
         different = [rank for rank, theirs in enumerate(all_) if theirs[column] != all_[0][column]]
         if different:
             raise AttachError(
                 f"ranks {different} attach another {what} than rank 0: give every rank the same one "
-                f"(here: {here[column]})"
+                f"(here: {shown[what]})"
             )
+
+
+def _chosen(strategy: AnyStrategy, named: dict[str, Tensor], policy: Policy | None) -> Iterator[str]:
+    """Which compressor each parameter came to, level by level."""
+    for level in strategy.levels:
+        choose = policy or exempting(level.compressor)
+        for name, p in named.items():
+            yield f"{name} {choice(name, p, choose)!r}"

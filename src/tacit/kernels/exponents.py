@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tacit.kernels.jit import fits32, path
 from tacit.kernels.layout import rows, strung, unstrung
+from tacit.kernels.payloads import expect_parts
 from tacit.kernels.philox import halves
 
 BLOCK = 512
@@ -45,6 +46,8 @@ def add_exponents_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Ten
     """Add `weight` times what each (exponents, bits) says to the flat `out`, in order; `fresh`: to zeros."""
     if out.is_meta:
         return
+    for payload in payloads:
+        check_exponents(payload, out.numel())
     if fits32(out):
         from tacit.kernels import carry
         from tacit.kernels.pointers import addresses
@@ -53,6 +56,12 @@ def add_exponents_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Ten
         carry.add(addresses(exponents), addresses(bits), weight, fresh, out.detach().numpy())
     else:
         add_exponents_torch_(payloads, weight, out, fresh)
+
+
+def check_exponents(payload: Sequence[Tensor], numel: int) -> None:
+    """Refuse a payload that is not of so many entries."""
+    signs = ("signs", -(-numel // 8), torch.uint8)
+    expect_parts(payload, numel, ("exponents", numel, torch.uint8), signs)
 
 
 # ---- the reference ------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from tacit.kernels.jit import fits32, path
-from tacit.kernels.layout import rows
+from tacit.kernels.layout import buckets, rows
 from tacit.kernels.levels import inverse_of, largest_of
+from tacit.kernels.payloads import expect_parts
 
 BLOCK = 512
 """Entries that share a unit."""
@@ -58,6 +59,8 @@ def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, 
     """Add `weight` times what each (codes, units) says to the flat `out`, in order; `fresh`: to zeros."""
     if out.is_meta:
         return
+    for payload in payloads:
+        check_int8(payload, out.numel())
     if fits32(out):
         from tacit.kernels import rounding
         from tacit.kernels.pointers import addresses
@@ -66,6 +69,12 @@ def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, 
         rounding.add(addresses(codes), addresses(units), weight, fresh, out.detach().numpy())
     else:
         add_int8_torch_(payloads, weight, out, fresh)
+
+
+def check_int8(payload: Sequence[Tensor], numel: int) -> None:
+    """Refuse a payload that is not of so many entries."""
+    units = ("units", buckets(numel, BLOCK), torch.float32)
+    expect_parts(payload, numel, ("levels", numel, torch.uint8), units)
 
 
 # ---- the reference ------------------------------------------------------------------------------------

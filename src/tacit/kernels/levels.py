@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from tacit.kernels.jit import fits32, path
-from tacit.kernels.layout import code_bytes, group, lane_sums, rows, strung, unstrung
+from tacit.kernels.layout import buckets, code_bytes, group, lane_sums, rows, strung, unstrung
+from tacit.kernels.payloads import expect_parts
 from tacit.kernels.philox import halves
 
 BY_LARGEST, BY_NORM = 0.0, -1.0
@@ -61,6 +62,8 @@ def add_levels_(
     """Add `weight` times what each (codes, units) says to the flat `out`, in order; `fresh`: to zeros."""
     if out.is_meta:
         return
+    for payload in payloads:
+        check_levels(payload, bits, bucket, out.numel())
     if fits32(out):
         from tacit.kernels import quantize as fast
         from tacit.kernels.pointers import addresses
@@ -70,6 +73,12 @@ def add_levels_(
         fast.add(addresses(codes), addresses(units), bits, group(bits), bucket, weight, fresh, array)
     else:
         add_levels_torch_(payloads, bits, bucket, weight, out, fresh)
+
+
+def check_levels(payload: Sequence[Tensor], bits: int, bucket: int, numel: int) -> None:
+    """Refuse a payload that is not of so many entries."""
+    levels = ("levels", code_bytes(numel, bits), torch.uint8)
+    expect_parts(payload, numel, levels, ("units", buckets(numel, bucket), torch.float32))
 
 
 # ---- the reference ------------------------------------------------------------------------------------

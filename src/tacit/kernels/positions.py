@@ -11,8 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tacit.errors import TacitError
+from tacit.errors import PayloadError
 from tacit.kernels.jit import fits, path
+from tacit.kernels.payloads import expect
 
 BITMAP, INT32 = 0, 4
 """Ways of writing, by the whole bytes that each position takes; 1 and 2 are low and high parts."""
@@ -60,6 +61,7 @@ def unpack_positions(packed: Tensor, numel: int, k: int) -> Tensor:
     """The positions, int32."""
     if packed.is_meta:
         return packed.new_empty(k, dtype=torch.int32)
+    expect(packed, "positions", nbytes(numel, k), torch.uint8, numel)
     low = way(numel, k)
     if low == INT32 or not fits(packed):
         return unpack_positions_torch(packed, numel, k)
@@ -73,7 +75,11 @@ def scatter_add_(index: Tensor, values: Tensor, out: Tensor, weight: float = 1.0
     """Add `weight` times the values to `out` (flat) at the positions, of which none stands twice."""
     if out.is_meta:
         return
+    expect(values, "entries", index.numel(), out.dtype, out.numel())
     if not fits(values, out):
+        low, high = index.aminmax() if index.numel() else (index.new_zeros(()), index.new_zeros(()))
+        if int(low) < 0 or int(high) >= max(out.numel(), 1):
+            raise _outside(int(((index < 0) | (index >= out.numel())).sum()), out.numel())
         out.index_add_(0, index, values, alpha=weight)
         return
     from tacit.kernels.places import scatter
@@ -81,9 +87,13 @@ def scatter_add_(index: Tensor, values: Tensor, out: Tensor, weight: float = 1.0
     array = out.detach().numpy()
     outside = scatter(index.numpy(), values.numpy(), array.dtype.type(weight), array)
     if outside:
-        raise TacitError(
-            f"{outside} positions of a peer are not among {out.numel()} entries: it sent no such lot"
-        )
+        raise _outside(outside, out.numel())
+
+
+def _outside(count: int, numel: int) -> PayloadError:
+    return PayloadError(
+        f"{count} positions of a peer are not among {numel} entries: its payload is not of such a tensor"
+    )
 
 
 # ---- the reference, in plain torch --------------------------------------------------------------------
@@ -118,7 +128,7 @@ def unpack_positions_torch(packed: Tensor, numel: int, k: int) -> Tensor:
         return whole[whole >= 0]
     row = packed[low * k :]
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    places = ((row[:, None] >> shifts) & 1).view(-1).nonzero().view(-1)
+    places = ((row[:, None] >> shifts) & 1).view(-1).nonzero().view(-1)[:k]
     if low:
         places = (places - torch.arange(places.numel(), device=packed.device)) << 8 * low
     for byte in range(low):
