@@ -104,7 +104,8 @@ class FP8(OneShot):
         """(bytes, scale)."""
         dtype = _FORMATS[self.format]
         wire = ctx.scratch("wire", x, x.shape, torch.uint8)
-        scale = _largest(x).clamp(max=_HUGE).div(torch.finfo(dtype).max).float().view(1)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        scale = _largest(x).to(wide).clamp(max=_HUGE).div(torch.finfo(dtype).max).float().view(1)
         inverse = torch.where(scale >= _TINY, 1 / scale, 0.0)
         for start, stop in _pieces(x.numel()):
             wire[start:stop] = (x[start:stop] * inverse).to(dtype).view(torch.uint8)
@@ -125,9 +126,10 @@ class FP8(OneShot):
         """Widen and add, a piece at a time."""
         self.check(payload, out)
         wire, scale = payload
-        factor = scale.to(out.dtype) * weight
+        wide = torch.promote_types(out.dtype, torch.float32)
+        factor = scale.to(wide) * weight
         for start, stop in _pieces(out.numel()):
-            out[start:stop] += wire[start:stop].view(_FORMATS[self.format]).to(out.dtype).mul_(factor)
+            out[start:stop] += wire[start:stop].view(_FORMATS[self.format]).to(wide).mul_(factor)
 
     def sent(self, payload: Payload, x: Tensor) -> Sent:
         """The bytes, widened if somebody asks."""
