@@ -14,7 +14,7 @@ TINY = 2.0**-126
 MOST = 126
 """2^126 and its inverse are numbers of fp32."""
 DEPENDENT = 1e-6
-"""A row of which only this share of its length is left depends on those before it."""
+"""A row of which only this share of its length is left depends on those before it; of half types, more."""
 
 
 def warm_up() -> None:
@@ -78,15 +78,17 @@ def scale_torch_(q: Tensor, lengths: Sequence[int], rank: int) -> None:
 
 def orthogonalize_torch_(p: Tensor, lengths: Sequence[int], rank: int) -> None:
     """The reference: `orthogonalize_` in plain torch, equal but for rounding."""
+    kind = torch.finfo(p.dtype)
+    least, dependent = max(TINY, kind.smallest_normal), max(DEPENDENT, 2 * kind.eps)
     for basis in _matrices(p, lengths, rank):
         for i, row in enumerate(basis if basis.numel() else ()):
             scale = row.abs().amax()
-            row.mul_(torch.where(scale >= TINY, 1 / scale, 0))
+            row.mul_(torch.where(scale >= least, 1 / scale, 0))
             norm = rest = torch.linalg.vector_norm(row)
             for _ in range(2 if i else 0):
                 row.addmv_(basis[:i].t(), basis[:i] @ row, alpha=-1)
                 rest = torch.linalg.vector_norm(row)
-            row.mul_(torch.where(rest > DEPENDENT * norm, 1 / rest, 0))
+            row.mul_(torch.where(rest > dependent * norm, 1 / rest, 0))
 
 
 def _matrices(flat: Tensor, lengths: Sequence[int], rank: int) -> Iterator[Tensor]:
