@@ -825,10 +825,11 @@ def ranks_with_other_epochs_are_refused() -> None:
 
 @check
 def ranks_of_other_formats_are_refused() -> None:
-    from tacit.doors import attach
+    import sys
 
-    model, ours = wrapped(), attach.FORMAT
-    attach.FORMAT = ours + (dist.get_rank() == 1)
+    attaching, model = sys.modules["tacit.doors.attach"], wrapped()
+    ours = attaching.FORMAT
+    attaching.FORMAT = ours + (dist.get_rank() == 1)
     try:
         raises(
             tacit.AttachError,
@@ -836,7 +837,7 @@ def ranks_of_other_formats_are_refused() -> None:
             "ranks [1] attach another version of tacit than rank 0",
         )
     finally:
-        attach.FORMAT = ours
+        attaching.FORMAT = ours
 
 
 @check
