@@ -40,6 +40,11 @@ class Natural(OneShot):
         """Exponents, and signs."""
         check_exponents(payload, out.numel())
 
+    def extreme(self, payload: Payload) -> bool:
+        """As the exponents show."""
+        exponents = payload[0]
+        return bool(exponents.numel()) and int(exponents.max()) >= 127 + 100
+
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Signed powers of two."""
         add_exponents_([payload], 1.0, out, fresh=True)

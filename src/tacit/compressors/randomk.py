@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.compressors import ratio
-from tacit.contracts import Compressor, Context, Exchange, Mean, Outcome, Sparse, State
+from tacit.contracts import Compressor, Context, Exchange, Mean, Outcome, Sparse, State, refuse_overflow
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class RandomK(Compressor):
         values = x[index]
         if self.unbiased:
             values *= x.numel() / index.numel()
+        refuse_overflow(values, ctx)
         sent = Sparse(index, values.clone())
         (mean,) = yield Mean((values,))
         ctx.out.zero_().index_copy_(0, index, mean)

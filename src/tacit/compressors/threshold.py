@@ -11,7 +11,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.compressors import ratio
 from tacit.compressors.entries import Entries
-from tacit.contracts import Context, Payload
+from tacit.contracts import Context, Payload, refuse_overflow
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.select import Chosen, Room, select_above
 from tacit.kernels.signs import add_signs_, blocks, encode_signs
@@ -55,6 +55,7 @@ class Threshold(Entries):
 
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
         """Signs."""
+        refuse_overflow(values, ctx)  # the largest are among them, and signs do not show how large
         bits = ctx.scratch("signs", values, (_bytes(most),), torch.uint8)
         means = ctx.scratch("means", values, (blocks(most),), torch.float32)
         bits.zero_()

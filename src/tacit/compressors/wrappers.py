@@ -21,6 +21,7 @@ from tacit.contracts import (
     Sent,
     State,
     lasting,
+    refuse_overflow,
 )
 from tacit.errors import ConfigError
 from tacit.exchanges import fuse
@@ -104,6 +105,8 @@ class ErrorFeedback(Wrapper):
             mean, sent = yield Reduce(self.inner, x, inside, state["residual"], owed)
             return Outcome(mean, sent, {**state, "residual": owed})
         torch.add(x, state["residual"], out=owed)
+        if self.inner.swallows:
+            refuse_overflow(owed, ctx)
         done = yield from self.inner.exchange(owed, inner_state(state, "inner"), ctx.inside("inner"))
         done.sent.take_from_(owed)
         sent = lasting(done.sent, x, state["residual"], owed)
@@ -193,6 +196,11 @@ class Select(Compressor):
             inside = ctx.inside(f"part{i}", out=mean, of=part.numel / x.numel())
             talks.append(part.compressor.exchange(piece, inner_state(state, f"part{i}"), inside))
         main, *others = yield from fuse(talks)
+        for mine, done in zip(
+            (self.main, *(part.compressor for part in self.parts)), (main, *others), strict=True
+        ):
+            if self.swallows and not mine.swallows:
+                refuse_overflow(done.mean, ctx)  # the mean of all is not looked at
         for part, other in zip(self.parts, others, strict=True):
             _put(other.mean, part.spans, main.mean)
         self._clear(main.state, x.shape)

@@ -138,10 +138,22 @@ def checked(model: object, optimizers: Sequence[Optimizer], strategy: AnyStrateg
                     f"{name} is on {p.device}: only parameters on the CPU (Gloo) are supported as yet. Use "
                     "'ddp', which leaves DDP as it is"
                 )
-            if not p.is_floating_point():
-                raise AttachError(f"{name} is {p.dtype}: only real floating-point parameters are supported")
+            if p.dtype not in _TYPES:
+                raise AttachError(
+                    f"{name} is {p.dtype}: only parameters of float32, float64, float16 and bfloat16 are "
+                    f"supported. {_instead(p)}, or use 'ddp', which leaves DDP as it is"
+                )
     _check_optimizers(named, optimizers)
     return named
+
+
+_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def _instead(p: Tensor) -> str:
+    if p.is_complex():
+        return "Keep it as a real parameter, torch.view_as_real(p), and view it as complex in forward"
+    return "Keep it as float32, and convert it in forward"
 
 
 def _check_optimizers(named: dict[str, Tensor], optimizers: Sequence[Optimizer]) -> None:
