@@ -788,6 +788,23 @@ def what_does_not_fit_is_refused() -> None:
 
 
 @check
+def a_complex_parameter_is_refused() -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+
+    model = DDP(Complex())
+    for algorithm in ("dense", "topk"):
+        raises(
+            tacit.AttachError,
+            lambda algorithm=algorithm: tacit.attach(model, sgd(model), algorithm),
+            "phase is torch.complex64: only parameters of float32, float64, float16 and bfloat16 are "
+            "supported. Keep it as a real parameter, torch.view_as_real(p)",
+        )
+
+
+@check
 def ranks_that_mean_different_things_are_refused() -> None:
     model = wrapped()
     mine = "topk" if dist.get_rank() == 1 else "dense"
