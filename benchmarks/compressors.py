@@ -8,7 +8,7 @@
 A row is a compressor and a task: encode; encode with error feedback (add what is owed, encode, keep the
 rest); decode and add up the payloads of four peers; of sparse ones, scatter four alone, with
 positions already unpacked and nothing to zero. PowerSGD is held against the arithmetic of torch's own hook on
-the same matrices, and its bar is that. Each row is timed in blocks with `copy_` between them,
+the same matrices (`lowrank.py`), and its bar is that. Each row is timed in blocks with `copy_` between them,
 and then three times in plain torch, at three sizes: 25 million entries and 9.2 million (a large and a
 middling lot), and 270 thousand (one that stays in the second-level cache). The clock is the thread's own
 processor time, so that being interrupted does not count.
@@ -42,14 +42,13 @@ from tacit.compressors import (
     MajoritySign,
     Natural,
     OneBit,
-    PowerSGD,
     Sign,
     TernGrad,
     Threshold,
     TopK,
 )
 from tacit.contracts import Compressor, Context, OneShot, Payload, Reduce
-from tacit.kernels import jit
+from tacit.kernels import pick
 from tacit.kernels.positions import scatter_add_, unpack_positions
 
 SIZES = (25_000_000, 9_200_000, 270_000)
@@ -67,14 +66,12 @@ class Row:
     Attributes:
         large: the bar, in copies of the tensor, for tensors that fill no cache; None: not promised.
         small: the bar for small tensors; None: that for large ones.
-        torchs: whether the bar is what torch takes.
     """
 
     codec: Compressor
     task: Task
     large: float | None = None
     small: float | None = None
-    torchs: bool = False
 
     def bar(self, numel: int) -> float | None:
         """The bar at this size."""
@@ -111,7 +108,6 @@ ROWS: Mapping[str, Row] = {
     "topk 1%, scatter 4": Row(TopK(ratio=0.01), "scatter 4", 1.25),
     "stc 1% + EF": Row(TopK(ratio=0.01, values=Sign()), "encode + EF"),
     "threshold 1% + EF": Row(Threshold(tau=2.6, capacity=0.02), "encode + EF"),
-    "powersgd rank 4": Row(PowerSGD(rank=4), "exchange", torchs=True),
 }
 
 
@@ -138,8 +134,6 @@ class Scratch:
 def prepared(row: Row, x: Tensor) -> Callable[[], object]:
     """The row's task on `x`, ready to be called again and again."""
     out = torch.empty_like(x)
-    if isinstance(row.codec, PowerSGD):
-        return lowrank.ours(x, row.codec.rank, _context(out, 0))
     assert isinstance(row.codec, OneShot)
     if row.task in ("decode 4", "scatter 4"):
         # Peers say different things: entries that all of them choose would be in the cache by the second.
@@ -181,11 +175,11 @@ def _context(out: Tensor, rank: int) -> Context:
 @contextmanager
 def plain() -> Iterator[None]:
     """The kernels' versions in plain torch."""
-    path, jit.path = jit.path, lambda: "torch"  # type: ignore[assignment]
+    path, pick.path = pick.path, lambda device="cpu": "torch"  # type: ignore[assignment]
     try:
         yield
     finally:
-        jit.path = path
+        pick.path = path
 
 
 def measure(name: str, numel: int, blocks: int) -> dict[str, object]:
@@ -199,8 +193,6 @@ def measure(name: str, numel: int, blocks: int) -> dict[str, object]:
         with plain():
             task()
 
-    if isinstance(row.codec, PowerSGD):
-        plainly = lowrank.torchs(x, row.codec.rank)  # type: ignore[assignment]
     often = max(1, 2_000_000 // numel)
     copy = Arm(lambda: target.copy_(x), 4 * often, 1)
     seconds = interleave({"copy": copy, "ours": Arm(task, 2 * often, 1)}, blocks, lambda: None, thread_time)
@@ -208,7 +200,7 @@ def measure(name: str, numel: int, blocks: int) -> dict[str, object]:
     multiple = paired_ratio(seconds["ours"], seconds["copy"])
     least = min(a / b for a, b in zip(seconds["ours"], seconds["copy"], strict=True))
     torchs = paired_ratio(slow["torch"], slow["copy"])
-    bar = torchs["median"] if row.torchs else row.bar(numel)
+    bar = row.bar(numel)
     return {
         "row": name,
         "task": row.task,
@@ -251,28 +243,34 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer blocks: about 1 minute")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-compressors.json")
-    parser.add_argument("--only", action="append", choices=ROWS, help="one row alone; may be repeated")
+    parser.add_argument(
+        "--only", action="append", choices=[*ROWS, lowrank.NAME], help="one row alone; may be repeated"
+    )
     parser.add_argument("--bars", action="store_true", help="the rows that have a bar, and no others")
     parser.add_argument("--numel", type=int, action="append", help="another size; may be repeated")
     options = parser.parse_args()
     torch.set_num_threads(1)
     out = sys.stderr if options.json else sys.stdout
     blocks = 5 if options.quick else 15
-    barred = [name for name, row in ROWS.items() if row.large or row.torchs or not options.bars]
-    names = options.only or barred
+    barred = [name for name, row in ROWS.items() if row.large or not options.bars]
+    names = [name for name in options.only or barred if name in ROWS]
     rows = [measure(name, numel, blocks) for name in names for numel in options.numel or SIZES]
+    low_rank = lowrank.measure(blocks) if lowrank.NAME in (options.only or [lowrank.NAME]) else []
     result = {
         "benchmark": "compressors",
         "quick": options.quick,
-        "kernels": jit.path(),
+        "kernels": pick.path(),
         "hardware": hardware(),
         "rows": rows,
+        "low_rank": low_rank,
     }
     machine = result["hardware"]
     assert isinstance(machine, dict)
     print("one thread of: " + ", ".join(f"{key} {value}" for key, value in machine.items()), file=out)
     print(table(rows), file=out)
-    missed = [f"{row['row']} at {row['numel']:,}" for row in rows if row["met"] is False]
+    if low_rank:
+        print(lowrank.table(low_rank), file=out)
+    missed = [f"{row['row']} at {row['numel']:,}" for row in (*rows, *low_rank) if row["met"] is False]
     print(f"missed: {', '.join(missed) or 'none'}", file=out)
     if options.save:
         print(f"saved {save('compressors', result)}", file=sys.stderr)

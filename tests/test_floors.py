@@ -7,7 +7,7 @@ import pytest
 
 SRC = Path(__file__).resolve().parent.parent / "src" / "tacit"
 FLOORS = [
-    {"errors", "contracts", "cluster", "records", "exchanges", "kernels", "ranges"},
+    {"errors", "contracts", "checks", "cluster", "records", "exchanges", "kernels", "ranges"},
     {
         "rounds",
         "compressors",
@@ -25,8 +25,9 @@ FLOORS = [
     {"recipes"},
     {"cli"},
 ]
-# On the lowest floor the words come first: everything may use the errors, exchanges speak in contracts.
-BENEATH = {"exchanges": {"contracts"}}
+# On the lowest floor the words come first: everything may use the errors, exchanges speak in contracts, and
+# a check knows what a compressor is.
+BENEATH = {"exchanges": {"contracts"}, "checks": {"contracts"}}
 FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names}
 MODULES = sorted(p for p in SRC.rglob("*.py") if p != SRC / "__init__.py")
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+
+from tacit.errors import Overflow
 
 WORLD = "world"
 """The axis that holds every replica."""
@@ -117,13 +119,20 @@ class Reduce:
         ctx = self.ctx.inside(part) if part else self.ctx
         x = self.x[start:stop]
         if self.residual is None or self.owed is None:
-            return self.codec.encode(x, ctx)
+            return self._checked(self.codec.encode(x, ctx), x)
         residual, owed = self.residual[start:stop], self.owed[start:stop]
         payload = self.codec.encode_owed(x, residual, owed, ctx)
         if payload is None:
             torch.add(x, residual, out=owed)
             payload = self.codec.encode(owed, ctx)
             self.codec.sent(payload, owed).take_from_(owed)
+        return self._checked(payload, owed)
+
+    def _checked(self, payload: Payload, given: Tensor) -> Payload:
+        """Nobody sees in the mean what a payload swallows: where there is cause, it is looked for here."""
+        if not given.is_meta and self.codec.swallows and self.codec.extreme(payload):
+            for tensor in (given, *(part for part in payload if part.is_floating_point())):
+                refuse_overflow(tensor, self.ctx)
         return payload
 
     def sent(self, payload: Payload) -> Sent:
@@ -263,6 +272,34 @@ class Remembered(Sent):
 def lasting(sent: Sent, x: Tensor, before: Tensor, after: Tensor) -> Sent:
     """`sent`, where it speaks of a tensor that has since become what is owed `after`."""
     return Remembered(x, before, after) if isinstance(sent, Everything | Rounded) else sent
+
+
+EXTREME = 2.0**100
+"""No training has magnitudes of 1e30: where a payload shows one, overflow is looked for, entry by entry."""
+
+
+def extreme(x: Tensor) -> bool:
+    """Whether it holds NaN, or a magnitude of 2^100 or more."""
+    if not x.numel():
+        return False
+    low, high = (float(each) for each in x.aminmax())
+    return not (low > -EXTREME and high < EXTREME)
+
+
+def refuse_overflow(x: Tensor, ctx: Context) -> None:
+    """Refuse NaN and infinity in what was made of finite entries.
+
+    Raises:
+        Overflow: names the lot.
+    """
+    if x.is_meta or bool(x.sum().isfinite()) or bool(x.isfinite().all()):
+        return
+    if ctx.word is None or not bool(ctx.word.any()):  # else a rank gave what is not finite, and says so
+        raise Overflow(
+            f"in the lot of {ctx.name}, in step {ctx.step}, finite entries became too large to be sent or "
+            f"owed: beyond {torch.finfo(x.dtype).max:.3g}, the largest {x.dtype}. Nothing of this step has "
+            "been applied or kept. Lower the learning rate, or put Clip around the compressor"
+        )
 
 
 class Outcome(NamedTuple):
@@ -483,8 +520,21 @@ class OneShot(Compressor):
         """
         return None
 
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """Refuse a payload whose parts are not of the sizes and types that `out` needs; O(1).
+
+        Raises:
+            PayloadError: says what is there, and what was expected.
+        """
+
+    def extreme(self, payload: Payload) -> bool:
+        """Whether the payload shows that an entry may be infinite, or soon; so that others need no look."""
+        return any(part.is_floating_point() and extreme(part) for part in payload)
+
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
         """Overwrite `out` with the mean of what the peers' payloads say, in rank order."""
+        for payload in payloads:
+            self.check(payload, out)
         out.zero_()
         for payload in payloads:
             self.decode_add_(payload, out, 1 / len(payloads))

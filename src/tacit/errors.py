@@ -4,6 +4,8 @@ TacitError
 ├── ConfigError (also a ValueError)   what the user gave cannot be: an unknown name, a value out of range
 ├── AttachError (also a ValueError)   the model, the optimizer or the process group does not fit the strategy
 ├── CheckpointError (also a ValueError)  a saved state does not fit, or is not whole
+├── Overflow                          finite entries became too large to be sent, or owed
+├── PayloadError                      a peer's payload is not one that this rank's compressor would send
 ├── TestbedError                      the emulated cluster could not be built, or its programs failed
 └── RoundError                        a round of communication failed
     ├── PeerLost                      a rank died, or did not answer within the time-out
@@ -20,6 +22,8 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "NonFinite",
+    "Overflow",
+    "PayloadError",
     "PeerLost",
     "RoundError",
     "TacitError",
@@ -42,6 +46,20 @@ class AttachError(TacitError, ValueError):
 
 class CheckpointError(TacitError, ValueError):
     """A saved state does not fit the session, or is not whole; nothing was changed."""
+
+
+class Overflow(TacitError):
+    """Finite entries became infinite where they were added to what is owed, rounded, or averaged.
+
+    It is an error of one rank, which tells the others: there it comes as the reason of a `PeerLost`.
+    """
+
+
+class PayloadError(TacitError):
+    """A payload has another size or type than this rank's compressor sends, or positions beyond the tensor.
+
+    It is an error of one rank, which tells the others: there it comes as the reason of a `PeerLost`.
+    """
 
 
 class TestbedError(TacitError):

@@ -191,8 +191,10 @@ def _joined_answer(wish: _Joins, by_peer: list[Payload]) -> Any:
         return by_peer
     # In rank order on every rank, so that all of them round alike.
     for out, *peers in zip(wish.payload, *by_peer, strict=True):
-        total = peers[0].to(torch.promote_types(out.dtype, torch.float32), copy=True)
+        # Divided before the sum, which might overflow, as every transport does.
+        kind = torch.promote_types(out.dtype, torch.float32)
+        total = peers[0].to(kind, copy=True).div_(len(by_peer))
         for peer in peers[1:]:
-            total.add_(peer)
-        out.copy_(total.div_(len(by_peer)))
+            total.add_(peer.to(kind, copy=True).div_(len(by_peer)))
+        out.copy_(total)
     return wish.payload

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from typing import Any, Literal, TypeAlias
 
+from tacit import checks
 from tacit.compressors.dense import Dense
 from tacit.contracts import WORLD, Compressor, Merge, Overlap, Rounds, Topology
 from tacit.errors import ConfigError, unknown
@@ -18,6 +19,10 @@ from tacit.rounds import Every, EveryStep, Until
 from tacit.topologies.auto import Auto
 
 Subject = Literal["nothing", "gradient", "progress"]
+
+
+_KINDS = {"rounds": Rounds, "topology": Topology, "overlap": Overlap, "merge": Merge}
+_EXAMPLE = {"rounds": "Every(8)", "topology": "Flat()", "overlap": "Bucketwise()", "merge": "Average()"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,14 @@ class Strategy:
     name: str = field(default="custom", compare=False)
 
     def __post_init__(self) -> None:
+        checks.word("subject", self.subject, ("nothing", "gradient", "progress"))
+        checks.compressor("compressor", self.compressor)
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is no {kind.__name__}: leave it out, or write a value "
+                    f"such as {_EXAMPLE[name]}"
+                )
         if self.subject == "gradient":
             self._check_gradient()
         if self.subject == "progress":

@@ -382,7 +382,7 @@ def test_diloco_is_torchfts(case: str, algorithm: str) -> None:
         (lambda: Every(True), "sync_every=True is not possible"),
         (lambda: Every(4, fragments=5), "fragments=5 cannot take turns within sync_every=4 steps"),
         (lambda: Every(4, fragments=0), "fragments=0 is not possible: write 1 or more parts"),
-        (lambda: parse("postlocal:start_step=0"), "stop=0 is not possible: write 1 or more steps"),
+        (lambda: parse("postlocal:start_step=0"), "start_step=0 is not a whole number, 1 or more"),
         (lambda: parse("streaming-diloco:sync_every=4,fragment_sync_delay=5"), "Delayed(steps=4) at most"),
         (lambda: Delayed(0), "steps=0) is not possible: write a whole number of 1 or more"),
         (lambda: OuterStep(lr=0.0), "lr=0.0 is not possible: write a number above 0"),

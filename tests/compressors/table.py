@@ -67,6 +67,7 @@ BIASES = ((0, 10), (500, 520))
 
 # 20 x 30 and 16 x 25 fill 1000 entries; rank 2: P has 36 rows and Q 55.
 MATRICES = (Matrix(0, 20, 30), Matrix(600, 16, 25))
+EVEN = (Matrix(0, 10, 20), Matrix(250, 10, 20), Matrix(500, 10, 20), Matrix(710, 5, 6), Matrix(750, 10, 20))
 LOW_RANK = PowerSGD(rank=2, matrices=MATRICES)
 
 TABLE = {
@@ -196,6 +197,14 @@ TABLE = {
         PowerSGD(rank=20, matrices=(Matrix(0, 20, 50),)),
         lambda p: ring(20 * 20 * 4)(p) + ring(50 * 20 * 4)(p),
         1.0,
+        rounding=1e-5,
+    ),
+    # Three of them at equal distances; the fourth too, but for what lies before it.
+    "powersgd + ef, equal matrices": Row(
+        ErrorFeedback(PowerSGD(rank=2, matrices=EVEN)),
+        lambda p: ring((40 + 5) * 2 * 4)(p) + ring((80 + 6) * 2 * 4)(p),
+        1.0,
+        conserves=True,
         rounding=1e-5,
     ),
     "powersgd + ef, vectors dense": Row(

@@ -84,7 +84,7 @@ def test_zeros_equals_and_denormals(x: Tensor) -> None:
 
 @pytest.mark.parametrize("tau", [0.0, -1.0, math.inf, math.nan])
 def test_a_threshold_that_is_none_is_refused(tau: float) -> None:
-    with pytest.raises(ConfigError, match="write a number above 0"):
+    with pytest.raises(ConfigError, match="is not a finite number above 0"):
         Threshold(tau=tau)
 
 

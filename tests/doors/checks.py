@@ -867,12 +867,73 @@ def what_does_not_fit_is_refused() -> None:
 
 
 @check
+def a_complex_parameter_is_refused() -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+
+    model = DDP(Complex())
+    for algorithm in ("dense", "topk"):
+        raises(
+            tacit.AttachError,
+            lambda algorithm=algorithm: tacit.attach(model, sgd(model), algorithm),
+            "phase is torch.complex64: only parameters of float32, float64, float16 and bfloat16 are "
+            "supported. Keep it as a real parameter, torch.view_as_real(p)",
+        )
+
+
+@check
 def ranks_that_mean_different_things_are_refused() -> None:
     model = wrapped()
     mine = "topk" if dist.get_rank() == 1 else "dense"
     raises(
         tacit.AttachError, lambda: tacit.attach(model, sgd(model), mine), "ranks [1] attach another strategy"
     )
+
+
+@check
+def ranks_whose_policies_differ_are_refused() -> None:
+    """Their payloads would be read as what they are not."""
+    model = wrapped()
+    odd = tacit.TopK(ratio=0.5) if dist.get_rank() == 1 else tacit.TopK(ratio=0.1)
+    raises(
+        tacit.AttachError,
+        lambda: tacit.attach(model, sgd(model), "dense", policy=lambda name, p: odd if p.dim() > 1 else None),
+        "ranks [1] attach another compressor by its policy than rank 0",
+    )
+    # What matters is what they come to, not what the functions are.
+    mine = {0: lambda name, p: None, 1: lambda *_: tacit.Dense()}[dist.get_rank() % 2]
+    with tacit.attach(model, sgd(model), "bf16", policy=mine):
+        pass
+
+
+@check
+def ranks_with_other_epochs_are_refused() -> None:
+    model = wrapped()
+    epoch = 5 + (dist.get_rank() == 1)
+    raises(
+        tacit.AttachError,
+        lambda: tacit.attach(model, sgd(model), "localsgd", steps_per_epoch=epoch),
+        "ranks [1] attach another steps_per_epoch than rank 0",
+    )
+
+
+@check
+def ranks_of_other_formats_are_refused() -> None:
+    import sys
+
+    attaching, model = sys.modules["tacit.doors.attach"], wrapped()
+    ours = attaching.FORMAT
+    attaching.FORMAT = ours + (dist.get_rank() == 1)
+    try:
+        raises(
+            tacit.AttachError,
+            lambda: tacit.attach(model, sgd(model), "dense"),
+            "ranks [1] attach another version of tacit than rank 0",
+        )
+    finally:
+        attaching.FORMAT = ours
 
 
 @check

@@ -20,6 +20,10 @@ rank = dist.get_rank()
 
 
 def go_wrong() -> None:
+    if fault == "overflows":
+        for p in model.parameters():
+            p.register_hook(lambda g: torch.full_like(g, 3e38))
+        return
     if fault == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "frozen":
@@ -37,6 +41,8 @@ try:
     optimizer = sgd(model)
     with tacit.attach(model, optimizer, algorithm):
         steps(model, optimizer, 5)
+        if fault == "overflows":  # in what is owed, and nowhere else: the parameters stay
+            optimizer.param_groups[0]["lr"] = 0.0
         start = time.monotonic()
         if rank == 1:
             go_wrong()

@@ -9,6 +9,7 @@ SAYS = {
     "killed": "rank 1 did not answer in round 5: gone or frozen",
     "frozen": "rank 1 did not answer in round 5: gone or frozen",
     "raises": "rank 1 has left in round 5: ValueError: a bad batch",
+    "overflows": "finite entries became too large to be sent or owed",
     "interrupted": "rank 1 has left in round 5: KeyboardInterrupt",
 }
 
@@ -19,6 +20,7 @@ SAYS = {
         ("killed", "topk"),
         ("frozen", "topk"),
         ("raises", "topk"),
+        ("overflows", "topk"),
         ("killed", "dense"),
         ("frozen", "ddp"),
         ("raises", "localsgd:sync_every=1"),

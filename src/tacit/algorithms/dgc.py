@@ -61,15 +61,14 @@ def dgc(
 
 
 def _warmed_up(corrected: Callable[[float], Compressor], ratio: float, steps: int) -> Compressor:
-    if steps < 0 or 0 < steps < len(WARMUP):
+    after = corrected(ratio)
+    if type(steps) is not int or steps < 0 or 0 < steps < len(WARMUP):
         raise ConfigError(
-            f"warmup_steps={steps} cannot be cut into {len(WARMUP)} phases: write how many steps the whole "
+            f"warmup_steps={steps!r} cannot be cut into {len(WARMUP)} phases: write how many steps the whole "
             "warm-up takes, such as 4 * len(loader), or 0 for none"
         )
     if not steps:
-        return corrected(ratio)
+        return after
     cuts = [steps * i // len(WARMUP) for i in range(len(WARMUP) + 1)]
     phases = zip(pairwise(cuts), WARMUP, strict=True)
-    return Phases(
-        tuple((stop - start, corrected(max(ratio, each))) for (start, stop), each in phases), corrected(ratio)
-    )
+    return Phases(tuple((stop - start, corrected(max(ratio, each))) for (start, stop), each in phases), after)

@@ -20,6 +20,7 @@ take the mean of the replicas as they are, without an outer step.
 
 from __future__ import annotations
 
+from tacit import checks
 from tacit.compressors.cast import BF16
 from tacit.compressors.dense import Dense
 from tacit.compressors.qsgd import QSGD
@@ -35,6 +36,7 @@ def diloco(
     sync_every: int = 32, outer_lr: float = 0.7, outer_momentum: float = 0.9, bits: int = 32
 ) -> Strategy:
     """An outer SGD with Nesterov momentum steps by the mean progress of `sync_every` inner steps."""
+    _check(outer_lr, outer_momentum)
     return Strategy(
         subject="progress",
         rounds=Every(sync_every),
@@ -54,6 +56,11 @@ def streaming_diloco(
     bits: int = 4,
 ) -> Strategy:
     """DiLoCo in fragments that take turns, and land `fragment_sync_delay` steps late."""
+    _check(outer_lr, outer_momentum)
+    hint = "write 5, or 0 for fragments that land at once"
+    checks.whole("fragment_sync_delay", fragment_sync_delay, 0, None, hint)
+    hint = "it is how much a replica keeps of its own; write 0.5"
+    checks.real("fragment_update_alpha", fragment_update_alpha, hint, least=0, below=1)
     return Strategy(
         subject="progress",
         rounds=Every(sync_every, fragments),
@@ -64,7 +71,13 @@ def streaming_diloco(
     )
 
 
+def _check(outer_lr: float, outer_momentum: float) -> None:
+    checks.real("outer_lr", outer_lr, "write 0.7", above=0)
+    checks.real("outer_momentum", outer_momentum, "write 0.9, or 0 for none", least=0, below=1)
+
+
 def _of(bits: int) -> Compressor:
+    checks.whole("bits", bits, 2, 32, "write 32 (fp32), 16 (bf16), or 2 to 8 (QSGD)")
     if bits == 32:
         return Dense()
     if bits == 16:

@@ -12,6 +12,7 @@ What travels is x_r - z, so that any compressor may take it.
 
 from __future__ import annotations
 
+from tacit import checks
 from tacit.merges import OuterStep
 from tacit.overlap import Delayed
 from tacit.rounds import Every
@@ -20,6 +21,8 @@ from tacit.strategy import Strategy
 
 def overlap_localsgd(sync_every: int = 8, alpha: float = 0.6, momentum: float = 0.7) -> Strategy:
     """Replicas are pulled to an anchor that is averaged while they train on."""
+    checks.whole("sync_every", sync_every, 1, None, "write 1 or more steps, 8 are usual")
+    checks.real("alpha", alpha, "how far a replica is pulled; write 0.6", above=0, most=1)
     return Strategy(
         subject="progress",
         rounds=Every(sync_every),

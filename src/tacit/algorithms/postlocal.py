@@ -11,6 +11,7 @@ travels after it is progress, as in `localsgd`; floating-point buffers travel wi
 
 from __future__ import annotations
 
+from tacit import checks
 from tacit.merges import Average
 from tacit.rounds import Every, Until
 from tacit.strategy import Levels, Strategy
@@ -18,6 +19,8 @@ from tacit.strategy import Levels, Strategy
 
 def postlocal(start_step: int = 50, sync_every: int = 8) -> Levels:
     """Synchronous up to `start_step`; from then on the replicas are averaged every `sync_every` steps."""
+    hint = "so many steps are synchronous; write 50, or localsgd for none"
+    checks.whole("start_step", start_step, 1, None, hint)
     near = Strategy(rounds=Until(start_step), name="synchronous")
     far = Strategy(
         subject="progress",

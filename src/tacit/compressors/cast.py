@@ -9,8 +9,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.contracts import Context, Decoded, OneShot, Payload, Rounded, Sent
-from tacit.errors import unknown
+from tacit.kernels.payloads import expect_parts
 
 PIECE = 1 << 14
 """Entries that are widened at a time: they stay in the second-level cache."""
@@ -34,12 +35,18 @@ class Cast(OneShot):
         wire.copy_(x)
         return (wire,)
 
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """n entries of the type."""
+        expect_parts(payload, out.numel(), ("entries", out.numel(), self.dtype))
+
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Widen."""
+        self.check(payload, out)
         out.copy_(payload[0])
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Widen and add in one pass."""
+        self.check(payload, out)
         for start, stop in _pieces(out.numel()):  # of mixed types torch would widen all of it at once
             out[start:stop].add_(payload[0][start:stop].to(out.dtype), alpha=weight)
 
@@ -88,8 +95,7 @@ class FP8(OneShot):
     additive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.format not in _FORMATS:
-            raise unknown("format", self.format, _FORMATS)
+        checks.word("format", self.format, tuple(_FORMATS))
 
     def exempts(self, shape: torch.Size) -> bool:
         """Biases and norms live on another scale than weights: they stay dense."""
@@ -99,23 +105,32 @@ class FP8(OneShot):
         """(bytes, scale)."""
         dtype = _FORMATS[self.format]
         wire = ctx.scratch("wire", x, x.shape, torch.uint8)
-        scale = _largest(x).clamp(max=_HUGE).div(torch.finfo(dtype).max).float().view(1)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        scale = _largest(x).to(wide).clamp(max=_HUGE).div(torch.finfo(dtype).max).float().view(1)
         inverse = torch.where(scale >= _TINY, 1 / scale, 0.0)
         for start, stop in _pieces(x.numel()):
             wire[start:stop] = (x[start:stop] * inverse).to(dtype).view(torch.uint8)
         return wire, scale
 
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """n bytes, and a scale."""
+        bytes_ = ("bytes", out.numel(), torch.uint8)
+        expect_parts(payload, out.numel(), bytes_, ("scale", 1, torch.float32))
+
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Widen, times the scale."""
+        self.check(payload, out)
         out.zero_()
         self.decode_add_(payload, out, 1.0)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Widen and add, a piece at a time."""
+        self.check(payload, out)
         wire, scale = payload
-        factor = scale.to(out.dtype) * weight
+        wide = torch.promote_types(out.dtype, torch.float32)
+        factor = scale.to(wide) * weight
         for start, stop in _pieces(out.numel()):
-            out[start:stop] += wire[start:stop].view(_FORMATS[self.format]).to(out.dtype).mul_(factor)
+            out[start:stop] += wire[start:stop].view(_FORMATS[self.format]).to(wide).mul_(factor)
 
     def sent(self, payload: Payload, x: Tensor) -> Sent:
         """The bytes, widened if somebody asks."""

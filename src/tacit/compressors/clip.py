@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
 from tacit.contracts import Context, Exchange, Sent, State
-from tacit.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,9 @@ class Clip(Wrapper):
     max_norm: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.max_norm < math.inf:
-            raise ConfigError(
-                f"max_norm={self.max_norm} is no length to clip to: write a number above 0, such as 1.0; "
-                "not to clip, leave Clip out"
-            )
+        super().__post_init__()
+        hint = "it is the length to clip to; write 1.0, or leave Clip out not to clip"
+        checks.real("max_norm", self.max_norm, hint, above=0)
 
     def init(self, like: Tensor) -> State:
         """That of the one inside."""

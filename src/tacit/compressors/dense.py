@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Context, Everything, OneShot, Payload, Sent
+from tacit.kernels.payloads import expect_parts
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,19 @@ class Dense(OneShot):
             ctx.out.copy_(x)
         return (ctx.out,)
 
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """n entries, of their type."""
+        expect_parts(payload, out.numel(), ("entries", out.numel(), out.dtype))
+
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Nothing to do where the mean is in place already."""
+        self.check(payload, out)
         if payload[0] is not out:
             out.copy_(payload[0])
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """One pass."""
+        self.check(payload, out)
         out.add_(payload[0], alpha=weight)
 
     def sent(self, payload: Payload, x: Tensor) -> Sent:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
+from tacit.kernels.payloads import expect, expect_parts
 from tacit.kernels.positions import clear_, nbytes, pack_positions, scatter_add_, unpack_positions
 from tacit.kernels.rooms import room
 from tacit.kernels.select import Chosen, Room, room_for
@@ -67,20 +68,36 @@ class Entries(OneShot):
         """Whether the chosen entries arrive as they are."""
         return False
 
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """Positions in as many bytes as they take; where entries go as they are, their number too."""
+        numel, most = out.numel(), self.most(out.numel())
+        positions = ("positions", nbytes(numel, most), torch.uint8)
+        expect_parts(payload[-1:], numel, positions)
+        if self.exact:
+            expect_parts(payload, numel, ("entries", most, out.dtype), positions)
+
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Zeros, with those entries."""
+        index, entries, weight = self._decoded(payload, out, 1.0)
         out.zero_()
-        self.decode_add_(payload, out, 1.0)
+        scatter_add_(index, entries, out, weight)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Scatter-add; touches those entries only."""
+        index, entries, weight = self._decoded(payload, out, weight)
+        scatter_add_(index, entries, out, weight)
+
+    def _decoded(self, payload: Payload, out: Tensor, weight: float) -> tuple[Tensor, Tensor, float]:
+        """Positions, what stands there, and what to multiply it by."""
+        self.check(payload, out)
         *written, packed = payload
         index = _positions(packed, out.numel(), self.most(out.numel()))
-        if self.exact:
-            scatter_add_(index, written[0], out, weight)
-        else:
+        if not self.exact:
             like = room("like", index.numel(), out.dtype, out.device)
-            scatter_add_(index, self.read(tuple(written), like, weight), out)
+            return index, self.read(tuple(written), like, weight), 1.0
+        if not out.is_meta:
+            expect(written[0], "entries", index.numel(), out.dtype, out.numel())
+        return index, written[0], weight
 
     def sent(self, payload: Payload, x: Tensor) -> Sent:
         """The chosen entries, as peers read them."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
-from tacit.kernels.int8 import BLOCK, add_int8_, encode_int8, encode_int8_owed
+from tacit.kernels.int8 import BLOCK, add_int8_, check_int8, encode_int8, encode_int8_owed
 from tacit.kernels.layout import buckets
 
 
@@ -45,6 +45,10 @@ class Int8(OneShot):
     def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         codes = ctx.scratch("codes", x, x.shape, torch.uint8)
         return codes, ctx.scratch("units", x, (buckets(x.numel(), BLOCK),), torch.float32)
+
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """Levels, and units."""
+        check_int8(payload, out.numel())
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Levels times units."""

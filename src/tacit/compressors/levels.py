@@ -12,15 +12,15 @@ from torch import Tensor
 from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
 from tacit.errors import ConfigError
 from tacit.kernels.layout import buckets, code_bytes
-from tacit.kernels.levels import add_levels_, quantize
+from tacit.kernels.levels import add_levels_, check_levels, quantize
 
 
 def check_bucket(bucket: int) -> None:
     """Raise a `ConfigError` unless `bucket` is a power of two from 64 to 65536."""
-    if not (64 <= bucket <= 1 << 16 and bucket & (bucket - 1) == 0):
+    if not (type(bucket) is int and 64 <= bucket <= 1 << 16 and bucket & (bucket - 1) == 0):
         raise ConfigError(
-            f"bucket={bucket} is not a power of two from 64 to 65536: it is the number of entries that share "
-            "a scale; write 512"
+            f"bucket={bucket!r} is not a power of two from 64 to 65536: it is the number of entries that "
+            "share a scale; write 512"
         )
 
 
@@ -51,6 +51,10 @@ class Levels(OneShot):
         units = ctx.scratch("units", x, (buckets(x.numel(), self.bucket),), torch.float32)
         quantize(x, self.width, self.bucket, self.top, ctx.draw("levels", ctx.rank), codes, units)
         return codes, units
+
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """Levels, and units."""
+        check_levels(payload, self.width, self.bucket, out.numel())
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Levels times units."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
+from tacit.kernels.payloads import expect_parts
 from tacit.kernels.signs import Values, add_signs_, blocks, encode_signs
 
 
@@ -38,16 +39,24 @@ class MajoritySign(OneShot):
         encode_signs(x, bits, ctx.scratch("means", x, (blocks(x.numel()),), torch.float32), None)
         return (bits,)
 
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """Signs alone."""
+        expect_parts(payload, out.numel(), ("signs", -(-out.numel() // 8), torch.uint8))
+
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """A vote alone: 1 or -1."""
+        self.check(payload, out)
         add_signs_([_vote(payload)], 1.0, out, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Add a vote."""
+        self.check(payload, out)
         add_signs_([_vote(payload)], weight, out, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
         """Count the votes, and keep the sign."""
+        for payload in payloads:
+            self.check(payload, out)
         add_signs_([_vote(payload) for payload in payloads], 1.0, out, fresh=True)
         out.sign_()
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.compressors.dense import Dense
 from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
 from tacit.contracts import Compressor, Context, Everything, Exchange, Momentum, Remembered, Rounded, State
-from tacit.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class MomentumCorrection(Wrapper):
     masking: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.momentum < 1:
-            raise ConfigError(
-                f"momentum={self.momentum} is not in (0, 1): write SGD's, such as 0.9; for no momentum leave "
-                "MomentumCorrection out"
-            )
+        super().__post_init__()
+        hint = "write SGD's, such as 0.9; for no momentum leave MomentumCorrection out"
+        checks.real("momentum", self.momentum, hint, above=0, below=1)
+        checks.flag("nesterov", self.nesterov)
+        checks.flag("masking", self.masking)
 
     @property
     def takes_momentum(self) -> Momentum | None:

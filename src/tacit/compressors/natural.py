@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
-from tacit.kernels.exponents import add_exponents_, encode_exponents
+from tacit.kernels.exponents import add_exponents_, check_exponents, encode_exponents
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,15 @@ class Natural(OneShot):
         bits = ctx.scratch("bits", x, (-(-x.numel() // 8),), torch.uint8)
         encode_exponents(x, ctx.draw("natural", ctx.rank), exponents, bits)
         return exponents, bits
+
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """Exponents, and signs."""
+        check_exponents(payload, out.numel())
+
+    def extreme(self, payload: Payload) -> bool:
+        """As the exponents show."""
+        exponents = payload[0]
+        return bool(exponents.numel()) and int(exponents.max()) >= 127 + 100
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Signed powers of two."""

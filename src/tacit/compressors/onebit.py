@@ -22,6 +22,11 @@ class OneBit(Signed):
     entries, not for each column of a matrix.
     """
 
+    def parts(self, numel: int) -> tuple[tuple[str, int, torch.dtype], ...]:
+        """Signs, and two means a block."""
+        means = blocks(numel), torch.float32
+        return ("signs", -(-numel // 8), torch.uint8), ("high means", *means), ("low means", *means)
+
     def encode(self, x: Tensor, ctx: Context) -> Payload:
         """(packed signs, means of what is not negative, means of what is)."""
         bits, highs, lows = self._buffers(x, ctx)

@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.contracts import Compressor, Context, Exchange, Matrix, Momentum, Spoken, State
 from tacit.errors import ConfigError
 
@@ -28,12 +29,18 @@ class Phases(Compressor):
     then: Compressor
 
     def __post_init__(self) -> None:
+        checks.compressor("then", self.then)
+        if not isinstance(self.phases, tuple) or any(
+            not isinstance(each, tuple) or len(each) != 2 for each in self.phases
+        ):
+            raise ConfigError(
+                f"phases={self.phases!r} is no tuple of (steps, compressor): write "
+                "((1000, ErrorFeedback(TopK(ratio=0.1))),), with a comma behind a single one"
+            )
         for steps, compressor in self.phases:
-            if steps < 1:
-                raise ConfigError(
-                    f"a phase of {steps} steps with {compressor} never comes: write 1 or more, or "
-                    "leave it out"
-                )
+            checks.compressor("phases", compressor)
+            hint = f"write 1 or more steps with {compressor}, or leave the phase out"
+            checks.whole("phases: steps", steps, 1, None, hint)
             if compressor.takes_momentum != self.then.takes_momentum:
                 raise ConfigError(
                     f"{compressor} and {self.then} disagree about momentum, which the optimizer has or has "

@@ -5,13 +5,39 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.contracts import Compressor, Context, Exchange, Matrix, Mean, Outcome, Sent, State
 from tacit.errors import ConfigError
+from tacit.kernels.orthogonal import orthogonalize_, scale_
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Matrices of one shape at equal distances.
+
+    Attributes:
+        first: where the first one begins in x, its P in p and its Q in q.
+        step: how far it is to the next, in each.
+    """
+
+    shape: tuple[int, int]
+    first: tuple[int, int, int]
+    step: tuple[int, int, int] = (0, 0, 0)
+    count: int = 1
+
+    def and_at(self, place: tuple[int, int, int]) -> _Batch | None:
+        """With one more; None where that one is elsewhere."""
+        x, p, q = (at - first for at, first in zip(place, self.first, strict=True))
+        step = (x, p, q) if self.count == 1 else self.step
+        if tuple(self.count * each for each in step) != (x, p, q):
+            return None
+        return replace(self, step=step, count=self.count + 1)
 
 
 @dataclass(frozen=True)
@@ -40,10 +66,12 @@ class PowerSGD(Compressor):
     swallows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"rank={self.rank} is not possible: write 1 or more, 1 to 4 are usual")
-        if self.min_compression_rate <= 0:
-            raise ConfigError(f"min_compression_rate={self.min_compression_rate} is not above 0: 2 is usual")
+        checks.whole("rank", self.rank, 1, None, "1 to 4 are usual")
+        checks.real("min_compression_rate", self.min_compression_rate, "2 is usual", above=0)
+        if not isinstance(self.matrices, tuple) or not all(isinstance(m, Matrix) for m in self.matrices):
+            raise ConfigError(
+                f"matrices={self.matrices!r} is no tuple of Matrix: leave it out, attaching fills it in"
+            )
 
     def exempts(self, shape: torch.Size) -> bool:
         """Vectors, and matrices that would hardly shrink."""
@@ -73,33 +101,54 @@ class PowerSGD(Compressor):
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Two means: of all P in one message, of all Q in another."""
         p = ctx.scratch("p", x, (sum(m.rows for m in self.matrices) * self.rank,), x.dtype)
-        q = ctx.spare("q", state["q"])
-        for matrix, mine, before in self._parts(x, p, state["q"]):
-            torch.mm(before, matrix.t(), out=mine)
+        q, own = ctx.spare("q", state["q"]), ctx.scratch("own", x, state["q"].shape, x.dtype)
+        own.copy_(state["q"])
+        # P is then as large as M: gradients of 1e20 do not overflow in it, nor do those of 1e-20 vanish.
+        scale_(own, [m.columns for m in self.matrices], self.rank)
+        for matrices, mine, before in self._parts(x, p, own):
+            torch.bmm(before, matrices.transpose(1, 2), out=mine)
         yield Mean((p,))
-        for matrix, basis, mine in self._parts(x, p, q):
-            orthogonalize_(basis)
-            torch.mm(basis, matrix, out=mine)
-        own = ctx.scratch("own", x, q.shape, x.dtype)
+        orthogonalize_(p, [m.rows for m in self.matrices], self.rank)
+        for matrices, bases, mine in self._parts(x, p, q):
+            torch.bmm(bases, matrices, out=mine)
         own.copy_(q)
         yield Mean((q,))
         for start, stop in self._gaps(x.numel()):
             ctx.out[start:stop] = 0
-        for matrix, basis, agreed in self._parts(ctx.out, p, q):
-            torch.mm(basis.t(), agreed, out=matrix)
+        for matrices, bases, agreed in self._parts(ctx.out, p, q):
+            torch.bmm(bases.transpose(1, 2), agreed, out=matrices)
         return Outcome(ctx.out, _Projected(self, p, own), {"q": q})
 
     def _parts(self, x: Tensor, p: Tensor, q: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Views, matrix by matrix: M (rows, columns), P' (rank, rows), Q' (rank, columns).
+        """Views, batch by batch: M (count, rows, columns), P' (count, rank, rows), Q' (count, rank, columns).
 
         P and Q lie in memory by columns: products with them then read M in one stream, in half the time.
         """
+        for batch in self._batches:
+            rows, columns = batch.shape
+            yield (
+                _strided(x, batch, 0, rows, columns),
+                _strided(p, batch, 1, self.rank, rows),
+                _strided(q, batch, 2, self.rank, columns),
+            )
+
+    @cached_property
+    def _batches(self) -> tuple[_Batch, ...]:
+        """The matrices, together where they lie at equal distances: one call multiplies them, in place.
+
+        Others are not copied together: that would take longer than the calls.
+        """
+        open_: dict[tuple[int, int], _Batch] = {}
+        done: list[_Batch] = []
         at_p = at_q = 0
         for m in self.matrices:
-            matrix = x[m.start : m.start + m.rows * m.columns].view(m.rows, m.columns)
-            end_p, end_q = at_p + m.rows * self.rank, at_q + m.columns * self.rank
-            yield matrix, p[at_p:end_p].view(self.rank, m.rows), q[at_q:end_q].view(self.rank, m.columns)
-            at_p, at_q = end_p, end_q
+            shape, place = (m.rows, m.columns), (m.start, at_p, at_q)
+            longer = open_[shape].and_at(place) if shape in open_ else None
+            if longer is None and shape in open_:
+                done.append(open_[shape])
+            open_[shape] = longer or _Batch(shape, place)
+            at_p, at_q = at_p + m.rows * self.rank, at_q + m.columns * self.rank
+        return (*done, *open_.values())
 
     def _gaps(self, numel: int) -> Iterator[tuple[int, int]]:
         """Where no matrix lies, between and behind the matrices."""
@@ -121,24 +170,16 @@ class _Projected(Sent):
     q: Tensor
 
     def take_from_(self, owed: Tensor) -> None:
-        for matrix, basis, own in self.codec._parts(owed, self.p, self.q):
-            matrix.addmm_(basis.t(), own, alpha=-1)
+        for matrices, bases, own in self.codec._parts(owed, self.p, self.q):
+            matrices.baddbmm_(bases.transpose(1, 2), own, alpha=-1)
 
     def dense(self, like: Tensor) -> Tensor:
         whole = torch.zeros_like(like)
-        for matrix, basis, own in self.codec._parts(whole, self.p, self.q):
-            torch.mm(basis.t(), own, out=matrix)
+        for matrices, bases, own in self.codec._parts(whole, self.p, self.q):
+            torch.bmm(bases.transpose(1, 2), own, out=matrices)
         return whole
 
 
-def orthogonalize_(basis: Tensor) -> None:
-    """Gram-Schmidt on the rows, in place. A row that depends on those before it becomes zero."""
-    if basis.is_meta:
-        return
-    for i, row in enumerate(basis):
-        norm = rest = torch.linalg.vector_norm(row)
-        # Twice is enough: the second pass removes what rounding left in the first.
-        for _ in range(2 if i else 0):
-            row.addmv_(basis[:i].t(), basis[:i] @ row, alpha=-1)
-            rest = torch.linalg.vector_norm(row)
-        row.mul_(torch.where(rest > 1e-6 * norm, 1 / rest, 0))
+def _strided(x: Tensor, batch: _Batch, which: int, height: int, width: int) -> Tensor:
+    size, strides = (batch.count, height, width), (batch.step[which], width, 1)
+    return x.as_strided(size, strides, x.storage_offset() + batch.first[which])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tacit import checks
 from tacit.compressors.levels import Levels, check_bucket
-from tacit.errors import ConfigError, unknown
 from tacit.kernels.levels import BY_LARGEST, BY_NORM
 
 
@@ -32,13 +32,9 @@ class QSGD(Levels):
     scale: Literal["largest", "norm"] = "largest"
 
     def __post_init__(self) -> None:
-        if not 2 <= self.bits <= 8:
-            raise ConfigError(
-                f"bits={self.bits} is not in 2 to 8: it is the length of a level with its sign; write 4"
-            )
+        checks.whole("bits", self.bits, 2, 8, "it is the length of a level with its sign; write 4")
         check_bucket(self.bucket)
-        if self.scale not in ("largest", "norm"):
-            raise unknown("scale", self.scale, ("largest", "norm"))
+        checks.word("scale", self.scale, ("largest", "norm"))
 
     @property
     def width(self) -> int:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.compressors import ratio
-from tacit.contracts import Compressor, Context, Exchange, Mean, Outcome, Sparse, State
+from tacit.contracts import Compressor, Context, Exchange, Mean, Outcome, Sparse, State, refuse_overflow
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class RandomK(Compressor):
 
     def __post_init__(self) -> None:
         ratio.check(self.ratio)
+        checks.flag("unbiased", self.unbiased)
 
     def exempts(self, shape: torch.Size) -> bool:
         """Biases and norms are few and matter much: they stay dense."""
@@ -51,6 +53,7 @@ class RandomK(Compressor):
         values = x[index]
         if self.unbiased:
             values *= x.numel() / index.numel()
+        refuse_overflow(values, ctx)
         sent = Sparse(index, values.clone())
         (mean,) = yield Mean((values,))
         ctx.out.zero_().index_copy_(0, index, mean)

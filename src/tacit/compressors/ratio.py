@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 
-from tacit.errors import ConfigError
+from tacit import checks
 
 
 def check(ratio: float, name: str = "ratio") -> None:
     """Raise a `ConfigError` unless 0 < ratio <= 1; `name`: how the user calls it."""
-    if not 0 < ratio <= 1:
-        raise ConfigError(
-            f"{name}={ratio} is not in (0, 1]: it is the share of entries that is sent; "
-            "write 0.01 to send one in a hundred"
-        )
+    hint = "it is the share of entries that is sent; write 0.01 to send one in a hundred"
+    checks.real(name, ratio, hint, above=0, most=1)
 
 
 def count(ratio: float, numel: int) -> int:

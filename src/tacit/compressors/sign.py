@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
 from tacit.errors import ConfigError
+from tacit.kernels.payloads import expect_parts
 from tacit.kernels.signs import (
     BLOCK,
     Values,
@@ -32,16 +34,28 @@ class Signed(OneShot):
         """Biases and norms live on another scale than weights: they stay dense."""
         return len(shape) < 2
 
+    @abstractmethod
+    def parts(self, numel: int) -> tuple[tuple[str, int, torch.dtype], ...]:
+        """What a payload of so many entries consists of: what, how many, of which type."""
+
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """As `parts` says."""
+        expect_parts(payload, out.numel(), *self.parts(out.numel()))
+
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Every entry is one of two values."""
+        self.check(payload, out)
         add_signs_([_values(payload)], 1.0, out, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Unpack and add, in one pass."""
+        self.check(payload, out)
         add_signs_([_values(payload)], weight, out, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
         """Unpack and add all of them, in one pass."""
+        for payload in payloads:
+            self.check(payload, out)
         add_signs_([_values(payload) for payload in payloads], 1 / len(payloads), out, fresh=True)
 
     def sent(self, payload: Payload, x: Tensor) -> Sent:
@@ -71,11 +85,16 @@ class Sign(Signed):
     block: Literal[512] | None = None
 
     def __post_init__(self) -> None:
-        if self.block not in (None, BLOCK):
+        if self.block is not None and (type(self.block) is not int or self.block != BLOCK):
             raise ConfigError(
-                f"block={self.block} cannot be: signs are packed 512 at a time; write 512 for a magnitude in "
-                "each of these blocks, or None for one in all"
+                f"block={self.block!r} cannot be: signs are packed 512 at a time; write 512 for a "
+                "magnitude in each of these blocks, or None for one in all"
             )
+
+    def parts(self, numel: int) -> tuple[tuple[str, int, torch.dtype], ...]:
+        """Signs, and magnitudes."""
+        count = blocks(numel) if self.block else 1
+        return ("signs", -(-numel // 8), torch.uint8), ("magnitudes", count, torch.float32)
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
         """(packed signs, magnitudes)."""

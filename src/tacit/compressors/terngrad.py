@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tacit import checks
 from tacit.compressors.levels import Levels, check_bucket
-from tacit.errors import ConfigError
 from tacit.kernels.levels import BY_LARGEST
 
 
@@ -28,11 +28,9 @@ class TernGrad(Levels):
     bucket: int = 512
 
     def __post_init__(self) -> None:
-        if self.clip is not None and not 1 <= self.clip < float("inf"):
-            raise ConfigError(
-                f"clip={self.clip} is not 1 or more: it is how many deviations an entry may have; write 2.5, "
-                "or None not to clip"
-            )
+        hint = "it is how many deviations an entry may have; write 2.5, or None not to clip"
+        if self.clip is not None:
+            checks.real("clip", self.clip, hint, least=1)
         check_bucket(self.bucket)
 
     @property

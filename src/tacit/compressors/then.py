@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.compressors.wrappers import inner_state, outer_state
-from tacit.contracts import Compressor, Context, Exchange, Matrix, Outcome, Sent, State
+from tacit.contracts import Compressor, Context, Exchange, Matrix, Outcome, Sent, State, refuse_overflow
 from tacit.errors import ConfigError
 
 
@@ -25,6 +26,8 @@ class Then(Compressor):
     second: Compressor
 
     def __post_init__(self) -> None:
+        checks.compressor("first", self.first)
+        checks.compressor("second", self.second)
         for part in (self.first, self.second):
             if part.takes_momentum is not None:
                 raise ConfigError(
@@ -70,6 +73,8 @@ class Then(Compressor):
         mean, rest = (ctx.scratch(key, x, x.shape, x.dtype) for key in ("mean", "rest"))
         inside = ctx.inside("first", out=mean)
         one = yield from self.first.exchange(x, inner_state(state, "first"), inside)
+        if self.second.swallows and not self.first.swallows:
+            refuse_overflow(one.mean, ctx)  # the mean of both is not looked at
         rest.copy_(x)
         one.sent.take_from_(rest)
         two = yield from self.second.exchange(rest, inner_state(state, "second"), ctx.inside("second"))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.compressors import ratio
 from tacit.compressors.entries import Entries, zeros
-from tacit.contracts import Context, Payload
-from tacit.errors import ConfigError
+from tacit.contracts import Context, Payload, refuse_overflow
+from tacit.kernels.payloads import expect_parts
 from tacit.kernels.select import Chosen, Room, select_above
 from tacit.kernels.signs import add_signs_, blocks, encode_signs
 
@@ -41,11 +41,8 @@ class Threshold(Entries):
     additive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.tau < math.inf:
-            raise ConfigError(
-                f"tau={self.tau} is no magnitude to reach: write a number above 0, such as the one that a "
-                "hundredth of the gradient's entries reach"
-            )
+        hint = "write the magnitude that a hundredth of the gradient's entries reach, such as 0.01"
+        checks.real("tau", self.tau, hint, above=0)
         ratio.check(self.capacity, "capacity")
 
     def most(self, numel: int) -> int:
@@ -58,12 +55,18 @@ class Threshold(Entries):
 
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
         """Signs."""
+        refuse_overflow(values, ctx)  # the largest are among them, and signs do not show how large
         bits = ctx.scratch("signs", values, (_bytes(most),), torch.uint8)
         means = ctx.scratch("means", values, (blocks(most),), torch.float32)
         bits.zero_()
         count = values.numel()
         encode_signs(values, bits[: _bytes(count)], means[: blocks(count)], None)
         return (bits,)
+
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """Signs for all for which there is room."""
+        super().check(payload, out)
+        expect_parts(payload[:-1], out.numel(), ("signs", _bytes(self.most(out.numel())), torch.uint8))
 
     def read(self, written: Payload, like: Tensor, weight: float) -> Tensor:
         """Plus or minus tau."""

@@ -62,6 +62,12 @@ class TopK(Entries):
             return (values,)
         return self.values.encode(values, ctx.inside("values", out=values))
 
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """What `values` makes of k entries, too."""
+        super().check(payload, out)
+        if not self.exact:
+            self.values.check(payload[:-1], out.new_empty(self.most(out.numel()), device="meta"))
+
     def read(self, written: Payload, like: Tensor, weight: float) -> Tensor:
         """As `values` says."""
         entries = zeros(like)

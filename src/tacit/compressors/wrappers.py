@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.contracts import (
     Compressor,
     Context,
@@ -20,7 +22,9 @@ from tacit.contracts import (
     Spoken,
     State,
     lasting,
+    refuse_overflow,
 )
+from tacit.errors import ConfigError
 from tacit.exchanges import fuse
 
 
@@ -42,6 +46,9 @@ class Wrapper(Compressor):
     """
 
     inner: Compressor
+
+    def __post_init__(self) -> None:
+        checks.compressor("inner", self.inner)
 
     @property
     def swallows(self) -> bool:  # type: ignore[override]
@@ -108,6 +115,8 @@ class ErrorFeedback(Wrapper):
             mean, sent = yield Reduce(self.inner, x, inside, state["residual"], owed)
             return Outcome(mean, sent, {**state, "residual": owed})
         torch.add(x, state["residual"], out=owed)
+        if self.inner.swallows:
+            refuse_overflow(owed, ctx)
         done = yield from self.inner.exchange(owed, inner_state(state, "inner"), ctx.inside("inner"))
         done.sent.take_from_(owed)
         sent = lasting(done.sent, x, state["residual"], owed)
@@ -120,6 +129,15 @@ class Part:
 
     compressor: Compressor
     spans: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        checks.compressor("compressor", self.compressor)
+        edges = [0, *(edge for span in self.spans for edge in span)]
+        if any(a > b for a, b in pairwise(edges)):
+            raise ConfigError(
+                f"spans={self.spans} overlap, or do not rise: write (start, stop) of each, in order, such as "
+                "((0, 10), (50, 60))"
+            )
 
     @property
     def numel(self) -> int:
@@ -141,6 +159,14 @@ class Select(Compressor):
 
     main: Compressor
     parts: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        checks.compressor("main", self.main)
+        if not isinstance(self.parts, tuple) or not all(isinstance(part, Part) for part in self.parts):
+            raise ConfigError(
+                f"parts={self.parts!r} is no tuple of Part: write (Part(Dense(), ((0, 10),)),), with a comma "
+                "behind a single one"
+            )
 
     @property
     def swallows(self) -> bool:  # type: ignore[override]
@@ -186,6 +212,11 @@ class Select(Compressor):
             inside = ctx.inside(f"part{i}", out=mean, of=part.numel / x.numel())
             talks.append(part.compressor.exchange(piece, inner_state(state, f"part{i}"), inside))
         main, *others = yield from fuse(talks)
+        for mine, done in zip(
+            (self.main, *(part.compressor for part in self.parts)), (main, *others), strict=True
+        ):
+            if self.swallows and not mine.swallows:
+                refuse_overflow(done.mean, ctx)  # the mean of all is not looked at
         for part, other in zip(self.parts, others, strict=True):
             _put(other.mean, part.spans, main.mean)
         self._clear(main.state, x.shape)

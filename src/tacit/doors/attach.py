@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
@@ -20,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from tacit import checks
 from tacit.algorithms import parse
 from tacit.contracts import WORLD, Memory
 from tacit.doors import footprint, live, momentum, state
@@ -30,8 +30,9 @@ from tacit.doors.optimizer import OwnBuffers
 from tacit.doors.scaling import ScaledSteps, agreed_on, at_work
 from tacit.doors.trainable import StillTrained, trainable
 from tacit.errors import AttachError, ConfigError, PeerLost
+from tacit.kernels.payloads import FORMAT
 from tacit.kernels.pick import pick
-from tacit.lots import Policy
+from tacit.lots import Policy, choice, exempting
 from tacit.rounds import Until
 from tacit.session import Session, joined
 from tacit.strategy import AnyStrategy, Strategy
@@ -93,7 +94,7 @@ def attach(
         The attached session: a context manager. `close` (or leaving the block) takes the hooks away.
 
     Raises:
-        ConfigError: the strategy's text is wrong.
+        ConfigError: the strategy's text, or a number, is wrong.
         AttachError: the model or the optimizer does not fit, or ranks differ in model or strategy.
     """
     footprint.called("attach")
@@ -103,6 +104,8 @@ def attach(
     )
     named = checked(model, optimizers, strategy)
     scaler = at_work(scaler)
+    if steps_per_epoch is not None:
+        checks.whole("steps_per_epoch", steps_per_epoch, 1, None, "write len(loader)")
     memory = {} if steps_per_epoch is None else {"steps_per_epoch": float(steps_per_epoch)}
     _check_memory(strategy, memory)
     share = _share(model.process_group, strategy, weight)
@@ -147,10 +150,22 @@ def checked(model: object, optimizers: Sequence[Optimizer], strategy: AnyStrateg
                     f"{name} is on {p.device}: only parameters on the CPU (Gloo) are supported as yet. Use "
                     "'ddp', which leaves DDP as it is"
                 )
-            if not p.is_floating_point():
-                raise AttachError(f"{name} is {p.dtype}: only real floating-point parameters are supported")
+            if p.dtype not in _TYPES:
+                raise AttachError(
+                    f"{name} is {p.dtype}: only parameters of float32, float64, float16 and bfloat16 are "
+                    f"supported. {_instead(p)}, or use 'ddp', which leaves DDP as it is"
+                )
     _check_optimizers(named, optimizers)
     return named
+
+
+_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def _instead(p: Tensor) -> str:
+    if p.is_complex():
+        return "Keep it as a real parameter, torch.view_as_real(p), and view it as complex in forward"
+    return "Keep it as float32, and convert it in forward"
 
 
 def _check_optimizers(named: dict[str, Tensor], optimizers: Sequence[Optimizer]) -> None:
@@ -164,8 +179,6 @@ def _check_optimizers(named: dict[str, Tensor], optimizers: Sequence[Optimizer])
 
 
 def _check_memory(strategy: AnyStrategy, memory: Memory) -> None:
-    if memory and memory["steps_per_epoch"] < 1:
-        raise AttachError(f"steps_per_epoch={memory['steps_per_epoch']:g} is not possible: write len(loader)")
     for level in strategy.levels:
         if level.rounds.needs - memory.keys():
             raise AttachError(
@@ -181,7 +194,7 @@ def _share(group: dist.ProcessGroup, strategy: AnyStrategy, weight: float | None
     error = None
     if weight is not None and not periodic:
         error = f"weight={weight!r} is for strategies that average replicas, and {strategy.name!r} does not"
-    elif weight is not None and not (weight > 0 and math.isfinite(weight)):
+    elif weight is not None and not (checks.is_real(weight) and weight > 0):
         error = f"weight={weight!r} is not possible: write a number above 0, such as the rank's samples"
     if error is not None:
         raise AttachError(error)
@@ -230,7 +243,7 @@ class Attached:
         self._momentum = momentum.planned(strategy, policy, optimizers, named)
         if not self._quiet:
             board = board or Switchboard.of(model)
-            _agree(group, strategy, named, scaler)
+            _agree(group, strategy, named, scaler, policy, memory)
         nodes = read_nodes(group, mesh) if _goes_by_node(strategy) else ()
         options: dict[str, Any] = {
             "nodes": nodes,
@@ -494,19 +507,38 @@ def _fully_named(strategy: AnyStrategy) -> Sequence[Strategy]:
 
 
 def _agree(
-    group: dist.ProcessGroup, strategy: AnyStrategy, named: dict[str, Tensor], scaler: GradScaler | None
+    group: dist.ProcessGroup,
+    strategy: AnyStrategy,
+    named: dict[str, Tensor],
+    scaler: GradScaler | None,
+    policy: Policy | None,
+    memory: Memory,
 ) -> None:
     """Check that all ranks mean the same: one small message, so that a mismatch is no hang later."""
-    mine = [repr(strategy), *(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named.items())]
-    told = agreed_on(scaler, strategy)
-    sums = torch.tensor([zlib.crc32(line.encode()) for line in (mine[0], "\n".join(mine[1:]), told)])
+    here = {
+        "version of tacit": f"payloads of format {FORMAT}",
+        "strategy": repr(strategy),
+        "model": "\n".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named.items()),
+        "compressor by its policy": "\n".join(_chosen(strategy, named, policy)),
+        "scaler": agreed_on(scaler, strategy),
+        "steps_per_epoch": repr(memory),
+    }
+    shown = {**here, "model": f"{len(named)} parameters", "compressor by its policy": "see the policy"}
+    sums = torch.tensor([zlib.crc32(line.encode()) for line in here.values()])
     all_ = [torch.empty_like(sums) for _ in range(group.size())]
     dist.all_gather(all_, sums, group=group)
-    here = (mine[0], f"{len(named)} parameters", told)
-    for column, what in enumerate(("strategy", "model", "scaler")):
+    for column, what in enumerate(here):
         different = [rank for rank, theirs in enumerate(all_) if theirs[column] != all_[0][column]]
         if different:
             raise AttachError(
                 f"ranks {different} attach another {what} than rank 0: give every rank the same one "
-                f"(here: {here[column]})"
+                f"(here: {shown[what]})"
             )
+
+
+def _chosen(strategy: AnyStrategy, named: dict[str, Tensor], policy: Policy | None) -> Iterator[str]:
+    """Which compressor each parameter came to, level by level."""
+    for level in strategy.levels:
+        choose = policy or exempting(level.compressor)
+        for name, p in named.items():
+            yield f"{name} {choice(name, p, choose)!r}"

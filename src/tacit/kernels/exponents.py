@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tacit.kernels.jit import addresses, half
 from tacit.kernels.layout import rows, strung, unstrung
+from tacit.kernels.payloads import expect_parts
 from tacit.kernels.philox import halves
 from tacit.kernels.pick import fits32, fits_triton, path
 
@@ -48,6 +49,8 @@ def add_exponents_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Ten
     """Add `weight` times what each (exponents, bits) says to the flat `out`, in order; `fresh`: to zeros."""
     if out.is_meta:
         return
+    for payload in payloads:
+        check_exponents(payload, out.numel())
     if fits32(out):
         exponents, bits = zip(*payloads, strict=True)
         half("carry").add(addresses(exponents), addresses(bits), weight, fresh, out.detach().numpy())
@@ -57,6 +60,12 @@ def add_exponents_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Ten
         cuda.add(payloads, weight, out, fresh)
     else:
         add_exponents_torch_(payloads, weight, out, fresh)
+
+
+def check_exponents(payload: Sequence[Tensor], numel: int) -> None:
+    """Refuse a payload that is not of so many entries."""
+    signs = ("signs", -(-numel // 8), torch.uint8)
+    expect_parts(payload, numel, ("exponents", numel, torch.uint8), signs)
 
 
 # ---- the reference ------------------------------------------------------------------------------------

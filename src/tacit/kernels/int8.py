@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from tacit.kernels.jit import address, addresses, half
-from tacit.kernels.layout import rows
+from tacit.kernels.layout import buckets, rows
 from tacit.kernels.levels import inverse_of, largest_of
+from tacit.kernels.payloads import expect_parts
 from tacit.kernels.pick import fits32, fits_triton, path
 
 BLOCK = 512
@@ -65,6 +66,8 @@ def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, 
     """Add `weight` times what each (codes, units) says to the flat `out`, in order; `fresh`: to zeros."""
     if out.is_meta:
         return
+    for payload in payloads:
+        check_int8(payload, out.numel())
     if fits32(out):
         codes, units = zip(*payloads, strict=True)
         half("rounding").add(addresses(codes), addresses(units), weight, fresh, address(out), out.numel())
@@ -74,6 +77,12 @@ def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, 
         cuda.add(payloads, weight, out, fresh)
     else:
         add_int8_torch_(payloads, weight, out, fresh)
+
+
+def check_int8(payload: Sequence[Tensor], numel: int) -> None:
+    """Refuse a payload that is not of so many entries."""
+    units = ("units", buckets(numel, BLOCK), torch.float32)
+    expect_parts(payload, numel, ("levels", numel, torch.uint8), units)
 
 
 # ---- the reference ------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from tacit.kernels.jit import address, addresses, half
-from tacit.kernels.layout import code_bytes, group, lane_sums, rows, strung, unstrung
+from tacit.kernels.layout import buckets, code_bytes, group, lane_sums, rows, strung, unstrung
+from tacit.kernels.payloads import expect_parts
 from tacit.kernels.philox import halves
 from tacit.kernels.pick import fits32, fits_triton, path
 
@@ -64,6 +65,8 @@ def add_levels_(
     """Add `weight` times what each (codes, units) says to the flat `out`, in order; `fresh`: to zeros."""
     if out.is_meta:
         return
+    for payload in payloads:
+        check_levels(payload, bits, bucket, out.numel())
     if fits32(out):
         fast = half("quantize")
 
@@ -75,6 +78,12 @@ def add_levels_(
         cuda.add(payloads, bits, bucket, weight, out, fresh)
     else:
         add_levels_torch_(payloads, bits, bucket, weight, out, fresh)
+
+
+def check_levels(payload: Sequence[Tensor], bits: int, bucket: int, numel: int) -> None:
+    """Refuse a payload that is not of so many entries."""
+    levels = ("levels", code_bytes(numel, bits), torch.uint8)
+    expect_parts(payload, numel, levels, ("units", buckets(numel, bucket), torch.float32))
 
 
 # ---- the reference ------------------------------------------------------------------------------------

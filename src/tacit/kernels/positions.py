@@ -13,8 +13,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from tacit.errors import TacitError
+from tacit.errors import PayloadError
 from tacit.kernels.jit import address, half
+from tacit.kernels.payloads import expect
 from tacit.kernels.pick import fits, fits32, fits_triton, path
 
 BITMAP, INT32 = 0, 4
@@ -64,6 +65,7 @@ def unpack_positions(packed: Tensor, numel: int, k: int, room: Tensor | None = N
     """The positions, int32; in `room`, of k + 1 places, where it is given and the compiled way is taken."""
     if packed.is_meta:
         return packed.new_empty(k, dtype=torch.int32)
+    expect(packed, "positions", nbytes(numel, k), torch.uint8, numel)
     low = way(numel, k)
     if low == INT32 or not fits(packed):
         return unpack_positions_torch(packed, numel, k)
@@ -75,6 +77,7 @@ def scatter_add_(index: Tensor, values: Tensor, out: Tensor, weight: float = 1.0
     """Add `weight` times the values to `out` (flat) at the positions, of which none stands twice."""
     if out.is_meta:
         return
+    expect(values, "entries", index.numel(), out.dtype, out.numel())
     if fits32(values, out):
         places, count, numel = half("places"), index.numel(), out.numel()
         outside = places.scatter(address(index), count, address(values), weight, address(out), numel)
@@ -86,12 +89,19 @@ def scatter_add_(index: Tensor, values: Tensor, out: Tensor, weight: float = 1.0
 
         outside = entries.scatter(index, values, weight, out)
     else:
+        low, high = index.aminmax() if index.numel() else (index.new_zeros(()), index.new_zeros(()))
+        if int(low) < 0 or int(high) >= max(out.numel(), 1):
+            raise _outside(int(((index < 0) | (index >= out.numel())).sum()), out.numel())
         out.index_add_(0, index, values, alpha=weight)
         return
     if outside:
-        raise TacitError(
-            f"{outside} positions of a peer are not among {out.numel()} entries: it sent no such lot"
-        )
+        raise _outside(outside, out.numel())
+
+
+def _outside(count: int, numel: int) -> PayloadError:
+    return PayloadError(
+        f"{count} positions of a peer are not among {numel} entries: its payload is not of such a tensor"
+    )
 
 
 def clear_(index: Tensor, out: Tensor) -> None:
@@ -134,7 +144,7 @@ def unpack_positions_torch(packed: Tensor, numel: int, k: int) -> Tensor:
         return whole[whole >= 0]
     row = packed[low * k :]
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    places = ((row[:, None] >> shifts) & 1).view(-1).nonzero().view(-1)
+    places = ((row[:, None] >> shifts) & 1).view(-1).nonzero().view(-1)[:k]
     if low:
         places = (places - torch.arange(places.numel(), device=packed.device)) << 8 * low
     for byte in range(low):

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tacit.errors import PayloadError
 from tacit.kernels.jit import address, addresses, half
 from tacit.kernels.layout import buckets, lane_sums, rows, strung, unstrung
 from tacit.kernels.levels import HUGE
+from tacit.kernels.payloads import expect
 from tacit.kernels.pick import fits32, fits_triton, path
 
 BLOCK = 512
@@ -114,6 +116,8 @@ def add_signs_(payloads: Sequence[Values], weight: float, out: Tensor, fresh: bo
     """Add `weight` times what each payload says to the flat `out`, in order; `fresh`: to zeros."""
     if out.is_meta:
         return
+    for payload in payloads:
+        _check(payload, payloads[0][1].numel(), payloads[0][2] is not None, out)
     if fits32(out):
         split = half("split")
 
@@ -127,6 +131,21 @@ def add_signs_(payloads: Sequence[Values], weight: float, out: Tensor, fresh: bo
         cuda.add(payloads, weight, out, fresh)
     else:
         add_signs_torch_(payloads, weight, out, fresh)
+
+
+def _check(payload: Values, values: int, split: bool, out: Tensor) -> None:
+    bits, highs, lows = payload
+    numel, count = out.numel(), values if values == 1 else blocks(out.numel())
+    kind = highs.dtype if highs.dtype == out.dtype and not fits32(out) else torch.float32
+    expect(bits, "signs", -(-numel // 8), torch.uint8, numel)
+    expect(highs, "values", count, kind, numel)
+    if split != (lows is not None):
+        raise PayloadError(
+            f"a payload for {numel} entries has {2 + (lows is not None)} parts, where {2 + split} are "
+            "expected: its sender has another compressor, or another version of tacit"
+        )
+    if lows is not None:
+        expect(lows, "values of negative entries", count, torch.float32, numel)
 
 
 # ---- the reference ------------------------------------------------------------------------------------

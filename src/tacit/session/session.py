@@ -188,11 +188,12 @@ class Session:
             x.mul_(scale)
         if total is None:
             self._check(lot, word, flight)
-        elif not _finite(outcome.mean):
+        # In types of two bytes a level may be beyond what the entry was, and so beyond the type.
+        if (total is not None or lot.dtype.itemsize < 4) and not _finite(outcome.mean):
             if self.scale is not None:  # the mean is equal on all ranks, so all of them see it
                 flight.void = True
                 return outcome
-            word[me] = 0.0 if bool(total.isfinite()) else 1.0
+            word[me] = 0.0 if total is None or bool(total.isfinite()) else 1.0
             yield from say(word, self.strategy.topology.scope)
             self._check_mean(lot, outcome.mean, word, flight)
         return outcome

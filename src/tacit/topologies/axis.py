@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tacit import checks
 from tacit.contracts import NET, NODE, WORLD, Topology
-from tacit.errors import unknown
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,7 @@ class OnAxis(Topology):
     axis: str = WORLD
 
     def __post_init__(self) -> None:
-        if self.axis not in (WORLD, NODE, NET):
-            raise unknown("axis", self.axis, (WORLD, NODE, NET))
+        checks.word("axis", self.axis, (WORLD, NODE, NET))
 
     @property
     def scope(self) -> str:  # type: ignore[override]

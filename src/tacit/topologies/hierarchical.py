@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from tacit import checks
 from tacit.contracts import (
     NET,
     NODE,
@@ -27,7 +28,7 @@ from tacit.contracts import (
     State,
     Topology,
 )
-from tacit.errors import ConfigError, unknown
+from tacit.errors import ConfigError
 from tacit.exchanges import say
 from tacit.topologies.auto import Auto
 from tacit.topologies.axis import OnAxis
@@ -54,8 +55,7 @@ class Hierarchical(Topology):
     meets = NET
 
     def __post_init__(self) -> None:
-        if self.by not in ("slices", "leaders"):
-            raise unknown("way across", self.by, ("slices", "leaders"))
+        checks.word("by", self.by, ("slices", "leaders"))
         if not isinstance(self.far, OnAxis) or self.far.axis != NET:
             raise ConfigError(
                 f"far={self.far} is no way between the nodes: write Flat(axis='net') or "

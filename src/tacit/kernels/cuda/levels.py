@@ -58,9 +58,9 @@ def quantize_kernel(
         place = j * lanes + i
         mask = there & (i < lanes) & (place < size)
         random = drawn(key0, key1, wide * (BUCKET // 8), (size + 7) >> 3, place)
-        u = random.to(tl.float32) * STEP + OFFSET
-        level = tl.floor(tl.load(x + begin + place, mask, 0.0) * inverse[:, None] + u)
-        code = tl.minimum(tl.maximum(level, -1.0 * top), 1.0 * top).to(tl.int32) + top
+        u = random.to(tl.float32) * STEP + (OFFSET + top)  # exact: 24 bits at the most
+        level = tl.load(x + begin + place, mask, 0.0) * inverse[:, None] + u
+        code = tl.minimum(tl.maximum(level, 0.0), 2.0 * top).to(tl.int32)
         word |= tl.where(mask, code, 0).to(WORD) << (BITS * j)
     for k in tl.static_range(BITS * GROUP // 8):
         at = wide * (BUCKET // 8 * BITS) + k * lanes + i

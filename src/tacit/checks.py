@@ -1,0 +1,91 @@
+"""What was given as a parameter is refused unless it is of its type and in its range, by one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tacit.contracts import Compressor
+from tacit.errors import ConfigError, unknown
+
+
+def whole(name: str, given: object, least: int, most: int | None, write: str) -> None:
+    """Refuse what is not a whole number from `least` to `most`; None: no end. `write`: the hint.
+
+    Raises:
+        ConfigError: names the parameter, what was given, and the range.
+    """
+    fits = type(given) is int and least <= given and (most is None or given <= most)
+    if not fits:
+        range_ = f"{least} or more" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"{name}={given!r} is not a whole number, {range_}: {write}")
+
+
+def real(
+    name: str,
+    given: object,
+    write: str,
+    *,
+    above: float = -math.inf,
+    least: float = -math.inf,
+    below: float = math.inf,
+    most: float = math.inf,
+) -> None:
+    """Refuse what is not a finite number within the bounds, such as NaN, or True. `write`: the hint.
+
+    Raises:
+        ConfigError: names the parameter, what was given, and the range.
+    """
+    if not (is_real(given) and above < given < below and least <= given <= most):  # type: ignore[operator]
+        range_ = _range(above, least, below, most)
+        raise ConfigError(f"{name}={given!r} is not {range_}: {write}")
+
+
+def is_real(given: object) -> bool:
+    """Whether it is an int or a float that is finite."""
+    return isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
+
+
+def _range(above: float, least: float, below: float, most: float) -> str:
+    if max(above, least) > -math.inf and min(below, most) < math.inf:
+        left, low = ("(", above) if above > -math.inf else ("[", least)
+        right, high = (")", below) if below < math.inf else ("]", most)
+        return f"in {left}{low:g}, {high:g}{right}"
+    if above > -math.inf:
+        return f"a finite number above {above:g}"
+    return f"a finite number, {least:g} or more"
+
+
+def flag(name: str, given: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        ConfigError: names the parameter and what was given.
+    """
+    if not isinstance(given, bool):
+        raise ConfigError(f"{name}={given!r} is neither True nor False: write one of them")
+
+
+def word(name: str, given: object, known: Sequence[str]) -> None:
+    """Refuse what is none of the known words.
+
+    Raises:
+        ConfigError: names the parameter, what was given, and the known words.
+    """
+    if not isinstance(given, str):
+        raise ConfigError(f"{name}={given!r} is no word: write one of {', '.join(map(repr, known))}")
+    if given not in known:
+        raise unknown(name, given, known)
+
+
+def compressor(name: str, given: object) -> None:
+    """Refuse what is no compressor: its class, say, or its name.
+
+    Raises:
+        ConfigError: names the parameter and what was given.
+    """
+    if not isinstance(given, Compressor):
+        shown = given.__name__ if isinstance(given, type) else repr(given)
+        raise ConfigError(
+            f"{name}={shown} is no compressor: write a value such as TopK(ratio=0.01), with its brackets"
+        )
