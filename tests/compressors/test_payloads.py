@@ -13,7 +13,7 @@ from torch import Tensor
 from tacit.compressors import Dense, ErrorFeedback, OneBit, Sign, TopK
 from tacit.contracts import Context, Gather, OneShot, Payload
 from tacit.errors import PayloadError
-from tacit.kernels import jit
+from tacit.kernels import pick
 from tacit.kernels.positions import nbytes, scatter_add_, unpack_positions
 from tacit.topologies import Flat
 
@@ -62,7 +62,7 @@ def payload_of(codec: OneShot, seed: int = 0) -> Payload:
 def kernels(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "numba":
         pytest.importorskip("numba")
-    monkeypatch.setattr(jit, "path", lambda: path)
+    monkeypatch.setattr(pick, "path", lambda device="cpu": path)
 
 
 @both_ways
