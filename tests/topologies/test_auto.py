@@ -26,8 +26,8 @@ ALONE = [
     name for name in known() if len(parse(name).levels) == 1 and parse(name).levels[0].subject != "nothing"
 ]
 BOTH_WAYS = {"fp8", "int8", "sign", "efsign", "onebit", "qsgd", "terngrad", "natural"}
-BOTH_WAYS |= {"topk", "dgc", "threshold", "stc"}
-OWES = sorted(BOTH_WAYS - {"qsgd", "terngrad", "natural", "dgc"})
+BOTH_WAYS |= {"topk", "dgc", "threshold", "stc", "streaming-diloco"}
+OWES = sorted(BOTH_WAYS - {"qsgd", "terngrad", "natural", "streaming-diloco", "dgc"})
 
 
 class Group:

@@ -19,8 +19,9 @@ class Choice:
     """What was chosen, and why.
 
     Attributes:
-        sent: for each candidate, the bytes that the busiest rank sends in a round where compressors meet;
-            empty where there was nothing to choose.
+        sent: for each candidate, the bytes that the busiest rank sends where compressors meet, for all lots
+            once: in a round, or where parts have rounds of their own, in one of each. Empty where there was
+            nothing to choose.
         because: why there was nothing to choose, where a choice was asked for.
     """
 
