@@ -65,6 +65,10 @@ class Entries(OneShot):
         """Whether the chosen entries arrive as they are."""
         return False
 
+    def whole_entries(self, numel: int) -> int | None:
+        """Those for which there is room, where they arrive as they are."""
+        return self.most(numel) if self.exact else None
+
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Zeros, with those entries."""
         out.zero_()
