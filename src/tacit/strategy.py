@@ -48,6 +48,7 @@ class Strategy:
             raise ConfigError(f"merge={self.merge} cannot apply progress: write merge=Average()")
         if self.subject == "gradient" and not isinstance(self.merge, Replace):
             raise ConfigError(f"merge={self.merge} cannot apply a gradient: write merge=Replace()")
+        self.topology.check(self.compressor)
 
     @property
     def levels(self) -> tuple[Strategy, ...]:

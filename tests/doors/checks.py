@@ -45,14 +45,12 @@ def gloo_gives_the_numbers_of_the_loopback() -> None:
     transport = TorchTransport(dist.group.WORLD, timedelta(seconds=30))
     transport.open({"world": 2})
     for name, row in TABLE.items():
-        loopback, here = Peers(row.compressor, peers, NUMEL), Peers(row.compressor, peers, NUMEL)
+        loopback, here = (Peers(row.compressor, peers, NUMEL, row.topology) for _ in range(2))
         for seed in range(3):
             expected = loopback.exchange(tensors(peers, NUMEL, seed))[rank]
             x, out = tensors(peers, NUMEL, seed)[rank], torch.empty(NUMEL)
-            from tacit.topologies import Flat
-
             before = transport.sent
-            talk = Flat().conduct(x, row.compressor, here.states[rank], here._context(rank, out))
+            talk = row.topology.conduct(x, row.compressor, here.states[rank], here._context(rank, out))
             outcome = drive(talk, transport)
             here.states[rank] = outcome.state
             here.round += 1
@@ -61,7 +59,7 @@ def gloo_gives_the_numbers_of_the_loopback() -> None:
                 outcome.mean, expected.mean, max(1e-5, 10 * row.rounding * float(expected.mean.abs().max()))
             )
             assert same_on_all_ranks(outcome.mean), name
-            assert transport.sent - before == row.sent(peers), name
+            assert transport.sent - before == row.bytes(peers)[rank], name
 
 
 @check

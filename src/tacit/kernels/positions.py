@@ -56,8 +56,8 @@ def pack_positions(index: Tensor, numel: int, k: int, packed: Tensor) -> None:
         pack_positions_torch(index, numel, k, packed)
 
 
-def unpack_positions(packed: Tensor, numel: int, k: int) -> Tensor:
-    """The positions, int32."""
+def unpack_positions(packed: Tensor, numel: int, k: int, room: Tensor | None = None) -> Tensor:
+    """The positions, int32. Compiled code writes them to `room`, of k + 1 places, where it is given."""
     if packed.is_meta:
         return packed.new_empty(k, dtype=torch.int32)
     low = way(numel, k)
@@ -65,7 +65,7 @@ def unpack_positions(packed: Tensor, numel: int, k: int) -> Tensor:
         return unpack_positions_torch(packed, numel, k)
     from tacit.kernels.places import unpack
 
-    index = torch.empty(k + 1, dtype=torch.int32)
+    index = torch.empty(k + 1, dtype=torch.int32) if room is None else room
     return index[: unpack(packed.numpy(), k, low, index.numpy())]
 
 

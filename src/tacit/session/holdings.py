@@ -181,7 +181,7 @@ class Holdings:
     def stages(self) -> dict[str, int]:
         """How many times the longest exchange speaks on each axis, and once more after a NaN.
 
-        As lots are cut, and as they would be were they as large as can be.
+        As lots are cut, and as they would be were they as large as can be; in all phases.
         """
         ground = self._ground
         most: Counter[str] = Counter()
@@ -191,7 +191,9 @@ class Holdings:
         largest = cut(sorted(names, key=self._kind), ground.tensors, cap=sys.maxsize)
         for lot in make_lots(largest, ground.tensors, ground.policy):
             all_to_one = ((0, lot.numel), *[(lot.numel, lot.numel)] * (ground.near.peers - 1))
-            most |= self._rehearse(lot, all_to_one, Rehearsal(), Place(0, ground.near.peers)).stages
+            for step in (0, *lot.compressor.changes):
+                near = Place(0, ground.near.peers)
+                most |= self._rehearse(lot, all_to_one, Rehearsal(), near, step).stages
         most[ground.topology.scope] += 1
         return dict(most)
 

@@ -2,6 +2,7 @@
 
 from tacit.topologies.flat import Flat
 from tacit.topologies.hierarchical import Hierarchical
+from tacit.topologies.tree import GlobalTopK
 from tacit.topologies.two_phase import TwoPhase
 
-__all__ = ["Flat", "Hierarchical", "TwoPhase"]
+__all__ = ["Flat", "GlobalTopK", "Hierarchical", "TwoPhase"]

@@ -245,10 +245,8 @@ class TorchTransport:
         payload, source, end = request.payload, request.comes_from(place.rank), request.to[place.rank]
         size = nbytes(payload)
         both = self._message(key, payload, 2)
-        leaving, arriving = (
-            both[: 0 if end is None else size],
-            both[size : size + (source is not None) * size],
-        )
+        arriving = both[: 0 if source is None else size]
+        leaving = both[2 * size if end is None else size :]
         if end is not None:
             pack_(payload, leaving)
         out = [size * (i == end) for i in range(place.peers)]
