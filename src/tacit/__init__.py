@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tacit.merges import Average, Replace
     from tacit.rounds import Every, EveryEpoch, EveryStep
     from tacit.strategy import Levels, Strategy
-    from tacit.topologies import Flat, Hierarchical, TwoPhase
+    from tacit.topologies import Flat, GlobalTopK, Hierarchical, TwoPhase
 
 _HOMES = {
     "tacit.doors": (
@@ -82,7 +82,7 @@ _HOMES = {
     "tacit.merges": ("Average", "Replace"),
     "tacit.rounds": ("Every", "EveryEpoch", "EveryStep"),
     "tacit.strategy": ("Levels", "Strategy"),
-    "tacit.topologies": ("Flat", "Hierarchical", "TwoPhase"),
+    "tacit.topologies": ("Flat", "GlobalTopK", "Hierarchical", "TwoPhase"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -105,6 +105,7 @@ __all__ = [
     "EveryEpoch",
     "EveryStep",
     "Flat",
+    "GlobalTopK",
     "Hierarchical",
     "Int8",
     "Levels",

@@ -74,7 +74,8 @@ def dense_is_ddp_with_accumulated_gradients() -> None:
 
 @check
 def everything_kept_is_ddp() -> None:
-    close_to(trained("topk:ratio=1.0"), trained("ddp"))
+    for algorithm in ("topk:ratio=1.0", "gtopk:ratio=1.0"):
+        close_to(trained(algorithm), trained("ddp"))
 
 
 @check
@@ -178,6 +179,7 @@ def every_compressing_algorithm_keeps_ranks_equal_and_learns() -> None:
     start = flat(network())
     sparse = (
         "topk:ratio=0.1",
+        "gtopk:ratio=0.1",
         "dgc:ratio=0.1,masking=false",
         "threshold:tau=0.01,capacity=0.2",
         "stc:ratio=0.2",

@@ -16,6 +16,8 @@ SAYS = {
         ("killed", "topk"),
         ("frozen", "topk"),
         ("raises", "topk"),
+        ("killed", "gtopk"),
+        ("frozen", "gtopk"),
         ("killed", "dense"),
         ("frozen", "ddp"),
         ("raises", "localsgd:sync_every=1"),

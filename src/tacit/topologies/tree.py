@@ -46,7 +46,8 @@ class GlobalTopK(Topology):
     result and ceil(k / 8) bytes more afterwards: the first e send m + 2 payloads, the last e one.
 
     An entry counts as sent if every merge on this rank's way has kept it, for then its whole value is in the
-    mean; under `ErrorFeedback` all others stay owed, and nothing is lost.
+    mean; under `ErrorFeedback` all others stay owed, and nothing is lost. What two ranks owe with opposite
+    signs may be sent and rejected in every round, as long as it is large for them and small in the sum.
 
     Shi et al., ICDCS 2019 (arXiv 1901.04359), gTopKAllReduce. Differences: the paper merges the same pairs
     towards rank 0, which broadcasts the result; that is 2 m steps in place of m, with 2 (P - 1) s bytes in
