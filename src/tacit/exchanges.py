@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -77,10 +77,25 @@ def reduced(
         if isinstance(request, Reduce):
             return (yield from reduce(request))
         if isinstance(request, Together):
-            return (yield from fuse([answer(each) for each in request.requests]))
+            leaves = _leaves(request)
+            return _as_asked(request, iter((yield from fuse([answer(each) for each in leaves]))))
         return (yield request)
 
     return _answered(exchange, answer)
+
+
+def _leaves(request: Request) -> list[Request]:
+    """The wishes of a `Together`, those of others inside it too: so that all of them may join."""
+    if isinstance(request, Together):
+        return [leaf for each in request.requests for leaf in _leaves(each)]
+    return [request]
+
+
+def _as_asked(request: Request, answers: Iterator[Any]) -> Any:
+    """The leaves' answers, put together as their wishes were."""
+    if isinstance(request, Together):
+        return [_as_asked(each, answers) for each in request.requests]
+    return next(answers)
 
 
 def _answered(

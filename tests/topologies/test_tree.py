@@ -263,7 +263,7 @@ def test_phases_that_speak_more_often_later_find_their_stages() -> None:
     session = Session(
         Strategy(compressor=compressor, topology=GlobalTopK()), NAMED, Seat(Loopback(6), 0), [["w", "b"]]
     )
-    # Fold, two swaps, the telling; the biases; and once more after a NaN.
+    # A swap with the two more, two swaps, the telling; the biases with the word; and once more after a NaN.
     assert session.bills[0].stages[WORLD] == 1
     assert session.stages == {WORLD: 6}
 

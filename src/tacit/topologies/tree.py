@@ -71,8 +71,9 @@ class GlobalTopK(Topology):
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Each `Reduce` becomes swaps, one after the other."""
-        talk = reduced(compressor.exchange(x, state, ctx), _reduce)
-        return on(WORLD, watched(talk, ctx.word, ctx.total))
+        # The word goes beside the compressor's own wishes: so it joins those that become a `Mean`.
+        talk = watched(compressor.exchange(x, state, ctx), ctx.word, None)
+        return on(WORLD, watched(reduced(talk, _reduce), None, ctx.total))
 
 
 def _codecs(part: object) -> Iterator[OneShot]:
