@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tacit.contracts import Overlap
+from tacit.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -14,3 +15,25 @@ class Bucketwise(Overlap):
     def lands(self, step: int) -> int:
         """At once."""
         return step
+
+
+@dataclass(frozen=True)
+class Delayed(Overlap):
+    """The answer of a round is applied `steps` steps late; until then training goes on.
+
+    The round of step t lands after step t + `steps`, on all ranks alike: training waits for it there if it is
+    not done, and does not take it earlier if it is.
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        if type(self.steps) is not int or self.steps < 1:
+            raise ConfigError(
+                f"Delayed(steps={self.steps!r}) is not possible: write a whole number of 1 or more steps, "
+                "or Bucketwise() for answers that are applied at once"
+            )
+
+    def lands(self, step: int) -> int:
+        """So many steps later."""
+        return step + self.steps

@@ -97,7 +97,7 @@ def last_traceback(lines: Sequence[tuple[float, str]]) -> tuple[float, str] | No
 def report(code: int, ended: float, lines: Sequence[tuple[float, str]]) -> None:
     """Say on stderr how the rank ended; in pieces, each written at once."""
     rank = int(os.environ.get("RANK", "-1"))
-    # torch may abort a process that exits by an exception: the traceback still says what went wrong, and when.
+    # torch may abort a process that exits by an exception; the traceback still says what went wrong.
     found = last_traceback(lines) if code > 0 or code == -signal.SIGABRT else None
     began, text = found if found else (ended, "")
     for at in range(0, len(text), _CHUNK):
