@@ -42,7 +42,7 @@ def test_the_names_are_these() -> None:
         "Levels",
         "Replace",
     }
-    others |= {"Strategy", "Cluster", "Attached", "CommState", "TwoPhase"}
+    others |= {"Strategy", "Cluster", "Attached", "CommState", "GlobalTopK", "TwoPhase"}
     others |= {"AdaComm", "ByVariance", "OnPlateau", "Until", "Bucketwise", "Delayed"}
     others |= {"Elastic", "OuterStep", "SlowMo"}
     functions = {"attach", "comm_hook", "from_env", "join_states", "log_metrics"}

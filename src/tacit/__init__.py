@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tacit.overlap import Bucketwise, Delayed
     from tacit.rounds import AdaComm, ByVariance, Every, EveryEpoch, EveryStep, OnPlateau, Until
     from tacit.strategy import Levels, Strategy
-    from tacit.topologies import Auto, Flat, Hierarchical, TwoPhase
+    from tacit.topologies import Auto, Flat, GlobalTopK, Hierarchical, TwoPhase
 
 _HOMES = {
     "tacit.doors": (
@@ -84,7 +84,7 @@ _HOMES = {
     "tacit.overlap": ("Bucketwise", "Delayed"),
     "tacit.rounds": ("AdaComm", "ByVariance", "Every", "EveryEpoch", "EveryStep", "OnPlateau", "Until"),
     "tacit.strategy": ("Levels", "Strategy"),
-    "tacit.topologies": ("Auto", "Flat", "Hierarchical", "TwoPhase"),
+    "tacit.topologies": ("Auto", "Flat", "GlobalTopK", "Hierarchical", "TwoPhase"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -113,6 +113,7 @@ __all__ = [
     "EveryEpoch",
     "EveryStep",
     "Flat",
+    "GlobalTopK",
     "Hierarchical",
     "Int8",
     "Levels",

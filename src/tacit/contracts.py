@@ -98,6 +98,33 @@ class Deal:
 
 
 @dataclass(frozen=True, slots=True)
+class Send:
+    """Answer: the payload of the peer that sends to this rank; None where none does.
+
+    Two peers that send to each other swap; trees and gossip are made of it. All payloads have equal shapes,
+    also that of a rank which only receives.
+
+    `to`: for each peer, in rank order, the place of the one that gets its payload, or None; equal on all
+    peers. Nobody gets two, nor what is its own.
+    """
+
+    payload: Payload
+    to: tuple[int | None, ...]
+    axis: str = ""
+
+    def __post_init__(self) -> None:
+        ends = [end for end in self.to if end is not None]
+        assert len(ends) == len(set(ends)), f"to={self.to} gives somebody two payloads"
+        assert all(
+            end != i and end in range(len(self.to)) for i, end in enumerate(self.to) if end is not None
+        )
+
+    def comes_from(self, rank: int) -> int | None:
+        """The place of the one that sends to `rank`."""
+        return self.to.index(rank) if rank in self.to else None
+
+
+@dataclass(frozen=True, slots=True)
 class Reduce:
     """Answer, given by the topology and never by a transport: `(mean, sent)`; the mean is in `ctx.out`.
 
@@ -153,7 +180,7 @@ class Together:
     requests: tuple[Request, ...]
 
 
-Collective: TypeAlias = Mean | Gather | Scatter | Collect | Deal
+Collective: TypeAlias = Mean | Gather | Scatter | Collect | Deal | Send
 """What a transport can answer."""
 Request: TypeAlias = "Collective | Reduce | Together"
 
@@ -513,6 +540,13 @@ class OneShot(Compressor):
     def sent(self, payload: Payload, x: Tensor) -> Sent:
         """What the peers saw of `x`."""
 
+    def whole_entries(self, numel: int) -> int | None:
+        """How many entries a payload of a tensor of `numel` says as they are, where it says nothing else.
+
+        It then is (values, positions as `kernels.positions` packs so many). None: payloads are otherwise.
+        """
+        return None
+
     def encode_owed(self, x: Tensor, residual: Tensor, owed: Tensor, ctx: Context) -> Payload | None:
         """`encode(x + residual)`, leaving in `owed` what of the sum the payload does not say; in one pass.
 
@@ -582,6 +616,10 @@ class Topology(ABC):
     def options(self, compressors: Iterable[Compressor]) -> Options:
         """What a session with these compressors chooses from."""
         return Options((self,))
+
+    def check(self, compressor: Compressor) -> None:
+        """Raise a `ConfigError` that says what to write, if it cannot serve this compressor; most can."""
+        return
 
     def fields(self, compressor: Compressor) -> tuple[str, ...]:
         """Its own state for a parameter with this compressor; see `keeps`.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from tacit.contracts import Collective, Deal, Gather, Mean, Payload, Reduce, Request, Together
+from tacit.contracts import Collective, Deal, Gather, Mean, Payload, Reduce, Request, Send, Together
 
 T = TypeVar("T")
 
@@ -77,10 +77,25 @@ def reduced(
         if isinstance(request, Reduce):
             return (yield from reduce(request))
         if isinstance(request, Together):
-            return (yield from fuse([answer(each) for each in request.requests]))
+            leaves = _leaves(request)
+            return _as_asked(request, iter((yield from fuse([answer(each) for each in leaves]))))
         return (yield request)
 
     return _answered(exchange, answer)
+
+
+def _leaves(request: Request) -> list[Request]:
+    """The wishes of a `Together`, those of others inside it too: so that all of them may join."""
+    if isinstance(request, Together):
+        return [leaf for each in request.requests for leaf in _leaves(each)]
+    return [request]
+
+
+def _as_asked(request: Request, answers: Iterator[Any]) -> Any:
+    """The leaves' answers, put together as their wishes were."""
+    if isinstance(request, Together):
+        return [_as_asked(each, answers) for each in request.requests]
+    return next(answers)
 
 
 def _answered(
@@ -137,6 +152,8 @@ def _alike(wishes: dict[int, Request]) -> list[dict[int, Request]]:
             key = (carried[wish.axis], wish.axis)
         elif isinstance(wish, Gather | Deal):
             key = (type(wish).__name__, wish.axis)
+        elif isinstance(wish, Send):
+            key = ("Send", wish.axis, wish.to)  # equal on all ranks, so that all of them join the same
         else:
             key = ("alone", i)
         groups.setdefault(key, {})[i] = wish
@@ -152,9 +169,13 @@ def _together(group: dict[int, Request]) -> Generator[Request, Any, dict[int, An
         ((i, wish),) = group.items()
         return {i: (yield wish)}
     wishes: dict[int, _Joins] = {i: w for i, w in group.items() if isinstance(w, _Joins)}
-    axis = next(iter(wishes.values())).axis
+    first = next(iter(wishes.values()))
+    axis = first.axis
     if all(isinstance(w, Mean) for w in wishes.values()):
         return _cut(wishes, (yield Mean(_joined(wishes, 0), axis)))
+    if isinstance(first, Send):
+        answer = yield Send(_joined(wishes, 0), first.to, axis)
+        return dict.fromkeys(wishes) if answer is None else dict(_cut(wishes, answer))
     deals = [w for w in wishes.values() if isinstance(w, Deal)]
     if deals:
         peers = len(deals[0].payloads)
@@ -165,7 +186,7 @@ def _together(group: dict[int, Request]) -> Generator[Request, Any, dict[int, An
     return {i: _joined_answer(wish, [answer[i] for answer in by_peer]) for i, wish in wishes.items()}
 
 
-_Joins: TypeAlias = Mean | Gather | Deal
+_Joins: TypeAlias = Mean | Gather | Deal | Send
 
 
 def _for(wish: _Joins, peer: int) -> Payload:

@@ -53,6 +53,7 @@ class Strategy:
                     f"{name}={getattr(self, name)!r} is no {kind.__name__}: leave it out, or write a value "
                     f"such as {_EXAMPLE[name]}"
                 )
+        self.topology.check(self.compressor)
         if self.subject == "gradient":
             self._check_gradient()
         if self.subject == "progress":

@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor
 
-from tacit.contracts import Compressor, Context, Outcome, State
+from tacit.contracts import Compressor, Context, Outcome, State, Topology
 from tacit.topologies import Flat
 from tacit.transports.loopback import Loopback
+
+FLAT = Flat()
 
 
 class Bench:
@@ -21,8 +23,9 @@ class Bench:
 class Peers:
     """P ranks that exchange tensors by one compressor, round after round."""
 
-    def __init__(self, compressor: Compressor, peers: int, numel: int) -> None:
+    def __init__(self, compressor: Compressor, peers: int, numel: int, topology: Topology = FLAT) -> None:
         self.compressor = compressor
+        self.topology = topology
         self.net = Loopback(peers)
         self.states: list[State] = [compressor.init(torch.empty(numel)) for _ in range(peers)]
         self.round = 0
@@ -32,7 +35,7 @@ class Peers:
         outs = xs if in_place else [torch.full_like(x, torch.nan) for x in xs]
         outcomes = self.net.run(
             [
-                Flat().conduct(x, self.compressor, state, self._context(rank, out))
+                self.topology.conduct(x, self.compressor, state, self._context(rank, out))
                 for rank, (x, state, out) in enumerate(zip(xs, self.states, outs, strict=True))
             ]
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 
 from tacit.compressors import (
     BF16,
@@ -27,7 +28,8 @@ from tacit.compressors import (
     TopK,
 )
 from tacit.compressors.wrappers import Part
-from tacit.contracts import Compressor, Matrix
+from tacit.contracts import Compressor, Matrix, Topology
+from tacit.topologies import Flat, GlobalTopK
 
 NUMEL = 1000
 
@@ -37,7 +39,7 @@ class Row:
     """What the laws need to know of a compressor, for tensors of NUMEL fp32 entries.
 
     Attributes:
-        sent: the exact bytes that a rank sends among P peers.
+        sent: the exact bytes that a rank sends among P peers; where not all send equally many, by rank too.
         error: the largest error of the mean that a single round may have, relative to the largest entry.
         conserves: whether what was not sent is kept.
         rounding: the relative error of the arithmetic in the type that travels.
@@ -45,11 +47,17 @@ class Row:
     """
 
     compressor: Compressor
-    sent: Callable[[int], int]
+    sent: Callable[[int], int] | Callable[[int, int], int]
     error: float
     conserves: bool = False
     rounding: float = 1e-6
     votes: bool = False
+    topology: Topology = Flat()
+
+    def bytes(self, peers: int) -> list[int]:
+        """What each rank sends."""
+        even = len(signature(self.sent).parameters) == 1
+        return [self.sent(peers) if even else self.sent(peers, rank) for rank in range(peers)]  # type: ignore
 
 
 def ring(nbytes: int) -> Callable[[int], int]:
@@ -58,6 +66,18 @@ def ring(nbytes: int) -> Callable[[int], int]:
 
 def gather(nbytes: int) -> Callable[[int], int]:
     return lambda peers: (peers - 1) * nbytes
+
+
+def tree(nbytes: int, marks: int, beside: Callable[[int], int] = lambda p: 0) -> Callable[[int, int], int]:
+    """m swaps among 2^m ranks; the others swap with the first ones before, and are told afterwards."""
+
+    def sent(peers: int, rank: int) -> int:
+        m = peers.bit_length() - 1
+        others = peers - 2**m
+        payloads = 1 if rank >= 2**m else m + 2 * (rank < others)
+        return payloads * nbytes + marks * (rank < others) + beside(peers)
+
+    return sent
 
 
 # 10 of 1000 entries: their values, a low byte of each position, and ceil((10 + 3) / 8) bytes of high parts.
@@ -77,6 +97,24 @@ TABLE = {
     "dense + ef": Row(ErrorFeedback(Dense()), ring(4 * NUMEL), 1e-6, conserves=True),
     "topk 1%": Row(TopK(ratio=0.01), gather(TOPK), 1.0),
     "topk 1% + ef": Row(ErrorFeedback(TopK(ratio=0.01)), gather(TOPK), 1.0, conserves=True),
+    # 10 marks: 2 bytes.
+    "gtopk 1%": Row(TopK(ratio=0.01), tree(TOPK, 2), 1.0, topology=GlobalTopK()),
+    "gtopk 1% + ef": Row(
+        ErrorFeedback(TopK(ratio=0.01)), tree(TOPK, 2), 1.0, conserves=True, topology=GlobalTopK()
+    ),
+    "gtopk 30% + ef": Row(
+        ErrorFeedback(TopK(ratio=0.3)), tree(300 * 4 + 125, 38), 1.0, conserves=True, topology=GlobalTopK()
+    ),
+    "gtopk 1% + ef, biases dense": Row(
+        Select(ErrorFeedback(TopK(ratio=0.01)), (Part(Dense(), BIASES),)),
+        tree(TOPK, 2, ring(30 * 4)),
+        1.0,
+        topology=GlobalTopK(),
+    ),
+    "gtopk 1%, momentum corrected": Row(
+        MomentumCorrection(ErrorFeedback(TopK(ratio=0.01))), tree(TOPK, 2), 1.0, topology=GlobalTopK()
+    ),
+    "gtopk 100%": Row(TopK(ratio=1.0), tree(NUMEL * 4 + 125, 125), 1e-6, topology=GlobalTopK()),
     "topk 100%": Row(TopK(ratio=1.0), gather(NUMEL * 4 + 125), 1e-6),
     "topk 1% + ef, biases dense": Row(
         # The dense entries ride in the sparse message: 30 x 4 bytes to each peer.

@@ -11,7 +11,6 @@ import tacit.compressors
 from tacit.compressors import PowerSGD, RandomK, Sign
 from tacit.compressors.wrappers import ErrorFeedback, Part, Select
 from tacit.contracts import Context, Matrix, Place
-from tacit.topologies import Flat
 from tacit.transports.meter import Rehearsal, rehearse
 
 every_row = pytest.mark.parametrize("row", TABLE.values(), ids=TABLE.keys())
@@ -34,7 +33,7 @@ def test_every_compressor_has_a_row() -> None:
 @every_row
 @every_world
 def test_all_ranks_agree_bit_for_bit(row: Row, peers: int) -> None:
-    group = Peers(row.compressor, peers, NUMEL)
+    group = Peers(row.compressor, peers, NUMEL, row.topology)
     for seed in range(3):
         first, *others = group.exchange(tensors(peers, NUMEL, seed))
         assert all(torch.equal(first.mean, other.mean) for other in others)
@@ -44,7 +43,7 @@ def test_all_ranks_agree_bit_for_bit(row: Row, peers: int) -> None:
 @every_row
 @every_world
 def test_the_mean_is_the_mean_of_what_was_sent(row: Row, peers: int) -> None:
-    outcomes = Peers(row.compressor, peers, NUMEL).exchange(tensors(peers, NUMEL))
+    outcomes = Peers(row.compressor, peers, NUMEL, row.topology).exchange(tensors(peers, NUMEL))
     sent = torch.stack([outcome.sent.dense(outcome.mean) for outcome in outcomes])
     expected = sent.sum(0).sign() if row.votes else sent.mean(0)
     error = (outcomes[0].mean - expected).abs()
@@ -54,7 +53,7 @@ def test_the_mean_is_the_mean_of_what_was_sent(row: Row, peers: int) -> None:
 @every_row
 def test_the_error_of_one_round_is_bounded(row: Row) -> None:
     xs = tensors(4, NUMEL)
-    mean = Peers(row.compressor, 4, NUMEL).exchange(xs)[0].mean
+    mean = Peers(row.compressor, 4, NUMEL, row.topology).exchange(xs)[0].mean
     exact = torch.stack(xs).mean(0)
     assert float((mean - exact).abs().max()) <= row.error * max(float(x.abs().max()) for x in xs)
 
@@ -62,7 +61,7 @@ def test_the_error_of_one_round_is_bounded(row: Row) -> None:
 @every_row
 def test_nothing_given_is_changed(row: Row) -> None:
     xs = tensors(3, NUMEL)
-    group = Peers(row.compressor, 3, NUMEL)
+    group = Peers(row.compressor, 3, NUMEL, row.topology)
     group.exchange(tensors(3, NUMEL, seed=1))
     states = group.states
     before = [x.clone() for x in xs], [{k: v.clone() for k, v in state.items()} for state in states]
@@ -74,7 +73,10 @@ def test_nothing_given_is_changed(row: Row) -> None:
 
 @every_row
 def test_in_place_gives_the_same_mean(row: Row) -> None:
-    apart, in_place = Peers(row.compressor, 3, NUMEL), Peers(row.compressor, 3, NUMEL)
+    apart, in_place = (
+        Peers(row.compressor, 3, NUMEL, row.topology),
+        Peers(row.compressor, 3, NUMEL, row.topology),
+    )
     for seed in range(3):
         a = apart.exchange(tensors(3, NUMEL, seed))[0].mean
         b = in_place.exchange(tensors(3, NUMEL, seed), in_place=True)[0].mean
@@ -85,7 +87,7 @@ def test_in_place_gives_the_same_mean(row: Row) -> None:
     "row", [r for r in TABLE.values() if r.conserves], ids=[n for n, r in TABLE.items() if r.conserves]
 )
 def test_error_feedback_loses_nothing(row: Row) -> None:
-    group = Peers(row.compressor, 3, NUMEL)
+    group = Peers(row.compressor, 3, NUMEL, row.topology)
     given, arrived = torch.zeros(3, NUMEL, dtype=torch.float64), torch.zeros(3, NUMEL, dtype=torch.float64)
     for seed in range(20):
         xs = tensors(3, NUMEL, seed)
@@ -98,9 +100,9 @@ def test_error_feedback_loses_nothing(row: Row) -> None:
 @every_row
 @every_world
 def test_bytes_equal_the_formula(row: Row, peers: int) -> None:
-    group = Peers(row.compressor, peers, NUMEL)
+    group = Peers(row.compressor, peers, NUMEL, row.topology)
     group.exchange(tensors(peers, NUMEL))
-    assert group.net.sent == [row.sent(peers)] * peers
+    assert group.net.sent == row.bytes(peers)
 
 
 @every_row
@@ -108,10 +110,15 @@ def test_bytes_equal_the_formula(row: Row, peers: int) -> None:
 def test_the_meter_foretells_bytes_and_state(row: Row, peers: int) -> None:
     x = torch.empty(NUMEL, device="meta")
     state = row.compressor.init(x)
-    ctx = Context(out=x, work=Rehearsal(), peers=peers, name="lot")
-    outcome, bill = rehearse(Flat().conduct(x, row.compressor, state, ctx), lambda _: Place(0, peers))
-    assert sum(bill.sent.values()) == row.sent(peers)
-    real = Peers(row.compressor, peers, NUMEL)
+    bills = []
+    for rank in range(peers):
+        ctx = Context(out=x, work=Rehearsal(), peers=peers, rank=rank, name="lot")
+        talk = row.topology.conduct(x, row.compressor, state, ctx)
+        outcome, bill = rehearse(talk, lambda _, rank=rank: Place(rank, peers))
+        bills.append(bill)
+    assert [sum(bill.sent.values()) for bill in bills] == row.bytes(peers)
+    assert all(bill.stages == bills[0].stages for bill in bills)
+    real = Peers(row.compressor, peers, NUMEL, row.topology)
     real.exchange(tensors(peers, NUMEL))
     assert {k: v.shape for k, v in outcome.state.items()} == {k: v.shape for k, v in real.states[0].items()}
 

@@ -21,6 +21,8 @@ SAYS = {
         ("frozen", "topk"),
         ("raises", "topk"),
         ("overflows", "topk"),
+        ("killed", "gtopk"),
+        ("frozen", "gtopk"),
         ("killed", "dense"),
         ("frozen", "ddp"),
         ("raises", "localsgd:sync_every=1"),

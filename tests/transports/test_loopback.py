@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tacit.contracts import Gather, Mean, Request
+from tacit.contracts import Gather, Mean, Request, Send
 from tacit.exchanges import fuse, on
 from tacit.transports.loopback import Loopback
 from tacit.transports.wire import nbytes, pack_, unpack
@@ -114,3 +114,53 @@ def test_a_message_has_no_padding_and_comes_back_whole() -> None:
     for tensor, back in zip(payload, unpack(message, payload), strict=True):
         assert tensor.dtype == back.dtype
         assert torch.equal(tensor, back)
+
+
+def test_a_payload_reaches_the_one_it_is_for() -> None:
+    # A chain, and one who has no part in it.
+    to = (1, 2, None, None)
+    got = Loopback(4).run([talk(Send((torch.tensor([float(r)]),), to, "world")) for r in range(4)])
+    assert [None if theirs is None else theirs[0].item() for (theirs,) in got] == [None, 0.0, 1.0, None]
+
+
+def test_peers_swap_and_what_is_swapped_alike_travels_together() -> None:
+    seen = []
+
+    def two(rank: float):
+        wishes = [Send((torch.full((n,), rank),), (1, 0, None), "world") for n in (2, 3)]
+        talks = fuse([talk(wishes[0]), talk(wishes[1])])
+        answer = None
+        while True:
+            try:
+                request = talks.send(answer)
+            except StopIteration as end:
+                return end.value
+            seen.append(len(request.payload))
+            answer = yield request
+
+    net = Loopback(3)
+    one, other, idle = net.run([two(r) for r in (0.0, 1.0, 2.0)])
+    assert seen == [2, 2, 2]
+    assert [answers[0][0].tolist() for answers in one] == [[1.0, 1.0], [1.0, 1.0, 1.0]]
+    assert [answers[0][0].tolist() for answers in other] == [[0.0, 0.0], [0.0, 0.0, 0.0]]
+    assert idle == [[None], [None]]
+    assert net.sent == [20, 20, 0]
+
+
+def test_sends_to_others_stay_apart() -> None:
+    def rank(r: float):
+        ends = ((1, None, None), (2, None, None))
+        return fuse([talk(Send((torch.full((2,), r),), to, "world")) for to in ends])
+
+    got = Loopback(3).run([rank(float(r)) for r in range(3)])
+    assert [[None if a is None else a[0].tolist() for (a,) in answers] for answers in got] == [
+        [None, None],
+        [[0.0, 0.0], None],
+        [None, [0.0, 0.0]],
+    ]
+
+
+@pytest.mark.parametrize("to", [(1, 1, None), (2, None), (0, None), (-1, None)])
+def test_who_sends_to_whom_must_be_possible(to: tuple[int | None, ...]) -> None:
+    with pytest.raises(AssertionError):
+        Send((torch.ones(1),), to)

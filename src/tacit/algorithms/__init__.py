@@ -15,6 +15,7 @@ from tacit.algorithms.ednncomm import ednncomm
 from tacit.algorithms.efsign import efsign
 from tacit.algorithms.fp8 import fp8
 from tacit.algorithms.fp16 import fp16
+from tacit.algorithms.gtopk import gtopk
 from tacit.algorithms.int8 import int8
 from tacit.algorithms.localsgd import localsgd
 from tacit.algorithms.natural import natural
@@ -50,6 +51,7 @@ ALGORITHMS: dict[str, Callable[..., AnyStrategy]] = {
     "terngrad": terngrad,
     "natural": natural,
     "topk": topk,
+    "gtopk": gtopk,
     "dgc": dgc,
     "randomk": randomk,
     "threshold": threshold,

@@ -111,6 +111,12 @@ ENTRIES: dict[str, Entry] = {
         True,
         "only the largest entries travel; the rest is owed (error feedback)",
     ),
+    "gtopk": Entry(
+        "sparsification",
+        "gTop-k: Shi et al. 2019, arXiv 1901.04359",
+        True,
+        "of all ranks' largest entries only the largest are kept, in log2 P swaps; the rest is owed",
+    ),
     "dgc": Entry(
         "sparsification",
         "DGC: Lin et al. 2018, arXiv 1712.01887",

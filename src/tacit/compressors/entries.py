@@ -76,6 +76,10 @@ class Entries(OneShot):
         if self.exact:
             expect_parts(payload, numel, ("entries", most, out.dtype), positions)
 
+    def whole_entries(self, numel: int) -> int | None:
+        """Those for which there is room, where they arrive as they are."""
+        return self.most(numel) if self.exact else None
+
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Zeros, with those entries."""
         index, entries, weight = self._decoded(payload, out, 1.0)

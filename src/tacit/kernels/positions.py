@@ -62,7 +62,7 @@ def pack_positions(index: Tensor, numel: int, k: int, packed: Tensor) -> None:
 
 
 def unpack_positions(packed: Tensor, numel: int, k: int, room: Tensor | None = None) -> Tensor:
-    """The positions, int32; in `room`, of k + 1 places, where it is given and the compiled way is taken."""
+    """The positions, int32. Compiled code writes them to `room`, of k + 1 places, where it is given."""
     if packed.is_meta:
         return packed.new_empty(k, dtype=torch.int32)
     expect(packed, "positions", nbytes(numel, k), torch.uint8, numel)

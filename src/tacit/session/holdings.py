@@ -94,7 +94,7 @@ class Holdings:
     def stages(self) -> dict[str, int]:
         """How many times the longest exchange speaks on each axis, and once more after a NaN.
 
-        As lots are cut, and as they would be were they as large as can be.
+        As lots are cut, and as they would be were they as large as can be; in all phases.
         """
         ground = self._ground
         most: Counter[str] = Counter()

@@ -3,6 +3,7 @@
 from tacit.topologies.auto import Auto
 from tacit.topologies.flat import Flat
 from tacit.topologies.hierarchical import Hierarchical
+from tacit.topologies.tree import GlobalTopK
 from tacit.topologies.two_phase import TwoPhase
 
-__all__ = ["Auto", "Flat", "Hierarchical", "TwoPhase"]
+__all__ = ["Auto", "Flat", "GlobalTopK", "Hierarchical", "TwoPhase"]

@@ -23,6 +23,7 @@ from tacit.contracts import (
     Posted,
     Request,
     Scatter,
+    Send,
     Spans,
 )
 from tacit.transports.wire import ring_bytes
@@ -122,6 +123,9 @@ class Loopback:
         deals = [wish for wish in wishes if isinstance(wish, Deal)]
         if deals:
             return {rank: [_copied(deal.payloads[i]) for deal in deals] for i, rank in enumerate(group)}
+        sends = [wish for wish in wishes if isinstance(wish, Send)]
+        if sends:
+            return {rank: _sent_to(i, sends) for i, rank in enumerate(group)}
         if isinstance(wishes[0], Gather):
             copies = [_copied(_given(wish)) for wish in wishes]
             return dict.fromkeys(group, copies)
@@ -151,8 +155,19 @@ def _copied(payload: Payload) -> Payload:
     return tuple(tensor.clone() for tensor in payload)
 
 
+def _sent_to(i: int, wishes: Sequence[Send]) -> Payload | None:
+    assert len({wish.to for wish in wishes}) == 1, "the ranks disagree about who sends to whom"
+    source = wishes[i].comes_from(i)
+    if source is None:
+        return None
+    theirs = wishes[source].payload
+    for mine, tensor in zip(wishes[i].payload, theirs, strict=True):
+        assert (mine.shape, mine.dtype) == (tensor.shape, tensor.dtype), "payloads differ in shape"
+    return _copied(theirs)
+
+
 def _given(wish: Collective) -> tuple[torch.Tensor, ...]:
-    assert not isinstance(wish, Deal)
+    assert not isinstance(wish, Deal | Send)
     return wish.payload if isinstance(wish, Mean | Gather) else (wish.x,)
 
 

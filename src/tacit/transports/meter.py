@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Collect, Collective, Deal, Gather, Mean, Place, Request, Scatter
+from tacit.contracts import Collect, Collective, Deal, Gather, Mean, Place, Request, Scatter, Send
 from tacit.transports.wire import ring_bytes
 
 T = TypeVar("T")
@@ -71,3 +71,5 @@ def _as_if(request: Collective, here: Place) -> Any:
             return x
         case Deal(payloads):
             return [payloads[here.rank]] * here.peers
+        case Send(payload):
+            return None if request.comes_from(here.rank) is None else payload

@@ -1,0 +1,212 @@
+"""Sparse messages merged along a tree, of which only the largest entries go on (gTop-k)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import (
+    WORLD,
+    Compressor,
+    Context,
+    Exchange,
+    OneShot,
+    Payload,
+    Reduce,
+    Request,
+    Send,
+    Sent,
+    Sparse,
+    State,
+    Topology,
+)
+from tacit.errors import ConfigError
+from tacit.exchanges import on, reduced, watched
+from tacit.kernels.merge import common, divide, merge_largest
+from tacit.kernels.positions import nbytes, pack_positions, scatter_add_, unpack_positions
+from tacit.kernels.select import Chosen, Room
+from tacit.topologies.flat import reduce_flat
+
+Ends: TypeAlias = tuple[int | None, ...]
+"""For each rank, where its payload goes; see `contracts.Send`."""
+
+
+@dataclass(frozen=True)
+class GlobalTopK(Topology):
+    """Ranks swap their k entries with one peer after another, add them up, and keep the k largest each time.
+
+    With P = 2^m ranks, m swaps: the first with the neighbour, the next two ranks away, then four (recursive
+    doubling). A rank sends m payloads of k entries, s bytes each, where an all-gather costs (P - 1) s. What
+    remains is a set of k entries, the same on all ranks to the last bit; of equal magnitudes those that
+    stand first. Where P = 2^m + e, the last e ranks swap with the first e before that, and are told the
+    result and ceil(k / 8) bytes more afterwards: the first e send m + 2 payloads, the last e one.
+
+    An entry counts as sent if every merge on this rank's way has kept it, for then its whole value is in the
+    mean; under `ErrorFeedback` all others stay owed, and nothing is lost. What two ranks owe with opposite
+    signs may be sent and rejected in every round, as long as it is large for them and small in the sum.
+
+    Shi et al., ICDCS 2019 (arXiv 1901.04359), gTopKAllReduce. Differences: the paper merges the same pairs
+    towards rank 0, which broadcasts the result; that is 2 m steps in place of m, with 2 (P - 1) s bytes in
+    all in place of P m s, and as many from the rank that sends most. An entry that was rejected in one merge
+    and comes back by way of other ranks counts there as sent by all; what the first ranks had is lost.
+
+    For compressors whose messages are some entries as they are, such as `TopK`; what adds up beside them
+    (biases sent dense) goes by an all-reduce.
+    """
+
+    def check(self, compressor: Compressor) -> None:
+        """Refuse what it cannot merge, and what has nothing to merge."""
+        codecs = [*_codecs(compressor)]
+        for codec in codecs:
+            _entries(codec, 1)
+        if all(codec.additive for codec in codecs):
+            raise ConfigError(
+                f"compressor={compressor} sends no single entries that GlobalTopK could merge: write "
+                "ErrorFeedback(TopK()), or topology=Flat()"
+            )
+
+    def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
+        """Each `Reduce` becomes swaps, one after the other."""
+        # The word goes beside the compressor's own wishes: so it joins those that become a `Mean`.
+        talk = watched(compressor.exchange(x, state, ctx), ctx.word, None)
+        return on(WORLD, watched(reduced(talk, _reduce), None, ctx.total))
+
+
+def _codecs(part: object) -> Iterator[OneShot]:
+    """Whatever speaks once, inside all wrappers."""
+    if isinstance(part, OneShot):
+        yield part
+    elif isinstance(part, tuple):
+        for each in part:
+            yield from _codecs(each)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _codecs(getattr(part, field.name))
+
+
+def _entries(codec: OneShot, numel: int) -> int | None:
+    """How many entries the codec sends; None where its payloads add up."""
+    count = codec.whole_entries(numel)
+    if count is None and not codec.additive:
+        raise ConfigError(
+            f"{codec} does not send entries as they are, so that GlobalTopK cannot add up and choose among "
+            "them: write TopK(ratio=...) with values=Dense(), or topology=Flat()"
+        )
+    return None if codec.additive else count
+
+
+# ---- who meets whom -----------------------------------------------------------------------------------
+
+
+def meetings(peers: int) -> list[Ends]:
+    """Who swaps with whom, step by step, until the first 2^m ranks have the entries of all."""
+    core = 1 << peers.bit_length() - 1
+    pairs = [_swap(core, step, peers) for step in (1 << i for i in range(core.bit_length() - 1))]
+    return pairs if core == peers else [_fold(peers), *pairs]
+
+
+def _swap(core: int, step: int, peers: int) -> Ends:
+    return tuple(rank ^ step if rank < core else None for rank in range(peers))
+
+
+def _fold(peers: int) -> Ends:
+    core = 1 << peers.bit_length() - 1
+    return tuple(
+        rank - core if rank >= core else rank + core if rank + core < peers else None for rank in range(peers)
+    )
+
+
+def telling(peers: int) -> Ends:
+    """Who tells whom the result in the end; nobody does where P is a power of two."""
+    core = 1 << peers.bit_length() - 1
+    return tuple(end if rank < core else None for rank, end in enumerate(_fold(peers)))
+
+
+# ---- one reduction ------------------------------------------------------------------------------------
+
+
+def _reduce(request: Reduce) -> Generator[Request, Any, tuple[Tensor, Sent]]:
+    k = _entries(request.codec, request.x.numel())
+    if k is None:
+        return (yield from reduce_flat(request))
+    desk, payload = _Desk(request, k), request.encode()
+    mine = desk.read(payload, "mine")
+    whole, arrived = yield from _merged(desk, mine, payload, request.ctx.peers)
+    out = request.ctx.out.zero_()
+    scatter_add_(whole.at, whole.values, out, 1 / request.ctx.peers)
+    return out, Sparse(*divide(mine, arrived, desk.room("sent"), request.owed))
+
+
+def _merged(
+    desk: _Desk, mine: Chosen, payload: Payload, peers: int
+) -> Generator[Request, Any, tuple[Chosen, Tensor]]:
+    """What all ranks keep in the end, and the positions of it that every merge on this rank's way has kept.
+
+    Both ranks of a swap, and all who have the entries of either, compute the same merge: so each knows what
+    became of its own entries without being told.
+    """
+    whole, arrived, places = mine, mine.at, mine.at
+    for turn, ends in enumerate(meetings(peers)):
+        theirs = yield Send(payload, ends)
+        if theirs is None:  # this rank sits it out
+            continue
+        merged = merge_largest(whole, desk.read(theirs, "theirs"), desk.k, desk.room(f"merged{turn % 2}", 2))
+        before = merged.at if whole is mine else arrived
+        arrived, places = common(before, merged.at, *desk.lists)
+        whole, payload = merged, desk.payload(merged)
+    ends = telling(peers)
+    if any(end is not None for end in ends):
+        told = yield Send((*payload, desk.marks(places)), ends)
+        if told is not None:
+            whole, arrived = desk.told(told)
+    return whole, arrived
+
+
+class _Desk:
+    """Buffers for the lists of one reduction, and how they travel."""
+
+    def __init__(self, request: Reduce, k: int) -> None:
+        self._x, self._ctx, self.k = request.x, request.ctx.inside("tree"), k
+        self.lists = self._places("arrived", k), self._places("places", k)
+
+    def room(self, name: str, lists: int = 1) -> Room:
+        """Room for one or two lists."""
+        count = lists * self.k
+        values = self._ctx.scratch(f"{name}.values", self._x, (count,), self._x.dtype)
+        return Room(self._places(name, count), values)
+
+    def read(self, payload: Payload, name: str) -> Chosen:
+        """The entries of a payload."""
+        values, packed = payload[:2]
+        room = self._places(name, self.k + 1)
+        at = unpack_positions(packed, self._x.numel(), self.k, room)
+        return Chosen(at, values[: at.numel()])
+
+    def payload(self, entries: Chosen) -> Payload:
+        """As it travels: (values, positions), always of the same shapes."""
+        packed = self._bytes("packed", nbytes(self._x.numel(), self.k))
+        pack_positions(entries.at, self._x.numel(), self.k, packed)
+        return entries.values.as_strided((self.k,), (1,)), packed
+
+    def marks(self, places: Tensor) -> Tensor:
+        """Places among k entries, as a bit each."""
+        bits = self._bytes("marks", nbytes(self.k, self.k))
+        pack_positions(places, self.k, self.k, bits)
+        return bits
+
+    def told(self, told: Payload) -> tuple[Chosen, Tensor]:
+        """The result, and which of it was kept all along."""
+        whole = self.read(told, "theirs")
+        places = unpack_positions(told[2], self.k, self.k, self._places("marked", self.k + 1))
+        at = self._places("told", self.k)[: places.numel()]
+        return whole, at if at.is_meta else torch.index_select(whole.at, 0, places, out=at)
+
+    def _places(self, name: str, count: int) -> Tensor:
+        return self._ctx.scratch(name, self._x, (count,), torch.int32)
+
+    def _bytes(self, name: str, count: int) -> Tensor:
+        return self._ctx.scratch(name, self._x, (count,), torch.uint8)

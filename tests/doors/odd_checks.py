@@ -1,0 +1,68 @@
+"""What is checked on three processes: a number of ranks of which no tree is made without a rest."""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from checks import TABLE, agrees_with_the_loopback
+from replicas import Checks, close_to, flat, same_on_all_ranks, sgd, steps, trained, wrapped
+
+import tacit
+from tacit.contracts import Send
+from tacit.engine import drive
+from tacit.transports.torch import TorchTransport
+
+CHECKS = Checks()
+check = CHECKS.add
+
+
+@check
+def gloo_gives_the_numbers_of_the_loopback() -> None:
+    agrees_with_the_loopback({name: row for name, row in TABLE.items() if row.topology == tacit.GlobalTopK()})
+
+
+@check
+def a_payload_reaches_the_one_it_is_for() -> None:
+    rank = dist.get_rank()
+    transport = TorchTransport(dist.group.WORLD, timedelta(seconds=30))
+    transport.open({"world": 1})
+
+    def sent(to: tuple[int | None, ...]) -> list[float] | None:
+        # 5 bytes: what arrives does not lie aligned behind what leaves.
+        payload = torch.tensor([float(rank)]), torch.tensor([rank], dtype=torch.uint8)
+
+        def talk():
+            return (yield Send(payload, to, "world"))
+
+        answer = drive(talk(), transport)
+        return None if answer is None else [float(tensor) for tensor in answer]
+
+    for to, sources in (
+        ((1, 0, None), (1, 0, None)),
+        ((1, 2, 0), (2, 0, 1)),
+        ((None, None, 1), (None, 2, None)),
+        ((None, None, None), (None, None, None)),
+    ):
+        before = transport.sent
+        source = sources[rank]
+        assert sent(to) == (None if source is None else [source, source]), to
+        assert transport.sent - before == (0 if to[rank] is None else 5)
+    transport.close()
+
+
+@check
+def gtopk_that_keeps_everything_is_ddp_and_learns_where_it_does_not() -> None:
+    ddp, start = trained("ddp"), flat(wrapped())
+    close_to(trained("gtopk:ratio=1.0"), ddp)
+    model = wrapped()
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, "gtopk:ratio=0.1") as session:
+        steps(model, optimizer, 10)
+        sent = session.session.tally.records[-1].bytes_out
+        assert sent == sum(sum(bill.sent.values()) for bill in session.session.bills)
+    assert same_on_all_ranks(flat(model))
+    assert float((flat(model) - ddp).norm()) < 0.75 * float((start - ddp).norm())
+
+
+if __name__ == "__main__":
+    CHECKS.run()

@@ -1,0 +1,95 @@
+"""Merging lists of entries: compiled as in plain torch, and both as a dense sum says."""
+
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tacit.kernels.merge import (
+    common,
+    common_torch,
+    divide,
+    divide_torch,
+    merge_largest,
+    merge_largest_torch,
+)
+from tacit.kernels.select import Chosen, Room
+
+NUMEL = 40
+# Few numbers, so that magnitudes tie and sums vanish; and those that need care.
+NUMBERS = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, 3e38, 1e-45, math.inf, -math.inf, math.nan])
+LISTS = st.dictionaries(st.integers(0, NUMEL - 1), NUMBERS, max_size=NUMEL)
+DTYPES = st.sampled_from([torch.float32, torch.float64])
+
+
+def chosen(entries: dict[int, float], dtype: torch.dtype = torch.float32) -> Chosen:
+    at = sorted(entries)
+    return Chosen(
+        torch.tensor(at, dtype=torch.int32), torch.tensor([entries[each] for each in at], dtype=dtype)
+    )
+
+
+def room(places: int, dtype: torch.dtype = torch.float32) -> Room:
+    return Room(torch.full((places,), -9, dtype=torch.int32), torch.full((places,), math.nan, dtype=dtype))
+
+
+def equal(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.nan_to_num(nan=7e30), other.nan_to_num(nan=7e30))
+
+
+@settings(max_examples=200, deadline=None)
+@given(one=LISTS, other=LISTS, k=st.integers(1, NUMEL), dtype=DTYPES)
+def test_the_k_largest_of_both(
+    one: dict[int, float], other: dict[int, float], k: int, dtype: torch.dtype
+) -> None:
+    total = {i: [each[i] for each in (one, other) if i in each] for i in {*one, *other}}
+    numbers = {i: float(torch.tensor(each, dtype=dtype).sum()) for i, each in total.items()}
+
+    def rank(i: int) -> tuple[float, int]:
+        return (1.0 if math.isnan(numbers[i]) else -abs(numbers[i]), i)
+
+    kept = sorted(sorted(numbers, key=rank)[:k])
+    expected = torch.tensor([numbers[i] for i in kept], dtype=dtype)
+    a, b = chosen(one, dtype), chosen(other, dtype)
+    for merge in (merge_largest, merge_largest_torch):
+        for pair in ((a, b), (b, a)):
+            got = merge(*pair, k, room(len(one) + len(other), dtype))
+            assert got.at.tolist() == kept
+            assert equal(got.values, expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(one=LISTS, other=LISTS)
+def test_what_both_have_and_what_arrived(one: dict[int, float], other: dict[int, float]) -> None:
+    both = sorted({*one} & {*other})
+    a, b = chosen(one), chosen(other)
+    places = [sorted(other).index(i) for i in both]
+    for at, where in (
+        common(a.at, b.at, torch.empty_like(a.at), torch.empty_like(a.at)),
+        common(again := a.at.clone(), b.at, again, torch.empty_like(a.at)),
+        common_torch(a.at, b.at),
+    ):
+        assert (at.tolist(), where.tolist()) == (both, places)
+    for way in (lambda owed: divide(a, b.at, room(len(one)), owed), lambda owed: divide_torch(a, b.at, owed)):
+        owed = torch.full((NUMEL,), 9.0)
+        mine = way(owed)
+        assert mine.at.tolist() == both
+        assert equal(mine.values, torch.tensor([one[i] for i in both]))
+        rest = [one.get(i, 9.0) if i not in other else 9.0 for i in range(NUMEL)]
+        assert equal(owed, torch.tensor(rest))
+        assert way(None).at.tolist() == both
+
+
+def test_many_entries_as_few() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (torch.float32, torch.float64):
+        lists = []
+        for _ in range(2):
+            at = torch.randperm(100_000, generator=generator)[:20_000].sort().values.to(torch.int32)
+            lists.append(Chosen(at, torch.randn(20_000, generator=generator, dtype=dtype) ** 3))
+        rooms = room(40_000, dtype), room(40_000, dtype)
+        fast, slow = merge_largest(*lists, 20_000, rooms[0]), merge_largest_torch(*lists, 20_000, rooms[1])
+        assert torch.equal(fast.at, slow.at)
+        assert torch.equal(fast.values, slow.values)
