@@ -13,6 +13,7 @@ from tacit.algorithms.efsign import efsign
 from tacit.algorithms.fp8 import fp8
 from tacit.algorithms.fp16 import fp16
 from tacit.algorithms.int8 import int8
+from tacit.algorithms.lag import lag
 from tacit.algorithms.localsgd import localsgd
 from tacit.algorithms.natural import natural
 from tacit.algorithms.onebit import onebit
@@ -48,6 +49,7 @@ ALGORITHMS: dict[str, Callable[..., AnyStrategy]] = {
     "threshold": threshold,
     "stc": stc,
     "powersgd": powersgd,
+    "lag": lag,
     "localsgd": localsgd,
     "ednncomm": ednncomm,
 }

@@ -11,7 +11,7 @@ from tacit.algorithms import ALGORITHMS
 from tacit.strategy import alternatives, parameters
 
 Family: TypeAlias = Literal[
-    "synchronous", "quantization", "sparsification", "low rank", "periodic", "hierarchical"
+    "synchronous", "quantization", "sparsification", "low rank", "lazy", "periodic", "hierarchical"
 ]
 
 
@@ -138,6 +138,12 @@ ENTRIES: dict[str, Entry] = {
         "PowerSGD: Vogels et al. 2019, arXiv 1905.13727",
         True,
         "each matrix travels as a product of two thin ones; the rest is owed (error feedback)",
+    ),
+    "lag": Entry(
+        "lazy",
+        "LAG: Chen et al. 2018, arXiv 1805.09965",
+        True,
+        "gradients stand, and do not travel, until they have changed enough; for large batches",
     ),
     "localsgd": Entry(
         "periodic",

@@ -17,7 +17,7 @@ from tacit.lots import Kept, Lot, Policy, exempting
 from tacit.session.holdings import Ground, Holdings
 from tacit.session.tally import Tally
 from tacit.strategy import Strategy
-from tacit.transports.meter import Bill
+from tacit.transports.meter import Bill, counted
 from tacit.transports.wire import divide_
 
 SCALER_HINT = ". With a GradScaler, write attach(..., scaler=scaler): such a step is then passed over"
@@ -70,6 +70,7 @@ class Session:
         self._lr = lr
         self._lane: Lane | None = None
         self._outcomes: dict[int, Outcome] = {}
+        self._sent: dict[int, int] = {}
         self._ground = Ground(
             strategy.topology, transport, dict(named), policy or exempting(strategy.compressor)
         )
@@ -84,7 +85,7 @@ class Session:
 
     @property
     def bills(self) -> list[Bill]:
-        """What a round of each lot costs on this rank."""
+        """What a round of each lot costs on this rank, at most; `metrics` counts what was really posted."""
         return self._holdings.bills
 
     @property
@@ -153,7 +154,8 @@ class Session:
             if scale != 1.0:
                 x.div_(scale)
         moment = {"step": self.step, "round": self.round, "lr": self._lr()}
-        outcome = yield from self._holdings.talk(i, x, total, **moment)
+        talk = self._holdings.talk(i, x, total, **moment)
+        outcome, self._sent[i] = yield from counted(talk, self.transport.place)
         if scale != 1.0:
             x.mul_(scale)
         if total is None:
@@ -246,13 +248,14 @@ class Session:
         if not self.void:
             self._holdings.commit(self._outcomes)
         self._outcomes.clear()
-        sent = sum(sum(bill.sent.values()) for bill in self.bills)
-        self.tally.ended(self.round, self.step, sent, self.void)
+        self.tally.ended(self.round, self.step, sum(self._sent.values()), self.void)
+        self._sent.clear()
         self.round += 1
 
     def discard(self) -> None:
         """Forget what has landed of an unfinished round."""
         self._outcomes.clear()
+        self._sent.clear()
         self._overflow = False
         self.tally.forget()
 
