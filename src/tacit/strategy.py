@@ -13,7 +13,7 @@ from tacit.compressors.dense import Dense
 from tacit.contracts import WORLD, Compressor, Merge, Overlap, Rounds, Topology
 from tacit.errors import ConfigError, unknown
 from tacit.merges import Average, Replace
-from tacit.overlap import Bucketwise
+from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import EveryStep
 from tacit.topologies.flat import Flat
 
@@ -49,6 +49,21 @@ class Strategy:
         if self.subject == "gradient" and not isinstance(self.merge, Replace):
             raise ConfigError(f"merge={self.merge} cannot apply a gradient: write merge=Replace()")
 
+        if isinstance(self.overlap, Delayed):
+            self._check_delay(self.overlap)
+
+    def _check_delay(self, overlap: Delayed) -> None:
+        if self.subject == "gradient" and overlap.steps != 1:
+            raise ConfigError(
+                f"overlap={overlap} of a gradient: one that is {overlap.steps} steps old would need as many "
+                "copies of it, and makes training worse while one step hides as much: write Delayed(1)"
+            )
+        if self.subject != "gradient" and overlap.warmup_steps:
+            raise ConfigError(
+                f"warmup_steps={overlap.warmup_steps} is for gradients, and subject={self.subject!r}: "
+                f"write Delayed({overlap.steps})"
+            )
+
     @property
     def levels(self) -> tuple[Strategy, ...]:
         """Itself: one level."""
@@ -72,6 +87,11 @@ class Levels:
             raise ConfigError(
                 f"levels of {' and '.join(subjects) or 'nothing'} cannot be joined: the nearest exchanges "
                 "the 'gradient', every farther one the 'progress'"
+            )
+        if isinstance(self.levels[0].overlap, Delayed):
+            raise ConfigError(
+                f"overlap={self.levels[0].overlap} of the nearest level: inside a node there is little to "
+                "hide, and gradients from before the nodes met would be applied after it: write Bucketwise()"
             )
         if self.levels[-1].topology.scope != WORLD:
             raise ConfigError(

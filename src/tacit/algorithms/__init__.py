@@ -17,6 +17,7 @@ from tacit.algorithms.lag import lag
 from tacit.algorithms.localsgd import localsgd
 from tacit.algorithms.natural import natural
 from tacit.algorithms.onebit import onebit
+from tacit.algorithms.pipesgd import pipesgd
 from tacit.algorithms.powersgd import powersgd
 from tacit.algorithms.qsgd import qsgd
 from tacit.algorithms.randomk import randomk
@@ -50,6 +51,7 @@ ALGORITHMS: dict[str, Callable[..., AnyStrategy]] = {
     "stc": stc,
     "powersgd": powersgd,
     "lag": lag,
+    "pipesgd": pipesgd,
     "localsgd": localsgd,
     "ednncomm": ednncomm,
 }

@@ -11,7 +11,7 @@ from tacit.algorithms import ALGORITHMS
 from tacit.strategy import alternatives, parameters
 
 Family: TypeAlias = Literal[
-    "synchronous", "quantization", "sparsification", "low rank", "lazy", "periodic", "hierarchical"
+    "synchronous", "quantization", "sparsification", "low rank", "lazy", "delayed", "periodic", "hierarchical"
 ]
 
 
@@ -144,6 +144,12 @@ ENTRIES: dict[str, Entry] = {
         "LAG: Chen et al. 2018, arXiv 1805.09965",
         True,
         "gradients stand, and do not travel, until they have changed enough; for large batches",
+    ),
+    "pipesgd": Entry(
+        "delayed",
+        "Pipe-SGD: Li et al. 2018, arXiv 1811.03619",
+        False,
+        "gradients travel during the next step, which applies the mean of the step before it",
     ),
     "localsgd": Entry(
         "periodic",

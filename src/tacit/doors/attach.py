@@ -96,7 +96,7 @@ def attach(
         [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else [*optimizer]
     )
     named = checked(model, optimizers, strategy)
-    scaler = at_work(scaler)
+    scaler = at_work(scaler, strategy)
     memory = {} if steps_per_epoch is None else {"steps_per_epoch": float(steps_per_epoch)}
     _check_memory(strategy, memory)
     return Attached(model, optimizers, strategy, named, scaler, policy, timeout, memory, mesh)
@@ -367,7 +367,7 @@ class Attached:
         if self._model not in _ATTACHED:
             return
         try:
-            if self._failure is None:
+            if self._failure is None or self.session.unheard:
                 self.sync()
                 self.levels[-1].settle(self._optimizers)
                 if self._scaled is not None:

@@ -19,6 +19,7 @@ from tacit.strategy import AnyStrategy
 
 VERSION = 1
 COMMON = "last common point"
+LATE = "late mean"
 
 _log = logging.getLogger("tacit")
 
@@ -121,9 +122,14 @@ def _on(nodes: Sequence[Sequence[int]]) -> str:
 
 
 def _common(level: AtWork) -> dict[tuple[str, str], Kept]:
-    """The last common point, as state is kept."""
+    """The last common point, and the mean that the next step applies, as state is kept."""
     common = level.progress.common_point() if level.progress is not None else {}
-    return {(name, COMMON): Kept(then, True, 0, then.numel()) for name, then in common.items()}
+    late = (
+        level.gradient.late.kept() if level.gradient is not None and level.gradient.late is not None else {}
+    )
+    each = {(name, COMMON): then for name, then in common.items()}
+    each |= {(name, LATE): mean for name, mean in late.items()}
+    return {both: Kept(tensor, True, 0, tensor.numel()) for both, tensor in each.items()}
 
 
 def _key(i: int, session: Session, name: str, field: str, shared: bool) -> str:

@@ -14,6 +14,7 @@ from tacit.engine import Job, Lane, drive
 from tacit.errors import NonFinite, RoundError
 from tacit.exchanges import say
 from tacit.lots import Kept, Lot, Policy, exempting
+from tacit.overlap import Delayed
 from tacit.session.holdings import Ground, Holdings
 from tacit.session.tally import Tally
 from tacit.strategy import Strategy
@@ -69,6 +70,7 @@ class Session:
         self.transport = transport
         self._lr = lr
         self._lane: Lane | None = None
+        self._heard = False
         self._outcomes: dict[int, Outcome] = {}
         self._sent: dict[int, int] = {}
         self._ground = Ground(
@@ -136,8 +138,13 @@ class Session:
 
     # ---- one exchange ---------------------------------------------------------------------------------
 
-    def open(self, i: int, x: Tensor) -> Generator[Request, Any, Outcome]:
-        """The exchange of lot `i`; its mean overwrites `x`, which is flat.
+    def _moment(self) -> dict[str, Any]:
+        return {"step": self.step, "round": self.round, "lr": self._lr()}
+
+    def open(
+        self, i: int, x: Tensor, moment: Mapping[str, Any] | None = None
+    ) -> Generator[Request, Any, Outcome]:
+        """The exchange of lot `i`, which began at `moment`, or now; its mean overwrites `x`, which is flat.
 
         Raises:
             NonFinite: `x` holds NaN or infinity on some rank, and there is no `scale`; raised on all of them,
@@ -153,20 +160,20 @@ class Session:
             total = torch.zeros(())
             if scale != 1.0:
                 x.div_(scale)
-        moment = {"step": self.step, "round": self.round, "lr": self._lr()}
+        moment = moment or self._moment()
         talk = self._holdings.talk(i, x, total, **moment)
         outcome, self._sent[i] = yield from counted(talk, self.transport.place)
         if scale != 1.0:
             x.mul_(scale)
         if total is None:
-            self._check(lot, word)
+            self._check(lot, word, moment["step"])
         elif not _finite(outcome.mean):
             if self.scale is not None:  # the mean is equal on all ranks, so all of them see it
                 self._overflow = True
                 return outcome
             word[me] = 0.0 if bool(total.isfinite()) else 1.0
             yield from say(word, self.strategy.topology.scope)
-            self._check_mean(lot, outcome.mean, word)
+            self._check_mean(lot, outcome.mean, word, moment["step"])
         return outcome
 
     def _scale_of(self, lot: Lot) -> float:
@@ -190,7 +197,7 @@ class Session:
             x.zero_()
         return 1 + broken
 
-    def _check(self, lot: Lot, word: Tensor) -> None:
+    def _check(self, lot: Lot, word: Tensor, step: int) -> None:
         if not bool(word.any()):
             return
         if self.scale is not None:
@@ -200,19 +207,20 @@ class Session:
             (rank, round(float(w) * len(word)) - 1) for rank, w in zip(self.ranks, word, strict=True) if w > 0
         ]
         where = ", ".join(f"{lot.slots[slot].name} on rank {rank}" for rank, slot in found)
-        raise self._nonfinite(where)
+        raise self._nonfinite(where, step)
 
-    def _check_mean(self, lot: Lot, mean: Tensor, word: Tensor) -> None:
+    def _check_mean(self, lot: Lot, mean: Tensor, word: Tensor, step: int) -> None:
         names = [slot.name for slot in lot.slots if not _finite(mean[slot.start : slot.stop])]
         ranks = [str(rank) for rank, w in zip(self.ranks, word, strict=True) if w > 0]
         where = f"on rank {', '.join(ranks)}" if ranks else "summed over the ranks, each of which is finite"
-        raise self._nonfinite(f"{', '.join(names)} {where}")
+        raise self._nonfinite(f"{', '.join(names)} {where}", step)
 
-    def _nonfinite(self, where: str) -> NonFinite:
+    def _nonfinite(self, where: str, step: int) -> NonFinite:
         gradient = self.strategy.subject == "gradient"
-        what, hint = ("the gradient of", SCALER_HINT) if gradient else ("the parameter", "")
+        what = "the gradient of" if gradient else "the parameter"
+        hint = SCALER_HINT if gradient and not self.late else ""
         return NonFinite(
-            f"NaN or infinity in {what} {where}, in step {self.step}: no rank has applied anything of this "
+            f"NaN or infinity in {what} {where}, in step {step}: no rank has applied anything of this "
             f"step. Lower the learning rate, clip the gradient, or look at the batch{hint}"
         )
 
@@ -232,8 +240,8 @@ class Session:
             self.failure = error
             landed()
 
-        lot = self.lots[i]
-        self._lane.submit(Job(lot.name, lambda: self.open(i, x), land, fail, lot.compressor.light))
+        lot, moment = self.lots[i], self._moment()
+        self._lane.submit(Job(lot.name, lambda: self.open(i, x, moment), land, fail, lot.compressor.light))
 
     def waiting(self) -> None:
         """Say that training waits for the round from now on: until then it was hidden."""
@@ -275,9 +283,20 @@ class Session:
             self._lane.flush()
         self.raise_failure()
 
+    @property
+    def late(self) -> bool:
+        """Whether rounds are under way while training goes on."""
+        return isinstance(self.strategy.overlap, Delayed)
+
+    @property
+    def unheard(self) -> bool:
+        """Whether a late round has failed, and nobody was told."""
+        return self.late and self.failure is not None and not self._heard
+
     def raise_failure(self) -> None:
         """Raise what went wrong, if anything did."""
         if self.failure is not None:
+            self._heard = True
             raise self.failure
 
     def close(self) -> None:
