@@ -17,6 +17,8 @@ ALGORITHMS: dict[str, str | tacit.Strategy] = {
     "topk": "topk:ratio=0.1",
     "sign": "sign",
     "powersgd": "powersgd",
+    "pipesgd": "pipesgd:compressor=bf16",
+    "lag": "lag",
     "localsgd": "localsgd:sync_every=4",
     "ednncomm": "ednncomm:sync_every=4",
     "sparse slices": BY_NODE["sparse slices"],

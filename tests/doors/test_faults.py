@@ -17,6 +17,7 @@ SAYS = {
         ("frozen", "topk"),
         ("raises", "topk"),
         ("killed", "dense"),
+        ("killed", "pipesgd"),
         ("frozen", "ddp"),
         ("raises", "localsgd:sync_every=1"),
     ],
