@@ -17,7 +17,6 @@ SAYS = {
         ("frozen", "topk"),
         ("raises", "topk"),
         ("killed", "dense"),
-        ("killed", "pipesgd"),
         ("frozen", "ddp"),
         ("raises", "localsgd:sync_every=1"),
     ],
