@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from tacit.doors.scaling import ScaledSteps, agreed_on, at_work
 from tacit.doors.trainable import StillTrained, trainable
 from tacit.errors import AttachError, ConfigError, PeerLost
 from tacit.lots import Policy
+from tacit.rounds import Until
 from tacit.session import Session, joined
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.rollcall import RollCall
@@ -65,6 +67,7 @@ def attach(
     timeout: timedelta | None = None,
     steps_per_epoch: int | None = None,
     mesh: DeviceMesh | None = None,
+    weight: float | None = None,
 ) -> Attached:
     """Put a strategy to work on a DDP model. A collective call: every rank of the model's group makes it.
 
@@ -82,6 +85,8 @@ def attach(
         timeout: after which a peer that does not answer is an error; the process group's where not given.
         steps_per_epoch: for strategies that talk once an epoch.
         mesh: of nodes x ranks of a node, for strategies that go by node; torchrun and Slurm tell it too.
+        weight: how much this rank counts for when replicas are averaged, above 0, such as its number of
+            samples (FedAvg: McMahan et al. 2017); all alike where no rank gives one.
 
     Returns:
         The attached session: a context manager. `close` (or leaving the block) takes the hooks away.
@@ -99,7 +104,8 @@ def attach(
     scaler = at_work(scaler, strategy)
     memory = {} if steps_per_epoch is None else {"steps_per_epoch": float(steps_per_epoch)}
     _check_memory(strategy, memory)
-    return Attached(model, optimizers, strategy, named, scaler, policy, timeout, memory, mesh)
+    share = _share(model.process_group, strategy, weight)
+    return Attached(model, optimizers, strategy, named, scaler, policy, timeout, memory, mesh, share=share)
 
 
 def checked(model: object, optimizers: Sequence[Optimizer], strategy: AnyStrategy) -> dict[str, Tensor]:
@@ -123,6 +129,12 @@ def checked(model: object, optimizers: Sequence[Optimizer], strategy: AnyStrateg
         raise AttachError(
             f"topology={farthest} does not reach all replicas, and they would drift apart for good: write "
             "Flat() or Hierarchical(), or join it by Levels with one that does"
+        )
+    last = strategy.levels[-1]
+    if last.subject == "gradient" and isinstance(last.rounds, Until):
+        raise AttachError(
+            f"rounds={last.rounds} would leave replicas to drift apart for good afterwards: "
+            "join it by Levels with one that exchanges their progress"
         )
     if not optimizers and "progress" in subjects:
         raise AttachError(f"{strategy.name!r} exchanges after optimizer.step: give attach the optimizer")
@@ -162,6 +174,30 @@ def _check_memory(strategy: AnyStrategy, memory: Memory) -> None:
             )
 
 
+def _share(group: dist.ProcessGroup, strategy: AnyStrategy, weight: float | None) -> float:
+    """What this rank counts for, 1 on average. A collective call."""
+    periodic = any(level.subject == "progress" for level in strategy.levels)
+    error = None
+    if weight is not None and not periodic:
+        error = f"weight={weight!r} is for strategies that average replicas, and {strategy.name!r} does not"
+    elif weight is not None and not (weight > 0 and math.isfinite(weight)):
+        error = f"weight={weight!r} is not possible: write a number above 0, such as the rank's samples"
+    if error is not None:
+        raise AttachError(error)
+    if not periodic:
+        return 1.0
+    mine = torch.tensor([0.0 if weight is None else weight], dtype=torch.float64)
+    all_ = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(all_, mine, group=group)
+    weights = torch.cat(all_)
+    if not bool(weights.any()):
+        return 1.0
+    without = [rank for rank, each in enumerate(weights.tolist()) if not each]
+    if without:
+        raise AttachError(f"ranks {without} give no weight, and others do: give one on every rank")
+    return float(mine / weights.mean())
+
+
 class Attached:
     """A session at work on a DDP model, and the way out of it.
 
@@ -181,6 +217,7 @@ class Attached:
         memory: Memory,
         mesh: DeviceMesh | None,
         board: Switchboard | None = None,
+        share: float = 1.0,
     ) -> None:
         group = model.process_group
         self._model, self._group, self._optimizers = model, group, optimizers
@@ -200,6 +237,7 @@ class Attached:
             "timeout": timeout or own_timeout(group),
             "lr": self._lr,
             "memory": memory,
+            "share": share,
         }
         self.levels: list[Level] = []
         try:
@@ -253,7 +291,7 @@ class Attached:
         """How far this rank is, as ranks compare it."""
         if self._quiet:
             return self.session.step
-        return sum(level.session.round for level in self.levels)
+        return sum(level.session.begun for level in self.levels)
 
     def _peer_lost(self, error: PeerLost) -> None:
         self._fail(error)
@@ -309,8 +347,20 @@ class Attached:
 
     # ---- at work --------------------------------------------------------------------------------------
 
+    def observe(self, loss: Tensor | float) -> None:
+        """Tell the loss of this step, for strategies that go by it; others do not look at it.
+
+        To be called once a step, before `optimizer.step`.
+        """
+        for level in self.levels:
+            if level.progress is not None:
+                level.progress.facts.observe(loss)
+
     def flush(self) -> None:
-        """Wait until nothing is under way; before a checkpoint, say. Raises what went wrong."""
+        """Wait until nothing is on the wire; before a checkpoint, say. Raises what went wrong.
+
+        An answer that is to be applied later is kept until then.
+        """
         for level in self.levels:
             level.session.flush()
 
@@ -367,7 +417,7 @@ class Attached:
         if self._model not in _ATTACHED:
             return
         try:
-            if self._failure is None or self.session.unheard:
+            if self._failure is None or any(level.session.unheard for level in self.levels):
                 self.sync()
                 self.levels[-1].settle(self._optimizers)
                 if self._scaled is not None:
