@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from tacit.doors.scalars import log_metrics
     from tacit.doors.state import join_states
     from tacit.errors import AttachError, CheckpointError, ConfigError, NonFinite, PeerLost, TacitError
-    from tacit.merges import Average, Replace
-    from tacit.rounds import Every, EveryEpoch, EveryStep
+    from tacit.merges import Average, Elastic, OuterStep, Replace, SlowMo
+    from tacit.overlap import Bucketwise, Delayed
+    from tacit.rounds import AdaComm, ByVariance, Every, EveryEpoch, EveryStep, OnPlateau, Until
     from tacit.strategy import Levels, Strategy
     from tacit.topologies import Flat, Hierarchical, TwoPhase
 
@@ -81,8 +82,9 @@ _HOMES = {
         "TopK",
     ),
     "tacit.errors": ("AttachError", "CheckpointError", "ConfigError", "NonFinite", "PeerLost", "TacitError"),
-    "tacit.merges": ("Average", "Replace"),
-    "tacit.rounds": ("Every", "EveryEpoch", "EveryStep"),
+    "tacit.merges": ("Average", "Elastic", "OuterStep", "Replace", "SlowMo"),
+    "tacit.overlap": ("Bucketwise", "Delayed"),
+    "tacit.rounds": ("AdaComm", "ByVariance", "Every", "EveryEpoch", "EveryStep", "OnPlateau", "Until"),
     "tacit.strategy": ("Levels", "Strategy"),
     "tacit.topologies": ("Flat", "Hierarchical", "TwoPhase"),
 }
@@ -94,15 +96,20 @@ __all__ = [
     "FP16",
     "LAG",
     "QSGD",
+    "AdaComm",
     "AttachError",
     "Attached",
     "Average",
+    "Bucketwise",
+    "ByVariance",
     "CheckpointError",
     "Clip",
     "Cluster",
     "CommState",
     "ConfigError",
+    "Delayed",
     "Dense",
+    "Elastic",
     "ErrorFeedback",
     "Every",
     "EveryEpoch",
@@ -115,7 +122,9 @@ __all__ = [
     "MomentumCorrection",
     "Natural",
     "NonFinite",
+    "OnPlateau",
     "OneBit",
+    "OuterStep",
     "PeerLost",
     "Phases",
     "PowerSGD",
@@ -123,6 +132,7 @@ __all__ = [
     "Replace",
     "Select",
     "Sign",
+    "SlowMo",
     "Strategy",
     "TacitError",
     "TernGrad",
@@ -130,6 +140,7 @@ __all__ = [
     "Threshold",
     "TopK",
     "TwoPhase",
+    "Until",
     "attach",
     "comm_hook",
     "from_env",
