@@ -1,5 +1,7 @@
 """Lazily aggregated gradients on a small convex problem, against the paper's own algorithm."""
 
+from typing import Literal
+
 import pytest
 import torch
 from laws import Bench
@@ -7,10 +9,11 @@ from torch import Tensor
 
 from tacit.algorithms import parse
 from tacit.compressors import LAG
-from tacit.contracts import Compressor, Context, Matrix, State
+from tacit.contracts import Compressor, Context, Matrix, State, Topology
 from tacit.errors import ConfigError
 from tacit.session import Session
-from tacit.topologies import Flat
+from tacit.strategy import Strategy
+from tacit.topologies import Flat, Hierarchical
 from tacit.transports.loopback import Loopback, Seat
 
 SIZE, WORKERS, ROWS = 20, 4, 50
@@ -137,13 +140,14 @@ NAMED = {"a": torch.zeros(4, 3), "b": torch.zeros(3), "c": torch.zeros(5, 2)}
 
 
 class Sessions:
-    """Sessions of two ranks on one loopback, with every parameter's gradient given."""
+    """Sessions of all ranks of a loopback, with every parameter's gradient given."""
 
-    def __init__(self, lots: list[list[str]]) -> None:
-        self.net = Loopback(2)
-        self.each = [
-            Session(parse("lag:xi=0.5,window=2"), NAMED, Seat(self.net, rank), lots) for rank in range(2)
-        ]
+    def __init__(
+        self, lots: list[list[str]], net: Loopback | None = None, topology: Topology | None = None
+    ) -> None:
+        self.net = net or Loopback(2)
+        strategy = Strategy(compressor=LAG(xi=0.5, window=2), topology=topology or Flat())
+        self.each = [Session(strategy, NAMED, Seat(self.net, rank), lots) for rank in range(self.net.world)]
 
     def round(self, by_rank: list[dict[str, float]]) -> dict[str, float]:
         """The first entry of every parameter's mean."""
@@ -191,6 +195,23 @@ def test_norms_follow_their_parameters_into_other_lots() -> None:
         assert not kept["a", "held"].shared
     little = [{"a": 1.1, "b": 2.1, "c": 3.1}] * 2
     assert group.round(little) == other.round(little) == news[0]
+
+
+@pytest.mark.parametrize("by", ["slices", "leaders"])
+def test_between_nodes_it_is_the_nodes_means_that_stand(by: Literal["slices", "leaders"]) -> None:
+    group = Sessions([["c"], ["b", "a"]], Loopback.of_nodes(2, 2), Hierarchical(by=by))
+    # By node the means are 2 and 6; what two ranks of a node change against each other is no change.
+    news = [{"a": v, "b": v, "c": v} for v in (1.0, 3.0, 5.0, 7.0)]
+    assert group.round(news) == {"a": 4.0, "b": 4.0, "c": 4.0}
+    news[0]["a"], news[1]["a"] = 2.0, 2.0
+    assert group.round(news) == {"a": 4.0, "b": 4.0, "c": 4.0}
+    news[3]["c"] = 27.0
+    assert group.round(news) == {"a": 4.0, "b": 4.0, "c": 9.0}
+    for rank, session in enumerate(group.each):
+        first, second, third = (record.bytes_out for record in session.tally.records)
+        assert second <= third <= first
+        assert first + second + third == group.net.sent[rank]
+    assert any(s.tally.records[1].bytes_out < s.tally.records[0].bytes_out for s in group.each)
 
 
 @pytest.mark.parametrize("text", ["lag:xi=-0.1", "lag:xi=nan", "lag:xi=inf", "lag:window=0"])

@@ -18,6 +18,10 @@ when all of it is there; a step waits for the mean when its backward begins, not
 it at its end, which gives the same sequence: w_{t+1} = w_t - lr g_{t-1}. The warm-up is in steps, and the
 first step is always synchronous, so that nothing need stand in for gradients before the first; the mean of
 the last synchronous step is so applied twice. The gradient of the very last step is not applied.
+
+It asks for a smaller learning rate, and with momentum for a much smaller one: on a quadratic of curvature c,
+SGD with momentum m is stable for lr < 2 (1 + m) / c, and a step late for lr < (1 - m) / c. That is half of it
+without momentum, and a 38th with m = 0.9.
 """
 
 from __future__ import annotations
