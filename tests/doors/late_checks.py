@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -124,9 +124,13 @@ def gradients(strategy: tacit.Strategy, count: int) -> list[Tensor]:
 
 @check
 def late_means_are_the_punctual_ones_a_step_later_to_the_bit() -> None:
-    for name, compressor in COMPRESSORS.items():
-        punctual = gradients(tacit.Strategy(compressor=compressor), 8)
-        tardy = gradients(late(compressor, warmup_steps=2), 8)
+    strategies = {name: tacit.Strategy(compressor=compressor) for name, compressor in COMPRESSORS.items()}
+    topk, sign = COMPRESSORS["topk"], COMPRESSORS["sign"]
+    strategies["topk by node"] = tacit.Strategy(compressor=topk, topology=tacit.Hierarchical())
+    strategies["sign in two phases"] = tacit.Strategy(compressor=sign, topology=tacit.TwoPhase())
+    for name, strategy in strategies.items():
+        punctual = gradients(strategy, 8)
+        tardy = gradients(replace(strategy, overlap=Delayed(1, warmup_steps=2)), 8)
         for step, mean in enumerate(tardy):
             assert torch.equal(mean, punctual[step if step < 2 else step - 1]), f"{name}, step {step}"
 
