@@ -291,7 +291,7 @@ class Attached:
         """How far this rank is, as ranks compare it."""
         if self._quiet:
             return self.session.step
-        return sum(level.session.begun for level in self.levels)
+        return sum(level.session.round for level in self.levels)
 
     def _peer_lost(self, error: PeerLost) -> None:
         self._fail(error)
