@@ -30,7 +30,7 @@ def test_the_names_are_these() -> None:
         "Threshold",
         "TopK",
     }
-    compressors |= {"FP16", "FP8", "Int8", "MajoritySign", "Natural", "OneBit", "QSGD", "TernGrad"}
+    compressors |= {"FP16", "FP8", "Int8", "LAG", "MajoritySign", "Natural", "OneBit", "QSGD", "TernGrad"}
     others = {
         "Auto",
         "Average",

@@ -22,10 +22,16 @@ class Delayed(Overlap):
     """The answer of a round is applied `steps` steps late; until then training goes on.
 
     The round of step t lands after step t + `steps`, on all ranks alike: training waits for it there if it is
-    not done, and does not take it earlier if it is.
+    not done, and does not take it earlier if it is. A gradient can be one step late: backward then leaves in
+    its place the mean of the step before (Pipe-SGD: Li et al., NeurIPS 2018), see `doors.late`.
+
+    Attributes:
+        steps: how many steps late. More hide longer rounds, and apply older answers.
+        warmup_steps: for gradients: answers of so many first steps are applied at once.
     """
 
     steps: int
+    warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         if type(self.steps) is not int or self.steps < 1:
@@ -33,7 +39,12 @@ class Delayed(Overlap):
                 f"Delayed(steps={self.steps!r}) is not possible: write a whole number of 1 or more steps, "
                 "or Bucketwise() for answers that are applied at once"
             )
+        if type(self.warmup_steps) is not int or self.warmup_steps < 0:
+            raise ConfigError(
+                f"warmup_steps={self.warmup_steps!r} is not possible: write a whole number of steps, such as "
+                "len(loader), or 0 for none"
+            )
 
     def lands(self, step: int) -> int:
-        """So many steps later."""
-        return step + self.steps
+        """So many steps later; at once while warming up."""
+        return step if step < self.warmup_steps else step + self.steps

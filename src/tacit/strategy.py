@@ -14,7 +14,7 @@ from tacit.compressors.dense import Dense
 from tacit.contracts import WORLD, Compressor, Merge, Overlap, Rounds, Topology
 from tacit.errors import ConfigError, unknown
 from tacit.merges import Replace
-from tacit.overlap import Bucketwise
+from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every, EveryStep, Until
 from tacit.topologies.auto import Auto
 
@@ -67,10 +67,20 @@ class Strategy:
             )
         if not isinstance(self.merge, Replace):
             raise ConfigError(f"merge={self.merge} cannot apply a gradient: write merge=Replace()")
+        if isinstance(self.overlap, Delayed) and self.overlap.steps != 1:
+            raise ConfigError(
+                f"overlap={self.overlap} of a gradient: one that is {self.overlap.steps} steps old makes "
+                "training worse, and hides no more than one a step old: write Delayed(1)"
+            )
 
     def _check_progress(self) -> None:
         if isinstance(self.merge, Replace):
             raise ConfigError(f"merge={self.merge} cannot apply progress: write merge=Average()")
+        if isinstance(self.overlap, Delayed) and self.overlap.warmup_steps:
+            raise ConfigError(
+                f"warmup_steps={self.overlap.warmup_steps} is for gradients, and subject='progress': "
+                f"write Delayed({self.overlap.steps})"
+            )
         lag = self.overlap.lands(0)
         if isinstance(self.rounds, Every) and lag > self.rounds.sync_every:
             raise ConfigError(
@@ -101,6 +111,11 @@ class Levels:
             raise ConfigError(
                 f"levels of {' and '.join(subjects) or 'nothing'} cannot be joined: the nearest exchanges "
                 "the 'gradient', every farther one the 'progress'"
+            )
+        if isinstance(self.levels[0].overlap, Delayed):
+            raise ConfigError(
+                f"overlap={self.levels[0].overlap} of the nearest level: inside a node there is little to "
+                "hide, and gradients from before the nodes met would be applied after it: write Bucketwise()"
             )
         if self.levels[-1].topology.scope != WORLD:
             raise ConfigError(

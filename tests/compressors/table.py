@@ -8,6 +8,7 @@ from tacit.compressors import (
     BF16,
     FP8,
     FP16,
+    LAG,
     QSGD,
     Clip,
     Dense,
@@ -254,6 +255,17 @@ TABLE = {
         lambda p: ring((13 + 30) * 4)(p) + ring(150 * 4)(p),
         1.0,
         rounding=1e-5,
+    ),
+    # The first rounds of gradients that have nothing in common: all of it travels, and a number before it.
+    "lag": Row(LAG(matrices=MATRICES), lambda p: ring(4)(p) + ring(4 * NUMEL)(p), 1e-6),
+    "lag, momentum corrected": Row(
+        MomentumCorrection(LAG(matrices=MATRICES)), lambda p: ring(4)(p) + ring(4 * NUMEL)(p), 1e-6
+    ),
+    "lag, biases dense": Row(
+        # The biases ride with the number.
+        Select(LAG(matrices=(Matrix(10, 7, 70), Matrix(520, 6, 80))), (Part(Dense(), BIASES),)),
+        lambda p: ring((1 + 30) * 4)(p) + ring(4 * NUMEL)(p),
+        1e-6,
     ),
     "dense, clipped": Row(Clip(Dense(), max_norm=2.0), ring(4 * NUMEL), 1.0),
     "dense, not reached by the clip": Row(Clip(Dense(), max_norm=1e6), ring(4 * NUMEL), 1e-6),

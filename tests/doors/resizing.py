@@ -18,6 +18,8 @@ ALGORITHMS: dict[str, str | tacit.Strategy] = {
     "sign": "sign",
     "efsign": "efsign",
     "powersgd": "powersgd",
+    "pipesgd": "pipesgd:compressor=bf16",
+    "lag": "lag",
     "localsgd": "localsgd:sync_every=4",
     "ednncomm": "ednncomm:sync_every=4",
     "sparse slices": BY_NODE["sparse slices"],

@@ -17,11 +17,13 @@ from tacit.algorithms.fp8 import fp8
 from tacit.algorithms.fp16 import fp16
 from tacit.algorithms.gtopk import gtopk
 from tacit.algorithms.int8 import int8
+from tacit.algorithms.lag import lag
 from tacit.algorithms.localsgd import localsgd
 from tacit.algorithms.natural import natural
 from tacit.algorithms.odsgd import odsgd
 from tacit.algorithms.onebit import onebit
 from tacit.algorithms.overlap_localsgd import overlap_localsgd
+from tacit.algorithms.pipesgd import pipesgd
 from tacit.algorithms.postlocal import postlocal
 from tacit.algorithms.powersgd import powersgd
 from tacit.algorithms.qsgd import qsgd
@@ -57,6 +59,8 @@ ALGORITHMS: dict[str, Callable[..., AnyStrategy]] = {
     "threshold": threshold,
     "stc": stc,
     "powersgd": powersgd,
+    "lag": lag,
+    "pipesgd": pipesgd,
     "localsgd": localsgd,
     "postlocal": postlocal,
     "adacomm": adacomm,

@@ -13,7 +13,7 @@ from tacit.strategy import Strategy, alternatives, parameters
 from tacit.topologies import Auto, Flat, Hierarchical
 
 Family: TypeAlias = Literal[
-    "synchronous", "quantization", "sparsification", "low rank", "periodic", "hierarchical"
+    "synchronous", "quantization", "sparsification", "low rank", "lazy", "delayed", "periodic", "hierarchical"
 ]
 
 
@@ -146,6 +146,18 @@ ENTRIES: dict[str, Entry] = {
         "PowerSGD: Vogels et al. 2019, arXiv 1905.13727",
         True,
         "each matrix travels as a product of two thin ones; the rest is owed (error feedback)",
+    ),
+    "lag": Entry(
+        "lazy",
+        "LAG: Chen et al. 2018, arXiv 1805.09965",
+        True,
+        "gradients stand, and do not travel, until they have changed enough; for large batches",
+    ),
+    "pipesgd": Entry(
+        "delayed",
+        "Pipe-SGD: Li et al. 2018, arXiv 1811.03619",
+        False,
+        "gradients travel during the next step, which applies the mean of the step before it",
     ),
     "localsgd": Entry(
         "periodic",

@@ -4,6 +4,7 @@ from tacit.compressors.cast import BF16, FP8, FP16
 from tacit.compressors.clip import Clip
 from tacit.compressors.dense import Dense
 from tacit.compressors.int8 import Int8
+from tacit.compressors.lag import LAG
 from tacit.compressors.majority import MajoritySign
 from tacit.compressors.momentum import MomentumCorrection
 from tacit.compressors.natural import Natural
@@ -23,6 +24,7 @@ __all__ = [
     "BF16",
     "FP8",
     "FP16",
+    "LAG",
     "QSGD",
     "Clip",
     "Dense",

@@ -103,7 +103,7 @@ def attach(
         [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else [*optimizer]
     )
     named = checked(model, optimizers, strategy)
-    scaler = at_work(scaler)
+    scaler = at_work(scaler, strategy)
     if steps_per_epoch is not None:
         checks.whole("steps_per_epoch", steps_per_epoch, 1, None, "write len(loader)")
     memory = {} if steps_per_epoch is None else {"steps_per_epoch": float(steps_per_epoch)}
@@ -433,7 +433,7 @@ class Attached:
         if self._model not in _ATTACHED:
             return
         try:
-            if self._failure is None:
+            if self._failure is None or any(level.session.unheard for level in self.levels):
                 self.sync()
                 self.levels[-1].settle(self._optimizers)
                 if self._scaled is not None:

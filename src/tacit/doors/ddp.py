@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit import ranges
+from tacit.doors.late import LateMeans
 from tacit.doors.trainable import misfit
 from tacit.errors import AttachError
 from tacit.lots import Lot
@@ -116,12 +117,13 @@ class _Whole:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A parameter of lot `lot` lies in the bucket at `start`, and in the lot at `to`."""
+    """A parameter of lot `lot`, or `slots` of them, lies in the bucket at `start`, and in the lot at `to`."""
 
     lot: int
     start: int
     to: int
     numel: int
+    slots: int = 1
 
 
 @dataclass
@@ -165,6 +167,8 @@ class GradientDoor:
         self._arrived: set[int] = set()
         self.layout: list[list[str]] | None = None
         """DDP's buckets as they were last seen, until the lots have settled on them."""
+        self.late = LateMeans(session) if session.late else None
+        """Where means are applied a step late: all lots are copied then."""
         self.counts_steps = False
         """Whether the end of a backward is a step, as no optimizer is known that would tell."""
 
@@ -181,14 +185,17 @@ class GradientDoor:
         if bucket.is_last():
             self._check_arrived()
         self._note(parameters, bucket.is_last())
-        waiting = _Bucket(bucket.buffer(), torch.futures.Future(), 1 + len({part.lot for part in route}))
+        late = self.late is not None and self.late.late
+        lots = 0 if late else len({part.lot for part in route})
+        waiting = _Bucket(bucket.buffer(), torch.futures.Future(), 1 + lots)
         for part in route:
             if isinstance(part, _Whole):
                 session.submit(part.lot, waiting.buffer[part.start : part.stop], waiting.landed)
             else:
                 self._stage(part, waiting)
         if bucket.is_last():
-            session.waiting()
+            if not late:
+                session.waiting()
             after_backward(self._ended, self._wait)
         waiting.landed()
         return waiting.future
@@ -196,6 +203,8 @@ class GradientDoor:
     def resume(self, layout: list[list[str]] | None) -> None:
         """Go on from a checkpoint; the single bucket of DDP's next iteration is not what it will be."""
         self.layout, self._fresh = layout, True
+        if self.late is not None:
+            self.late.resume()
 
     def _wait(self) -> None:
         self._waiting = ranges.within(self._session.strategy.name, "wait")
@@ -209,6 +218,8 @@ class GradientDoor:
 
     def _begin(self) -> None:
         session = self._session
+        if self.late is not None:
+            self.late.begin()
         session.discard()
         self._staged.clear()
         self._seen = []
@@ -219,6 +230,8 @@ class GradientDoor:
         if self._routed is not session.lots:
             self._routed = session.lots
             self._routes.clear()
+            if self.late is not None:
+                self.late.follow_lots()
 
     def _note(self, parameters: list[Tensor], last: bool) -> None:
         """Learn DDP's layout: what it is in the round before the lots settle is what it stays."""
@@ -243,8 +256,9 @@ class GradientDoor:
             for p in parameters:
                 places[self._names[id(p)]] = start
                 start += p.numel()
+            copied = self.late is not None
             self._routes[key] = [
-                part for i, lot in enumerate(self._session.lots) for part in _parts(i, lot, places)
+                part for i, lot in enumerate(self._session.lots) for part in _parts(i, lot, places, copied)
             ]
         self._arrived.update(key)
         return self._routes[key]
@@ -257,26 +271,33 @@ class GradientDoor:
         lot = self._session.lots[part.lot]
         staged = self._staged.get(part.lot)
         if staged is None:
-            flat = torch.empty(lot.numel, dtype=lot.dtype, device=lot.device)
+            flat = lot.like(lot.device) if self.late is None else self.late.flats[part.lot]
             staged = self._staged[part.lot] = _Staged(flat, len(lot.slots))
         here = bucket.buffer[part.start : part.start + part.numel]
-        there = staged.flat[part.to : part.to + part.numel]
-        there.copy_(here)
-        staged.pieces.append((here, there))
-        if bucket not in staged.futures:
-            staged.futures.append(bucket)
-        staged.missing -= 1
+        if self.late is not None and self.late.late:
+            self.late.swap_(part.lot, part.to, here)
+        else:
+            there = staged.flat[part.to : part.to + part.numel]
+            there.copy_(here)
+            staged.pieces.append((here, there))
+            if bucket not in staged.futures:
+                staged.futures.append(bucket)
+        staged.missing -= part.slots
         if staged.missing == 0:
             self._session.submit(part.lot, staged.flat, lambda: _unstage(staged))
 
 
-def _parts(i: int, lot: Lot, places: dict[str, int]) -> list[Any]:
-    """How the parameters of a lot lie in a bucket, given the bucket's places."""
+def _parts(i: int, lot: Lot, places: dict[str, int], copied: bool) -> list[Any]:
+    """How the parameters of a lot lie in a bucket, given the bucket's places.
+
+    `copied`: whether the lot travels in a buffer of its own, wherever it lies.
+    """
     here = [slot for slot in lot.slots if slot.name in places]
     if len(here) == len(lot.slots):
         start = places[lot.slots[0].name]
         if all(places[slot.name] == start + slot.start for slot in lot.slots):
-            return [_Whole(i, start, start + lot.numel)]
+            whole = _Piece(i, start, 0, lot.numel, len(lot.slots))
+            return [whole if copied else _Whole(i, start, start + lot.numel)]
     return [_Piece(i, places[slot.name], slot.start, slot.stop - slot.start) for slot in here]
 
 

@@ -64,7 +64,7 @@ class CommState:
         named = checked(model, [], strategy)
         self._board = Switchboard.unregistered(model)
         self._attached = Attached(
-            model, [], strategy, named, at_work(scaler), policy, timeout, {}, mesh, self._board
+            model, [], strategy, named, at_work(scaler, strategy), policy, timeout, {}, mesh, self._board
         )
         self._known = {id(p) for p in model.parameters()}
 

@@ -21,20 +21,30 @@ from tacit.doors.level import Level
 from tacit.engine import drive
 from tacit.errors import AttachError
 from tacit.exchanges import hear, say
+from tacit.overlap import Delayed
 from tacit.strategy import AnyStrategy
 
 
-def at_work(scaler: object) -> GradScaler | None:
+def at_work(scaler: object, strategy: AnyStrategy) -> GradScaler | None:
     """The scaler, if it is one and scales.
 
     Raises:
-        AttachError: it is none.
+        AttachError: it is none, or the strategy cannot have one.
     """
     if scaler is not None and not isinstance(scaler, GradScaler):
         raise AttachError(
             f"scaler={scaler!r} is no torch.amp.GradScaler: give attach the one that scales the loss, or none"
         )
-    return scaler if scaler is not None and scaler.is_enabled() else None
+    if scaler is None or not scaler.is_enabled():
+        return None
+    near = strategy.levels[0]
+    if near.subject == "gradient" and isinstance(near.overlap, Delayed):
+        raise AttachError(
+            f"{strategy.name!r} gives a step the mean of the step before, which may be scaled by another "
+            "factor, and whose overflow would be known too late to pass over it: train in bfloat16 without "
+            "a scaler, or write overlap=Bucketwise()"
+        )
+    return scaler
 
 
 def agreed_on(scaler: GradScaler | None, strategy: AnyStrategy) -> str:

@@ -22,6 +22,7 @@ from tacit.session.holdings import is_topologys
 from tacit.strategy import AnyStrategy
 
 VERSION = 2
+LATE = "late mean"
 
 _log = logging.getLogger("tacit")
 
@@ -170,8 +171,12 @@ def _resume(
 
 
 def _of_door(level: AtWork) -> dict[tuple[str, str], Kept]:
-    """What the progress door keeps."""
-    return level.progress.kept() if level.progress is not None else {}
+    """What the progress door keeps, or the means that the gradient door gives to the next step."""
+    if level.progress is not None:
+        return level.progress.kept()
+    late = None if level.gradient is None else level.gradient.late
+    means = {} if late is None else late.kept()
+    return {(name, LATE): Kept(mean, True, 0, mean.numel()) for name, mean in means.items()}
 
 
 def _under_way(level: AtWork) -> list[list[Any]]:

@@ -16,12 +16,13 @@ from tacit.engine import Job, Lane, drive
 from tacit.errors import NonFinite, RoundError
 from tacit.exchanges import say
 from tacit.lots import Kept, Lot, Policy, exempting
+from tacit.overlap import Delayed
 from tacit.session.choosing import choose
 from tacit.session.holdings import Holdings
 from tacit.session.plan import Ground
 from tacit.session.tally import Tally, Watch
 from tacit.strategy import Strategy
-from tacit.transports.meter import Bill
+from tacit.transports.meter import Bill, counted
 from tacit.transports.wire import divide_
 
 T = TypeVar("T")
@@ -35,12 +36,14 @@ class Flight:
 
     Attributes:
         moment: when it began: the step, the number of the round, the learning rate.
+        sent: bytes that this rank has sent in it, by the collectives' formulas.
         over: set when it has landed, or has failed.
     """
 
     lots: tuple[int, ...]
     moment: Mapping[str, Any]
     outcomes: dict[int, Outcome] = field(default_factory=dict)
+    sent: int = 0
     void: bool = False
     watch: Watch = field(default_factory=Watch)
     over: threading.Event = field(default_factory=threading.Event)
@@ -93,6 +96,7 @@ class Session:
         self.transport = transport
         self._lr = lr
         self._lane: Lane | None = None
+        self._heard = False
         self._flights: dict[int, Flight] = {}
         ground = Ground(strategy.topology, transport, dict(named), policy or exempting(strategy.compressor))
         self.choice = choose(ground, names)
@@ -110,7 +114,7 @@ class Session:
 
     @property
     def bills(self) -> list[Bill]:
-        """What a round of each lot costs on this rank."""
+        """What a round of each lot costs on this rank, at most; `metrics` counts what was really posted."""
         return self._holdings.bills
 
     @property
@@ -183,7 +187,9 @@ class Session:
             total = torch.zeros(())
             if scale != 1.0:
                 x.div_(scale)
-        outcome = yield from self._holdings.talk(i, x, total, **flight.moment)
+        talk = self._holdings.talk(i, x, total, **flight.moment)
+        outcome, sent = yield from counted(talk, self.transport.place)
+        flight.sent += sent
         if scale != 1.0:
             x.mul_(scale)
         if total is None:
@@ -239,7 +245,8 @@ class Session:
 
     def _nonfinite(self, where: str, step: int) -> NonFinite:
         gradient = self.strategy.subject == "gradient"
-        what, hint = ("the gradient of", SCALER_HINT) if gradient else ("the parameter", "")
+        what = "the gradient of" if gradient else "the parameter"
+        hint = SCALER_HINT if gradient and not self.late else ""
         return NonFinite(
             f"NaN or infinity in {what} {where}, in step {step}: no rank has applied anything of this "
             f"step. Lower the learning rate, clip the gradient, or look at the batch{hint}"
@@ -331,8 +338,7 @@ class Session:
             self._holdings.commit(flight.outcomes)
         for each in flight.lots:
             del self._flights[each]
-        sent = sum(sum(self.bills[each].sent.values()) for each in flight.lots)
-        self.tally.ended(flight.watch, self.round, flight.moment["step"], sent, self.void)
+        self.tally.ended(flight.watch, self.round, flight.moment["step"], flight.sent, self.void)
         self.round += 1
         flight.over.set()
 
@@ -361,9 +367,20 @@ class Session:
             self._lane.flush()
         self.raise_failure()
 
+    @property
+    def late(self) -> bool:
+        """Whether rounds are under way while training goes on."""
+        return isinstance(self.strategy.overlap, Delayed)
+
+    @property
+    def unheard(self) -> bool:
+        """Whether a late round has failed, and nobody was told."""
+        return self.late and self.failure is not None and not self._heard
+
     def raise_failure(self) -> None:
         """Raise what went wrong, if anything did."""
         if self.failure is not None:
+            self._heard = True
             raise self.failure
 
     def close(self) -> None:

@@ -1,0 +1,129 @@
+"""Gradients that travel only when they have changed enough (Chen, Giannakis, Sun & Yin, NeurIPS 2018)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import Compressor, Context, Exchange, Matrix, Mean, Outcome, Sent, State
+from tacit.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class LAG(Compressor):
+    """Every rank's gradient stands until its next one is far enough from it; LAG-WK, the worker's rule.
+
+    The paper's rule (15a), on each of P workers, where the parameters move by a times the SUM of gradients:
+
+        upload, if |g - g_last|^2 > 1 / (a^2 P^2) x sum_{d=1..D} xi |theta^{k+1-d} - theta^{k-d}|^2
+
+    The optimizer here moves by lr times the MEAN, so that a is lr / P, and with steps of plain SGD the right
+    side is xi times the sum of the last D means' squares. That is what is compared, in all strategies: it is
+    the squared norm of the gradient that the paper approximates by the motion, and momentum or a change of lr
+    does not disturb it.
+
+    A round speaks twice: first of whether each rank has something new, 2 (P - 1) / P x 4 bytes; then, if any
+    has, by an all-reduce of what all ranks' gradients now stand at, 2 (P - 1) / P x n b bytes. If none has,
+    nothing else travels, and the mean is that of the round before. So bytes are saved in rounds in which all
+    ranks are content, and only there: a rank that has nothing new takes part in an all-reduce all the same.
+
+    State: `held`, what this rank's gradient stands at, rank-local; `mean`, of these, and `norms`, those of
+    the last D means by parameter, equal on all ranks. It keeps its own memory, so leave `ErrorFeedback` out.
+
+    Differences from the paper: the rule is that of a lot, not of the whole model, so that some lots may
+    travel and others not; ranks send the gradient that stands in place of its change, which on an all-reduce
+    costs the same, and leaves no rounding errors to add up in the sum of all changes. Meant for gradients
+    over all data, or large batches: the noise of small ones is a change in every step, and all of it travels.
+
+    Attributes:
+        xi: how much change is let pass, of the paper's xi_d, all equal. More says less, and lags more behind.
+        window: D, over how many means.
+        matrices: where the parameters lie in the flat tensor; filled in when it is attached.
+    """
+
+    xi: float = 0.1
+    window: int = 10
+    matrices: tuple[Matrix, ...] = ()
+
+    shared: ClassVar[frozenset[str]] = frozenset({"mean", "norms"})
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.xi < math.inf:
+            raise ConfigError(
+                f"xi={self.xi} is not possible: write 0.1, as is usual, or 0 to send all changes"
+            )
+        if self.window < 1:
+            raise ConfigError(f"window={self.window} is not possible: write 1 or more means, 10 is usual")
+
+    def exempts(self, shape: torch.Size) -> bool:
+        """None: all of a lot is compared, and travels, at once."""
+        return False
+
+    def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
+        """The same for these parameters."""
+        return replace(self, matrices=matrices)
+
+    def widths(self, field: str) -> tuple[int, ...] | None:
+        """Each parameter has norms of its own."""
+        return tuple(self.window for _ in self.matrices) if field == "norms" else None
+
+    def init(self, like: Tensor) -> State:
+        """Nobody has sent anything: all gradients stand at zero."""
+        norms = like.new_zeros(self.window * len(self.matrices))
+        return {"held": torch.zeros_like(like), "mean": torch.zeros_like(like), "norms": norms}
+
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """Ask whether anybody has something new; if so, average what all gradients stand at."""
+        held = self._held(x, state, ctx)
+        news = ctx.scratch("news", x, (1,), torch.float32)
+        news.fill_(held is not state["held"])
+        yield Mean((news,))  # of zeros and ones: above zero on all ranks, or on none
+        mean, fresh = state["mean"], x.is_meta or bool(news > 0)
+        if fresh:
+            mean = ctx.spare("mean", mean)
+            mean.copy_(held)
+            yield Mean((mean,))
+        norms = self._norms(mean if fresh else None, state, ctx)
+        ctx.out.copy_(mean)
+        return Outcome(ctx.out, _Held(held), {"held": held, "mean": mean, "norms": norms})
+
+    def _held(self, x: Tensor, state: State, ctx: Context) -> Tensor:
+        """What this rank's gradient stands at from now on."""
+        fresh = ctx.spare("held", state["held"])
+        torch.sub(x, state["held"], out=fresh)
+        if not x.is_meta and not _square(fresh) > self.xi * _square(state["norms"]):
+            return state["held"]
+        return fresh.copy_(x)
+
+    def _norms(self, mean: Tensor | None, state: State, ctx: Context) -> Tensor:
+        """Of each parameter those of the last D means, newest first; `mean` is None where it is the last."""
+        norms = ctx.spare("norms", state["norms"])
+        after, before = (each.view(len(self.matrices), self.window) for each in (norms, state["norms"]))
+        after[:, 1:] = before[:, :-1]
+        if mean is None:
+            after[:, 0] = before[:, 0]
+            return norms
+        for row, m in zip(after, self.matrices, strict=True):
+            row[0] = torch.linalg.vector_norm(mean[m.start : m.start + m.rows * m.columns])
+        return norms
+
+
+def _square(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x)) ** 2
+
+
+@dataclass(frozen=True)
+class _Held(Sent):
+    """What this rank's part of the mean is, sent now or earlier."""
+
+    held: Tensor
+
+    def take_from_(self, owed: Tensor) -> None:
+        owed.sub_(self.held)
+
+    def dense(self, like: Tensor) -> Tensor:
+        return self.held.clone().view_as(like)
