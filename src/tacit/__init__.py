@@ -38,7 +38,15 @@ if TYPE_CHECKING:
     from tacit.doors.hook import CommState, comm_hook
     from tacit.doors.scalars import log_metrics
     from tacit.doors.state import join_states
-    from tacit.errors import AttachError, CheckpointError, ConfigError, NonFinite, PeerLost, TacitError
+    from tacit.errors import (
+        AttachError,
+        CheckpointError,
+        ConfigError,
+        NonFinite,
+        PeerLost,
+        TacitError,
+        UnevenData,
+    )
     from tacit.merges import Average, Replace
     from tacit.rounds import Every, EveryEpoch, EveryStep
     from tacit.strategy import Levels, Strategy
@@ -78,7 +86,15 @@ _HOMES = {
         "Threshold",
         "TopK",
     ),
-    "tacit.errors": ("AttachError", "CheckpointError", "ConfigError", "NonFinite", "PeerLost", "TacitError"),
+    "tacit.errors": (
+        "AttachError",
+        "CheckpointError",
+        "ConfigError",
+        "NonFinite",
+        "PeerLost",
+        "TacitError",
+        "UnevenData",
+    ),
     "tacit.merges": ("Average", "Replace"),
     "tacit.rounds": ("Every", "EveryEpoch", "EveryStep"),
     "tacit.strategy": ("Levels", "Strategy"),
@@ -127,6 +143,7 @@ __all__ = [
     "Threshold",
     "TopK",
     "TwoPhase",
+    "UnevenData",
     "attach",
     "comm_hook",
     "from_env",
