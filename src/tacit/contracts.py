@@ -509,10 +509,34 @@ class Rounds(ABC):
 
     needs: ClassVar[frozenset[str]] = frozenset()
     """What must be known of the training: "steps_per_epoch". It stands in the memory."""
+    wants: ClassVar[frozenset[str]] = frozenset()
+    """The facts that `observe` is to be told: "loss", "drift"."""
+
+    @property
+    def parts(self) -> int:
+        """How many parts the model is cut into, each with rounds of its own."""
+        return 1
+
+    def start(self, step: int = 0) -> Memory:
+        """What is remembered before the step with which it begins."""
+        return {}
 
     @abstractmethod
-    def due(self, step: int, memory: Memory) -> bool:
-        """Whether a round follows the attempt number `step` (counted from 0) of the optimizer."""
+    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
+        """Whether a round of the part follows the attempt number `step` (counted from 0) of the optimizer."""
+
+    def sleeps(self, step: int, memory: Memory) -> bool:
+        """Whether another level still keeps the replicas equal in this step: there is nothing to do."""
+        return False
+
+    def observe(self, memory: Memory, facts: Memory) -> Memory:
+        """What is remembered after a step in which a round left; not called where nothing is wanted.
+
+        `facts` are means over the ranks: "step", which the round followed; "lr"; "loss", of the steps since
+        the facts before; "drift", the mean squared distance of a replica from the mean of all, before the
+        round.
+        """
+        return memory
 
 
 class Overlap(ABC):
@@ -520,17 +544,47 @@ class Overlap(ABC):
 
     @abstractmethod
     def lands(self, step: int) -> int:
-        """The step at which the answer of the round of `step` is applied."""
+        """The step after which the answer of the round of `step` is applied."""
+
+
+class Landing(NamedTuple):
+    """Where and when an answer is applied."""
+
+    peers: int = 1
+    lag: int = 0
+    """How many steps were taken since the round left."""
+    lr: float = 0.0
+    """The learning rate of the first parameter group."""
 
 
 class Merge(ABC):
-    """HOW APPLIED."""
+    """HOW APPLIED. A frozen dataclass of hyper-parameters; its state is equal on all ranks."""
+
+    sees_mine: ClassVar[bool] = False
+    """Whether `mine` must be kept, even if the answer comes at once."""
+
+    @property
+    def meets(self) -> bool:
+        """Whether an answer that comes at once leaves all replicas at the common point."""
+        return True
+
+    def init(self, like: Tensor) -> State:
+        """The state before the first round, for a flat tensor like `like`: one element for each of its."""
+        return {}
 
     @abstractmethod
-    def apply_(self, now: Tensor, then: Tensor, mean: Tensor) -> None:
-        """Overwrite `now` (this rank's parameters) given `then` (the last common point).
+    def apply_(
+        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+    ) -> None:
+        """Apply an answer to a lot, in place. All tensors are flat and of its shape.
 
-        `mean` is the peers' mean of what was exchanged: of their progress `now - then`.
+        Args:
+            now: this rank's parameters; overwritten.
+            then: the common point, equal on all ranks; overwritten by the next one, equal on all ranks too.
+            mean: the peers' mean progress, `now - then` as it was when the round left. May be overwritten.
+            mine: this rank's own progress then. None where the answer comes at once and `sees_mine` is false.
+            state: as `init` made it; overwritten.
+            at: where and when.
         """
 
 

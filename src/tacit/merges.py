@@ -2,27 +2,179 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from tacit.contracts import Merge
+from tacit.contracts import Landing, Merge, State
+from tacit.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Replace(Merge):
     """The mean takes the place of what was exchanged: the gradient."""
 
-    def apply_(self, now: Tensor, then: Tensor, mean: Tensor) -> None:
+    def apply_(
+        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+    ) -> None:
         """Keep the mean alone."""
         now.copy_(mean)
 
 
 @dataclass(frozen=True)
 class Average(Merge):
-    """The last common point moves by the mean of all progress: the mean of all replicas."""
+    """The common point moves by the mean of all progress: the mean of all replicas.
 
-    def apply_(self, now: Tensor, then: Tensor, mean: Tensor) -> None:
+    Where the answer comes late, what a replica has done in the meantime is kept on top of it (as
+    CoCoD-SGD does: Shen et al., IJCAI 2019).
+    """
+
+    def apply_(
+        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+    ) -> None:
         """`then + mean`, to the same bits on all ranks, as `then` and `mean` are equal on all."""
-        torch.add(then, mean, out=now)
+        then.add_(mean)
+        if at.lag == 0 or mine is None:
+            now.copy_(then)
+        else:
+            now.add_(mean).sub_(mine)
+
+
+@dataclass(frozen=True)
+class OuterStep(Merge):
+    """An outer SGD takes minus the mean progress for a gradient (DiLoCo: Douillard et al. 2023, algorithm 1).
+
+        v    <- momentum * v - mean
+        then <- then - lr * (momentum * v - mean)        with `nesterov`; else then - lr * v
+        now  <- local * now + (1 - local) * then
+
+    It is torch's SGD to the letter. With lr=1 and without Nesterov it is BMUF (Chen & Huo, ICASSP 2016) with
+    block learning rate 1; with momentum 0 too, plain averaging.
+
+    Attributes:
+        lr: the outer learning rate, above 0.
+        momentum: the outer momentum, from 0 to below 1.
+        local: how much of its own a replica keeps when the answer arrives, from 0 to below 1 (Streaming
+            DiLoCo's alpha: Douillard et al. 2025; one minus Overlap-Local-SGD's).
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
+    local: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check("lr", self.lr, lambda v: v > 0, "above 0, such as 0.7")
+        _check("momentum", self.momentum, lambda v: 0 <= v < 1, "from 0 to below 1, such as 0.9")
+        _check("local", self.local, lambda v: 0 <= v < 1, "from 0 to below 1, such as 0.5")
+
+    @property
+    def meets(self) -> bool:
+        """Where a replica keeps nothing of its own."""
+        return self.local == 0
+
+    def init(self, like: Tensor) -> State:
+        """The outer momentum, if any: zeros."""
+        return {"momentum": torch.zeros_like(like)} if self.momentum else {}
+
+    def apply_(
+        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+    ) -> None:
+        """An outer step of `then`; `now` is pulled to it."""
+        if not self.momentum:
+            then.add_(mean, alpha=self.lr)
+        else:
+            v = state["momentum"].mul_(self.momentum).sub_(mean)
+            if self.nesterov:
+                then.add_(mean, alpha=self.lr).sub_(v, alpha=self.lr * self.momentum)
+            else:
+                then.sub_(v, alpha=self.lr)
+        if self.local:
+            torch.lerp(then, now, self.local, out=now)
+        else:
+            now.copy_(then)
+
+
+@dataclass(frozen=True)
+class SlowMo(Merge):
+    """Slow momentum, in units of the gradient (Wang et al., ICLR 2020).
+
+        u    <- momentum * u - mean / lr
+        then <- then - slow_lr * lr * u;   now <- then
+
+    `lr` is the optimizer's learning rate at that moment, so that a schedule of it carries the momentum along.
+
+    Attributes:
+        slow_lr: above 0; the paper's alpha.
+        momentum: from 0 to below 1; the paper's beta.
+    """
+
+    slow_lr: float = 1.0
+    momentum: float = 0.7
+
+    def __post_init__(self) -> None:
+        _check("slow_lr", self.slow_lr, lambda v: v > 0, "above 0, such as 1.0")
+        _check("momentum", self.momentum, lambda v: 0 <= v < 1, "from 0 to below 1, such as 0.7")
+
+    def init(self, like: Tensor) -> State:
+        """The slow momentum: zeros."""
+        return {"momentum": torch.zeros_like(like)}
+
+    def apply_(
+        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+    ) -> None:
+        """A slow step of `then`, which `now` becomes; where the learning rate is 0, plain averaging."""
+        if at.lr == 0:
+            then.add_(mean)
+        else:
+            u = state["momentum"].mul_(self.momentum).sub_(mean, alpha=1 / at.lr)
+            then.sub_(u, alpha=self.slow_lr * at.lr)
+        now.copy_(then)
+
+
+@dataclass(frozen=True)
+class Elastic(Merge):
+    """Replicas and a centre pull at each other (EASGD: Zhang, Choromanska & LeCun, NIPS 2015).
+
+        x_r  <- x_r - (beta / P) * (x_r - centre);   centre <- centre + beta * mean_r (x_r - centre)
+
+    The common point is the centre variable. Replicas stay different; the centre is what closing a session,
+    and `sync`, leave behind.
+
+    Attributes:
+        beta: above 0, below 2; the paper's P times alpha.
+    """
+
+    beta: float = 0.9
+
+    sees_mine: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check("beta", self.beta, lambda v: 0 < v < 2, "above 0 and below 2, such as 0.9")
+
+    @property
+    def meets(self) -> bool:
+        """No: replicas keep exploring."""
+        return False
+
+    def apply_(
+        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+    ) -> None:
+        """Pull both."""
+        assert mine is not None
+        now.sub_(mine, alpha=self.beta / at.peers)
+        then.add_(mean, alpha=self.beta)
+
+
+def _check(name: str, value: object, possible: Callable[[float], bool], range_: str) -> None:
+    if not (
+        isinstance(value, int | float)
+        and type(value) is not bool
+        and math.isfinite(value)
+        and possible(value)
+    ):
+        raise ConfigError(f"{name}={value!r} is not possible: write a number {range_}")

@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeAlias
 from tacit.compressors.dense import Dense
 from tacit.contracts import WORLD, Compressor, Merge, Overlap, Rounds, Topology
 from tacit.errors import ConfigError, unknown
-from tacit.merges import Average, Replace
+from tacit.merges import Replace
 from tacit.overlap import Bucketwise
-from tacit.rounds import EveryStep
+from tacit.rounds import Every, EveryStep, Until
 from tacit.topologies.flat import Flat
 
 Subject = Literal["nothing", "gradient", "progress"]
@@ -39,15 +39,29 @@ class Strategy:
     name: str = field(default="custom", compare=False)
 
     def __post_init__(self) -> None:
-        if self.subject == "gradient" and not isinstance(self.rounds, EveryStep):
+        if self.subject == "gradient":
+            self._check_gradient()
+        if self.subject == "progress":
+            self._check_progress()
+
+    def _check_gradient(self) -> None:
+        if not isinstance(self.rounds, EveryStep | Until):
             raise ConfigError(
                 f"rounds={self.rounds} with subject='gradient' would lose gradients: "
                 "write subject='progress', merge=Average()"
             )
-        if self.subject == "progress" and not isinstance(self.merge, Average):
-            raise ConfigError(f"merge={self.merge} cannot apply progress: write merge=Average()")
-        if self.subject == "gradient" and not isinstance(self.merge, Replace):
+        if not isinstance(self.merge, Replace):
             raise ConfigError(f"merge={self.merge} cannot apply a gradient: write merge=Replace()")
+
+    def _check_progress(self) -> None:
+        if isinstance(self.merge, Replace):
+            raise ConfigError(f"merge={self.merge} cannot apply progress: write merge=Average()")
+        lag = self.overlap.lands(0)
+        if isinstance(self.rounds, Every) and lag > self.rounds.sync_every:
+            raise ConfigError(
+                f"overlap={self.overlap} would land after the next round of the same parameters has left, "
+                f"with rounds={self.rounds}: write Delayed(steps={self.rounds.sync_every}) at most"
+            )
 
     @property
     def levels(self) -> tuple[Strategy, ...]:

@@ -11,6 +11,7 @@ import pytest
 from tacit import algorithms
 from tacit.algorithms import catalogue
 from tacit.compressors import Dense
+from tacit.contracts import WORLD
 from tacit.strategy import Strategy
 
 TACIT = [sys.executable, "-m", "tacit.cli", "list"]
@@ -29,8 +30,9 @@ def test_an_entry_says_what_the_strategy_does(name: str) -> None:
     if not required:
         levels = algorithms.parse(name).levels
         assert entry.compresses == any(level.compressor != Dense() for level in levels)
-        assert (entry.family == "periodic") == (levels[0].subject == "progress")
-        assert (entry.family == "hierarchical") == (len(levels) > 1)
+        by_node = any(level.topology.scope != WORLD or level.topology.meets != WORLD for level in levels)
+        assert (entry.family == "hierarchical") == by_node
+        assert (entry.family == "periodic") == (levels[-1].subject == "progress" and not by_node)
 
 
 def example(ratio: float, rank: int | None = None, way: Literal["a", "b"] = "a") -> Strategy:

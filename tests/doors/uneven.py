@@ -1,5 +1,6 @@
 """Ranks whose loops do not end together, and what each of them saw."""
 
+import faulthandler
 import json
 import os
 import signal
@@ -84,6 +85,7 @@ def killed() -> None:
 if sys.argv[1] == "killed":
     said("killed", killed)
 else:
+    faulthandler.dump_traceback_later(60, repeat=True)
     said("slow", slow)
     for early in ("topk", "localsgd:sync_every=8", "ednncomm:sync_every=8"):
         said(early, lambda early=early: uneven(early, short=2))

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from tacit.algorithms.adacomm import adacomm
 from tacit.algorithms.bf16 import bf16
 from tacit.algorithms.ddp import ddp, dense
 from tacit.algorithms.dgc import dgc
+from tacit.algorithms.diloco import diloco, streaming_diloco
+from tacit.algorithms.easgd import easgd
 from tacit.algorithms.ednncomm import ednncomm
 from tacit.algorithms.efsign import efsign
 from tacit.algorithms.fp8 import fp8
@@ -15,12 +18,16 @@ from tacit.algorithms.fp16 import fp16
 from tacit.algorithms.int8 import int8
 from tacit.algorithms.localsgd import localsgd
 from tacit.algorithms.natural import natural
+from tacit.algorithms.odsgd import odsgd
 from tacit.algorithms.onebit import onebit
+from tacit.algorithms.overlap_localsgd import overlap_localsgd
+from tacit.algorithms.postlocal import postlocal
 from tacit.algorithms.powersgd import powersgd
 from tacit.algorithms.qsgd import qsgd
 from tacit.algorithms.randomk import randomk
 from tacit.algorithms.sign import sign
 from tacit.algorithms.signsgd import signsgd
+from tacit.algorithms.slowmo import slowmo
 from tacit.algorithms.stc import stc
 from tacit.algorithms.terngrad import terngrad
 from tacit.algorithms.threshold import threshold
@@ -49,6 +56,14 @@ ALGORITHMS: dict[str, Callable[..., AnyStrategy]] = {
     "stc": stc,
     "powersgd": powersgd,
     "localsgd": localsgd,
+    "postlocal": postlocal,
+    "adacomm": adacomm,
+    "easgd": easgd,
+    "slowmo": slowmo,
+    "diloco": diloco,
+    "streaming-diloco": streaming_diloco,
+    "overlap-localsgd": overlap_localsgd,
+    "odsgd": odsgd,
     "ednncomm": ednncomm,
 }
 """Name -> the function that makes the strategy; its typed parameters are the algorithm's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from tacit.doors.trainable import StillTrained, trainable
 from tacit.doors.uneven import Backwards, refuse_join, untouched
 from tacit.errors import AttachError, ConfigError, PeerLost
 from tacit.lots import Policy
+from tacit.rounds import Until
 from tacit.session import Session, joined
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.closing import Reached
@@ -70,6 +72,7 @@ def attach(
     timeout: timedelta | None = None,
     steps_per_epoch: int | None = None,
     mesh: DeviceMesh | None = None,
+    weight: float | None = None,
 ) -> Attached:
     """Put a strategy to work on a DDP model. A collective call: every rank of the model's group makes it.
 
@@ -87,6 +90,8 @@ def attach(
         timeout: after which a peer that does not answer is an error; the process group's where not given.
         steps_per_epoch: for strategies that talk once an epoch.
         mesh: of nodes x ranks of a node, for strategies that go by node; torchrun and Slurm tell it too.
+        weight: how much this rank counts for when replicas are averaged, above 0, such as its number of
+            samples (FedAvg: McMahan et al. 2017); all alike where no rank gives one.
 
     Returns:
         The attached session: a context manager. `close` (or leaving the block) takes the hooks away.
@@ -104,7 +109,8 @@ def attach(
     scaler = at_work(scaler)
     memory = {} if steps_per_epoch is None else {"steps_per_epoch": float(steps_per_epoch)}
     _check_memory(strategy, memory)
-    return Attached(model, optimizers, strategy, named, scaler, policy, timeout, memory, mesh)
+    share = _share(model.process_group, strategy, weight)
+    return Attached(model, optimizers, strategy, named, scaler, policy, timeout, memory, mesh, share=share)
 
 
 def checked(model: object, optimizers: Sequence[Optimizer], strategy: AnyStrategy) -> dict[str, Tensor]:
@@ -128,6 +134,12 @@ def checked(model: object, optimizers: Sequence[Optimizer], strategy: AnyStrateg
         raise AttachError(
             f"topology={farthest} does not reach all replicas, and they would drift apart for good: write "
             "Flat() or Hierarchical(), or join it by Levels with one that does"
+        )
+    last = strategy.levels[-1]
+    if last.subject == "gradient" and isinstance(last.rounds, Until):
+        raise AttachError(
+            f"rounds={last.rounds} would leave replicas to drift apart for good afterwards: "
+            "join it by Levels with one that exchanges their progress"
         )
     if not optimizers and "progress" in subjects:
         raise AttachError(f"{strategy.name!r} exchanges after optimizer.step: give attach the optimizer")
@@ -168,6 +180,30 @@ def _check_memory(strategy: AnyStrategy, memory: Memory) -> None:
             )
 
 
+def _share(group: dist.ProcessGroup, strategy: AnyStrategy, weight: float | None) -> float:
+    """What this rank counts for, 1 on average. A collective call."""
+    periodic = any(level.subject == "progress" for level in strategy.levels)
+    error = None
+    if weight is not None and not periodic:
+        error = f"weight={weight!r} is for strategies that average replicas, and {strategy.name!r} does not"
+    elif weight is not None and not (weight > 0 and math.isfinite(weight)):
+        error = f"weight={weight!r} is not possible: write a number above 0, such as the rank's samples"
+    if error is not None:
+        raise AttachError(error)
+    if not periodic:
+        return 1.0
+    mine = torch.tensor([0.0 if weight is None else weight], dtype=torch.float64)
+    all_ = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(all_, mine, group=group)
+    weights = torch.cat(all_)
+    if not bool(weights.any()):
+        return 1.0
+    without = [rank for rank, each in enumerate(weights.tolist()) if not each]
+    if without:
+        raise AttachError(f"ranks {without} give no weight, and others do: give one on every rank")
+    return float(mine / weights.mean())
+
+
 class Attached:
     """A session at work on a DDP model, and the way out of it.
 
@@ -187,6 +223,7 @@ class Attached:
         memory: Memory,
         mesh: DeviceMesh | None,
         board: Switchboard | None = None,
+        share: float = 1.0,
     ) -> None:
         group = model.process_group
         self._model, self._group, self._optimizers = model, group, optimizers
@@ -207,6 +244,7 @@ class Attached:
             "timeout": timeout or own_timeout(group),
             "lr": self._lr,
             "memory": memory,
+            "share": share,
         }
         self.levels: list[Level] = []
         try:
@@ -261,15 +299,15 @@ class Attached:
         """How far this rank is, as ranks compare it when a round fails."""
         if self._quiet:
             return self.session.step
-        return sum(level.session.round for level in self.levels)
+        return sum(level.session.begun for level in self.levels)
 
     def _reached(self) -> Reached:
         """How far this rank is, as ranks compare it when one closes its session."""
         steps = self.levels[-1].session.step
         if self._quiet:
             return untouched(self._model, steps)
-        together = self.levels[0].gradient is not None or self._scaled is not None
-        return Reached(steps, self._backwards.begun if together else 0)
+        # With a scaler the ranks ask each other in backward, before a round begins.
+        return Reached(steps, self._rounds() + (self._backwards.begun if self._scaled is not None else 0))
 
     def _peer_lost(self, error: PeerLost) -> None:
         if self._quiet:
@@ -328,8 +366,20 @@ class Attached:
 
     # ---- at work --------------------------------------------------------------------------------------
 
+    def observe(self, loss: Tensor | float) -> None:
+        """Tell the loss of this step, for strategies that go by it; others do not look at it.
+
+        To be called once a step, before `optimizer.step`.
+        """
+        for level in self.levels:
+            if level.progress is not None:
+                level.progress.facts.observe(loss)
+
     def flush(self) -> None:
-        """Wait until nothing is under way; before a checkpoint, say. Raises what went wrong."""
+        """Wait until nothing is on the wire; before a checkpoint, say. Raises what went wrong.
+
+        An answer that is to be applied later is kept until then.
+        """
         for level in self.levels:
             level.session.flush()
 

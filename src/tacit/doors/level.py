@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from tacit.contracts import Memory
 from tacit.doors.ddp import GradientDoor
-from tacit.doors.optimizer import ProgressDoor
+from tacit.doors.optimizer import ProgressDoor, fragments
 from tacit.lots import Policy, cut
 from tacit.session import Session
 from tacit.strategy import Strategy
@@ -41,12 +41,15 @@ class Level:
         timeout: timedelta,
         lr: Callable[[], float] = lambda: 0.0,
         memory: Memory | None = None,
+        share: float = 1.0,
     ) -> None:
         self.strategy = strategy
         self.transport = TorchTransport(model.process_group, timeout, nodes)
         quiet = strategy.subject == "nothing"
         tensors = {**named, **_float_buffers(model)} if strategy.subject == "progress" else named
-        lots = [] if quiet else cut(reversed(tensors), tensors, int(model.bucket_bytes_cap))
+        cap = int(model.bucket_bytes_cap)
+        parts = [] if quiet else fragments(tensors, strategy.rounds.parts)
+        lots = [lot for part in parts for lot in cut(part, tensors, cap)]
         chosen = None if policy is None else _of_parameters(policy, named)
         self.session = Session(strategy, tensors, self.transport, lots, chosen, lr, memory)
         if quiet:
@@ -55,7 +58,7 @@ class Level:
         if strategy.subject == "gradient":
             self.gradient = GradientDoor(self.session, tensors)
         else:
-            self.progress = ProgressDoor(self.session, tensors)
+            self.progress = ProgressDoor(self.session, tensors, named, share, lr)
 
     def after_step(self) -> None:
         """To be called after every attempt of the optimizer."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,78 +14,238 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit import ranges
-from tacit.contracts import WORLD, Transport
+from tacit.contracts import WORLD, Landing, State, Transport
+from tacit.doors.facts import Facts
 from tacit.engine import drive
+from tacit.errors import AttachError
 from tacit.exchanges import hear, say
-from tacit.session import Session
+from tacit.lots import Kept
+from tacit.session import Flight, Session
+
+COMMON = "last common point"
+MERGE = "merge."
+MEAN, MINE = "arrived", "sent"
+"""The state fields of a round that is under way: its mean, once it is there, and this rank's own part."""
 
 _log = logging.getLogger("tacit")
 
 
-class ProgressDoor:
-    """Keeps the last common point of every lot, and moves it by what the peers agreed on.
+@dataclass(frozen=True, eq=False)
+class UnderWay:
+    """A round that has left, and has not been applied.
 
-    Args:
-        session: exchanges the progress.
-        named: the parameters; buffers that are averaged with them come behind.
+    Attributes:
+        lots: that travel in it.
+        step: that it followed; `lands`: after which it is applied.
+        flight: None where it had arrived before a checkpoint.
     """
 
-    def __init__(self, session: Session, named: Mapping[str, Tensor]) -> None:
+    lots: tuple[int, ...]
+    step: int
+    lands: int
+    flight: Flight | None = None
+
+
+class ProgressDoor:
+    """Keeps the common point of every lot, and moves it by what the peers agreed on.
+
+    A round leaves with this rank's progress since the common point; when it lands, at once or some steps
+    later, the strategy's merge applies its mean to the common point and to the parameters as they are then.
+
+    Args:
+        session: exchanges the progress; its lots are those of the parts, one part after the other.
+        named: the parameters; buffers that are averaged with them come behind.
+        trained: the names of the parameters; nobody else keeps the buffers equal.
+        share: how much this rank counts for in the mean; 1 on average over the ranks.
+        lr: reads the present learning rate.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        named: Mapping[str, Tensor],
+        trained: Collection[str],
+        share: float = 1.0,
+        lr: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._session = session
-        self._named = named
+        self._named, self._trained = named, frozenset(trained)
+        self._share, self._lr = share, lr
+        self.facts = Facts(session, lr)
         self.follow_lots()
 
-    def follow_lots(self) -> None:
+    def follow_lots(self, under_way: Iterable[UnderWay] = ()) -> None:
         """Take the present parameters as the common point, in the session's present lots."""
-        lots = self._session.lots
+        session, lots = self._session, self._session.lots
         self._places = [
             [(self._named[slot.name].detach().view(-1), slot.start, slot.stop) for slot in lot.slots]
             for lot in lots
         ]
+        keeps = session.strategy.merge.sees_mine or session.strategy.overlap.lands(0) > 0
         self._then = [lot.like(lot.device) for lot in lots]
         self._flat = [lot.like(lot.device) for lot in lots]
+        self._mine = [lot.like(lot.device) if keeps else None for lot in lots]
+        self._states: list[State] = [session.strategy.merge.init(then) for then in self._then]
+        largest = {lot.dtype: lot for lot in sorted(lots, key=lambda lot: lot.numel)}
+        self._now = {dtype: lot.like(lot.device) for dtype, lot in largest.items()}
+        self._parts = _parts(session, self._named)
         for i, then in enumerate(self._then):
             self._read(i, then)
         self._met_at: int | None = None
+        self.under_way: list[UnderWay] = list(under_way)
+
+    # ---- steps ----------------------------------------------------------------------------------------
 
     def after_step(self) -> None:
         """To be called after every attempt of the optimizer."""
-        session = self._session
-        session.raise_failure()
-        due = session.strategy.rounds.due(session.step, session.memory)
-        session.step += 1
-        if due:
-            self.sync()
+        self._session.raise_failure()
+        self.turn(self._session.step)
+        self._session.step += 1
+
+    def stirs(self, step: int) -> bool:
+        """Whether a round leaves or lands after this step, or replicas begin to move on their own."""
+        rounds, memory = self._session.strategy.rounds, self._session.memory
+        if rounds.sleeps(step, memory):
+            return not rounds.sleeps(step + 1, memory)
+        return any(way.lands <= step for way in self.under_way) or bool(self._due(step))
+
+    def turn(self, step: int) -> None:
+        """Let land what is to land after this step, and leave what is due."""
+        if not self.stirs(step):
+            return
+        if self._session.strategy.rounds.sleeps(step, self._session.memory):
+            self._start_here()
+            return
+        with ranges.within(self._session.strategy.name, "sync"):
+            self._land_until(step)
+            due = self._due(step)
+            if due:
+                self._round(step, due)
+
+    def _due(self, step: int) -> list[int]:
+        rounds, memory = self._session.strategy.rounds, self._session.memory
+        parts = enumerate(self._parts)
+        return [part for part, lots in parts if lots and rounds.due(step, memory, part)]
+
+    def _start_here(self) -> None:
+        """Take the present parameters, which are equal on all ranks, for the common point."""
+        for lot, then in zip(self._session.lots, self._then, strict=True):
+            for slot in lot.slots:
+                if slot.name in self._trained:
+                    then[slot.start : slot.stop] = self._named[slot.name].detach().view(-1)
 
     def sync(self) -> None:
-        """A round, now: afterwards all replicas are equal, to the bit. None where no step was taken since.
+        """A round of all parts, now: afterwards every replica stands at the common point.
+
+        What is under way lands first. None where no step was taken since the last time.
 
         Raises:
             RoundError: the round failed; no parameter has changed.
         """
-        with ranges.within(self._session.strategy.name, "sync"):
-            self._round()
-
-    def _round(self) -> None:
         session = self._session
         if session.step == self._met_at:
             return
-        session.discard()
-        session.waiting()
-        for i, (flat, then) in enumerate(zip(self._flat, self._then, strict=True)):
-            self._read(i, flat)
-            flat.sub_(then)
-            session.submit(i, flat, lambda: None)
-        session.flush()
-        for i, (flat, then) in enumerate(zip(self._flat, self._then, strict=True)):
-            session.strategy.merge.apply_(then, then, flat)
-            self._write(i, then)
+        with ranges.within(session.strategy.name, "sync"):
+            last = session.step - 1
+            self._land_until(last, every=True)
+            if session.strategy.rounds.sleeps(session.step, session.memory):
+                self._start_here()
+            self._land(self._leave(last, range(len(session.lots)), lands=last), last)
+            for i, then in enumerate(self._then):
+                self._write(i, then)
         self._met_at = session.step
 
-    def common_point(self) -> dict[str, Tensor]:
-        """Views of the last common point, by parameter."""
-        lots = zip(self._session.lots, self._then, strict=True)
-        return {slot.name: then[slot.start : slot.stop] for lot, then in lots for slot in lot.slots}
+    # ---- rounds ---------------------------------------------------------------------------------------
+
+    def _round(self, step: int, due: Sequence[int]) -> None:
+        session = self._session
+        lots = [i for part in due for i in self._parts[part]]
+        for way in [way for way in self.under_way if set(way.lots) & set(lots)]:
+            self._land(way, step)
+        way = self._leave(step, lots, session.strategy.overlap.lands(step))
+        self.facts.tell(step, way.flight, [self._flat[i] for i in lots])
+        if way.lands <= step:
+            self._land(way, step)
+            everything = len(lots) == len(session.lots)
+            self._met_at = step + 1 if everything and session.strategy.merge.meets else None
+
+    def _leave(self, step: int, lots: Sequence[int], lands: int) -> UnderWay:
+        session = self._session
+        for i in lots:
+            flat, mine = self._flat[i], self._mine[i]
+            self._read(i, flat)
+            flat.sub_(self._then[i])
+            if mine is not None:
+                mine.copy_(flat)
+        self.facts.measure([self._flat[i] for i in lots])
+        flight = session.begin(lots)
+        for i in lots:
+            if self._share != 1.0:
+                self._flat[i].mul_(self._share)
+            session.submit(i, self._flat[i], lambda: None)
+        way = UnderWay(tuple(lots), step, lands, flight)
+        self.under_way.append(way)
+        return way
+
+    def _land_until(self, step: int, every: bool = False) -> None:
+        for way in [way for way in self.under_way if every or way.lands <= step]:
+            self._land(way, step)
+
+    def _land(self, way: UnderWay, step: int) -> None:
+        session = self._session
+        if way.flight is not None:
+            session.wait(way.flight)
+        at = Landing(len(session.ranks), step - way.step, self._lr())
+        for i in way.lots:
+            then = self._then[i]
+            now = self._now[then.dtype][: len(then)]
+            self._read(i, now)
+            session.strategy.merge.apply_(now, then, self._flat[i], self._mine[i], self._states[i], at)
+            self._write(i, now)
+        self.under_way.remove(way)
+
+    def _read(self, i: int, flat: Tensor) -> None:
+        for p, start, stop in self._places[i]:
+            flat[start:stop] = p
+
+    def _write(self, i: int, flat: Tensor) -> None:
+        with torch.no_grad():
+            for p, start, stop in self._places[i]:
+                p.copy_(flat[start:stop])
+
+    # ---- what it keeps --------------------------------------------------------------------------------
+
+    def kept(self) -> dict[tuple[str, str], Kept]:
+        """All that it keeps, by (parameter, field), as views."""
+        found = self._fields(enumerate(self._then), COMMON)
+        for i, state in enumerate(self._states):
+            for field, tensor in state.items():
+                found |= self._fields([(i, tensor)], MERGE + field)
+        for way in self.under_way:
+            found |= self._fields([(i, self._flat[i]) for i in way.lots], MEAN)
+            mine = [(i, self._mine[i]) for i in way.lots]
+            found |= self._fields([(i, each) for i, each in mine if each is not None], MINE)
+        return found
+
+    def widths(self, under_way: Collection[str]) -> dict[tuple[str, str], tuple[bool, int]]:
+        """Of each (parameter, field) that it keeps, were these under way, whether all ranks keep the same.
+
+        And its number of elements.
+        """
+        fields = {COMMON: True} | {MERGE + field: True for field in self._states[0]}
+        late = {MEAN: True} | ({MINE: False} if self._mine[0] is not None else {})
+        return {
+            (name, field): (shared, p.numel())
+            for name, p in self._named.items()
+            for field, shared in (fields | (late if name in under_way else {})).items()
+        }
+
+    def _fields(self, tensors: Iterable[tuple[int, Tensor]], field: str) -> dict[tuple[str, str], Kept]:
+        return {
+            (slot.name, field): Kept(flat[slot.start : slot.stop], field != MINE, 0, slot.stop - slot.start)
+            for i, flat in tensors
+            for slot in self._session.lots[i].slots
+        }
 
     def settle(self, optimizer: Optimizer, transport: Transport) -> None:
         """Average the optimizer's own state (momentum, moments), which was local.
@@ -112,14 +273,36 @@ class ProgressDoor:
                 for mine, slot in kept:
                     mine.copy_(flat[slot.start : slot.stop])
 
-    def _read(self, i: int, flat: Tensor) -> None:
-        for p, start, stop in self._places[i]:
-            flat[start:stop] = p
 
-    def _write(self, i: int, flat: Tensor) -> None:
-        with torch.no_grad():
-            for p, start, stop in self._places[i]:
-                p.copy_(flat[start:stop])
+def _parts(session: Session, named: Mapping[str, Tensor]) -> list[list[int]]:
+    """The lots of each part."""
+    cut = enumerate(fragments(named, session.strategy.rounds.parts))
+    homes = {name: part for part, names in cut for name in names}
+    parts: list[list[int]] = [[] for _ in range(session.strategy.rounds.parts)]
+    for i, lot in enumerate(session.lots):
+        parts[homes[lot.slots[0].name]].append(i)
+    return parts
+
+
+def fragments(named: Mapping[str, Tensor], count: int) -> list[list[str]]:
+    """The names in `count` parts of about equal size: neighbours together, the last layers first.
+
+    Raises:
+        AttachError: there are fewer names than parts.
+    """
+    if len(named) < count:
+        raise AttachError(
+            f"a model of {len(named)} parameters cannot be cut into {count} fragments: write fewer"
+        )
+    total, done = sum(p.numel() for p in named.values()), 0
+    parts: list[list[str]] = [[]]
+    for i, (name, p) in enumerate(reversed([*named.items()])):
+        must = len(named) - i == count - len(parts)  # each of those left has a part of its own
+        if parts[-1] and len(parts) < count and (must or done + p.numel() / 2 > total * len(parts) / count):
+            parts.append([])
+        parts[-1].append(name)
+        done += p.numel()
+    return parts
 
 
 def _agreed(fields: list[str], transport: Transport) -> bool:

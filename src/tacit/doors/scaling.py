@@ -64,8 +64,8 @@ class ScaledSteps:
         self._scaler, self._levels, self._named = scaler, levels, named
         self._near = levels[0].session if levels[0].gradient is not None else None
         self._due: list[Level] = []
-        self._held: list[Level] = []
-        self._overflow = False
+        self._held: list[tuple[Level, int]] = []
+        self._overflow = self._near_talks = False
         if self._near is not None:
             self._near.scale = scaler.get_scale
 
@@ -75,7 +75,7 @@ class ScaledSteps:
         def counted(bucket: GradBucket) -> BucketFuture:
             if bucket.index() == 0:
                 self._begin()
-            if self._due and self._near is None and not self._overflow:
+            if self._due and not self._near_talks and not self._overflow:
                 self._overflow = not bool(bucket.buffer().isfinite().all())
             future = answer(bucket)
             if bucket.is_last():
@@ -98,15 +98,16 @@ class ScaledSteps:
     def _begin(self) -> None:
         self._hold_rounds()  # nobody has stepped since, as where gradients accumulate with no `no_sync`
         self._overflow = False
-        self._due = [level for level in self._levels if level.progress is not None and _is_due(level)]
+        self._near_talks = self._near is not None and self._near.talks()
+        self._due = [level for level in self._levels if _stirs(level)]
 
     def _end(self) -> None:
-        overflow = self._overflow if self._near is None else self._near.void
+        overflow = self._near.void if self._near is not None and self._near_talks else self._overflow
         for level in self._due:
             overflow = _anywhere(overflow, level)
+        self._held = [(level, level.session.step) for level in self._due]
         for level in self._levels:
             level.session.step += 1
-        self._held = self._due
         if overflow:
             self._spoil()
         if overflow and self._due:
@@ -114,8 +115,9 @@ class ScaledSteps:
 
     def _hold_rounds(self) -> None:
         held, self._held = self._held, []
-        for level in held:
-            level.sync()
+        for level, step in held:
+            assert level.progress is not None
+            level.progress.turn(step)
 
     @torch.no_grad()
     def _spoil(self) -> None:
@@ -124,18 +126,14 @@ class ScaledSteps:
                 p.grad.fill_(math.inf)
 
 
-def _is_due(level: Level) -> bool:
-    session = level.session
-    return level.strategy.rounds.due(session.step, session.memory)
+def _stirs(level: Level) -> bool:
+    return level.progress is not None and level.progress.stirs(level.session.step)
 
 
 def _anywhere(overflow: bool, level: Level) -> bool:
     """Whether it is so on any of the ranks that agree on this level."""
     word = torch.tensor([float(overflow)])
-    try:
-        drive(say(word, level.strategy.topology.scope), level.transport, slot="overflow")
-    except RuntimeError as error:
-        raise level.session.explain(error) from error
+    level.session.ask(lambda: say(word, level.strategy.topology.scope), "overflow")
     return bool(word > 0)
 
 

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from tacit.contracts import NET, WORLD
 from tacit.doors.ddp import GradientDoor
-from tacit.doors.optimizer import ProgressDoor
+from tacit.doors.optimizer import MINE, ProgressDoor, UnderWay
 from tacit.doors.resize import Shares
 from tacit.errors import CheckpointError
 from tacit.lots import Kept
+from tacit.rounds import EveryStep
 from tacit.session import Session
 from tacit.strategy import AnyStrategy
 
-VERSION = 1
-COMMON = "last common point"
+VERSION = 2
 
 _log = logging.getLogger("tacit")
+
+_KEYS = {"version", "strategy", "but rounds", "rounds are", "ranks", "nodes", "steps", "rounds"} | {
+    "memory",
+    "under way",
+    "lots",
+    "layouts",
+}
 
 
 class AtWork(Protocol):
@@ -49,16 +58,23 @@ def told(
     state: dict[str, Any] = {
         "version": VERSION,
         "strategy": repr(strategy),
+        "but rounds": _but_rounds(strategy),
+        "rounds are": [repr(level.session.strategy.rounds) for level in levels],
         "ranks": transport.place(WORLD).peers,
         "nodes": [list(node) for node in transport.nodes],
         "steps": [level.session.step for level in levels],
         "rounds": [level.session.round for level in levels],
         "lots": [_names(level) for level in levels],
+        # As text: torch.distributed.checkpoint drops what is empty.
+        "memory": json.dumps([dict(level.session.memory) for level in levels]),
+        "under way": json.dumps([_under_way(level) for level in levels]),
         "layouts": [level.gradient.layout if level.gradient is not None else None for level in levels],
     }
     for i, (level, whole) in enumerate(zip(levels, wholes, strict=True)):
-        for (name, field), kept in {**whole, **_common(level)}.items():
+        for (name, field), kept in {**whole, **_of_door(level)}.items():
             state[_key(i, level.session, name, field, kept.shared)] = kept.tensor.clone()
+        if level.progress is not None:
+            state[_losses(i, level)] = level.progress.facts.losses.clone()
     return state
 
 
@@ -99,16 +115,12 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWor
     shares = Shares(state) if resized else None
     found = [_found(i, level, state, shares) for i, level in enumerate(levels)]
     for i, level in enumerate(levels):
-        session = level.session
-        session.recut(state["lots"][i], carry=False)
-        if level.progress is not None:
-            level.progress.follow_lots()
-        session.step, session.round = state["steps"][i], state["rounds"][i]
-        if level.gradient is not None:
-            level.gradient.resume(state["layouts"][i])
-        session.restore(found[i])
-        for both, kept in _common(level).items():
-            kept.tensor.copy_(found[i][both])
+        _resume(i, level, state, found[i])
+    if state["strategy"] != repr(strategy) and transport.place(WORLD).rank == 0:
+        _log.warning(
+            "a checkpoint of %s goes on with %s: rounds are counted anew from step %d",
+            *(state["strategy"], repr(strategy), state["steps"][0]),
+        )
     if resized and transport.place(WORLD).rank == 0:
         _log.warning(
             "a checkpoint of %d ranks%s goes on with %d%s: each has got the mean of what the old ones owed",
@@ -120,14 +132,52 @@ def _on(nodes: Sequence[Sequence[int]]) -> str:
     return f" on {len(nodes)} nodes" if nodes else ""
 
 
-def _common(level: AtWork) -> dict[tuple[str, str], Kept]:
-    """The last common point, as state is kept."""
-    common = level.progress.common_point() if level.progress is not None else {}
-    return {(name, COMMON): Kept(then, True, 0, then.numel()) for name, then in common.items()}
+def _resume(i: int, level: AtWork, state: Mapping[str, Any], found: Mapping[tuple[str, str], Tensor]) -> None:
+    session = level.session
+    session.recut(state["lots"][i], carry=False)
+    same = repr(session.strategy.rounds) == state["rounds are"][i]
+    given = {key: session.memory[key] for key in session.strategy.rounds.needs}
+    memory = json.loads(state["memory"])[i] if same else session.strategy.rounds.start(state["steps"][i])
+    session.resume(state["steps"][i], state["rounds"][i], {**memory, **given})
+    if level.gradient is not None:
+        level.gradient.resume(state["layouts"][i])
+    if level.progress is not None:
+        ways = [UnderWay(tuple(lots), step, lands) for lots, step, lands in json.loads(state["under way"])[i]]
+        level.progress.follow_lots(ways)
+        if _losses(i, level) in state:
+            level.progress.facts.losses.copy_(state[_losses(i, level)])
+    session.restore(found)
+    for both, kept in _of_door(level).items():
+        kept.tensor.copy_(found[both])
+
+
+def _of_door(level: AtWork) -> dict[tuple[str, str], Kept]:
+    """What the progress door keeps."""
+    return level.progress.kept() if level.progress is not None else {}
+
+
+def _under_way(level: AtWork) -> list[list[Any]]:
+    ways = level.progress.under_way if level.progress is not None else []
+    return [[list(way.lots), way.step, way.lands] for way in ways]
+
+
+def _losses(i: int, level: AtWork) -> str:
+    return f"rank{level.session.transport.place(WORLD).rank}/{i}//losses"
+
+
+def _but_rounds(strategy: AnyStrategy) -> str:
+    """The strategy, whenever replicas talk."""
+    each = [
+        replace(level, rounds=EveryStep()) if level.subject == "progress" else level
+        for level in strategy.levels
+    ]
+    return repr(each)
 
 
 def _key(i: int, session: Session, name: str, field: str, shared: bool) -> str:
     """Where a field lies in a checkpoint."""
+    if field == MINE:
+        return f"rank{session.transport.place(WORLD).rank}/{i}/{name}/{field}"
     return f"{_owner(session, shared)}/{i}/{name}/{field}"
 
 
@@ -144,11 +194,16 @@ def _found(
 ) -> dict[tuple[str, str], Tensor]:
     """What was saved of all that this rank keeps a part of."""
     session = level.session
-    expected = session.widths() | {both: (True, kept.width) for both, kept in _common(level).items()}
+    lots = [list(names) for names in state["lots"][i]]
+    under_way = [name for lots_, *_ in json.loads(state["under way"])[i] for j in lots_ for name in lots[j]]
+    expected = session.widths()
+    if level.progress is not None:
+        expected |= level.progress.widths(under_way)
     found = {}
     for (name, field), (shared, width) in expected.items():
         if shares is not None:
-            found[name, field] = shares.of(i, name, field, shared, session.by_node, width)
+            by_node = session.by_node and field != MINE
+            found[name, field] = shares.of(i, name, field, shared, by_node, width)
             continue
         key = _key(i, session, name, field, shared)
         if key not in state or state[key].shape != (width,):
@@ -161,7 +216,7 @@ def _found(
 
 
 def _check(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWork]) -> None:
-    if not {"version", "strategy", "ranks", "nodes", "steps", "rounds", "lots", "layouts"} <= state.keys():
+    if not state.keys() >= _KEYS:
         raise CheckpointError(
             "this is no state of a tacit session, or it was cut short: load what state_dict gave"
         )
@@ -170,11 +225,24 @@ def _check(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtW
             f"the checkpoint is of version {state['version']}, and this tacit reads up to {VERSION}: "
             "update tacit"
         )
-    if state["strategy"] != repr(strategy):
+    if state["version"] < VERSION:
+        raise CheckpointError(
+            f"the checkpoint is of version {state['version']}, and this tacit reads version {VERSION}: "
+            "train on with the tacit that wrote it, or start without the session's state"
+        )
+    if state["but rounds"] != _but_rounds(strategy):
         raise CheckpointError(
             f"the checkpoint is of {state['strategy']}, and attached is {strategy!r}: attach the "
             "same strategy, or start without the session's state"
         )
+    for i, level in enumerate(levels):
+        if json.loads(state["under way"])[i] and state["rounds are"][i] != repr(
+            level.session.strategy.rounds
+        ):
+            raise CheckpointError(
+                f"the checkpoint has a round under way, of {state['rounds are'][i]}, and attached is "
+                f"{level.session.strategy.rounds}: call session.sync() before you save, or attach the same"
+            )
     saved = {name for lots in state["lots"] for lot in lots for name in lot}
     here = {name for level in levels for lot in _names(level) for name in lot}
     if saved != here:

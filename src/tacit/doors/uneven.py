@@ -45,7 +45,7 @@ def refuse_join(model: DistributedDataParallel) -> None:
         raise AttachError(
             "torch's Join context (model.join()) is at work on this model, and only plain 'ddp' can work "
             "with it: give every rank the same number of batches (DistributedSampler(..., drop_last=True)), "
-            "or attach 'ddp'. After such a context, write Join([model], enable=False) once: torch leaves it on"
+            "or attach 'ddp'. After such a context, write Join([model], enable=False): torch leaves it on"
         )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,12 +17,31 @@ from tacit.errors import NonFinite, RoundError
 from tacit.exchanges import say
 from tacit.lots import Kept, Lot, Policy, exempting
 from tacit.session.holdings import Ground, Holdings
-from tacit.session.tally import Tally
+from tacit.session.tally import Tally, Watch
 from tacit.strategy import Strategy
 from tacit.transports.meter import Bill
 from tacit.transports.wire import divide_
 
+T = TypeVar("T")
+
 SCALER_HINT = ". With a GradScaler, write attach(..., scaler=scaler): such a step is then passed over"
+
+
+@dataclass(eq=False)
+class Flight:
+    """One round of some lots, from its start until all of them have landed.
+
+    Attributes:
+        moment: when it began: the step, the number of the round, the learning rate.
+        over: set when it has landed, or has failed.
+    """
+
+    lots: tuple[int, ...]
+    moment: Mapping[str, Any]
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    void: bool = False
+    watch: Watch = field(default_factory=Watch)
+    over: threading.Event = field(default_factory=threading.Event)
 
 
 class Session:
@@ -38,7 +59,7 @@ class Session:
         policy: chooses each parameter's compressor; None: the strategy's, and dense for parameters of fewer
             than two dimensions where the compressor exempts them.
         lr: reads the present learning rate.
-        memory: what the rounds need to know of the training.
+        memory: what else the rounds need to know of the training.
     """
 
     def __init__(
@@ -54,22 +75,24 @@ class Session:
         self.strategy = strategy
         self.step = 0
         self.round = 0
+        """How many rounds have landed; `begun`, how many have left."""
+        self.begun = 0
         self.failure: BaseException | None = None
         self.scale: Callable[[], float] | None = None
         """Reads the factor on all gradients, where a GradScaler puts one: what is not finite then makes the
         round void on all ranks, where without it it is an error."""
         self.void = False
         """Whether the last round was void: all lots have landed, and no state was kept."""
-        self._overflow = False
         self.explain: Callable[[BaseException], BaseException] = lambda error: error
         self.tell: Callable[[BaseException], None] = lambda error: None
         """Called with an error that all ranks of the scope know of, and no others."""
         self.tally = Tally()
-        self.memory: Memory = memory or {}
+        self.memory: Memory = {**strategy.rounds.start(), **(memory or {})}
+        """What the rounds remember, and need to know of the training."""
         self.transport = transport
         self._lr = lr
         self._lane: Lane | None = None
-        self._outcomes: dict[int, Outcome] = {}
+        self._flights: dict[int, Flight] = {}
         self._ground = Ground(
             strategy.topology, transport, dict(named), policy or exempting(strategy.compressor)
         )
@@ -143,6 +166,7 @@ class Session:
                 naming the parameter and the rank.
         """
         lot, word, me = self.lots[i], self._holdings.words[i], self._ground.me
+        flight = self._flight(i)
         scale = self._scale_of(lot)
         word.zero_()
         total = None
@@ -152,19 +176,18 @@ class Session:
             total = torch.zeros(())
             if scale != 1.0:
                 x.div_(scale)
-        moment = {"step": self.step, "round": self.round, "lr": self._lr()}
-        outcome = yield from self._holdings.talk(i, x, total, **moment)
+        outcome = yield from self._holdings.talk(i, x, total, **flight.moment)
         if scale != 1.0:
             x.mul_(scale)
         if total is None:
-            self._check(lot, word)
+            self._check(lot, word, flight)
         elif not _finite(outcome.mean):
             if self.scale is not None:  # the mean is equal on all ranks, so all of them see it
-                self._overflow = True
+                flight.void = True
                 return outcome
             word[me] = 0.0 if bool(total.isfinite()) else 1.0
             yield from say(word, self.strategy.topology.scope)
-            self._check_mean(lot, outcome.mean, word)
+            self._check_mean(lot, outcome.mean, word, flight)
         return outcome
 
     def _scale_of(self, lot: Lot) -> float:
@@ -188,39 +211,55 @@ class Session:
             x.zero_()
         return 1 + broken
 
-    def _check(self, lot: Lot, word: Tensor) -> None:
+    def _check(self, lot: Lot, word: Tensor, flight: Flight) -> None:
         if not bool(word.any()):
             return
         if self.scale is not None:
-            self._overflow = True
+            flight.void = True
             return
         found = [
             (rank, round(float(w) * len(word)) - 1) for rank, w in zip(self.ranks, word, strict=True) if w > 0
         ]
         where = ", ".join(f"{lot.slots[slot].name} on rank {rank}" for rank, slot in found)
-        raise self._nonfinite(where)
+        raise self._nonfinite(where, flight.moment["step"])
 
-    def _check_mean(self, lot: Lot, mean: Tensor, word: Tensor) -> None:
+    def _check_mean(self, lot: Lot, mean: Tensor, word: Tensor, flight: Flight) -> None:
         names = [slot.name for slot in lot.slots if not _finite(mean[slot.start : slot.stop])]
         ranks = [str(rank) for rank, w in zip(self.ranks, word, strict=True) if w > 0]
         where = f"on rank {', '.join(ranks)}" if ranks else "summed over the ranks, each of which is finite"
-        raise self._nonfinite(f"{', '.join(names)} {where}")
+        raise self._nonfinite(f"{', '.join(names)} {where}", flight.moment["step"])
 
-    def _nonfinite(self, where: str) -> NonFinite:
+    def _nonfinite(self, where: str, step: int) -> NonFinite:
         gradient = self.strategy.subject == "gradient"
         what, hint = ("the gradient of", SCALER_HINT) if gradient else ("the parameter", "")
         return NonFinite(
-            f"NaN or infinity in {what} {where}, in step {self.step}: no rank has applied anything of this "
+            f"NaN or infinity in {what} {where}, in step {step}: no rank has applied anything of this "
             f"step. Lower the learning rate, clip the gradient, or look at the batch{hint}"
         )
 
     # ---- rounds ---------------------------------------------------------------------------------------
 
+    def talks(self) -> bool:
+        """Whether a round follows the step that is under way."""
+        return self.strategy.rounds.due(self.step, self.memory)
+
+    def begin(self, lots: Sequence[int] | None = None) -> Flight:
+        """Start a round of these lots, of which none is under way; of all, where not said."""
+        moment = {"step": self.step, "round": self.begun, "lr": self._lr()}
+        flight = Flight(tuple(range(len(self.lots)) if lots is None else lots), moment)
+        self.begun += 1
+        self._flights |= dict.fromkeys(flight.lots, flight)
+        return flight
+
+    def _flight(self, i: int) -> Flight:
+        return self._flights[i] if i in self._flights else self.begin()
+
     def submit(self, i: int, x: Tensor, landed: Callable[[], None]) -> None:
         """Exchange lot `i` in the lane; `landed` is called there, also after a failure."""
         if self._lane is None:
             self._lane = Lane(self.transport, self._explained, self.strategy.name)
-        self.tally.begun()
+        flight = self._flight(i)
+        flight.watch.begin()
 
         def land(outcome: Outcome) -> None:
             self.land(i, outcome)
@@ -228,33 +267,75 @@ class Session:
 
         def fail(error: BaseException) -> None:
             self.failure = error
+            flight.over.set()
             landed()
 
         lot = self.lots[i]
         self._lane.submit(Job(lot.name, lambda: self.open(i, x), land, fail, lot.compressor.light))
 
     def waiting(self) -> None:
-        """Say that training waits for the round from now on: until then it was hidden."""
-        self.tally.waiting()
+        """Say that training waits for what is under way from now on: until then it was hidden."""
+        for flight in [*self._flights.values()]:
+            flight.watch.wait()
+
+    def wait(self, flight: Flight) -> None:
+        """Wait until all lots of this round have landed.
+
+        Raises:
+            RoundError: it failed, or an earlier one did.
+        """
+        flight.watch.wait()
+        flight.over.wait()
+        self.raise_failure()
+
+    def ask(self, open: Callable[[], Generator[Request, Any, T]], slot: str) -> T:
+        """The answer to an exchange that is none of a lot, in its turn behind all that was submitted.
+
+        Raises:
+            RoundError: it failed, or an earlier exchange did.
+        """
+        if self._lane is None:
+            self._lane = Lane(self.transport, self._explained, self.strategy.name)
+        answers: list[T] = []
+        over = threading.Event()
+
+        def land(answer: T) -> None:
+            answers.append(answer)
+            over.set()
+
+        def fail(error: BaseException) -> None:
+            self.failure = error
+            over.set()
+
+        self._lane.submit(Job(slot, open, land, fail))
+        over.wait()
+        self.raise_failure()
+        return answers[0]
 
     def land(self, i: int, outcome: Outcome) -> None:
-        """Note that lot `i` has landed; the last one commits the round, unless it is void."""
-        self._outcomes[i] = outcome
-        if len(self._outcomes) < len(self.lots):
+        """Note that lot `i` has landed; the last one of a round commits it, unless it is void."""
+        flight = self._flights[i]
+        flight.outcomes[i] = outcome
+        if len(flight.outcomes) < len(flight.lots):
             return
-        self.void, self._overflow = self._overflow, False
+        self.void = flight.void
         if not self.void:
-            self._holdings.commit(self._outcomes)
-        self._outcomes.clear()
-        sent = sum(sum(bill.sent.values()) for bill in self.bills)
-        self.tally.ended(self.round, self.step, sent, self.void)
+            self._holdings.commit(flight.outcomes)
+        for each in flight.lots:
+            del self._flights[each]
+        sent = sum(sum(self.bills[each].sent.values()) for each in flight.lots)
+        self.tally.ended(flight.watch, self.round, flight.moment["step"], sent, self.void)
         self.round += 1
+        flight.over.set()
 
     def discard(self) -> None:
         """Forget what has landed of an unfinished round."""
-        self._outcomes.clear()
-        self._overflow = False
-        self.tally.forget()
+        self._flights.clear()
+        self.begun = self.round
+
+    def resume(self, step: int, round: int, memory: Memory) -> None:
+        """Count on from there."""
+        self.step, self.round, self.begun, self.memory = step, round, round, memory
 
     def _explained(self, error: BaseException) -> BaseException:
         if not isinstance(error, RoundError):
@@ -299,7 +380,8 @@ class Session:
         """
         peers = len(self.ranks)
         dense = sum(lot.numel * lot.dtype.itemsize for lot in self.lots)
-        return self.tally.metrics(self.step, 2 * (peers - 1) / peers * dense)
+        share = 2 * (peers - 1) / peers / self.strategy.rounds.parts
+        return self.tally.metrics(self.step, share * dense)
 
 
 def _finite(x: Tensor) -> bool:

@@ -42,8 +42,26 @@ class Totals:
     exposed_when_apart: float = 0.0
 
 
+class Watch:
+    """Takes the time of one round."""
+
+    def __init__(self) -> None:
+        self.begun: float | None = None
+        self.waiting: float | None = None
+
+    def begin(self) -> None:
+        """A lot of the round is on its way."""
+        if self.begun is None:
+            self.begun = time.perf_counter()
+
+    def wait(self) -> None:
+        """Training waits for it from now on."""
+        if self.waiting is None:
+            self.waiting = time.perf_counter()
+
+
 class Tally:
-    """Takes the time of rounds, and adds up.
+    """Adds up what rounds cost.
 
     Attributes:
         records: the last thousand rounds.
@@ -52,36 +70,21 @@ class Tally:
     def __init__(self) -> None:
         self.records: deque[RoundRecord] = deque(maxlen=1000)
         self.totals = Totals()
-        self._first: float | None = None
-        self._waiting: float | None = None
         self._last_end: float | None = None
 
-    def begun(self) -> None:
-        """A lot of a round is on its way."""
-        if self._first is None:
-            self._first = time.perf_counter()
-
-    def waiting(self) -> None:
-        """Training waits from now on."""
-        self._waiting = time.perf_counter()
-
-    def forget(self) -> None:
-        """The round that has begun will not end."""
-        self._first = self._waiting = None
-
-    def ended(self, round: int, step: int, bytes_out: int, void: bool) -> None:
-        """All lots have landed."""
+    def ended(self, watch: Watch, round: int, step: int, bytes_out: int, void: bool) -> None:
+        """All lots of a round have landed."""
         now = time.perf_counter()
         record = RoundRecord(
             round=round,
             step=step,
             bytes_out=bytes_out,
-            seconds=now - self._first if self._first is not None else 0.0,
-            exposed_seconds=now - self._waiting if self._waiting is not None else 0.0,
+            seconds=now - watch.begun if watch.begun is not None else 0.0,
+            exposed_seconds=now - watch.waiting if watch.waiting is not None else 0.0,
             apart_seconds=now - self._last_end if self._last_end is not None else None,
             void=void,
         )
-        self._first, self._waiting, self._last_end = None, None, now
+        self._last_end = now
         self.records.append(record)
         self._add(record)
 

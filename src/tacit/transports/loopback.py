@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -43,6 +45,8 @@ class Loopback:
         }
         self.sent = [0] * world
         """Bytes that each rank has sent, by the formulas of ring collectives."""
+        self._lock = threading.Lock()
+        self._posted: defaultdict[tuple[Any, ...], dict[int, tuple[Collective, Answer]]] = defaultdict(dict)
 
     @classmethod
     def of_nodes(cls, nodes: int, ranks: int) -> Loopback:
@@ -81,6 +85,25 @@ class Loopback:
             for rank in answers:
                 del waiting[rank]
         return [results[rank] for rank in range(self.world)]
+
+    def post(self, rank: int, wish: Collective, turn: tuple[int, int]) -> Answer:
+        """Leave a wish; whoever comes last in its turn answers all of the group's."""
+        group = self.group(rank, wish.axis)
+        answer = Answer()
+        with self._lock:
+            key = (wish.axis, tuple(group), *turn)
+            here = self._posted[key]
+            here[rank] = wish, answer
+            if len(here) < len(group):
+                return answer
+            del self._posted[key]
+            kinds = {type(each).__name__ for each, _ in here.values()}
+            if len(kinds) > 1:
+                raise RuntimeError(f"the ranks {group} want {' and '.join(sorted(kinds))} of each other")
+            found = self._collective([here[r][0] for r in group], group)
+        for r, (_, theirs) in here.items():
+            theirs.give(found[r])
+        return answer
 
     def _answer_ready(self, waiting: dict[int, Collective]) -> dict[int, Any]:
         answers: dict[int, Any] = {}
@@ -148,11 +171,44 @@ def _collect(tensors: list[torch.Tensor], spans: Spans) -> None:
             tensor[start:stop] = owner[start:stop]
 
 
+class Answer:
+    """What a rank in a thread of its own waits for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: list[Callable[[], None]] = []
+        self._given: list[Any] = []
+
+    def give(self, answer: Any) -> None:
+        """Here it is."""
+        with self._lock:
+            self._given.append(answer)
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        """See `contracts.Posted`."""
+        with self._lock:
+            if not self._given:
+                self._calls.append(call)
+                return
+        call()
+
+    def answer(self) -> Any:
+        """See `contracts.Posted`."""
+        return self._given[0]
+
+
 class Seat:
-    """One rank's place in a `Loopback`, for what asks who it is; exchanges are driven by `Loopback.run`."""
+    """One rank's place in a `Loopback`.
+
+    One thread drives all ranks' exchanges by `Loopback.run`; or each rank has a thread, and posts.
+    """
 
     def __init__(self, net: Loopback, rank: int) -> None:
         self._net, self._rank = net, rank
+        self._turns: Counter[tuple[str, int]] = Counter()
 
     @property
     def nodes(self) -> list[list[int]]:
@@ -172,5 +228,6 @@ class Seat:
         return Place(ranks.index(self._rank), len(ranks))
 
     def post(self, request: Collective, stage: int, slot: str) -> Posted:
-        """Not possible here: a rank alone cannot drive the others."""
-        raise RuntimeError("a loopback answers all ranks at once: drive the exchanges with Loopback.run")
+        """Meet the wish of the other ranks that is in the same turn of the axis and stage."""
+        self._turns[request.axis, stage] += 1
+        return self._net.post(self._rank, request, (stage, self._turns[request.axis, stage]))

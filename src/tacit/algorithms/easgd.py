@@ -1,0 +1,21 @@
+"""EASGD (Zhang, Choromanska & LeCun, NIPS 2015, arXiv 1412.6651), the synchronous form.
+
+The paper's algorithm, on each worker r, with the centre x~:       here:
+    x_r <- x_r - lr * g_r                                          the user's optimizer (momentum: EAMSGD)
+    every tau steps: x_r <- x_r - alpha * (x_r - x~)               Every(tau), Elastic: `now`
+                     x~  <- x~  + alpha * sum_r (x_r - x~)         Elastic: `then`, beta = P * alpha
+
+Both right-hand sides are of the moment before, as in the paper's synchronous equations. The centre is the
+common point that every rank keeps; there is no server. Closing the session leaves every replica at it.
+"""
+
+from __future__ import annotations
+
+from tacit.merges import Elastic
+from tacit.rounds import Every
+from tacit.strategy import Strategy
+
+
+def easgd(sync_every: int = 10, beta: float = 0.9) -> Strategy:
+    """Replicas and a centre pull at each other every `sync_every` steps."""
+    return Strategy(subject="progress", rounds=Every(sync_every), merge=Elastic(beta), name="easgd")

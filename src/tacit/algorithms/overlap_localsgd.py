@@ -1,0 +1,29 @@
+"""Overlap-Local-SGD (Wang, Liang & Joshi, ICASSP 2020, arXiv 2002.09539).
+
+The paper's algorithm, on each worker r, with the anchor z:        here:
+    x_r <- x_r - lr * g_r                                          the user's optimizer
+    every tau steps: wait for the anchor of the round before       Delayed(tau): lands as the next leaves
+                     x_r <- x_r - alpha * (x_r - z)                OuterStep(local=1 - alpha): `now`
+                     z' <- mean_r(x_r), while training goes on     Every(tau): leaves after the pull
+    anchor momentum: v <- beta * v + (z' - z); z <- z + v          OuterStep(lr=1, momentum=beta)
+
+What travels is x_r - z, so that any compressor may take it.
+"""
+
+from __future__ import annotations
+
+from tacit.merges import OuterStep
+from tacit.overlap import Delayed
+from tacit.rounds import Every
+from tacit.strategy import Strategy
+
+
+def overlap_localsgd(sync_every: int = 8, alpha: float = 0.6, momentum: float = 0.7) -> Strategy:
+    """Replicas are pulled to an anchor that is averaged while they train on."""
+    return Strategy(
+        subject="progress",
+        rounds=Every(sync_every),
+        overlap=Delayed(sync_every),
+        merge=OuterStep(lr=1.0, momentum=momentum, nesterov=False, local=1.0 - alpha),
+        name="overlap-localsgd",
+    )

@@ -1,0 +1,70 @@
+"""What adaptive rounds are told of the training, averaged over the ranks that agree in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from tacit.errors import ConfigError
+from tacit.exchanges import say
+from tacit.session import Flight, Session
+
+
+class Facts:
+    """Collects what this rank knows, and tells the session's rounds what all ranks know.
+
+    Args:
+        session: whose rounds want it, or do not.
+        lr: reads the present learning rate.
+    """
+
+    def __init__(self, session: Session, lr: Callable[[], float]) -> None:
+        self._session, self._lr = session, lr
+        self._wants = session.strategy.rounds.wants
+        self.losses = torch.zeros(2, dtype=torch.float64)
+        """The sum of the losses since the facts before, and how many they are."""
+        self._apart = 0.0
+
+    def observe(self, loss: Tensor | float) -> None:
+        """Note the loss of a step."""
+        if "loss" in self._wants:
+            self.losses[0] += float(loss)
+            self.losses[1] += 1
+
+    def measure(self, progress: Sequence[Tensor]) -> None:
+        """Note how far this rank is from the common point."""
+        if "drift" in self._wants:
+            self._apart = _square(progress)
+
+    def tell(self, step: int, flight: Flight | None, mean: Sequence[Tensor]) -> None:
+        """Tell the rounds what all ranks know, after the round of `step` has left.
+
+        Raises:
+            ConfigError: a rank was not told the loss; on all ranks.
+        """
+        if not self._wants:
+            return
+        session = self._session
+        if "drift" in self._wants and flight is not None:
+            session.wait(flight)
+        total, count = self.losses.tolist()
+        mine = torch.tensor([total / max(count, 1), min(count, 1), self._apart], dtype=torch.float64)
+        session.ask(lambda: say(mine, session.strategy.topology.scope), "facts")
+        loss, told, apart = mine.tolist()
+        if "loss" in self._wants and told < 1:
+            raise ConfigError(
+                f"rounds={session.strategy.rounds} go by the loss, and after step {step} "
+                f"{'no rank' if told == 0 else 'not every rank'} has told it: write session.observe(loss) "
+                "in every step, on every rank"
+            )
+        self.losses.zero_()
+        facts = {"step": step, "lr": self._lr(), "loss": loss}
+        if "drift" in self._wants:
+            facts["drift"] = max(0.0, apart - _square(mean))
+        session.memory = session.strategy.rounds.observe(session.memory, facts)
+
+
+def _square(tensors: Sequence[Tensor]) -> float:
+    return sum(float(torch.linalg.vector_norm(each, dtype=torch.float64)) ** 2 for each in tensors)

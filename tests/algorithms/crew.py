@@ -1,0 +1,136 @@
+"""Replicas of a small parameter vector in threads of one process: periodic strategies without a network.
+
+Nothing here is random: what a replica does in a step is a formula of its rank and step, so that a trajectory
+can be worked out by hand, or by a few lines that know nothing of doors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit.algorithms import parse
+from tacit.doors import state
+from tacit.doors.optimizer import ProgressDoor, fragments
+from tacit.lots import cut
+from tacit.session import Session
+from tacit.strategy import AnyStrategy, Strategy
+from tacit.transports.loopback import Loopback, Seat
+
+SIZES = {"a": 7, "b": 3, "c": 5, "d": 6}
+LR = 0.1
+
+
+@dataclass
+class Replica:
+    """One rank; also what `doors.state` keeps of a level."""
+
+    named: dict[str, Tensor]
+    session: Session
+    progress: ProgressDoor
+    strategy: Strategy
+    gradient: None = None
+
+    @property
+    def flat(self) -> Tensor:
+        return torch.cat(list(self.named.values()))
+
+    def save(self) -> dict[str, object]:
+        self.session.flush()
+        saved = state.save(self.strategy, [self])
+        return saved | {"parameters": {name: p.clone() for name, p in self.named.items()}}
+
+    def load(self, saved: dict[str, object]) -> None:
+        for name, p in saved["parameters"].items():  # type: ignore[attr-defined]
+            self.named[name].copy_(p)
+        state.load({k: v for k, v in saved.items() if k != "parameters"}, self.strategy, [self])
+
+
+def gradient(x: Tensor, rank: int, step: int) -> Tensor:
+    """Of a quadratic whose minimum is elsewhere for every rank, and moves."""
+    target = torch.sin(torch.arange(len(x)) * (1.0 + rank) + 0.1 * step)
+    return x - target
+
+
+class Crew:
+    """Replicas of P ranks, all with the same strategy."""
+
+    def __init__(
+        self,
+        strategy: str | AnyStrategy,
+        peers: int = 3,
+        shares: Sequence[float] | None = None,
+        memory: dict[str, float] | None = None,
+    ) -> None:
+        strategy = parse(strategy) if isinstance(strategy, str) else strategy
+        (level,) = strategy.levels
+        net = Loopback(peers)
+        self.replicas = [
+            self._replica(level, Seat(net, rank), shares[rank] if shares else 1.0, memory)
+            for rank in range(peers)
+        ]
+
+    def _replica(
+        self, strategy: Strategy, seat: Seat, share: float, memory: dict[str, float] | None
+    ) -> Replica:
+        named = {name: torch.ones(size) for name, size in SIZES.items()}
+        lots = [lot for part in fragments(named, strategy.rounds.parts) for lot in cut(part, named, cap=40)]
+        session = Session(
+            strategy, named, seat, lots, policy=lambda *_: strategy.compressor, lr=lambda: LR, memory=memory
+        )
+        door = ProgressDoor(session, named, named.keys(), share, lambda: LR)
+        return Replica(named, session, door, strategy)
+
+    def each(self, work: Callable[[int, Replica], None]) -> None:
+        """Have every replica do it, in a thread of its own.
+
+        Raises:
+            BaseException: what one of them raised first.
+        """
+        errors: list[BaseException] = []
+
+        def run(rank: int, replica: Replica) -> None:
+            try:
+                work(rank, replica)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=each, daemon=True) for each in enumerate(self.replicas)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        if errors:
+            raise errors[0]
+        assert not any(thread.is_alive() for thread in threads), "a replica hangs"
+
+    def train(self, steps: int, loss: Callable[[int], float] | None = None) -> list[list[Tensor]]:
+        """The parameters of every rank after each step."""
+        trace: list[list[Tensor]] = [[] for _ in self.replicas]
+
+        def work(rank: int, replica: Replica) -> None:
+            for _ in range(steps):
+                step = replica.session.step
+                if loss is not None:
+                    replica.progress.facts.observe(loss(step))
+                start = 0
+                whole = gradient(replica.flat, rank, step)
+                for p in replica.named.values():
+                    p.sub_(LR * whole[start : start + len(p)])
+                    start += len(p)
+                replica.progress.after_step()
+                trace[rank].append(replica.flat)
+
+        self.each(work)
+        return trace
+
+    def sync(self) -> None:
+        self.each(lambda _, replica: replica.progress.sync())
+
+    def close(self) -> None:
+        for replica in self.replicas:
+            replica.session.close()

@@ -1,0 +1,309 @@
+"""Golden trajectories: each periodic algorithm against its paper's lines, written out over plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from crew import LR, SIZES, Crew, gradient
+from torch import Tensor
+
+from tacit.algorithms import parse
+from tacit.compressors import ErrorFeedback, TopK
+from tacit.merges import Average, OuterStep
+from tacit.overlap import Delayed
+from tacit.rounds import AdaComm, ByVariance, Every, OnPlateau
+from tacit.strategy import Strategy
+
+P, STEPS = 3, 26
+Trace = list[list[Tensor]]
+
+
+def start() -> list[Tensor]:
+    return [torch.ones(sum(SIZES.values()), dtype=torch.float64) for _ in range(P)]
+
+
+def stepped(x: list[Tensor], step: int) -> list[Tensor]:
+    return [each - LR * gradient(each, rank, step) for rank, each in enumerate(x)]
+
+
+def mean(x: list[Tensor]) -> Tensor:
+    return torch.stack(x).mean(0)
+
+
+def local_sgd(k: int) -> Trace:
+    x, trace = start(), []
+    for t in range(STEPS):
+        x = stepped(x, t)
+        if (t + 1) % k == 0:
+            x = [mean(x)] * P
+        trace.append(x)
+    return trace
+
+
+def easgd(k: int, beta: float) -> Trace:
+    x, centre, trace = start(), start()[0], []
+    for t in range(STEPS):
+        x = stepped(x, t)
+        if (t + 1) % k == 0:
+            apart = [each - centre for each in x]
+            x = [each - beta / P * d for each, d in zip(x, apart, strict=True)]
+            centre = centre + beta / P * sum(apart)
+        trace.append(x)
+    return trace
+
+
+def slowmo(k: int, alpha: float, beta: float) -> Trace:
+    x, trace = start(), []
+    outer, u = x[0], torch.zeros_like(x[0])
+    for t in range(STEPS):
+        x = stepped(x, t)
+        if (t + 1) % k == 0:
+            u = beta * u + (outer - mean(x)) / LR
+            outer = outer - alpha * LR * u
+            x = [outer] * P
+        trace.append(x)
+    return trace
+
+
+def diloco(k: int, lr: float, momentum: float) -> Trace:
+    """With torch's own SGD as the outer optimizer."""
+    x, trace = start(), []
+    outer = torch.nn.Parameter(x[0].clone())
+    sgd = torch.optim.SGD([outer], lr=lr, momentum=momentum, nesterov=True)
+    for t in range(STEPS):
+        x = stepped(x, t)
+        if (t + 1) % k == 0:
+            outer.grad = outer.detach() - mean(x)
+            sgd.step()
+            x = [outer.detach().clone()] * P
+        trace.append(x)
+    return trace
+
+
+def overlapped(k: int, alpha: float, beta: float) -> Trace:
+    x, trace = start(), []
+    z, v = x[0], torch.zeros_like(x[0])
+    coming: Tensor | None = None
+    for t in range(STEPS):
+        x = stepped(x, t)
+        if (t + 1) % k == 0:
+            if coming is not None:
+                v = beta * v + (coming - z)
+                z = z + v
+                x = [each - alpha * (each - z) for each in x]
+            coming = mean(x)
+        trace.append(x)
+    return trace
+
+
+def late_average(k: int, lag: int) -> Trace:
+    """CoCoD-SGD; with k = lag = 1, OD-SGD."""
+    x, trace = start(), []
+    flights: list[tuple[int, list[Tensor]]] = []
+    for t in range(STEPS):
+        x = stepped(x, t)
+        while flights and flights[0][0] + lag <= t:
+            _, then = flights.pop(0)
+            x = [now + mean(then) - mine for now, mine in zip(x, then, strict=True)]
+        if (t + 1) % k == 0:
+            flights.append((t, x))
+        trace.append(x)
+    return trace
+
+
+def streaming(k: int, parts: int, lag: int, alpha: float, lr: float, momentum: float) -> Trace:
+    """Fragments are the tail of the vector first, as parameters are taken from the last on."""
+    from tacit.doors.optimizer import fragments
+
+    named = {name: torch.empty(size) for name, size in SIZES.items()}
+    at, spans = 0, {}
+    for name, size in SIZES.items():
+        spans[name] = torch.arange(at, at + size)
+        at += size
+    places = [torch.cat([spans[name] for name in part]) for part in fragments(named, parts)]
+    x, trace = [each.clone() for each in start()], []
+    outer, v = start()[0], torch.zeros_like(start()[0])
+    flights: list[tuple[int, int, Tensor]] = []
+    for t in range(STEPS):
+        x = [each.clone() for each in stepped(x, t)]
+        while flights and flights[0][0] + lag <= t:
+            _, part, average = flights.pop(0)
+            where = places[part]
+            g = outer[where] - average
+            v[where] = momentum * v[where] + g
+            outer[where] = outer[where] - lr * (g + momentum * v[where])
+            for each in x:
+                each[where] = alpha * each[where] + (1 - alpha) * outer[where]
+        due = [part for part in range(parts) if (t + 1 - (part + 1) * k // parts) % k == 0]
+        flights += [(t, part, mean(x)[places[part]]) for part in due]
+        trace.append([each.clone() for each in x])
+    return trace
+
+
+STREAMING = Strategy(
+    subject="progress", rounds=Every(6, fragments=3), overlap=Delayed(2), merge=OuterStep(0.4, 0.9, local=0.5)
+)
+COCOD = Strategy(subject="progress", rounds=Every(4), overlap=Delayed(3), merge=Average())
+
+CASES: dict[str, tuple[str | Strategy, Callable[[], Trace]]] = {
+    "local sgd": ("localsgd:sync_every=4", lambda: local_sgd(4)),
+    "local sgd, odd": ("localsgd:sync_every=5", lambda: local_sgd(5)),
+    "every step": ("localsgd:sync_every=1", lambda: local_sgd(1)),
+    "easgd": ("easgd:sync_every=3,beta=0.9", lambda: easgd(3, 0.9)),
+    "slowmo": ("slowmo:sync_every=4,momentum=0.6,slow_lr=0.9", lambda: slowmo(4, 0.9, 0.6)),
+    "diloco": ("diloco:sync_every=5", lambda: diloco(5, 0.7, 0.9)),
+    "overlap": ("overlap-localsgd:sync_every=4,alpha=0.6,momentum=0.7", lambda: overlapped(4, 0.6, 0.7)),
+    "od-sgd": ("odsgd", lambda: late_average(1, 1)),
+    "cocod": (COCOD, lambda: late_average(4, 3)),
+    "streaming": (STREAMING, lambda: streaming(6, 3, 2, 0.5, 0.4, 0.9)),
+    "diloco without a trick": (
+        Strategy(subject="progress", rounds=Every(4), merge=OuterStep(lr=1.0, momentum=0.0)),
+        lambda: local_sgd(4),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_trajectory_is_the_papers(case: str) -> None:
+    strategy, reference = CASES[case]
+    crew = Crew(strategy, P)
+    ours, expected = crew.train(STEPS), reference()
+    crew.close()
+    for t in range(STEPS):
+        for rank in range(P):
+            torch.testing.assert_close(ours[rank][t].double(), expected[t][rank], rtol=0, atol=2e-6)
+
+
+LATE = ["odsgd", "overlap-localsgd:sync_every=4", STREAMING, COCOD]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [*LATE, "easgd:sync_every=3", "slowmo:sync_every=4", "diloco:sync_every=5", "diloco:sync_every=5,bits=4",
+     Strategy(subject="progress", rounds=Every(6, fragments=2), overlap=Delayed(3),
+              compressor=ErrorFeedback(TopK(ratio=0.2)), merge=Average())],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("stop", [5, 7, 8])
+def test_a_run_that_is_saved_and_resumed_is_the_run_that_never_stopped(
+    strategy: str | Strategy, stop: int
+) -> None:
+    """Bit for bit, with rounds under way; and saving changes nothing."""
+    straight, saving, resumed = (Crew(strategy, P) for _ in range(3))
+    whole = straight.train(STEPS)
+    saving.train(stop)
+    saved = [replica.save() for replica in saving.replicas]
+    if strategy in LATE and stop == 5:
+        assert any(replica.progress.under_way for replica in saving.replicas)
+    after = saving.train(STEPS - stop)
+    resumed.each(lambda rank, replica: replica.load(saved[rank]))
+    again = resumed.train(STEPS - stop)
+    for rank in range(P):
+        assert torch.equal(after[rank][-1], whole[rank][-1])
+        assert torch.equal(again[rank][-1], whole[rank][-1])
+    for crew in (straight, saving, resumed):
+        crew.close()
+
+
+@pytest.mark.parametrize("strategy", [*LATE, "easgd:sync_every=3", "adacomm:sync_every=4"], ids=str)
+def test_sync_leaves_all_replicas_at_the_common_point_and_nothing_under_way(strategy: str | Strategy) -> None:
+    crew = Crew(strategy, P)
+    crew.train(11, loss=lambda step: 1.0)
+    crew.sync()
+    first, *others = [replica.flat for replica in crew.replicas]
+    assert all(torch.equal(first, other) for other in others)
+    assert not any(replica.progress.under_way for replica in crew.replicas)
+    rounds = [replica.session.round for replica in crew.replicas]
+    crew.sync()
+    assert [replica.session.round for replica in crew.replicas] == rounds, "no step was taken since"
+    crew.train(9, loss=lambda step: 1.0)
+    crew.close()
+
+
+def test_the_mean_is_weighted() -> None:
+    crew = Crew("localsgd:sync_every=4", P, shares=[0.5, 1.0, 1.5])
+    ours = crew.train(4)
+    x = start()
+    for t in range(4):
+        x = stepped(x, t)
+    expected = (0.5 * x[0] + 1.0 * x[1] + 1.5 * x[2]) / 3
+    for rank in range(P):
+        torch.testing.assert_close(ours[rank][3].double(), expected, rtol=0, atol=1e-6)
+    crew.close()
+
+
+def test_the_true_lag_is_told() -> None:
+    seen: list[int] = []
+
+    class Noting(Average):
+        def apply_(self, now, then, mean, mine, state, at):  # type: ignore[no-untyped-def]
+            seen.append(at.lag)
+            super().apply_(now, then, mean, mine, state, at)
+
+    strategy = Strategy(subject="progress", rounds=Every(4), overlap=Delayed(3), merge=Noting())
+    crew = Crew(strategy, 1)
+    lots = len(crew.replicas[0].session.lots)
+    crew.train(8)  # leaves after step 3, lands after 6; leaves after 7
+    crew.train(1)
+    crew.sync()  # one step later: lands early, and a last round at once
+    assert seen == [3] * lots + [1] * lots + [0] * lots
+    crew.close()
+
+
+# ---- adaptive periods ---------------------------------------------------------------------------------
+
+
+def rounds_of(crew: Crew, steps: int, loss: Callable[[int], float] | None) -> list[int]:
+    crew.train(steps, loss)
+    return [record.step for record in crew.replicas[0].session.tally.records]
+
+
+def test_adacomm_talks_more_often_as_the_loss_falls() -> None:
+    crew = Crew(Strategy(subject="progress", rounds=AdaComm(8, interval=16), merge=Average()), P)
+    # F_0 = 1 before the first round; at step 24 F = 1/4: ceil(sqrt(1/4) * 8) = 4; at 40 no smaller: 2.
+    steps = rounds_of(crew, 48, loss=lambda step: 1.0 if step < 8 else 0.25)
+    assert steps == [7, 15, 19, 23, 27, 31, 33, 35, 37, 39, 41, 43, 45, 47]
+    crew.close()
+
+
+def test_without_the_loss_every_rank_is_told_what_to_write() -> None:
+    crew = Crew(Strategy(subject="progress", rounds=AdaComm(4), merge=Average()), P)
+    from tacit.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"session\.observe\(loss\)"):
+        crew.train(4)
+
+
+def test_a_plateau_shortens_the_period_and_each_epoch_ends_with_a_round() -> None:
+    rounds = OnPlateau(8, patience=1, factor=2)
+    crew = Crew(
+        Strategy(subject="progress", rounds=rounds, merge=Average()), P, memory={"steps_per_epoch": 10.0}
+    )
+    # Epochs of loss 1, 1, 1: best, bad, bad again, which is a plateau: from then on every 4 steps.
+    steps = rounds_of(crew, 40, loss=lambda step: 1.0)
+    assert steps == [7, 9, 17, 19, 27, 29, 33, 37, 39]
+    crew.close()
+
+
+def test_the_period_follows_the_variance() -> None:
+    crew = Crew(Strategy(subject="progress", rounds=ByVariance(4, sample_steps=8), merge=Average()), P)
+    crew.train(40)
+    memory = crew.replicas[0].session.memory
+    assert memory["samples"] == 2
+    assert all(replica.session.memory == memory for replica in crew.replicas)
+    crew.close()
+
+
+def test_fragments_take_turns() -> None:
+    rounds = Every(8, fragments=4)
+    due = [[part for part in range(4) if rounds.due(step, {}, part)] for step in range(16)]
+    assert due == [[], [0], [], [1], [], [2], [], [3]] * 2
+
+
+def test_postlocal_is_two_levels() -> None:
+    near, far = parse("postlocal:start_step=10,sync_every=4").levels
+    assert [s for s in range(30) if near.rounds.due(s, {})] == list(range(10))
+    assert [s for s in range(30) if far.rounds.due(s, {})] == [13, 17, 21, 25, 29]
+    assert [far.rounds.sleeps(s, {}) for s in (0, 9, 10)] == [True, True, False]
