@@ -1,6 +1,5 @@
 """Ranks whose loops do not end together, and what each of them saw."""
 
-import faulthandler
 import json
 import os
 import signal
@@ -53,7 +52,7 @@ def uneven(algorithm: str, short: int, by: int = 3, block: bool = True) -> None:
 
 def slow() -> None:
     """Equal steps, at different times."""
-    for algorithm in ("topk", "localsgd:sync_every=4", "ednncomm:sync_every=4", "ddp"):
+    for algorithm in ("dense", "localsgd:sync_every=4", "ednncomm:sync_every=4", "ddp"):
         model = wrapped()
         optimizer = sgd(model)
         with tacit.attach(model, optimizer, algorithm):
@@ -70,13 +69,15 @@ def joined(algorithm: str, before: bool) -> None:
         with nullcontext() if before else Join([model]):
             steps(model, optimizer, 4 + rank)
         assert same_on_all_ranks(flat(model))
-        Join([model], enable=False)
+    Join([model], enable=False)
+    with tacit.attach(model, optimizer, "dense"):
+        steps(model, optimizer, 1)
 
 
 def killed() -> None:
     model: DDP = wrapped()
     optimizer = sgd(model)
-    with tacit.attach(model, optimizer, "topk"):
+    with tacit.attach(model, optimizer, "dense"):
         steps(model, optimizer, 5)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -85,16 +86,15 @@ def killed() -> None:
 if sys.argv[1] == "killed":
     said("killed", killed)
 else:
-    faulthandler.dump_traceback_later(60, repeat=True)
     said("slow", slow)
-    for early in ("topk", "localsgd:sync_every=8", "ednncomm:sync_every=8"):
+    for early in ("dense", "localsgd:sync_every=8", "ednncomm:sync_every=8"):
         said(early, lambda early=early: uneven(early, short=2))
         dist.barrier()
     said("without a block", lambda: uneven("localsgd:sync_every=100", short=3, by=1, block=False))
     dist.barrier()
     said("late", lambda: uneven("localsgd:sync_every=100", short=0, by=-1))
     dist.barrier()
-    for each in ("topk", "localsgd:sync_every=2"):
+    for each in ("dense", "localsgd:sync_every=2"):
         said(f"join around {each}", lambda each=each: joined(each, before=True))
         dist.barrier()
         said(f"join inside {each}", lambda each=each: joined(each, before=False))

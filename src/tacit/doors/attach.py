@@ -245,6 +245,7 @@ class Attached:
             "lr": self._lr,
             "memory": memory,
             "share": share,
+            "optimizers": optimizers,
         }
         self.levels: list[Level] = []
         try:
@@ -444,11 +445,13 @@ class Attached:
                 if self._rollcall is not None:
                     self._rollcall.meet()
                 self.sync()
-                self.levels[-1].settle(self._optimizers)
+                self.levels[-1].settle()
                 if self._scaled is not None:
                     self._scaled.settle()
                 if self._rollcall is not None:
                     self._rollcall.part()
+            elif isinstance(self._failure, PeerLost):
+                raise self._failure  # found by the roll call, and perhaps not yet raised
         finally:
             self._leave()
 
