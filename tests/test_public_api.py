@@ -35,6 +35,8 @@ def test_the_names_are_these() -> None:
     others = {"Average", "Every", "EveryEpoch", "EveryStep", "Flat", "Hierarchical", "Levels", "Replace"}
     others |= {"Strategy", "Cluster", "Attached", "CommState", "TwoPhase"}
     functions = {"attach", "comm_hook", "from_env", "join_states", "log_metrics"}
+    others |= {"GrowingBatches", "LAMB", "LARS"}
+    functions |= {"scale_lr"}
     assert set(tacit.__all__) == errors | compressors | others | functions
 
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         UnevenData,
     )
     from tacit.merges import Average, Replace
+    from tacit.optim import LAMB, LARS, GrowingBatches, scale_lr
     from tacit.rounds import Every, EveryEpoch, EveryStep
     from tacit.strategy import Levels, Strategy
     from tacit.topologies import Flat, Hierarchical, TwoPhase
@@ -96,6 +97,7 @@ _HOMES = {
         "UnevenData",
     ),
     "tacit.merges": ("Average", "Replace"),
+    "tacit.optim": ("LAMB", "LARS", "GrowingBatches", "scale_lr"),
     "tacit.rounds": ("Every", "EveryEpoch", "EveryStep"),
     "tacit.strategy": ("Levels", "Strategy"),
     "tacit.topologies": ("Flat", "Hierarchical", "TwoPhase"),
@@ -106,6 +108,8 @@ __all__ = [
     "BF16",
     "FP8",
     "FP16",
+    "LAMB",
+    "LARS",
     "QSGD",
     "AttachError",
     "Attached",
@@ -121,6 +125,7 @@ __all__ = [
     "EveryEpoch",
     "EveryStep",
     "Flat",
+    "GrowingBatches",
     "Hierarchical",
     "Int8",
     "Levels",
@@ -149,6 +154,7 @@ __all__ = [
     "from_env",
     "join_states",
     "log_metrics",
+    "scale_lr",
 ]
 
 

@@ -18,6 +18,9 @@ from tacit.overlap import Delayed
 CHECKS = Checks()
 check = CHECKS.add
 
+EPS = 1e-3
+"""Larger than usual: entries whose gradients are all rounding would otherwise step by their rounding's sign."""
+
 Build = Callable[[nn.Module], Optimizer]
 
 
@@ -47,7 +50,15 @@ def momentum(model: nn.Module) -> Optimizer:
 
 
 def adam(model: nn.Module) -> Optimizer:
-    return Adam(model.parameters(), lr=0.01)
+    return Adam(model.parameters(), lr=0.01, eps=EPS)
+
+
+def lars(model: nn.Module) -> Optimizer:
+    return tacit.LARS(model.parameters(), lr=2.0)
+
+
+def lamb(model: nn.Module) -> Optimizer:
+    return tacit.LAMB(model.parameters(), lr=0.01, eps=EPS)
 
 
 def grouped(model: nn.Module) -> Optimizer:
@@ -131,7 +142,7 @@ def compare(
     buffers: str = "averaged",
 ) -> None:
     expected = by_hand(copy.deepcopy(module), build, 3, count, micro, beside, buffers)
-    model = DDP(module, broadcast_buffers=True, gradient_as_bucket_view=True)
+    model = DDP(module, gradient_as_bucket_view=True)
     optimizer = build(model)
     strategy = f"localsgd:sync_every=3,momentum={beside},buffers={buffers}"
     with tacit.attach(model, optimizer, strategy) as session:
@@ -165,6 +176,23 @@ def momentum_is_local_averaged_or_reset() -> None:
         for build in (momentum, adam):
             compare(network(), build, beside=beside)
     compare(network(), adam, count=6, beside="reset")
+
+
+@check
+def optimizers_for_large_batches_work_as_others_do() -> None:
+    for build in (lars, lamb):
+        compare(network(), build)
+        compare(network(), build, beside="averaged")
+        found = []
+        for algorithm in ("ddp", "dense", "topk:ratio=1.0"):
+            model = wrapped()
+            optimizer = build(model)
+            with tacit.attach(model, optimizer, algorithm):
+                train(model, optimizer, 0, 5, 1, lambda step: None)
+            found.append(everything(model, optimizer))
+        assert same_on_all_ranks(found[0])
+        for each in found[1:]:
+            close_to(each, found[0], 1e-5)
 
 
 @check
