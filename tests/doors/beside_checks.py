@@ -19,7 +19,7 @@ CHECKS = Checks()
 check = CHECKS.add
 
 EPS = 1e-3
-"""Larger than usual: entries whose gradients are all rounding would otherwise step by their rounding's sign."""
+"""Larger than usual: entries whose gradients are all rounding would otherwise step by its sign."""
 
 Build = Callable[[nn.Module], Optimizer]
 
