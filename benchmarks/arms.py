@@ -25,8 +25,9 @@ class Trainer:
     """A model, its optimizer and an algorithm; one arm.
 
     Args:
-        arm: "compute-only" (no DDP), "ddp" (torch alone: tacit is never attached), "closed" (attached, one
-            step, closed), "torch:powersgd" (torch's own hook), or what `tacit.attach` takes.
+        arm: "compute-only" (no DDP), "ddp" (torch alone: tacit is never attached), "noop" (a hook that
+            exchanges nothing), "closed" (attached, one step, closed), "torch:powersgd" (torch's own hook), or
+            what `tacit.attach` takes.
         mixed: forward in bf16 autocast with convolutions in channels-last; parameters and gradients in fp32.
         batch: images a rank and step.
         bucket_cap_mb: DDP's; None: its default, and one bucket for PowerSGD, ours and torch's alike.
@@ -85,6 +86,15 @@ def _leave_alone(trainer: Trainer, model: DistributedDataParallel) -> None:
     """Plain DDP."""
 
 
+def _exchange_nothing(trainer: Trainer, model: DistributedDataParallel) -> None:
+    def answer(_: object, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    model.register_comm_hook(None, answer)
+
+
 def _attach_and_close(trainer: Trainer, model: DistributedDataParallel) -> None:
     trainer.attach(model, "topk:ratio=0.01")
     trainer.step()
@@ -106,5 +116,10 @@ def _torch_powersgd(trainer: Trainer, model: DistributedDataParallel) -> None:
 
 
 _ENTER: Mapping[str, Callable[[Trainer, DistributedDataParallel], None]] = MappingProxyType(
-    {"ddp": _leave_alone, "closed": _attach_and_close, "torch:powersgd": _torch_powersgd}
+    {
+        "ddp": _leave_alone,
+        "noop": _exchange_nothing,
+        "closed": _attach_and_close,
+        "torch:powersgd": _torch_powersgd,
+    }
 )

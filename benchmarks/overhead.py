@@ -9,6 +9,7 @@ Experiments, each with all its arms interleaved, on 4 nodes of 1 rank, one threa
 * `unshaped`, fp32: `dense` against plain DDP (the machinery's own cost), and `closed` (a session was
   attached, took one step and was closed) against plain DDP that tacit never touched.
 * `shaped`, fp32, links of 100 Mbit/s: compression against plain DDP.
+* `lean`, fp32, the same links: what says least, against computing alone.
 * `mixed`, the same links; every arm computes in bf16 autocast with channels-last convolutions (gradients, and
   what travels, stay fp32) on 16 images a rank instead of 32: where computing alone takes a tenth of a step of
   ddp, as in fp32 on two cores, nothing can be ten times as fast. PowerSGD is also held against torch's own
@@ -76,6 +77,17 @@ EXPERIMENTS = {
         "4x1@100mbit",
         {"ddp": 1, "bf16": 1, "topk:ratio=0.01": 3},
         (Promise("bf16", 1.8), Promise("topk:ratio=0.01", 5.0)),
+        blocks=12,
+        quick=2,
+    ),
+    "lean": Experiment(
+        "4x1@100mbit",
+        {"ddp": 1, "dgc:ratio=0.001": 3, "powersgd:rank=2": 3, "efsign": 3},
+        (
+            Promise("dgc:ratio=0.001", 0.80, against="compute-only"),
+            Promise("powersgd:rank=2", 0.80, against="compute-only"),
+            Promise("efsign", 0.72, against="compute-only"),
+        ),
         blocks=12,
         quick=2,
     ),

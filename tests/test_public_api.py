@@ -34,6 +34,8 @@ def test_the_names_are_these() -> None:
     compressors |= {"FP16", "FP8", "Int8", "MajoritySign", "Natural", "OneBit", "QSGD", "TernGrad"}
     others = {"Average", "Every", "EveryEpoch", "EveryStep", "Flat", "Hierarchical", "Levels", "Replace"}
     others |= {"Strategy", "Cluster", "Attached", "CommState", "TwoPhase"}
+    others |= {"AdaComm", "ByVariance", "OnPlateau", "Until", "Bucketwise", "Delayed"}
+    others |= {"Elastic", "OuterStep", "SlowMo"}
     functions = {"attach", "comm_hook", "from_env", "join_states", "log_metrics"}
     others |= {"GrowingBatches", "LAMB", "LARS"}
     functions |= {"scale_lr"}

@@ -47,9 +47,10 @@ if TYPE_CHECKING:
         TacitError,
         UnevenData,
     )
-    from tacit.merges import Average, Replace
+    from tacit.merges import Average, Elastic, OuterStep, Replace, SlowMo
     from tacit.optim import LAMB, LARS, GrowingBatches, scale_lr
-    from tacit.rounds import Every, EveryEpoch, EveryStep
+    from tacit.overlap import Bucketwise, Delayed
+    from tacit.rounds import AdaComm, ByVariance, Every, EveryEpoch, EveryStep, OnPlateau, Until
     from tacit.strategy import Levels, Strategy
     from tacit.topologies import Flat, Hierarchical, TwoPhase
 
@@ -96,9 +97,10 @@ _HOMES = {
         "TacitError",
         "UnevenData",
     ),
-    "tacit.merges": ("Average", "Replace"),
+    "tacit.merges": ("Average", "Elastic", "OuterStep", "Replace", "SlowMo"),
+    "tacit.overlap": ("Bucketwise", "Delayed"),
     "tacit.optim": ("LAMB", "LARS", "GrowingBatches", "scale_lr"),
-    "tacit.rounds": ("Every", "EveryEpoch", "EveryStep"),
+    "tacit.rounds": ("AdaComm", "ByVariance", "Every", "EveryEpoch", "EveryStep", "OnPlateau", "Until"),
     "tacit.strategy": ("Levels", "Strategy"),
     "tacit.topologies": ("Flat", "Hierarchical", "TwoPhase"),
 }
@@ -111,15 +113,20 @@ __all__ = [
     "LAMB",
     "LARS",
     "QSGD",
+    "AdaComm",
     "AttachError",
     "Attached",
     "Average",
+    "Bucketwise",
+    "ByVariance",
     "CheckpointError",
     "Clip",
     "Cluster",
     "CommState",
     "ConfigError",
+    "Delayed",
     "Dense",
+    "Elastic",
     "ErrorFeedback",
     "Every",
     "EveryEpoch",
@@ -133,7 +140,9 @@ __all__ = [
     "MomentumCorrection",
     "Natural",
     "NonFinite",
+    "OnPlateau",
     "OneBit",
+    "OuterStep",
     "PeerLost",
     "Phases",
     "PowerSGD",
@@ -141,6 +150,7 @@ __all__ = [
     "Replace",
     "Select",
     "Sign",
+    "SlowMo",
     "Strategy",
     "TacitError",
     "TernGrad",
@@ -149,6 +159,7 @@ __all__ = [
     "TopK",
     "TwoPhase",
     "UnevenData",
+    "Until",
     "attach",
     "comm_hook",
     "from_env",

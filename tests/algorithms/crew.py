@@ -7,7 +7,7 @@ can be worked out by hand, or by a few lines that know nothing of doors.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,7 +65,9 @@ class Crew:
         peers: int = 3,
         shares: Sequence[float] | None = None,
         memory: dict[str, float] | None = None,
+        sizes: Mapping[str, int] = SIZES,
     ) -> None:
+        self._sizes = sizes
         strategy = parse(strategy) if isinstance(strategy, str) else strategy
         (level,) = strategy.levels
         net = Loopback(peers)
@@ -77,7 +79,7 @@ class Crew:
     def _replica(
         self, strategy: Strategy, seat: Seat, share: float, memory: dict[str, float] | None
     ) -> Replica:
-        named = {name: torch.ones(size) for name, size in SIZES.items()}
+        named = {name: torch.ones(size) for name, size in self._sizes.items()}
         lots = [lot for part in fragments(named, strategy.rounds.parts) for lot in cut(part, named, cap=40)]
         session = Session(
             strategy, named, seat, lots, policy=lambda *_: strategy.compressor, lr=lambda: LR, memory=memory

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +15,9 @@ from torch import Tensor
 
 from tacit.algorithms import parse
 from tacit.compressors import ErrorFeedback, TopK
-from tacit.merges import Average, OuterStep
+from tacit.contracts import Merge
+from tacit.errors import AttachError, CheckpointError, ConfigError
+from tacit.merges import Average, Elastic, OuterStep, SlowMo
 from tacit.overlap import Delayed
 from tacit.rounds import AdaComm, ByVariance, Every, OnPlateau
 from tacit.strategy import Strategy
@@ -270,8 +276,6 @@ def test_adacomm_talks_more_often_as_the_loss_falls() -> None:
 
 def test_without_the_loss_every_rank_is_told_what_to_write() -> None:
     crew = Crew(Strategy(subject="progress", rounds=AdaComm(4), merge=Average()), P)
-    from tacit.errors import ConfigError
-
     with pytest.raises(ConfigError, match=r"session\.observe\(loss\)"):
         crew.train(4)
 
@@ -307,3 +311,116 @@ def test_postlocal_is_two_levels() -> None:
     assert [s for s in range(30) if near.rounds.due(s, {})] == list(range(10))
     assert [s for s in range(30) if far.rounds.due(s, {})] == [13, 17, 21, 25, 29]
     assert [far.rounds.sleeps(s, {}) for s in (0, 9, 10)] == [True, True, False]
+
+
+# ---- cost ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "merge",
+    [Average(), OuterStep(), OuterStep(local=0.5), SlowMo(), Elastic()],
+    ids=lambda merge: repr(merge),
+)
+def test_landing_allocates_nothing_large(merge: Merge) -> None:
+    strategy = Strategy(subject="progress", rounds=Every(4), overlap=Delayed(2), merge=merge)
+    crew = Crew(strategy, 1, sizes={"a": 100_000, "b": 50_000})
+    crew.train(10)
+    (replica,) = crew.replicas
+    replica.session.flush()
+    assert replica.progress.under_way == []
+    crew.train(3)
+    replica.session.flush()
+    assert replica.progress.under_way, "a round left after step 11"
+    with torch.profiler.profile(profile_memory=True) as seen:
+        replica.progress.turn(13)
+    assert replica.progress.under_way == []
+    largest = max(event.self_cpu_memory_usage for event in seen.key_averages())
+    assert largest <= 1 << 16, seen.key_averages().table()
+    assert len(seen.key_averages()) > 2, "the profiler has seen nothing"
+    crew.close()
+
+
+# ---- peers --------------------------------------------------------------------------------------------
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "torchft_diloco.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("case", "algorithm"),
+    [
+        ("diloco", "diloco:sync_every=5"),
+        ("streaming", "streaming-diloco:sync_every=8,fragments=2,fragment_sync_delay=2,bits=32"),
+    ],
+)
+def test_diloco_is_torchfts(case: str, algorithm: str) -> None:
+    """Of a fragment, torchft's leaves `fragment_sync_delay` steps before its turn ends, ours at its end."""
+    expected = torch.tensor(GOLDEN[case]["trace"])
+    crew = Crew(algorithm, len(expected))
+    ours = crew.train(expected.shape[1])
+    crew.close()
+    for rank, trace in enumerate(ours):
+        torch.testing.assert_close(torch.stack(trace), expected[rank], rtol=0, atol=1e-6)
+
+
+# ---- bad input ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: parse("localsgd:sync_every=0"), "sync_every=0 is not possible: write 1 or more steps"),
+        (lambda: Every(True), "sync_every=True is not possible"),
+        (lambda: Every(4, fragments=5), "fragments=5 cannot take turns within sync_every=4 steps"),
+        (lambda: Every(4, fragments=0), "fragments=0 is not possible: write 1 or more parts"),
+        (lambda: parse("postlocal:start_step=0"), "stop=0 is not possible: write 1 or more steps"),
+        (lambda: parse("streaming-diloco:sync_every=4,fragment_sync_delay=5"), "Delayed(steps=4) at most"),
+        (lambda: Delayed(0), "steps=0) is not possible: write a whole number of 1 or more"),
+        (lambda: OuterStep(lr=0.0), "lr=0.0 is not possible: write a number above 0"),
+        (lambda: OuterStep(momentum=1.0), "momentum=1.0 is not possible"),
+        (lambda: OuterStep(local=float("nan")), "local=nan is not possible"),
+        (lambda: SlowMo(slow_lr="big"), "slow_lr='big' is not possible"),  # type: ignore[arg-type]
+        (lambda: parse("easgd:beta=2"), "beta=2.0 is not possible: write a number above 0 and below 2"),
+        (lambda: AdaComm(4, interval=0), "interval=0 is not possible: write 1 or more steps"),
+        (lambda: OnPlateau(4, threshold=1.0), "threshold=1.0 is not possible"),
+        (lambda: OnPlateau(4, factor=1), "factor=1 is not possible: write 2 or more"),
+        (lambda: parse("diloco:bits=12"), "bits=12 is not possible: write 32 (fp32), 16 (bf16), or 2 to 8"),
+        (
+            lambda: Strategy(rounds=Every(4)),
+            "rounds=Every(sync_every=4, fragments=1, start_step=0) with subject='gradient' would lose",
+        ),
+        (lambda: Strategy(subject="progress"), "merge=Replace() cannot apply progress"),
+        (lambda: Strategy(merge=Elastic()), "merge=Elastic(beta=0.9) cannot apply a gradient"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_to_write(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        make()
+
+
+def test_more_fragments_than_parameters_are_refused() -> None:
+    strategy = Strategy(subject="progress", rounds=Every(8, fragments=5), merge=Average())
+    with pytest.raises(AttachError, match="4 parameters cannot be cut into 5 fragments: write fewer"):
+        Crew(strategy, 1)
+
+
+def test_another_period_goes_on_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    first, other = Crew("localsgd:sync_every=4", P), Crew("localsgd:sync_every=3", P)
+    first.train(5)
+    saved = [replica.save() for replica in first.replicas]
+    other.each(lambda rank, replica: replica.load(saved[rank]))
+    assert "goes on with Every(sync_every=3" in caplog.text
+    other.train(6)
+    assert [record.step for record in other.replicas[0].session.tally.records] == [5, 8]
+    for crew in (first, other):
+        crew.close()
+
+
+def test_a_round_under_way_is_not_lost_to_another_period() -> None:
+    first = Crew(COCOD, P)
+    first.train(5)
+    saved = [replica.save() for replica in first.replicas]
+    other = Crew(replace(COCOD, rounds=Every(5)), P)
+    with pytest.raises(CheckpointError, match=r"has a round under way.*call session\.sync\(\)"):
+        other.each(lambda rank, replica: replica.load(saved[rank]))
+    for crew in (first, other):
+        crew.close()

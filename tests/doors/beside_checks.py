@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adam, Optimizer
 
 import tacit
-from tacit.overlap import Delayed
 
 CHECKS = Checks()
 check = CHECKS.add
@@ -239,7 +238,7 @@ def late_answers_in_fragments_average_momentum_when_they_land() -> None:
     strategy = tacit.Strategy(
         subject="progress",
         rounds=tacit.Every(4, fragments=2),
-        overlap=Delayed(1),
+        overlap=tacit.Delayed(1),
         merge=tacit.Average(),
         momentum="averaged",
     )

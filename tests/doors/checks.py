@@ -35,6 +35,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "compressors"))
 from laws import Peers, tensors
 from table import NUMEL, TABLE
 
+STREAMING = "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=3,bits=4"
+
 CHECKS = Checks()
 check = CHECKS.add
 
@@ -202,6 +204,42 @@ def powersgd_runs_with_many_buckets() -> None:
         assert len(session.session.lots) > 4
         assert session.session.stages["world"] >= 2
     assert same_on_all_ranks(flat(model))
+
+
+@check
+def post_local_sgd_is_synchronous_up_to_its_step() -> None:
+    close_to(trained("postlocal:start_step=10"), trained("ddp"))
+    model = wrapped()
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, "postlocal:start_step=4,sync_every=3") as session:
+        for equal in (True, True, True, True, False, False, True, False):
+            steps(model, optimizer, 1)
+            assert same_on_all_ranks(flat(model)) is equal
+        near, far = (level.session.metrics()["rounds"] for level in session.levels)
+        assert (near, far) == (4, 1)
+    assert same_on_all_ranks(flat(model))
+
+
+@check
+def late_answers_land_on_all_ranks_alike() -> None:
+    for algorithm in (
+        "odsgd",
+        "overlap-localsgd:sync_every=3",
+        STREAMING,
+        "easgd:sync_every=2",
+        "slowmo:sync_every=3",
+    ):
+        model = wrapped()
+        optimizer = sgd(model)
+        with tacit.attach(model, optimizer, algorithm) as session:
+            steps(model, optimizer, 10)
+            kept = session.levels[0].progress.kept()  # type: ignore[union-attr]
+            for (name, field), each in kept.items():
+                if each.shared:
+                    session.flush()
+                    assert same_on_all_ranks(each.tensor), f"{algorithm}: {field} of {name}"
+        assert same_on_all_ranks(flat(model)), algorithm
+        assert bool(flat(model).isfinite().all())
 
 
 @check
@@ -668,6 +706,11 @@ def a_run_that_is_resumed_is_the_run_that_never_stopped() -> None:
         "randomk:ratio=0.1",
         "powersgd",
         "localsgd:sync_every=4",
+        "easgd:sync_every=3",
+        "odsgd",
+        "overlap-localsgd:sync_every=3",
+        "postlocal:start_step=3,sync_every=2",
+        STREAMING,
         "ednncomm:sync_every=4",
         BY_NODE["sparse slices"],
         BY_NODE["low rank slices"],
@@ -699,6 +742,7 @@ def distributed_checkpoints_keep_what_is_each_ranks_own() -> None:
         "ednncomm:sync_every=4",
         BY_NODE["low rank slices"],
         TWO_PHASE["sign"],
+        STREAMING,
     ):
         never, stopped = resumed(algorithm, 6, 5, folder, "dcp")
         assert torch.equal(never, stopped), algorithm
@@ -713,7 +757,10 @@ def a_checkpoint_that_does_not_fit_changes_nothing() -> None:
         good = session.state_dict()
         key = next(k for k in good if k.startswith(f"rank{dist.get_rank()}/"))
         for bad, says in (
-            (good | {"strategy": "another"}, "the checkpoint is of another, and attached is Strategy("),
+            (
+                good | {"strategy": "another", "but rounds": "another"},
+                "the checkpoint is of another, and attached is Strategy(",
+            ),
             (good | {"ranks": 7}, "of another number of ranks, and what rank"),
             (good | {"version": 99}, "update tacit"),
             ({k: v for k, v in good.items() if k != key}, f"lacks {key!r}"),

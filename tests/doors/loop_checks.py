@@ -257,7 +257,8 @@ def scaled_levels_overflow_on_one_node() -> None:
 @check
 def a_scaled_run_that_is_resumed_is_the_run_that_never_stopped() -> None:
     overflows = {1: (1,), 3: (2,), 8: (0,)}
-    for algorithm in ("topk:ratio=0.1", "localsgd:sync_every=4", "ednncomm:sync_every=4"):
+    late = "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=3"
+    for algorithm in ("topk:ratio=0.1", "localsgd:sync_every=4", "ednncomm:sync_every=4", late, "odsgd"):
         never = Loop(scaler(growth_interval=2), overflows)
         with tacit.attach(never.model, never.optimizer, algorithm, scaler=never.scaler) as session:
             never.steps(6)

@@ -76,10 +76,11 @@ class ProgressDoor:
             [(self._named[slot.name].detach().view(-1), slot.start, slot.stop) for slot in lot.slots]
             for lot in lots
         ]
-        keeps = session.strategy.merge.sees_mine or session.strategy.overlap.lands(0) > 0
+        self._late = session.strategy.overlap.lands(0) > 0
+        keeps = session.strategy.merge.sees_mine or self._late
         self._then = [lot.like(lot.device) for lot in lots]
-        self._flat = [lot.like(lot.device) for lot in lots]
-        self._mine = [lot.like(lot.device) if keeps else None for lot in lots]
+        self._flat = [torch.zeros_like(then) for then in self._then]
+        self._mine = [torch.zeros_like(then) if keeps else None for then in self._then]
         self._states: list[State] = [session.strategy.merge.init(then) for then in self._then]
         largest = {lot.dtype: lot for lot in sorted(lots, key=lambda lot: lot.numel)}
         self._now = {dtype: lot.like(lot.device) for dtype, lot in largest.items()}
@@ -212,29 +213,18 @@ class ProgressDoor:
     # ---- what it keeps --------------------------------------------------------------------------------
 
     def kept(self) -> dict[tuple[str, str], Kept]:
-        """All that it keeps, by (parameter, field), as views."""
+        """All that it keeps, by (parameter, field), as views; of what may be under way, all the time.
+
+        torch.distributed.checkpoint loads into what is there.
+        """
         found = self._fields(enumerate(self._then), COMMON)
         for i, state in enumerate(self._states):
             for field, tensor in state.items():
                 found |= self._fields([(i, tensor)], MERGE + field)
-        for way in self.under_way:
-            found |= self._fields([(i, self._flat[i]) for i in way.lots], MEAN)
-            mine = [(i, self._mine[i]) for i in way.lots]
-            found |= self._fields([(i, each) for i, each in mine if each is not None], MINE)
+        if self._late:
+            found |= self._fields(enumerate(self._flat), MEAN)
+            found |= self._fields([(i, each) for i, each in enumerate(self._mine) if each is not None], MINE)
         return found
-
-    def widths(self, under_way: Collection[str]) -> dict[tuple[str, str], tuple[bool, int]]:
-        """Of each (parameter, field) that it keeps, were these under way, whether all ranks keep the same.
-
-        And its number of elements.
-        """
-        fields = {COMMON: True} | {MERGE + field: True for field in self._states[0]}
-        late = {MEAN: True} | ({MINE: False} if self._mine[0] is not None else {})
-        return {
-            (name, field): (shared, p.numel())
-            for name, p in self._named.items()
-            for field, shared in (fields | (late if name in under_way else {})).items()
-        }
 
     def _fields(self, tensors: Iterable[tuple[int, Tensor]], field: str) -> dict[tuple[str, str], Kept]:
         return {

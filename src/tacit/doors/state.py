@@ -116,10 +116,11 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWor
     found = [_found(i, level, state, shares) for i, level in enumerate(levels)]
     for i, level in enumerate(levels):
         _resume(i, level, state, found[i])
-    if state["strategy"] != repr(strategy) and transport.place(WORLD).rank == 0:
+    rounds = [repr(level.session.strategy.rounds) for level in levels]
+    if state["rounds are"] != rounds and transport.place(WORLD).rank == 0:
         _log.warning(
-            "a checkpoint of %s goes on with %s: rounds are counted anew from step %d",
-            *(state["strategy"], repr(strategy), state["steps"][0]),
+            "a checkpoint with rounds=%s goes on with %s: they are counted anew from step %d",
+            *(", ".join(state["rounds are"]), ", ".join(rounds), state["steps"][0]),
         )
     if resized and transport.place(WORLD).rank == 0:
         _log.warning(
@@ -166,9 +167,9 @@ def _losses(i: int, level: AtWork) -> str:
 
 
 def _but_rounds(strategy: AnyStrategy) -> str:
-    """The strategy, whenever replicas talk."""
+    """The strategy as a value, whenever replicas talk."""
     each = [
-        replace(level, rounds=EveryStep()) if level.subject == "progress" else level
+        replace(level, name="", rounds=EveryStep() if level.subject == "progress" else level.rounds)
         for level in strategy.levels
     ]
     return repr(each)
@@ -194,11 +195,7 @@ def _found(
 ) -> dict[tuple[str, str], Tensor]:
     """What was saved of all that this rank keeps a part of."""
     session = level.session
-    lots = [list(names) for names in state["lots"][i]]
-    under_way = [name for lots_, *_ in json.loads(state["under way"])[i] for j in lots_ for name in lots[j]]
-    expected = session.widths()
-    if level.progress is not None:
-        expected |= level.progress.widths(under_way)
+    expected = session.widths() | {key: (kept.shared, kept.width) for key, kept in _of_door(level).items()}
     found = {}
     for (name, field), (shared, width) in expected.items():
         if shares is not None:

@@ -43,6 +43,9 @@ class Task:
 class Session(Protocol):
     """What training asks of a strategy at work; `tacit.attach` gives one."""
 
+    def observe(self, loss: torch.Tensor) -> None:
+        """Be told the loss of this step."""
+
     def flush(self) -> None:
         """Wait for what is on its way."""
 
@@ -55,6 +58,9 @@ class Session(Protocol):
 
 class Silence:
     """The session of ranks that never talk."""
+
+    def observe(self, loss: torch.Tensor) -> None:
+        """Nobody goes by it."""
 
     def flush(self) -> None:
         """Nothing is on its way."""
@@ -185,6 +191,7 @@ class _Run:
         self._replica.optimizer.zero_grad()
         loss = self._recipe.loss(self._replica.forward(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
+        self._replica.session.observe(loss)
         self._replica.optimizer.step()
         self._step += 1
         self._curves.batch(self._step, loss)
