@@ -28,6 +28,7 @@ def told(name: str, ended: list[Ended]) -> list[dict[str, object]]:
         ("localsgd:sync_every=8", "rank 2 closed its session after 7 steps, rank "),
         ("ednncomm:sync_every=8", "rank 2 closed its session after 7 steps, rank "),
         ("ddp", "rank 2 closed its session after 7 steps, rank "),
+        ("scaled", "rank 2 closed its session after 7 steps, rank "),
         ("without a block", "rank 3 closed its session after 9 steps, rank "),
         ("late", "steps, rank 0 "),
     ],

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from loop_checks import Loop, scaler
 from replicas import flat, same_on_all_ranks, sgd, steps, wrapped
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -48,6 +49,13 @@ def uneven(algorithm: str, short: int, by: int = 3, block: bool = True) -> None:
         if rank == 1 and not block:
             time.sleep(2)
     session.close()
+
+
+def scaled() -> None:
+    """The ranks would ask each other in the backward of step 8 whether a gradient has overflowed."""
+    loop = Loop(scaler())
+    with tacit.attach(loop.model, loop.optimizer, "localsgd:sync_every=8", scaler=loop.scaler):
+        loop.steps(7 if rank == 2 else 10)
 
 
 def slow() -> None:
@@ -90,6 +98,8 @@ else:
     for early in ("dense", "localsgd:sync_every=8", "ednncomm:sync_every=8"):
         said(early, lambda early=early: uneven(early, short=2))
         dist.barrier()
+    said("scaled", scaled)
+    dist.barrier()
     said("without a block", lambda: uneven("localsgd:sync_every=100", short=3, by=1, block=False))
     dist.barrier()
     said("late", lambda: uneven("localsgd:sync_every=100", short=0, by=-1))
