@@ -587,6 +587,13 @@ class Merge(ABC):
             at: where and when.
         """
 
+    def settle_(self, then: Tensor, mean: Tensor) -> None:
+        """Overwrite the common point, which every replica then becomes, where they are to agree out of turn.
+
+        At the end, say, or before an evaluation: the mean of the replicas, with no outer step.
+        """
+        then.add_(mean)
+
 
 class Posted(Protocol):
     """A wish on its way."""

@@ -169,6 +169,10 @@ class Elastic(Merge):
         now.sub_(mine, alpha=self.beta / at.peers)
         then.add_(mean, alpha=self.beta)
 
+    def settle_(self, then: Tensor, mean: Tensor) -> None:
+        """The centre, pulled once more."""
+        then.add_(mean, alpha=self.beta)
+
 
 def _check(name: str, value: object, possible: Callable[[float], bool], range_: str) -> None:
     if not (

@@ -173,7 +173,7 @@ ENTRIES: dict[str, Entry] = {
         "periodic",
         "DiLoCo: Douillard et al. 2023, arXiv 2311.08105",
         False,
-        "an outer optimizer steps by the replicas' mean progress, every hundred steps or so",
+        "an outer optimizer steps by the replicas' mean progress, every few dozen steps",
     ),
     "streaming-diloco": Entry(
         "periodic",

@@ -14,7 +14,8 @@ Streaming DiLoCo does so for one fragment p at a time:             here:
 
 Differences: fragments are neighbouring parameters of about equal size ("sequential"; the paper strides over
 layers); 4-bit values are QSGD's, equal steps of a bucket's norm rounded by lot, where the paper has E3M0.
-The inner optimizer's state stays local and is not reset, as in the papers.
+The inner optimizer's state stays local and is not reset, as in the papers. Closing the session, and `sync`,
+take the mean of the replicas as they are, without an outer step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tacit.strategy import Strategy
 
 
 def diloco(
-    sync_every: int = 100, outer_lr: float = 0.7, outer_momentum: float = 0.9, bits: int = 32
+    sync_every: int = 32, outer_lr: float = 0.7, outer_momentum: float = 0.9, bits: int = 32
 ) -> Strategy:
     """An outer SGD with Nesterov momentum steps by the mean progress of `sync_every` inner steps."""
     return Strategy(
@@ -44,7 +45,7 @@ def diloco(
 
 
 def streaming_diloco(
-    sync_every: int = 100,
+    sync_every: int = 32,
     fragments: int = 4,
     fragment_sync_delay: int = 5,
     fragment_update_alpha: float = 0.5,

@@ -16,7 +16,7 @@ from tacit.rounds import Every, Until
 from tacit.strategy import Levels, Strategy
 
 
-def postlocal(start_step: int = 100, sync_every: int = 8) -> Levels:
+def postlocal(start_step: int = 50, sync_every: int = 8) -> Levels:
     """Synchronous up to `start_step`; from then on the replicas are averaged every `sync_every` steps."""
     near = Strategy(rounds=Until(start_step), name="synchronous")
     far = Strategy(

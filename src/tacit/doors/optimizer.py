@@ -133,7 +133,8 @@ class ProgressDoor:
     def sync(self) -> None:
         """A round of all parts, now: afterwards every replica stands at the common point.
 
-        What is under way lands first. None where no step was taken since the last time.
+        That is the mean of the replicas, or what the merge has in its place. What is under way lands first.
+        None where no step was taken since the last time.
 
         Raises:
             RoundError: the round failed; no parameter has changed.
@@ -146,9 +147,13 @@ class ProgressDoor:
             self._land_until(last, every=True)
             if session.strategy.rounds.sleeps(session.step, session.memory):
                 self._start_here()
-            self._land(self._leave(last, range(len(session.lots)), lands=last), last)
+            way = self._leave(last, range(len(session.lots)), lands=last)
+            if way.flight is not None:
+                session.wait(way.flight)
             for i, then in enumerate(self._then):
+                session.strategy.merge.settle_(then, self._flat[i])
                 self._write(i, then)
+            self.under_way.remove(way)
         self._met_at = session.step
 
     # ---- rounds ---------------------------------------------------------------------------------------
