@@ -153,7 +153,7 @@ class ProgressDoor:
             for i, then in enumerate(self._then):
                 session.strategy.merge.settle_(then, self._flat[i])
                 self._write(i, then)
-            self.under_way.remove(way)
+            self._end(way)
         self._met_at = session.step
 
     # ---- rounds ---------------------------------------------------------------------------------------
@@ -203,8 +203,11 @@ class ProgressDoor:
             self._read(i, now)
             session.strategy.merge.apply_(now, then, self._flat[i], self._mine[i], self._states[i], at)
             self._write(i, now)
+        self._end(way)
+
+    def _end(self, way: UnderWay) -> None:
         self.under_way.remove(way)
-        self.landed([slot.name for i in way.lots for slot in session.lots[i].slots])
+        self.landed([slot.name for i in way.lots for slot in self._session.lots[i].slots])
 
     def _read(self, i: int, flat: Tensor) -> None:
         for p, start, stop in self._places[i]:
