@@ -264,6 +264,7 @@ def test_the_true_lag_is_told() -> None:
     crew.train(1)
     crew.sync()  # one step later: lands early
     assert seen == [3] * lots + [1] * lots
+    assert crew.replicas[0].session.metrics()["lag"] == 2.0
     crew.close()
 
 

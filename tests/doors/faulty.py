@@ -24,6 +24,8 @@ def go_wrong() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "frozen":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "interrupted":
+        os.kill(os.getpid(), signal.SIGINT)
     if fault == "raises":
         raise ValueError("a bad batch")
     time.sleep(60)

@@ -300,7 +300,7 @@ class Attached:
         """How far this rank is, as ranks compare it when a round fails."""
         if self._quiet:
             return self.session.step
-        return sum(level.session.begun for level in self.levels)
+        return sum(level.session.round for level in self.levels)
 
     def _reached(self) -> Reached:
         """How far this rank is, as ranks compare it when one closes its session."""

@@ -197,6 +197,7 @@ class ProgressDoor:
         if way.flight is not None:
             session.wait(way.flight)
         at = Landing(len(session.ranks), step - way.step, self._lr())
+        session.tally.applied(at.lag)
         for i in way.lots:
             then = self._then[i]
             now = self._now[then.dtype][: len(then)]

@@ -376,7 +376,8 @@ class Session:
         `steps`; `rounds`; `void_rounds`, of these, that came to nothing as a scaled gradient overflowed;
         `bytes_out`, sent by this rank by the collectives' formulas; `exchange_seconds`, with a round under
         way; `exposed_seconds`, of these, with training waiting; `compute_share`, the share of the time
-        between rounds that was not spent waiting; `compression`, dense bytes over sent bytes.
+        between rounds that was not spent waiting; `compression`, dense bytes over sent bytes; `lag`, how many
+        steps after its round had left an answer was applied, on average.
         """
         peers = len(self.ranks)
         dense = sum(lot.numel * lot.dtype.itemsize for lot in self.lots)

@@ -40,6 +40,8 @@ class Totals:
     exposed_seconds: float = 0.0
     apart_seconds: float = 0.0
     exposed_when_apart: float = 0.0
+    applied: int = 0
+    lag: int = 0
 
 
 class Watch:
@@ -88,6 +90,11 @@ class Tally:
         self.records.append(record)
         self._add(record)
 
+    def applied(self, lag: int) -> None:
+        """An answer was applied, so many steps after its round had left."""
+        self.totals.applied += 1
+        self.totals.lag += lag
+
     def _add(self, record: RoundRecord) -> None:
         totals = self.totals
         totals.rounds += 1
@@ -116,6 +123,7 @@ class Tally:
             "exposed_seconds": totals.exposed_seconds,
             "compute_share": 1.0 - share,
             "compression": dense / totals.bytes_out if totals.bytes_out else 1.0,
+            "lag": totals.lag / totals.applied if totals.applied else 0.0,
         }
 
 
@@ -124,6 +132,7 @@ def joined(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
     total: dict[str, float] = {"steps": levels[0]["steps"]}
     for key in ("rounds", "void_rounds", "bytes_out", "exchange_seconds", "exposed_seconds"):
         total[key] = sum(level[key] for level in levels)
+    total["lag"] = levels[-1]["lag"]
     total["compute_share"] = max(0.0, 1.0 - sum(1.0 - level["compute_share"] for level in levels))
     for i, level in enumerate(levels):
         total |= {f"{key}_{i}": level[key] for key in ("rounds", "bytes_out")}
