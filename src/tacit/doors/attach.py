@@ -307,8 +307,9 @@ class Attached:
         steps = self.levels[-1].session.step
         if self._quiet:
             return untouched(self._model, steps)
+        begun = sum(level.session.begun for level in self.levels)
         # With a scaler the ranks ask each other in backward, before a round begins.
-        return Reached(steps, self._rounds() + (self._backwards.begun if self._scaled is not None else 0))
+        return Reached(steps, begun + (self._backwards.begun if self._scaled is not None else 0))
 
     def _peer_lost(self, error: PeerLost) -> None:
         if self._quiet:
