@@ -5,6 +5,7 @@ from beside_checks import CHECKS
 from launching import Ended, assert_passed, ranks
 
 WORLD = 4
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
@@ -12,7 +13,6 @@ def ended() -> list[Ended]:
     return ranks("beside_checks.py", WORLD, seconds=240)
 
 
-@pytest.mark.timeout(250)
 @pytest.mark.parametrize("name", CHECKS)
 def test_on_gloo(name: str, ended: list[Ended]) -> None:
     assert_passed(name, ended)

@@ -4,6 +4,7 @@ import pytest
 from launching import Ended, ranks
 
 WORLD = 4
+pytestmark = pytest.mark.timeout(300)
 SOON = 25
 """Seconds, of which the roll call takes one or two; the groups' time-out is 80."""
 
@@ -20,7 +21,6 @@ def told(name: str, ended: list[Ended]) -> list[dict[str, object]]:
     return [entries[0] for entries in found]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "says"),
     [

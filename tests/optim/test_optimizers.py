@@ -96,6 +96,20 @@ def test_a_saved_state_goes_on_bit_for_bit(kind: type[Optimizer]) -> None:
     assert torch.equal(model.weight, again.weight)
 
 
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_copy_steps_as_the_original(kind: type[Optimizer]) -> None:
+    p = nn.Parameter(torch.ones(3, 2))
+    p.grad = torch.ones(3, 2)
+    optimizer = kind([p], lr=0.1)  # type: ignore[call-arg]
+    optimizer.step()
+    again = copy.deepcopy(optimizer)
+    other = again.param_groups[0]["params"][0]
+    other.grad = torch.ones(3, 2)
+    optimizer.step()
+    again.step()
+    assert torch.equal(p, other)
+
+
 def test_a_closure_gives_the_loss() -> None:
     p = nn.Parameter(torch.ones(2, 2))
 

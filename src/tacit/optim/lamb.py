@@ -54,6 +54,10 @@ class LAMB(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._rooms: dict[torch.dtype, Tensor] = {}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._rooms = {}
+
     @overload
     def step(self, closure: None = None) -> None: ...
 
