@@ -18,6 +18,7 @@ FLOORS = [
         "engine",
         "testbed",
         "reports",
+        "optim",
     },
     {"strategy", "lots"},
     {"algorithms", "session"},

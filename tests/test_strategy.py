@@ -56,6 +56,24 @@ def test_answers_that_contradict_each_other_are_refused() -> None:
         Strategy(merge=Average())
 
 
+def test_what_stands_beside_the_parameters_is_the_periodic_strategies() -> None:
+    there = parse("localsgd:momentum=averaged,buffers=local").levels[-1]
+    assert (there.momentum, there.buffers) == ("averaged", "local")
+    near, far = parse("ednncomm:sync_every=4,momentum=reset,buffers=local").levels
+    assert (near.momentum, near.buffers) == ("local", "averaged")
+    assert (far.momentum, far.buffers) == ("reset", "local")
+    with pytest.raises(
+        ConfigError, match=r"momentum='reset' with subject='gradient' would do nothing.*Leave"
+    ):
+        Strategy(momentum="reset")
+    with pytest.raises(ConfigError, match=r"buffers='local' with subject='nothing' would do nothing"):
+        Strategy(subject="nothing", buffers="local")
+    with pytest.raises(ConfigError, match=r"unknown value of momentum 'mean'.*Known: averaged, local, reset"):
+        Strategy(subject="progress", merge=Average(), momentum="mean")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"unknown value of localsgd:buffers 'reset'"):
+        parse("localsgd:buffers=reset")
+
+
 def test_periods_are_pure() -> None:
     assert [s for s in range(12) if Every(4).due(s, {})] == [3, 7, 11]
     assert all(EveryStep().due(s, {}) for s in range(5))

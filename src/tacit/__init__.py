@@ -39,8 +39,17 @@ if TYPE_CHECKING:
     from tacit.doors.hook import CommState, comm_hook
     from tacit.doors.scalars import log_metrics
     from tacit.doors.state import join_states
-    from tacit.errors import AttachError, CheckpointError, ConfigError, NonFinite, PeerLost, TacitError
+    from tacit.errors import (
+        AttachError,
+        CheckpointError,
+        ConfigError,
+        NonFinite,
+        PeerLost,
+        TacitError,
+        UnevenData,
+    )
     from tacit.merges import Average, Elastic, OuterStep, Replace, SlowMo
+    from tacit.optim import LAMB, LARS, GrowingBatches, scale_lr
     from tacit.overlap import Bucketwise, Delayed
     from tacit.rounds import AdaComm, ByVariance, Every, EveryEpoch, EveryStep, OnPlateau, Until
     from tacit.strategy import Levels, Strategy
@@ -81,9 +90,18 @@ _HOMES = {
         "Threshold",
         "TopK",
     ),
-    "tacit.errors": ("AttachError", "CheckpointError", "ConfigError", "NonFinite", "PeerLost", "TacitError"),
+    "tacit.errors": (
+        "AttachError",
+        "CheckpointError",
+        "ConfigError",
+        "NonFinite",
+        "PeerLost",
+        "TacitError",
+        "UnevenData",
+    ),
     "tacit.merges": ("Average", "Elastic", "OuterStep", "Replace", "SlowMo"),
     "tacit.overlap": ("Bucketwise", "Delayed"),
+    "tacit.optim": ("LAMB", "LARS", "GrowingBatches", "scale_lr"),
     "tacit.rounds": ("AdaComm", "ByVariance", "Every", "EveryEpoch", "EveryStep", "OnPlateau", "Until"),
     "tacit.strategy": ("Levels", "Strategy"),
     "tacit.topologies": ("Auto", "Flat", "GlobalTopK", "Hierarchical", "TwoPhase"),
@@ -95,6 +113,8 @@ __all__ = [
     "FP8",
     "FP16",
     "LAG",
+    "LAMB",
+    "LARS",
     "QSGD",
     "AdaComm",
     "AttachError",
@@ -117,6 +137,7 @@ __all__ = [
     "EveryStep",
     "Flat",
     "GlobalTopK",
+    "GrowingBatches",
     "Hierarchical",
     "Int8",
     "Levels",
@@ -142,12 +163,14 @@ __all__ = [
     "Threshold",
     "TopK",
     "TwoPhase",
+    "UnevenData",
     "Until",
     "attach",
     "comm_hook",
     "from_env",
     "join_states",
     "log_metrics",
+    "scale_lr",
 ]
 
 

@@ -9,6 +9,7 @@ TacitError
 ├── TestbedError                      the emulated cluster could not be built, or its programs failed
 └── RoundError                        a round of communication failed
     ├── PeerLost                      a rank died, or did not answer within the time-out
+    │   └── UnevenData                a rank closed its session after fewer steps than others
     └── NonFinite                     a gradient or parameter holds NaN or infinity
 """
 
@@ -28,6 +29,7 @@ __all__ = [
     "RoundError",
     "TacitError",
     "TestbedError",
+    "UnevenData",
     "unknown",
 ]
 
@@ -74,6 +76,10 @@ class RoundError(TacitError):
 
 class PeerLost(RoundError):
     """A rank died, or did not answer within the time-out; the message names it."""
+
+
+class UnevenData(PeerLost):
+    """A rank closed its session after fewer steps than others; the message says which, and by how much."""
 
 
 class NonFinite(RoundError):

@@ -19,6 +19,8 @@ from tacit.rounds import Every, EveryStep, Until
 from tacit.topologies.auto import Auto
 
 Subject = Literal["nothing", "gradient", "progress"]
+Beside = Literal["local", "averaged", "reset"]
+Buffers = Literal["averaged", "local"]
 
 
 _KINDS = {"rounds": Rounds, "topology": Topology, "overlap": Overlap, "merge": Merge}
@@ -33,6 +35,12 @@ class Strategy:
         subject: what is exchanged. "gradient": in backward. "progress": how far the parameters have moved
             since the last round, after `optimizer.step`. "nothing": DDP is left as it is.
         topology: where it is not told, the session picks between `Flat` and `TwoPhase` by predicted bytes.
+        momentum: what becomes of the optimizer's own state (momentum, Adam's moments) in every round of
+            progress. "local": nothing; "averaged" over the replicas, densely, which costs the bytes of as
+            many parameters; "reset": it is as before the first step. What is local is averaged once, at the
+            end.
+        buffers: floating-point buffers (BatchNorm's statistics). "averaged": they travel with the progress;
+            "local": each replica keeps its own until the session closes, when they are averaged once.
         name: the text form it was made from; says nothing about what it does.
     """
 
@@ -42,6 +50,8 @@ class Strategy:
     topology: Topology = Auto()
     overlap: Overlap = Bucketwise()
     merge: Merge = Replace()
+    momentum: Beside = "local"
+    buffers: Buffers = "averaged"
     name: str = field(default="custom", compare=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +68,17 @@ class Strategy:
             self._check_gradient()
         if self.subject == "progress":
             self._check_progress()
+        self._check_beside("momentum", self.momentum, Beside, "local")
+        self._check_beside("buffers", self.buffers, Buffers, "averaged")
+
+    def _check_beside(self, what: str, given: str, kinds: Any, default: str) -> None:
+        if given not in typing.get_args(kinds):
+            raise unknown(f"value of {what}", given, typing.get_args(kinds))
+        if self.subject != "progress" and given != default:
+            raise ConfigError(
+                f"{what}={given!r} with subject={self.subject!r} would do nothing: replicas that exchange "
+                f"in every step keep equal. Leave it out, or write subject='progress', merge=Average()"
+            )
 
     def _check_gradient(self) -> None:
         if not isinstance(self.rounds, EveryStep | Until):

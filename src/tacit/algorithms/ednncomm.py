@@ -10,7 +10,8 @@ The paper's figure 1, for replica r of node m, in iteration i:   here:
 Choices where the public text is silent: K' counts steps of the run, and "auto" is one exchange an epoch, as
 in the authors' scripts; every rank of a node takes its slice across ("leaders": the first takes all); what
 travels is the progress since the last common point, which in fp32 is the same mean; floating-point buffers
-(BatchNorm's statistics) are averaged with the parameters; momentum stays local until the session closes.
+(BatchNorm's statistics) are averaged with the parameters, and momentum stays local until the session closes,
+unless `buffers` and `momentum` say otherwise.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from typing import Literal
 from tacit.contracts import NODE
 from tacit.merges import Average
 from tacit.rounds import Every, EveryEpoch
-from tacit.strategy import Levels, Strategy
+from tacit.strategy import Beside, Buffers, Levels, Strategy
 from tacit.topologies.flat import Flat
 from tacit.topologies.hierarchical import Hierarchical
 
 
 def ednncomm(
-    sync_every: int | Literal["auto"] = "auto", by: Literal["slices", "leaders"] = "slices"
+    sync_every: int | Literal["auto"] = "auto",
+    by: Literal["slices", "leaders"] = "slices",
+    momentum: Beside = "local",
+    buffers: Buffers = "averaged",
 ) -> Levels:
     """Gradients inside the node in every step, parameters between nodes every `sync_every` steps."""
     near = Strategy(topology=Flat(axis=NODE), name="near")
@@ -35,6 +39,8 @@ def ednncomm(
         rounds=EveryEpoch() if sync_every == "auto" else Every(sync_every),
         topology=Hierarchical(by=by),
         merge=Average(),
+        momentum=momentum,
+        buffers=buffers,
         name="far",
     )
     return Levels((near, far), name="ednncomm")

@@ -6,16 +6,24 @@ The paper's algorithm, on each worker r:            here:
 
 What travels is the progress x_r - x since the last common point x, not x_r itself: the same mean in exact
 arithmetic, and with a compressor far better than it, as progress is small where parameters are not. The
-optimizer's own state (momentum, Adam's moments) stays local, as in the paper.
+optimizer's own state (momentum, Adam's moments) stays local, as in the paper, unless `momentum` says
+otherwise: "averaged" in every round (Yu, Jin & Yang, ICML 2019), or "reset" to zero.
 """
 
 from __future__ import annotations
 
 from tacit.merges import Average
 from tacit.rounds import Every
-from tacit.strategy import Strategy
+from tacit.strategy import Beside, Buffers, Strategy
 
 
-def localsgd(sync_every: int = 8) -> Strategy:
+def localsgd(sync_every: int = 8, momentum: Beside = "local", buffers: Buffers = "averaged") -> Strategy:
     """Average the replicas every `sync_every` steps, and say nothing in between."""
-    return Strategy(subject="progress", rounds=Every(sync_every), merge=Average(), name="localsgd")
+    return Strategy(
+        subject="progress",
+        rounds=Every(sync_every),
+        merge=Average(),
+        momentum=momentum,
+        buffers=buffers,
+        name="localsgd",
+    )

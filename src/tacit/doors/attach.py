@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from tacit.doors.nodes import read_nodes
 from tacit.doors.optimizer import OwnBuffers
 from tacit.doors.scaling import ScaledSteps, agreed_on, at_work
 from tacit.doors.trainable import StillTrained, trainable
+from tacit.doors.uneven import Backwards, refuse_join, untouched
 from tacit.errors import AttachError, ConfigError, PeerLost
 from tacit.kernels.payloads import FORMAT
 from tacit.kernels.pick import pick
@@ -36,10 +38,13 @@ from tacit.lots import Policy, choice, exempting
 from tacit.rounds import Until
 from tacit.session import Session, joined
 from tacit.strategy import AnyStrategy, Strategy
+from tacit.transports.closing import Reached
 from tacit.transports.rollcall import RollCall
 from tacit.transports.torch import abort
 
 VARIABLE = "TACIT_ALGORITHM"
+
+_log = logging.getLogger("tacit")
 
 _ATTACHED: WeakKeyDictionary[DistributedDataParallel, Attached] = WeakKeyDictionary()
 _SESSIONS: dict[str, int] = {}
@@ -144,6 +149,7 @@ def checked(model: object, optimizers: Sequence[Optimizer], strategy: AnyStrateg
         raise AttachError(f"{strategy.name!r} exchanges after optimizer.step: give attach the optimizer")
     named = trainable(model)
     if subjects != {"nothing"}:
+        refuse_join(model)
         for name, p in named.items():
             if p.device.type != "cpu":
                 raise AttachError(
@@ -238,6 +244,7 @@ class Attached:
         self._handles: list[Any] = []
         self._undo: list[Callable[[], None]] = []
         self._rollcall: RollCall | None = None
+        self._backwards = Backwards(model)
         self._quiet = strategy.levels[0].subject == "nothing"
         self.strategy = strategy
         self._momentum = momentum.planned(strategy, policy, optimizers, named)
@@ -252,6 +259,7 @@ class Attached:
             "lr": self._lr,
             "memory": memory,
             "share": share,
+            "optimizers": optimizers,
         }
         self.levels: list[Level] = []
         try:
@@ -288,6 +296,7 @@ class Attached:
             f"{name}/{_SESSIONS[name]}",
             dist.get_rank(),
             ranks,
+            self._rounds,
             self._reached,
             self._peer_lost,
         )
@@ -301,13 +310,24 @@ class Attached:
         if self._rollcall is not None and not isinstance(error, PeerLost):
             self._rollcall.leave(f"{type(error).__name__}: {error}")
 
-    def _reached(self) -> int:
-        """How far this rank is, as ranks compare it."""
+    def _rounds(self) -> int:
+        """How far this rank is, as ranks compare it when a round fails."""
         if self._quiet:
             return self.session.step
         return sum(level.session.round for level in self.levels)
 
+    def _reached(self) -> Reached:
+        """How far this rank is, as ranks compare it when one closes its session."""
+        steps = self.levels[-1].session.step
+        if self._quiet:
+            return untouched(self._model, steps)
+        begun = sum(level.session.begun for level in self.levels)
+        # With a scaler the ranks ask each other in backward, before a round begins.
+        return Reached(steps, begun + (self._backwards.begun if self._scaled is not None else 0))
+
     def _peer_lost(self, error: PeerLost) -> None:
+        if self._quiet:
+            _log.error("%s", error)  # what hangs is DDP's, and ends with an error of Gloo's
         self._fail(error)
         self._abort()
 
@@ -322,7 +342,7 @@ class Attached:
     def _abort(self) -> None:
         """End what may hang: our own collectives, or DDP's where it was left to itself."""
         for level in self.levels:
-            level.transport.abort()
+            level.transport.abort(self._failure)
         if self._quiet:
             abort(self._group)
 
@@ -338,7 +358,8 @@ class Attached:
         if board is not None:
             self._undo.append(lambda: setattr(board, "answer", plain_mean(self._group)))
             answer = self.levels[0].gradient or no_exchange
-            board.answer = answer if self._scaled is None else self._scaled.around(answer)
+            scaled = answer if self._scaled is None else self._scaled.around(answer)
+            board.answer = self._backwards.around(scaled)
         if any(level.progress is not None for level in self.levels):
             self._undo.append(OwnBuffers(self._model).restore)
         if not self._quiet:
@@ -428,16 +449,26 @@ class Attached:
     def close(self) -> None:
         """Make replicas and their optimizers equal, drain, and take all hooks away; idempotent.
 
-        A collective call.
+        A collective call: a rank that comes early waits for the others, while they live.
+
+        Raises:
+            UnevenData: ranks have taken different numbers of steps.
+            RoundError: the last round failed, or an earlier one did.
         """
         if self._model not in _ATTACHED:
             return
         try:
             if self._failure is None or any(level.session.unheard for level in self.levels):
+                if self._rollcall is not None and self._failure is None:
+                    self._rollcall.meet()
                 self.sync()
-                self.levels[-1].settle(self._optimizers)
+                self.levels[-1].settle()
                 if self._scaled is not None:
                     self._scaled.settle()
+                if self._rollcall is not None:
+                    self._rollcall.part()
+            elif isinstance(self._failure, PeerLost):
+                raise self._failure  # found by the roll call, and perhaps not yet raised
         finally:
             self._leave()
 
@@ -464,16 +495,19 @@ class Attached:
         if error is None:
             self.close()
             return
-        lost = self._lost(error) if self._failure is None else None
+        lost = self._lost(error)
         self._leave()
         if lost is not None:
             raise lost from error
 
     def _lost(self, error: BaseException) -> PeerLost | None:
         """An error came out of the block: is a peer to blame, or must the peers be told of this rank?"""
+        of_a_collective = isinstance(error, dist.DistError) or _is_of_gloo(error)
+        if self._failure is not None:
+            return self._failure if of_a_collective and isinstance(self._failure, PeerLost) else None
         if self._rollcall is None:
             return None
-        if isinstance(error, dist.DistError) or _is_of_gloo(error):
+        if of_a_collective:
             lost = self._rollcall.alarm(_first_line(error))
             self._fail(lost)
             return lost

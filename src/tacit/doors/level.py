@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from tacit.contracts import Memory
 from tacit.doors.ddp import GradientDoor
+from tacit.doors.moments import Moments
 from tacit.doors.optimizer import ProgressDoor, fragments
 from tacit.lots import Policy, cut
 from tacit.session import Session
@@ -25,10 +26,12 @@ class Level:
     Attributes:
         gradient: the door in backward, where gradients are exchanged.
         progress: the door after `optimizer.step`, where replicas move on their own.
+        moments: what stands beside the parameters there.
     """
 
     gradient: GradientDoor | None = None
     progress: ProgressDoor | None = None
+    moments: Moments | None = None
 
     def __init__(
         self,
@@ -42,11 +45,14 @@ class Level:
         lr: Callable[[], float] = lambda: 0.0,
         memory: Memory | None = None,
         share: float = 1.0,
+        optimizers: Sequence[Optimizer] = (),
     ) -> None:
         self.strategy = strategy
         self.transport = TorchTransport(model.process_group, timeout, nodes)
         quiet = strategy.subject == "nothing"
-        tensors = {**named, **_float_buffers(model)} if strategy.subject == "progress" else named
+        buffers = _float_buffers(model) if strategy.subject == "progress" else {}
+        local = strategy.buffers == "local"
+        tensors = named if local else {**named, **buffers}
         cap = int(model.bucket_bytes_cap)
         parts = [] if quiet else fragments(tensors, strategy.rounds.parts)
         lots = [lot for part in parts for lot in cut(part, tensors, cap)]
@@ -59,6 +65,8 @@ class Level:
             self.gradient = GradientDoor(self.session, tensors)
         else:
             self.progress = ProgressDoor(self.session, tensors, named, share, lr)
+            self.moments = Moments(self.session, optimizers, named, buffers if local else {})
+            self.progress.landed = self.moments.landed
 
     def after_step(self) -> None:
         """To be called after every attempt of the optimizer."""
@@ -72,12 +80,10 @@ class Level:
         if self.progress is not None:
             self.progress.sync()
 
-    def settle(self, optimizers: Sequence[Optimizer]) -> None:
-        """Average what optimizers keep, where it may differ."""
-        if self.progress is None:
-            return
-        for optimizer in optimizers:
-            self.progress.settle(optimizer, self.transport)
+    def settle(self) -> None:
+        """Average what has stayed local beside the parameters."""
+        if self.moments is not None:
+            self.moments.settle()
 
     def close(self, failed: bool = False) -> None:
         """Drain, and leave the process groups to others; but after a failure messages may be on their way."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from tacit import ranges
-from tacit.contracts import WORLD, Landing, State, Transport
+from tacit.contracts import Landing, State
 from tacit.doors.facts import Facts
-from tacit.engine import drive
 from tacit.errors import AttachError
-from tacit.exchanges import hear, say
 from tacit.lots import Kept
 from tacit.session import Flight, Session
 
@@ -26,8 +21,6 @@ COMMON = "last common point"
 MERGE = "merge."
 MEAN, MINE = "arrived", "sent"
 """The state fields of a round that is under way: its mean, once it is there, and this rank's own part."""
-
-_log = logging.getLogger("tacit")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +65,8 @@ class ProgressDoor:
         self._named, self._trained = named, frozenset(trained)
         self._share, self._lr = share, lr
         self.facts = Facts(session, lr)
+        self.landed: Callable[[list[str]], None] = lambda names: None
+        """Called with the names to which a round's answer has just been applied."""
         self.follow_lots()
 
     def follow_lots(self, under_way: Iterable[UnderWay] = ()) -> None:
@@ -158,7 +153,7 @@ class ProgressDoor:
             for i, then in enumerate(self._then):
                 session.strategy.merge.settle_(then, self._flat[i])
                 self._write(i, then)
-            self.under_way.remove(way)
+            self._end(way)
         self._met_at = session.step
 
     # ---- rounds ---------------------------------------------------------------------------------------
@@ -209,7 +204,11 @@ class ProgressDoor:
             self._read(i, now)
             session.strategy.merge.apply_(now, then, self._flat[i], self._mine[i], self._states[i], at)
             self._write(i, now)
+        self._end(way)
+
+    def _end(self, way: UnderWay) -> None:
         self.under_way.remove(way)
+        self.landed([slot.name for i in way.lots for slot in self._session.lots[i].slots])
 
     def _read(self, i: int, flat: Tensor) -> None:
         for p, start, stop in self._places[i]:
@@ -243,32 +242,6 @@ class ProgressDoor:
             for slot in self._session.lots[i].slots
         }
 
-    def settle(self, optimizer: Optimizer, transport: Transport) -> None:
-        """Average the optimizer's own state (momentum, moments), which was local.
-
-        Whoever goes on with plain DDP would otherwise step from equal parameters with unequal momenta, and
-        drift apart for good.
-        """
-        states = {name: optimizer.state.get(p, {}) for name, p in self._named.items()}
-        fields = {
-            key
-            for name, state in states.items()
-            for key, value in state.items()
-            if torch.is_tensor(value) and value.shape == self._named[name].shape and value.dim()
-        }
-        if not _agreed(sorted(fields), transport):
-            _log.warning("optimizers keep other state on other ranks: each goes on with its own")
-            return
-        for field in sorted(fields):
-            for lot, flat in zip(self._session.lots, self._flat, strict=True):
-                flat.zero_()
-                kept = [(states[s.name][field].view(-1), s) for s in lot.slots if field in states[s.name]]
-                for mine, slot in kept:
-                    flat[slot.start : slot.stop] = mine
-                drive(say(flat, WORLD), transport, slot=f"{field} of {lot.name}")
-                for mine, slot in kept:
-                    mine.copy_(flat[slot.start : slot.stop])
-
 
 def _parts(session: Session, named: Mapping[str, Tensor]) -> list[list[int]]:
     """The lots of each part."""
@@ -299,13 +272,6 @@ def fragments(named: Mapping[str, Tensor], count: int) -> list[list[str]]:
         parts[-1].append(name)
         done += p.numel()
     return parts
-
-
-def _agreed(fields: list[str], transport: Transport) -> bool:
-    """Whether all ranks would average the same; where one has not stepped yet, they would not."""
-    mine = torch.tensor([zlib.crc32("|".join(fields).encode())])
-    answers = drive(hear(mine, WORLD), transport, slot="settle")
-    return all(torch.equal(answer, answers[0]) for answer in answers)
 
 
 class OwnBuffers:

@@ -48,25 +48,50 @@ class _Now:
         return self.value
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Later:
-    """Collectives under way."""
+    """Collectives under way, until they are done or given up."""
 
     futures: Sequence[torch.futures.Future[Any]]
     read: Callable[[], Any]
-    done: Callable[[], None]
+    done: Callable[[_Later], None]
+    error: BaseException | None = None
+    call: Callable[[], None] | None = None
 
     def on_done(self, call: Callable[[], None]) -> None:
-        if len(self.futures) == 1:
-            self.futures[0].add_done_callback(lambda _: call())
+        once = _Once(call)
+        self.call = once
+        if self.error is not None:
+            once()
+        elif len(self.futures) == 1:
+            self.futures[0].add_done_callback(lambda _: once())
         else:
-            _when_all(self.futures, call)
+            _when_all(self.futures, once)
+
+    def give_up(self, error: BaseException) -> None:
+        """Answer with this error, now: Gloo ends what hangs no earlier than its time-out."""
+        self.error = error
+        if self.call is not None:
+            self.call()
 
     def answer(self) -> Any:
+        if self.error is not None:
+            raise self.error
         for future in self.futures:
             future.value()  # raises what the backend raised
-        self.done()
+        self.done(self)
         return self.read()
+
+
+class _Once:
+    """A call that is made once, whoever comes first."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call, self._first = call, threading.Lock()
+
+    def __call__(self) -> None:
+        if self._first.acquire(blocking=False):
+            self._call()
 
 
 def _when_all(futures: Sequence[torch.futures.Future[Any]], call: Callable[[], None]) -> None:
@@ -106,8 +131,9 @@ class TorchTransport:
     nodes: Sequence[Sequence[int]] = ()
     sent: int = 0
     """Bytes that this rank has sent, by the formulas of ring collectives."""
-    under_way: int = 0
+    under_way: set[_Later] = field(default_factory=set, repr=False)
     """Collectives posted whose answers nobody has taken."""
+    _failure: BaseException | None = field(default=None, repr=False)
     _groups: dict[tuple[str, int], dist.ProcessGroup] = field(default_factory=dict, repr=False)
     _messages: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
     _places: dict[str, Place] = field(default_factory=dict, repr=False)
@@ -255,11 +281,13 @@ class TorchTransport:
         return self._later([work], lambda: None if source is None else unpack(arriving, payload))
 
     def _later(self, works: Sequence[dist.Work | None], read: Callable[[], Any]) -> Posted:
-        self.under_way += 1
-        return _Later([work.get_future() for work in works if work is not None], read, self._answered)
-
-    def _answered(self) -> None:
-        self.under_way -= 1
+        later = _Later(
+            [work.get_future() for work in works if work is not None], read, self.under_way.discard
+        )
+        self.under_way.add(later)
+        if self._failure is not None:
+            later.give_up(self._failure)
+        return later
 
     def _message(self, key: tuple[object, ...], like: Payload, copies: int) -> Tensor:
         size = copies * nbytes(like)
@@ -268,8 +296,14 @@ class TorchTransport:
             message = self._messages[key] = empty_message(like, copies)
         return message
 
-    def abort(self) -> None:
-        """End every collective that is under way with an error; the groups are not used again."""
+    def abort(self, error: BaseException | None = None) -> None:
+        """End every collective that is under way with an error; the groups are not used again.
+
+        What is given up may still hang in Gloo, until its time-out or until a peer's process ends.
+        """
+        self._failure = self._failure or error or RuntimeError("the session has failed")
+        for later in [*self.under_way]:
+            later.give_up(self._failure)
         for kept in [*_OWN.values()]:
             if any(group in self._groups.values() for group in kept):
                 kept.clear()

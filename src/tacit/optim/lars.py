@@ -1,0 +1,88 @@
+"""LARS: layer-wise adaptive rate scaling (You, Gitman & Ginsburg 2017, arXiv 1708.03888, algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from tacit.optim.checking import checked_lr, fraction, not_negative
+
+
+class LARS(Optimizer):
+    """SGD with momentum, in which each parameter has a learning rate of its own.
+
+    The paper's step, for a parameter w with gradient g:
+
+        r = trust * |w| / (|g| + weight_decay * |w|)
+        v <- momentum * v + lr * r * (g + weight_decay * w)
+        w <- w - v
+
+    As in the paper lr is inside v, where torch's SGD multiplies the whole of v: they differ when it changes.
+    Parameters of fewer than two dimensions (biases, norms) take r = 1 and no decay, as is usual: their norms
+    say little. So does a parameter with |w| = 0 or |g| = 0, for this step.
+
+    Args:
+        params: as for torch's optimizers.
+        lr: the global learning rate, the paper's gamma; scaled with the batch, and warmed up.
+        momentum: in [0, 1).
+        weight_decay: the paper's beta; 0 or more.
+        trust: the trust coefficient, the paper's eta; above 0.
+
+    Raises:
+        ConfigError: a number cannot be.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0005,
+        trust: float = 0.001,
+    ) -> None:
+        checked_lr(lr)
+        fraction("momentum", momentum)
+        not_negative("weight_decay", weight_decay)
+        not_negative("trust", trust, zero=False)
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        super().__init__(params, defaults)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step; `closure`, where given, computes the loss anew, which is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, p.grad, group)
+        return loss
+
+    def _update(self, p: torch.Tensor, g: torch.Tensor, group: dict[str, Any]) -> None:
+        rate, decay = float(group["lr"]), 0.0
+        if p.ndim > 1:
+            decay = group["weight_decay"]
+            size, slope = float(p.norm()), float(g.norm())
+            if size and slope:
+                rate *= group["trust"] * size / (slope + decay * size)
+        state = self.state[p]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(p)
+        v: torch.Tensor = state["momentum_buffer"]
+        v.mul_(group["momentum"]).add_(g, alpha=rate)
+        if decay:
+            v.add_(p, alpha=rate * decay)
+        p.sub_(v)
