@@ -24,6 +24,7 @@ class RollCall:
     A rank whose round fails raises the alarm. Every rank that still lives answers it with the round that it
     has reached, from a thread of its own, so that a rank that hangs in a collective answers too. Who does not
     answer is gone or frozen; who answers with an error has left; who answers with the lowest round is late.
+    The first alarm stands: what comes later is often only that a connection broke, as the first rank went.
 
     Args:
         store: of the process group; its host is the launcher, which outlives the ranks.
@@ -54,14 +55,14 @@ class RollCall:
 
     def alarm(self, reason: str) -> PeerLost:
         """Raise the alarm, and say who is missing."""
-        self._try(lambda: self._store.set("alarm", f"rank {self._rank}: {reason}"))
+        self._try(lambda: self._store.compare_set("alarm", "", f"rank {self._rank}: {reason}"))
         self._told.wait(POLL_SECONDS + 2 * GRACE_SECONDS)
         return self._found or PeerLost(f"a round failed and the store does not answer: {reason}")
 
     def leave(self, reason: str) -> None:
         """Tell the others that this rank stops, so that they need not wait for it."""
         self._try(lambda: self._store.set(f"left/{self._rank}", reason))
-        self._try(lambda: self._store.set("alarm", f"rank {self._rank} has left: {reason}"))
+        self._try(lambda: self._store.compare_set("alarm", "", f"rank {self._rank} has left: {reason}"))
         self.close()
 
     def close(self) -> None:
@@ -97,7 +98,7 @@ class RollCall:
             time.sleep(0.05)
         return PeerLost(_verdict(self._ranks, answers, self._store.get("alarm").decode()))
 
-    def _try(self, call: Callable[[], None]) -> None:
+    def _try(self, call: Callable[[], object]) -> None:
         try:
             self._store.set_timeout(timedelta(seconds=GRACE_SECONDS))
             call()
