@@ -26,6 +26,7 @@ class RollCall:
     has reached, from a thread of its own, so that a rank that hangs in a collective answers too. Who does not
     answer is gone or frozen; who answers with an error has left; who answers with the lowest round is late.
     Before they close, all ranks meet: who closes earlier than others go on has other data than they.
+    The first alarm stands: what comes later is often only that a connection broke, as the first rank went.
 
     Args:
         store: of the process group; its host is the launcher, which outlives the ranks.
@@ -146,7 +147,7 @@ class RollCall:
             time.sleep(0.05)
         return PeerLost(_verdict(self._ranks, answers, alarm))
 
-    def _try(self, call: Callable[[], None]) -> None:
+    def _try(self, call: Callable[[], object]) -> None:
         try:
             self._store.set_timeout(timedelta(seconds=GRACE_SECONDS))
             call()
