@@ -113,8 +113,8 @@ def attach(
         checks.whole("steps_per_epoch", steps_per_epoch, 1, None, "write len(loader)")
     memory = {} if steps_per_epoch is None else {"steps_per_epoch": float(steps_per_epoch)}
     _check_memory(strategy, memory)
-    share = _share(model.process_group, strategy, weight)
-    return Attached(model, optimizers, strategy, named, scaler, policy, timeout, memory, mesh, share=share)
+    _check_weight(strategy, weight)
+    return Attached(model, optimizers, strategy, named, scaler, policy, timeout, memory, mesh, weight=weight)
 
 
 def checked(model: object, optimizers: Sequence[Optimizer], strategy: AnyStrategy) -> dict[str, Tensor]:
@@ -194,17 +194,26 @@ def _check_memory(strategy: AnyStrategy, memory: Memory) -> None:
             )
 
 
+def _periodic(strategy: AnyStrategy) -> bool:
+    return any(level.subject == "progress" for level in strategy.levels)
+
+
+def _check_weight(strategy: AnyStrategy, weight: float | None) -> None:
+    if weight is None:
+        return
+    if not _periodic(strategy):
+        raise AttachError(
+            f"weight={weight!r} is for strategies that average replicas, and {strategy.name!r} does not"
+        )
+    if not (checks.is_real(weight) and weight > 0):
+        raise AttachError(
+            f"weight={weight!r} is not possible: write a number above 0, such as the rank's samples"
+        )
+
+
 def _share(group: dist.ProcessGroup, strategy: AnyStrategy, weight: float | None) -> float:
-    """What this rank counts for, 1 on average. A collective call."""
-    periodic = any(level.subject == "progress" for level in strategy.levels)
-    error = None
-    if weight is not None and not periodic:
-        error = f"weight={weight!r} is for strategies that average replicas, and {strategy.name!r} does not"
-    elif weight is not None and not (checks.is_real(weight) and weight > 0):
-        error = f"weight={weight!r} is not possible: write a number above 0, such as the rank's samples"
-    if error is not None:
-        raise AttachError(error)
-    if not periodic:
+    """What this rank counts for, 1 on average. A collective call, of ranks that agree on the strategy."""
+    if not _periodic(strategy):
         return 1.0
     mine = torch.tensor([0.0 if weight is None else weight], dtype=torch.float64)
     all_ = [torch.empty_like(mine) for _ in range(group.size())]
@@ -237,7 +246,7 @@ class Attached:
         memory: Memory,
         mesh: DeviceMesh | None,
         board: Switchboard | None = None,
-        share: float = 1.0,
+        weight: float | None = None,
     ) -> None:
         group = model.process_group
         self._model, self._group, self._optimizers = model, group, optimizers
@@ -258,7 +267,7 @@ class Attached:
             "timeout": timeout or own_timeout(group),
             "lr": self._lr,
             "memory": memory,
-            "share": share,
+            "share": _share(group, strategy, weight),
             "optimizers": optimizers,
         }
         self.levels: list[Level] = []
