@@ -68,7 +68,7 @@ def test_what_stands_beside_the_parameters_is_the_periodic_strategies() -> None:
         Strategy(momentum="reset")
     with pytest.raises(ConfigError, match=r"buffers='local' with subject='nothing' would do nothing"):
         Strategy(subject="nothing", buffers="local")
-    with pytest.raises(ConfigError, match=r"unknown value of momentum 'mean'.*Known: averaged, local, reset"):
+    with pytest.raises(ConfigError, match=r"unknown momentum 'mean'.*Known: averaged, local, reset"):
         Strategy(subject="progress", merge=Average(), momentum="mean")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"unknown value of localsgd:buffers 'reset'"):
         parse("localsgd:buffers=reset")

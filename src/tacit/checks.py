@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tacit.contracts import Compressor
+from tacit.contracts import Compressor, Matrix
 from tacit.errors import ConfigError, unknown
 
 
@@ -89,3 +89,13 @@ def compressor(name: str, given: object) -> None:
         raise ConfigError(
             f"{name}={shown} is no compressor: write a value such as TopK(ratio=0.01), with its brackets"
         )
+
+
+def matrices(given: object) -> None:
+    """Refuse what is no tuple of `Matrix`.
+
+    Raises:
+        ConfigError: names what was given.
+    """
+    if not isinstance(given, tuple) or not all(isinstance(m, Matrix) for m in given):
+        raise ConfigError(f"matrices={given!r} is no tuple of Matrix: leave it out, attaching fills it in")

@@ -72,8 +72,7 @@ class Strategy:
         self._check_beside("buffers", self.buffers, Buffers, "averaged")
 
     def _check_beside(self, what: str, given: str, kinds: Any, default: str) -> None:
-        if given not in typing.get_args(kinds):
-            raise unknown(f"value of {what}", given, typing.get_args(kinds))
+        checks.word(what, given, typing.get_args(kinds))
         if self.subject != "progress" and given != default:
             raise ConfigError(
                 f"{what}={given!r} with subject={self.subject!r} would do nothing: replicas that exchange "

@@ -24,6 +24,7 @@ FACTOR = ROWS * COLUMNS
 ALLOCATES = {
     "dense, momentum corrected": "what was sent, to clear momentum where it was: all entries",
     "bf16, momentum corrected, + ef": "what was sent, to clear momentum where it was: all entries",
+    "lag, momentum corrected": "what was sent, to clear momentum where it was: all entries",
     "dense, clipped, + ef": "the multiple that was sent: all entries",
     "randomk 5%": "positions, drawn anew in every round",
     "randomk 5% + ef": "positions, drawn anew in every round",

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tacit import checks
 from tacit.compressors.cast import BF16
 from tacit.compressors.dense import Dense
 from tacit.compressors.int8 import Int8
@@ -40,6 +41,7 @@ COMPRESSORS: dict[str, Compressor] = {"none": Dense(), "bf16": BF16(), "int8": I
 
 def pipesgd(warmup_steps: int = 0, compressor: Literal["none", "bf16", "int8"] = "none") -> Strategy:
     """Gradients travel during the next step, which applies the mean of the step before it."""
+    checks.word("compressor", compressor, list(COMPRESSORS))
     return Strategy(
         overlap=Delayed(1, warmup_steps=warmup_steps), compressor=COMPRESSORS[compressor], name="pipesgd"
     )

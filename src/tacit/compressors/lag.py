@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.contracts import Compressor, Context, Exchange, Matrix, Mean, Outcome, Sent, State
-from tacit.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,9 @@ class LAG(Compressor):
     shared: ClassVar[frozenset[str]] = frozenset({"mean", "norms"})
 
     def __post_init__(self) -> None:
-        if not 0 <= self.xi < math.inf:
-            raise ConfigError(
-                f"xi={self.xi} is not possible: write 0.1, as is usual, or 0 to send all changes"
-            )
-        if self.window < 1:
-            raise ConfigError(f"window={self.window} is not possible: write 1 or more means, 10 is usual")
+        checks.real("xi", self.xi, "write 0.1, as is usual, or 0 to send all changes", least=0.0)
+        checks.whole("window", self.window, 1, None, "10 means are usual")
+        checks.matrices(self.matrices)
 
     def exempts(self, shape: torch.Size) -> bool:
         """None: all of a lot is compared, and travels, at once."""
@@ -108,12 +104,13 @@ class LAG(Compressor):
             after[:, 0] = before[:, 0]
             return norms
         for row, m in zip(after, self.matrices, strict=True):
-            row[0] = torch.linalg.vector_norm(mean[m.start : m.start + m.rows * m.columns])
+            norm = torch.linalg.vector_norm(mean[m.start : m.start + m.rows * m.columns], dtype=torch.float64)
+            row[0] = norm.clamp_(max=torch.finfo(row.dtype).max)
         return norms
 
 
 def _square(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x)) ** 2
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
 
 
 @dataclass(frozen=True)

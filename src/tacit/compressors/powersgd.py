@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.contracts import Compressor, Context, Exchange, Matrix, Mean, Outcome, Sent, State
-from tacit.errors import ConfigError
 from tacit.kernels.orthogonal import orthogonalize_, scale_
 
 
@@ -68,10 +67,7 @@ class PowerSGD(Compressor):
     def __post_init__(self) -> None:
         checks.whole("rank", self.rank, 1, None, "1 to 4 are usual")
         checks.real("min_compression_rate", self.min_compression_rate, "2 is usual", above=0)
-        if not isinstance(self.matrices, tuple) or not all(isinstance(m, Matrix) for m in self.matrices):
-            raise ConfigError(
-                f"matrices={self.matrices!r} is no tuple of Matrix: leave it out, attaching fills it in"
-            )
+        checks.matrices(self.matrices)
 
     def exempts(self, shape: torch.Size) -> bool:
         """Vectors, and matrices that would hardly shrink."""
