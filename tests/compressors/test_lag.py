@@ -216,5 +216,5 @@ def test_between_nodes_it_is_the_nodes_means_that_stand(by: Literal["slices", "l
 
 @pytest.mark.parametrize("text", ["lag:xi=-0.1", "lag:xi=nan", "lag:xi=inf", "lag:window=0"])
 def test_what_cannot_be_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not possible: write"):
+    with pytest.raises(ConfigError, match=r"(xi|window)=.* is not a"):
         parse(text)
