@@ -265,6 +265,8 @@ def test_the_true_lag_is_told() -> None:
     crew.sync()  # one step later: lands early
     assert seen == [3] * lots + [1] * lots
     assert crew.replicas[0].session.metrics()["lag"] == 2.0
+    assert "Every(sync_every=4" in crew.replicas[0].session.active_path
+    assert "Delayed(steps=3" in crew.replicas[0].session.active_path
     crew.close()
 
 

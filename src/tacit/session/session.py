@@ -393,7 +393,10 @@ class Session:
     def active_path(self) -> str:
         """What is really at work."""
         kinds = sorted({repr(lot.compressor) for lot in self.lots}, key=len)
-        return f"{len(self.lots)} lots, {kinds[0]}, {self.choice}"
+        path = f"{len(self.lots)} lots, {kinds[0]}, {self.choice}"
+        if self.strategy.subject != "progress":
+            return path
+        return f"{path}, {self.strategy.rounds}, {self.strategy.overlap}, {self.strategy.merge}"
 
     def metrics(self) -> dict[str, float]:
         """The session in numbers.
