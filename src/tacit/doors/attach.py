@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from torch.optim import Optimizer
 
 from tacit import checks
 from tacit.algorithms import parse
-from tacit.contracts import WORLD, Memory
+from tacit.contracts import WORLD, Memory, Rounds
 from tacit.doors import footprint, live, momentum, state
 from tacit.doors.ddp import Switchboard, no_exchange, plain_mean
 from tacit.doors.level import Level, own_timeout
@@ -35,7 +36,7 @@ from tacit.errors import AttachError, ConfigError, PeerLost
 from tacit.kernels.payloads import FORMAT
 from tacit.kernels.pick import pick
 from tacit.lots import Policy, choice, exempting
-from tacit.rounds import Until
+from tacit.rounds import OnPlateau, Until
 from tacit.session import Session, joined
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.closing import Reached
@@ -192,6 +193,23 @@ def _check_memory(strategy: AnyStrategy, memory: Memory) -> None:
                 "attach(..., steps_per_epoch=len(loader)), or give it a number of steps, such as "
                 f"{strategy.name.partition(':')[0]}:sync_every=50"
             )
+        _check_period(level.rounds, memory.get("steps_per_epoch", math.inf))
+
+
+def _check_period(rounds: Rounds, steps: float) -> None:
+    period = getattr(rounds, "sync_every", 0)
+    if period <= steps:
+        return
+    if isinstance(rounds, OnPlateau):
+        raise AttachError(
+            f"sync_every={period} is longer than an epoch of {steps:g} steps, at the end of which there is a "
+            f"round anyway: write {steps:g} at most"
+        )
+    _log.warning(
+        "sync_every=%d is longer than an epoch of %d steps: replicas differ at the end of most epochs. Call "
+        "session.sync() where they must not",
+        *(period, steps),
+    )
 
 
 def _periodic(strategy: AnyStrategy) -> bool:
