@@ -418,7 +418,7 @@ def test_a_period_that_no_epoch_reaches_is_told(caplog: pytest.LogCaptureFixture
     assert "sync_every=500 is longer than an epoch of 22 steps" in caplog.text
     plateau = Strategy(subject="progress", rounds=OnPlateau(23), merge=Average())
     with pytest.raises(
-        AttachError, match="sync_every=23 is longer than an epoch of 22 steps.*write 22 at most"
+        AttachError, match=r"sync_every=23 is longer than an epoch of 22 steps.*write 22 at most"
     ):
         _check_memory(plateau, {"steps_per_epoch": 22.0})
 
