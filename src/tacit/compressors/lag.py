@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -104,13 +105,21 @@ class LAG(Compressor):
             after[:, 0] = before[:, 0]
             return norms
         for row, m in zip(after, self.matrices, strict=True):
-            norm = torch.linalg.vector_norm(mean[m.start : m.start + m.rows * m.columns], dtype=torch.float64)
-            row[0] = norm.clamp_(max=torch.finfo(row.dtype).max)
+            norm = _norm(mean[m.start : m.start + m.rows * m.columns])
+            row[0] = min(norm, torch.finfo(row.dtype).max)
         return norms
 
 
 def _square(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+    return _norm(x) ** 2
+
+
+def _norm(x: Tensor) -> float:
+    if x.is_meta:
+        return 0.0
+    norm = float(torch.linalg.vector_norm(x))
+    # Only squares near the largest number need the memory that a wider type takes.
+    return norm if math.isfinite(norm) else float(torch.linalg.vector_norm(x, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
