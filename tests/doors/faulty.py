@@ -29,6 +29,7 @@ def go_wrong() -> None:
     if fault == "frozen":
         os.kill(os.getpid(), signal.SIGSTOP)
     if fault == "interrupted":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
         os.kill(os.getpid(), signal.SIGINT)
     if fault == "raises":
         raise ValueError("a bad batch")
