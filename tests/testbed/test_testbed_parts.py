@@ -145,3 +145,25 @@ def test_refusal_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces, "_setting", {"user.max_user_namespaces": "5"}.get)
     assert "container" in str(namespaces.refused(OSError(errno.EPERM, "Operation not permitted")))
     assert "used up" in str(namespaces.refused(OSError(errno.ENOSPC, "No space left on device")))
+
+
+def test_a_rank_ended_by_the_launcher_after_its_exception_is_judged_by_the_exception() -> None:
+    head = "Traceback (most recent call last):"
+    uncaught = [(1.0, f"[rank2]: {head}"), (1.0, "[rank2]: ValueError: x")]
+    assert rank.verdict(-15, 9.0, uncaught) == (1, 1.0, f"{head}\nValueError: x")
+    logged = [(1.0, head), (1.0, "ValueError: x, caught and logged")]
+    assert rank.verdict(-15, 9.0, logged) == (-15, 9.0, "")
+    assert rank.verdict(7, 9.0, logged) == (7, 1.0, "\n".join(line for _, line in logged))
+
+
+def test_a_keeper_that_was_killed_is_named_by_torchrun_and_no_other() -> None:
+    summary = (
+        "Root Cause (first observed failure):\n  rank      : 2 (local_rank: 0)\n  exitcode  : -9 (pid: 5)"
+    )
+    node = Node(1, code=1, ended=8.0)
+    node.last_lines.extend(summary.split("\n"))
+    heard(node, 3, 1, 5.0, "RuntimeError: Connection closed by peer")
+    assert node.cause is not None
+    assert (node.cause.rank, node.cause.code) == (2, -9)
+    heard(node, 2, 1, 6.0, "RuntimeError: Connection closed by peer")
+    assert node.cause.rank == 3

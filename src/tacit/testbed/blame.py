@@ -26,14 +26,18 @@ class Report:
     traceback: str | None = None
 
     @property
+    def lost(self) -> bool:
+        """Whether it fell with another: it says that it lost a peer, or the launcher ended it."""
+        return self.code == -signal.SIGTERM or bool(self.traceback and _LOST_PEER.search(self.traceback))
+
+    @property
     def order(self) -> tuple[bool, float]:
         """Sorts the cause before its consequences.
 
         A rank that exits closes its connections a good while before it is gone, so its peers may complain
         first; and a launcher sends SIGTERM to its other ranks when one has failed.
         """
-        lost = self.code == -signal.SIGTERM or bool(self.traceback and _LOST_PEER.search(self.traceback))
-        return lost, self.time
+        return self.lost, self.time
 
 
 @dataclass
@@ -53,7 +57,7 @@ class Node:
     ended: float = 0.0
     stopped: bool = False
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
-    _report: Report | None = None
+    _reports: dict[int, Report] = field(default_factory=dict)
     _tracebacks: dict[int, str] = field(default_factory=dict)
 
     def hear(self, text: str) -> None:
@@ -63,21 +67,22 @@ class Node:
         if "traceback" in message:
             self._tracebacks[rank] = self._tracebacks.get(rank, "") + message["traceback"]
         elif not self.stopped:
-            report = Report(rank, message["code"], message["time"], self._tracebacks.get(rank))
-            self._report = min(self._report or report, report, key=lambda report: report.order)
+            self._reports[rank] = Report(rank, message["code"], message["time"], self._tracebacks.get(rank))
 
     @property
     def failed(self) -> bool:
         """Whether the node failed by itself."""
-        return bool(self.code) and (not self.stopped or self._report is not None)
+        return bool(self.code) and (not self.stopped or bool(self._reports))
 
     @property
     def cause(self) -> Report | None:
         """The rank that failed first; None when the launcher failed without any."""
-        if self._report and self._report.code != -signal.SIGTERM:
-            return self._report
+        first = min(self._reports.values(), key=lambda report: report.order, default=None)
+        if first and not first.lost:
+            return first
         # Perhaps the keeper of the rank was killed with it; torchrun knows then, though not why.
-        return _summarized(self.last_lines, self.ended) or self._report
+        seen = _summarized(self.last_lines, self.ended)
+        return first if seen is None or seen.rank in self._reports else seen
 
     @property
     def order(self) -> tuple[bool, float]:

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -26,6 +27,7 @@ RESTORE = "TACIT_RESTORE"  # an environment variable: what the launcher has othe
 _PR_SET_PDEATHSIG = 1
 _CHUNK = 500  # characters; escaped they must stay below PIPE_BUF, so that a report is written in one piece
 _HEADER = "Traceback (most recent call last):"
+_UNCAUGHT = re.compile(rf"\[rank\d+\]: {re.escape(_HEADER)}")  # torch's own excepthook writes it so
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 
 
@@ -94,12 +96,24 @@ def last_traceback(lines: Sequence[tuple[float, str]]) -> tuple[float, str] | No
     return lines[start][0], "\n".join(line[len(prefix) :] for line in ours)
 
 
+def verdict(code: int, ended: float, lines: Sequence[tuple[float, str]]) -> tuple[int, float, str]:
+    """How the rank ended, when it began to, and the traceback that says why.
+
+    An interpreter takes its time to exit by an exception: torch may abort it meanwhile, and a launcher may
+    end it because a peer that has lost it was gone first. What went wrong is the exception.
+    """
+    found = last_traceback(lines)
+    if found and code < 0 and any(_UNCAUGHT.match(line) for at, line in lines if at >= found[0]):
+        return 1, *found
+    if found and (code > 0 or code == -signal.SIGABRT):
+        return code, *found
+    return code, ended, ""
+
+
 def report(code: int, ended: float, lines: Sequence[tuple[float, str]]) -> None:
     """Say on stderr how the rank ended; in pieces, each written at once."""
     rank = int(os.environ.get("RANK", "-1"))
-    # torch may abort a process that exits by an exception; the traceback still says what went wrong.
-    found = last_traceback(lines) if code > 0 or code == -signal.SIGABRT else None
-    began, text = found if found else (ended, "")
+    code, began, text = verdict(code, ended, lines)
     for at in range(0, len(text), _CHUNK):
         _say({"rank": rank, "traceback": text[at : at + _CHUNK]})
     _say({"rank": rank, "code": code, "time": began})

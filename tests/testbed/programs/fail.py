@@ -25,6 +25,10 @@ if dist.get_rank() == 2:
         case "raise":
             atexit.register(dist.destroy_process_group)
             raise ValueError("rank two\nhas had enough")
+        case "raise-and-linger":
+            atexit.register(time.sleep, 1000)
+            atexit.register(dist.destroy_process_group)
+            raise ValueError("rank two\nhas had enough")
         case "exit":
             os._exit(7)
 dist.all_reduce(x)
