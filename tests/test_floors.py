@@ -22,7 +22,7 @@ FLOORS = [
     },
     {"strategy", "lots"},
     {"algorithms", "session"},
-    {"doors"},
+    {"doors", "server"},
     {"recipes"},
     {"cli"},
 ]

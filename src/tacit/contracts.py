@@ -11,10 +11,10 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ NODE = "node"
 """The near axis: the replicas of one node."""
 NET = "net"
 """The far axis: the replicas that hold the same place in their nodes."""
+SERVER = "server"
+"""The axis of a replica and the parameter servers, which stand outside of the world."""
 
 Payload: TypeAlias = tuple[Tensor, ...]
 State: TypeAlias = Mapping[str, Tensor]
@@ -125,6 +127,43 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """How one payload of a message is read.
+
+    Attributes:
+        codec: decodes it; None: the entries as they are.
+        numel: how many elements it speaks of; `dtype`, their type.
+        owes: whether who sends it adds to the next one what this one does not say (error feedback).
+        spans: which of the lot's entries these are; None: all of them.
+    """
+
+    codec: OneShot | None
+    numel: int
+    dtype: torch.dtype
+    owes: bool = False
+    spans: Spans | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Answer: what the server has for this worker, a payload for each of `pulls`.
+
+    Attributes:
+        payloads: what is pushed, each as `pieces` says; with `do="pull"` nothing.
+        pulls: how the answer is read.
+        do: "push", and be answered; "pull" only; "meet": be answered when all workers have come so far.
+        lr: the learning rate of this step, for a server that applies what is pushed.
+    """
+
+    payloads: tuple[Payload, ...]
+    pieces: tuple[Piece, ...]
+    pulls: tuple[Piece, ...]
+    do: Literal["push", "pull", "meet"] = "push"
+    lr: float = 0.0
+    axis: str = SERVER
+
+
+@dataclass(frozen=True, slots=True)
 class Reduce:
     """Answer, given by the topology and never by a transport: `(mean, sent)`; the mean is in `ctx.out`.
 
@@ -180,7 +219,7 @@ class Together:
     requests: tuple[Request, ...]
 
 
-Collective: TypeAlias = Mean | Gather | Scatter | Collect | Deal | Send
+Collective: TypeAlias = Mean | Gather | Scatter | Collect | Deal | Send | Ask
 """What a transport can answer."""
 Request: TypeAlias = "Collective | Reduce | Together"
 
@@ -492,6 +531,10 @@ class Compressor(ABC):
         """What speaks once of the whole tensor in this step; None: it has a conversation of its own."""
         return None
 
+    def places(self) -> Mapping[str, Spans]:
+        """Where those inside it speak that see some stretches only, by the part of their context."""
+        return {}
+
     def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """The same compressor, told where matrices lie in the flat tensor; most do not care."""
         return self
@@ -544,6 +587,13 @@ class OneShot(Compressor):
         """How many entries a payload of a tensor of `numel` says as they are, where it says nothing else.
 
         It then is (values, positions as `kernels.positions` packs so many). None: payloads are otherwise.
+        """
+        return None
+
+    def of_sums(self, numel: int, peers: int) -> OneShot | None:
+        """What says a sum of so many payloads of tensors of `numel` in full, and shorter than densely.
+
+        None: nothing does.
         """
         return None
 
@@ -605,6 +655,27 @@ class Topology(ABC):
 
     scope: str = WORLD
     meets: str = WORLD
+
+    @property
+    def apart(self) -> bool:
+        """Whether each replica goes on without the others, so that none of them is asked anything."""
+        return False
+
+    @property
+    def keeps_lots(self) -> bool:
+        """Whether lots stay as they are cut at first, as somebody else keeps state by lot."""
+        return False
+
+    def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
+        """Raise a `ConfigError` that says what to write, if it cannot work with these answers; most can."""
+        return
+
+    def agree(self, x: Tensor, ctx: Context) -> Generator[Request, Any, None] | None:
+        """What makes all replicas equal after a round out of turn: overwrites `x` by their common point.
+
+        None: the round has done so.
+        """
+        return None
 
     def spans(self, edges: Sequence[int] | range, near: Place) -> Spans:
         """Which stretch of a tensor each rank of the node hands to its compressor; one alone: the whole.
@@ -770,4 +841,69 @@ class Transport(Protocol):
         All members of the axis post the wishes of one `stage` (the how-manieth wish of its exchange on that
         axis) in the same order. `slot` names the exchange: no two wishes of one slot, axis and stage are
         under way at once.
+        """
+
+
+# ---- where there is no lockstep -----------------------------------------------------------------------
+
+
+class Sender(NamedTuple):
+    """One life of a worker."""
+
+    worker: int
+    incarnation: int
+    """1 for its first process, and one more each time that it comes back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a service is sent.
+
+    Attributes:
+        sequence: counts a worker's messages of this kind of content from 1, over all of its lives.
+        content: what the service understands.
+    """
+
+    sequence: int
+    content: object
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a service answers: to one message, at once or when a later one has come.
+
+    Attributes:
+        to: whose message it answers; `sequence` is that message's.
+        payloads: the answer.
+        refused: why there is none; None where there is one.
+        facts: numbers that go along.
+    """
+
+    to: Sender
+    sequence: int
+    payloads: tuple[Payload, ...] = ()
+    refused: Exception | None = None
+    facts: Mapping[str, int] = field(default_factory=dict)
+
+
+S = TypeVar("S")
+
+
+class Service(ABC, Generic[S]):
+    """The passive side where there is no lockstep: a frozen dataclass of what it does, with no state inside.
+
+    Atomic per message: a message that is refused has changed nothing. Whoever calls takes one message after
+    the other, in whatever order they come; so a run is repeated by repeating its order of messages.
+    """
+
+    @abstractmethod
+    def start(self) -> S:
+        """The state before the first message."""
+
+    @abstractmethod
+    def on(self, sender: Sender, message: Message, state: S) -> tuple[Sequence[Reply], S]:
+        """Take one message: the replies that are due now, perhaps to earlier messages, and the new state.
+
+        The tensors in `state` may be overwritten, so a state is used once. What a reply's payloads hold is
+        good until the next message of the one that it is for.
         """

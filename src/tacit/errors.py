@@ -10,6 +10,7 @@ TacitError
 └── RoundError                        a round of communication failed
     ├── PeerLost                      a rank died, or did not answer within the time-out
     │   └── UnevenData                a rank closed its session after fewer steps than others
+    ├── ServerLost                    a parameter server died, was silent, or has dropped this worker
     └── NonFinite                     a gradient or parameter holds NaN or infinity
 """
 
@@ -27,6 +28,7 @@ __all__ = [
     "PayloadError",
     "PeerLost",
     "RoundError",
+    "ServerLost",
     "TacitError",
     "TestbedError",
     "UnevenData",
@@ -80,6 +82,10 @@ class PeerLost(RoundError):
 
 class UnevenData(PeerLost):
     """A rank closed its session after fewer steps than others; the message says which, and by how much."""
+
+
+class ServerLost(RoundError):
+    """A parameter server died, did not answer in time, or has dropped this worker; the message names it."""
 
 
 class NonFinite(RoundError):

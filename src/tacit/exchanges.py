@@ -77,24 +77,23 @@ def reduced(
         if isinstance(request, Reduce):
             return (yield from reduce(request))
         if isinstance(request, Together):
-            leaves = _leaves(request)
-            return _as_asked(request, iter((yield from fuse([answer(each) for each in leaves]))))
+            return as_asked(request, iter((yield from fuse([answer(each) for each in leaves(request)]))))
         return (yield request)
 
     return _answered(exchange, answer)
 
 
-def _leaves(request: Request) -> list[Request]:
+def leaves(request: Request) -> list[Request]:
     """The wishes of a `Together`, those of others inside it too: so that all of them may join."""
     if isinstance(request, Together):
-        return [leaf for each in request.requests for leaf in _leaves(each)]
+        return [leaf for each in request.requests for leaf in leaves(each)]
     return [request]
 
 
-def _as_asked(request: Request, answers: Iterator[Any]) -> Any:
+def as_asked(request: Request, answers: Iterator[Any]) -> Any:
     """The leaves' answers, put together as their wishes were."""
     if isinstance(request, Together):
-        return [_as_asked(each, answers) for each in request.requests]
+        return [as_asked(each, answers) for each in request.requests]
     return next(answers)
 
 

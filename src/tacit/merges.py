@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.contracts import Landing, Merge, State
 from tacit.errors import ConfigError
 
@@ -42,6 +43,43 @@ class Average(Merge):
             now.copy_(then)
         else:
             now.add_(mean).sub_(mine)
+
+
+@dataclass(frozen=True)
+class Adopt(Merge):
+    """Each replica goes on from what a parameter server has; the common point is its own alone.
+
+    Where the answer comes late, what the replica has done in the meantime is kept on top of it.
+
+    Attributes:
+        whole: whether the answer is the server's parameters; else it is how far they are from what this
+            worker has.
+    """
+
+    whole: bool = True
+
+    def __post_init__(self) -> None:
+        checks.flag("whole", self.whole)
+
+    @property
+    def meets(self) -> bool:
+        """The next worker may find other parameters."""
+        return False
+
+    def apply_(
+        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+    ) -> None:
+        """`then` becomes the server's; `now` too, with what came since."""
+        if at.lag and mine is not None:
+            now.sub_(then).sub_(mine)
+        if self.whole:
+            then.copy_(mean)
+        else:
+            then.add_(mean)
+        if at.lag and mine is not None:
+            now.add_(then)
+        else:
+            now.copy_(then)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from tacit.compressors.dense import Dense
 from tacit.compressors.entries import Entries, zeros
 from tacit.contracts import Context, OneShot, Payload
 from tacit.errors import ConfigError
+from tacit.kernels.positions import nbytes
 from tacit.kernels.select import Chosen, Room, select_largest
 
 
@@ -51,6 +52,13 @@ class TopK(Entries):
     def most(self, numel: int) -> int:
         """k, exactly."""
         return ratio.count(self.ratio, numel)
+
+    def of_sums(self, numel: int, peers: int) -> TopK | None:
+        """The entries of all payloads together, as many as there can be; where these are fewer bytes."""
+        count = min(numel, peers * self.most(numel))
+        if not self.exact or 4 * count + nbytes(numel, count) >= 4 * numel:
+            return None
+        return replace(self, ratio=count / numel)
 
     def choose(self, x: Tensor, room: Room, residual: Tensor | None, owed: Tensor | None) -> Chosen:
         """The largest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ from tacit.contracts import (
     Outcome,
     Reduce,
     Sent,
+    Spans,
     Spoken,
     State,
     lasting,
@@ -184,6 +186,10 @@ class Select(Compressor):
         spoken = self.main.spoken(step)
         others = tuple(sorted(span for part in self.parts for span in part.spans))
         return spoken and spoken._replace(others=others)
+
+    def places(self) -> Mapping[str, Spans]:
+        """The spans of each part."""
+        return {f"part{i}": part.spans for i, part in enumerate(self.parts)}
 
     def exempts(self, shape: torch.Size) -> bool:
         """The exemption is what this wrapper carries out."""

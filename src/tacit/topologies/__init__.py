@@ -3,7 +3,18 @@
 from tacit.topologies.auto import Auto
 from tacit.topologies.flat import Flat
 from tacit.topologies.hierarchical import Hierarchical
+from tacit.topologies.star import Asynchronous, StaleSynchronous, Star, Synchronous
 from tacit.topologies.tree import GlobalTopK
 from tacit.topologies.two_phase import TwoPhase
 
-__all__ = ["Auto", "Flat", "GlobalTopK", "Hierarchical", "TwoPhase"]
+__all__ = [
+    "Asynchronous",
+    "Auto",
+    "Flat",
+    "GlobalTopK",
+    "Hierarchical",
+    "StaleSynchronous",
+    "Star",
+    "Synchronous",
+    "TwoPhase",
+]

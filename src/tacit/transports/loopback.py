@@ -13,6 +13,7 @@ from tacit.contracts import (
     NET,
     NODE,
     WORLD,
+    Ask,
     Collect,
     Collective,
     Deal,
@@ -167,7 +168,7 @@ def _sent_to(i: int, wishes: Sequence[Send]) -> Payload | None:
 
 
 def _given(wish: Collective) -> tuple[torch.Tensor, ...]:
-    assert not isinstance(wish, Deal | Send)
+    assert not isinstance(wish, Deal | Send | Ask)
     return wish.payload if isinstance(wish, Mean | Gather) else (wish.x,)
 
 

@@ -5,12 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from tacit.contracts import Collect, Collective, Deal, Gather, Mean, Place, Request, Scatter, Send
+from tacit.contracts import (
+    Ask,
+    Collect,
+    Collective,
+    Context,
+    Deal,
+    Gather,
+    Mean,
+    Payload,
+    Piece,
+    Place,
+    Request,
+    Scatter,
+    Send,
+)
 from tacit.transports.wire import ring_bytes
 
 T = TypeVar("T")
@@ -86,5 +101,14 @@ def _as_if(request: Collective, here: Place) -> Any:
             return x
         case Deal(payloads):
             return [payloads[here.rank]] * here.peers
+        case Ask():
+            return tuple(like(piece) for piece in request.pulls)
         case Send(payload):
             return None if request.comes_from(here.rank) is None else payload
+
+
+@cache
+def like(piece: Piece) -> Payload:
+    """A payload that the piece reads, on meta tensors."""
+    x = torch.empty(piece.numel, dtype=piece.dtype, device="meta")
+    return (x,) if piece.codec is None else piece.codec.encode(x, Context(out=x, work=Rehearsal(), peers=1))

@@ -17,6 +17,7 @@ from torch import Tensor
 from tacit.contracts import (
     NODE,
     WORLD,
+    Ask,
     Collect,
     Collective,
     Deal,
@@ -174,6 +175,7 @@ class TorchTransport:
 
     def post(self, request: Collective, stage: int, slot: str) -> Posted:
         """Start the collective; see `contracts.Transport`."""
+        assert not isinstance(request, Ask), "a server was asked, and there is none"
         place = self.place(request.axis)
         if place.peers == 1:
             return _Now(_alone(request))
@@ -313,6 +315,7 @@ class TorchTransport:
 
 def _alone(request: Collective) -> Any:
     """The answer of an axis with one rank."""
+    assert not isinstance(request, Ask)
     if isinstance(request, Gather):
         return [request.payload]
     if isinstance(request, Deal):

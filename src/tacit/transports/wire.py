@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tacit.contracts import Collect, Collective, Deal, Gather, Mean, Payload, Place, Scatter, Send
+from tacit.contracts import Ask, Collect, Collective, Deal, Gather, Mean, Payload, Place, Scatter, Send
 
 
 def nbytes(payload: Payload) -> int:
@@ -63,7 +63,7 @@ def ring_bytes(request: Collective, place: Place) -> int:
 
     With P peers and a payload of n bytes: all-reduce 2 (P - 1) / P x n, all-gather (P - 1) x n. In a
     reduce-scatter a rank sends all stretches but its own, in its collect its own to all others; in an
-    all-to-all each peer its payload. A `Send` costs those who send n.
+    all-to-all each peer its payload. A `Send` costs those who send n, an `Ask` what it pushes.
     """
     peers = place.peers
     match request:
@@ -78,6 +78,8 @@ def ring_bytes(request: Collective, place: Place) -> int:
             return count * x.element_size()
         case Deal(payloads):
             return sum(nbytes(payload) for i, payload in enumerate(payloads) if i != place.rank)
+        case Ask(payloads):
+            return sum(nbytes(payload) for payload in payloads)
         case Send(payload, to):
             return 0 if to[place.rank] is None else nbytes(payload)
 

@@ -1,0 +1,172 @@
+"""The service of synchronous training: it averages what all workers push, and keeps nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import Message, Payload, Piece, Reduce, Reply, Sender, Service
+from tacit.errors import PayloadError, PeerLost, TacitError
+from tacit.server.desks import Desk, Desks, Enter, Gone, Meet, Push, Saved, Work, changed, check, leaves
+
+
+@dataclass(frozen=True)
+class Round:
+    """The round under way.
+
+    Attributes:
+        desks: the workers.
+        pushed: who has pushed, and what.
+        number: of this round.
+        owed: of each piece of the answer what the last ones have not said, in two buffers that change places.
+    """
+
+    desks: Desks
+    pushed: Mapping[int, tuple[Sender, int, Push]] = field(default_factory=dict)
+    number: int = 0
+    owed: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Averager(Service[Round]):
+    """Answers a round when all have pushed: all with the same bits, in whatever order they came.
+
+    With error feedback in the answer, what it does not say is owed to the next one.
+
+    Attributes:
+        workers: how many there are.
+        name: of the lot; part of the seed of what is drawn.
+    """
+
+    workers: int
+    name: str = ""
+    work: Work = field(default_factory=Work, compare=False, repr=False)
+
+    def start(self) -> Round:
+        """All workers are expected."""
+        return Round((Desk(),) * self.workers)
+
+    def on(self, sender: Sender, message: Message, state: Round) -> tuple[Sequence[Reply], Round]:
+        """Take a push, or learn that a worker is there or gone."""
+        match message.content:
+            case Enter():
+                desk = replace(
+                    state.desks[sender.worker], incarnation=sender.incarnation, present=True, why=""
+                )
+                state = replace(state, desks=changed(state.desks, sender.worker, desk))
+                return [Reply(sender, message.sequence, facts={"clock": desk.clock})], state
+            case Push() as push:
+                return self._push(sender, message, push, state)
+            case Meet():
+                return [Reply(sender, message.sequence)], state
+            case Gone(why):
+                return self._gone(sender, why, state)
+        raise AssertionError(f"an averager was sent {message.content}")
+
+    def _push(
+        self, sender: Sender, message: Message, push: Push, state: Round
+    ) -> tuple[Sequence[Reply], Round]:
+        desk = state.desks[sender.worker]
+        try:
+            desk.check(sender, message)
+            check(push, self.work)
+            self._check_others(sender, push, state)
+        except TacitError as error:
+            return [Reply(sender, message.sequence, refused=error)], state
+        state = replace(
+            state,
+            desks=changed(state.desks, sender.worker, replace(desk, clock=message.sequence)),
+            pushed={**state.pushed, sender.worker: (sender, message.sequence, push)},
+        )
+        return self._answered(state) if len(state.pushed) == self.workers else ((), state)
+
+    def _check_others(self, sender: Sender, push: Push, state: Round) -> None:
+        lost = [desk.why for desk in state.desks if not desk.present]
+        if lost:
+            raise PeerLost(lost[0])
+        for worker, (_, _, theirs) in state.pushed.items():
+            if (theirs.pieces, theirs.pulls) != (push.pieces, push.pulls):
+                raise PayloadError(
+                    f"worker {sender.worker} pushes {_words(push)} of {self.name}, and worker {worker} "
+                    f"{_words(theirs)}: give all workers the same strategy and the same model"
+                )
+
+    def _answered(self, state: Round) -> tuple[Sequence[Reply], Round]:
+        to = [state.pushed[worker] for worker in sorted(state.pushed)]
+        state = replace(state, pushed={}, number=state.number + 1)
+        try:
+            payloads, owed = self._mean([push for _, _, push in to], state)
+        except TacitError as error:
+            return [Reply(sender, sequence, refused=error) for sender, sequence, _ in to], state
+        replies = [Reply(sender, sequence, payloads) for sender, sequence, _ in to]
+        return replies, replace(state, owed=owed)
+
+    def _mean(
+        self, pushes: Sequence[Push], state: Round
+    ) -> tuple[tuple[Payload, ...], Mapping[int, tuple[Tensor, Tensor]]]:
+        payloads: list[Payload] = []
+        owed = dict(state.owed)
+        for i, (piece, pull) in enumerate(zip(pushes[0].pieces, pushes[0].pulls, strict=True)):
+            like = torch.empty(0, dtype=piece.dtype)
+            mean = self.work.scratch(f"mean {i}", like, (piece.numel,), piece.dtype)
+            _mean_(mean, piece, [push.payloads[i] for push in pushes])
+            if pull.codec is None:
+                payloads.append((mean,))
+                continue
+            ctx = self.work.context(mean, f"{self.name}/{i}", state.number).inside(f"pull{i}")
+            if pull.owes:
+                before, after = owed.get(i) or (torch.zeros_like(mean), torch.empty_like(mean))
+                payloads.append(Reduce(pull.codec, mean, ctx, before, after).encode())
+                owed[i] = after, before
+            else:
+                payloads.append(Reduce(pull.codec, mean, ctx).encode())
+        return tuple(payloads), owed
+
+    def _gone(self, sender: Sender, why: str, state: Round) -> tuple[Sequence[Reply], Round]:
+        """Nobody can go on: all that wait are told who is gone."""
+        desks = leaves(state.desks, sender, why)
+        if desks is None:
+            return (), state
+        replies = [
+            Reply(other, sequence, refused=PeerLost(why))
+            for other, sequence, _ in state.pushed.values()
+            if other != sender
+        ]
+        return replies, replace(state, desks=desks, pushed={})
+
+    # ---- for the host ---------------------------------------------------------------------------------
+
+    def missing(self, state: Round) -> set[int]:
+        """For whom the others wait."""
+        return set(range(self.workers)) - state.pushed.keys() if state.pushed else set()
+
+    def save(self, state: Round) -> Saved:
+        """What a restarted server needs: whole rounds only."""
+        return {"number": state.number, "owed": {i: owed.clone() for i, (owed, _) in state.owed.items()}}
+
+    def load(self, saved: Mapping[str, Any]) -> Round:
+        """Go on behind the last whole round."""
+        owed = {i: (each, torch.empty_like(each)) for i, each in saved["owed"].items()}
+        desks = (Desk(clock=saved["number"]),) * self.workers
+        return Round(desks, number=saved["number"], owed=owed)
+
+    def facts(self, state: Round) -> Mapping[str, Any]:
+        """What it can tell of the rounds."""
+        return {"stale": {0: self.workers * state.number}, "late": 0}
+
+
+def _mean_(mean: Tensor, piece: Piece, payloads: Sequence[Payload]) -> None:
+    if piece.codec is not None:
+        piece.codec.decode_mean_(payloads, mean)
+        return
+    torch.div(payloads[0][0].view(-1), len(payloads), out=mean)  # before the sum, which might overflow
+    for (each,) in payloads[1:]:
+        mean.add_(each.view(-1), alpha=1 / len(payloads))
+
+
+def _words(push: Push) -> str:
+    return ", ".join(f"{piece.numel} entries by {piece.codec or 'themselves'}" for piece in push.pieces)

@@ -1,0 +1,97 @@
+"""Optimizers of a server: torch's SGD, Adam and AdamW to the letter, with their state passed in and out."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import State
+from tacit.errors import ConfigError
+
+
+class Rule(ABC):
+    """How a gradient moves the parameters, element by element."""
+
+    @abstractmethod
+    def init(self, like: Tensor) -> State:
+        """The state before the first step."""
+
+    @abstractmethod
+    def apply_(self, x: Tensor, g: Tensor, state: State, lr: float) -> None:
+        """A step of `x` in place; `g` and `state` are overwritten."""
+
+
+@dataclass(frozen=True)
+class Sgd(Rule):
+    """As `torch.optim.SGD`."""
+
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    def init(self, like: Tensor) -> State:
+        """No velocity yet."""
+        return {"velocity": torch.zeros_like(like), "steps": torch.zeros(())} if self.momentum else {}
+
+    def apply_(self, x: Tensor, g: Tensor, state: State, lr: float) -> None:
+        """v = m v + g; x -= lr v. The first v is g, without dampening."""
+        if self.weight_decay:
+            g.add_(x, alpha=self.weight_decay)
+        if self.momentum:
+            first = not bool(state["steps"])
+            v = state["velocity"].mul_(self.momentum).add_(g, alpha=1.0 if first else 1 - self.dampening)
+            state["steps"].add_(1)
+            g = g.add_(v, alpha=self.momentum) if self.nesterov else v
+        x.add_(g, alpha=-lr)
+
+
+@dataclass(frozen=True)
+class Adam(Rule):
+    """As `torch.optim.Adam`; with `decoupled` as `AdamW`."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+
+    def init(self, like: Tensor) -> State:
+        """Moments of zero."""
+        return {
+            "mean": torch.zeros_like(like),
+            "square": torch.zeros_like(like),
+            "steps": torch.zeros((), dtype=torch.float64),
+        }
+
+    def apply_(self, x: Tensor, g: Tensor, state: State, lr: float) -> None:
+        """Bias-corrected moments."""
+        if self.decoupled:
+            x.mul_(1 - lr * self.weight_decay)
+        elif self.weight_decay:
+            g.add_(x, alpha=self.weight_decay)
+        steps = float(state["steps"].add_(1))
+        mean = state["mean"].lerp_(g, 1 - self.betas[0])
+        square = state["square"].mul_(self.betas[1]).addcmul_(g, g, value=1 - self.betas[1])
+        size = lr / (1 - self.betas[0] ** steps)
+        scale = torch.sqrt(square, out=g).div_(math.sqrt(1 - self.betas[1] ** steps)).add_(self.eps)
+        x.addcdiv_(mean, scale, value=-size)
+
+
+def rule_of(told: Mapping[str, Any]) -> Rule:
+    """The rule that a worker has described: the name of torch's optimizer, and its hyper-parameters.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    values = {key: value for key, value in told.items() if key != "kind"}
+    if told["kind"] == "SGD":
+        return Sgd(**values)
+    if told["kind"] in ("Adam", "AdamW"):
+        return Adam(**{**values, "betas": tuple(values["betas"])}, decoupled=told["kind"] == "AdamW")
+    raise ConfigError(f"a server has no {told['kind']}: use SGD, Adam or AdamW, or optimizer='worker'")

@@ -1,0 +1,320 @@
+"""A parameter server in the middle: every worker pushes to it, and pulls from it (Li et al., OSDI 2014)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tacit import checks
+from tacit.contracts import (
+    Ask,
+    Compressor,
+    Context,
+    Everything,
+    Exchange,
+    Mean,
+    Merge,
+    OneShot,
+    Outcome,
+    Overlap,
+    Payload,
+    Piece,
+    Reduce,
+    Request,
+    Rounds,
+    Spans,
+    Spoken,
+    State,
+    Topology,
+)
+from tacit.errors import ConfigError
+from tacit.exchanges import as_asked, leaves, watched
+
+# ---- consistency: when the server answers -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Synchronous:
+    """Answered when all workers have pushed in a round (BSP).
+
+    Attributes:
+        backup_workers: how many of them a round does not wait for (Chen et al. 2016). What they push late is
+            dropped, and they get what the others have agreed on.
+    """
+
+    backup_workers: int = 0
+
+    def __post_init__(self) -> None:
+        hint = "write how many workers a round need not wait for, such as 1"
+        checks.whole("backup_workers", self.backup_workers, 0, None, hint)
+
+
+@dataclass(frozen=True)
+class Asynchronous:
+    """Answered at once (Downpour: Dean et al. 2012; Hogwild's way on a network)."""
+
+
+@dataclass(frozen=True)
+class StaleSynchronous:
+    """Answered when no worker is more than `bound` steps behind (SSP: Ho et al. 2013).
+
+    Attributes:
+        bound: how many steps a worker may be ahead of the slowest; 0 waits for all, after each push.
+    """
+
+    bound: int = 3
+
+    def __post_init__(self) -> None:
+        checks.whole("bound", self.bound, 0, None, "write how many steps a worker may be ahead, such as 3")
+
+
+Consistency: TypeAlias = Synchronous | Asynchronous | StaleSynchronous
+
+
+# ---- the topology -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Star(Topology):
+    """Servers outside of the world hold what workers agree on; each worker talks to them alone.
+
+    Bytes a worker: what it pushes, and what it pulls; a server carries those of all P workers. Which servers
+    there are is told by the launcher (`tacit run --servers 2`), not here.
+
+    Where all wait for all, the server only averages: gradients travel in backward and the mean comes back,
+    equal on all workers. Elsewhere it keeps the parameters, and each worker its optimizer: a worker pushes
+    how far its step has gone, of which the server adds the share 1/P (so that P pushes move as far as one
+    synchronous step), and goes on from the parameters as they are then. With `optimizer="server"` it
+    pushes its gradient, and the server steps.
+
+    Attributes:
+        consistency: when the server answers.
+        pull: compresses what comes back. Where the server averages, wrap it in `ErrorFeedback` to have what
+            one answer does not say in the next. Where it keeps parameters, it says the difference to what the
+            worker has, so that nothing is lost either way (Yan et al. 2020), and keeps a copy for each
+            worker. None: densely, or of entries that were pushed as they are all that were (their union).
+        optimizer: whose steps are taken: each worker's own, or the server's, which then is SGD, Adam or AdamW
+            as the worker's is.
+        compensation: lambda of DC-ASGD (Zheng et al. 2017): a gradient g that was taken at w_old counts as
+            g + lambda g g (w - w_old). 0: as it is. Needs optimizer="server".
+        by_staleness: divide a push by how many others were applied since its worker pulled (Zhang, Gupta,
+            Lian & Liu 2016).
+    """
+
+    consistency: Consistency = Synchronous()
+    pull: Compressor | None = None
+    optimizer: Literal["worker", "server"] = "worker"
+    compensation: float = 0.0
+    by_staleness: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.consistency, Consistency):
+            raise ConfigError(
+                f"consistency={self.consistency!r} is none: write Synchronous(), Asynchronous() or "
+                "StaleSynchronous(bound=3)"
+            )
+        checks.word("optimizer", self.optimizer, ("worker", "server"))
+        checks.real("compensation", self.compensation, "write DC-ASGD's lambda, such as 0.04", least=0)
+        checks.flag("by_staleness", self.by_staleness)
+        if self.pull is not None:
+            checks.compressor("pull", self.pull)
+            _spoken(self.pull)
+        waits = isinstance(self.consistency, Synchronous)
+        if waits and (self.compensation or self.by_staleness):
+            raise ConfigError(
+                f"compensation={self.compensation:g}, by_staleness={self.by_staleness} with "
+                f"consistency={self.consistency} would do nothing, as no push is stale: leave them out, or "
+                "write Asynchronous() or StaleSynchronous()"
+            )
+        if self.compensation and self.optimizer == "worker":
+            raise ConfigError(
+                f"compensation={self.compensation:g} is of gradients, and with optimizer='worker' steps are "
+                "pushed: write optimizer='server'"
+            )
+
+    @property
+    def averages(self) -> bool:
+        """Whether the server only averages; else it keeps the parameters."""
+        return self.consistency == Synchronous() and self.optimizer == "worker"
+
+    @property
+    def apart(self) -> bool:
+        """Where the server keeps the parameters."""
+        return not self.averages
+
+    @property
+    def keeps_lots(self) -> bool:
+        """The server keeps state by lot."""
+        return True
+
+    def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
+        """Gradients where the server averages or steps, progress where workers do."""
+        wanted = "progress" if self.apart and self.optimizer == "worker" else "gradient"
+        if subject != wanted:
+            raise ConfigError(
+                f"subject={subject!r} with {self} is not possible: the server "
+                f"{'averages gradients' if self.averages else f'takes {wanted}s'}; write subject={wanted!r}"
+            )
+
+    def check(self, compressor: Compressor) -> None:
+        """Where the server keeps parameters, it must be told at once what there is to add."""
+        if self.apart and compressor.spoken(0) is None:
+            raise ConfigError(
+                f"{compressor} speaks more than once a round, and {self.consistency} answers each message by "
+                "itself: use a compressor that speaks once, such as TopK, or consistency=Synchronous()"
+            )
+
+    def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
+        """All wishes of a moment travel as one message, which the server answers."""
+        talk = compressor.exchange(x, state, ctx)
+        if self.averages:
+            return self._averaged(watched(talk, ctx.word, None), ctx)
+        return self._kept(talk, x, compressor, state, ctx)
+
+    def agree(self, x: Tensor, ctx: Context) -> Generator[Request, Any, None] | None:
+        """Wait until all workers have pushed what they have, and take what came of it."""
+        return None if self.averages else _meet(x)
+
+    # ---- the server averages --------------------------------------------------------------------------
+
+    def _averaged(self, talk: Exchange, ctx: Context) -> Exchange:
+        answer: Any = None
+        while True:
+            try:
+                request = talk.send(answer)
+            except StopIteration as end:
+                outcome: Outcome = end.value
+                return outcome
+            parts = [self._part(wish, ctx) for wish in leaves(request)]
+            pairs = [pair for part in parts for pair in part.pairs]
+            pulls = self._pulls([(pair, part.back) for part in parts for pair in part.pairs])
+            answers = iter(zip(pulls, (yield _ask(pairs, pulls, ctx)), strict=True))
+            answer = as_asked(
+                request, iter([part.hear([next(answers) for _ in part.pairs]) for part in parts])
+            )
+
+    def _part(self, wish: Request, ctx: Context) -> _Part:
+        if isinstance(wish, Reduce):
+            payload = wish.encode()
+            _add_up(ctx.total, payload)
+            piece = Piece(wish.codec, wish.x.numel(), wish.x.dtype)
+            return _Part(wish, ((payload, piece),), wish.codec.of_sums(wish.x.numel(), ctx.peers))
+        if isinstance(wish, Mean):
+            _add_up(wish.total, wish.payload)
+            return _Part(wish, tuple(((x,), Piece(None, x.numel(), x.dtype)) for x in wish.payload))
+        raise ConfigError(
+            f"a compressor wants a {type(wish).__name__} of its peers, and {self} has none to offer: leave "
+            "the topology out, or use a compressor that speaks once or adds up on the way"
+        )
+
+    def _pulls(self, pieces: Sequence[tuple[Pair, OneShot | None]]) -> tuple[Piece, ...]:
+        """How the answer to each piece comes back: the largest as was asked for, the others as they went."""
+        pulls = [replace(piece, codec=back) for (_, piece), back in pieces]
+        if self.pull is not None:
+            main = max(range(len(pulls)), key=lambda i: pulls[i].numel)
+            codec, owes, _ = _spoken(self.pull)
+            pulls[main] = replace(pulls[main], codec=codec, owes=owes)
+        return tuple(pulls)
+
+    # ---- the server keeps the parameters --------------------------------------------------------------
+
+    def _kept(
+        self, talk: Exchange, x: Tensor, compressor: Compressor, state: State, ctx: Context
+    ) -> Exchange:
+        if ctx.word is not None and not x.is_meta and bool(ctx.word.any()):
+            talk.close()
+            return Outcome(x, Everything(x), state)  # nothing leaves: the session says what is not finite
+        request = next(talk)
+        wishes = [wish for wish in leaves(request) if isinstance(wish, Reduce)]
+        spans = [_spans(compressor, wish) for wish in wishes]
+        pairs = [
+            (wish.encode(), Piece(wish.codec, wish.x.numel(), x.dtype, spans=mine))
+            for wish, mine in zip(wishes, spans, strict=True)
+        ]
+        (answer,) = yield _ask(pairs, (self.back(x),), ctx)
+        sent = [wish.sent(payload) for wish, (payload, _) in zip(wishes, pairs, strict=True)]
+        _read(self.back(x), answer, ctx.out)
+        for wish, mine in zip(wishes, spans, strict=True):
+            if mine is not None:
+                torch.cat([ctx.out[a:b] for a, b in mine], out=wish.ctx.out)
+        heard = [(wish.ctx.out, each) for wish, each in zip(wishes, sent, strict=True)]
+        try:
+            talk.send(as_asked(request, iter(heard)))
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+        raise AssertionError(f"{compressor} speaks more than once")
+
+    def back(self, x: Tensor) -> Piece:
+        """How the parameters `x` of a lot, or what has become of them, come back."""
+        return Piece(None if self.pull is None else _spoken(self.pull).codec, x.numel(), x.dtype)
+
+
+Pair: TypeAlias = tuple[Payload, Piece]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A wish as it travels: payloads, each with how it is read, and how a mean of them is said in short."""
+
+    wish: Reduce | Mean
+    pairs: tuple[Pair, ...]
+    back: OneShot | None = None
+
+    def hear(self, answers: Sequence[tuple[Piece, Payload]]) -> Any:
+        """The answer to the wish, from what has come back."""
+        if isinstance(self.wish, Mean):
+            for x, (piece, payload) in zip(self.wish.payload, answers, strict=True):
+                _read(piece, payload, x.view(-1))
+            return self.wish.payload
+        ((piece, payload),) = answers
+        sent, out = self.wish.sent(self.pairs[0][0]), self.wish.ctx.out
+        _read(piece, payload, out)
+        return out, sent
+
+
+def _ask(pairs: Sequence[Pair], pulls: tuple[Piece, ...], ctx: Context) -> Ask:
+    return Ask(tuple(payload for payload, _ in pairs), tuple(piece for _, piece in pairs), pulls, lr=ctx.lr)
+
+
+def _meet(x: Tensor) -> Generator[Request, Any, None]:
+    pull = Piece(None, x.numel(), x.dtype)
+    (answer,) = yield Ask((), (), (pull,), do="meet")
+    _read(pull, answer, x)
+
+
+def _read(piece: Piece, payload: Payload, out: Tensor) -> None:
+    if piece.codec is None:
+        out.copy_(payload[0].view_as(out))
+    else:
+        piece.codec.decode_(payload, out)
+
+
+def _add_up(total: Tensor | None, payload: Payload) -> None:
+    for part in payload if total is not None else ():
+        if part.is_floating_point():
+            total.add_(part.sum())  # type: ignore[union-attr]
+
+
+def _spoken(pull: Compressor) -> Spoken:
+    """What the server says, and whether it owes the rest.
+
+    Raises:
+        ConfigError: it is no compressor that speaks once, alone or in `ErrorFeedback`.
+    """
+    spoken = pull.spoken(0)
+    if spoken is None or pull.changes or pull.takes_momentum is not None:
+        raise ConfigError(
+            f"pull={pull} cannot be said by a server, which speaks once and to all alike: write a compressor "
+            "such as QSGD(), or ErrorFeedback(TopK(ratio=0.01))"
+        )
+    return spoken
+
+
+def _spans(compressor: Compressor, wish: Reduce) -> Spans | None:
+    """Which entries of the lot a wish is about; None: all of them."""
+    return compressor.places().get(wish.ctx.prefix.partition(".")[0])
