@@ -661,6 +661,10 @@ class Topology(ABC):
         """Whether each replica goes on without the others, so that none of them is asked anything."""
         return False
 
+    def dense_share(self, peers: int) -> float:
+        """How often a rank sends a dense tensor in a round, where nothing is compressed."""
+        return 2 * (peers - 1) / peers
+
     @property
     def keeps_lots(self) -> bool:
         """Whether lots stay as they are cut at first, as somebody else keeps state by lot."""
@@ -670,7 +674,7 @@ class Topology(ABC):
         """Raise a `ConfigError` that says what to write, if it cannot work with these answers; most can."""
         return
 
-    def agree(self, x: Tensor, ctx: Context) -> Generator[Request, Any, None] | None:
+    def agree(self, x: Tensor) -> Generator[Request, Any, None] | None:
         """What makes all replicas equal after a round out of turn: overwrites `x` by their common point.
 
         None: the round has done so.

@@ -13,10 +13,11 @@ from tacit import checks
 from tacit.compressors.dense import Dense
 from tacit.contracts import WORLD, Compressor, Merge, Overlap, Rounds, Topology
 from tacit.errors import ConfigError, unknown
-from tacit.merges import Replace
+from tacit.merges import Adopt, Replace
 from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every, EveryStep, Until
 from tacit.topologies.auto import Auto
+from tacit.topologies.star import Star
 
 Subject = Literal["nothing", "gradient", "progress"]
 Beside = Literal["local", "averaged", "reset"]
@@ -64,6 +65,7 @@ class Strategy:
                     f"such as {_EXAMPLE[name]}"
                 )
         self.topology.check(self.compressor)
+        self.topology.admit(self.subject, self.rounds, self.merge, self.overlap)
         if self.subject == "gradient":
             self._check_gradient()
         if self.subject == "progress":
@@ -101,6 +103,13 @@ class Strategy:
                 f"warmup_steps={self.overlap.warmup_steps} is for gradients, and subject='progress': "
                 f"write Delayed({self.overlap.steps})"
             )
+        star = self.topology if isinstance(self.topology, Star) else None
+        fits = Adopt(whole=star.pull is None) if star is not None else None
+        if self.merge != fits and (fits is not None or isinstance(self.merge, Adopt)):
+            raise ConfigError(
+                f"merge={self.merge} does not fit topology={self.topology}: write "
+                f"{f'merge={fits}' if fits is not None else 'merge=Average(), or topology=Star(Asynchronous())'}"
+            )
         lag = self.overlap.lands(0)
         if isinstance(self.rounds, Every) and lag > self.rounds.sync_every:
             raise ConfigError(
@@ -137,6 +146,12 @@ class Levels:
                 f"overlap={self.levels[0].overlap} of the nearest level: inside a node there is little to "
                 "hide, and gradients from before the nodes met would be applied after it: write Bucketwise()"
             )
+        for level in self.levels:
+            if isinstance(level.topology, Star):
+                raise ConfigError(
+                    f"topology={level.topology} cannot be one of several levels: its servers stand outside of "
+                    "all nodes. Use it alone, or Flat() here"
+                )
         if self.levels[-1].topology.scope != WORLD:
             raise ConfigError(
                 f"topology={self.levels[-1].topology} of the farthest level does not reach all replicas, and "

@@ -13,6 +13,7 @@ from tacit.algorithms import catalogue
 from tacit.compressors import Dense
 from tacit.contracts import WORLD
 from tacit.strategy import Strategy
+from tacit.topologies import Star
 
 TACIT = [sys.executable, "-m", "tacit.cli", "list"]
 
@@ -32,7 +33,10 @@ def test_an_entry_says_what_the_strategy_does(name: str) -> None:
         assert entry.compresses == any(level.compressor != Dense() for level in levels)
         by_node = any(level.topology.scope != WORLD or level.topology.meets != WORLD for level in levels)
         assert (entry.family == "hierarchical") == by_node
-        assert (entry.family == "periodic") == (levels[-1].subject == "progress" and not by_node)
+        served = isinstance(levels[-1].topology, Star)
+        assert (entry.family == "parameter server") == served
+        alone = levels[-1].subject == "progress" and not (by_node or served)
+        assert (entry.family == "periodic") == alone
 
 
 def example(ratio: float, rank: int | None = None, way: Literal["a", "b"] = "a") -> Strategy:

@@ -26,6 +26,7 @@ from tacit.algorithms.overlap_localsgd import overlap_localsgd
 from tacit.algorithms.pipesgd import pipesgd
 from tacit.algorithms.postlocal import postlocal
 from tacit.algorithms.powersgd import powersgd
+from tacit.algorithms.ps import ps, ps_async, ps_dgc, ps_ssp, ps_topk
 from tacit.algorithms.qsgd import qsgd
 from tacit.algorithms.randomk import randomk
 from tacit.algorithms.sign import sign
@@ -71,6 +72,11 @@ ALGORITHMS: dict[str, Callable[..., AnyStrategy]] = {
     "overlap-localsgd": overlap_localsgd,
     "odsgd": odsgd,
     "ednncomm": ednncomm,
+    "ps": ps,
+    "ps-async": ps_async,
+    "ps-ssp": ps_ssp,
+    "ps-topk": ps_topk,
+    "ps-dgc": ps_dgc,
 }
 """Name -> the function that makes the strategy; its typed parameters are the algorithm's."""
 

@@ -10,10 +10,18 @@ from typing import Any, Literal, TypeAlias
 from tacit.algorithms import ALGORITHMS, parse
 from tacit.compressors.dense import Dense
 from tacit.strategy import Strategy, alternatives, parameters
-from tacit.topologies import Auto, Flat, Hierarchical
+from tacit.topologies import Auto, Flat, Hierarchical, Star
 
 Family: TypeAlias = Literal[
-    "synchronous", "quantization", "sparsification", "low rank", "lazy", "delayed", "periodic", "hierarchical"
+    "synchronous",
+    "quantization",
+    "sparsification",
+    "low rank",
+    "lazy",
+    "delayed",
+    "periodic",
+    "hierarchical",
+    "parameter server",
 ]
 
 
@@ -219,6 +227,36 @@ ENTRIES: dict[str, Entry] = {
         False,
         "gradients are averaged inside each node; between nodes, the parameters, once an epoch",
     ),
+    "ps": Entry(
+        "parameter server",
+        "Li et al. 2014, OSDI; backup workers: Chen et al. 2016, arXiv 1604.00981",
+        False,
+        "a server averages the gradients of all workers, in every step",
+    ),
+    "ps-async": Entry(
+        "parameter server",
+        "Downpour SGD: Dean et al. 2012, NIPS",
+        False,
+        "a server keeps the parameters; workers push their steps and pull, and wait for nobody",
+    ),
+    "ps-ssp": Entry(
+        "parameter server",
+        "SSP: Ho et al. 2013, NIPS",
+        False,
+        "a server keeps the parameters; no worker is more than a few steps ahead of the slowest",
+    ),
+    "ps-topk": Entry(
+        "parameter server",
+        "Aji & Heafield 2017, arXiv 1704.05021; Stich et al. 2018, arXiv 1809.07599",
+        True,
+        "topk where a server averages: the union of the largest entries comes back",
+    ),
+    "ps-dgc": Entry(
+        "parameter server",
+        "DGC: Lin et al. 2018, arXiv 1712.01887",
+        True,
+        "dgc where a server averages: the union of the largest entries comes back",
+    ),
 }
 """Name -> facts; a test holds it to the table of algorithms."""
 
@@ -236,6 +274,8 @@ def way_of(name: str) -> str:
 def _way(level: Strategy) -> str:
     if level.subject == "nothing":
         return "DDP's own all-reduce"
+    if isinstance(level.topology, Star):
+        return "push and pull, by parameter servers"
     if not isinstance(level.topology, Auto | Flat | Hierarchical):
         return f"{level.topology}"
     options = level.topology.options([level.compressor, level.compressor.exempted() or Dense()])

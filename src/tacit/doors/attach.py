@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from tacit import checks
 from tacit.algorithms import parse
 from tacit.contracts import WORLD, Memory, Rounds
-from tacit.doors import footprint, live, momentum, state
+from tacit.doors import footprint, live, momentum, served, state
 from tacit.doors.ddp import Switchboard, no_exchange, plain_mean
 from tacit.doors.level import Level, own_timeout
 from tacit.doors.nodes import read_nodes
@@ -76,6 +76,7 @@ def attach(
     steps_per_epoch: int | None = None,
     mesh: DeviceMesh | None = None,
     weight: float | None = None,
+    servers: Sequence[str] | None = None,
 ) -> Attached:
     """Put a strategy to work on a DDP model. A collective call: every rank of the model's group makes it.
 
@@ -95,6 +96,8 @@ def attach(
         mesh: of nodes x ranks of a node, for strategies that go by node; torchrun and Slurm tell it too.
         weight: how much this rank counts for when replicas are averaged, above 0, such as its number of
             samples (FedAvg: McMahan et al. 2017); all alike where no rank gives one.
+        servers: host:port of each parameter server, in the same order everywhere; where not given, those
+            that the launcher tells (`TACIT_SERVERS`).
 
     Returns:
         The attached session: a context manager. `close` (or leaving the block) takes the hooks away.
@@ -115,7 +118,20 @@ def attach(
     memory = {} if steps_per_epoch is None else {"steps_per_epoch": float(steps_per_epoch)}
     _check_memory(strategy, memory)
     _check_weight(strategy, weight)
-    return Attached(model, optimizers, strategy, named, scaler, policy, timeout, memory, mesh, weight=weight)
+    where = served.found(strategy, servers)
+    return Attached(
+        model,
+        optimizers,
+        strategy,
+        named,
+        scaler,
+        policy,
+        timeout,
+        memory,
+        mesh,
+        weight=weight,
+        servers=where,
+    )
 
 
 def checked(model: object, optimizers: Sequence[Optimizer], strategy: AnyStrategy) -> dict[str, Tensor]:
@@ -265,6 +281,7 @@ class Attached:
         mesh: DeviceMesh | None,
         board: Switchboard | None = None,
         weight: float | None = None,
+        servers: served.Addresses = (),
     ) -> None:
         group = model.process_group
         self._model, self._group, self._optimizers = model, group, optimizers
@@ -287,6 +304,7 @@ class Attached:
             "memory": memory,
             "share": _share(group, strategy, weight),
             "optimizers": optimizers,
+            "servers": servers,
         }
         self.levels: list[Level] = []
         try:
@@ -313,7 +331,7 @@ class Attached:
     # ---- in -------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        if self._group.size() == 1:
+        if self._group.size() == 1 or self.levels[-1].strategy.topology.apart:
             return
         ranks = dist.get_process_group_ranks(self._group)
         name = "-".join(map(str, ranks))
@@ -448,13 +466,15 @@ class Attached:
         """
         self.flush()
         state.load(state_dict, self.strategy, self.levels)
+        for level in self.levels:
+            level.fetch()
 
     def metrics(self) -> dict[str, float]:
         """The session in numbers; see `Session.metrics`. Of several levels: their sums.
 
         With levels, `rounds_0`, `bytes_out_0` and so on tell of each, near to far.
         """
-        each = [level.session.metrics() for level in self.levels]
+        each = [level.metrics() for level in self.levels]
         if len(each) == 1:
             return each[0]
         return joined(each)

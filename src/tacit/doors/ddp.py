@@ -224,7 +224,8 @@ class GradientDoor:
         self._staged.clear()
         self._seen = []
         self._arrived = set()
-        if session.round >= SETTLED and self.layout is not None:
+        settles = not session.strategy.topology.keeps_lots
+        if settles and session.round >= SETTLED and self.layout is not None:
             session.recut(self.layout)
             self.layout = None
         if self._routed is not session.lots:

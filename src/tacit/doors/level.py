@@ -11,12 +11,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit.contracts import Memory
+from tacit.doors import served
 from tacit.doors.ddp import GradientDoor
 from tacit.doors.moments import Moments
 from tacit.doors.optimizer import ProgressDoor, fragments
 from tacit.lots import Policy, cut
 from tacit.session import Session
 from tacit.strategy import Strategy
+from tacit.topologies.star import Star
+from tacit.transports.servers import StarTransport
 from tacit.transports.torch import TorchTransport
 
 
@@ -46,9 +49,10 @@ class Level:
         memory: Memory | None = None,
         share: float = 1.0,
         optimizers: Sequence[Optimizer] = (),
+        servers: served.Addresses = (),
     ) -> None:
         self.strategy = strategy
-        self.transport = TorchTransport(model.process_group, timeout, nodes)
+        self.transport: TorchTransport | StarTransport = TorchTransport(model.process_group, timeout, nodes)
         quiet = strategy.subject == "nothing"
         buffers = _float_buffers(model) if strategy.subject == "progress" else {}
         local = strategy.buffers == "local"
@@ -56,6 +60,10 @@ class Level:
         cap = int(model.bucket_bytes_cap)
         parts = [] if quiet else fragments(tensors, strategy.rounds.parts)
         lots = [lot for part in parts for lot in cut(part, tensors, cap)]
+        if isinstance(strategy.topology, Star):
+            homes = served.homes(tensors, len(servers))
+            lots = [lot for part in parts for lot in served.cut_by_home(part, tensors, homes, cap)]
+            self.transport = served.connect(self.transport, strategy, tensors, servers, homes, timeout, None)
         chosen = None if policy is None else _of_parameters(policy, named)
         self.session = Session(strategy, tensors, self.transport, lots, chosen, lr, memory)
         if quiet:
@@ -65,8 +73,25 @@ class Level:
             self.gradient = GradientDoor(self.session, tensors)
         else:
             self.progress = ProgressDoor(self.session, tensors, named, share, lr)
+            self.fetch()
+        if self.progress is not None and not strategy.topology.apart:
             self.moments = Moments(self.session, optimizers, named, buffers if local else {})
             self.progress.landed = self.moments.landed
+
+    def fetch(self) -> None:
+        """Go on from the parameters that the servers have, where these keep them."""
+        if not isinstance(self.transport, StarTransport) or self.progress is None:
+            return
+        servers, star = self.transport.servers, self.strategy.topology
+        assert isinstance(star, Star)
+        self.progress.enter(lambda lot, x: servers.of(lot).enter(x, f"{lot}/0", star.back(x)))
+
+    def metrics(self) -> dict[str, float]:
+        """See `Session.metrics`; with parameter servers, what was pushed and pulled too."""
+        numbers = self.session.metrics()
+        if isinstance(self.transport, StarTransport):
+            numbers |= self.transport.servers.counts()
+        return numbers
 
     def after_step(self) -> None:
         """To be called after every attempt of the optimizer."""

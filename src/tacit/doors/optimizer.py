@@ -151,10 +151,22 @@ class ProgressDoor:
             if way.flight is not None:
                 session.wait(way.flight)
             for i, then in enumerate(self._then):
-                session.strategy.merge.settle_(then, self._flat[i])
+                self._settle(i, then)
                 self._write(i, then)
             self._end(way)
         self._met_at = session.step
+
+    def _settle(self, i: int, then: Tensor) -> None:
+        if self._session.agree(i, self._flat[i]):
+            then.copy_(self._flat[i])
+        else:
+            self._session.strategy.merge.settle_(then, self._flat[i])
+
+    def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
+        """Go on from what a server has; `bring` tells it of a lot, and says what it has of it."""
+        for i, lot in enumerate(self._session.lots):
+            self._then[i].copy_(bring(lot.name, self._then[i]))
+            self._write(i, self._then[i])
 
     # ---- rounds ---------------------------------------------------------------------------------------
 

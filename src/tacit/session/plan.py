@@ -120,7 +120,7 @@ class Plan:
             rank=spot.here.rank,
             near=spot.near,
             spans=self.spans[i],
-            word=word if lot.compressor.swallows else None,
+            word=word if lot.compressor.swallows or self.ground.topology.apart else None,
             name=lot.name,
         )
 

@@ -180,8 +180,8 @@ class Session:
         flight = self._flight(i)
         scale = self._scale_of(lot)
         word.zero_()
-        total = None
-        if lot.compressor.swallows:
+        total, apart = None, self.strategy.topology.apart
+        if lot.compressor.swallows or apart:
             word[me] = self._first_broken(lot, x, scale)
         else:
             total = torch.zeros(())
@@ -196,6 +196,8 @@ class Session:
             self._check(lot, word, flight)
         # In types of two bytes a level may be beyond what the entry was, and so beyond the type.
         if (total is not None or lot.dtype.itemsize < 4) and not _finite(outcome.mean):
+            if apart:
+                self._check_mean(lot, outcome.mean, word, flight)
             if self.scale is not None:  # the mean is equal on all ranks, so all of them see it
                 flight.void = True
                 return outcome
@@ -327,6 +329,17 @@ class Session:
         self.raise_failure()
         return answers[0]
 
+    def agree(self, i: int, x: Tensor) -> bool:
+        """Whether lot `i` needs more than a round for all to agree; then `x` now is what they agree on.
+
+        Raises:
+            RoundError: it failed, or an earlier exchange did.
+        """
+        talk = self.strategy.topology.agree(x)
+        if talk is not None:
+            self.ask(lambda: talk, self.lots[i].name)
+        return talk is not None
+
     def land(self, i: int, outcome: Outcome) -> None:
         """Note that lot `i` has landed; the last one of a round commits it, unless it is void."""
         flight = self._flights[i]
@@ -409,7 +422,7 @@ class Session:
         """
         peers = len(self.ranks)
         dense = sum(lot.numel * lot.dtype.itemsize for lot in self.lots)
-        share = 2 * (peers - 1) / peers / self.strategy.rounds.parts
+        share = self.strategy.topology.dense_share(peers) / self.strategy.rounds.parts
         return self.tally.metrics(self.step, share * dense)
 
 

@@ -146,6 +146,10 @@ class Star(Topology):
         """Where the server keeps the parameters."""
         return not self.averages
 
+    def dense_share(self, peers: int) -> float:
+        """Once, whoever else there is."""
+        return 1.0
+
     @property
     def keeps_lots(self) -> bool:
         """The server keeps state by lot."""
@@ -175,7 +179,7 @@ class Star(Topology):
             return self._averaged(watched(talk, ctx.word, None), ctx)
         return self._kept(talk, x, compressor, state, ctx)
 
-    def agree(self, x: Tensor, ctx: Context) -> Generator[Request, Any, None] | None:
+    def agree(self, x: Tensor) -> Generator[Request, Any, None] | None:
         """Wait until all workers have pushed what they have, and take what came of it."""
         return None if self.averages else _meet(x)
 

@@ -198,7 +198,7 @@ class _Known(pickle.Unpickler):
         )
 
 
-_PIECE = "piece"
+_PIECE = "\0piece"
 
 
 def _plain(told: Any) -> Any:

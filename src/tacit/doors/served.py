@@ -1,0 +1,150 @@
+"""Where a strategy has parameter servers: which there are, which parameters each has, and how to get there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tacit.contracts import Place
+from tacit.errors import AttachError, TacitError
+from tacit.lots import cut
+from tacit.strategy import AnyStrategy, Strategy
+from tacit.topologies.star import Star
+from tacit.transports.servers import VARIABLE, WORKER, WORKERS, Servers, StarTransport, addresses
+from tacit.transports.torch import TorchTransport
+
+Addresses = Sequence[tuple[str, int]]
+
+
+def served(strategy: AnyStrategy) -> bool:
+    """Whether it needs servers."""
+    return any(isinstance(level.topology, Star) for level in strategy.levels)
+
+
+def found(strategy: AnyStrategy, given: Sequence[str] | None) -> Addresses:
+    """The servers' addresses: those that were given, or those that the launcher tells.
+
+    Raises:
+        AttachError: there are none and the strategy needs some, or the other way round.
+        ConfigError: one is no address.
+    """
+    if not served(strategy):
+        if given:
+            raise AttachError(
+                f"servers={given!r} with {strategy.name!r} would do nothing, as it has no parameter server: "
+                "leave them out, or attach 'ps', say"
+            )
+        return ()
+    where = addresses(os.environ.get(VARIABLE, "") if given is None else ",".join(given))
+    if not where:
+        raise AttachError(
+            f"{strategy.name!r} needs a parameter server, and there is none: run with --servers 1 (tacit run, "
+            "tacit compare), or start `python -m tacit.server --workers N --port 29600` and write attach(..., "
+            f"servers=['host:29600']), or {VARIABLE}=host:29600"
+        )
+    return where
+
+
+def homes(tensors: Mapping[str, Tensor], servers: int) -> dict[str, int]:
+    """Which server has which parameter: about as many bytes each, the largest parameters first.
+
+    Raises:
+        AttachError: there are more servers than parameters.
+    """
+    if servers > len(tensors):
+        raise AttachError(
+            f"{servers} servers cannot share a model of {len(tensors)} parameters, of which each has one home: "
+            f"use {len(tensors)} servers at most"
+        )
+    full = [0] * servers
+    found: dict[str, int] = {}
+    for name, p in sorted(
+        tensors.items(), key=lambda item: (-item[1].numel() * item[1].element_size(), item[0])
+    ):
+        home = min(range(servers), key=lambda i: (full[i], i))
+        found[name] = home
+        full[home] += p.numel() * p.element_size()
+    return found
+
+
+def cut_by_home(
+    names: Sequence[str], tensors: Mapping[str, Tensor], homes: Mapping[str, int], cap: int
+) -> list[list[str]]:
+    """Lots of parameters that have one home, in the order in which the first of each stands."""
+    place = {name: i for i, name in enumerate(names)}
+    lots = [
+        lot
+        for home in sorted(set(homes.values()))
+        for lot in cut([name for name in names if homes[name] == home], tensors, cap)
+    ]
+    return sorted(lots, key=lambda lot: place[lot[0]])
+
+
+def connect(
+    peers: TorchTransport,
+    strategy: Strategy,
+    tensors: Mapping[str, Tensor],
+    where: Addresses,
+    homes: Mapping[str, int],
+    timeout: timedelta,
+    rule: Mapping[str, Any] | None,
+) -> StarTransport:
+    """Join the servers. A collective call of the workers: if one is refused, all raise.
+
+    Raises:
+        AttachError: a server refuses this worker, or another one.
+        ServerLost: a server cannot be reached.
+    """
+    model = [(name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in tensors.items()]
+    about = {"star": strategy.topology, "rule": rule, "model": model}
+    error: TacitError | None = None
+    servers = None
+    try:
+        servers = Servers(where, _me(peers, strategy), _patience(timeout), homes, about)
+    except TacitError as refused:
+        error = refused
+    ill = _who(peers.parent, error is not None)
+    if error is not None:
+        raise error
+    assert servers is not None
+    if ill:
+        servers.abort(AttachError("another worker was refused"))
+        raise AttachError(f"ranks {ill} were refused by a parameter server: see what they say")
+    return StarTransport(peers, servers)
+
+
+def _patience(timeout: timedelta) -> timedelta:
+    """A server that waits for a worker says who is missing; so whoever waits for a server waits longer."""
+    return timeout * 1.5 + timedelta(seconds=5)
+
+
+def _me(peers: TorchTransport, strategy: Strategy) -> Place:
+    """Which worker this is: as the launcher says, or by its rank."""
+    place = peers.place()
+    if WORKER not in os.environ:
+        return place
+    worker, workers = (os.environ.get(name, "") for name in (WORKER, WORKERS))
+    if not (worker.isdigit() and workers.isdigit() and int(worker) < int(workers)):
+        raise AttachError(
+            f"{WORKER}={worker!r} and {WORKERS}={workers!r} do not say which worker this is: write its number "
+            f"from 0, and how many there are, such as {WORKER}=2 {WORKERS}=4"
+        )
+    if place.peers > 1 or not strategy.topology.apart:
+        raise AttachError(
+            f"{WORKER}={worker} is for a worker that is started alone, of a strategy that goes on without "
+            f"others, such as ps-async; this is one of {place.peers} ranks with {strategy.name!r}: unset it"
+        )
+    return Place(int(worker), int(workers))
+
+
+def _who(group: dist.ProcessGroup, ill: bool) -> list[int]:
+    mine = torch.tensor([int(ill)])
+    all_ = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(all_, mine, group=group)
+    return [rank for rank, theirs in enumerate(all_) if int(theirs)]

@@ -1,0 +1,36 @@
+"""Servers in threads of this process, for workers in other threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tacit.server.host import Host
+
+
+@pytest.fixture(autouse=True)
+def _on_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Host]]:
+    """Starts a server; at the end, each has come to its own end."""
+    threads: list[tuple[threading.Thread, Host]] = []
+
+    def start(workers: int, kept: Path | None = None, **options: float) -> Host:
+        host = Host(workers, 0, timeout=options.pop("timeout", 20.0), kept=kept, **options)
+        thread = threading.Thread(target=host.run, daemon=True)
+        thread.start()
+        threads.append((thread, host))
+        host.thread = thread  # type: ignore[attr-defined]
+        return host
+
+    yield start
+    for thread, host in threads:
+        host.stop()
+        thread.join(10)
+        assert not thread.is_alive()

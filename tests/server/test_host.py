@@ -1,0 +1,251 @@
+"""A server and its workers over Gloo, in threads of one process: joins, pushes, refusals, restarts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tacit.compressors import Dense
+from tacit.contracts import Ask, Piece, Place
+from tacit.errors import AttachError, ConfigError, PayloadError, PeerLost, ServerLost
+from tacit.server.host import Host
+from tacit.topologies import Asynchronous, StaleSynchronous, Star, Synchronous
+from tacit.transports.servers import Server, addresses
+
+N = 1000
+PIECE = Piece(Dense(), N, torch.float32)
+BACK = Piece(None, N, torch.float32)
+MODEL = [("a", (N,), "float32")]
+
+
+def join(host: Host, worker: int, workers: int = 2, star: Star | None = None, **about: Any) -> Server:
+    told = {"star": star or Star(), "rule": None, "model": MODEL, "server": 0, "servers": 1} | about
+    seconds = timedelta(seconds=about.pop("seconds", 20))
+    return Server(0, ("127.0.0.1", host.port), Place(worker, workers), seconds, told)
+
+
+def push(server: Server, x: Tensor) -> Tensor:
+    asked = server.post(Ask(((x,),), (PIECE,), (BACK,)), "a/0")
+    assert asked.done.wait(30)
+    ((answer,),) = asked.answer()
+    return answer.clone()
+
+
+def each(*calls: Callable[[], object]) -> list[object]:
+    """All at once, each in a thread; their results, or what they raised."""
+    results: list[object] = [None] * len(calls)
+
+    def run(i: int) -> None:
+        try:
+            results[i] = calls[i]()
+        except Exception as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a worker hangs"
+    return results
+
+
+def test_workers_get_the_mean_and_the_server_ends_with_them(serve: Callable[..., Host]) -> None:
+    host = serve(2)
+
+    def work(i: int) -> Tensor:
+        server = join(host, i)
+        for step in range(5):
+            found = push(server, torch.full((N,), float(step + 10 * i)))
+        server.close()
+        return found
+
+    first, second = each(lambda: work(0), lambda: work(1))
+    assert torch.equal(first, second)
+    assert torch.equal(first, torch.full((N,), 9.0))
+    host.thread.join(10)  # type: ignore[attr-defined]
+    assert not host.thread.is_alive()  # type: ignore[attr-defined]
+
+
+def test_asynchronous_workers_share_parameters(serve: Callable[..., Host]) -> None:
+    host, star = serve(2), Star(Asynchronous())
+
+    def work(i: int) -> Tensor:
+        server = join(host, i, star=star)
+        x = server.enter(torch.full((N,), 1.0), "a/0", BACK)
+        assert torch.equal(x, torch.ones(N))
+        for _ in range(20):
+            push(server, torch.ones(N))
+        meet = server.post(Ask((), (), (BACK,), do="meet"), "a/0")
+        assert meet.done.wait(30)
+        whole = meet.answer()[0][0].clone()
+        server.close()
+        return whole
+
+    first, second = each(lambda: work(0), lambda: work(1))
+    assert torch.equal(first, second)
+    assert torch.allclose(first, torch.full((N,), 1.0 + 20))
+
+
+def refusal(host: Host, **about: Any) -> Exception:
+    with pytest.raises(AttachError) as told:
+        join(host, about.pop("worker", 0), **about)
+    return told.value
+
+
+def test_another_model_is_refused_naming_the_first_parameter_that_differs(serve: Callable[..., Host]) -> None:
+    host = serve(2)
+    model = [("fc.weight", (5, 4), "float32"), ("fc.bias", (5,), "float32")]
+    join(host, 0, model=model)
+    other = [("fc.weight", (5, 4), "float32"), ("fc.bias", (6,), "float32")]
+    says = "its parameter fc.bias of shape (6,) and float32 is the server's parameter fc.bias of shape (5,)"
+    assert f"worker 1 has another model: {says}" in str(refusal(host, worker=1, model=other))
+    assert "its end of the parameters is the server's parameter fc.bias" in str(
+        refusal(host, worker=1, model=model[:1])
+    )
+
+
+def test_another_strategy_number_or_place_is_refused(serve: Callable[..., Host]) -> None:
+    host = serve(2)
+    join(host, 0)
+    assert "attaches Star(" in str(refusal(host, worker=1, star=Star(Asynchronous())))
+    assert "start it with --workers 3" in str(refusal(host, worker=1, workers=3))
+    assert "in the same order everywhere" in str(refusal(host, worker=1, server=1))
+
+
+def test_a_port_in_use_is_named(serve: Callable[..., Host]) -> None:
+    host = serve(2)
+    with pytest.raises(ConfigError, match=f"port {host.port} cannot be opened, perhaps another"):
+        Host(2, host.port)
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(ServerLost, match=r"server 0 \(127.0.0.1:9\) cannot be reached"):
+        Server(0, ("127.0.0.1", 9), Place(0, 1), timedelta(seconds=1), {})
+
+
+@pytest.mark.parametrize("text", ["", "here", "here:", ":5", "here:99999", "here:x"])
+def test_an_address_that_is_none_is_refused(text: str) -> None:
+    if text == "":
+        assert addresses(text) == []
+        return
+    with pytest.raises(ConfigError, match="write host:port"):
+        addresses(text)
+
+
+def test_a_push_of_the_wrong_step_is_refused(serve: Callable[..., Host]) -> None:
+    host = serve(1)
+    server = join(host, 0, 1, Star(Asynchronous()))
+    server.enter(torch.zeros(N), "a/0", BACK)
+    push(server, torch.ones(N))
+    server._clocks["a/0"] = 5
+    with pytest.raises(PayloadError, match="has pushed step 6, and its next is step 2"):
+        push(server, torch.ones(N))
+
+
+def test_a_compressor_of_the_users_own_is_refused(serve: Callable[..., Host]) -> None:
+    class Mine(Dense):
+        pass
+
+    Mine.__qualname__, Mine.__module__ = "Mine", __name__
+    globals()["Mine"] = Mine
+    host = serve(1)
+    server = join(host, 0, 1, seconds=5)
+    piece = Piece(Mine(), N, torch.float32)
+    asked = server.post(Ask(((torch.ones(N),),), (piece,), (BACK,)), "a/0")
+    assert asked.done.wait(30)
+    with pytest.raises(ServerLost):
+        asked.answer()
+
+
+@pytest.mark.parametrize("star", [Star(), Star(StaleSynchronous(0))], ids=str)
+def test_a_worker_that_is_silent_is_named_or_left_behind(serve: Callable[..., Host], star: Star) -> None:
+    host = serve(2, timeout=1.5)
+    servers = [join(host, i, star=star) for i in range(2)]
+    if star.apart:
+        each(*[lambda s=s: s.enter(torch.zeros(N), "a/0", BACK) for s in servers])
+        assert torch.allclose(push(servers[0], torch.ones(N)), torch.full((N,), 0.5))
+        with pytest.raises(ServerLost, match=r"rank 1 was silent for 1\.5 s while others waited"):
+            push(servers[1], torch.ones(N))
+        return
+    with pytest.raises(PeerLost, match=r"rank 1 was silent for 1\.5 s while others waited for it"):
+        push(servers[0], torch.ones(N))
+
+
+def test_a_restarted_server_goes_on(serve: Callable[..., Host], tmp_path: Path) -> None:
+    file, star = tmp_path / "server.pt", Star(Asynchronous())
+    host = serve(1, file)
+    server = join(host, 0, 1, star)
+    server.enter(torch.zeros(N), "a/0", BACK)
+    for _ in range(3):
+        found = push(server, torch.ones(N))
+    server.close()
+    host.thread.join(10)  # type: ignore[attr-defined]
+    again = serve(1, file)
+    server = join(again, 0, 1, star)
+    assert torch.equal(server.enter(torch.zeros(N), "a/0", BACK), found)
+    assert torch.equal(push(server, torch.ones(N)), found + 1)
+    assert server.call is not None
+    with pytest.raises(AttachError, match="has another model"):
+        join(again, 0, 1, star, model=[("b", (N,), "float32")])
+
+
+def test_a_full_disk_is_told_once_and_the_old_checkpoint_stays(
+    serve: Callable[..., Host],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = tmp_path / "server.pt"
+    file.write_bytes(b"")
+    file.unlink()
+    host = serve(1, file, every=0.0)
+    server = join(host, 0, 1, Star(Asynchronous()))
+    server.enter(torch.zeros(N), "a/0", BACK)
+    push(server, torch.ones(N))
+    deadline = time.monotonic() + 20
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    time.sleep(0.5)
+    old = file.read_bytes()
+    for _ in range(5):
+        push(server, torch.ones(N))
+        time.sleep(0.1)
+    assert file.read_bytes() == old
+    assert [each.message for each in caplog.records] == [
+        f"the server's checkpoint {file} cannot be written, and stays as it was; training goes on: "
+        "No space left on device"
+    ]
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "server.pt"
+    file.write_text("hello")
+    with pytest.raises(ConfigError, match="is no checkpoint of a server"):
+        Host(1, 0, kept=file)
+
+
+def test_backup_workers_do_not_wait(serve: Callable[..., Host]) -> None:
+    host, star = serve(2), Star(Synchronous(backup_workers=1))
+    servers = [join(host, i, star=star) for i in range(2)]
+    each(*[lambda s=s: s.enter(torch.zeros(N), "a/0", BACK) for s in servers])
+    for step in range(3):
+        assert torch.equal(push(servers[0], torch.ones(N)), torch.full((N,), step + 1.0))
+    assert torch.equal(push(servers[1], torch.ones(N)), torch.full((N,), 3.0)), "late: dropped"
+    (facts,) = [host.facts()]
+    assert facts["late"] == 1
