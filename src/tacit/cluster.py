@@ -6,6 +6,7 @@ The text form is what users write after ``--cluster``:
     4x1@1gbit,20ms    the same, and a message between nodes takes 20 ms more, one way
     2x2               links as fast as the machine allows
     local:4           4 processes on this machine, no emulated network
+    4x1+1@100mbit     4 nodes of 1 rank, and 1 parameter server, which has a node of its own
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ __all__ = ["Cluster"]
 _RATES = {"gbit": Decimal(10**9), "mbit": Decimal(10**6), "kbit": Decimal(10**3)}
 _TIMES = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6")}
 _UNITS = {**_RATES, **_TIMES}
-_SHAPE = re.compile(r"(\d+)x(\d+)", re.ASCII)
-_LOCAL = re.compile(r"local:(\d+)", re.ASCII)
+_SHAPE = re.compile(r"(\d+)x(\d+)(?:\+(\d+))?", re.ASCII)
+_LOCAL = re.compile(r"local:(\d+)(?:\+(\d+))?", re.ASCII)
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)", re.ASCII)
 _EXAMPLES = (
     "Write for example 2x2@100mbit (2 nodes of 2 ranks, 100 Mbit/s links), 4x1@1gbit,20ms (with latency), "
@@ -41,6 +42,7 @@ class Cluster:
         rate: What a node's link carries, in bit/s each way; None leaves it at full speed.
         latency: What a message between two nodes takes longer, in seconds, one way.
         namespaces: Whether nodes are network namespaces; False means plain processes on this machine.
+        servers: How many parameter servers stand beside the nodes, each on one of its own.
     """
 
     nodes: int
@@ -48,12 +50,15 @@ class Cluster:
     rate: float | None = None
     latency: float = 0.0
     namespaces: bool = True
+    servers: int = 0
 
     def __post_init__(self) -> None:
         """Refuse values that no cluster can have."""
         for what, count in (("nodes", self.nodes), ("ranks per node", self.ranks_per_node)):
             if count < 1:
                 raise ConfigError(f"a cluster cannot have {count} {what}: at least 1 is needed. {_EXAMPLES}")
+        if self.servers < 0:
+            raise ConfigError(f"a cluster cannot have {self.servers} servers: write 0 or more. {_EXAMPLES}")
         if self.rate is not None and not (math.isfinite(self.rate) and self.rate > 0):
             raise ConfigError(f"a link cannot carry {self.rate} bit/s: the rate must be above 0. {_EXAMPLES}")
         if not (math.isfinite(self.latency) and self.latency >= 0):
@@ -65,6 +70,11 @@ class Cluster:
             )
 
     @property
+    def places(self) -> int:
+        """How many nodes there are with those of the servers, which come behind the others."""
+        return self.nodes + self.servers
+
+    @property
     def world_size(self) -> int:
         """How many ranks there are in all."""
         return self.nodes * self.ranks_per_node
@@ -73,21 +83,22 @@ class Cluster:
     def parse(cls, text: str) -> Cluster:
         """Read the text form, for example ``2x2@100mbit``; `str` gives it back."""
         if local := _LOCAL.fullmatch(text.strip().lower()):
-            return cls(1, int(local[1]), namespaces=False)
+            return cls(1, int(local[1]), namespaces=False, servers=int(local[2] or 0))
         head, at, tail = text.strip().lower().partition("@")
         shape = _SHAPE.fullmatch(head)
         if shape is None:
             raise ConfigError(f"cannot read {head!r} as NODESxRANKS in the cluster {text!r}. {_EXAMPLES}")
         rate, latency = _link(tail, text) if at else (None, 0.0)
-        return cls(int(shape[1]), int(shape[2]), rate, latency)
+        return cls(int(shape[1]), int(shape[2]), rate, latency, servers=int(shape[3] or 0))
 
     def __str__(self) -> str:
         """The canonical text form."""
+        beside = f"+{self.servers}" if self.servers else ""
         if not self.namespaces:
-            return f"local:{self.ranks_per_node}"
+            return f"local:{self.ranks_per_node}{beside}"
         link = [_written(self.rate, _RATES)] if self.rate is not None else []
         link += [_written(self.latency, _TIMES)] if self.latency else []
-        return f"{self.nodes}x{self.ranks_per_node}" + ("@" + ",".join(link) if link else "")
+        return f"{self.nodes}x{self.ranks_per_node}{beside}" + ("@" + ",".join(link) if link else "")
 
 
 def _link(text: str, whole: str) -> tuple[float | None, float]:

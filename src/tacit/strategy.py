@@ -106,10 +106,8 @@ class Strategy:
         star = self.topology if isinstance(self.topology, Star) else None
         fits = Adopt(whole=star.pull is None) if star is not None else None
         if self.merge != fits and (fits is not None or isinstance(self.merge, Adopt)):
-            raise ConfigError(
-                f"merge={self.merge} does not fit topology={self.topology}: write "
-                f"{f'merge={fits}' if fits is not None else 'merge=Average(), or topology=Star(Asynchronous())'}"
-            )
+            write = f"merge={fits}" if fits else "merge=Average(), or topology=Star(Asynchronous())"
+            raise ConfigError(f"merge={self.merge} does not fit topology={self.topology}: write {write}")
         lag = self.overlap.lands(0)
         if isinstance(self.rounds, Every) and lag > self.rounds.sync_every:
             raise ConfigError(
@@ -149,8 +147,8 @@ class Levels:
         for level in self.levels:
             if isinstance(level.topology, Star):
                 raise ConfigError(
-                    f"topology={level.topology} cannot be one of several levels: its servers stand outside of "
-                    "all nodes. Use it alone, or Flat() here"
+                    f"topology={level.topology} cannot be one of several levels: its servers stand outside "
+                    "of all nodes. Use it alone, or Flat() here"
                 )
         if self.levels[-1].topology.scope != WORLD:
             raise ConfigError(

@@ -15,6 +15,7 @@ from tacit.doors import state
 from tacit.errors import CheckpointError
 from tacit.session import Session
 from tacit.strategy import Strategy
+from tacit.topologies import Star
 from tacit.topologies.two_phase import SECOND
 from tacit.transports.loopback import Loopback, Seat
 
@@ -28,6 +29,7 @@ STRATEGIES: dict[str, Strategy] = {
     for name in algorithms.known()
     for parsed in algorithms.parse(name).levels[:1]
     if parsed.subject == "gradient" and len(algorithms.parse(name).levels) == 1
+    if not isinstance(parsed.topology, Star)
 }
 for compressor in (tacit.TopK(ratio=0.1), tacit.PowerSGD(rank=1)):
     for by in ("slices", "leaders"):

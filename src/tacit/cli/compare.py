@@ -41,6 +41,12 @@ def command(
             "e.g. ddp,topk:ratio=0.01,localsgd:sync_every=8"
         ),
     ] = "ddp,bf16,topk,powersgd,ednncomm",
+    servers: Annotated[
+        int,
+        typer.Option(
+            help="Parameter servers beside the nodes, each on a node of its own, for ps and its like, e.g. 1"
+        ),
+    ] = 0,
     epochs: Annotated[
         int | None, typer.Option(help="Epochs to train; by default the recipe's own, e.g. 3")
     ] = None,
@@ -94,6 +100,7 @@ def command(
         timeout=timeout,
         out=out,
         tensorboard=tensorboard,
+        servers=servers,
     )
     screen = Console(stderr=True)
     with interruptible():

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from tacit.cli.display import Display
 from tacit.cli.interrupts import Interrupted
-from tacit.cli.request import Request
+from tacit.cli.request import Request, needs_servers
 from tacit.errors import TestbedError
 from tacit.recipes.messages import Progress
 from tacit.records import COMPUTE_ONLY, EndRecord, Status, Writer
@@ -39,7 +39,12 @@ class _Heat:
         """Train to the end; a run that does not get there is on record with the reason."""
         self._display.started(self._algorithm)
         try:
-            result = bed.run(self._command(bed), on_line=self._hear, timeout=self._request.timeout)
+            result = bed.run(
+                self._command(bed),
+                on_line=self._hear,
+                timeout=self._request.timeout,
+                servers=self._algorithm != COMPUTE_ONLY and needs_servers(self._algorithm),
+            )
             if not result.ok:
                 raise TestbedError(self._reason(result))
         except Interrupted as error:

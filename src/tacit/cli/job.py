@@ -71,16 +71,18 @@ def check(
     timeout: float | None,
     out: Path | None,
     tensorboard: Path | None = None,
+    servers: int = 0,
 ) -> Job:
     """Turn what was typed into a job; the folder is made last, when all else is right.
 
     Raises:
         ConfigError: Something cannot be; the message says what to write instead.
     """
+    words, asked = _script(tuple(script)), _asked(algorithm)
     return Job(
-        script=_script(tuple(script)),
-        cluster=Cluster.parse(cluster),
-        asked=_asked(algorithm),
+        script=words,
+        cluster=_cluster(cluster, servers, asked),
+        asked=asked,
         timeout=_timeout(timeout),
         tensorboard=_curves(tensorboard),
         folder=_folder(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-run"),
@@ -130,6 +132,20 @@ def _asked(algorithm: str | None) -> str | None:
         return None
     algorithms.parse(algorithm)
     return algorithm.strip()
+
+
+def _cluster(text: str, servers: int, asked: str | None) -> Cluster:
+    from tacit.cli.request import needs_servers, with_servers
+
+    cluster = with_servers(Cluster.parse(text), servers)
+    if asked is not None and needs_servers(asked) and not cluster.servers:
+        raise ConfigError(f"{asked} needs a parameter server, and there is none: write --servers 1")
+    if asked is not None and cluster.servers and not needs_servers(asked):
+        raise ConfigError(
+            f"{cluster.servers} servers would do nothing with --algorithm {asked}, which needs none: leave "
+            "them out, or write --algorithm ps, say"
+        )
+    return cluster
 
 
 def _timeout(seconds: float | None) -> float | None:

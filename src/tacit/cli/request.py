@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +13,7 @@ from tacit.cli.texts import split_algorithms
 from tacit.cluster import Cluster
 from tacit.errors import ConfigError
 from tacit.records import COMPUTE_ONLY, Writer
+from tacit.topologies import Star
 
 __all__ = ["Request", "check"]
 
@@ -68,6 +69,7 @@ def check(
     timeout: float,
     out: Path | None,
     tensorboard: Path | None = None,
+    servers: int = 0,
 ) -> Request:
     """Turn what was typed into a request; the folder is made last, when all else is right.
 
@@ -75,12 +77,13 @@ def check(
         ConfigError: Something cannot be; the message says what to write instead.
     """
     chosen = recipes.get(recipe)
-    parsed = Cluster.parse(cluster)
+    parsed = with_servers(Cluster.parse(cluster), servers)
     if not chosen.steps_per_epoch(parsed.world_size):
         raise ConfigError(
             f"{recipe} has too little data for {parsed.world_size} ranks: use a smaller cluster"
         )
     names = _algorithms(algorithms)
+    _check_servers(names, parsed.servers)
     return Request(
         recipe=recipe,
         cluster=parsed,
@@ -103,6 +106,37 @@ def _algorithms(text: str) -> tuple[str, ...]:
             raise ConfigError(f"{each!r} is listed twice: name each algorithm once")
         algorithms.parse(each)
     return tuple(texts)
+
+
+def with_servers(cluster: Cluster, servers: int) -> Cluster:
+    """The cluster, with so many parameter servers beside its nodes; as its text says where 0.
+
+    Raises:
+        ConfigError: the number cannot be.
+    """
+    if servers < 0:
+        raise ConfigError(f"--servers {servers} cannot be: write how many there are, such as --servers 1")
+    if servers and cluster.servers:
+        raise ConfigError(
+            f"--servers {servers} and --cluster {cluster} both say how many servers there are: leave one out"
+        )
+    return replace(cluster, servers=servers) if servers else cluster
+
+
+def needs_servers(algorithm: str) -> bool:
+    """Whether an algorithm's text, which parses, needs parameter servers."""
+    return any(isinstance(level.topology, Star) for level in algorithms.parse(algorithm).levels)
+
+
+def _check_servers(names: Sequence[str], servers: int) -> None:
+    served = [name for name in names if needs_servers(name)]
+    if served and not servers:
+        raise ConfigError(f"{served[0]} needs a parameter server, and there is none: write --servers 1")
+    if servers and not served:
+        raise ConfigError(
+            f"{servers} servers would do nothing, as none of {', '.join(names)} needs one: leave them out, "
+            "or compare ps, say"
+        )
 
 
 def _positive(name: str, value: N) -> N:

@@ -50,6 +50,12 @@ def command(
             show_default=False,
         ),
     ] = None,
+    servers: Annotated[
+        int,
+        typer.Option(
+            help="Parameter servers beside the nodes, each on a node of its own, for ps and its like, e.g. 2"
+        ),
+    ] = 0,
     timeout: Annotated[
         float | None,
         typer.Option(help="Seconds after which all is ended; by default never, e.g. 600", show_default=False),
@@ -87,6 +93,7 @@ def command(
         script=script or [],
         cluster=cluster,
         algorithm=algorithm,
+        servers=servers,
         timeout=timeout,
         out=out,
         tensorboard=tensorboard,
@@ -115,7 +122,9 @@ def _carry_out(job: Job) -> Outcome:
         env["TACIT_TENSORBOARD"] = str(job.tensorboard)
     try:
         with Testbed(job.cluster) as bed:
-            result = bed.run([str(_TALLY), str(job.footprint), *job.script], env=env, timeout=job.timeout)
+            argv = [str(_TALLY), str(job.footprint), *job.script]
+            served = job.cluster.servers > 0
+            result = bed.run(argv, env=env, timeout=job.timeout, servers=served)
     except Interrupted as error:
         job.record.write_text(outcome.interrupted(job, error.code, str(error)).to_json() + "\n")
         raise

@@ -479,6 +479,19 @@ class Attached:
             return each[0]
         return joined(each)
 
+    def servers(self) -> list[dict[str, Any]]:
+        """What each parameter server tells of itself; nothing where there are none.
+
+        `pushes` and `pulls`, and their `push_bytes` and `pull_bytes`, of all workers; `stale`: how many
+        pushes were how many updates old; `late`: how many were dropped; `queue_seconds`: how long messages
+        waited for their turn, in all; `busy_seconds`; `transmitted`: bytes that its interface has sent.
+
+        Raises:
+            ServerLost: one is gone.
+        """
+        self.flush()
+        return [facts for level in self.levels for facts in level.servers()]
+
     @property
     def active_path(self) -> str:
         """What is really at work: the strategy, the lots, the transport, and the kernels for compressors."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -92,6 +93,10 @@ class Level:
         if isinstance(self.transport, StarTransport):
             numbers |= self.transport.servers.counts()
         return numbers
+
+    def servers(self) -> list[dict[str, Any]]:
+        """What its parameter servers tell of themselves."""
+        return self.transport.servers.facts() if isinstance(self.transport, StarTransport) else []
 
     def after_step(self) -> None:
         """To be called after every attempt of the optimizer."""

@@ -1,4 +1,4 @@
-"""Where a strategy has parameter servers: which there are, which parameters each has, and how to get there."""
+"""Where a strategy has parameter servers: which there are, what each has, and how to get there."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def found(strategy: AnyStrategy, given: Sequence[str] | None) -> Addresses:
     where = addresses(os.environ.get(VARIABLE, "") if given is None else ",".join(given))
     if not where:
         raise AttachError(
-            f"{strategy.name!r} needs a parameter server, and there is none: run with --servers 1 (tacit run, "
-            "tacit compare), or start `python -m tacit.server --workers N --port 29600` and write attach(..., "
-            f"servers=['host:29600']), or {VARIABLE}=host:29600"
+            f"{strategy.name!r} needs a parameter server, and there is none: run with --servers 1 (tacit "
+            "run, tacit compare), or start `python -m tacit.server --workers N --port 29600` and write "
+            f"attach(..., servers=['host:29600']), or {VARIABLE}=host:29600"
         )
     return where
 
@@ -59,8 +59,8 @@ def homes(tensors: Mapping[str, Tensor], servers: int) -> dict[str, int]:
     """
     if servers > len(tensors):
         raise AttachError(
-            f"{servers} servers cannot share a model of {len(tensors)} parameters, of which each has one home: "
-            f"use {len(tensors)} servers at most"
+            f"{servers} servers cannot share a model of {len(tensors)} parameters, of which each has one "
+            f"home: use {len(tensors)} servers at most"
         )
     full = [0] * servers
     found: dict[str, int] = {}
@@ -132,8 +132,8 @@ def _me(peers: TorchTransport, strategy: Strategy) -> Place:
     worker, workers = (os.environ.get(name, "") for name in (WORKER, WORKERS))
     if not (worker.isdigit() and workers.isdigit() and int(worker) < int(workers)):
         raise AttachError(
-            f"{WORKER}={worker!r} and {WORKERS}={workers!r} do not say which worker this is: write its number "
-            f"from 0, and how many there are, such as {WORKER}=2 {WORKERS}=4"
+            f"{WORKER}={worker!r} and {WORKERS}={workers!r} do not say which worker this is: write its "
+            f"number from 0, and how many there are, such as {WORKER}=2 {WORKERS}=4"
         )
     if place.peers > 1 or not strategy.topology.apart:
         raise AttachError(

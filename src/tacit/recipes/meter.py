@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -18,18 +18,22 @@ __all__ = ["Meter", "mean_over_ranks"]
 class Meter:
     """Counts seconds and transmitted bytes, summed over its windows; every rank must use it alike.
 
+    Args:
+        beside: reads what nodes have sent that have no ranks; rank 0 asks.
+
     Attributes:
         seconds: The sum over windows of the slowest rank's time.
         transmitted: The sum over windows and nodes of the bytes that left a node's interface; None where the
             ranks share a machine without such interfaces.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, beside: Callable[[], int] = lambda: 0) -> None:
         """Find this rank's interface; only the first rank of a node reads it."""
         self._interface = os.environ.get("TACIT_INTERFACE")
         self._reads = int(os.environ["LOCAL_RANK"]) == 0
         self._nodes = int(os.environ.get("TACIT_NODES", "1"))
         self._began = (time.perf_counter(), 0)
+        self._beside = beside
         self.seconds = 0.0
         self.transmitted: int | None = 0 if self._interface else None
 
@@ -41,11 +45,12 @@ class Meter:
         still on its way has arrived, before the bytes are read.
         """
         dist.barrier()
+        before = self._ask()
         self._began = (time.perf_counter(), self._read())
         yield
         spent = time.perf_counter() - self._began[0]
         dist.barrier()
-        sent = self._read() - self._began[1]
+        sent = self._read() - self._began[1] + self._ask() - before
         everyone = _gather(spent, sent)
         self.seconds += float(everyone[:, 0].max())
         if self.transmitted is not None:
@@ -57,6 +62,9 @@ class Meter:
         if self.transmitted is None:
             return seconds, None
         return seconds, (self.transmitted + (self._read() - self._began[1]) * self._nodes) / 1e6
+
+    def _ask(self) -> int:
+        return self._beside() if self._interface and dist.get_rank() == 0 else 0
 
     def _read(self) -> int:
         return counters.transmitted(self._interface) if self._interface and self._reads else 0

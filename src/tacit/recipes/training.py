@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -55,6 +55,9 @@ class Session(Protocol):
     def metrics(self) -> Mapping[str, Any]:
         """What the strategy counted."""
 
+    def servers(self) -> Sequence[Mapping[str, Any]]:
+        """What its parameter servers counted."""
+
 
 class Silence:
     """The session of ranks that never talk."""
@@ -71,6 +74,10 @@ class Silence:
     def metrics(self) -> Mapping[str, Any]:
         """Nothing is counted."""
         return {}
+
+    def servers(self) -> Sequence[Mapping[str, Any]]:
+        """There are none."""
+        return []
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,7 @@ class _Run:
         self._record, self._curves = record, curves
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._steps = task.epochs * recipe.steps_per_epoch(self._world)
-        self._meter = Meter()
+        self._meter = Meter(self._by_servers)
         self._epoch = self._step = 0
         self._told = 0.0
         self._loss = float("nan")
@@ -173,6 +180,15 @@ class _Run:
         self._record(self._epoch_record())
         self._tell(self._meter.seconds, self._loss, self._megabytes())
 
+    def _by_servers(self) -> int:
+        """Bytes that the servers' nodes have sent; asked by one rank."""
+        return sum(each["transmitted"] or 0 for each in self._replica.session.servers())
+
+    def _metrics(self) -> dict[str, Any]:
+        servers = [dict(each) for each in self._replica.session.servers()] if self._rank == 0 else []
+        numbers = dict(self._replica.session.metrics())
+        return {**numbers, "servers": servers} if servers else numbers
+
     def end(self) -> EndRecord:
         """The outcome."""
         return EndRecord(
@@ -184,7 +200,7 @@ class _Run:
             accuracy=self._accuracy,
             loss=self._loss,
             seconds_to_target=self._to_target,
-            metrics=dict(self._replica.session.metrics()),
+            metrics=self._metrics(),
         )
 
     def _train(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tacit.testbed.results import Failure
 
-_LOST_PEER = re.compile(r"onnection (closed|reset) by peer|Broken pipe|got 0 bytes|\bPeerLost\b")
+_LOST_PEER = re.compile(r"onnection (closed|reset) by peer|Broken pipe|got 0 bytes|\b(Peer|Server)Lost\b")
 _SUMMARY = "Root Cause (first observed failure)"
 _SUMMARY_ENTRY = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: (-?\d+)")
 
@@ -46,6 +46,7 @@ class Node:
 
     Attributes:
         number: Which node.
+        server: Which parameter server it is; None where it has ranks.
         code: How its launcher ended; None while it runs.
         ended: When.
         stopped: Whether we ended it, because another node failed or the time was up.
@@ -53,6 +54,7 @@ class Node:
     """
 
     number: int
+    server: int | None = None
     code: int | None = None
     ended: float = 0.0
     stopped: bool = False
@@ -93,7 +95,8 @@ class Node:
         """How it failed."""
         if (cause := self.cause) is not None:
             return Failure(self.number, cause.rank, reason(cause.code), cause.traceback)
-        return Failure(self.number, None, reason(self.code or 0), "\n".join(self.last_lines) or None)
+        last = "\n".join(self.last_lines) or None
+        return Failure(self.number, None, reason(self.code or 0), last, self.server)
 
 
 def reason(code: int) -> str:

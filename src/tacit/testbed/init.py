@@ -79,7 +79,7 @@ def _first_process(control: socket.socket, parent_alive: int, cluster: Cluster) 
     die_with_parent(signal.SIGKILL)
     if select.select([parent_alive], [], [], 0)[0]:  # closed: the parent ended before the line above
         return 1
-    scratch = namespaces.furnish(cluster.nodes)
+    scratch = namespaces.furnish(cluster.places)
     networks = links.build(cluster)
     supervisor = Supervisor(control, networks)
     wire.send(control, {"ready": True, "scratch": f"/proc/1/fd/{scratch}"})

@@ -14,6 +14,9 @@ from tacit.testbed.nodes import INTERFACE, address
 from tacit.testbed.rank import RESTORE
 
 _FIRST_PORT = 29500
+_FIRST_SERVER_PORT = 40000  # one for each server of each run
+SERVERS = "TACIT_SERVERS"
+"""An environment variable: where ranks find the parameter servers."""
 _RANK = Path(__file__).with_name("rank.py")
 
 # What an outer torchrun left behind would otherwise be taken for ours.
@@ -21,17 +24,40 @@ _STALE = ("PET_", "TORCHELASTIC_")
 _STALE_NAMES = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-    *("MASTER_ADDR", "MASTER_PORT", "TACIT_INTERFACE"),
+    *("MASTER_ADDR", "MASTER_PORT", "TACIT_INTERFACE", "TACIT_SERVERS", "TACIT_WORKER", "TACIT_WORKERS"),
 }
 
 
 def meeting_point(cluster: Cluster, run: int) -> tuple[str, int]:
     """Address and port where the launchers of one run meet."""
-    if cluster.namespaces:
-        return address(0), _FIRST_PORT + run
+    return (address(0), _FIRST_PORT + run) if cluster.namespaces else ("127.0.0.1", _free_port())
+
+
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return "127.0.0.1", probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def server_points(cluster: Cluster, run: int) -> list[tuple[str, int]]:
+    """Address and port of each parameter server of one run."""
+    if not cluster.namespaces:
+        return [("127.0.0.1", _free_port()) for _ in range(cluster.servers)]
+    first = _FIRST_SERVER_PORT + run * cluster.servers
+    return [(address(cluster.nodes + i), first + i) for i in range(cluster.servers)]
+
+
+def server_arguments(cluster: Cluster, number: int, port: int, timeout: float) -> list[str]:
+    """The command line of a parameter server."""
+    options = {
+        "--workers": cluster.world_size,
+        "--port": port,
+        "--number": number,
+        "--timeout": timeout,
+    }
+    words = [str(word) for pair in options.items() for word in pair]
+    return [sys.executable, "-u", "-m", "tacit.server", *words]
 
 
 def arguments(

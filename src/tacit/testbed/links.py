@@ -44,7 +44,7 @@ def build(cluster: Cluster) -> list[int]:
         hub = stack.enter_context(IPRoute())
         bridge = _add(hub, "switch", kind="bridge")
         nodes = []
-        for node in range(cluster.nodes):
+        for node in range(cluster.places):
             unshare(Clone.NETWORK)
             _prepare_network()
             nodes.append(os.open(_OWN_NETWORK, os.O_RDONLY))

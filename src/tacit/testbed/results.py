@@ -15,6 +15,7 @@ class Failure:
     Attributes:
         node: The node.
         rank: The global rank that failed first on it; None when its launcher failed by itself.
+        server: Which parameter server it is; None where it has ranks.
         reason: How it ended, such as "killed by SIGKILL" or "exit code 1".
         traceback: The Python traceback that the rank printed last, if it printed one.
     """
@@ -23,10 +24,13 @@ class Failure:
     rank: int | None
     reason: str
     traceback: str | None = None
+    server: int | None = None
 
     def __str__(self) -> str:
         """One line that names the rank and the reason."""
         who = f"the launcher of node {self.node}" if self.rank is None else f"rank {self.rank}"
+        if self.server is not None:
+            who = f"parameter server {self.server}"
         verb = "was" if self.reason.startswith("killed") else "ended with"
         where = "" if self.rank is None else f" (node {self.node})"
         return f"{who} {verb} {self.reason}{where}"

@@ -22,6 +22,9 @@ OnLine = Callable[[int, str], None]
 GRACE = 5.0
 """Seconds that the other nodes have to print their own errors once one has failed."""
 
+DISMISSAL = 5.0
+"""Seconds that parameter servers have to end once all ranks have."""
+
 TERMINATION = 3.0
 """Seconds between SIGTERM and SIGKILL."""
 
@@ -63,7 +66,12 @@ class Run:
     """One run, from the moment that its launchers are started."""
 
     def __init__(
-        self, control: socket.socket, count: int, on_line: OnLine | None, timeout: float | None
+        self,
+        control: socket.socket,
+        count: int,
+        on_line: OnLine | None,
+        timeout: float | None,
+        servers: int = 0,
     ) -> None:
         """Begin to follow.
 
@@ -72,13 +80,16 @@ class Run:
             count: How many nodes there are.
             on_line: Gets every line; None prints them.
             timeout: Seconds until all is killed.
+            servers: How many more nodes there are, of parameter servers; they end with the others.
         """
         self._control = control
         self._nodes = [Node(number) for number in range(count)]
+        self._nodes += [Node(count + number, number) for number in range(servers)]
         self._on_line = on_line
         self._start = time.monotonic()
         self._limit = None if timeout is None else self._start + timeout
         self._first_failure: float | None = None
+        self._dismissed: float | None = None
         self._terminated = self._sweeping = self._swept = self._timed_out = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
@@ -135,6 +146,8 @@ class Run:
         if self._sweeping:
             return None
         marks = [] if self._limit is None else [self._limit]
+        if self._dismissed is not None:
+            marks.append(self._dismissed + DISMISSAL)
         if self._first_failure is not None:
             marks.append(self._first_failure + GRACE + self._terminated * TERMINATION)
         return max(0.0, min(marks) - time.monotonic()) if marks else None
@@ -147,7 +160,12 @@ class Run:
         if failed and self._first_failure is None:
             self._first_failure = now
         running = [node for node in self._nodes if node.code is None]
+        if running and all(node.server is not None for node in running) and self._dismissed is None:
+            self._dismissed = now
         if not running:
+            self._sweep()
+        elif self._dismissed is not None and now >= self._dismissed + DISMISSAL:
+            self._stop(running)
             self._sweep()
         elif self._limit is not None and now >= self._limit:
             self._timed_out = True

@@ -48,7 +48,10 @@ class Testbed:
 
     @property
     def interfaces(self) -> tuple[str, ...]:
-        """The name of each node's link, as programs on the node see it; none with plain local processes."""
+        """The name of each node's link, as programs on the node see it; none with plain local processes.
+
+        Those of the servers' nodes are not among them.
+        """
         return (INTERFACE,) * self.cluster.nodes if self.cluster.namespaces else ()
 
     def __enter__(self) -> Testbed:
@@ -89,6 +92,8 @@ class Testbed:
         env: Mapping[str, str] = _NOTHING,
         on_line: OnLine | None = None,
         timeout: float | None = None,
+        servers: bool = False,
+        server_timeout: float = 60.0,
     ) -> Result:
         """Run a program on all nodes with torchrun, one launcher a node, and wait for all of them.
 
@@ -100,6 +105,8 @@ class Testbed:
             on_line: Called with the node and the line for every line that is printed there, in this thread;
                 without it lines go to this process's own stdout and stderr.
             timeout: Seconds until everything is killed.
+            servers: Start the cluster's parameter servers too, and tell the ranks where they are.
+            server_timeout: Seconds after which a server takes a worker for lost that others wait for.
         """
         control = self._control
         if control is None:
@@ -110,8 +117,12 @@ class Testbed:
             raise ConfigError(
                 f"cannot run {list(argv)!r}: write [script, *arguments] or ['-m', module, *arguments]"
             )
-        run = Run(control, self.cluster.nodes, on_line, timeout)
+        points = launch.server_points(self.cluster, self._runs) if servers else []
+        run = Run(control, self.cluster.nodes, on_line, timeout, len(points))
         try:
+            if points:
+                env = {**env, launch.SERVERS: ",".join(f"{host}:{port}" for host, port in points)}
+                self._launch_servers(control, run, points, server_timeout, env)
             self._launch(control, run, argv, env)
             return run.follow()
         except BaseException:
@@ -124,20 +135,39 @@ class Testbed:
         meet = launch.meeting_point(self.cluster, self._runs)
         self._runs += 1
         for node in range(self.cluster.nodes):
-            message = {
-                "do": "start",
-                "node": node,
-                "host": hostname(node),
-                "cwd": str(Path.cwd()),
-                "argv": launch.arguments(self.cluster, node, meet, self._scratch, argv),
-                "env": launch.environment(self.cluster, node, env),
-            }
-            outputs = run.outputs(node)
-            try:
-                wire.send(control, message, outputs)
-            finally:
-                for end in outputs:
-                    os.close(end)
+            command = launch.arguments(self.cluster, node, meet, self._scratch, argv)
+            self._begin(control, run, node, command, env)
+
+    def _launch_servers(
+        self,
+        control: socket.socket,
+        run: Run,
+        points: Sequence[tuple[str, int]],
+        timeout: float,
+        env: Mapping[str, str],
+    ) -> None:
+        for number, (_, port) in enumerate(points):
+            command = launch.server_arguments(self.cluster, number, port, timeout)
+            path = {**env, "PYTHONPATH": _path()}
+            self._begin(control, run, self.cluster.nodes + number, command, path)
+
+    def _begin(
+        self, control: socket.socket, run: Run, node: int, command: Sequence[str], env: Mapping[str, str]
+    ) -> None:
+        message = {
+            "do": "start",
+            "node": node,
+            "host": hostname(node),
+            "cwd": str(Path.cwd()),
+            "argv": [*command],
+            "env": launch.environment(self.cluster, node, env),
+        }
+        outputs = run.outputs(node)
+        try:
+            wire.send(control, message, outputs)
+        finally:
+            for end in outputs:
+                os.close(end)
 
     def _start(self) -> None:
         self._control, theirs = socket.socketpair()
