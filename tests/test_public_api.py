@@ -15,7 +15,7 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 def test_the_names_are_these() -> None:
     errors = {"AttachError", "CheckpointError", "ConfigError", "NonFinite", "PeerLost", "TacitError"}
-    errors |= {"UnevenData"}
+    errors |= {"ServerLost", "UnevenData"}
     compressors = {
         "BF16",
         "Clip",
@@ -46,6 +46,7 @@ def test_the_names_are_these() -> None:
     others |= {"Strategy", "Cluster", "Attached", "CommState", "GlobalTopK", "TwoPhase"}
     others |= {"AdaComm", "ByVariance", "OnPlateau", "Until", "Bucketwise", "Delayed"}
     others |= {"Elastic", "OuterStep", "SlowMo"}
+    others |= {"Adopt", "Asynchronous", "StaleSynchronous", "Star", "Synchronous"}
     functions = {"attach", "comm_hook", "from_env", "join_states", "log_metrics"}
     others |= {"GrowingBatches", "LAMB", "LARS"}
     functions |= {"scale_lr"}

@@ -45,15 +45,26 @@ if TYPE_CHECKING:
         ConfigError,
         NonFinite,
         PeerLost,
+        ServerLost,
         TacitError,
         UnevenData,
     )
-    from tacit.merges import Average, Elastic, OuterStep, Replace, SlowMo
+    from tacit.merges import Adopt, Average, Elastic, OuterStep, Replace, SlowMo
     from tacit.optim import LAMB, LARS, GrowingBatches, scale_lr
     from tacit.overlap import Bucketwise, Delayed
     from tacit.rounds import AdaComm, ByVariance, Every, EveryEpoch, EveryStep, OnPlateau, Until
     from tacit.strategy import Levels, Strategy
-    from tacit.topologies import Auto, Flat, GlobalTopK, Hierarchical, TwoPhase
+    from tacit.topologies import (
+        Asynchronous,
+        Auto,
+        Flat,
+        GlobalTopK,
+        Hierarchical,
+        StaleSynchronous,
+        Star,
+        Synchronous,
+        TwoPhase,
+    )
 
 _HOMES = {
     "tacit.doors": (
@@ -96,15 +107,26 @@ _HOMES = {
         "ConfigError",
         "NonFinite",
         "PeerLost",
+        "ServerLost",
         "TacitError",
         "UnevenData",
     ),
-    "tacit.merges": ("Average", "Elastic", "OuterStep", "Replace", "SlowMo"),
+    "tacit.merges": ("Adopt", "Average", "Elastic", "OuterStep", "Replace", "SlowMo"),
     "tacit.overlap": ("Bucketwise", "Delayed"),
     "tacit.optim": ("LAMB", "LARS", "GrowingBatches", "scale_lr"),
     "tacit.rounds": ("AdaComm", "ByVariance", "Every", "EveryEpoch", "EveryStep", "OnPlateau", "Until"),
     "tacit.strategy": ("Levels", "Strategy"),
-    "tacit.topologies": ("Auto", "Flat", "GlobalTopK", "Hierarchical", "TwoPhase"),
+    "tacit.topologies": (
+        "Asynchronous",
+        "Auto",
+        "Flat",
+        "GlobalTopK",
+        "Hierarchical",
+        "StaleSynchronous",
+        "Star",
+        "Synchronous",
+        "TwoPhase",
+    ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -117,6 +139,8 @@ __all__ = [
     "LARS",
     "QSGD",
     "AdaComm",
+    "Adopt",
+    "Asynchronous",
     "AttachError",
     "Attached",
     "Auto",
@@ -154,9 +178,13 @@ __all__ = [
     "RandomK",
     "Replace",
     "Select",
+    "ServerLost",
     "Sign",
     "SlowMo",
+    "StaleSynchronous",
+    "Star",
     "Strategy",
+    "Synchronous",
     "TacitError",
     "TernGrad",
     "Then",

@@ -34,11 +34,13 @@ from tacit.compressors.sign import Sign
 from tacit.compressors.topk import TopK
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.contracts import Compressor
+from tacit.errors import ConfigError
 from tacit.merges import Adopt
 from tacit.rounds import Every
 from tacit.strategy import Strategy
-from tacit.topologies.star import Asynchronous, Consistency, StaleSynchronous, Star, Synchronous
+from tacit.topologies.star import Asynchronous, StaleSynchronous, Star, Synchronous
 
+Stepper: TypeAlias = Literal["worker", "server"]
 Push: TypeAlias = Literal["dense", "bf16", "fp16", "int8", "qsgd", "sign", "topk"]
 
 _COMPRESSORS: dict[str, Compressor] = {
@@ -52,26 +54,44 @@ _COMPRESSORS: dict[str, Compressor] = {
 }
 
 
-def ps(push: Push = "dense", pull: Push = "dense", backup_workers: int = 0) -> Strategy:
+def ps(
+    push: Push = "dense", pull: Push = "dense", backup_workers: int = 0, optimizer: Stepper = "worker"
+) -> Strategy:
     """All wait for all, but for `backup_workers`, whose pushes are dropped where they come late."""
-    consistency = Synchronous(backup_workers)
-    if backup_workers:
-        return _kept("ps", consistency, push, pull)
+    if backup_workers or optimizer != "worker":
+        return _kept("ps", Star(Synchronous(backup_workers), _back(pull), optimizer), push)
+    checks.whole(
+        "backup_workers", backup_workers, 0, None, "write how many need not be waited for, such as 1"
+    )
     return Strategy(compressor=_of("push", push), topology=Star(pull=_back(pull)), name="ps")
 
 
 def ps_async(
-    push: Push = "dense", pull: Push = "dense", sync_every: int = 1, by_staleness: bool = False
+    push: Push = "dense",
+    pull: Push = "dense",
+    sync_every: int = 1,
+    by_staleness: bool = False,
+    optimizer: Stepper = "worker",
+    compensation: float = 0.0,
 ) -> Strategy:
-    """Nobody waits for anybody; a worker pushes every `sync_every` steps."""
-    return _kept("ps-async", Asynchronous(), push, pull, sync_every, by_staleness)
+    """Nobody waits for anybody; a worker pushes every `sync_every` steps.
+
+    `compensation`, above 0, is DC-ASGD's lambda, and needs optimizer="server".
+    """
+    star = Star(Asynchronous(), _back(pull), optimizer, compensation, by_staleness)
+    return _kept("ps-async", star, push, sync_every)
 
 
 def ps_ssp(
-    bound: int = 3, push: Push = "dense", pull: Push = "dense", by_staleness: bool = False
+    bound: int = 3,
+    push: Push = "dense",
+    pull: Push = "dense",
+    by_staleness: bool = False,
+    optimizer: Stepper = "worker",
 ) -> Strategy:
     """Nobody is more than `bound` steps ahead of the slowest."""
-    return _kept("ps-ssp", StaleSynchronous(bound), push, pull, 1, by_staleness)
+    star = Star(StaleSynchronous(bound), _back(pull), optimizer, by_staleness=by_staleness)
+    return _kept("ps-ssp", star, push)
 
 
 def ps_topk(ratio: float = 0.01) -> Strategy:
@@ -92,17 +112,19 @@ def ps_dgc(
     return replace(whole, topology=Star(), name="ps-dgc")
 
 
-def _kept(
-    name: str, consistency: Consistency, push: str, pull: str, sync_every: int = 1, by_staleness: bool = False
-) -> Strategy:
-    back = _back(pull)
+def _kept(name: str, star: Star, push: str, sync_every: int = 1) -> Strategy:
+    """The server keeps the parameters."""
+    compressor, rounds = _of("push", push), Every(sync_every)
+    if star.optimizer == "server":
+        if sync_every != 1:
+            raise ConfigError(
+                f"sync_every={sync_every!r} with optimizer='server' would lose gradients: leave it out, or "
+                "write optimizer='worker'"
+            )
+        return Strategy(compressor=compressor, topology=star, name=name)
+    merge = Adopt(whole=star.pull is None)
     return Strategy(
-        subject="progress",
-        rounds=Every(sync_every),
-        compressor=_of("push", push),
-        topology=Star(consistency, back, by_staleness=by_staleness),
-        merge=Adopt(whole=back is None),
-        name=name,
+        subject="progress", rounds=rounds, compressor=compressor, topology=star, merge=merge, name=name
     )
 
 

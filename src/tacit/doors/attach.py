@@ -162,7 +162,7 @@ def checked(model: object, optimizers: Sequence[Optimizer], strategy: AnyStrateg
             f"rounds={last.rounds} would leave replicas to drift apart for good afterwards: "
             "join it by Levels with one that exchanges their progress"
         )
-    if not optimizers and "progress" in subjects:
+    if not optimizers and ("progress" in subjects or last.topology.apart):
         raise AttachError(f"{strategy.name!r} exchanges after optimizer.step: give attach the optimizer")
     named = trainable(model)
     if subjects != {"nothing"}:
@@ -405,11 +405,15 @@ class Attached:
             answer = self.levels[0].gradient or no_exchange
             scaled = answer if self._scaled is None else self._scaled.around(answer)
             board.answer = self._backwards.around(scaled)
-        if any(level.progress is not None for level in self.levels):
+        if any(level.progress is not None or level.stepped is not None for level in self.levels):
             self._undo.append(OwnBuffers(self._model).restore)
         if not self._quiet:
             still = StillTrained(self._model)
             self._handles += [each.register_step_pre_hook(still) for each in self._optimizers]
+        for level in self.levels:
+            if level.stepped is not None:
+                before = level.stepped.before_step
+                self._handles += [each.register_step_pre_hook(before) for each in self._optimizers]
         if self._momentum is not None:
             self._momentum.take()
             self._undo.append(self._momentum.restore)

@@ -16,6 +16,7 @@ from tacit.doors import served
 from tacit.doors.ddp import GradientDoor
 from tacit.doors.moments import Moments
 from tacit.doors.optimizer import ProgressDoor, fragments
+from tacit.doors.stepped import SteppedDoor, described
 from tacit.lots import Policy, cut
 from tacit.session import Session
 from tacit.strategy import Strategy
@@ -30,11 +31,13 @@ class Level:
     Attributes:
         gradient: the door in backward, where gradients are exchanged.
         progress: the door after `optimizer.step`, where replicas move on their own.
+        stepped: the door around it, where a server steps.
         moments: what stands beside the parameters there.
     """
 
     gradient: GradientDoor | None = None
     progress: ProgressDoor | None = None
+    stepped: SteppedDoor | None = None
     moments: Moments | None = None
 
     def __init__(
@@ -64,13 +67,17 @@ class Level:
         if isinstance(strategy.topology, Star):
             homes = served.homes(tensors, len(servers))
             lots = [lot for part in parts for lot in served.cut_by_home(part, tensors, homes, cap)]
-            self.transport = served.connect(self.transport, strategy, tensors, servers, homes, timeout, None)
+            rule = described(optimizers) if strategy.topology.optimizer == "server" else None
+            self.transport = served.connect(self.transport, strategy, tensors, servers, homes, timeout, rule)
         chosen = None if policy is None else _of_parameters(policy, named)
         self.session = Session(strategy, tensors, self.transport, lots, chosen, lr, memory)
         if quiet:
             return
         self.transport.open(self.session.stages)
-        if strategy.subject == "gradient":
+        if isinstance(strategy.topology, Star) and strategy.topology.optimizer == "server":
+            self.stepped = SteppedDoor(self.session, tensors, strategy.topology.back)
+            self.fetch()
+        elif strategy.subject == "gradient":
             self.gradient = GradientDoor(self.session, tensors)
         else:
             self.progress = ProgressDoor(self.session, tensors, named, share, lr)
@@ -81,11 +88,12 @@ class Level:
 
     def fetch(self) -> None:
         """Go on from the parameters that the servers have, where these keep them."""
-        if not isinstance(self.transport, StarTransport) or self.progress is None:
+        door = self.progress or self.stepped
+        if not isinstance(self.transport, StarTransport) or door is None:
             return
         servers, star = self.transport.servers, self.strategy.topology
         assert isinstance(star, Star)
-        self.progress.enter(lambda lot, x: servers.of(lot).enter(x, f"{lot}/0", star.back(x)))
+        door.enter(lambda lot, x: servers.of(lot).enter(x, f"{lot}/0", star.back(x)))
 
     def metrics(self) -> dict[str, float]:
         """See `Session.metrics`; with parameter servers, what was pushed and pulled too."""
@@ -102,13 +110,16 @@ class Level:
         """To be called after every attempt of the optimizer."""
         if self.progress is not None:
             self.progress.after_step()
+        elif self.stepped is not None:
+            self.stepped.after_step()
         else:
             self.session.step += 1
 
     def sync(self) -> None:
         """A round now, where replicas may differ."""
-        if self.progress is not None:
-            self.progress.sync()
+        door = self.progress or self.stepped
+        if door is not None:
+            door.sync()
 
     def settle(self) -> None:
         """Average what has stayed local beside the parameters."""

@@ -38,6 +38,11 @@ def at_work(scaler: object, strategy: AnyStrategy) -> GradScaler | None:
     if scaler is None or not scaler.is_enabled():
         return None
     near = strategy.levels[0]
+    if near.topology.apart:
+        raise AttachError(
+            f"with {strategy.name!r} nobody waits for anybody, and a scaler passes over steps that all have "
+            "to know of: train in bfloat16 without a scaler, or attach 'ps'"
+        )
     if near.subject == "gradient" and isinstance(near.overlap, Delayed):
         raise AttachError(
             f"{strategy.name!r} gives a step the mean of the step before, which may be scaled by another "

@@ -16,6 +16,7 @@ from tacit.reports.charts import charts
 from tacit.reports.comparison import MEANINGS, UNSHAPED, Comparison, Row, compare
 from tacit.reports.details import details
 from tacit.reports.figures import Chart, Style, styles
+from tacit.reports.servers import servers
 from tacit.reports.table import cells
 
 __all__ = ["page"]
@@ -48,6 +49,7 @@ def page(records: Iterable[Record], *, cut: bool = False) -> str:
         _notices([*story.notices(comparison, records), *([_CUT] if cut else [])]),
         _table(comparison) if comparison and comparison.rows else "",
         _charts(found, comparison) if comparison and found else "",
+        servers(records),
         details(comparison, runs) if comparison else "",
     ]
     return _document(_title(comparison), "\n".join(filter(None, parts)), found)

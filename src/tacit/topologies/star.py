@@ -163,6 +163,11 @@ class Star(Topology):
                 f"subject={subject!r} with {self} is not possible: the server "
                 f"{'averages gradients' if self.averages else f'takes {wanted}s'}; write subject={wanted!r}"
             )
+        if subject == "gradient" and self.apart and overlap.lands(0):
+            raise ConfigError(
+                f"overlap={overlap} with {self} is not possible, as the next step begins with what the "
+                "server answers: leave it out, or write optimizer='worker'"
+            )
 
     def check(self, compressor: Compressor) -> None:
         """Where the server keeps parameters, it must be told at once what there is to add."""

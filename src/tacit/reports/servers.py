@@ -1,0 +1,69 @@
+"""What the parameter servers of each run have counted, as a table of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import Any
+
+from tacit.records import EndRecord, Record
+
+__all__ = ["servers"]
+
+COLUMNS = {
+    "server": "which of the run's servers; parameters are shared out by size",
+    "pushes": "messages that workers pushed, one a lot",
+    "MB pushed": "their bytes / 10^6, without headers",
+    "MB pulled": "bytes of the answers / 10^6",
+    "queue s": "seconds that messages waited for their turn once they had come, summed",
+    "updates old": "how many pushes were so many updates old: the staleness",
+    "late": "pushes that were dropped, as their round was over",
+}
+"""The columns, and what each means."""
+
+
+def servers(records: Iterable[Record]) -> str:
+    """One row for each server of each finished run; nothing where no run had any."""
+    ends = {record.algorithm: record for record in records if isinstance(record, EndRecord)}
+    told = [(name, each) for name, end in ends.items() for each in end.metrics.get("servers", ())]
+    if not told:
+        return ""
+    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("algorithm", *COLUMNS))
+    rows = "\n".join(_row(name, each) for name, each in told)
+    terms = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(said)}</dd>" for name, said in COLUMNS.items())
+    return f"""<section aria-label="Parameter servers">
+<h2>Parameter servers</h2>
+<div class="scroll" tabindex="0"><table>
+<thead><tr>{heads}</tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table></div>
+<dl>
+{terms}
+</dl>
+</section>"""
+
+
+def _row(name: str, told: Mapping[str, Any]) -> str:
+    cells = [
+        str(told["server"]),
+        f"{told['pushes']:,}",
+        f"{told['push_bytes'] / 1e6:.1f}",
+        f"{told['pull_bytes'] / 1e6:.1f}",
+        f"{told['queue_seconds']:.2f}",
+        _histogram(told["stale"]),
+        str(told["late"]),
+    ]
+    numbers = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    return f'<tr><th scope="row">{escape(name)}</th>{numbers}</tr>'
+
+
+def _histogram(stale: Mapping[Any, int]) -> str:
+    """Such as `0: 40 %, 1: 35 %, 2: 25 %`; ages beyond the tenth together."""
+    total = sum(stale.values()) or 1
+    ages = sorted((int(age), count) for age, count in stale.items())
+    shown = [f"{age}: {count / total:.0%}" for age, count in ages[:10]]
+    rest = sum(count for _, count in ages[10:])
+    more = [f"more: {rest / total:.0%}"] if rest else []
+    return ", ".join([*shown, *more]).replace("%", " %")

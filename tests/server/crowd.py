@@ -1,0 +1,123 @@
+"""Workers and servers as real processes, with nobody above them that would end all at the first failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch.distributed as dist
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a worker ended: its exit code, the JSON objects it printed, and everything else."""
+
+    code: int
+    said: list[dict[str, object]]
+    text: str
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Crowd:
+    """Processes that are gone when the block is left."""
+
+    def __init__(self) -> None:
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._all: list[subprocess.Popen[str]] = []
+
+    def _start(self, command: Sequence[str], **env: object) -> subprocess.Popen[str]:
+        common = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            env=os.environ | common | {key: str(value) for key, value in env.items()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._all.append(process)
+        return process
+
+    def server(self, workers: int, *options: str, number: int = 0) -> tuple[str, subprocess.Popen[str]]:
+        """A server that is listening; its address, and its process."""
+        port = free_port()
+        command = ["-m", "tacit.server", "--workers", str(workers), "--port", str(port)]
+        process = self._start([*command, "--number", str(number), *options])
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            with socket.socket() as probe:
+                probe.settimeout(1)
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        return f"127.0.0.1:{port}", process
+
+    def worker(self, world: int, rank: int, *arguments: str, **env: object) -> subprocess.Popen[str]:
+        """A rank of a world of workers."""
+        return self._start(
+            [str(HERE / "worker.py"), *arguments],
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=self._store.port,
+            TORCHELASTIC_USE_AGENT_STORE="True",
+            WORLD_SIZE=world,
+            RANK=rank,
+            LOCAL_RANK=rank,
+            **env,
+        )
+
+    def alone(self, worker: int, workers: int, *arguments: str, **env: object) -> subprocess.Popen[str]:
+        """A worker that is a world of its own."""
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._stores = [*getattr(self, "_stores", []), store]
+        return self._start(
+            [str(HERE / "worker.py"), *arguments],
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=store.port,
+            TORCHELASTIC_USE_AGENT_STORE="True",
+            WORLD_SIZE=1,
+            RANK=0,
+            LOCAL_RANK=0,
+            TACIT_WORKER=worker,
+            TACIT_WORKERS=workers,
+            **env,
+        )
+
+    @staticmethod
+    def ended(process: subprocess.Popen[str], seconds: float = 120) -> Ended:
+        """Wait for its end."""
+        try:
+            text, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            text, _ = process.communicate()
+            text = f"(still running after {seconds} s)\n{text}"
+        said = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        return Ended(process.returncode, said, text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._all:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()

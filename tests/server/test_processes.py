@@ -1,0 +1,144 @@
+"""Real workers and servers over Gloo."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from crowd import Crowd, Ended
+
+WORLD = 3
+
+
+def together(crowd: Crowd, what: str, servers: list[int], *arguments: str) -> list[Ended]:
+    """Three workers, and for each of their sessions so many servers."""
+    made = [[crowd.server(WORLD, number=i) for i in range(count)] for count in servers]
+    told = ";".join(",".join(address for address, _ in group) for group in made)
+    workers = [crowd.worker(WORLD, rank, what, *arguments, GROUPS=told) for rank in range(WORLD)]
+    ended = [crowd.ended(worker) for worker in workers]
+    for rank, each in enumerate(ended):
+        assert each.code == 0, f"rank {rank}:\n{each.text[-3000:]}"
+    for group in made:
+        for _, process in group:
+            assert process.wait(20) == 0, "a server outlives its workers"
+    return ended
+
+
+def assert_passed(ended: list[Ended], checks: int) -> None:
+    for each in ended:
+        assert [said for said in each.said if said["error"]] == []
+        assert len(each.said) == checks
+
+
+def test_with_servers_it_is_what_it_is_without() -> None:
+    with Crowd() as crowd:
+        assert_passed(together(crowd, "equal", [2, 1, 1, 2, 2, 1]), 6)
+
+
+def test_every_way_of_using_servers_trains_and_ends_equal() -> None:
+    with Crowd() as crowd:
+        assert_passed(together(crowd, "learns", [1] * 7), 7)
+
+
+def test_a_run_that_is_resumed_goes_on(tmp_path: Path) -> None:
+    with Crowd() as crowd:
+        assert_passed(together(crowd, "resumed", [1] * 3, str(tmp_path)), 1)
+
+
+SAYS = {
+    ("ps", "killed"): "PeerLost: rank 1 (is gone|did not answer)",
+    ("ps", "frozen"): "PeerLost: rank 1 (was silent for|did not answer)",
+    ("ps", "nan"): "NonFinite: NaN or infinity in the gradient of .* on rank 1",
+    ("ps:backup_workers=1", "nan"): "",
+}
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen", "nan"])
+def test_synchronous_workers_are_told_who_went_wrong(how: str) -> None:
+    with Crowd() as crowd:
+        address, _ = crowd.server(WORLD, "--timeout", "5")
+        workers = [
+            crowd.worker(WORLD, rank, "faulty", "ps", how, TACIT_SERVERS=address) for rank in range(WORLD)
+        ]
+        for rank in (0, 2):
+            ended = crowd.ended(workers[rank])
+            assert ended.code == 1, ended.text
+            said = ended.said[-1]
+            assert re.search(SAYS["ps", how], f"{said['kind']}: {said['says']}"), said
+            assert float(str(said["seconds"])) < 40
+
+
+@pytest.mark.parametrize("algorithm", ["ps-async", "ps-ssp:bound=1", "ps:backup_workers=1"])
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_others_go_on_without_a_worker(algorithm: str, how: str) -> None:
+    with Crowd() as crowd:
+        address, _ = crowd.server(WORLD, "--timeout", "4")
+        workers = [
+            crowd.worker(WORLD, rank, "faulty", algorithm, how, TACIT_SERVERS=address)
+            for rank in range(WORLD)
+        ]
+        totals = []
+        for rank in (0, 2):
+            ended = crowd.ended(workers[rank])
+            assert ended.code == 0, ended.text
+            totals.append(ended.said[-1]["total"])
+        assert totals[0] == totals[1]
+
+
+@pytest.mark.parametrize("algorithm", ["ps", "ps-async"])
+def test_when_a_server_is_killed_every_worker_says_so(algorithm: str) -> None:
+    with Crowd() as crowd:
+        servers = [crowd.server(WORLD, number=i) for i in range(2)]
+        told = ",".join(address for address, _ in servers)
+        workers = [
+            crowd.worker(WORLD, rank, "faulty", algorithm, "server", TACIT_SERVERS=told)
+            for rank in range(WORLD)
+        ]
+        assert workers[0].stdout is not None
+        for line in workers[0].stdout:
+            if line.startswith("{"):
+                break
+        servers[1][1].kill()
+        for worker in workers:
+            ended = crowd.ended(worker)
+            assert ended.code == 1, ended.text
+            said = ended.said[-1]
+            assert said["kind"] == "ServerLost", said
+            assert str(said["says"]).startswith("server 1 (127.0.0.1:"), said
+
+
+def test_a_killed_worker_comes_back_and_no_update_is_lost_or_counted_twice(tmp_path: Path) -> None:
+    file = tmp_path / "server.pt"
+    with Crowd() as crowd:
+        address, _ = crowd.server(2, "--timeout", "20", "--checkpoint", str(file))
+        steady = crowd.alone(0, 2, "counts", "60", "0.1", TACIT_SERVERS=address)
+        first = crowd.alone(1, 2, "counts", "1000", "0.05", TACIT_SERVERS=address)
+        assert first.stdout is not None
+        first.stdout.readline()
+        time.sleep(1)
+        first.kill()
+        again = crowd.alone(1, 2, "counts", "5", "0.01", TACIT_SERVERS=address)
+        ended = [crowd.ended(each) for each in (steady, again)]
+        assert [each.code for each in ended] == [0, 0], "\n".join(each.text for each in ended)
+        assert float(str(ended[1].said[0]["began"])) > 0, "it begins with fresh parameters"
+        final = {each.said[-1]["ended"] for each in ended}
+        assert len(final) == 1
+        (served,) = ended[1].said[-2]["servers"]  # type: ignore[misc]
+        assert sum(served["stale"].values()) == served["pushes"]  # type: ignore[index]
+
+
+def test_without_a_server_it_is_said_what_to_write() -> None:
+    with Crowd() as crowd:
+        ended = crowd.ended(crowd.worker(1, 0, "faulty", "ps", "none"))
+    assert ended.code == 1
+    assert "'ps' needs a parameter server, and there is none: run with --servers 1" in ended.text
+
+
+def test_more_servers_than_parameters_are_refused() -> None:
+    with Crowd() as crowd:
+        told = ",".join(f"127.0.0.1:{port}" for port in range(2000, 2007))
+        ended = crowd.ended(crowd.worker(1, 0, "faulty", "ps", "none", TACIT_SERVERS=told))
+    assert ended.code == 1
+    assert "7 servers cannot share a model of 6 parameters" in ended.text

@@ -1,0 +1,212 @@
+"""A worker of the tests: `python worker.py WHAT ...`; prints JSON, and on an error what it was."""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import tacit
+from tacit.algorithms import parse
+from tacit.contracts import Compressor
+from tacit.topologies import Flat
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+RANK = int(os.environ.get("TACIT_WORKER", dist.get_rank()))
+PATIENCE = timedelta(seconds=8)
+
+
+def say(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.BatchNorm1d(60), nn.Linear(60, 5))
+
+
+def wrapped() -> tuple[DDP, torch.optim.Optimizer]:
+    model = DDP(network(), gradient_as_bucket_view=True)
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + RANK)
+    return torch.randn(8, 20, generator=generator), torch.randint(0, 5, (8,), generator=generator)
+
+
+def step(model: DDP, optimizer: torch.optim.Optimizer, number: int) -> float:
+    x, y = batch(number)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+    optimizer.step()
+    return float(loss)
+
+
+def flat(model: DDP) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def same_everywhere(x: Tensor) -> bool:
+    all_ = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_, x)
+    return all(torch.equal(x, other) for other in all_)
+
+
+def trained(algorithm: str | tacit.Strategy, servers: list[str] | None = None, steps: int = 12) -> Tensor:
+    model, optimizer = wrapped()
+    with tacit.attach(model, optimizer, algorithm, servers=servers) as session:
+        for number in range(steps):
+            step(model, optimizer, number)
+        numbers = session.metrics()
+        told = session.servers()
+    if servers:
+        assert numbers["push_bytes"] > 0
+        assert numbers["pull_bytes"] > 0
+        assert len(told) == len(servers)
+        assert sum(each["pushes"] for each in told) > 0
+    assert same_everywhere(flat(model)), f"{algorithm}: ranks differ"
+    return flat(model)
+
+
+def equal(groups: list[list[str]]) -> None:
+    """Each algorithm with servers beside the same without; one server has the lots that there are without."""
+    (powersgd,) = parse("powersgd:rank=2").levels
+    pairs: list[tuple[str | tacit.Strategy, str | tacit.Strategy, float]] = [
+        ("ps", "ddp", 1e-6),
+        ("ps-topk:ratio=0.05", tacit.Strategy(compressor=_of("topk:ratio=0.05"), topology=Flat()), 1e-6),
+        ("ps-dgc:ratio=0.05", tacit.Strategy(compressor=_of("dgc:ratio=0.05"), topology=Flat()), 1e-6),
+        ("ps:optimizer=server", "ddp", 1e-5),
+        ("ps-ssp:bound=0", "localsgd:sync_every=1", 2e-6),
+        (replace(powersgd, topology=tacit.Star()), powersgd, 1e-3),  # orthogonalizing enlarges rounding
+    ]
+    for (ours, theirs, tolerance), servers in zip(pairs, groups, strict=True):
+        apart = float((trained(ours, servers) - trained(theirs)).abs().max())
+        say(check=str(ours)[:30], error=None if apart <= tolerance else f"{apart}")
+
+
+def learns(groups: list[list[str]]) -> None:
+    """All ranks end with the same parameters, and the loss has fallen."""
+    for algorithm, servers in zip(LEARN, groups, strict=True):
+        start, end = flat(wrapped()[0]), trained(algorithm, servers, 20)
+        moved = float((end - start).norm())
+        say(check=algorithm, error=None if 0.1 < moved < 10 else f"moved {moved}")
+
+
+LEARN = [
+    "ps:push=int8,pull=sign",
+    "ps:backup_workers=1",
+    "ps-async",
+    "ps-async:push=topk,pull=topk,by_staleness=true",
+    "ps-async:sync_every=3",
+    "ps-ssp:push=qsgd,pull=int8",
+    "ps-async:optimizer=server,compensation=0.04,pull=bf16",
+]
+
+
+def _of(text: str) -> Compressor:
+    return parse(text).levels[0].compressor
+
+
+def resumed(groups: list[list[str]], folder: Path) -> None:
+    """A run that is stopped and resumed ends where the run that was not does."""
+    (servers, again, third) = groups
+    for algorithm in ("ps-dgc:ratio=0.05",):
+        never = trained(algorithm, servers, 10)
+        model, optimizer = wrapped()
+        with tacit.attach(model, optimizer, algorithm, servers=again) as session:
+            for number in range(5):
+                step(model, optimizer, number)
+            saved = session.state_dict(), model.state_dict(), optimizer.state_dict()
+        model, optimizer = wrapped()
+        model.load_state_dict(saved[1])
+        optimizer.load_state_dict(saved[2])
+        with tacit.attach(model, optimizer, algorithm, servers=third) as session:
+            session.load_state_dict(saved[0])
+            for number in range(5, 10):
+                step(model, optimizer, number)
+        apart = float((flat(model) - never).abs().max())
+        say(check=algorithm, error=None if apart <= 1e-6 else f"{apart}")
+
+
+def faulty(algorithm: str, how: str) -> None:
+    """Rank 1 goes wrong in step 5, or is told to wait while a server does."""
+    model, optimizer = wrapped()
+    start = time.monotonic()
+    with tacit.attach(model, optimizer, algorithm, timeout=PATIENCE) as session:
+        for number in range(60):
+            if number == 5:
+                say(at=5)
+                start = time.monotonic()
+                if RANK == 1:
+                    go_wrong(how, model)
+            if how == "server" and number > 5:
+                time.sleep(0.2)
+            try:
+                step(model, optimizer, number)
+            except Exception as error:
+                say(kind=type(error).__name__, says=str(error), seconds=time.monotonic() - start)
+                sys.stdout.flush()
+                os._exit(1)
+    say(total=float(flat(model).double().sum()), staleness=session.metrics()["staleness"])
+    os._exit(0)
+
+
+def go_wrong(how: str, model: DDP) -> None:
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "frozen":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if how == "nan":
+        next(model.parameters()).register_hook(lambda g: g * float("nan"))
+
+
+def counts(steps: int, pause: float) -> None:
+    """Each step moves every parameter by 1 / P exactly, so that steps can be counted in the end."""
+    model = DDP(nn.Linear(8, 4), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    with tacit.attach(model, optimizer, "ps-async", timeout=PATIENCE) as session:
+        say(began=float(flat(model).mean()))
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(1, 8)).sum().backward()
+            for p in model.parameters():
+                assert p.grad is not None
+                p.grad.fill_(-1.0)
+            optimizer.step()
+            time.sleep(pause)
+        say(servers=session.servers())
+    say(ended=float(flat(model).mean()))
+
+
+def main() -> None:
+    what, *arguments = sys.argv[1:]
+    groups = [group.split(",") for group in os.environ.get("GROUPS", "").split(";") if group]
+    calls: dict[str, Callable[[], None]] = {
+        "equal": lambda: equal(groups),
+        "learns": lambda: learns(groups),
+        "resumed": lambda: resumed(groups, Path(arguments[0])),
+        "faulty": lambda: faulty(arguments[0], arguments[1]),
+        "counts": lambda: counts(int(arguments[0]), float(arguments[1])),
+    }
+    calls[what]()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main()
