@@ -20,8 +20,6 @@ TOLD = {
 }
 BOTH = [TOLD, {**TOLD, "server": 1}]
 SERVED = replace(TOPK, algorithm="ps-async", metrics={"rounds": 110, "servers": BOTH})
-    TOPK, algorithm="ps-async", metrics={"rounds": 110, "servers": [TOLD, {**TOLD, "server": 1}]}
-)
 
 
 def test_every_server_has_a_row_with_what_it_counted() -> None:

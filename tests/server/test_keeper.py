@@ -246,6 +246,18 @@ def test_with_too_few_workers_left_a_round_is_refused_with_the_names() -> None:
     assert "rank 1 is gone; rank 2 is gone: 1 workers are left, and a round takes 2" in str(error)
 
 
+def test_a_round_does_not_wait_for_those_that_have_nothing_more_to_push() -> None:
+    world = World(keeper(Synchronous(backup_workers=1)), WORKERS)
+    for i in range(WORKERS):
+        world.enter(i)
+    world.meet(0)
+    world.meet(1)
+    world.push(2, one(2))
+    assert not world.workers[2].busy
+    world.meet(2)
+    assert not any(worker.busy for worker in world.workers)
+
+
 def test_what_comes_late_is_dropped_and_answered_with_the_present_parameters() -> None:
     world = World(keeper(Synchronous(backup_workers=1)), WORKERS)
     for i in range(WORKERS):

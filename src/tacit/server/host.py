@@ -278,7 +278,7 @@ class Host:
     def _tell_gone(self, seat: Seat, why: str) -> None:
         for shard in self._shards.values():
             for key in [key for key in shard.waiting if key[0] == seat.sender]:
-                del shard.waiting[key]
+                self._refuse(seat, shard.waiting.pop(key).header, ServerLost(f"the server goes on: {why}"))
             self._give(shard, seat.sender, Message(0, Gone(why)))
 
     def _look_at_clock(self) -> None:

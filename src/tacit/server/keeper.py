@@ -236,9 +236,10 @@ class Keeper(Service[Books]):
     def _end_round(self, state: Books, replies: list[Reply]) -> Books:
         if not isinstance(self.star.consistency, Synchronous) or not state.pushed:
             return state
-        present = sum(desk.present for desk in state.desks)
-        needed = self.workers - self.star.consistency.backup_workers
-        if len(state.pushed) >= needed:
+        here = {worker for worker, desk in enumerate(state.desks) if desk.present}
+        present, needed = len(here), self.workers - self.star.consistency.backup_workers
+        nobody_else = here - state.meeting.keys() <= {sender.worker for sender in state.pushed}
+        if len(state.pushed) >= needed or (nobody_else and present >= needed):
             pushes = [state.pushed[sender] for sender in sorted(state.pushed)]
             rule = self._apply(state, pushes, 1 / len(pushes))
             stale = {**state.stale, 0: state.stale.get(0, 0) + len(pushes)}
@@ -314,7 +315,7 @@ class Keeper(Service[Books]):
             found |= {worker for worker in present if state.desks[worker].clock == slowest}
         if state.pushed:
             found |= present - {sender.worker for sender in state.pushed}
-        return found - state.waiting.keys()
+        return found - state.waiting.keys() - state.meeting.keys()
 
     def save(self, state: Books) -> Saved:
         """What a restarted server needs."""

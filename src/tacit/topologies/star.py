@@ -161,7 +161,7 @@ class Star(Topology):
         if subject != wanted:
             raise ConfigError(
                 f"subject={subject!r} with {self} is not possible: the server "
-                f"{'averages gradients' if self.averages else f'takes {wanted}s'}; write subject={wanted!r}"
+                f"{'averages gradients' if self.averages else 'takes ' + wanted}; write subject={wanted!r}"
             )
         if subject == "gradient" and self.apart and overlap.lands(0):
             raise ConfigError(

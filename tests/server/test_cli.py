@@ -1,0 +1,146 @@
+"""Servers by the command line: `tacit compare --servers`, `tacit run --servers`, and a server by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tacit import records
+from tacit.cluster import Cluster
+from tacit.errors import ConfigError
+
+TACIT = [sys.executable, "-m", "tacit.cli"]
+
+
+def tacit(*words: str, cwd: Path, seconds: float = 200) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*TACIT, *words], capture_output=True, text=True, timeout=seconds, cwd=cwd, env=os.environ | {}
+    )
+
+
+def test_a_cluster_with_servers_is_written_as_it_is_read() -> None:
+    for text in ("4x1+2@100mbit", "local:3+1", "2x2+1"):
+        assert str(Cluster.parse(text)) == text
+    assert Cluster.parse("4x1+2@100mbit").servers == 2
+    assert Cluster.parse("4x1+2").places == 6
+    assert Cluster.parse("4x1").servers == 0
+    with pytest.raises(ConfigError, match="cannot have -1 servers"):
+        Cluster(1, 1, servers=-1)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ("compare", "--algorithms", "ps"),
+            "ps needs a parameter server, and there is none: write --servers 1",
+        ),
+        (("compare", "--algorithms", "ps", "--servers", "0"), "write --servers 1"),
+        (("compare", "--algorithms", "ddp", "--servers", "1"), "1 servers would do nothing"),
+        (("compare", "--algorithms", "ps", "--servers", "-1"), "--servers -1 cannot be"),
+        (("compare", "--algorithms", "ps", "--servers", "1", "--cluster", "2x1+1"), "both say how many"),
+        (("run", "--algorithm", "ps", "--", "train.py"), "write --servers 1"),
+        (("run", "--algorithm", "ddp", "--servers", "1", "--", "train.py"), "would do nothing with"),
+    ],
+)
+def test_numbers_of_servers_that_cannot_be(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = tacit(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.split())
+
+
+def test_compare_counts_what_servers_did(tmp_path: Path) -> None:
+    words = ["compare", "digits", "--cluster", "local:2", "--servers", "2", "--algorithms", "ps-topk,ps-ssp"]
+    done = tacit(*words, "--epochs", "1", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ends = {
+        each.algorithm: each
+        for each in records.read(tmp_path / "out" / "records.jsonl")
+        if isinstance(each, records.EndRecord)
+    }
+    for name in ("ps-topk", "ps-ssp"):
+        served = ends[name].metrics["servers"]
+        assert [each["server"] for each in served] == [0, 1]
+        assert all(
+            each["pushes"] > 0 and each["push_bytes"] > 0 and each["pull_bytes"] > 0 for each in served
+        )
+        assert sum(served[0]["stale"].values()) == served[0]["pushes"]
+    assert ends["ps-topk"].metrics["push_bytes"] < 0.1 * ends["ps-ssp"].metrics["push_bytes"]
+    assert (ends["ps-ssp"].accuracy or 0) > 0.8
+    if (tmp_path / "out" / "report.html").exists():
+        assert "Parameter servers" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.testbed
+@pytest.mark.usefixtures("namespaces")
+def test_in_the_testbed_a_server_has_a_link_of_its_own_whose_bytes_count(tmp_path: Path) -> None:
+    words = ["compare", "digits", "--cluster", "2x1@1gbit", "--servers", "1", "--algorithms", "ps"]
+    done = tacit(*words, "--epochs", "1", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (end,) = [
+        each
+        for each in records.read(tmp_path / "out" / "records.jsonl")
+        if isinstance(each, records.EndRecord) and each.algorithm == "ps"
+    ]
+    (served,) = end.metrics["servers"]
+    through = (served["push_bytes"] + served["pull_bytes"]) / 1e6
+    assert end.mb_between_nodes is not None
+    assert through < end.mb_between_nodes < 1.08 * through
+
+
+SCRIPT = """
+import torch, torch.distributed as dist, tacit
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with tacit.attach(model, optimizer, tacit.from_env()) as session:
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_runs_unchanged_with_servers(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = [
+        "run",
+        "--cluster",
+        "local:2",
+        "--servers",
+        "2",
+        "--algorithm",
+        "ps-async",
+        "--json",
+        "--out",
+        "o",
+    ]
+    done = tacit(*words, "--", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["status"] == "ok"
+    assert told["ranks"][0]["sessions"][0]["metrics"]["push_bytes"] > 0
+
+
+def test_a_port_in_use_is_said_by_the_server(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "tacit.server", "--workers", "1", "--port", str(port)],
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+    assert done.returncode == 2
+    assert f"port {port} cannot be opened, perhaps another server has it: give another --port" in done.stderr

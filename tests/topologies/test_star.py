@@ -1,0 +1,117 @@
+"""A star as a value: what it refuses, and what travels; numbers over Gloo are in tests/server."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import tacit
+from tacit.algorithms import parse
+from tacit.contracts import SERVER, Ask, Compressor, Place
+from tacit.errors import ConfigError
+from tacit.lots import make_lots
+from tacit.strategy import Levels, Strategy
+from tacit.topologies import Asynchronous, Flat, Star, Synchronous
+from tacit.transports.meter import Rehearsal, like, rehearse
+
+ASYNC = Star(Asynchronous())
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Star("soon"), "consistency='soon' is none: write Synchronous()"),
+        (lambda: Star(Asynchronous), "consistency=<class"),
+        (lambda: Synchronous(-1), "backup_workers=-1 is not a whole number, 0 or more"),
+        (lambda: tacit.StaleSynchronous(1.5), "bound=1.5 is not a whole number"),
+        (lambda: Star(optimizer="nobody"), "unknown optimizer 'nobody'"),
+        (lambda: Star(compensation=0.1), "would do nothing, as no push is stale"),
+        (lambda: Star(by_staleness=True), "would do nothing, as no push is stale"),
+        (lambda: Star(Asynchronous(), compensation=0.1), "write optimizer='server'"),
+        (lambda: Star(pull=tacit.PowerSGD()), "cannot be said by a server, which speaks once"),
+        (lambda: Star(pull="int8"), "pull='int8' is no compressor"),
+        (lambda: Strategy(topology=ASYNC), "takes progress; write subject='progress'"),
+        (
+            lambda: Strategy(topology=Star(), subject="progress", merge=tacit.Average()),
+            "averages gradients; write subject='gradient'",
+        ),
+        (
+            lambda: Strategy(topology=ASYNC, subject="progress", merge=tacit.Average()),
+            r"merge=Average\(\) does not fit .* write merge=Adopt\(whole=True\)",
+        ),
+        (
+            lambda: Strategy(
+                topology=Star(Asynchronous(), pull=tacit.BF16()), subject="progress", merge=tacit.Adopt()
+            ),
+            r"write merge=Adopt\(whole=False\)",
+        ),
+        (
+            lambda: Strategy(subject="progress", merge=tacit.Adopt()),
+            r"write merge=Average\(\), or topology=Star",
+        ),
+        (
+            lambda: Strategy(
+                topology=ASYNC, subject="progress", merge=tacit.Adopt(), compressor=tacit.PowerSGD()
+            ),
+            "speaks more than once a round",
+        ),
+        (
+            lambda: Levels(
+                (
+                    Strategy(topology=Flat("node")),
+                    Strategy(**{**vars(parse("ps-async").levels[0]), "name": "x"}),
+                )
+            ),
+            "cannot be one of several levels",
+        ),
+        (
+            lambda: Strategy(topology=Star(Asynchronous(), optimizer="server"), overlap=tacit.Delayed(1)),
+            "the next step begins with what the server answers",
+        ),
+        (lambda: parse("ps-async:sync_every=4,optimizer=server"), "would lose gradients"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_to_write(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make()
+
+
+@pytest.mark.parametrize("text", ["ps", "ps-topk:ratio=0.02", "ps-dgc:ratio=0.02", "ps-async:push=topk"])
+def test_the_bytes_of_a_push_are_the_payloads_and_the_union_fits_the_answer(text: str) -> None:
+    (strategy,) = parse(text).levels
+    named = {"a": torch.zeros(300, 40), "b": torch.zeros(40)}
+
+    def policy(_: str, p: torch.Tensor) -> Compressor:
+        exempt = strategy.compressor.exempts(p.shape)
+        return (strategy.compressor.exempted() or tacit.Dense()) if exempt else strategy.compressor
+
+    (lot,) = make_lots([["b", "a"]], named, policy)
+    asked: list[Ask] = []
+
+    def watched(talk):
+        answer = None
+        while True:
+            try:
+                request = talk.send(answer)
+            except StopIteration as end:
+                return end.value
+            asked.append(request)
+            answer = yield request
+
+    x = lot.like()
+    work = Rehearsal()
+    word = torch.empty(4, device="meta") if lot.compressor.swallows or strategy.topology.apart else None
+    ctx = tacit.contracts.Context(out=x, work=work, peers=4, word=word, name="b")
+    talk = strategy.topology.conduct(x, lot.compressor, lot.compressor.init(x), ctx)
+    _, bill = rehearse(watched(talk), lambda axis: Place(0, 4))
+    (ask,) = asked
+    sent = sum(part.numel() * part.element_size() for payload in ask.payloads for part in payload)
+    assert bill.sent == {SERVER: sent}
+    assert bill.stages == {SERVER: 1}
+    answered = sum(part.nbytes for piece in ask.pulls for part in like(piece))
+    dense = 4 * lot.numel
+    if "topk" in text and text.startswith("ps-topk"):
+        assert sent < 0.1 * dense
+        assert sent < answered < 4 * sent + 64
+    elif text == "ps":
+        assert (sent, answered) == (dense, dense)
