@@ -47,7 +47,7 @@ ASYNC = Star(Asynchronous())
         ),
         (
             lambda: Strategy(subject="progress", merge=tacit.Adopt()),
-            r"write merge=Average\(\), or topology=Star",
+            r"write merge=Average\(\), or topology",
         ),
         (
             lambda: Strategy(
