@@ -141,4 +141,4 @@ def test_more_servers_than_parameters_are_refused() -> None:
         told = ",".join(f"127.0.0.1:{port}" for port in range(2000, 2007))
         ended = crowd.ended(crowd.worker(1, 0, "faulty", "ps", "none", TACIT_SERVERS=told))
     assert ended.code == 1
-    assert "7 servers cannot share a model of 6 parameters" in ended.text
+    assert "7 servers cannot share a model of 4 parameters" in ended.text
