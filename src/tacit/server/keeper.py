@@ -133,7 +133,8 @@ class Keeper(Service[Books]):
         others = [d.clock for w, d in enumerate(state.desks) if d.present and d.incarnation and w != worker]
         before = state.desks[worker]
         desk = replace(before, incarnation=incarnation, present=True, why="")
-        if before.incarnation and before.incarnation != incarnation and others:
+        ahead = isinstance(self.star.consistency, StaleSynchronous)
+        if ahead and before.incarnation and before.incarnation != incarnation and others:
             desk = replace(
                 desk, clock=max(desk.clock, min(others))
             )  # nobody has to wait until it has caught up

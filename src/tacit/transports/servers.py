@@ -173,6 +173,10 @@ class Server:
                 return found.clone()
         raise AssertionError(f"{self.name} has not said what it has of {key}")
 
+    def clock(self, key: str) -> int:
+        """How many pushes of this lot the worker has made, over all of its lives."""
+        return self._clocks.get(key, 0)
+
     def call(self, kind: Kind, text: bytes = b"") -> bytes:
         """Ask something that is not of a lot, and wait for the answer."""
         found: bytes = self._wait(self._send(Header(kind), as_body(text), Asked(None))).found
