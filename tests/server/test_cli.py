@@ -129,6 +129,9 @@ def test_a_script_runs_unchanged_with_servers(tmp_path: Path) -> None:
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["status"] == "ok"
     assert told["ranks"][0]["sessions"][0]["metrics"]["push_bytes"] > 0
+    assert [each["server"] for each in told["servers"]] == [0, 1]
+    # Five steps of two workers, and what each pushes as it closes.
+    assert all(each["pushes"] == 12 for each in told["servers"])
 
 
 def test_a_port_in_use_is_said_by_the_server(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from tacit.cli.job import DEFAULT, Job
+from tacit.cluster import Cluster
 from tacit.records import Environment, Status
 from tacit.testbed import Failure, Result
 
@@ -45,6 +46,7 @@ class Outcome:
         failures: One for each node that failed, the first failure first.
         error: Why the run is no good, in one line; None where it is.
         ranks: What each rank left: which doors it called, and its sessions' numbers.
+        servers: What each parameter server left: what it has counted.
         environment: Where it took place.
     """
 
@@ -61,6 +63,7 @@ class Outcome:
     failures: tuple[Failure, ...] = ()
     error: str | None = None
     ranks: tuple[Mapping[str, Any], ...] = ()
+    servers: tuple[Mapping[str, Any], ...] = ()
     environment: Environment
 
     def to_json(self) -> str:
@@ -89,6 +92,7 @@ class Outcome:
 def judge(job: Job, result: Result) -> Outcome:
     """Put together what came of a run that was followed to its end."""
     ranks, processes = _left(job.footprint, "rank"), _left(job.footprint, "process")
+    servers = _left(job.footprint, "server")
     sessions = [session for rank in ranks for session in rank["sessions"]]
     counted = [session["metrics"] for session in sessions if session["metrics"]["rounds"]]
     shares = [each["compute_share"] for each in counted if each["rounds"] > 1]
@@ -105,12 +109,13 @@ def judge(job: Job, result: Result) -> Outcome:
         status="failed" if error else "ok",
         exit_code=_exit_code(result, processes) or (2 if error else 0),
         seconds=result.seconds,
-        mb_between_nodes=_megabytes(processes, job.cluster.nodes),
+        mb_between_nodes=_megabytes(processes, servers, job.cluster),
         mb_by_formulas=sum(each["bytes_out"] for each in counted) / 1e6 if counted else None,
         compute_share=fmean(shares) if shares else None,
         failures=result.failures,
         error=error,
         ranks=tuple(ranks),
+        servers=tuple(servers),
         environment=Environment.here(),
     )
 
@@ -167,9 +172,14 @@ def _exit_code(result: Result, processes: Iterable[Mapping[str, Any]]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _megabytes(processes: Sequence[Mapping[str, Any]], nodes: int) -> float | None:
-    total = 0
-    for node in range(nodes):
+def _megabytes(
+    processes: Sequence[Mapping[str, Any]], servers: Sequence[Mapping[str, Any]], cluster: Cluster
+) -> float | None:
+    by_servers = [each["transmitted"] for each in servers]
+    if len(by_servers) < cluster.servers or None in by_servers:
+        return None
+    total: int = sum(by_servers)
+    for node in range(cluster.nodes):
         mine = [each for each in processes if each["node"] == node and each["after"] is not None]
         if not mine:
             return None

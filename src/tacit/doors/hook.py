@@ -18,6 +18,7 @@ from tacit.doors import footprint
 from tacit.doors.attach import Attached, checked
 from tacit.doors.ddp import Switchboard
 from tacit.doors.scaling import at_work
+from tacit.doors.served import found
 from tacit.errors import AttachError
 from tacit.lots import Policy
 from tacit.strategy import AnyStrategy
@@ -62,9 +63,20 @@ class CommState:
             why = _INSTEAD["progress" if farther else nearest.subject]
             raise AttachError(f"{strategy.name!r} {why.format(strategy.name)}")
         named = checked(model, [], strategy)
+        where = found(strategy, None)
         self._board = Switchboard.unregistered(model)
         self._attached = Attached(
-            model, [], strategy, named, at_work(scaler, strategy), policy, timeout, {}, mesh, self._board
+            model,
+            [],
+            strategy,
+            named,
+            at_work(scaler, strategy),
+            policy,
+            timeout,
+            {},
+            mesh,
+            self._board,
+            servers=where,
         )
         self._known = {id(p) for p in model.parameters()}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,7 +35,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tacit.server: {error}", file=sys.stderr, flush=True)
         return 2
     host.run()
+    _leave(options.number, host.facts())
     return 0
+
+
+def _leave(number: int, facts: dict[str, Any]) -> None:
+    """Where `tacit run` has named a folder, leave there what the server has counted."""
+    folder = os.environ.get("TACIT_FOOTPRINT")
+    if folder is not None:
+        file = Path(folder, f"server{number}.json")
+        unfinished = file.with_suffix(".part")
+        unfinished.write_text(json.dumps({"rank": number, **facts}), encoding="utf-8")
+        unfinished.replace(file)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -203,7 +203,8 @@ class Keeper(Service[Books]):
         g = self._scratch(state.x)
         if self.star.compensation:
             add_(pushes[0], g, 1.0)
-            apart = torch.sub(state.x, state.taken[worker])
+            apart = self.work[-1].scratch("apart", g, g.shape, g.dtype)
+            torch.sub(state.x, state.taken[worker], out=apart)
             g.add_(apart.mul_(g).mul_(g), alpha=self.star.compensation).mul_(weight)
         else:
             for push in pushes:
