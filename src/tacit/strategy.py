@@ -81,6 +81,12 @@ class Strategy:
                 f"in every step keep equal. Leave it out, or write subject='progress', merge=Average()"
             )
 
+        if self.topology.apart and given != default:
+            raise ConfigError(
+                f"{what}={given!r} with topology={self.topology} is not possible, as nobody waits for others "
+                "to average with: leave it out"
+            )
+
     def _check_gradient(self) -> None:
         if not isinstance(self.rounds, EveryStep | Until):
             raise ConfigError(

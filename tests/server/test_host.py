@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tacit.compressors import Dense
-from tacit.contracts import Ask, Piece, Place
+from tacit.compressors import Dense, Sign
+from tacit.contracts import Ask, Context, Piece, Place
 from tacit.errors import AttachError, ConfigError, PayloadError, PeerLost, ServerLost
+from tacit.server.desks import Work
 from tacit.server.host import Host
 from tacit.topologies import Asynchronous, StaleSynchronous, Star, Synchronous
 from tacit.transports.servers import Server, addresses
@@ -162,7 +163,7 @@ def test_a_compressor_of_the_users_own_is_refused(serve: Callable[..., Host]) ->
     piece = Piece(Mine(), N, torch.float32)
     asked = server.post(Ask(((torch.ones(N),),), (piece,), (BACK,)), "a/0")
     assert asked.done.wait(30)
-    with pytest.raises(ServerLost):
+    with pytest.raises(PayloadError, match=r"was told of .*Mine: use one of tacit.compressors"):
         asked.answer()
 
 
@@ -196,6 +197,30 @@ def test_a_restarted_server_goes_on(serve: Callable[..., Host], tmp_path: Path) 
     assert server.call is not None
     with pytest.raises(AttachError, match="has another model"):
         join(again, 0, 1, star, model=[("b", (N,), "float32")])
+
+
+def test_a_restarted_server_that_averages_goes_on_too(serve: Callable[..., Host], tmp_path: Path) -> None:
+    file = tmp_path / "server.pt"
+    pull = Piece(Sign(), N, torch.float32, owes=True)
+
+    def session(x: Tensor) -> Tensor:
+        host = serve(1, file)
+        server = join(host, 0, 1)
+        asked = server.post(Ask(((x,),), (PIECE,), (pull,)), "a/0")
+        assert asked.done.wait(30)
+        out = torch.empty(N)
+        Sign().decode_(asked.answer()[0], out)
+        server.close()
+        host.thread.join(10)  # type: ignore[attr-defined]
+        return out
+
+    x = torch.linspace(-1, 2, N)
+    first, second = session(x), session(x)
+    owed = x - first
+    expected = torch.empty(N)
+    sign = Sign()
+    sign.decode_(sign.encode(x + owed, Context(out=x.clone(), work=Work(), peers=1)), expected)
+    assert torch.allclose(second, expected, atol=1e-6), "what the first answer did not say is in the second"
 
 
 def test_a_full_disk_is_told_once_and_the_old_checkpoint_stays(

@@ -39,7 +39,7 @@ def test_with_servers_it_is_what_it_is_without() -> None:
 
 def test_every_way_of_using_servers_trains_and_ends_equal() -> None:
     with Crowd() as crowd:
-        assert_passed(together(crowd, "learns", [1] * 7), 7)
+        assert_passed(together(crowd, "learns", [1] * 8), 8)
 
 
 def test_a_run_that_is_resumed_goes_on(tmp_path: Path) -> None:

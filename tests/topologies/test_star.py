@@ -10,6 +10,7 @@ from tacit.algorithms import parse
 from tacit.contracts import SERVER, Ask, Compressor, Place
 from tacit.errors import ConfigError
 from tacit.lots import make_lots
+from tacit.rounds import Every
 from tacit.strategy import Levels, Strategy
 from tacit.topologies import Asynchronous, Flat, Star, Synchronous
 from tacit.transports.meter import Rehearsal, like, rehearse
@@ -67,6 +68,18 @@ ASYNC = Star(Asynchronous())
         (
             lambda: Strategy(topology=Star(Asynchronous(), optimizer="server"), overlap=tacit.Delayed(1)),
             "the next step begins with what the server answers",
+        ),
+        (
+            lambda: Strategy(
+                topology=ASYNC, subject="progress", merge=tacit.Adopt(), rounds=tacit.AdaComm(8, 100)
+            ),
+            "go by what all workers know together",
+        ),
+        (
+            lambda: Strategy(
+                topology=ASYNC, subject="progress", merge=tacit.Adopt(), rounds=Every(2), momentum="reset"
+            ),
+            "as nobody waits for others to average with",
         ),
         (lambda: parse("ps-async:sync_every=4,optimizer=server"), "would lose gradients"),
     ],

@@ -113,8 +113,11 @@ class Host:
             body = seat.pair.text(header, _EVER)
         if header.kind == Kind.DECLARE:
             assert body is not None
-            told = loads(body)
-            seat.specs[told["spec"]] = Spec.told(told)
+            try:
+                seat.specs[-header.spec] = Spec.told(loads(body))
+            except TacitError as error:
+                seat.refused[-header.spec] = error  # told to who pushes so
+                return
         seat.left = header.kind == Kind.LEAVE
         self._inbox.put(Arrived(seat, header, body, time.monotonic()))
 
@@ -193,7 +196,9 @@ class Host:
         for shard in self._shards.values():
             if isinstance(shard.service, Averager):
                 self._give(shard, seat.sender, Message(0, Enter()))
-        clocks = {key: shard.state.desks[worker].clock for key, shard in self._shards.items()}
+        saved = self._saved["shards"] if self._saved else {}
+        clocks = {key: each["number"] for key, each in saved.items() if "number" in each}
+        clocks |= {key: shard.state.desks[worker].clock for key, shard in self._shards.items()}
         return {"clocks": clocks}
 
     def _open_shard(self, spec: Spec) -> None:
@@ -214,6 +219,8 @@ class Host:
     def _to_shard(self, event: Arrived) -> None:
         seat, header = event.seat, event.header
         spec = seat.specs.get(header.spec)
+        if header.spec in seat.refused:
+            raise seat.refused[header.spec]
         if spec is None or spec.key not in self._shards or seat.sender not in self._seats:
             raise PayloadError(f"{seat.name} sent message {header.spec}, and has not declared what that is")
         shard = self._shards[spec.key]

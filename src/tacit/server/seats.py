@@ -41,6 +41,7 @@ class Seat:
     """A connected worker.
 
     Attributes:
+        refused: of declared messages, why they cannot be read.
         heard: when it last was.
         left: whether it has said goodbye.
         why: why others were told that it is gone; empty while they were not.
@@ -50,6 +51,7 @@ class Seat:
     sender: Sender
     pair: Pair
     specs: dict[int, Spec] = field(default_factory=dict)
+    refused: dict[int, Exception] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
     left: bool = False
     why: str = ""

@@ -163,6 +163,11 @@ class Star(Topology):
                 f"subject={subject!r} with {self} is not possible: the server "
                 f"{'averages gradients' if self.averages else 'takes ' + wanted}; write subject={wanted!r}"
             )
+        if self.apart and rounds.wants:
+            raise ConfigError(
+                f"rounds={rounds} go by what all workers know together, and with {self} nobody waits for "
+                "others: write Every(8), say"
+            )
         if subject == "gradient" and self.apart and overlap.lands(0):
             raise ConfigError(
                 f"overlap={overlap} with {self} is not possible, as the next step begins with what the "

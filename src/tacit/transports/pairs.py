@@ -101,6 +101,11 @@ class Pair:
             if part.numel():
                 kept.append((self._group.send([part], self._peer, 0), part))
 
+    def drop(self) -> None:
+        """Close the connection, so that the other end knows; nothing can be sent afterwards."""
+        self._leaving.clear()
+        self._group = None
+
     def header(self, timeout: timedelta) -> Header:
         """Wait for the next frame's header.
 

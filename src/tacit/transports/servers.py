@@ -129,7 +129,7 @@ class Server:
         self._clocks: dict[str, int] = {}
         self._open: dict[int, Asked] = {}
         self._changed = threading.Condition()
-        self._closing = False
+        self._closing = self._closed = False
         self._pair = self._connect(address, me, about)
         self._thread = threading.Thread(target=self._listen, name="tacit-pull", daemon=True)
         self._thread.start()
@@ -269,7 +269,10 @@ class Server:
             each.end(error=self._failure)
 
     def close(self) -> None:
-        """Say goodbye, where there is somebody to hear it, and end the thread."""
+        """Say goodbye, where there is somebody to hear it, and let go of the connection; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
         if self._failure is None:
             asked = self._send(Header(Kind.LEAVE), (), Asked(None))
             asked.done.wait(LEAVE_SECONDS)
@@ -278,6 +281,7 @@ class Server:
             self._changed.notify()
         if self._failure is None:
             self._thread.join(LEAVE_SECONDS)
+        self._pair.drop()
 
 
 def _first_line(error: BaseException) -> str:
