@@ -49,7 +49,7 @@ class Line(recipe_module.Recipe):
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (outputs - targets).square().mean()
 
-    def evaluate(self, model: torch.nn.Module) -> tuple[float, float]:
+    def evaluate(self, model: torch.nn.Module, rank: int = 0, world: int = 1) -> tuple[float, float]:
         return float("nan"), next(self._asked)
 
 
@@ -137,3 +137,30 @@ def test_a_meter_without_an_interface_counts_no_bytes() -> None:
     assert meter.transmitted is None
     assert meter.seconds > 0
     assert mean_over_ranks(0.25, 3.0) == (0.25, 3.0)
+
+
+class Paced(Line):
+    """Three steps a run of which each notes the learning rate."""
+
+    accuracies = (0.5,) * 3
+
+    def rate(self, done: float) -> float:
+        return done
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.rates.append(self.made.param_groups[0]["lr"])
+        return super().loss(outputs, targets)
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        self.rates: list[float] = []
+        self.made = super().optimizer(model)
+        return self.made
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("algorithm", ["ddp", "localsgd", records.COMPUTE_ONLY])
+def test_the_recipe_decides_the_learning_rate_of_each_step(algorithm: str) -> None:
+    task = Task(algorithm=algorithm, epochs=3, seed=0, target=0.9, cluster="local:1", shaped=False)
+    recipe = Paced()
+    train(task, recipe, lambda record: None)
+    assert recipe.rates == pytest.approx([0.1 * (step + 0.5) / 6 for step in range(6)])

@@ -151,6 +151,7 @@ class _Run:
         self._record, self._curves = record, curves
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._steps = task.epochs * recipe.steps_per_epoch(self._world)
+        self._rates = [group["lr"] for group in replica.optimizer.param_groups]
         self._meter = Meter()
         self._epoch = self._step = 0
         self._told = 0.0
@@ -188,6 +189,7 @@ class _Run:
         )
 
     def _train(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self._set_rate()
         self._replica.optimizer.zero_grad()
         loss = self._recipe.loss(self._replica.forward(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -197,9 +199,16 @@ class _Run:
         self._curves.batch(self._step, loss)
         return loss
 
+    def _set_rate(self) -> None:
+        """Set the learning rate of this step: where in the run its middle is decides."""
+        factor = self._recipe.rate((self._step + 0.5) / self._steps)
+        for group, rate in zip(self._replica.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+
     def _evaluate(self) -> None:
         """Each rank evaluates its own replica; what counts is the mean."""
-        self._loss, self._accuracy = mean_over_ranks(*self._recipe.evaluate(self._replica.module))
+        mine = self._recipe.evaluate(self._replica.module, self._rank, self._world)
+        self._loss, self._accuracy = mean_over_ranks(*mine)
         self._curves.held_out(self._step, self._loss, self._accuracy)
         if self._accuracy >= self._task.target and self._to_target is None:
             self._to_target = self._meter.seconds

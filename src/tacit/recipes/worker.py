@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _train(options: argparse.Namespace) -> None:
-    recipe = recipes.get(options.recipe)
+    recipe = recipes.get(options.recipe, recipes.Choices.of(options))
     task = Task(
         algorithm=options.algorithm,
         epochs=options.epochs or recipe.epochs,
@@ -78,6 +78,7 @@ def _keep_nothing(record: Record) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tacit.recipes.worker", description=__doc__)
     parser.add_argument("--recipe", required=True, help=f"one of {', '.join(recipes.known())}")
+    recipes.Choices.add_to(parser)
     parser.add_argument("--algorithm", required=True, help=f"such as topk:ratio=0.01, or {COMPUTE_ONLY}")
     parser.add_argument("--epochs", type=int, help="default: the recipe's own")
     parser.add_argument("--seed", type=int, default=0)
