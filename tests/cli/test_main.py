@@ -166,7 +166,7 @@ def test_a_real_comparison_prints_one_json_object_and_draws_curves(
 def test_images_are_trained_on_from_where_the_user_says(tmp_path: Path) -> None:
     as_archive(tmp_path / "small.tar.xz", pictures(16, 4))
     words = ["compare", "cifar10", "--data", "small.tar.xz", "--model", "resnet8", "--limit", "128"]
-    how = ["--cluster", "local:2", "--algorithms", "ddp", "--epochs", "1", "--json"]
+    how = ["--cluster", "local:2", "--algorithms", "localsgd:sync_every=1", "--epochs", "1", "--json"]
     done = subprocess.run(
         [*TACIT, *words, *how],
         capture_output=True,
