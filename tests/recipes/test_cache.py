@@ -166,6 +166,14 @@ def test_missing_data_is_said(source: Path) -> None:
         cache.cached("kind", source.with_name("absent"), Reader())
 
 
+def test_a_link_to_nowhere_is_said(source: Path) -> None:
+    folder = source.with_name("folder")
+    folder.mkdir()
+    (folder / "link").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=r"folder/link cannot be read: No such file"):
+        cache.cached("kind", folder, Reader())
+
+
 def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(cache.VARIABLE, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -48,6 +48,7 @@ def having(name: str, content: bytes) -> Callable[[Files], None]:
 
 GOOD = encoded(patches(0, 1)[0])
 BIG = encoded(np.zeros((33, 40, 3), np.uint8))
+HUGE = b"P6 30000 30000 255\n"  # a bomb: nothing is unpacked before the size is looked at
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,10 @@ BIG = encoded(np.zeros((33, 40, 3), np.uint8))
         (having("train/dog/0001.png", b"text"), r"train/dog/0001.png is no image that can be decoded"),
         (having("train/dog/0001.png", b""), r"train/dog/0001.png is no image that can be decoded"),
         (having("test/cat/0000.png", BIG), r"test/cat/0000.png has 40x33 pixels, it must have 32x32"),
+        (
+            having("test/cat/0000.png", HUGE),
+            r"test/cat/0000.png is no image that can be decoded: .*exceeds limit",
+        ),
         (having("data_batch_1.bin", b"x"), r"holds both images and the binary form"),
     ],
 )

@@ -69,7 +69,10 @@ def _identity(path: Path) -> str:
     names = sources.paths(path) if path.is_dir() else [path]
     digest = hashlib.blake2b(f"{_VERSION} {path}".encode(), digest_size=8)
     for name in names:
-        facts = name.stat()
+        try:
+            facts = name.stat()
+        except OSError as error:
+            raise ConfigError(f"{name} cannot be read: {error.strerror}. Mend it or take it away") from error
         digest.update(f"\0{name}\0{facts.st_size}\0{facts.st_mtime_ns}".encode(errors="surrogateescape"))
     return digest.hexdigest()
 

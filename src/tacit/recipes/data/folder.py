@@ -107,7 +107,8 @@ def _pixels(picture: Picture, source: Path) -> NDArray[np.uint8]:
             if image.size == (SIDE, SIDE):
                 return np.asarray(image.convert("RGB"))
             width, height = image.size
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow calls a broken PNG a SyntaxError
+    # Pillow calls a broken PNG a SyntaxError.
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ConfigError(f"{source}: {picture.name} is no image that can be decoded: {error}") from error
     raise ConfigError(f"{source}: {picture.name} has {width}x{height} pixels, it must have {SIDE}x{SIDE}")
 
