@@ -37,6 +37,7 @@ class Flight:
     Attributes:
         moment: when it began: the step, the number of the round, the learning rate.
         sent: bytes that this rank has sent in it, by the collectives' formulas.
+        seconds: how long it was under way, once it has landed.
         over: set when it has landed, or has failed.
     """
 
@@ -45,6 +46,7 @@ class Flight:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     sent: int = 0
     void: bool = False
+    seconds: float = 0.0
     watch: Watch = field(default_factory=Watch)
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -91,8 +93,8 @@ class Session:
         self.tell: Callable[[BaseException], None] = lambda error: None
         """Called with an error that all ranks of the scope know of, and no others."""
         self.tally = Tally()
-        self.memory: Memory = {**strategy.rounds.start(), **(memory or {})}
-        """What the rounds remember, and need to know of the training."""
+        self._memory: Memory = {**strategy.rounds.start(), **(memory or {})}
+        self._leader: Session | None = None
         self.transport = transport
         self._lr = lr
         self._lane: Lane | None = None
@@ -104,6 +106,19 @@ class Session:
         self.strategy = replace(strategy, topology=self.choice.topology)
         self._ground = replace(ground, topology=self.choice.topology)
         self._holdings = Holdings(self._ground, names)
+
+    @property
+    def memory(self) -> Memory:
+        """What the rounds remember, and need to know of the training; for rounds that follow, the others'."""
+        return self._memory if self._leader is None else self._leader.memory
+
+    @memory.setter
+    def memory(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def follow(self, leader: Session) -> None:
+        """Go by what the rounds of this one remember."""
+        self._leader = leader
 
     # ---- lots and their states ------------------------------------------------------------------------
 
@@ -121,6 +136,11 @@ class Session:
     def ranks(self) -> list[int]:
         """The replicas that agree in a round."""
         return self._ground.ranks
+
+    @property
+    def parties(self) -> int:
+        """How many meet where compressors meet: the replicas, or by node, the nodes."""
+        return self._ground.spot.here.peers
 
     @property
     def by_node(self) -> bool:
@@ -260,7 +280,13 @@ class Session:
 
     def begin(self, lots: Sequence[int] | None = None) -> Flight:
         """Start a round of these lots, of which none is under way; of all, where not said."""
-        moment = {"step": self.step, "round": self.begun, "lr": self._lr()}
+        turn = self.strategy.rounds.turn(self.step, self.memory)
+        moment = {
+            "step": self.step,
+            "round": self.begun,
+            "lr": self._lr(),
+            "turn": self.begun if turn is None else turn,
+        }
         flight = Flight(tuple(range(len(self.lots)) if lots is None else lots), moment)
         self.begun += 1
         self._flights |= dict.fromkeys(flight.lots, flight)
@@ -338,7 +364,9 @@ class Session:
             self._holdings.commit(flight.outcomes)
         for each in flight.lots:
             del self._flights[each]
-        self.tally.ended(flight.watch, self.round, flight.moment["step"], flight.sent, self.void)
+        flight.seconds = self.tally.ended(
+            flight.watch, self.round, flight.moment["step"], flight.sent, self.void
+        )
         self.round += 1
         flight.over.set()
 
@@ -370,7 +398,7 @@ class Session:
     @property
     def late(self) -> bool:
         """Whether rounds are under way while training goes on."""
-        return isinstance(self.strategy.overlap, Delayed)
+        return isinstance(self.strategy.overlap, Delayed) or self.strategy.rounds.late
 
     @property
     def unheard(self) -> bool:

@@ -74,8 +74,8 @@ class Tally:
         self.totals = Totals()
         self._last_end: float | None = None
 
-    def ended(self, watch: Watch, round: int, step: int, bytes_out: int, void: bool) -> None:
-        """All lots of a round have landed."""
+    def ended(self, watch: Watch, round: int, step: int, bytes_out: int, void: bool) -> float:
+        """All lots of a round have landed; returns how many seconds it was under way."""
         now = time.perf_counter()
         record = RoundRecord(
             round=round,
@@ -89,6 +89,7 @@ class Tally:
         self._last_end = now
         self.records.append(record)
         self._add(record)
+        return record.seconds
 
     def applied(self, lag: int) -> None:
         """An answer was applied, so many steps after its round had left."""
