@@ -39,11 +39,11 @@ class Adam:
 
 TUNINGS: dict[str, Sgd | Adam] = {
     "alexnet": Sgd(0.02),
-    "lenet": Sgd(0.02),
+    "lenet": Sgd(0.05),
     "resnet8": Sgd(0.1),
     "resnet20": Sgd(0.1),
     "vgg11": Sgd(0.02),
-    "vgg11-narrow": Sgd(0.02),
+    "vgg11-narrow": Sgd(0.05),
     "vit": Adam(2e-3),
 }
 """For 32 images a rank on four ranks; a rate is the highest of a run."""
