@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -164,3 +165,32 @@ def test_the_recipe_decides_the_learning_rate_of_each_step(algorithm: str) -> No
     recipe = Paced()
     train(task, recipe, lambda record: None)
     assert recipe.rates == pytest.approx([0.1 * (step + 0.5) / 6 for step in range(6)])
+
+
+class Framed(Line):
+    """A convolution that is laid out channels-last, as those of the recipes of images are."""
+
+    accuracies = (0.5,) * 3
+
+    def model(self, seed: int) -> torch.nn.Module:
+        build = recipe_module.seeded(lambda: torch.nn.Conv2d(3, 4, 3), seed)
+        self.made: torch.nn.Module = build.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return self.made
+
+    def train_batches(self, epoch: int, rank: int, world: int, seed: int) -> Iterator[recipe_module.Batch]:
+        generator = torch.Generator().manual_seed(epoch)
+        for _ in range(2):
+            images = torch.rand(2, 3, 5, 5, generator=generator)
+            yield images.to(memory_format=torch.channels_last), torch.rand(2, 4, 3, 3, generator=generator)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("algorithm", ["ddp", "localsgd:sync_every=2"])
+def test_how_parameters_lie_in_memory_changes_nothing(algorithm: str) -> None:
+    task = Task(algorithm=algorithm, epochs=3, seed=0, target=0.9, cluster="local:1", shaped=False)
+    weights = []
+    for recipe, name in ((Framed(), algorithm), (Framed(), "compute-only")):
+        train(replace(task, algorithm=name), recipe, lambda record: None)
+        weights.append(recipe.made.weight.detach())
+    torch.testing.assert_close(weights[0], weights[1])
+    assert weights[0].is_contiguous(memory_format=torch.channels_last)
