@@ -44,7 +44,7 @@ TUNINGS: dict[str, Sgd | Adam] = {
     "resnet20": Sgd(0.1),
     "vgg11": Sgd(0.02),
     "vgg11-narrow": Sgd(0.05),
-    "vit": Adam(2e-3),
+    "vit": Adam(1e-3),
 }
 """For 32 images a rank on four ranks; a rate is the highest of a run."""
 
