@@ -17,6 +17,7 @@ from tacit.records import COMPUTE_ONLY, Writer
 __all__ = ["Request", "check"]
 
 RECORDS = "records.jsonl"
+TIMELINE = "timeline.jsonl"
 N = TypeVar("N", int, float)
 
 
@@ -50,6 +51,11 @@ class Request:
     def records(self) -> Path:
         """The file that all runs append to."""
         return self.folder / RECORDS
+
+    @property
+    def timeline(self) -> Path:
+        """The file that takes what the ranks were doing when."""
+        return self.folder / TIMELINE
 
     @property
     def output(self) -> Path:
@@ -134,7 +140,7 @@ def _curves(root: Path | None, names: Sequence[str]) -> Path | None:
 
 def _folder(folder: Path) -> Path:
     folder = folder.absolute()
-    if (folder / RECORDS).exists():
+    if (folder / RECORDS).exists() or (folder / TIMELINE).exists():
         raise ConfigError(f"{folder} holds the records of another comparison: give another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)

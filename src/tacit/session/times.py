@@ -1,0 +1,38 @@
+"""What this rank was doing when, put together from the sessions of a strategy's levels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from tacit.session.session import Session
+from tacit.timelines import Change, Exchange, Step, Timeline
+
+
+def timeline(algorithm: str, rank: int, names: Sequence[str], sessions: Sequence[Session]) -> Timeline:
+    """The last thousand steps, and the last thousand rounds of each level; both arguments near to far."""
+    found = zip(names, sessions, strict=True)
+    levels = [(name, session) for name, session in found if session.strategy.subject != "nothing"]
+    stamps = tuple(sessions[0].tally.steps)
+    whole = Timeline(
+        algorithm=algorithm,
+        rank=rank,
+        origin=0.0,
+        levels=tuple(name for name, _ in levels),
+        steps=tuple(
+            Step(before, begun, ended)
+            for (before, begun), (after, ended) in pairwise(stamps)
+            if after == before + 1
+        ),
+        exchanges=tuple(
+            Exchange(i, each.step, each.round, *each.span, each.bytes_out, each.void, each.waits)
+            for i, (_, session) in enumerate(levels)
+            for each in tuple(session.tally.records)
+        ),
+        changes=tuple(
+            Change(i, step, values)
+            for i, (_, session) in enumerate(levels)
+            for step, values in tuple(session.schedule_log)
+        ),
+    )
+    return whole.counted_from(stamps[0][1])

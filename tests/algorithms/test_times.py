@@ -1,0 +1,68 @@
+"""What a session knows of its rounds afterwards: when training waited, and what the schedule chose."""
+
+import time
+
+from crew import Crew, Replica
+
+from tacit.session import timeline
+
+
+def told(crew: Crew, rank: int = 0):
+    return timeline("it", rank, ["exchange"], [crew.replicas[rank].session])
+
+
+def test_a_schedule_is_logged_where_it_changes_and_only_there() -> None:
+    crew = Crew("adacomm:sync_every=4,interval=8")
+    crew.train(40, loss=lambda step: 1.0 / (1 + step))
+    (first, begun), *later = crew.replicas[0].session.schedule_log
+    assert (first, begun) == (0, {"period": 4.0})
+    assert later
+    periods = [values["period"] for _, values in later]
+    assert periods == sorted(periods, reverse=True)
+    assert len(set(periods)) == len(periods)
+    assert all(
+        replica.session.schedule_log == crew.replicas[0].session.schedule_log for replica in crew.replicas
+    )
+    assert [change.values["period"] for change in told(crew).changes] == [4.0, *periods]
+    crew.close()
+
+
+def test_a_schedule_that_cannot_change_is_not_logged() -> None:
+    crew = Crew("localsgd:sync_every=4")
+    assert not crew.replicas[0].session.schedule_log
+    crew.close()
+
+
+def test_asking_for_facts_is_waiting_for_the_round_that_is_under_way() -> None:
+    """The answer comes behind the round's own messages, so training has waited for these too."""
+    crew = Crew("adacomm:sync_every=2")
+
+    def late(rank: int, replica: Replica) -> None:
+        for _ in range(2):
+            replica.progress.facts.observe(1.0)
+            if replica.session.step == 1 and rank == 2:
+                time.sleep(0.2)
+            replica.progress.after_step()
+
+    crew.each(late)
+    (exchange,) = told(crew).exchanges
+    assert exchange.exposed > 0.15
+    assert exchange.exposed <= exchange.ended - exchange.begun
+    crew.close()
+
+
+def test_rounds_under_way_while_training_goes_on_are_hidden() -> None:
+    crew = Crew("overlap-localsgd:sync_every=2")
+
+    def slow(rank: int, replica: Replica) -> None:
+        for _ in range(8):
+            time.sleep(0.05)
+            replica.progress.after_step()
+
+    crew.each(slow)
+    exchanges = told(crew).exchanges
+    assert [each.step for each in exchanges][:3] == [1, 3, 5]
+    for each in exchanges[:3]:
+        assert each.begun <= each.ended
+        assert all(each.begun <= wait.begun <= wait.ended <= each.ended for wait in each.waits)
+    crew.close()
