@@ -71,7 +71,7 @@ def _document(title: str, body: str, found: Sequence[Chart]) -> str:
 <main>
 {body}
 </main>
-<footer>Made by tacit from <code>records.jsonl</code>. This file needs no network.</footer>
+<footer>Made by tacit from what <code>tacit compare</code> wrote down. This file needs no network.</footer>
 {_scripts(found) if found else ""}
 </body>
 </html>

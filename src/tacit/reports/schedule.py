@@ -53,7 +53,7 @@ def schedule_chart(
     }
     return Chart(
         key=f"schedule-{place}",
-        title=f"What {timeline.algorithm} chose",
+        title=timeline.algorithm,
         note="; ".join(MEANINGS[key] for key in curves).capitalize() + ".",
         figure={
             "data": [_trace(key, curve, colour, per_epoch) for key, curve in curves.items()],

@@ -74,7 +74,8 @@ def _key(comparison: Comparison, paint: Mapping[str, Style]) -> str:
 def _marks() -> str:
     items = "\n".join(f'<li><i class="{kind}"></i>{escape(said)}</li>' for kind, said in MARKS.items())
     return f"""<p class="asked">A few steps from the middle of each run, rank by rank, by one clock.
-The upper bar is training, the lower ones are exchanges.</p>
+The upper bar is training, the lower ones are exchanges. More steps are in <code>traces</code>, to open in
+ui.perfetto.dev or chrome://tracing.</p>
 <ul class="marks">
 {items}
 </ul>"""

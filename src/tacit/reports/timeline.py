@@ -43,7 +43,7 @@ def timeline_chart(timelines: Sequence[Timeline], paint: Mapping[str, Style], pl
         return None
     algorithm = window.timelines[0].algorithm
     bars, colour = _Bars(window), tint(algorithm, paint)
-    solid: Figure = {"color": colour, "line": {"color": "var(--page)", "width": 1}}
+    solid: Figure = {"color": colour, "line": {"color": "var(--page)", "width": 0.75}}
     faint, striped = {**solid, "opacity": FAINT}, _striped(colour)
     end = max(step.ended for each in window.timelines for step in each.steps)
     scale, unit = (1.0, "seconds") if end >= LONG else (1e3, "milliseconds")

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tacit.timelines import Span, since_1970
+from tacit.timelines import Span
 
 KEPT = 1000
 """How many of the last rounds and steps are told one by one."""
@@ -23,7 +23,7 @@ class RoundRecord:
         exposed_seconds: of these, how long the training waited.
         apart_seconds: since the round before; None for the first.
         void: whether a gradient was not finite, so that nothing was kept of the round.
-        span: when it began and ended, in seconds since 1970.
+        span: when it began and ended, as `time.perf_counter` has it.
         waits: when training waited for it.
     """
 
@@ -87,18 +87,18 @@ class Tally:
 
     Attributes:
         records: the last thousand rounds.
-        steps: the last thousand steps: how many had been taken, and when, in seconds since 1970.
+        steps: how many steps had been taken, and when by `time.perf_counter`; the last thousand.
     """
 
     def __init__(self) -> None:
         self.records: deque[RoundRecord] = deque(maxlen=KEPT)
-        self.steps: deque[tuple[int, float]] = deque([(0, since_1970(time.perf_counter()))], maxlen=KEPT + 1)
+        self.steps: deque[tuple[int, float]] = deque([(0, time.perf_counter())], maxlen=KEPT + 1)
         self.totals = Totals()
         self._last_end: float | None = None
 
     def stepped(self, steps: int) -> None:
         """So many steps have been taken now."""
-        self.steps.append((steps, since_1970(time.perf_counter())))
+        self.steps.append((steps, time.perf_counter()))
 
     def ended(self, watch: Watch, round: int, step: int, bytes_out: int, void: bool) -> None:
         """All lots of a round have landed."""
@@ -110,11 +110,11 @@ class Tally:
             step=step,
             bytes_out=bytes_out,
             seconds=now - begun,
-            exposed_seconds=sum(wait.ended - wait.begun for wait in waits),
+            exposed_seconds=sum([until - since for since, until in waits]),
             apart_seconds=now - self._last_end if self._last_end is not None else None,
             void=void,
-            span=Span(since_1970(begun), since_1970(now)),
-            waits=tuple(Span(since_1970(wait.begun), since_1970(wait.ended)) for wait in waits),
+            span=Span(begun, now),
+            waits=waits,
         )
         self._last_end = now
         self.records.append(record)

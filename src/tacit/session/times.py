@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from tacit.session.session import Session
-from tacit.timelines import Change, Exchange, Step, Timeline
+from tacit.timelines import Change, Exchange, Step, Timeline, since_1970
 
 
 def timeline(algorithm: str, rank: int, names: Sequence[str], sessions: Sequence[Session]) -> Timeline:
@@ -17,7 +17,7 @@ def timeline(algorithm: str, rank: int, names: Sequence[str], sessions: Sequence
     whole = Timeline(
         algorithm=algorithm,
         rank=rank,
-        origin=0.0,
+        origin=since_1970(0.0),  # all below is as perf_counter has it
         levels=tuple(name for name, _ in levels),
         steps=tuple(
             Step(before, begun, ended)
@@ -35,4 +35,4 @@ def timeline(algorithm: str, rank: int, names: Sequence[str], sessions: Sequence
             for step, values in tuple(session.schedule_log)
         ),
     )
-    return whole.counted_from(stamps[0][1])
+    return whole.counted_from(since_1970(stamps[0][1]))
