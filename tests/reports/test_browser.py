@@ -132,7 +132,7 @@ def test_timelines_and_schedules_are_drawn(timed_page: Path) -> None:
     assert found["timeline-1"].count('<g class="point"') == 4 * (14 * 5 + 2)
     schedule = found["schedule-1"]
     assert schedule.count('<path class="js-line" d="M') == 3
-    for word in ("period", "delay", "local", "warm-up", "cycling", "cool-down"):
+    for word in ("period B", "delay W", "local L", "warm-up", "cycling", "cool-down"):
         assert re.search(rf">{word}</t(span|ext)>", schedule), word
 
 

@@ -135,7 +135,7 @@ def test_phases_are_bands_behind_the_curves_of_all_that_changes() -> None:
         Change(1, 30, {"period": 2.0, "delay": 1.0, "local": 1.0, "phase": 2.0}),
     )
     assert figure is not None
-    assert [trace["name"] for trace in figure["data"]] == ["period", "delay", "local"]
+    assert [trace["name"] for trace in figure["data"]] == ["period B", "delay W", "local L"]
     names = [(each["text"], each["x"]) for each in figure["layout"]["annotations"]]
     assert names == [("warm-up", 0.5), ("cycling", 2.0), ("cool-down", 3.5)]
     assert [(each["x0"], each["x1"]) for each in figure["layout"]["shapes"]] == [(0, 1), (3, 4)]

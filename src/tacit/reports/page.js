@@ -86,7 +86,8 @@
     const size = { width: xaxis._length, height: yaxis._length };
     const lines = own.filter((each) => each.yref === "y")
       .map((each) => lineLabel(each, yaxis.d2p(each.y), size, clear, taken));
-    const others = own.filter((each) => each.yref !== "y");
+    const others = own.filter((each) => each.yref !== "y");  // names above the plot
+    if (others.length) taken.push({ x0: 0, x1: xaxis._length, y0: -20, y1: 0 });
     const names = curves.flatMap(({ trace, points }) => {
       const raw = new DOMParser().parseFromString(trace.name, "text/html").documentElement.textContent;
       const w = pen.measureText(raw).width + 4;

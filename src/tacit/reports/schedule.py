@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from itertools import pairwise
+from typing import NamedTuple
 
 from tacit.records import EpochRecord, Record
 from tacit.reports.figures import Chart, Figure, Style, tint
@@ -14,13 +14,25 @@ __all__ = ["schedule_chart"]
 
 PHASE = "phase"
 MEANINGS = {
-    "period": "period: steps from one round to the next",
-    "delay": "delay: steps until a round's answer is applied",
-    "local": "local: steps between two exchanges inside a node",
+    "period": "steps from one round to the next",
+    "delay": "steps until a round's answer is applied",
+    "local": "steps between two exchanges inside a node",
 }
+LETTERS = {"period": "B", "delay": "W", "local": "L"}
+"""DASO's, where all three may change."""
 LINES = {"period": ("", "solid"), "delay": ("var(--ink)", "dash"), "local": ("var(--dim)", "dot")}
 """Colour and dashes; a period has the algorithm's colour."""
+APART = 0.018
+"""How far a line stands below the one before it, of the largest value, so that both are seen where equal."""
 PHASES = {0.0: "warm-up", 1.0: "cycling", 2.0: "cool-down"}
+
+
+class _Piece(NamedTuple):
+    """A value that was remembered from a step on, until another."""
+
+    begun: int
+    ended: int
+    value: float
 
 
 def schedule_chart(
@@ -35,30 +47,31 @@ def schedule_chart(
         place: Of the chart among its like, which makes its key.
     """
     changes = _of_one_level(timeline.changes)
-    epochs = [
-        each for each in records if isinstance(each, EpochRecord) and each.algorithm == timeline.algorithm
-    ]
+    mine = [each for each in records if each.algorithm == timeline.algorithm]
+    epochs = [each for each in mine if isinstance(each, EpochRecord)]
     if len(changes) < 2 or not epochs:
         return None
     per_epoch, end = epochs[0].step / epochs[0].epoch, epochs[-1].step
-    curves = {key: curve for key in LINES if (curve := _curve(key, changes, end))}
+    curves = {key: pieces for key in LINES if (pieces := _pieces(key, changes, end))}
     if not curves:
         return None
-    colour = tint(timeline.algorithm, paint)
-    bands = _bands(_curve(PHASE, changes, end), per_epoch)
+    colour, most = tint(timeline.algorithm, paint), max(p.value for ps in curves.values() for p in ps)
+    names = {key: f"{key} {LETTERS[key]}" if "delay" in curves else key for key in curves}
+    traces = [
+        _trace(names[key], pieces, _pen(key, colour), per_epoch, i * APART * most)
+        for i, (key, pieces) in enumerate(curves.items())
+    ]
+    ticks = {"dtick": max(1, round(most / 5)), "range": [0, 1.1 * most]}
     layout: Figure = {
         "xaxis": {"title": {"text": "epochs"}, "range": [0, end / per_epoch]},
-        "yaxis": {"title": {"text": "steps"}, "rangemode": "tozero"},
-        **bands,
+        "yaxis": {"title": {"text": "steps"}, **ticks},
+        **_bands(_pieces(PHASE, changes, end), per_epoch),
     }
     return Chart(
         key=f"schedule-{place}",
         title=timeline.algorithm,
-        note="; ".join(MEANINGS[key] for key in curves).capitalize() + ".",
-        figure={
-            "data": [_trace(key, curve, colour, per_epoch) for key, curve in curves.items()],
-            "layout": layout,
-        },
+        note=". ".join(f"{name[0].upper()}{name[1:]}: {MEANINGS[key]}" for key, name in names.items()) + ".",
+        figure={"data": traces, "layout": layout},
     )
 
 
@@ -69,44 +82,57 @@ def _of_one_level(changes: Sequence[Change]) -> list[Change]:
     return [change for change in changes if change.level == most]
 
 
-def _curve(key: str, changes: Sequence[Change], end: int) -> list[tuple[int, float]]:
-    """(step, value) at each corner of a line in steps; nothing where the value never was there."""
-    corners: list[tuple[int, float]] = []
+def _pieces(key: str, changes: Sequence[Change], end: int) -> list[_Piece]:
+    """What one key was, up to step `end`; nothing where it never was there."""
+    found: list[tuple[int, float]] = []
     for change in changes:
         value = change.values.get(key)
-        if value is None or (corners and corners[-1][1] == value):
-            continue
-        corners += [(change.step, corners[-1][1])] if corners else []
-        corners.append((change.step, value))
-    return [*corners, (end, corners[-1][1])] if corners else []
+        if value is not None and not (found and found[-1][1] == value):
+            found.append((change.step, value))
+    pieces = [_Piece(a, b, value) for (a, value), (b, _) in pairwise([*found, (end, 0.0)])]
+    return [piece for piece in pieces if piece.begun < piece.ended]
 
 
-def _trace(key: str, curve: Sequence[tuple[int, float]], tinted: str, per_epoch: float) -> Figure:
+def _pen(key: str, tinted: str) -> Figure:
     colour, dash = LINES[key]
+    return {"color": colour or tinted, "width": 2.5, "dash": dash}
+
+
+def _trace(name: str, pieces: Sequence[_Piece], pen: Figure, per_epoch: float, below: float) -> Figure:
+    corners = [(step, piece) for piece in pieces for step in (piece.begun, piece.ended)]
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": key,
-        "x": [round(step / per_epoch, 4) for step, _ in curve],
-        "y": [value for _, value in curve],
-        "customdata": [step for step, _ in curve],
-        "line": {"color": colour or tinted, "width": 2.5, "dash": dash},
-        "hovertemplate": f"{escape(key)} %{{y}}<br>from step %{{customdata}} on<extra></extra>",
+        "name": name,
+        "x": [round(step / per_epoch, 4) for step, _ in corners],
+        "y": [round(piece.value - below, 4) for _, piece in corners],
+        "customdata": [
+            f"{name}: {piece.value:g}<br>steps {piece.begun} to {piece.ended - 1}" for _, piece in corners
+        ],
+        "line": pen,
+        "hovertemplate": "%{customdata}<extra></extra>",
     }
 
 
-def _bands(curve: Sequence[tuple[int, float]], per_epoch: float) -> Figure:
+def _bands(phases: Sequence[_Piece], per_epoch: float) -> Figure:
     """Every other phase shaded, and their names above."""
-    phases = [(a, b, value) for (a, value), (b, _) in pairwise(curve) if a < b]
     across = {"xref": "x", "yref": "y domain"}
     shapes = [
-        {"type": "rect", "x0": a / per_epoch, "x1": b / per_epoch, "y0": 0, "y1": 1, **across}
+        {
+            "type": "rect",
+            "x0": each.begun / per_epoch,
+            "x1": each.ended / per_epoch,
+            "y0": 0,
+            "y1": 1,
+            **across,
+        }
         | {"fillcolor": "var(--panel)", "line": {"width": 0}, "layer": "below"}
-        for a, b, _ in phases[::2]
+        for each in phases[::2]
     ]
     names = [
-        {"text": PHASES.get(value, f"phase {value:g}"), "x": (a + b) / 2 / per_epoch, "y": 1, **across}
-        | {"xanchor": "center", "yanchor": "bottom", "showarrow": False}
-        for a, b, value in phases
+        {"text": PHASES.get(each.value, f"phase {each.value:g}"), "y": 1, **across}
+        | {"x": (each.begun + each.ended) / 2 / per_epoch, "xanchor": "center", "yanchor": "bottom"}
+        | {"showarrow": False}
+        for each in phases
     ]
     return {"shapes": shapes, "annotations": names} if phases else {}
