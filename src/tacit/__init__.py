@@ -48,10 +48,20 @@ if TYPE_CHECKING:
         TacitError,
         UnevenData,
     )
-    from tacit.merges import Average, Elastic, OuterStep, Replace, SlowMo
+    from tacit.merges import Average, Elastic, OuterStep, Replace, SlowMo, StaleMean
     from tacit.optim import LAMB, LARS, GrowingBatches, scale_lr
     from tacit.overlap import Bucketwise, Delayed
-    from tacit.rounds import AdaComm, ByVariance, Every, EveryEpoch, EveryStep, OnPlateau, Until
+    from tacit.rounds import (
+        AdaComm,
+        ByVariance,
+        Cycling,
+        Every,
+        EveryEpoch,
+        EveryStep,
+        Inside,
+        OnPlateau,
+        Until,
+    )
     from tacit.strategy import Levels, Strategy
     from tacit.topologies import Auto, Flat, GlobalTopK, Hierarchical, TwoPhase
 
@@ -99,10 +109,20 @@ _HOMES = {
         "TacitError",
         "UnevenData",
     ),
-    "tacit.merges": ("Average", "Elastic", "OuterStep", "Replace", "SlowMo"),
+    "tacit.merges": ("Average", "Elastic", "OuterStep", "Replace", "SlowMo", "StaleMean"),
     "tacit.overlap": ("Bucketwise", "Delayed"),
     "tacit.optim": ("LAMB", "LARS", "GrowingBatches", "scale_lr"),
-    "tacit.rounds": ("AdaComm", "ByVariance", "Every", "EveryEpoch", "EveryStep", "OnPlateau", "Until"),
+    "tacit.rounds": (
+        "AdaComm",
+        "ByVariance",
+        "Cycling",
+        "Every",
+        "EveryEpoch",
+        "EveryStep",
+        "Inside",
+        "OnPlateau",
+        "Until",
+    ),
     "tacit.strategy": ("Levels", "Strategy"),
     "tacit.topologies": ("Auto", "Flat", "GlobalTopK", "Hierarchical", "TwoPhase"),
 }
@@ -128,6 +148,7 @@ __all__ = [
     "Cluster",
     "CommState",
     "ConfigError",
+    "Cycling",
     "Delayed",
     "Dense",
     "Elastic",
@@ -139,6 +160,7 @@ __all__ = [
     "GlobalTopK",
     "GrowingBatches",
     "Hierarchical",
+    "Inside",
     "Int8",
     "Levels",
     "MajoritySign",
@@ -156,6 +178,7 @@ __all__ = [
     "Select",
     "Sign",
     "SlowMo",
+    "StaleMean",
     "Strategy",
     "TacitError",
     "TernGrad",

@@ -87,7 +87,8 @@ class Timeline(Line):
             known when training waited.
         steps: Those whose beginning is known, in order.
         exchanges: Those that have landed, level by level, in order.
-        changes: Of the schedules, in order; the first of a level is what it began with.
+        changes: Of the schedules, in order: "period", "delay" and "local" where a level remembers them, and
+            "phase", counted from 0, where it has phases. The first are what it began with.
     """
 
     kind: ClassVar[str] = "timeline"

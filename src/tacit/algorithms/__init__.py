@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tacit.algorithms.adacomm import adacomm
 from tacit.algorithms.bf16 import bf16
+from tacit.algorithms.daso import daso
 from tacit.algorithms.ddp import ddp, dense
 from tacit.algorithms.dgc import dgc
 from tacit.algorithms.diloco import diloco, streaming_diloco
@@ -71,6 +72,7 @@ ALGORITHMS: dict[str, Callable[..., AnyStrategy]] = {
     "overlap-localsgd": overlap_localsgd,
     "odsgd": odsgd,
     "ednncomm": ednncomm,
+    "daso": daso,
 }
 """Name -> the function that makes the strategy; its typed parameters are the algorithm's."""
 

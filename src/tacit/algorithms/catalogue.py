@@ -219,6 +219,12 @@ ENTRIES: dict[str, Entry] = {
         False,
         "gradients are averaged inside each node; between nodes, the parameters, once an epoch",
     ),
+    "daso": Entry(
+        "hierarchical",
+        "DASO: Coquelin et al. 2021, arXiv 2104.05588",
+        False,
+        "gradients are averaged inside each node; between nodes the parameters, every few steps and late",
+    ),
 }
 """Name -> facts; a test holds it to the table of algorithms."""
 

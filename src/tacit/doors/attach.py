@@ -36,7 +36,7 @@ from tacit.errors import AttachError, ConfigError, PeerLost
 from tacit.kernels.payloads import FORMAT
 from tacit.kernels.pick import pick
 from tacit.lots import Policy, choice, exempting
-from tacit.rounds import OnPlateau, Until
+from tacit.rounds import EveryEpoch, OnPlateau, Until
 from tacit.session import Session, joined, timeline
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.timelines import Timeline
@@ -75,6 +75,7 @@ def attach(
     policy: Policy | None = None,
     timeout: timedelta | None = None,
     steps_per_epoch: int | None = None,
+    epochs: int | None = None,
     mesh: DeviceMesh | None = None,
     weight: float | None = None,
 ) -> Attached:
@@ -92,7 +93,8 @@ def attach(
             keeps it dense. Without it: the strategy's, and dense for parameters of fewer than two dimensions
             where its compressor exempts them.
         timeout: after which a peer that does not answer is an error; the process group's where not given.
-        steps_per_epoch: for strategies that talk once an epoch.
+        steps_per_epoch: for strategies that go by epochs.
+        epochs: how many there will be, for strategies that end otherwise than they begin.
         mesh: of nodes x ranks of a node, for strategies that go by node; torchrun and Slurm tell it too.
         weight: how much this rank counts for when replicas are averaged, above 0, such as its number of
             samples (FedAvg: McMahan et al. 2017); all alike where no rank gives one.
@@ -111,9 +113,11 @@ def attach(
     )
     named = checked(model, optimizers, strategy)
     scaler = at_work(scaler, strategy)
-    if steps_per_epoch is not None:
-        checks.whole("steps_per_epoch", steps_per_epoch, 1, None, "write len(loader)")
-    memory = {} if steps_per_epoch is None else {"steps_per_epoch": float(steps_per_epoch)}
+    known = {"steps_per_epoch": steps_per_epoch, "epochs": epochs}
+    for name, hint in _SAID.items():
+        if known[name] is not None:
+            checks.whole(name, known[name], 1, None, f"write {hint}")
+    memory = {name: float(value) for name, value in known.items() if value is not None}
     _check_memory(strategy, memory)
     _check_weight(strategy, weight)
     return Attached(model, optimizers, strategy, named, scaler, policy, timeout, memory, mesh, weight=weight)
@@ -186,13 +190,23 @@ def _check_optimizers(named: dict[str, Tensor], optimizers: Sequence[Optimizer])
             )
 
 
+_SAID = {"steps_per_epoch": "len(loader)", "epochs": "10"}
+_SAID_WORDS = {"steps_per_epoch": "how long an epoch is", "epochs": "how many there will be"}
+
+
 def _check_memory(strategy: AnyStrategy, memory: Memory) -> None:
     for level in strategy.levels:
-        if level.rounds.needs - memory.keys():
+        unsaid = [name for name in _SAID if name in level.rounds.needs - memory.keys()]
+        if unsaid:
+            by_steps = (
+                f", or give it a number of steps, such as {strategy.name.partition(':')[0]}:sync_every=50"
+                if isinstance(level.rounds, EveryEpoch)
+                else ""
+            )
             raise AttachError(
-                f"{strategy.name!r} talks once an epoch, and how long an epoch is was not said: write "
-                "attach(..., steps_per_epoch=len(loader)), or give it a number of steps, such as "
-                f"{strategy.name.partition(':')[0]}:sync_every=50"
+                f"{strategy.name!r} goes by epochs, and {' and '.join(_SAID_WORDS[name] for name in unsaid)} "
+                f"was not said: write attach(..., {', '.join(f'{name}={_SAID[name]}' for name in unsaid)})"
+                f"{by_steps}"
             )
         _check_period(level.rounds, memory.get("steps_per_epoch", math.inf))
 
@@ -293,6 +307,9 @@ class Attached:
         try:
             for level in _fully_named(strategy):
                 self.levels.append(Level(level, model, named, **options))
+            for at_work in self.levels:
+                if at_work.strategy.rounds.follows:
+                    at_work.session.follow(self.levels[-1].session)
             self._scaled = None if scaler is None or self._quiet else ScaledSteps(scaler, self.levels, named)
             self._watch()
             self._enter(board)
@@ -595,7 +612,7 @@ def _agree(
         "model": "\n".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named.items()),
         "compressor by its policy": "\n".join(_chosen(strategy, named, policy)),
         "scaler": agreed_on(scaler, strategy),
-        "steps_per_epoch": repr(memory),
+        "steps_per_epoch or number of epochs": repr(memory),
     }
     shown = {**here, "model": f"{len(named)} parameters", "compressor by its policy": "see the policy"}
     sums = torch.tensor([zlib.crc32(line.encode()) for line in here.values()])

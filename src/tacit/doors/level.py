@@ -47,7 +47,7 @@ class Level:
         share: float = 1.0,
         optimizers: Sequence[Optimizer] = (),
     ) -> None:
-        self.strategy = strategy
+        self.strategy = strategy = strategy.told(memory or {})
         self.transport = TorchTransport(model.process_group, timeout, nodes)
         quiet = strategy.subject == "nothing"
         buffers = _float_buffers(model) if strategy.subject == "progress" else {}

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 SCALER_HINT = ". With a GradScaler, write attach(..., scaler=scaler): such a step is then passed over"
 
-SHOWN = ("period", "delay", "local", "phase")
+SHOWN = ("period", "delay", "local")
 """The keys of a schedule's memory that are worth showing where they change."""
 
 
@@ -41,6 +41,7 @@ class Flight:
     Attributes:
         moment: when it began: the step, the number of the round, the learning rate.
         sent: bytes that this rank has sent in it, by the collectives' formulas.
+        seconds: how long it was under way, once it has landed.
         over: set when it has landed, or has failed.
     """
 
@@ -49,6 +50,7 @@ class Flight:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     sent: int = 0
     void: bool = False
+    seconds: float = 0.0
     watch: Watch = field(default_factory=Watch)
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -97,6 +99,7 @@ class Session:
         self.tally = Tally()
         self.schedule_log: deque[tuple[int, Memory]] = deque(maxlen=KEPT)
         """(step, values): what of the memory is worth showing, noted where it changes; the last thousand."""
+        self._leader: Session | None = None
         self.memory = {**strategy.rounds.start(), **(memory or {})}
         self.transport = transport
         self._lr = lr
@@ -112,8 +115,8 @@ class Session:
 
     @property
     def memory(self) -> Memory:
-        """What the rounds remember, and need to know of the training."""
-        return self._memory
+        """What the rounds remember, and need to know of the training; for rounds that follow, the others'."""
+        return self._memory if self._leader is None else self._leader.memory
 
     @memory.setter
     def memory(self, memory: Memory) -> None:
@@ -121,6 +124,10 @@ class Session:
         shown = {key: memory[key] for key in SHOWN if key in memory}
         if shown != (self.schedule_log[-1][1] if self.schedule_log else {}):
             self.schedule_log.append((self.step, shown))
+
+    def follow(self, leader: Session) -> None:
+        """Go by what the rounds of this one remember."""
+        self._leader = leader
 
     # ---- lots and their states ------------------------------------------------------------------------
 
@@ -138,6 +145,11 @@ class Session:
     def ranks(self) -> list[int]:
         """The replicas that agree in a round."""
         return self._ground.ranks
+
+    @property
+    def parties(self) -> int:
+        """How many meet where compressors meet: the replicas, or by node, the nodes."""
+        return self._ground.spot.here.peers
 
     @property
     def by_node(self) -> bool:
@@ -277,7 +289,13 @@ class Session:
 
     def begin(self, lots: Sequence[int] | None = None) -> Flight:
         """Start a round of these lots, of which none is under way; of all, where not said."""
-        moment = {"step": self.step, "round": self.begun, "lr": self._lr()}
+        turn = self.strategy.rounds.turn(self.step, self.memory)
+        moment = {
+            "step": self.step,
+            "round": self.begun,
+            "lr": self._lr(),
+            "turn": self.begun if turn is None else turn,
+        }
         flight = Flight(tuple(range(len(self.lots)) if lots is None else lots), moment)
         self.begun += 1
         self._flights |= dict.fromkeys(flight.lots, flight)
@@ -358,7 +376,9 @@ class Session:
             self._holdings.commit(flight.outcomes)
         for each in flight.lots:
             del self._flights[each]
-        self.tally.ended(flight.watch, self.round, flight.moment["step"], flight.sent, self.void)
+        flight.seconds = self.tally.ended(
+            flight.watch, self.round, flight.moment["step"], flight.sent, self.void
+        )
         self.round += 1
         flight.over.set()
 
@@ -391,7 +411,7 @@ class Session:
     @property
     def late(self) -> bool:
         """Whether rounds are under way while training goes on."""
-        return isinstance(self.strategy.overlap, Delayed)
+        return isinstance(self.strategy.overlap, Delayed) or self.strategy.rounds.late
 
     @property
     def unheard(self) -> bool:

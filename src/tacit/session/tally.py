@@ -100,8 +100,8 @@ class Tally:
         """So many steps have been taken now."""
         self.steps.append((steps, time.perf_counter()))
 
-    def ended(self, watch: Watch, round: int, step: int, bytes_out: int, void: bool) -> None:
-        """All lots of a round have landed."""
+    def ended(self, watch: Watch, round: int, step: int, bytes_out: int, void: bool) -> float:
+        """All lots of a round have landed; returns how many seconds it was under way."""
         now = time.perf_counter()
         begun = now if watch.begun is None else watch.begun
         waits = watch.waits(now)
@@ -119,6 +119,7 @@ class Tally:
         self._last_end = now
         self.records.append(record)
         self._add(record)
+        return record.seconds
 
     def applied(self, lag: int) -> None:
         """An answer was applied, so many steps after its round had left."""

@@ -29,10 +29,16 @@ def timeline(algorithm: str, rank: int, names: Sequence[str], sessions: Sequence
             for i, (_, session) in enumerate(levels)
             for each in tuple(session.tally.records)
         ),
-        changes=tuple(
-            Change(i, step, values)
-            for i, (_, session) in enumerate(levels)
-            for step, values in tuple(session.schedule_log)
-        ),
+        changes=tuple(each for i, (_, session) in enumerate(levels) for each in _changes(i, session)),
     )
     return whole.counted_from(since_1970(stamps[0][1]))
+
+
+def _changes(level: int, session: Session) -> list[Change]:
+    """What was noted of the schedule, and from which steps on its phases are."""
+    found = [Change(level, step, values) for step, values in tuple(session.schedule_log)]
+    start = 0
+    for number, (steps, _) in enumerate(session.strategy.rounds.phases(session.memory)):
+        found.append(Change(level, start, {"phase": float(number)}))
+        start += steps
+    return sorted(found, key=lambda change: change.step)
