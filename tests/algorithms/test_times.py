@@ -4,7 +4,10 @@ import time
 
 from crew import Crew, Replica
 
+from tacit.merges import StaleMean
+from tacit.rounds import Cycling
 from tacit.session import timeline
+from tacit.strategy import Strategy
 
 
 def told(crew: Crew, rank: int = 0):
@@ -24,6 +27,29 @@ def test_a_schedule_is_logged_where_it_changes_and_only_there() -> None:
         replica.session.schedule_log == crew.replicas[0].session.schedule_log for replica in crew.replicas
     )
     assert [change.values["period"] for change in told(crew).changes] == [4.0, *periods]
+    crew.close()
+
+
+def test_daso_is_told_by_its_phases_and_by_b_w_and_l() -> None:
+    rounds = Cycling(period=4, delay=2, local=1, warmup_epochs=1, cooldown_epochs=1, patience=0)
+    strategy = Strategy(subject="progress", rounds=rounds, merge=StaleMean())
+    crew = Crew(strategy, memory={"steps_per_epoch": 8.0, "epochs": 6.0})
+    crew.train(48, loss=lambda step: 1.0)
+    changes = told(crew).changes
+    assert [(each.step, each.values["phase"]) for each in changes if "phase" in each.values] == [
+        (0, 0.0),
+        (8, 1.0),
+        (40, 2.0),
+    ]
+    periods = [each.values for each in changes if "period" in each.values]
+    # The first epoch that cycles is the best, and every one after it a plateau.
+    assert periods == [
+        {"period": 4.0, "delay": 2.0, "local": 1.0},
+        {"period": 2.0, "delay": 1.0, "local": 1.0},
+        {"period": 1.0, "delay": 1.0, "local": 1.0},
+        {"period": 8.0, "delay": 2.0, "local": 2.0},
+    ]
+    assert [each.step for each in changes] == sorted(each.step for each in changes)
     crew.close()
 
 

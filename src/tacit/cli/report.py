@@ -81,7 +81,7 @@ def _put_traces(timelines: Sequence[Timeline], folder: Path) -> None:
     for algorithm in dict.fromkeys(each.algorithm for each in timelines):
         ranks = {each.rank: each for each in timelines if each.algorithm == algorithm}
         name = re.sub(r"[^\w.,=+-]", "_", algorithm)
-        _put(json.dumps(reports.trace(ranks.values())), folder / f"{name}.json")
+        _put(json.dumps(reports.trace(ranks.values()), separators=(",", ":")), folder / f"{name}.json")
 
 
 def _put(text: str, target: Path) -> None:

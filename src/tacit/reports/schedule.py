@@ -24,6 +24,7 @@ LINES = {"period": ("", "solid"), "delay": ("var(--ink)", "dash"), "local": ("va
 """Colour and dashes; a period has the algorithm's colour."""
 APART = 0.018
 """How far a line stands below the one before it, of the largest value, so that both are seen where equal."""
+BLOCKING = "They hold while cycling; in the other phases a round follows every step, and is waited for."
 PHASES = {0.0: "warm-up", 1.0: "cycling", 2.0: "cool-down"}
 
 
@@ -57,6 +58,8 @@ def schedule_chart(
         return None
     colour, most = tint(timeline.algorithm, paint), max(p.value for ps in curves.values() for p in ps)
     names = {key: f"{key} {LETTERS[key]}" if "delay" in curves else key for key in curves}
+    said = [f"{name[0].upper()}{name[1:]}: {MEANINGS[key]}." for key, name in names.items()]
+    phases = _pieces(PHASE, changes, end)
     traces = [
         _trace(names[key], pieces, _pen(key, colour), per_epoch, i * APART * most)
         for i, (key, pieces) in enumerate(curves.items())
@@ -65,12 +68,12 @@ def schedule_chart(
     layout: Figure = {
         "xaxis": {"title": {"text": "epochs"}, "range": [0, end / per_epoch]},
         "yaxis": {"title": {"text": "steps"}, **ticks},
-        **_bands(_pieces(PHASE, changes, end), per_epoch),
+        **_bands(phases, per_epoch),
     }
     return Chart(
         key=f"schedule-{place}",
         title=timeline.algorithm,
-        note=". ".join(f"{name[0].upper()}{name[1:]}: {MEANINGS[key]}" for key, name in names.items()) + ".",
+        note=" ".join([*said, BLOCKING] if phases else said),
         figure={"data": traces, "layout": layout},
     )
 
