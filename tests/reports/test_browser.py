@@ -127,9 +127,9 @@ def test_timelines_and_schedules_are_drawn(timed_page: Path) -> None:
     for rank in range(4):
         assert found["timeline-0"].count(f">rank {rank}</text>") == 1
     assert found["timeline-0"].count('<g class="point"') == 4 * 6
-    # A step of two stretches of computing and one of waiting, one of these rounds exposed as a whole;
+    # A step of two stretches of computing and one of waiting, two of the rounds exposed as a whole;
     # below it a bar for what was hidden, and one for what was not.
-    assert found["timeline-1"].count('<g class="point"') == 4 * (14 * 5 + 2)
+    assert found["timeline-1"].count('<g class="point"') == 4 * (14 * 5 + 4)
     schedule = found["schedule-1"]
     assert schedule.count('<path class="js-line" d="M') == 3
     for word in ("period B", "delay W", "local L", "warm-up", "cycling", "cool-down"):

@@ -14,7 +14,7 @@ from tacit.reports.figures import Figure, Style
 from tacit.reports.schedule import schedule_chart
 from tacit.reports.timeline import timeline_chart
 from tacit.reports.window import LEAST, MOST, RANKS, cut
-from tacit.timelines import Change, Timeline
+from tacit.timelines import Change, Exchange, Span, Step, Timeline
 
 PAINT = {"it": Style("--c0")}
 EPOCHS = [
@@ -34,15 +34,45 @@ def traces(timelines: list[Timeline]) -> dict[str, Figure]:
 def test_the_window_is_of_the_middle_and_has_a_round_of_each_level() -> None:
     window = cut(run("it"))
     assert window is not None
-    assert (window.first, window.last, window.ranks) == (
-        16,
-        29,
-        4,
-    )  # 14 steps around that of the far round, 23
+    # A period of 8 steps and 6 more.
+    assert (window.first, window.last, window.ranks) == (13, 26, 4)
     for each in window.timelines:
-        assert [step.step for step in each.steps] == list(range(16, 30))
+        assert [step.step for step in each.steps] == list(range(13, 27))
         assert {exchange.level for exchange in each.exchanges} == {0, 1}
     assert min(step.begun for each in window.timelines for step in each.steps) == 0
+
+
+def test_a_window_holds_no_evaluation_if_it_can() -> None:
+    origin, epochs = 1000.0, (0, 2.01, 4.01)  # evaluations before steps 20 and 40
+    window = cut([each.resumed([origin + at + each.rank / 1000 for at in epochs]) for each in run("it")])
+    assert window is not None
+    assert (window.first, window.last) == (6, 19)
+    short = [each.resumed([origin + i + 0.01 for i in range(4)]) for each in run("it")]  # epochs of ten steps
+    found = cut(short)
+    assert found is not None
+    assert found.last - found.first == 13
+
+
+def test_a_window_has_a_round_however_rare_they_are() -> None:
+    """The middle would have none."""
+    rare = [
+        replace(each, exchanges=tuple(e for e in each.exchanges if e.level == 0 or e.step == 39))
+        for each in run("it")
+    ]
+    window = cut(rare)
+    assert window is not None
+    assert window.last == 39
+    assert window.last - window.first + 1 == LEAST
+
+
+def test_waiting_between_steps_is_drawn_too() -> None:
+    (timeline,) = run("it", ranks=1)
+    steps = tuple(s if s.step < 20 else Step(s.step, s.begun + 1, s.ended + 1) for s in timeline.steps)
+    flush = Exchange(1, 19, 9, 1.98, 2.5, 8, False, (Span(2.0, 2.5),))
+    found = traces([replace(timeline, steps=steps, exchanges=(flush,))])
+    (waiting,) = found["waiting"]["x"]
+    assert waiting == 500
+    assert found["waiting"]["customdata"] == ["rank 0, waiting for far, between two steps"]
 
 
 def test_a_window_stays_within_what_is_known_and_small() -> None:
@@ -63,7 +93,7 @@ def test_computing_and_waiting_fill_every_step() -> None:
     found = traces(run("it"))
     assert list(found) == ["computing", "waiting", "hidden", "exposed"]
     total = {name: sum(trace["x"]) / 4 for name, trace in found.items()}
-    assert total["waiting"] == total["exposed"] == pytest.approx(14 * 20 + 30)
+    assert total["waiting"] == total["exposed"] == pytest.approx(14 * 20 + 2 * 30)
     assert total["computing"] + total["waiting"] == pytest.approx(14 * 100)
     assert total["hidden"] == pytest.approx(14 * 20)
 
@@ -86,7 +116,7 @@ def test_bars_of_a_rank_lie_below_each_other_and_within_the_chart() -> None:
 
 def test_a_bar_says_what_it_is() -> None:
     found = traces(run("it"))
-    assert found["waiting"]["customdata"][0] == "rank 0, step 16: waiting for near"
+    assert found["waiting"]["customdata"][0] == "rank 0, step 13: waiting for near"
     assert found["exposed"]["customdata"][-1] == "rank 3, far round 2 of step 23, exposed: 90.0 kB"
 
 
@@ -139,6 +169,19 @@ def test_phases_are_bands_behind_the_curves_of_all_that_changes() -> None:
     names = [(each["text"], each["x"]) for each in figure["layout"]["annotations"]]
     assert names == [("warm-up", 0.5), ("cycling", 2.0), ("cool-down", 3.5)]
     assert [(each["x0"], each["x1"]) for each in figure["layout"]["shapes"]] == [(0, 1), (3, 4)]
+
+
+def test_lines_that_would_hide_each_other_are_drawn_apart() -> None:
+    figure = chosen(
+        Change(1, 0, {"period": 8.0, "delay": 2.0, "local": 2.0}),
+        Change(1, 20, {"period": 4.0, "delay": 2.0, "local": 1.0}),
+    )
+    assert figure is not None
+    period, delay, local = figure["data"]
+    assert period["y"] == [8, 8, 4, 4]
+    assert delay["y"] == [2, 2]
+    assert all(1.5 < y < 2 for y in local["y"][:2])
+    assert local["customdata"][0] == "local L: 2<br>steps 0 to 19"
 
 
 def test_what_never_changed_or_is_not_to_be_drawn_is_no_chart() -> None:

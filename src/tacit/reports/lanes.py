@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tacit.timelines import Exchange, Span, Step, Timeline
 
-__all__ = ["Stretch", "hidden", "rows", "stretches", "waits"]
+__all__ = ["Stretch", "hidden", "outside", "rows", "stretches", "waits"]
 
 
 class Stretch(NamedTuple):
@@ -48,6 +48,15 @@ def stretches(step: Step, waits: Iterable[Stretch]) -> list[Stretch]:
         found.append(Stretch(begun, ended, wait.levels))
         at = ended
     return [*found, Stretch(at, step.ended)] if at < step.ended else found
+
+
+def outside(steps: Sequence[Step], waited: Iterable[Stretch]) -> list[Stretch]:
+    """What was waited for between steps, as before an evaluation, or at the end of training."""
+    return [
+        wait
+        for wait in waited
+        if not any(wait.begun < step.ended and step.begun < wait.ended for step in steps)
+    ]
 
 
 def hidden(exchange: Exchange) -> list[Span]:

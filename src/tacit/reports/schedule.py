@@ -61,8 +61,8 @@ def schedule_chart(
     said = [f"{name[0].upper()}{name[1:]}: {MEANINGS[key]}." for key, name in names.items()]
     phases = _pieces(PHASE, changes, end)
     traces = [
-        _trace(names[key], pieces, _pen(key, colour), per_epoch, i * APART * most)
-        for i, (key, pieces) in enumerate(curves.items())
+        _trace(names[key], pieces, _pen(key, colour), per_epoch, _hidden(key, curves) * APART * most)
+        for key, pieces in curves.items()
     ]
     ticks = {"dtick": max(1, round(most / 5)), "range": [0, 1.1 * most]}
     layout: Figure = {
@@ -94,6 +94,19 @@ def _pieces(key: str, changes: Sequence[Change], end: int) -> list[_Piece]:
             found.append((change.step, value))
     pieces = [_Piece(a, b, value) for (a, value), (b, _) in pairwise([*found, (end, 0.0)])]
     return [piece for piece in pieces if piece.begun < piece.ended]
+
+
+def _hidden(key: str, curves: Mapping[str, Sequence[_Piece]]) -> int:
+    """How many of the curves drawn before are at the same place somewhere."""
+    before = [*curves][: [*curves].index(key)]
+    return sum(
+        any(
+            a.value == b.value and a.begun < b.ended and b.begun < a.ended
+            for a in curves[key]
+            for b in curves[name]
+        )
+        for name in before
+    )
 
 
 def _pen(key: str, tinted: str) -> Figure:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
 from tacit.reports.figures import Chart, Figure, Style, tint
-from tacit.reports.lanes import hidden, stretches, waits
+from tacit.reports.lanes import hidden, outside, stretches, waits
 from tacit.reports.window import Window, cut
 from tacit.timelines import Exchange, Span, Timeline
 
@@ -97,9 +97,11 @@ class _Bars:
             for step in timeline.steps:
                 for begun, ended, levels in stretches(step, waited):
                     if bool(levels) == waiting:
-                        names = " and ".join(self._levels[level] for level in levels)
-                        what = f"waiting for {names}" if waiting else "computing"
+                        what = f"waiting for {self._names(levels)}" if waiting else "computing"
                         yield self._upper(place, Span(begun, ended), f"step {step.step}: {what}")
+            for begun, ended, levels in outside(timeline.steps, waited) if waiting else ():
+                what = f"waiting for {self._names(levels)}, between two steps"
+                yield self._upper(place, Span(begun, ended), what)
 
     def steps(self) -> Iterator[_Bar]:
         """Whole steps, where nobody knows more of them."""
@@ -113,6 +115,9 @@ class _Bars:
             for each in timeline.exchanges:
                 for span in each.waits if waiting else hidden(each):
                     yield self._lower(place, each, span, "exposed" if waiting else "hidden")
+
+    def _names(self, levels: Iterable[int]) -> str:
+        return " and ".join(self._levels[level] for level in levels)
 
     def _upper(self, place: int, span: Span, told: str) -> _Bar:
         return _Bar(self.top(place) + TALL / 2, TALL, span, f"rank {self._timelines[place].rank}, {told}")

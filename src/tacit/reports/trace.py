@@ -8,11 +8,11 @@ level that are under way at once stand in threads of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
-from tacit.reports.lanes import Stretch, rows, stretches, waits
-from tacit.timelines import Exchange, Step, Timeline, aligned
+from tacit.reports.lanes import Stretch, outside, rows, stretches, waits
+from tacit.timelines import Exchange, Timeline, aligned
 
 __all__ = ["TRAINING", "trace"]
 
@@ -67,18 +67,9 @@ def _training(timeline: Timeline) -> Iterator[Event]:
                 yield _event(f"wait for {names}", "exposed", each.begun, each.ended, told, **where)
             else:
                 yield _event("compute", "compute", each.begun, each.ended, told, **where)
-    for each in _outside(timeline.steps, waited):
+    for each in outside(timeline.steps, waited):
         names = _names(timeline, each)
         yield _event(f"wait for {names}", "exposed", each.begun, each.ended, {}, **where)
-
-
-def _outside(steps: Sequence[Step], waited: Iterable[Stretch]) -> list[Stretch]:
-    """What was waited for between steps, as at the end of training."""
-    return [
-        wait
-        for wait in waited
-        if not any(wait.begun < step.ended and step.begun < wait.ended for step in steps)
-    ]
 
 
 def _names(timeline: Timeline, stretch: Stretch) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from tacit.timelines import Timeline
+from tacit.timelines import Step, Timeline
 
-__all__ = ["RANKS", "Window", "cut"]
+__all__ = ["LEAST", "MOST", "RANKS", "Window", "cut"]
 
 LEAST, MOST = 6, 30
 """Steps in a window."""
@@ -19,7 +19,13 @@ BARS = 240
 
 
 class Window(NamedTuple):
-    """Some steps of some ranks, whose times count from the beginning of the first of them."""
+    """Some steps of some ranks, whose times count from the beginning of the first of them.
+
+    Attributes:
+        timelines: Of the ranks that are drawn.
+        first: Step; `last`: the last one.
+        ranks: How many there are.
+    """
 
     timelines: tuple[Timeline, ...]
     first: int
@@ -30,12 +36,13 @@ class Window(NamedTuple):
 def cut(timelines: Sequence[Timeline]) -> Window | None:
     """The window of one run's timelines; None where no step is known."""
     shown = _spread(sorted(timelines, key=lambda each: each.rank))
-    steps = [each.step for each in shown[0].steps] if shown else []
+    steps = shown[0].steps if shown else ()
     if not steps:
         return None
-    count = min(_wanted(shown[0]), max(LEAST, BARS // len(shown)))
-    middle = _middle(shown[0], steps)
-    first = max(steps[0], min(middle - count // 2, steps[-1] + 1 - count))
+    rounds = _rarest(shown[0])
+    middle = steps[len(steps) // 2].step
+    count = min(_wanted(rounds, middle), max(LEAST, BARS // len(shown)))
+    first = _first(steps, rounds, middle, count)
     parts = [each.within(first, first + count) for each in shown]
     last = max(step.step for each in parts for step in each.steps)
     start = min(each.origin + each.steps[0].begun for each in parts if each.steps)
@@ -58,14 +65,20 @@ def _rarest(timeline: Timeline) -> list[int]:
     return min(filter(None, found), key=len, default=[])
 
 
-def _wanted(timeline: Timeline) -> int:
-    """A period of the rarest level, and some steps around it."""
-    gaps = [after - before for before, after in pairwise(_rarest(timeline))]
-    period = sorted(gaps)[len(gaps) // 2] if gaps else 0
-    return max(LEAST, min(period + LEAST, MOST))
+def _wanted(rounds: Sequence[int], middle: int) -> int:
+    """The longest period around the middle, and some steps more."""
+    around = [each for each in rounds if abs(each - middle) <= MOST]
+    period = max((after - before for before, after in pairwise(around)), default=0)
+    return min(period + LEAST, MOST)
 
 
-def _middle(timeline: Timeline, steps: Sequence[int]) -> int:
-    """The middle, or the round of the rarest level that is nearest to it."""
-    middle = steps[len(steps) // 2]
-    return min(_rarest(timeline), key=lambda step: abs(step - middle), default=middle)
+def _first(steps: Sequence[Step], rounds: Sequence[int], middle: int, count: int) -> int:
+    """With which step the window begins: a round in it, if it can be no evaluation, and near the middle."""
+    breaks = [after.step for before, after in pairwise(steps) if after.begun > before.ended]
+
+    def flaws(first: int) -> tuple[bool, int, int]:
+        inside = range(first + 1, first + count)
+        lacks = not any(first <= each < first + count for each in rounds)
+        return lacks, sum(each in inside for each in breaks), abs(first + count // 2 - middle)
+
+    return min(range(steps[0].step, max(steps[0].step, steps[-1].step + 1 - count) + 1), key=flaws)
