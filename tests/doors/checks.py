@@ -922,7 +922,7 @@ def ranks_with_other_epochs_are_refused() -> None:
     raises(
         tacit.AttachError,
         lambda: tacit.attach(model, sgd(model), "localsgd", steps_per_epoch=epoch),
-        "ranks [1] attach another steps_per_epoch than rank 0",
+        "ranks [1] attach another steps_per_epoch or number of epochs than rank 0",
     )
 
 
