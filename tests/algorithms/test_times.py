@@ -63,10 +63,15 @@ def test_asking_for_facts_is_waiting_for_the_round_that_is_under_way() -> None:
     """The answer comes behind the round's own messages, so training has waited for these too."""
     crew = Crew("adacomm:sync_every=2")
 
+    def waits(replica: Replica) -> bool:
+        return any(flight.watch.waits(time.perf_counter()) for flight in [*replica.session._flights.values()])
+
     def late(rank: int, replica: Replica) -> None:
         for _ in range(2):
             replica.progress.facts.observe(1.0)
             if replica.session.step == 1 and rank == 2:
+                while not waits(crew.replicas[0]):
+                    time.sleep(0.001)
                 time.sleep(0.2)
             replica.progress.after_step()
 
@@ -74,12 +79,11 @@ def test_asking_for_facts_is_waiting_for_the_round_that_is_under_way() -> None:
     found = told(crew)
     assert abs(found.origin + found.exchanges[0].ended - time.time()) < 60
     (exchange,) = found.exchanges
-    assert exchange.exposed > 0.15
-    assert exchange.exposed <= exchange.ended - exchange.begun
+    assert 0.2 <= exchange.exposed <= exchange.ended - exchange.begun
     crew.close()
 
 
-def test_rounds_under_way_while_training_goes_on_are_hidden() -> None:
+def test_a_late_round_is_waited_for_within_itself_if_at_all() -> None:
     crew = Crew("overlap-localsgd:sync_every=2")
 
     def slow(rank: int, replica: Replica) -> None:
