@@ -153,16 +153,11 @@ def _trace(name: str, bars: Sequence[_Bar], marker: Figure, scale: float) -> Fig
 
 
 def _note(window: Window) -> str:
-    steps, levels, shown = (
-        f"Steps {window.first} to {window.last}",
-        window.timelines[0].levels,
-        len(window.timelines),
-    )
+    levels, shown = window.timelines[0].levels, len(window.timelines)
     of = "" if shown == window.ranks else f" on {shown} of {window.ranks} ranks"
+    steps = f"Steps {window.first} to {window.last}{of}."
     if not levels:
-        return (
-            f"{steps}{of}. torch's own exchange is inside them, and does not say when training waits for it."
-        )
+        return f"{steps} torch's own exchange is inside them, and does not say when training waits for it."
     if len(levels) == 1:
-        return f"{steps}{of}."
-    return f"{steps}{of}. Below each rank its levels: {', '.join(levels[:-1])}, and {levels[-1]} lowest."
+        return steps
+    return f"{steps} Below each rank its levels: {', '.join(levels[:-1])}, and {levels[-1]} lowest."
