@@ -1,6 +1,6 @@
 """What strategies by levels leave of a node's own speed: VGG-11 on 2 nodes of 2, arms interleaved in a run.
 
-    python benchmarks/levels.py                # about 20 minutes, without the accuracy
+    python benchmarks/levels.py                # about 15 minutes, without the accuracy
     python benchmarks/levels.py --quick        # about 3 minutes: short blocks, and no promise is judged
     python benchmarks/levels.py --accuracy     # three seeds of `tacit compare`, paired
     python benchmarks/levels.py --json         # the last line on stdout is one JSON object
@@ -53,7 +53,7 @@ class Scene:
     promised: Mapping[str, tuple[str, float]]
     epochs: tuple[int, int] = FOREVER
     block: int = 16
-    blocks: int = 8
+    blocks: int = 5
     warmup: int = 8
     exposed: Mapping[str, float] = field(default_factory=dict)
 
@@ -84,7 +84,8 @@ SCENES = {
             "daso": "daso:warmup_epochs=1,cooldown_epochs=1,by=slices",
         },
         {"daso": ("ddp", 1 / 0.66)},
-        epochs=(10, 16),
+        epochs=(10, 8),
+        block=8,
         blocks=10,
         warmup=0,
     ),

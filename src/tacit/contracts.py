@@ -376,6 +376,7 @@ class Context:
         share: of the model's elements, how much travels in this exchange.
         step: attempts of the optimizer so far; `round`: finished rounds so far.
         lr: the learning rate of the first parameter group, 0 where no optimizer is known.
+        alike: whether all ranks of the node give the same tensor; for topologies by node.
         turn: whose turn it is, counted up by one from round to round; for topologies that take turns.
         name: of the lot that travels; part of every random seed.
     """
@@ -392,6 +393,7 @@ class Context:
     step: int = 0
     round: int = 0
     lr: float = 0.0
+    alike: bool = False
     turn: int = 0
     name: str = ""
     seed: int = 0

@@ -6,6 +6,7 @@ from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
+import pytorch_optimizer
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -487,6 +488,42 @@ def ednncomm_meets_between_nodes_every_so_often() -> None:
         both = everywhere(sent)
         assert int(both[rank] + both[rank ^ 1]) == 8 * n * 4
         assert session.metrics()["rounds"] == 72
+
+
+@check
+def ednncomm_goes_with_every_optimizer_of_its_paper() -> None:
+    for build in (
+        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=5e-4),
+        lambda p: torch.optim.RMSprop(p, lr=1e-3),
+        lambda p: torch.optim.Adam(p, lr=1e-3),
+        lambda p: torch.optim.AdamW(p, lr=1e-3),
+        lambda p: pytorch_optimizer.DiffGrad(p, lr=1e-3),
+        lambda p: pytorch_optimizer.AdaBelief(p, lr=1e-3),
+    ):
+        model = wrapped()
+        optimizer, rank = build(model.parameters()), dist.get_rank()
+        with tacit.attach(model, optimizer, "ednncomm:sync_every=4"):
+            for step in range(1, 9):
+                steps(model, optimizer, 1, seed=step)
+                replicas = everywhere(flat(model))
+                assert torch.equal(replicas[rank], replicas[rank ^ 1]), (optimizer, step)
+                assert torch.equal(replicas[0], replicas[2]) == (step % 4 == 0), (optimizer, step)
+
+
+@check
+def ednncomm_with_two_optimizers_as_a_gan_has() -> None:
+    model = wrapped()
+    early, late = [*model.parameters()][:2], [*model.parameters()][2:]
+    first, second = torch.optim.Adam(early, lr=1e-3), torch.optim.Adam(late, lr=1e-3)
+    with tacit.attach(model, [first, second], "ednncomm:sync_every=2") as session:
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        for step in range(1, 5):
+            x, y = torch.randn(8, 20, generator=generator), torch.randint(0, 5, (8,), generator=generator)
+            nn.functional.cross_entropy(model(x), y).backward()
+            first.step()
+            second.step()
+            assert same_on_all_ranks(flat(model)) == (step % 2 == 0), step
+        assert session.metrics()["steps"] == 4
 
 
 @check

@@ -193,9 +193,9 @@ def daso_says_blocking_phases_in_bf16_and_late_rounds_in_fp32() -> None:
         train(ddp, optimizer, session, batches(3 * EPOCH))
         sent = {each.step: each.bytes_out for each in session.levels[1].session.tally.records}
     n = flat(ddp).numel()
-    # On 2 nodes of 2 a rank sends half of the parameters in its node, twice, and its half across.
+    # On 2 nodes of 2 a rank sends its half of the parameters across, and what came of it in its node.
     biases = 300 + 400 + 5
-    near = 4 * n
+    near = 4 * (n / 2)
     for step in (0, EPOCH - 1, 2 * EPOCH, 3 * EPOCH - 1):
         assert abs(sent[step] - near - 2 * (n / 2)) <= 4 * biases, (step, sent[step], n)
     for step in (EPOCH, EPOCH + 4, 2 * EPOCH - 1):
@@ -210,10 +210,10 @@ def daso_takes_turns() -> None:
     with tacit.attach(ddp, optimizer, "daso:period=1,bits=32", steps_per_epoch=4, epochs=2) as session:
         train(ddp, optimizer, session, batches(8))
         records = session.levels[1].session.tally.records
-    # In turn, a rank sends the node's mean across, and then to its mate, who has sent it its own.
+    # In turn, a rank sends what both have across, and the mean to its mate.
     for record in records:
         in_turn = record.step % 4 % 2 == mine
-        assert abs(record.bytes_out - (8 if in_turn else 4) * n) < 0.01 * n, (record, n)
+        assert abs(record.bytes_out - 8 * n * in_turn) < 0.01 * n, (record, n)
 
 
 @check
@@ -352,10 +352,10 @@ def daso_tells_all_ranks_of_a_nan() -> None:
     session = tacit.attach(ddp, optimizer, "daso", steps_per_epoch=6, epochs=2)
 
     def spoil(step: int) -> None:
-        if step == 4 and dist.get_rank() == 3:
+        if step == 4 and dist.get_rank() > 1:  # on the whole node, as there are no gradients of one's own
             optimizer.state[next(ddp.parameters())]["momentum_buffer"].view(-1)[0] = float("nan")
 
-    text = "the parameter 0.weight on rank 3"
+    text = "the parameter 0.weight on rank 2"  # which is in turn
     raises(NonFinite, lambda: train(ddp, optimizer, session, batches(12), spoil), text)
     session.close()
 

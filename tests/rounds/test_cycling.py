@@ -226,3 +226,16 @@ def test_refuses_what_cannot_be(given: dict[str, float], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Cycling(**given)  # type: ignore[arg-type]
     assert said in str(caught.value)
+
+
+def test_replicas_of_a_node_stay_parted_once_they_were() -> None:
+    schedule = Cycling(warmup_epochs=0)
+    now, parted = memory(schedule, epochs=1000), []
+    for epoch in range(16):
+        step = (epoch + 1) * (LAST + 1) - 1
+        now = schedule.observe(now, {"step": step, "lr": 0.1, "loss": 1.0})
+        parted.append((now["local"], schedule.parted(step + 1, now)))
+    assert parted[0] == (1, False)
+    assert parted[9] == (2, True)
+    assert parted[15] == (1, True)
+    assert Cycling(8, 2, 2).parted(0, memory(Cycling(8, 2, 2)))

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from tacit import checks
 from tacit.algorithms import parse
-from tacit.contracts import WORLD, Memory, Rounds
+from tacit.contracts import NODE, WORLD, Memory, Rounds
 from tacit.doors import footprint, live, momentum, state
 from tacit.doors.ddp import Switchboard, no_exchange, plain_mean
 from tacit.doors.level import Level, own_timeout
@@ -36,7 +36,7 @@ from tacit.errors import AttachError, ConfigError, PeerLost
 from tacit.kernels.payloads import FORMAT
 from tacit.kernels.pick import pick
 from tacit.lots import Policy, choice, exempting
-from tacit.rounds import EveryEpoch, OnPlateau, Until
+from tacit.rounds import EveryEpoch, EveryStep, Inside, OnPlateau, Until
 from tacit.session import Session, joined, timeline
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.timelines import Timeline
@@ -302,6 +302,7 @@ class Attached:
             "memory": memory,
             "share": _share(group, strategy, weight),
             "optimizers": optimizers,
+            "alike": weight is None and scaler is None and _alike_by_node(strategy),
         }
         self.levels: list[Level] = []
         try:
@@ -587,6 +588,12 @@ def _first_line(error: BaseException) -> str:
 
 def _goes_by_node(strategy: AnyStrategy) -> bool:
     return any({level.topology.scope, level.topology.meets} != {WORLD} for level in strategy.levels)
+
+
+def _alike_by_node(strategy: AnyStrategy) -> bool:
+    """Whether the nearest level gives the ranks of a node the same gradients, in every step that counts."""
+    near = strategy.levels[0]
+    return near.topology.scope == NODE and isinstance(near.rounds, EveryStep | Inside)
 
 
 def _fully_named(strategy: AnyStrategy) -> Sequence[Strategy]:

@@ -29,7 +29,8 @@ class Cycling(Rounds):
     What would land just before the next round leaves, lands with it (so in the authors' code): with B = 2 and
     W = 1 the lag is 2. It is then weighted by the lag that it has.
 
-    Remembered: "period", B; "delay", W; "local", L; "best" and "bad", of the loss; "asked".
+    Remembered: "period", B; "delay", W; "local", L; "parted", whether L has been above 1; "best" and "bad",
+    of the loss; "asked".
 
     Attributes:
         period: B at first. "auto": the least for which the transfers are hidden, from how long they take and
@@ -86,7 +87,12 @@ class Cycling(Rounds):
         """The first B, W, L."""
         if self.period == "auto":
             return {"period": 4.0, "delay": 4.0, "local": 1.0, "asked": 0.0}
-        return {"period": float(self.period), "delay": float(self.delay), "local": float(self.local)}
+        return {
+            "period": float(self.period),
+            "delay": float(self.delay),
+            "local": float(self.local),
+            "parted": float(self.local > 1),
+        }
 
     # ---- phases ---------------------------------------------------------------------------------------
 
@@ -143,8 +149,8 @@ class Cycling(Rounds):
         return k % int(memory["period"]) == 0 or since <= 0 or since % local == 0
 
     def parted(self, step: int, memory: Memory) -> bool:
-        """While L is above 1."""
-        return int(memory["local"]) > 1 and not self._blocks(step, memory)
+        """Once L has been above 1: replicas may meet again, but not their optimizers' states."""
+        return bool(memory.get("parted"))
 
     # ---- periods that change --------------------------------------------------------------------------
 
@@ -166,7 +172,14 @@ class Cycling(Rounds):
             return memory
         if memory["period"] == 1:
             quarter = float(max(1, self.most // 4))
-            return {**memory, "period": float(self.most), "delay": quarter, "local": quarter}
+            parted = max(memory["parted"], float(quarter > 1))
+            return {
+                **memory,
+                "period": float(self.most),
+                "delay": quarter,
+                "local": quarter,
+                "parted": parted,
+            }
         period = memory["period"] // 2
         delay = max(1.0, min(memory["delay"] - 1, period - 1))
         return {**memory, "period": period, "delay": delay, "local": max(1.0, memory["local"] // 2)}

@@ -40,6 +40,7 @@ class Flight:
 
     Attributes:
         moment: when it began: the step, the number of the round, the learning rate.
+        parted: whether the ranks of a node may differ in what they give.
         sent: bytes that this rank has sent in it, by the collectives' formulas.
         seconds: how long it was under way, once it has landed.
         over: set when it has landed, or has failed.
@@ -47,6 +48,7 @@ class Flight:
 
     lots: tuple[int, ...]
     moment: Mapping[str, Any]
+    parted: bool = False
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     sent: int = 0
     void: bool = False
@@ -99,6 +101,8 @@ class Session:
         self.tally = Tally()
         self.schedule_log: deque[tuple[int, Memory]] = deque(maxlen=KEPT)
         """(step, values): what of the memory is worth showing, noted where it changes; the last thousand."""
+        self.alike: frozenset[str] = frozenset()
+        """What the ranks of a node have alike after every step, but where the rounds have parted them."""
         self._leader: Session | None = None
         self.memory = {**strategy.rounds.start(), **(memory or {})}
         self.transport = transport
@@ -216,7 +220,8 @@ class Session:
             total = torch.zeros(())
             if scale != 1.0:
                 x.div_(scale)
-        talk = self._holdings.talk(i, x, total, **flight.moment)
+        alike = not flight.parted and self.alike.issuperset(slot.name for slot in lot.slots)
+        talk = self._holdings.talk(i, x, total, alike=alike, **flight.moment)
         outcome, sent = yield from counted(talk, self.transport.place)
         flight.sent += sent
         if scale != 1.0:
@@ -289,14 +294,16 @@ class Session:
 
     def begin(self, lots: Sequence[int] | None = None) -> Flight:
         """Start a round of these lots, of which none is under way; of all, where not said."""
-        turn = self.strategy.rounds.turn(self.step, self.memory)
+        rounds = self.strategy.rounds
+        turn = rounds.turn(self.step, self.memory)
         moment = {
             "step": self.step,
             "round": self.begun,
             "lr": self._lr(),
             "turn": self.begun if turn is None else turn,
         }
-        flight = Flight(tuple(range(len(self.lots)) if lots is None else lots), moment)
+        parted = rounds.parted(self.step, self.memory)
+        flight = Flight(tuple(range(len(self.lots)) if lots is None else lots), moment, parted)
         self.begun += 1
         self._flights |= dict.fromkeys(flight.lots, flight)
         return flight

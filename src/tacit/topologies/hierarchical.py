@@ -41,7 +41,8 @@ class Hierarchical(Topology):
 
     Of n elements on M nodes of G ranks, a dense exchange moves 2 (M - 1) / M n across each node's link, where
     a ring over all ranks moves 2 (R - 1) / R n. Inside a node everything travels densely, and the compressor
-    works on the node's mean. Survey (arXiv 2003.03009), hierarchical all-reduce.
+    works on the node's mean; where all ranks of a node give the same, that is it already. Survey (arXiv
+    2003.03009), hierarchical all-reduce.
 
     Attributes:
         by: "slices": each rank of a node takes 1 / G of the tensor across, so that G streams share the work.
@@ -102,14 +103,16 @@ class Hierarchical(Topology):
         if ctx.near.peers == 1:
             return (yield from self.far.conduct(ctx.out, compressor, state, ctx))
         spans = self._shares(x, ctx)
-        yield Scatter(ctx.out, spans, NODE, ctx.total)
+        if not ctx.alike:
+            yield Scatter(ctx.out, spans, NODE, ctx.total)
         if ctx.word is not None:
             yield from say(ctx.word, NODE)
         start, stop = spans[ctx.near.rank]
         mine = ctx.out[start:stop]
         done = Outcome(mine, Everything(mine), state)
         if stop > start:
-            here = replace(ctx, out=mine, total=None, share=ctx.share * mine.numel() / x.numel())
+            total = ctx.total if ctx.alike else None
+            here = replace(ctx, out=mine, total=total, share=ctx.share * mine.numel() / x.numel())
             done = yield from self.far.conduct(mine, compressor, state, here)
         yield Collect(ctx.out, spans, NODE)
         yield from _pass_on(ctx.word, spans)
