@@ -166,10 +166,8 @@ def _tell(console: Console, text: str) -> None:
 
 
 def _page(records: Path) -> str:
-    """Write the page beside the records, and say where it is or why it is not there."""
-    target = records.with_name(report.PAGE)
+    """Write the page and the traces beside the records; where they are, or why they are not there."""
     try:
-        report.write(records, target)
+        return "\n".join(report.write(records, records.with_name(report.PAGE)))
     except ConfigError as error:
         return f"Report: none, {error}"
-    return f"Report: {target}"

@@ -58,6 +58,7 @@ class _Heat:
             "--seed": request.seed,
             "--target": request.target,
             "--out": request.records,
+            "--timeline": request.timeline,
         }
         if request.tensorboard is not None:
             options["--tensorboard"] = request.tensorboard

@@ -18,6 +18,7 @@ from tacit.records import COMPUTE_ONLY, Writer
 __all__ = ["Request", "check"]
 
 RECORDS = "records.jsonl"
+TIMELINE = "timeline.jsonl"
 N = TypeVar("N", int, float)
 
 
@@ -53,6 +54,11 @@ class Request:
     def records(self) -> Path:
         """The file that all runs append to."""
         return self.folder / RECORDS
+
+    @property
+    def timeline(self) -> Path:
+        """The file that takes what the ranks were doing when."""
+        return self.folder / TIMELINE
 
     @property
     def output(self) -> Path:
@@ -154,7 +160,7 @@ def _curves(root: Path | None, names: Sequence[str]) -> Path | None:
 
 
 def _make(folder: Path) -> None:
-    if (folder / RECORDS).exists():
+    if (folder / RECORDS).exists() or (folder / TIMELINE).exists():
         raise ConfigError(f"{folder} holds the records of another comparison: give another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
