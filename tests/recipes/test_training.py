@@ -226,14 +226,14 @@ def test_of_ranks_that_never_talk_nothing_is_told() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_an_evaluation_belongs_to_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(line: Line, model: torch.nn.Module) -> tuple[float, float]:
+    def slow(line: Line, model: torch.nn.Module, rank: int, world: int) -> tuple[float, float]:
         time.sleep(0.2)
         return 0.0, 0.5
 
     monkeypatch.setattr(Line, "evaluate", slow)
     (found,) = timelines("ddp")
     gaps = [after.begun - before.ended for before, after in pairwise(found.steps)]
-    assert [gap > 0.15 for gap in gaps] == [False, True, False, True, False]
+    assert min(gaps[1], gaps[3]) >= 0.2
 
 
 class Told:
