@@ -8,12 +8,13 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
-from tacit.recipes.vgg import vgg11
+from tacit.recipes.models.vgg import vgg11
 from tacit.testbed import counters
 
 BATCH = 32
@@ -26,15 +27,22 @@ class Trainer:
 
     Args:
         arm: "compute-only" (no DDP), "ddp" (torch alone: tacit is never attached), "noop" (a hook that
-            exchanges nothing), "closed" (attached, one step, closed), "torch:powersgd" (torch's own hook), or
-            what `tacit.attach` takes.
+            exchanges nothing), "near-only" (torch's DDP among the ranks of a node, nothing between nodes),
+            "closed" (attached, one step, closed), "torch:powersgd" (torch's own hook), or what `tacit.attach`
+            takes.
         mixed: forward in bf16 autocast with convolutions in channels-last; parameters and gradients in fp32.
         batch: images a rank and step.
         bucket_cap_mb: DDP's; None: its default, and one bucket for PowerSGD, ours and torch's alike.
+        epochs: how many, and of how many steps, for what goes by them.
     """
 
     def __init__(
-        self, arm: str, mixed: bool = False, batch: int = BATCH, bucket_cap_mb: float | None = None
+        self,
+        arm: str,
+        mixed: bool = False,
+        batch: int = BATCH,
+        bucket_cap_mb: float | None = None,
+        epochs: tuple[int, int] | None = None,
     ) -> None:
         torch.manual_seed(0)
         layout = torch.channels_last if mixed else torch.contiguous_format
@@ -44,13 +52,17 @@ class Trainer:
         self.mixed = mixed
         self.criterion = nn.CrossEntropyLoss()
         self.session: tacit.Attached | None = None
+        self.epochs = epochs
         self.sent: list[int] = []
         self.exposed: list[float] = []
         if "powersgd" in arm and bucket_cap_mb is None:
             bucket_cap_mb = ONE_BUCKET
         if arm != "compute-only":
             self.model = DistributedDataParallel(
-                self.model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_cap_mb
+                self.model,
+                gradient_as_bucket_view=True,
+                bucket_cap_mb=bucket_cap_mb,
+                process_group=_node() if arm == "near-only" else None,
             )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         if isinstance(self.model, DistributedDataParallel):
@@ -58,7 +70,8 @@ class Trainer:
 
     def attach(self, model: DistributedDataParallel, algorithm: str) -> None:
         """Put tacit to work."""
-        self.session = tacit.attach(model, self.optimizer, algorithm)
+        count, steps = self.epochs or (None, None)
+        self.session = tacit.attach(model, self.optimizer, algorithm, epochs=count, steps_per_epoch=steps)
 
     def close(self) -> None:
         """End the session, where there is one."""
@@ -73,6 +86,8 @@ class Trainer:
             loss = self.criterion(self.model(self.x), self.y)
         self.optimizer.zero_grad()
         loss.backward()
+        if self.session is not None:
+            self.session.observe(loss.detach())
         self.optimizer.step()
         self.sent.append(counters.transmitted(os.environ["TACIT_INTERFACE"]) - before)
         if self.session is not None and self.session.session.tally.records:
@@ -80,6 +95,13 @@ class Trainer:
 
     def _autocast(self) -> AbstractContextManager[object]:
         return torch.autocast("cpu", torch.bfloat16, enabled=self.mixed)
+
+
+def _node() -> dist.ProcessGroup:
+    """The ranks of this node."""
+    mine, _ = dist.new_subgroups(int(os.environ["LOCAL_WORLD_SIZE"]))
+    assert mine is not None
+    return mine
 
 
 def _leave_alone(trainer: Trainer, model: DistributedDataParallel) -> None:
@@ -118,6 +140,7 @@ def _torch_powersgd(trainer: Trainer, model: DistributedDataParallel) -> None:
 _ENTER: Mapping[str, Callable[[Trainer, DistributedDataParallel], None]] = MappingProxyType(
     {
         "ddp": _leave_alone,
+        "near-only": _leave_alone,
         "noop": _exchange_nothing,
         "closed": _attach_and_close,
         "torch:powersgd": _torch_powersgd,

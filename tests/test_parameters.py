@@ -105,7 +105,7 @@ def test_the_error_says_the_range(make: Any, says: str) -> None:
         make()
 
 
-MAY_BE_NONE = ("warmup_steps", "fragment_sync_delay", "patience")
+MAY_BE_NONE = ("warmup_steps", "fragment_sync_delay", "patience", "warmup_epochs", "cooldown_epochs")
 
 
 def of_algorithms() -> Iterator[Any]:

@@ -49,10 +49,20 @@ if TYPE_CHECKING:
         TacitError,
         UnevenData,
     )
-    from tacit.merges import Adopt, Average, Elastic, OuterStep, Replace, SlowMo
+    from tacit.merges import Adopt, Average, Elastic, OuterStep, Replace, SlowMo, StaleMean
     from tacit.optim import LAMB, LARS, GrowingBatches, scale_lr
     from tacit.overlap import Bucketwise, Delayed
-    from tacit.rounds import AdaComm, ByVariance, Every, EveryEpoch, EveryStep, OnPlateau, Until
+    from tacit.rounds import (
+        AdaComm,
+        ByVariance,
+        Cycling,
+        Every,
+        EveryEpoch,
+        EveryStep,
+        Inside,
+        OnPlateau,
+        Until,
+    )
     from tacit.strategy import Levels, Strategy
     from tacit.topologies import (
         Asynchronous,
@@ -111,10 +121,20 @@ _HOMES = {
         "TacitError",
         "UnevenData",
     ),
-    "tacit.merges": ("Adopt", "Average", "Elastic", "OuterStep", "Replace", "SlowMo"),
+    "tacit.merges": ("Adopt", "Average", "Elastic", "OuterStep", "Replace", "SlowMo", "StaleMean"),
     "tacit.overlap": ("Bucketwise", "Delayed"),
     "tacit.optim": ("LAMB", "LARS", "GrowingBatches", "scale_lr"),
-    "tacit.rounds": ("AdaComm", "ByVariance", "Every", "EveryEpoch", "EveryStep", "OnPlateau", "Until"),
+    "tacit.rounds": (
+        "AdaComm",
+        "ByVariance",
+        "Cycling",
+        "Every",
+        "EveryEpoch",
+        "EveryStep",
+        "Inside",
+        "OnPlateau",
+        "Until",
+    ),
     "tacit.strategy": ("Levels", "Strategy"),
     "tacit.topologies": (
         "Asynchronous",
@@ -152,6 +172,7 @@ __all__ = [
     "Cluster",
     "CommState",
     "ConfigError",
+    "Cycling",
     "Delayed",
     "Dense",
     "Elastic",
@@ -163,6 +184,7 @@ __all__ = [
     "GlobalTopK",
     "GrowingBatches",
     "Hierarchical",
+    "Inside",
     "Int8",
     "Levels",
     "MajoritySign",
@@ -181,6 +203,7 @@ __all__ = [
     "ServerLost",
     "Sign",
     "SlowMo",
+    "StaleMean",
     "StaleSynchronous",
     "Star",
     "Strategy",

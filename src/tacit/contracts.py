@@ -415,6 +415,8 @@ class Context:
         share: of the model's elements, how much travels in this exchange.
         step: attempts of the optimizer so far; `round`: finished rounds so far.
         lr: the learning rate of the first parameter group, 0 where no optimizer is known.
+        alike: whether all ranks of the node give the same tensor; for topologies by node.
+        turn: whose turn it is, counted up by one from round to round; for topologies that take turns.
         name: of the lot that travels; part of every random seed.
     """
 
@@ -430,6 +432,8 @@ class Context:
     step: int = 0
     round: int = 0
     lr: float = 0.0
+    alike: bool = False
+    turn: int = 0
     name: str = ""
     seed: int = 0
     prefix: str = ""
@@ -726,9 +730,17 @@ class Rounds(ABC):
     """WHEN. Pure in (step, memory), so that every rank decides alike."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What must be known of the training: "steps_per_epoch". It stands in the memory."""
-    wants: ClassVar[frozenset[str]] = frozenset()
-    """The facts that `observe` is to be told: "loss", "drift"."""
+    """What must be known of the training: "steps_per_epoch", "epochs". It stands in the memory."""
+    late: ClassVar[bool] = False
+    """Whether `lands` says when answers are applied. A round then leaves before the answer that lands with it
+    is applied."""
+    follows: ClassVar[bool] = False
+    """Whether it goes by what the rounds of the farthest level remember."""
+
+    @property
+    def wants(self) -> frozenset[str]:
+        """The facts that `observe` is to be told: "loss", "drift", "transfer"."""
+        return frozenset()
 
     @property
     def parts(self) -> int:
@@ -747,12 +759,35 @@ class Rounds(ABC):
         """Whether another level still keeps the replicas equal in this step: there is nothing to do."""
         return False
 
+    def lands(self, step: int, memory: Memory) -> int:
+        """The step after which the answer of the round of `step` is applied, where it is `late`."""
+        return step
+
+    def turn(self, step: int, memory: Memory) -> int | None:
+        """Whose turn the round of `step` is; None: of the next one."""
+        return None
+
+    def phases(self, memory: Memory) -> tuple[tuple[int, bool], ...]:
+        """Stretches of steps in which all answers come at once (False), or late (True); the last goes on.
+
+        None where there is no such difference.
+        """
+        return ()
+
+    def parted(self, step: int, memory: Memory) -> bool:
+        """Whether replicas of one node may differ after this step, as the nearest level does not meet."""
+        return False
+
+    def asks(self, step: int, memory: Memory) -> bool:
+        """Whether `observe` is to be called after the round of `step`."""
+        return bool(self.wants)
+
     def observe(self, memory: Memory, facts: Memory) -> Memory:
-        """What is remembered after a step in which a round left; not called where nothing is wanted.
+        """What is remembered after a step in which a round left, where it `asks`.
 
         `facts` are means over the ranks: "step", which the round followed; "lr"; "loss", of the steps since
         the facts before; "drift", the mean squared distance of a replica from the mean of all, before the
-        round.
+        round. Of "transfer", for how many steps a late round was on its way, the largest is taken.
         """
         return memory
 
@@ -773,6 +808,8 @@ class Landing(NamedTuple):
     """How many steps were taken since the round left."""
     lr: float = 0.0
     """The learning rate of the first parameter group."""
+    parties: int = 1
+    """How many have met: the replicas, or where they meet by node, the nodes."""
 
 
 class Merge(ABC):
@@ -780,6 +817,8 @@ class Merge(ABC):
 
     sees_mine: ClassVar[bool] = False
     """Whether `mine` must be kept, even if the answer comes at once."""
+    needs_mine: ClassVar[bool] = True
+    """Whether `mine` must be kept where the answer comes late."""
 
     @property
     def meets(self) -> bool:
@@ -800,7 +839,8 @@ class Merge(ABC):
             now: this rank's parameters; overwritten.
             then: the common point, equal on all ranks; overwritten by the next one, equal on all ranks too.
             mean: the peers' mean progress, `now - then` as it was when the round left. May be overwritten.
-            mine: this rank's own progress then. None where the answer comes at once and `sees_mine` is false.
+            mine: this rank's own progress then. None where the answer comes at once and `sees_mine` is false,
+                or where `needs_mine` is.
             state: as `init` made it; overwritten.
             at: where and when.
         """

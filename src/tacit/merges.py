@@ -83,6 +83,39 @@ class Adopt(Merge):
 
 
 @dataclass(frozen=True)
+class StaleMean(Merge):
+    """The mean of what was sent, weighed against what a replica has become (DASO: Coquelin et al. 2021).
+
+        then <- then + mean                                      the mean of what was sent
+        now  <- (c S * now + P * then) / (c S + P)               S steps later, of P parties that have met
+
+    The weight of an answer falls with its age S, which is the lag that it really has. One that comes at once
+    takes the replica's place.
+
+    Attributes:
+        staleness: c, how much a step counts, above 0; the paper's is 2.
+    """
+
+    needs_mine: ClassVar[bool] = False
+
+    staleness: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check("staleness", self.staleness, lambda v: v > 0, "above 0, such as 2")
+
+    def apply_(
+        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+    ) -> None:
+        """Move `now` towards the mean."""
+        then.add_(mean)
+        if at.lag:
+            own = self.staleness * at.lag
+            torch.lerp(then, now, own / (own + at.parties), out=now)
+        else:
+            now.copy_(then)
+
+
+@dataclass(frozen=True)
 class OuterStep(Merge):
     """An outer SGD takes minus the mean progress for a gradient (DiLoCo: Douillard et al. 2023, algorithm 1).
 

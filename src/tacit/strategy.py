@@ -5,17 +5,18 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from typing import Any, Literal, TypeAlias
 
 from tacit import checks
 from tacit.compressors.dense import Dense
-from tacit.contracts import WORLD, Compressor, Merge, Overlap, Rounds, Topology
+from tacit.compressors.phases import Phases
+from tacit.contracts import WORLD, Compressor, Memory, Merge, Overlap, Rounds, Topology
 from tacit.errors import ConfigError, unknown
 from tacit.merges import Adopt, Replace
 from tacit.overlap import Bucketwise, Delayed
-from tacit.rounds import Every, EveryStep, Until
+from tacit.rounds import Every, EveryStep, Inside, Until
 from tacit.topologies.auto import Auto
 from tacit.topologies.star import Star
 
@@ -35,6 +36,8 @@ class Strategy:
     Attributes:
         subject: what is exchanged. "gradient": in backward. "progress": how far the parameters have moved
             since the last round, after `optimizer.step`. "nothing": DDP is left as it is.
+        blocking: what is said instead in phases in which all answers come at once, of rounds that have such
+            (`Rounds.phases`); None: the same.
         topology: where it is not told, the session picks between `Flat` and `TwoPhase` by predicted bytes.
         momentum: what becomes of the optimizer's own state (momentum, Adam's moments) in every round of
             progress. "local": nothing; "averaged" over the replicas, densely, which costs the bytes of as
@@ -48,6 +51,7 @@ class Strategy:
     subject: Subject = "gradient"
     rounds: Rounds = EveryStep()
     compressor: Compressor = Dense()
+    blocking: Compressor | None = None
     topology: Topology = Auto()
     overlap: Overlap = Bucketwise()
     merge: Merge = Replace()
@@ -70,6 +74,8 @@ class Strategy:
             self._check_gradient()
         if self.subject == "progress":
             self._check_progress()
+        if self.blocking is not None:
+            self._check_blocking(self.blocking)
         self._check_beside("momentum", self.momentum, Beside, "local")
         self._check_beside("buffers", self.buffers, Buffers, "averaged")
 
@@ -80,15 +86,23 @@ class Strategy:
                 f"{what}={given!r} with subject={self.subject!r} would do nothing: replicas that exchange "
                 f"in every step keep equal. Leave it out, or write subject='progress', merge=Average()"
             )
-
         if self.topology.apart and given != default:
             raise ConfigError(
                 f"{what}={given!r} with topology={self.topology} is not possible, as nobody waits for others "
                 "to average with: leave it out"
             )
 
+    def _check_blocking(self, blocking: Compressor) -> None:
+        checks.compressor("blocking", blocking)
+        self.topology.check(blocking)
+        if not self.rounds.late:
+            raise ConfigError(
+                f"blocking={blocking} with rounds={self.rounds}, which have no phases: leave it out, or "
+                "write rounds=Cycling()"
+            )
+
     def _check_gradient(self) -> None:
-        if not isinstance(self.rounds, EveryStep | Until):
+        if not isinstance(self.rounds, EveryStep | Until | Inside):
             raise ConfigError(
                 f"rounds={self.rounds} with subject='gradient' would lose gradients: "
                 "write subject='progress', merge=Average()"
@@ -115,6 +129,11 @@ class Strategy:
             write = f"merge={fits}" if fits else "merge=Average(), or topology=Star(Asynchronous())"
             raise ConfigError(f"merge={self.merge} does not fit topology={self.topology}: write {write}")
         lag = self.overlap.lands(0)
+        if self.rounds.late and lag:
+            raise ConfigError(
+                f"overlap={self.overlap} and rounds={self.rounds} both say when answers land: leave the "
+                "overlap out"
+            )
         if isinstance(self.rounds, Every) and lag > self.rounds.sync_every:
             raise ConfigError(
                 f"overlap={self.overlap} would land after the next round of the same parameters has left, "
@@ -125,6 +144,18 @@ class Strategy:
     def levels(self) -> tuple[Strategy, ...]:
         """Itself: one level."""
         return (self,)
+
+    def told(self, memory: Memory) -> Strategy:
+        """The same strategy, whose compressor knows which steps are of which phase."""
+        if self.blocking is None:
+            return self
+        stretches = [
+            (steps, self.compressor if late else self.blocking)
+            for steps, late in self.rounds.phases(memory)
+            if steps
+        ]
+        phased = Phases(tuple(stretches[:-1]), stretches[-1][1])
+        return replace(self, compressor=phased, blocking=None)
 
 
 @dataclass(frozen=True)
@@ -160,6 +191,12 @@ class Levels:
             raise ConfigError(
                 f"topology={self.levels[-1].topology} of the farthest level does not reach all replicas, and "
                 "they would drift apart: write Hierarchical() or Flat()"
+            )
+        near, far = self.levels[0].rounds, self.levels[-1].rounds
+        if isinstance(near, Inside) and near.schedule != far:
+            raise ConfigError(
+                f"rounds={near} of the nearest level go by another schedule than the farthest, {far}: give "
+                "both the same"
             )
 
 

@@ -3,8 +3,10 @@
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
+import pytorch_optimizer
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -30,6 +32,7 @@ from tacit import algorithms
 from tacit.engine import drive
 from tacit.errors import RoundError
 from tacit.kernels.positions import nbytes
+from tacit.timelines import Timeline, aligned
 from tacit.transports.torch import TorchTransport
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "compressors"))
@@ -488,6 +491,42 @@ def ednncomm_meets_between_nodes_every_so_often() -> None:
 
 
 @check
+def ednncomm_goes_with_every_optimizer_of_its_paper() -> None:
+    for build in (
+        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=5e-4),
+        lambda p: torch.optim.RMSprop(p, lr=1e-3),
+        lambda p: torch.optim.Adam(p, lr=1e-3),
+        lambda p: torch.optim.AdamW(p, lr=1e-3),
+        lambda p: pytorch_optimizer.DiffGrad(p, lr=1e-3),
+        lambda p: pytorch_optimizer.AdaBelief(p, lr=1e-3),
+    ):
+        model = wrapped()
+        optimizer, rank = build(model.parameters()), dist.get_rank()
+        with tacit.attach(model, optimizer, "ednncomm:sync_every=4"):
+            for step in range(1, 9):
+                steps(model, optimizer, 1, seed=step)
+                replicas = everywhere(flat(model))
+                assert torch.equal(replicas[rank], replicas[rank ^ 1]), (optimizer, step)
+                assert torch.equal(replicas[0], replicas[2]) == (step % 4 == 0), (optimizer, step)
+
+
+@check
+def ednncomm_with_two_optimizers_as_a_gan_has() -> None:
+    model = wrapped()
+    early, late = [*model.parameters()][:2], [*model.parameters()][2:]
+    first, second = torch.optim.Adam(early, lr=1e-3), torch.optim.Adam(late, lr=1e-3)
+    with tacit.attach(model, [first, second], "ednncomm:sync_every=2") as session:
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        for step in range(1, 5):
+            x, y = torch.randn(8, 20, generator=generator), torch.randint(0, 5, (8,), generator=generator)
+            nn.functional.cross_entropy(model(x), y).backward()
+            first.step()
+            second.step()
+            assert same_on_all_ranks(flat(model)) == (step % 2 == 0), step
+        assert session.metrics()["steps"] == 4
+
+
+@check
 def ednncomm_by_the_epoch() -> None:
     model = wrapped()
     optimizer = sgd(model)
@@ -764,9 +803,10 @@ def a_run_that_is_resumed_is_the_run_that_never_stopped() -> None:
 def every_algorithm_is_resumed_bit_for_bit() -> None:
     folder = Path(sys.argv[1])
     for name in algorithms.known():
-        # DDP alone is not: its buckets differ before and after the stop. `ednncomm` needs to know its period.
-        # Those with a server are resumed with it, in tests/server.
-        if name not in ("ddp", "ednncomm") and not name.startswith("ps"):
+        # DDP alone is not: its buckets differ before and after the stop. Others are to be told of epochs, and
+        # those with a server are resumed with it, in tests/server.
+        needs = any(level.rounds.needs for level in algorithms.parse(name).levels)
+        if name != "ddp" and not needs and not name.startswith("ps"):
             never, stopped = resumed(name, 2, 4, folder, "torch")
             assert torch.equal(never, stopped), name
 
@@ -921,7 +961,7 @@ def ranks_with_other_epochs_are_refused() -> None:
     raises(
         tacit.AttachError,
         lambda: tacit.attach(model, sgd(model), "localsgd", steps_per_epoch=epoch),
-        "ranks [1] attach another steps_per_epoch than rank 0",
+        "ranks [1] attach another steps_per_epoch or number of epochs than rank 0",
     )
 
 
@@ -969,6 +1009,47 @@ def numbers_of_a_session() -> None:
         assert 0 < numbers["compute_share"] < 1
         assert "bf16" in session.active_path
         assert "gloo" in session.active_path
+
+
+@check
+def timelines_tell_of_every_level_by_one_clock() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, "ednncomm:sync_every=3") as session:
+        steps(model, optimizer, 7)
+        mine = session.timeline()
+    everyone: list[Timeline | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    found = aligned(each for each in everyone if each is not None)
+    assert [each.rank for each in found] == list(range(dist.get_world_size()))
+    for each in found:
+        assert each.levels == ("near", "far")
+        assert [step.step for step in each.steps] == list(range(7))
+        near, far = ([one for one in each.exchanges if one.level == level] for level in (0, 1))
+        assert [one.step for one in near] == list(range(7))
+        assert [one.step for one in far] == [2, 5]
+        for one in each.exchanges:
+            step = each.steps[one.step]
+            # A round of this strategy is over before its step is.
+            assert step.begun <= one.begun <= one.ended <= step.ended
+            assert all(one.begun <= wait.begun <= wait.ended == one.ended for wait in one.waits)
+            assert one.bytes_out > 0
+        assert all(one.waits for one in far)
+    # No rank is done with a round between all of them before the last one has begun it.
+    for round_ in zip(*([one for one in each.exchanges if one.level == 1] for each in found), strict=True):
+        assert max(one.begun for one in round_) <= min(one.ended for one in round_) + 1e-3
+
+
+@check
+def of_plain_ddp_only_the_steps_are_known() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, "ddp") as session:
+        steps(model, optimizer, 4)
+        found = session.timeline()
+    assert (found.levels, found.exchanges, found.changes) == ((), (), ())
+    assert [step.step for step in found.steps] == [0, 1, 2, 3]
+    assert all(before.ended == after.begun for before, after in pairwise(found.steps))
 
 
 if __name__ == "__main__":

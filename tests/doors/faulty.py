@@ -40,7 +40,7 @@ start = time.monotonic()
 try:
     model = wrapped()
     optimizer = sgd(model)
-    with tacit.attach(model, optimizer, algorithm):
+    with tacit.attach(model, optimizer, algorithm, steps_per_epoch=1000, epochs=1):
         steps(model, optimizer, 5)
         if fault == "overflows":  # in what is owed, and nowhere else: the parameters stay
             optimizer.param_groups[0]["lr"] = 0.0

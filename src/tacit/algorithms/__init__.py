@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tacit.algorithms.adacomm import adacomm
 from tacit.algorithms.bf16 import bf16
+from tacit.algorithms.daso import daso
 from tacit.algorithms.ddp import ddp, dense
 from tacit.algorithms.dgc import dgc
 from tacit.algorithms.diloco import diloco, streaming_diloco
@@ -72,6 +73,7 @@ ALGORITHMS: dict[str, Callable[..., AnyStrategy]] = {
     "overlap-localsgd": overlap_localsgd,
     "odsgd": odsgd,
     "ednncomm": ednncomm,
+    "daso": daso,
     "ps": ps,
     "ps-async": ps_async,
     "ps-ssp": ps_ssp,

@@ -227,6 +227,12 @@ ENTRIES: dict[str, Entry] = {
         False,
         "gradients are averaged inside each node; between nodes, the parameters, once an epoch",
     ),
+    "daso": Entry(
+        "hierarchical",
+        "DASO: Coquelin et al. 2021, arXiv 2104.05588",
+        False,
+        "gradients are averaged inside each node; between nodes the parameters, every few steps and late",
+    ),
     "ps": Entry(
         "parameter server",
         "Li et al. 2014, OSDI; backup workers: Chen et al. 2016, arXiv 1604.00981",

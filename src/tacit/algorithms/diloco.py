@@ -41,7 +41,7 @@ def diloco(
     return Strategy(
         subject="progress",
         rounds=Every(sync_every),
-        compressor=_of(bits),
+        compressor=of_bits(bits),
         merge=OuterStep(outer_lr, outer_momentum),
         name="diloco",
     )
@@ -65,7 +65,7 @@ def streaming_diloco(
     return Strategy(
         subject="progress",
         rounds=Every(sync_every, fragments),
-        compressor=_of(bits),
+        compressor=of_bits(bits),
         overlap=Delayed(fragment_sync_delay) if fragment_sync_delay else Bucketwise(),
         merge=OuterStep(outer_lr, outer_momentum, local=fragment_update_alpha),
         name="streaming-diloco",
@@ -77,7 +77,8 @@ def _check(outer_lr: float, outer_momentum: float) -> None:
     checks.real("outer_momentum", outer_momentum, "write 0.9, or 0 for none", least=0, below=1)
 
 
-def _of(bits: int) -> Compressor:
+def of_bits(bits: int) -> Compressor:
+    """What says progress in so many bits an entry."""
     checks.whole("bits", bits, 2, 32, "write 32 (fp32), 16 (bf16), or 2 to 8 (QSGD)")
     if bits == 32:
         return Dense()

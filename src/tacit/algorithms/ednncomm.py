@@ -8,7 +8,8 @@ The paper's figure 1, for replica r of node m, in iteration i:   here:
     theta_r <- Theta_R                                           Average: all replicas equal, to the bit
 
 Choices where the public text is silent: K' counts steps of the run, and "auto" is one exchange an epoch, as
-in the authors' scripts; every rank of a node takes its slice across ("leaders": the first takes all); what
+in the authors' scripts; every rank of a node takes its slice across ("leaders": the first takes all;
+"turns": one after the other); what
 travels is the progress since the last common point, which in fp32 is the same mean; floating-point buffers
 (BatchNorm's statistics) are averaged with the parameters, and momentum stays local until the session closes,
 unless `buffers` and `momentum` say otherwise.
@@ -28,7 +29,7 @@ from tacit.topologies.hierarchical import Hierarchical
 
 def ednncomm(
     sync_every: int | Literal["auto"] = "auto",
-    by: Literal["slices", "leaders"] = "slices",
+    by: Literal["slices", "leaders", "turns"] = "slices",
     momentum: Beside = "local",
     buffers: Buffers = "averaged",
 ) -> Levels:

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from tacit import checks
 from tacit.algorithms import parse
-from tacit.contracts import WORLD, Memory, Rounds
+from tacit.contracts import NODE, WORLD, Memory, Rounds
 from tacit.doors import footprint, live, momentum, served, state
 from tacit.doors.ddp import Switchboard, no_exchange, plain_mean
 from tacit.doors.level import Level, own_timeout
@@ -36,9 +36,10 @@ from tacit.errors import AttachError, ConfigError, PeerLost
 from tacit.kernels.payloads import FORMAT
 from tacit.kernels.pick import pick
 from tacit.lots import Policy, choice, exempting
-from tacit.rounds import OnPlateau, Until
-from tacit.session import Session, joined
+from tacit.rounds import EveryEpoch, EveryStep, Inside, OnPlateau, Until
+from tacit.session import Session, joined, timeline
 from tacit.strategy import AnyStrategy, Strategy
+from tacit.timelines import Timeline
 from tacit.transports.closing import Reached
 from tacit.transports.rollcall import RollCall
 from tacit.transports.torch import abort
@@ -74,6 +75,7 @@ def attach(
     policy: Policy | None = None,
     timeout: timedelta | None = None,
     steps_per_epoch: int | None = None,
+    epochs: int | None = None,
     mesh: DeviceMesh | None = None,
     weight: float | None = None,
     servers: Sequence[str] | None = None,
@@ -92,7 +94,8 @@ def attach(
             keeps it dense. Without it: the strategy's, and dense for parameters of fewer than two dimensions
             where its compressor exempts them.
         timeout: after which a peer that does not answer is an error; the process group's where not given.
-        steps_per_epoch: for strategies that talk once an epoch.
+        steps_per_epoch: for strategies that go by epochs.
+        epochs: how many there will be, for strategies that end otherwise than they begin.
         mesh: of nodes x ranks of a node, for strategies that go by node; torchrun and Slurm tell it too.
         weight: how much this rank counts for when replicas are averaged, above 0, such as its number of
             samples (FedAvg: McMahan et al. 2017); all alike where no rank gives one.
@@ -113,9 +116,11 @@ def attach(
     )
     named = checked(model, optimizers, strategy)
     scaler = at_work(scaler, strategy)
-    if steps_per_epoch is not None:
-        checks.whole("steps_per_epoch", steps_per_epoch, 1, None, "write len(loader)")
-    memory = {} if steps_per_epoch is None else {"steps_per_epoch": float(steps_per_epoch)}
+    known = {"steps_per_epoch": steps_per_epoch, "epochs": epochs}
+    for name, hint in _SAID.items():
+        if known[name] is not None:
+            checks.whole(name, known[name], 1, None, f"write {hint}")
+    memory = {name: float(value) for name, value in known.items() if value is not None}
     _check_memory(strategy, memory)
     _check_weight(strategy, weight)
     where = served.found(strategy, servers)
@@ -201,13 +206,23 @@ def _check_optimizers(named: dict[str, Tensor], optimizers: Sequence[Optimizer])
             )
 
 
+_SAID = {"steps_per_epoch": "len(loader)", "epochs": "10"}
+_SAID_WORDS = {"steps_per_epoch": "how long an epoch is", "epochs": "how many there will be"}
+
+
 def _check_memory(strategy: AnyStrategy, memory: Memory) -> None:
     for level in strategy.levels:
-        if level.rounds.needs - memory.keys():
+        unsaid = [name for name in _SAID if name in level.rounds.needs - memory.keys()]
+        if unsaid:
+            by_steps = (
+                f", or give it a number of steps, such as {strategy.name.partition(':')[0]}:sync_every=50"
+                if isinstance(level.rounds, EveryEpoch)
+                else ""
+            )
             raise AttachError(
-                f"{strategy.name!r} talks once an epoch, and how long an epoch is was not said: write "
-                "attach(..., steps_per_epoch=len(loader)), or give it a number of steps, such as "
-                f"{strategy.name.partition(':')[0]}:sync_every=50"
+                f"{strategy.name!r} goes by epochs, and {' and '.join(_SAID_WORDS[name] for name in unsaid)} "
+                f"was not said: write attach(..., {', '.join(f'{name}={_SAID[name]}' for name in unsaid)})"
+                f"{by_steps}"
             )
         _check_period(level.rounds, memory.get("steps_per_epoch", math.inf))
 
@@ -305,11 +320,15 @@ class Attached:
             "share": _share(group, strategy, weight),
             "optimizers": optimizers,
             "servers": servers,
+            "alike": weight is None and scaler is None and _alike_by_node(strategy),
         }
         self.levels: list[Level] = []
         try:
             for level in _fully_named(strategy):
                 self.levels.append(Level(level, model, named, **options))
+            for at_work in self.levels:
+                if at_work.strategy.rounds.follows:
+                    at_work.session.follow(self.levels[-1].session)
             self._scaled = None if scaler is None or self._quiet else ScaledSteps(scaler, self.levels, named)
             self._watch()
             self._enter(board)
@@ -425,9 +444,10 @@ class Attached:
     def _after_step(self, *_: Any) -> None:
         if self._scaled is not None:
             self._scaled.after_step()
-            return
-        for level in self.levels:
-            level.after_step()
+        else:
+            for level in self.levels:
+                level.after_step()
+        self.session.tally.stepped(self.levels[-1].session.step)
 
     # ---- at work --------------------------------------------------------------------------------------
 
@@ -495,6 +515,17 @@ class Attached:
         """
         self.flush()
         return [facts for level in self.levels for facts in level.servers()]
+
+    def timeline(self) -> Timeline:
+        """What this rank was doing when: its last thousand steps, and the last thousand rounds of each level.
+
+        Of each round: when it began and ended, when training waited for it, its bytes. What of a step is no
+        waiting is computing, tacit's own included. Ranks of one machine have one clock. With `ddp` only steps
+        are known. `tacit.reports.trace` makes of all ranks' timelines a trace for Perfetto.
+        """
+        names = ["exchange"] if len(self.levels) == 1 else [each.name for each in self.strategy.levels]
+        sessions = [level.session for level in self.levels]
+        return timeline(self.strategy.name, dist.get_rank(), names, sessions)
 
     @property
     def active_path(self) -> str:
@@ -596,6 +627,12 @@ def _goes_by_node(strategy: AnyStrategy) -> bool:
     return any({level.topology.scope, level.topology.meets} != {WORLD} for level in strategy.levels)
 
 
+def _alike_by_node(strategy: AnyStrategy) -> bool:
+    """Whether the nearest level gives the ranks of a node the same gradients, in every step that counts."""
+    near = strategy.levels[0]
+    return near.topology.scope == NODE and isinstance(near.rounds, EveryStep | Inside)
+
+
 def _fully_named(strategy: AnyStrategy) -> Sequence[Strategy]:
     """The levels, each of several named after the whole too, as the profiler shows them."""
     if len(strategy.levels) == 1:
@@ -619,7 +656,7 @@ def _agree(
         "model": "\n".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named.items()),
         "compressor by its policy": "\n".join(_chosen(strategy, named, policy)),
         "scaler": agreed_on(scaler, strategy),
-        "steps_per_epoch": repr(memory),
+        "steps_per_epoch or number of epochs": repr(memory),
     }
     shown = {**here, "model": f"{len(named)} parameters", "compressor by its policy": "see the policy"}
     sums = torch.tensor([zlib.crc32(line.encode()) for line in here.values()])

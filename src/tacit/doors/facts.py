@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from tacit.errors import ConfigError
-from tacit.exchanges import say
+from tacit.exchanges import hear, say
 from tacit.session import Flight, Session
 
 
@@ -26,6 +28,10 @@ class Facts:
         self.losses = torch.zeros(2, dtype=torch.float64)
         """The sum of the losses since the facts before, and how many they are."""
         self._apart = 0.0
+        self._flown: list[float] = []
+        self._steps: list[float] = []
+        self._mark: tuple[int, float] | None = None
+        self._waited = 0.0
 
     def observe(self, loss: Tensor | float) -> None:
         """Note the loss of a step."""
@@ -38,15 +44,44 @@ class Facts:
         if "drift" in self._wants:
             self._apart = _square(progress)
 
+    @contextlib.contextmanager
+    def waits(self) -> Iterator[None]:
+        """Training waits for an answer: that is not the time that a step takes."""
+        start = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - start
+
+    def flown(self, flight: Flight | None, lag: int) -> None:
+        """Note how long a late round was on its way."""
+        if "transfer" in self._wants and flight is not None and lag:
+            self._flown.append(flight.seconds)
+
+    def tell_times(self, step: int) -> None:
+        """Tell the rounds for how many steps transfers take, before the round of `step` leaves."""
+        if "transfer" not in self._wants:
+            return
+        session, now = self._session, time.perf_counter()
+        if self._mark is not None and step > self._mark[0]:
+            self._steps.append((now - self._mark[1] - self._waited) / (step - self._mark[0]))
+        rounds = session.strategy.rounds
+        if rounds.asks(step, session.memory):
+            mine = torch.tensor([_ratio(self._flown, self._steps)], dtype=torch.float64)
+            all_ = session.ask(lambda: hear(mine, session.strategy.topology.scope), "facts")
+            facts = {"step": step, "lr": self._lr(), "transfer": max(float(each) for each in all_)}
+            session.memory = rounds.observe(session.memory, facts)
+            self._flown.clear()
+            self._steps.clear()
+        self._mark, self._waited = (step, time.perf_counter()), 0.0
+
     def tell(self, step: int, flight: Flight | None, mean: Sequence[Tensor]) -> None:
         """Tell the rounds what all ranks know, after the round of `step` has left.
 
         Raises:
             ConfigError: a rank was not told the loss; on all ranks.
         """
-        if not self._wants:
-            return
         session = self._session
+        if not self._wants - {"transfer"} or not session.strategy.rounds.asks(step, session.memory):
+            return
         if "drift" in self._wants and flight is not None:
             session.wait(flight)
         total, count = self.losses.tolist()
@@ -64,6 +99,14 @@ class Facts:
         if "drift" in self._wants:
             facts["drift"] = max(0.0, apart - _square(mean))
         session.memory = session.strategy.rounds.observe(session.memory, facts)
+
+
+def _ratio(flown: Sequence[float], steps: Sequence[float]) -> float:
+    """For how many steps a transfer was on its way. Of the steps a low one: others may hold an evaluation."""
+    if not flown or not steps:
+        return 0.0
+    step = sorted(steps)[(len(steps) - 1) // 2]
+    return sum(flown) / len(flown) / max(step, 1e-9)
 
 
 def _square(tensors: Sequence[Tensor]) -> float:

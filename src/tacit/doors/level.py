@@ -28,6 +28,8 @@ from tacit.transports.torch import TorchTransport
 class Level:
     """One strategy at work. A collective call, as process groups are made.
 
+    `alike`: whether a nearer level keeps the parameters of a node's ranks equal.
+
     Attributes:
         gradient: the door in backward, where gradients are exchanged.
         progress: the door after `optimizer.step`, where replicas move on their own.
@@ -52,10 +54,11 @@ class Level:
         lr: Callable[[], float] = lambda: 0.0,
         memory: Memory | None = None,
         share: float = 1.0,
+        alike: bool = False,
         optimizers: Sequence[Optimizer] = (),
         servers: served.Addresses = (),
     ) -> None:
-        self.strategy = strategy
+        self.strategy = strategy = strategy.told(memory or {})
         self.transport: TorchTransport | StarTransport = TorchTransport(model.process_group, timeout, nodes)
         quiet = strategy.subject == "nothing"
         buffers = _float_buffers(model) if strategy.subject == "progress" else {}
@@ -63,7 +66,9 @@ class Level:
         tensors = named if local else {**named, **buffers}
         cap = int(model.bucket_bytes_cap)
         parts = [] if quiet else fragments(tensors, strategy.rounds.parts)
-        lots = [lot for part in parts for lot in cut(part, tensors, cap)]
+        lots = [
+            lot for part in parts for group in _apart(part, named, alike) for lot in cut(group, tensors, cap)
+        ]
         if isinstance(strategy.topology, Star):
             homes = served.homes(tensors, len(servers))
             lots = [lot for part in parts for lot in served.cut_by_home(part, tensors, homes, cap)]
@@ -71,6 +76,7 @@ class Level:
             self.transport = served.connect(self.transport, strategy, tensors, servers, homes, timeout, rule)
         chosen = None if policy is None else _of_parameters(policy, named)
         self.session = Session(strategy, tensors, self.transport, lots, chosen, lr, memory)
+        self.session.alike = frozenset(named if alike else ())
         if quiet:
             return
         self.transport.open(self.session.stages)
@@ -132,6 +138,13 @@ class Level:
         if failed:
             self.transport.abort()
         self.transport.close()
+
+
+def _apart(part: list[str], named: dict[str, Tensor], alike: bool) -> list[list[str]]:
+    """What the ranks of a node have alike, and what they have not: it travels apart, where that matters."""
+    if not alike:
+        return [part]
+    return [[name for name in part if (name in named) == ours] for ours in (True, False)]
 
 
 def _of_parameters(policy: Policy, named: dict[str, Tensor]) -> Policy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +12,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit import ranges
-from tacit.contracts import Landing, State
+from tacit.contracts import NODE, Landing, State
 from tacit.doors.facts import Facts
+from tacit.doors.flat import flat_view
 from tacit.errors import AttachError
+from tacit.exchanges import say
 from tacit.lots import Kept
 from tacit.session import Flight, Session
 
@@ -73,17 +76,19 @@ class ProgressDoor:
         """Take the present parameters as the common point, in the session's present lots."""
         session, lots = self._session, self._session.lots
         self._places = [
-            [(self._named[slot.name].detach().view(-1), slot.start, slot.stop) for slot in lot.slots]
+            [(flat_view(self._named[slot.name].detach()), slot.start, slot.stop) for slot in lot.slots]
             for lot in lots
         ]
-        self._late = session.strategy.overlap.lands(0) > 0
-        keeps = session.strategy.merge.sees_mine or self._late
+        rounds, merge = session.strategy.rounds, session.strategy.merge
+        self._late = session.strategy.overlap.lands(0) > 0 or rounds.late
+        keeps = merge.sees_mine or (self._late and merge.needs_mine)
         self._then = [lot.like(lot.device) for lot in lots]
         self._flat = [torch.zeros_like(then) for then in self._then]
         self._mine = [torch.zeros_like(then) if keeps else None for then in self._then]
-        self._states: list[State] = [session.strategy.merge.init(then) for then in self._then]
+        self._states: list[State] = [merge.init(then) for then in self._then]
         largest = {lot.dtype: lot for lot in sorted(lots, key=lambda lot: lot.numel)}
         self._now = {dtype: lot.like(lot.device) for dtype, lot in largest.items()}
+        self._before = {dtype: torch.empty_like(now) for dtype, now in self._now.items() if rounds.late}
         self._parts = _parts(session, self._named)
         for i, then in enumerate(self._then):
             self._read(i, then)
@@ -113,8 +118,9 @@ class ProgressDoor:
             self._start_here()
             return
         with ranges.within(self._session.strategy.name, "sync"):
-            self._land_until(step)
             due = self._due(step)
+            if not (due and self._session.strategy.rounds.late):
+                self._land_until(step)
             if due:
                 self._round(step, due)
 
@@ -128,7 +134,7 @@ class ProgressDoor:
         for lot, then in zip(self._session.lots, self._then, strict=True):
             for slot in lot.slots:
                 if slot.name in self._trained:
-                    then[slot.start : slot.stop] = self._named[slot.name].detach().view(-1)
+                    then[slot.start : slot.stop] = flat_view(self._named[slot.name].detach())
 
     def sync(self) -> None:
         """A round of all parts, now: afterwards every replica stands at the common point.
@@ -171,23 +177,30 @@ class ProgressDoor:
     # ---- rounds ---------------------------------------------------------------------------------------
 
     def _round(self, step: int, due: Sequence[int]) -> None:
-        session = self._session
+        session, rounds = self._session, self._session.strategy.rounds
         lots = [i for part in due for i in self._parts[part]]
+        read: set[int] = set()
         for way in [way for way in self.under_way if set(way.lots) & set(lots)]:
-            self._land(way, step)
-        way = self._leave(step, lots, session.strategy.overlap.lands(step))
+            self._land(way, step, leaves=rounds.late)
+            read |= set(way.lots) if rounds.late else set()
+        if rounds.late:
+            self.facts.tell_times(step)
+        lands = rounds.lands(step, session.memory) if rounds.late else session.strategy.overlap.lands(step)
+        way = self._leave(step, lots, lands, read)
         self.facts.tell(step, way.flight, [self._flat[i] for i in lots])
         if way.lands <= step:
             self._land(way, step)
             everything = len(lots) == len(session.lots)
             self._met_at = step + 1 if everything and session.strategy.merge.meets else None
 
-    def _leave(self, step: int, lots: Sequence[int], lands: int) -> UnderWay:
+    def _leave(self, step: int, lots: Sequence[int], lands: int, read: Collection[int] = ()) -> UnderWay:
+        """Start a round. `read`: the lots whose progress is there already."""
         session = self._session
         for i in lots:
             flat, mine = self._flat[i], self._mine[i]
-            self._read(i, flat)
-            flat.sub_(self._then[i])
+            if i not in read:
+                self._read(i, flat)
+                flat.sub_(self._then[i])
             if mine is not None:
                 mine.copy_(flat)
         self.facts.measure([self._flat[i] for i in lots])
@@ -204,18 +217,29 @@ class ProgressDoor:
         for way in [way for way in self.under_way if every or way.lands <= step]:
             self._land(way, step)
 
-    def _land(self, way: UnderWay, step: int) -> None:
+    def _land(self, way: UnderWay, step: int, leaves: bool = False) -> None:
+        """Apply an answer. `leaves`: what leaves next is the progress as it was before."""
         session = self._session
         if way.flight is not None:
-            session.wait(way.flight)
-        at = Landing(len(session.ranks), step - way.step, self._lr())
+            with self.facts.waits():
+                session.wait(way.flight)
+        lag = max(0, step - way.step)
+        at = Landing(len(session.ranks), lag, self._lr(), session.parties)
         session.tally.applied(at.lag)
+        self.facts.flown(way.flight, at.lag)
+        parted = at.lag > 0 and session.by_node and session.strategy.rounds.parted(step, session.memory)
         for i in way.lots:
             then = self._then[i]
             now = self._now[then.dtype][: len(then)]
             self._read(i, now)
+            if leaves:
+                before = self._before[then.dtype][: len(then)].copy_(now)
+            if parted:
+                session.ask(partial(say, now, NODE), "node")
             session.strategy.merge.apply_(now, then, self._flat[i], self._mine[i], self._states[i], at)
             self._write(i, now)
+            if leaves:
+                torch.sub(before, then, out=self._flat[i])
         self._end(way)
 
     def _end(self, way: UnderWay) -> None:

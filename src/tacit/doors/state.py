@@ -19,7 +19,7 @@ from tacit.lots import Kept
 from tacit.rounds import EveryStep
 from tacit.session import Session
 from tacit.session.holdings import is_topologys
-from tacit.strategy import AnyStrategy
+from tacit.strategy import AnyStrategy, Strategy
 
 VERSION = 2
 LATE = "late mean"
@@ -191,10 +191,15 @@ def _losses(i: int, level: AtWork) -> str:
 def _but_rounds(strategy: AnyStrategy) -> str:
     """The strategy as a value, whenever replicas talk."""
     each = [
-        replace(level, name="", rounds=EveryStep() if level.subject == "progress" else level.rounds)
+        replace(level, name="", rounds=EveryStep() if _may_change(level) else level.rounds)
         for level in strategy.levels
     ]
     return repr(each)
+
+
+def _may_change(level: Strategy) -> bool:
+    """Whether a run may go on with other rounds; phases are for the whole of a run."""
+    return level.subject == "progress" and not level.rounds.late
 
 
 def _key(i: int, session: Session, name: str, field: str, shared: bool) -> str:

@@ -19,7 +19,9 @@ from tacit.recipes.curves import NO_CURVES, Curves
 from tacit.recipes.messages import Progress
 from tacit.recipes.meter import Meter, mean_over_ranks
 from tacit.recipes.recipe import Recipe
+from tacit.recipes.timing import Timekeeper
 from tacit.records import COMPUTE_ONLY, EndRecord, Environment, EpochRecord, Record, RunRecord
+from tacit.timelines import Timeline
 
 __all__ = ["Task", "train"]
 
@@ -58,6 +60,9 @@ class Session(Protocol):
     def servers(self) -> Sequence[Mapping[str, Any]]:
         """What its parameter servers counted."""
 
+    def timeline(self) -> Timeline | None:
+        """What it did when, on this rank."""
+
 
 class Silence:
     """The session of ranks that never talk."""
@@ -79,6 +84,9 @@ class Silence:
         """There are none."""
         return []
 
+    def timeline(self) -> None:
+        """Nobody looks at the clock."""
+
 
 @dataclass(frozen=True)
 class Replica:
@@ -96,10 +104,17 @@ class Replica:
     session: Session
 
 
-def train(task: Task, recipe: Recipe, record: Callable[[Record], None], curves: Curves = NO_CURVES) -> None:
+def train(
+    task: Task,
+    recipe: Recipe,
+    record: Callable[[Record], None],
+    curves: Curves = NO_CURVES,
+    keep: Callable[[Timeline], None] = lambda timeline: None,
+) -> None:
     """Train to the end, on every rank of the default process group.
 
-    Rank 0 tells its progress; `record` and `curves` are for one rank to give.
+    Rank 0 tells its progress; `record` and `curves` are for one rank to give, and `keep` for rank 0: it gets
+    the timelines of all ranks.
 
     Raises:
         TacitError: The algorithm does not fit the model, or a round failed.
@@ -109,6 +124,8 @@ def train(task: Task, recipe: Recipe, record: Callable[[Record], None], curves: 
         run = _Run(task, recipe, replica, record, curves)
         for epoch in range(task.epochs):
             run.epoch(epoch)
+        for timeline in run.times.gather():
+            keep(timeline)
         record(run.end())
 
 
@@ -121,7 +138,7 @@ def _replica(task: Task, recipe: Recipe) -> Iterator[Replica]:
         return
     model = DistributedDataParallel(module, gradient_as_bucket_view=True)
     steps = recipe.steps_per_epoch(dist.get_world_size())
-    with attach(model, optimizer, task.algorithm, steps_per_epoch=steps) as session:
+    with attach(model, optimizer, task.algorithm, steps_per_epoch=steps, epochs=task.epochs) as session:
         yield Replica(module, model, optimizer, session)
 
 
@@ -158,7 +175,9 @@ class _Run:
         self._record, self._curves = record, curves
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._steps = task.epochs * recipe.steps_per_epoch(self._world)
+        self._rates = [group["lr"] for group in replica.optimizer.param_groups]
         self._meter = Meter(self._by_servers)
+        self.times = Timekeeper(task.algorithm, replica.session, self._steps)
         self._epoch = self._step = 0
         self._told = 0.0
         self._loss = float("nan")
@@ -168,6 +187,7 @@ class _Run:
     def epoch(self, epoch: int) -> None:
         """Train an epoch and evaluate; after the last, the replicas agree first, in training's own time."""
         with self._meter.window():
+            self.times.began()
             for inputs, targets in self._recipe.train_batches(
                 epoch, self._rank, self._world, self._task.seed
             ):
@@ -175,6 +195,7 @@ class _Run:
             self._replica.session.flush()
             if epoch + 1 == self._task.epochs:
                 self._replica.session.sync()
+        self.times.paused(self._step)
         self._epoch += 1
         self._evaluate()
         self._record(self._epoch_record())
@@ -204,6 +225,7 @@ class _Run:
         )
 
     def _train(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self._set_rate()
         self._replica.optimizer.zero_grad()
         loss = self._recipe.loss(self._replica.forward(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -213,9 +235,16 @@ class _Run:
         self._curves.batch(self._step, loss)
         return loss
 
+    def _set_rate(self) -> None:
+        """Set the learning rate of this step: where in the run its middle is decides."""
+        factor = self._recipe.rate((self._step + 0.5) / self._steps)
+        for group, rate in zip(self._replica.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+
     def _evaluate(self) -> None:
         """Each rank evaluates its own replica; what counts is the mean."""
-        self._loss, self._accuracy = mean_over_ranks(*self._recipe.evaluate(self._replica.module))
+        mine = self._recipe.evaluate(self._replica.module, self._rank, self._world)
+        self._loss, self._accuracy = mean_over_ranks(*mine)
         self._curves.held_out(self._step, self._loss, self._accuracy)
         if self._accuracy >= self._task.target and self._to_target is None:
             self._to_target = self._meter.seconds

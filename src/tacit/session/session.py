@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from tacit.overlap import Delayed
 from tacit.session.choosing import choose
 from tacit.session.holdings import Holdings
 from tacit.session.plan import Ground
-from tacit.session.tally import Tally, Watch
+from tacit.session.tally import KEPT, Tally, Watch
 from tacit.strategy import Strategy
 from tacit.transports.meter import Bill, counted
 from tacit.transports.wire import divide_
@@ -29,6 +30,9 @@ T = TypeVar("T")
 
 SCALER_HINT = ". With a GradScaler, write attach(..., scaler=scaler): such a step is then passed over"
 
+SHOWN = ("period", "delay", "local")
+"""The keys of a schedule's memory that are worth showing where they change."""
+
 
 @dataclass(eq=False)
 class Flight:
@@ -36,15 +40,19 @@ class Flight:
 
     Attributes:
         moment: when it began: the step, the number of the round, the learning rate.
+        parted: whether the ranks of a node may differ in what they give.
         sent: bytes that this rank has sent in it, by the collectives' formulas.
+        seconds: how long it was under way, once it has landed.
         over: set when it has landed, or has failed.
     """
 
     lots: tuple[int, ...]
     moment: Mapping[str, Any]
+    parted: bool = False
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     sent: int = 0
     void: bool = False
+    seconds: float = 0.0
     watch: Watch = field(default_factory=Watch)
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -91,8 +99,12 @@ class Session:
         self.tell: Callable[[BaseException], None] = lambda error: None
         """Called with an error that all ranks of the scope know of, and no others."""
         self.tally = Tally()
-        self.memory: Memory = {**strategy.rounds.start(), **(memory or {})}
-        """What the rounds remember, and need to know of the training."""
+        self.schedule_log: deque[tuple[int, Memory]] = deque(maxlen=KEPT)
+        """(step, values): what of the memory is worth showing, noted where it changes; the last thousand."""
+        self.alike: frozenset[str] = frozenset()
+        """What the ranks of a node have alike after every step, but where the rounds have parted them."""
+        self._leader: Session | None = None
+        self.memory = {**strategy.rounds.start(), **(memory or {})}
         self.transport = transport
         self._lr = lr
         self._lane: Lane | None = None
@@ -104,6 +116,22 @@ class Session:
         self.strategy = replace(strategy, topology=self.choice.topology)
         self._ground = replace(ground, topology=self.choice.topology)
         self._holdings = Holdings(self._ground, names)
+
+    @property
+    def memory(self) -> Memory:
+        """What the rounds remember, and need to know of the training; for rounds that follow, the others'."""
+        return self._memory if self._leader is None else self._leader.memory
+
+    @memory.setter
+    def memory(self, memory: Memory) -> None:
+        self._memory = memory
+        shown = {key: memory[key] for key in SHOWN if key in memory}
+        if shown != (self.schedule_log[-1][1] if self.schedule_log else {}):
+            self.schedule_log.append((self.step, shown))
+
+    def follow(self, leader: Session) -> None:
+        """Go by what the rounds of this one remember."""
+        self._leader = leader
 
     # ---- lots and their states ------------------------------------------------------------------------
 
@@ -121,6 +149,11 @@ class Session:
     def ranks(self) -> list[int]:
         """The replicas that agree in a round."""
         return self._ground.ranks
+
+    @property
+    def parties(self) -> int:
+        """How many meet where compressors meet: the replicas, or by node, the nodes."""
+        return self._ground.spot.here.peers
 
     @property
     def by_node(self) -> bool:
@@ -187,7 +220,8 @@ class Session:
             total = torch.zeros(())
             if scale != 1.0:
                 x.div_(scale)
-        talk = self._holdings.talk(i, x, total, **flight.moment)
+        alike = not flight.parted and self.alike.issuperset(slot.name for slot in lot.slots)
+        talk = self._holdings.talk(i, x, total, alike=alike, **flight.moment)
         outcome, sent = yield from counted(talk, self.transport.place)
         flight.sent += sent
         if scale != 1.0:
@@ -262,8 +296,16 @@ class Session:
 
     def begin(self, lots: Sequence[int] | None = None) -> Flight:
         """Start a round of these lots, of which none is under way; of all, where not said."""
-        moment = {"step": self.step, "round": self.begun, "lr": self._lr()}
-        flight = Flight(tuple(range(len(self.lots)) if lots is None else lots), moment)
+        rounds = self.strategy.rounds
+        turn = rounds.turn(self.step, self.memory)
+        moment = {
+            "step": self.step,
+            "round": self.begun,
+            "lr": self._lr(),
+            "turn": self.begun if turn is None else turn,
+        }
+        parted = rounds.parted(self.step, self.memory)
+        flight = Flight(tuple(range(len(self.lots)) if lots is None else lots), moment, parted)
         self.begun += 1
         self._flights |= dict.fromkeys(flight.lots, flight)
         return flight
@@ -324,8 +366,11 @@ class Session:
             self.failure = error
             over.set()
 
+        waited_for = [flight for flight in [*self._flights.values()] if flight.watch.wait()]
         self._lane.submit(Job(slot, open, land, fail))
         over.wait()
+        for flight in waited_for:
+            flight.watch.go_on()
         self.raise_failure()
         return answers[0]
 
@@ -351,7 +396,9 @@ class Session:
             self._holdings.commit(flight.outcomes)
         for each in flight.lots:
             del self._flights[each]
-        self.tally.ended(flight.watch, self.round, flight.moment["step"], flight.sent, self.void)
+        flight.seconds = self.tally.ended(
+            flight.watch, self.round, flight.moment["step"], flight.sent, self.void
+        )
         self.round += 1
         flight.over.set()
 
@@ -376,6 +423,7 @@ class Session:
         Raises:
             RoundError: the round under way failed, or an earlier one did.
         """
+        self.waiting()
         if self._lane is not None:
             self._lane.flush()
         self.raise_failure()
@@ -383,7 +431,7 @@ class Session:
     @property
     def late(self) -> bool:
         """Whether rounds are under way while training goes on."""
-        return isinstance(self.strategy.overlap, Delayed)
+        return isinstance(self.strategy.overlap, Delayed) or self.strategy.rounds.late
 
     @property
     def unheard(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from tacit import checks
@@ -40,26 +41,36 @@ class Hierarchical(Topology):
 
     Of n elements on M nodes of G ranks, a dense exchange moves 2 (M - 1) / M n across each node's link, where
     a ring over all ranks moves 2 (R - 1) / R n. Inside a node everything travels densely, and the compressor
-    works on the node's mean. Survey (arXiv 2003.03009), hierarchical all-reduce.
+    works on the node's mean; where all ranks of a node give the same, that is it already. Survey (arXiv
+    2003.03009), hierarchical all-reduce.
 
     Attributes:
         by: "slices": each rank of a node takes 1 / G of the tensor across, so that G streams share the work.
-            "leaders": the first rank of a node takes all of it, as eDNNcomm and DASO do with one rank a node.
+            "leaders": the first rank of a node takes all of it. "turns": the ranks of a node take all of
+            it in turn, one a round (DASO: Coquelin et al. 2021); for compressors without memory.
         far: how ranks with the same place in their nodes talk: `Flat` or `TwoPhase` on the axis "net", or
             whichever of them sends less.
     """
 
-    by: Literal["slices", "leaders"] = "slices"
+    by: Literal["slices", "leaders", "turns"] = "slices"
     far: OnAxis = Auto(NET)
 
     meets = NET
 
     def __post_init__(self) -> None:
-        checks.word("by", self.by, ("slices", "leaders"))
+        checks.word("by", self.by, ("slices", "leaders", "turns"))
         if not isinstance(self.far, OnAxis) or self.far.axis != NET:
             raise ConfigError(
                 f"far={self.far} is no way between the nodes: write Flat(axis='net') or "
                 "TwoPhase(axis='net'), or leave it out"
+            )
+
+    def check(self, compressor: Compressor) -> None:
+        """Whoever is not in turn would owe for many rounds, and node mates would owe apart."""
+        if self.by == "turns" and compressor.init(torch.empty(1, device="meta")):
+            raise ConfigError(
+                f"{compressor} keeps a memory, and ranks that take turns would each keep another: write "
+                "by='slices', or a compressor without, such as BF16()"
             )
 
     def options(self, compressors: Iterable[Compressor]) -> Options:
@@ -77,7 +88,9 @@ class Hierarchical(Topology):
         return self.far.keeps(numel, compressor, here)
 
     def spans(self, edges: Sequence[int] | range, near: Place) -> Spans:
-        """Slices as equal as the edges allow; for leaders, everything and nothing."""
+        """Slices as equal as the edges allow; for leaders, everything and nothing; in turn, everything."""
+        if self.by == "turns":
+            return ((0, edges[-1]),) * near.peers
         if self.by == "leaders":
             return ((0, edges[-1]), *[(edges[-1], edges[-1])] * (near.peers - 1))
         cuts = [_nearest(edges, edges[-1] * i / near.peers) for i in range(near.peers + 1)]
@@ -89,18 +102,30 @@ class Hierarchical(Topology):
             ctx.out.copy_(x)
         if ctx.near.peers == 1:
             return (yield from self.far.conduct(ctx.out, compressor, state, ctx))
-        yield Scatter(ctx.out, ctx.spans, NODE, ctx.total)
+        spans = self._shares(x, ctx)
+        if not ctx.alike:
+            yield Scatter(ctx.out, spans, NODE, ctx.total)
         if ctx.word is not None:
             yield from say(ctx.word, NODE)
-        start, stop = ctx.spans[ctx.near.rank]
+        start, stop = spans[ctx.near.rank]
         mine = ctx.out[start:stop]
         done = Outcome(mine, Everything(mine), state)
         if stop > start:
-            here = replace(ctx, out=mine, total=None, share=ctx.share * mine.numel() / x.numel())
+            total = ctx.total if ctx.alike else None
+            here = replace(ctx, out=mine, total=total, share=ctx.share * mine.numel() / x.numel())
             done = yield from self.far.conduct(mine, compressor, state, here)
-        yield Collect(ctx.out, ctx.spans, NODE)
-        yield from _pass_on(ctx.word, ctx.spans)
+        yield Collect(ctx.out, spans, NODE)
+        yield from _pass_on(ctx.word, spans)
         return done._replace(mean=ctx.out)
+
+    def _shares(self, x: Tensor, ctx: Context) -> Spans:
+        """What each rank of the node takes across in this round."""
+        if self.by != "turns":
+            return ctx.spans
+        # A rehearsal is for all rounds, so whoever rehearses is in turn.
+        first = ctx.near.rank if x.is_meta else ctx.turn % ctx.near.peers
+        n = x.numel()
+        return tuple((n * (i > first), n * (i >= first)) for i in range(ctx.near.peers))
 
 
 def _pass_on(word: Tensor | None, spans: Spans) -> Generator[Request, Any, None]:
@@ -110,7 +135,7 @@ def _pass_on(word: Tensor | None, spans: Spans) -> Generator[Request, Any, None]
         return
     first = speaks.index(True)
     n = word.numel()
-    yield Collect(word, tuple((0, n) if i == first else (n, n) for i in range(len(spans))), NODE)
+    yield Collect(word, tuple((n * (i > first), n * (i >= first)) for i in range(len(spans))), NODE)
 
 
 def _nearest(edges: Sequence[int] | range, target: float) -> int:

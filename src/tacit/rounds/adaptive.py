@@ -1,4 +1,4 @@
-"""WHEN replicas talk. Pure state machines: every rank decides alike, without asking."""
+"""Periods that change with what training shows."""
 
 from __future__ import annotations
 
@@ -7,82 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tacit.contracts import Memory, Rounds
-from tacit.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class EveryStep(Rounds):
-    """After every attempt of the optimizer: synchronous training."""
-
-    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
-        """Always."""
-        return True
-
-
-@dataclass(frozen=True)
-class Until(Rounds):
-    """After every attempt of the first `stop`, and never again: another level then takes over."""
-
-    stop: int
-
-    def __post_init__(self) -> None:
-        _check("stop", self.stop, 1)
-
-    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
-        """In steps 0 to `stop` - 1."""
-        return step < self.stop
-
-
-@dataclass(frozen=True)
-class Every(Rounds):
-    """After every `sync_every`-th attempt. Larger says less, and lets replicas drift further apart.
-
-    Attributes:
-        sync_every: the period K, in steps.
-        fragments: into how many parts the model is cut, each with a round every K steps, in turn: one of
-            them every K / `fragments` steps (Streaming DiLoCo: Douillard et al. 2025).
-        start_step: the step from which on periods are counted; before it another level keeps replicas equal.
-    """
-
-    sync_every: int
-    fragments: int = 1
-    start_step: int = 0
-
-    def __post_init__(self) -> None:
-        _check("sync_every", self.sync_every, 1)
-        _check("fragments", self.fragments, 1)
-        _check("start_step", self.start_step, 0)
-        if self.fragments > self.sync_every:
-            raise ConfigError(
-                f"fragments={self.fragments} cannot take turns within sync_every={self.sync_every} steps: "
-                "write no more fragments than steps"
-            )
-
-    @property
-    def parts(self) -> int:
-        """The fragments."""
-        return self.fragments
-
-    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
-        """After K, 2K, ... steps from the start; of N fragments, part p is earlier by K - (p + 1) K / N."""
-        done = step + 1 - self.start_step
-        offset = (part + 1) * self.sync_every // self.fragments
-        return done > 0 and (done - offset) % self.sync_every == 0
-
-    def sleeps(self, step: int, memory: Memory) -> bool:
-        """Before the start."""
-        return step < self.start_step
-
-
-@dataclass(frozen=True)
-class EveryEpoch(Rounds):
-    """Once an epoch, after its last step."""
-
-    needs: ClassVar[frozenset[str]] = frozenset({"steps_per_epoch"})
-
-    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
-        """After steps S - 1, 2S - 1, ... (counted from 0), of S steps an epoch."""
-        return (step + 1) % int(memory["steps_per_epoch"]) == 0
+from tacit.rounds.bounds import check, check_share
 
 
 @dataclass(frozen=True)
@@ -92,7 +17,7 @@ class _Adaptive(Rounds):
     sync_every: int
 
     def __post_init__(self) -> None:
-        _check("sync_every", self.sync_every, 1)
+        check("sync_every", self.sync_every, 1)
 
     def start(self, step: int = 0) -> Memory:
         """The first period."""
@@ -118,13 +43,16 @@ class AdaComm(_Adaptive):
         interval: steps between two choices.
     """
 
-    wants: ClassVar[frozenset[str]] = frozenset({"loss"})
-
     interval: int = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("interval", self.interval, 1)
+        check("interval", self.interval, 1)
+
+    @property
+    def wants(self) -> frozenset[str]:
+        """The loss."""
+        return frozenset({"loss"})
 
     def observe(self, memory: Memory, facts: Memory) -> Memory:
         """Choose anew where an interval has ended."""
@@ -155,13 +83,16 @@ class ByVariance(_Adaptive):
         sample_steps: for how long C is taken.
     """
 
-    wants: ClassVar[frozenset[str]] = frozenset({"drift"})
-
     sample_steps: int = 100
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("sample_steps", self.sample_steps, 1)
+        check("sample_steps", self.sample_steps, 1)
+
+    @property
+    def wants(self) -> frozenset[str]:
+        """The replicas' variance."""
+        return frozenset({"drift"})
 
     def observe(self, memory: Memory, facts: Memory) -> Memory:
         """Sample, or compare with the sample."""
@@ -186,7 +117,6 @@ class OnPlateau(_Adaptive):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"steps_per_epoch"})
-    wants: ClassVar[frozenset[str]] = frozenset({"loss"})
 
     patience: int = 2
     threshold: float = 0.05
@@ -194,16 +124,18 @@ class OnPlateau(_Adaptive):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("patience", self.patience, 0)
-        _check("factor", self.factor, 2)
-        if type(self.threshold) not in (int, float) or not 0 <= self.threshold < 1:
-            raise ConfigError(
-                f"threshold={self.threshold!r} is not possible: write a share from 0 to below 1"
-            )
+        check("patience", self.patience, 0)
+        check("factor", self.factor, 2)
+        check_share("threshold", self.threshold)
 
     def due(self, step: int, memory: Memory, part: int = 0) -> bool:
         """A period after the last round, and at each epoch's end."""
         return super().due(step, memory) or (step + 1) % int(memory["steps_per_epoch"]) == 0
+
+    @property
+    def wants(self) -> frozenset[str]:
+        """The loss."""
+        return frozenset({"loss"})
 
     def observe(self, memory: Memory, facts: Memory) -> Memory:
         """Add up the loss of the epoch, and compare epochs."""
@@ -212,17 +144,21 @@ class OnPlateau(_Adaptive):
         memory = {**memory, "last": done, "total": total}
         if done % memory["steps_per_epoch"]:
             return memory
-        loss, best = total / memory["steps_per_epoch"], memory.get("best", math.inf)
-        better = loss < best * (1 - self.threshold) if best < math.inf else True
-        bad = 0.0 if better else memory.get("bad", 0.0) + 1
-        memory = {**memory, "total": 0.0, "best": loss if better else best, "bad": bad}
-        if bad <= self.patience:
+        loss = total / memory["steps_per_epoch"]
+        flat, memory = plateau({**memory, "total": 0.0}, loss, self.patience, self.threshold)
+        if not flat:
             return memory
-        return {**memory, "bad": 0.0, "period": float(max(1, int(memory["period"]) // self.factor))}
+        return {**memory, "period": float(max(1, int(memory["period"]) // self.factor))}
 
 
-def _check(name: str, value: object, least: int) -> None:
-    if type(value) is not int or value < least:
-        what = "parts" if name == "fragments" else "epochs" if name == "patience" else "steps"
-        what = "" if name == "factor" else f" {what}"
-        raise ConfigError(f"{name}={value!r} is not possible: write {least} or more{what}")
+def plateau(memory: Memory, loss: float, patience: int, threshold: float) -> tuple[bool, Memory]:
+    """Whether the loss of an epoch shows a plateau, and what is then remembered: "best", and "bad" epochs.
+
+    Better is what is below the best by a share of `threshold`; a plateau, more than `patience` epochs in a
+    row that are not. Counting then begins anew, and the best stays.
+    """
+    best = memory.get("best", math.inf)
+    better = loss < best * (1 - threshold) if best < math.inf else True
+    bad = 0.0 if better else memory.get("bad", 0.0) + 1
+    flat = bad > patience
+    return flat, {**memory, "best": loss if better else best, "bad": 0.0 if flat else bad}

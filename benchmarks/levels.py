@@ -1,0 +1,329 @@
+"""What strategies by levels leave of a node's own speed: VGG-11 on 2 nodes of 2, arms interleaved in a run.
+
+    python benchmarks/levels.py                # about 15 minutes, without the accuracy
+    python benchmarks/levels.py --quick        # about 3 minutes: short blocks, and no promise is judged
+    python benchmarks/levels.py --accuracy     # three seeds of `tacit compare`, paired
+    python benchmarks/levels.py --json         # the last line on stdout is one JSON object
+
+One thread and 32 images a rank, fp32. The limit is `near-only`: torch's DDP among the ranks of a node, and
+nothing between the nodes; `compute-only` has no exchange at all. What is under way when a block ends is
+waited for in that block's time.
+
+* `1gbit`: DASO while it cycles with (B, W, L) = (4, 1, 1), and eDNNcomm every 16 steps.
+* `whole`: at 1 Gbit/s too, ten epochs of DASO, of which the first and the last block, against DDP.
+* `100mbit`: DASO with the period that it chooses, in bf16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from paired import Arm, hardware, interleave, paired_ratio, save
+
+if TYPE_CHECKING:
+    from arms import Trainer
+
+MARK = "RESULT "
+FOREVER = (1, 1_000_000)
+"""One epoch that does not end: cycling all the time."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One run.
+
+    Attributes:
+        arms: what is attached, by name.
+        promised: arm -> (against what, at least this share of its speed).
+        epochs: how many, and of how many steps.
+        block: steps; `blocks`; `warmup` steps before them.
+    """
+
+    cluster: str
+    arms: Mapping[str, str]
+    promised: Mapping[str, tuple[str, float]]
+    epochs: tuple[int, int] = FOREVER
+    block: int = 16
+    blocks: int = 5
+    warmup: int = 8
+    exposed: Mapping[str, float] = field(default_factory=dict)
+
+
+CYCLING = "daso:period=4,warmup_epochs=0,cooldown_epochs=0"
+SCENES = {
+    "1gbit": Scene(
+        "2x2@1gbit",
+        {
+            "compute-only": "compute-only",
+            "near-only": "near-only",
+            "daso": CYCLING,
+            "daso, slices": f"{CYCLING},by=slices",
+            "ednncomm": "ednncomm:sync_every=16",
+        },
+        {
+            "daso": ("near-only", 0.93),
+            "daso, slices": ("near-only", 0.93),
+            "ednncomm": ("near-only", 0.93),
+        },
+    ),
+    # A block is an epoch: one of warm-up, eight of cycling, one of cool-down.
+    "whole": Scene(
+        "2x2@1gbit",
+        {
+            "ddp": "ddp",
+            "near-only": "near-only",
+            "daso": "daso:warmup_epochs=1,cooldown_epochs=1,by=slices",
+        },
+        {"daso": ("ddp", 1 / 0.66)},
+        epochs=(10, 8),
+        block=8,
+        blocks=10,
+        warmup=0,
+    ),
+    "100mbit": Scene(
+        "2x2@100mbit",
+        {
+            "compute-only": "compute-only",
+            "near-only": "near-only",
+            "daso": "daso:period=auto,bits=16,by=slices,warmup_epochs=0,cooldown_epochs=0",
+        },
+        {"daso": ("near-only", 0.90)},
+        block=32,
+        blocks=4,
+        warmup=14,
+        exposed={"daso": 0.05},
+    ),
+}
+
+
+def rank_main(name: str, quick: bool) -> None:
+    """Measure all arms of a scene; rank 0 prints the result."""
+    import torch
+    import torch.distributed as dist
+
+    from arms import Trainer
+
+    scene = SCENES[name]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    block, blocks = (scene.block // 4, max(2, scene.blocks // 4)) if quick else (scene.block, scene.blocks)
+    epochs = scene.epochs if scene.epochs == FOREVER else (blocks, block)
+    trainers = {arm: Trainer(text, epochs=epochs) for arm, text in scene.arms.items()}
+    for trainer in trainers.values():
+        for _ in range(scene.warmup):
+            trainer.step()
+    before = {arm: _exposed(trainer) for arm, trainer in trainers.items()}
+    arms = {arm: Arm(_steps(trainer, block), 1, 0) for arm, trainer in trainers.items()}
+    seconds = interleave(arms, blocks, dist.barrier)
+    if dist.get_rank() == 0:
+        found = {
+            arm: {
+                "seconds": [each / block for each in seconds[arm]],
+                "mb_per_step": sum(trainer.sent) / len(trainer.sent) / 1e6,
+                "exposed": (_exposed(trainer) - before[arm]) / sum(seconds[arm]),
+                "remembered": dict(trainer.session.levels[-1].session.memory) if trainer.session else {},
+            }
+            for arm, trainer in trainers.items()
+        }
+        print(MARK + json.dumps(found), flush=True)
+    for trainer in trainers.values():
+        trainer.close()
+    dist.destroy_process_group()
+
+
+def _exposed(trainer: Trainer) -> float:
+    """Seconds for which training has waited for what crosses between the nodes."""
+    return 0.0 if trainer.session is None else trainer.session.levels[-1].session.metrics()["exposed_seconds"]
+
+
+def _steps(trainer: Trainer, count: int) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(count):
+            trainer.step()
+        if trainer.session is not None:
+            trainer.session.flush()
+
+    return run
+
+
+def measure(name: str, quick: bool) -> list[dict[str, object]]:
+    """Run a scene in the testbed; one row an arm."""
+    from tacit.cluster import Cluster
+    from tacit.testbed import Testbed
+
+    found: list[dict[str, dict[str, Any]]] = []
+
+    def listen(node: int, line: str) -> None:
+        if line.startswith(MARK):
+            found.append(json.loads(line.removeprefix(MARK)))
+        else:
+            print(f"node {node}: {line}", file=sys.stderr)
+
+    with Testbed(Cluster.parse(SCENES[name].cluster)) as bed:
+        result = bed.run([__file__, "--rank", name, *(["--quick"] if quick else [])], on_line=listen)
+    if result.returncode or not found:
+        raise SystemExit(f"{name} failed: {result.failures}")
+    return [_row(name, arm, found[0], quick) for arm in found[0]]
+
+
+def _row(name: str, arm: str, found: Mapping[str, dict[str, Any]], quick: bool) -> dict[str, object]:
+    scene, seconds = SCENES[name], {arm: each["seconds"] for arm, each in found.items()}
+    against, promised = scene.promised.get(arm, (None, None))
+    share = None
+    if against is not None:
+        # The whole run is what counts there; elsewhere all blocks are alike, and the median is steadier.
+        whole = scene.epochs != FOREVER
+        total = sum(seconds[against]) / sum(seconds[arm])
+        share = total if whole else paired_ratio(seconds[against], seconds[arm])["median"]
+    most = scene.exposed.get(arm)
+    met = None
+    if not quick and share is not None:
+        met = share >= (promised or 0.0) and (most is None or found[arm]["exposed"] < most)
+    return {
+        "scene": name,
+        "cluster": scene.cluster,
+        "arm": arm,
+        "attached": scene.arms[arm],
+        "step_ms": 1e3 * statistics.mean(seconds[arm]),
+        "blocks_ms": [1e3 * each for each in seconds[arm]],
+        "mb_per_step_and_node": found[arm]["mb_per_step"],
+        "exposed_share": found[arm]["exposed"],
+        "remembered": found[arm]["remembered"],
+        "against": against,
+        "promised": promised,
+        "found": share,
+        "met": met,
+    }
+
+
+def table(rows: Sequence[Mapping[str, object]]) -> str:
+    """The rows as text."""
+    lines = [
+        f"{'scene':8} {'arm':14} {'step ms':>8} {'MB/step':>8} {'exposed':>8} {'B':>3}  "
+        "promised, of what: found"
+    ]
+    for row in rows:
+        remembered = row["remembered"]
+        assert isinstance(remembered, dict)
+        line = (
+            f"{row['scene']:8} {row['arm']:14} {row['step_ms']:8.0f} {row['mb_per_step_and_node']:8.2f} "
+            f"{row['exposed_share']:8.1%} {remembered.get('period', 0):3.0f}"
+        )
+        if row["against"]:
+            verdict = "" if row["met"] is None else " met" if row["met"] else " MISSED"
+            line += f"  {row['promised']:.2f} of {row['against']}: {row['found']:.3f}{verdict}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+# ---- accuracy -----------------------------------------------------------------------------------------
+
+RIVALS = ("ednncomm:sync_every=8", "daso")
+
+
+def accuracies(recipe: Sequence[str], seeds: int, cluster: str) -> list[dict[str, object]]:
+    """Train with DDP and its rivals from the same seeds: the mean difference, with its 95 % interval."""
+    runs = [_compared(recipe, seed, cluster) for seed in range(seeds)]
+    rows = []
+    for rival in RIVALS:
+        apart = [run[rival]["accuracy"] - run["ddp"]["accuracy"] for run in runs]
+        saved = [1 - run[rival]["seconds"] / run["ddp"]["seconds"] for run in runs]
+        rows.append(
+            {
+                "recipe": recipe[0],
+                "cluster": cluster,
+                "algorithm": rival,
+                "ddp": statistics.mean(run["ddp"]["accuracy"] for run in runs),
+                "difference": statistics.mean(apart),
+                "interval": _half_width(apart),
+                "time_saved": statistics.mean(saved),
+                "seeds": seeds,
+            }
+        )
+    return rows
+
+
+def _compared(recipe: Sequence[str], seed: int, cluster: str) -> dict[str, dict[str, float]]:
+    names = ",".join(("ddp", *RIVALS))
+    argv = ["compare", *recipe, "--algorithms", names, "--cluster", cluster, "--seed", str(seed), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tacit.cli", *argv], stdout=subprocess.PIPE, text=True, check=True
+    )
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    return {row["algorithm"]: row for row in rows}
+
+
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+"""Two-sided 95 % quantiles of Student's t, by the number of samples."""
+
+
+def _half_width(samples: Sequence[float]) -> float:
+    if len(samples) not in STUDENT:
+        return math.nan
+    return STUDENT[len(samples)] * statistics.stdev(samples) / math.sqrt(len(samples))
+
+
+def accuracy_table(rows: Sequence[Mapping[str, object]]) -> str:
+    """The rows as text."""
+    lines = [f"{'recipe':10} {'algorithm':24} {'ddp':>7} {'difference (95 %)':>20} {'time saved':>11}"]
+    lines += [
+        f"{row['recipe']:10} {row['algorithm']:24} {row['ddp']:7.4f} "
+        f"{row['difference']:+9.4f} ± {row['interval']:.4f} {row['time_saved']:11.1%}"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print, and with --save keep the result under benchmarks/results/."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="short blocks, and few of them")
+    parser.add_argument("--only", choices=list(SCENES), help="one scene")
+    parser.add_argument("--accuracy", action="store_true", help="accuracy instead of speed")
+    parser.add_argument(
+        "--data", help="with --accuracy: CIFAR-10, as `tacit compare cifar10 --data` takes it"
+    )
+    parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-levels.json")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        rank_main(options.rank, options.quick)
+        return
+    if options.accuracy:
+        rows = accuracies(["digits"], 3, "2x2@100mbit")
+        if options.data:
+            cifar = ["cifar10", "--data", options.data, "--limit", "10000", "--epochs", "4"]
+            cifar += ["--model", "resnet8", "--precision", "bf16", "--target", "0.4"]
+            rows += accuracies(cifar, 3, "2x2@100mbit")
+        text = accuracy_table(rows)
+    else:
+        names = [options.only] if options.only else list(SCENES)
+        rows = [row for name in names for row in measure(name, options.quick)]
+        text = table(rows)
+    result = {
+        "benchmark": "levels-accuracy" if options.accuracy else "levels",
+        "quick": options.quick,
+        "hardware": hardware(),
+        "rows": rows,
+    }
+    print(text, file=sys.stderr if options.json else sys.stdout)
+    if options.save:
+        print(f"saved {save(str(result['benchmark']), result)}", file=sys.stderr)
+    if options.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Rounds at steps that are known beforehand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tacit.contracts import Memory, Rounds
+from tacit.errors import ConfigError
+from tacit.rounds.bounds import check
+
+
+@dataclass(frozen=True)
+class EveryStep(Rounds):
+    """After every attempt of the optimizer: synchronous training."""
+
+    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
+        """Always."""
+        return True
+
+
+@dataclass(frozen=True)
+class Until(Rounds):
+    """After every attempt of the first `stop`, and never again: another level then takes over."""
+
+    stop: int
+
+    def __post_init__(self) -> None:
+        check("stop", self.stop, 1)
+
+    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
+        """In steps 0 to `stop` - 1."""
+        return step < self.stop
+
+
+@dataclass(frozen=True)
+class Every(Rounds):
+    """After every `sync_every`-th attempt. Larger says less, and lets replicas drift further apart.
+
+    Attributes:
+        sync_every: the period K, in steps.
+        fragments: into how many parts the model is cut, each with a round every K steps, in turn: one of
+            them every K / `fragments` steps (Streaming DiLoCo: Douillard et al. 2025).
+        start_step: the step from which on periods are counted; before it another level keeps replicas equal.
+    """
+
+    sync_every: int
+    fragments: int = 1
+    start_step: int = 0
+
+    def __post_init__(self) -> None:
+        check("sync_every", self.sync_every, 1)
+        check("fragments", self.fragments, 1)
+        check("start_step", self.start_step, 0)
+        if self.fragments > self.sync_every:
+            raise ConfigError(
+                f"fragments={self.fragments} cannot take turns within sync_every={self.sync_every} steps: "
+                "write no more fragments than steps"
+            )
+
+    @property
+    def parts(self) -> int:
+        """The fragments."""
+        return self.fragments
+
+    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
+        """After K, 2K, ... steps from the start; of N fragments, part p is earlier by K - (p + 1) K / N."""
+        done = step + 1 - self.start_step
+        offset = (part + 1) * self.sync_every // self.fragments
+        return done > 0 and (done - offset) % self.sync_every == 0
+
+    def sleeps(self, step: int, memory: Memory) -> bool:
+        """Before the start."""
+        return step < self.start_step
+
+
+@dataclass(frozen=True)
+class EveryEpoch(Rounds):
+    """Once an epoch, after its last step."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"steps_per_epoch"})
+
+    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
+        """After steps S - 1, 2S - 1, ... (counted from 0), of S steps an epoch."""
+        return (step + 1) % int(memory["steps_per_epoch"]) == 0

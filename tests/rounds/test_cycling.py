@@ -1,0 +1,241 @@
+"""DASO's schedule, against the event lists that its authors' code gives (Heat, `dp_optimizer.py`)."""
+
+import math
+
+import pytest
+import torch
+
+from tacit.contracts import Landing, Memory
+from tacit.errors import ConfigError
+from tacit.merges import StaleMean
+from tacit.rounds import Cycling, Inside
+
+G = 4
+LAST = 9
+
+
+def memory(schedule: Cycling, steps: int = LAST + 1, epochs: int = 10, **other: float) -> Memory:
+    return {**schedule.start(), "steps_per_epoch": steps, "epochs": epochs, **other}
+
+
+def events(schedule: Cycling, memory: Memory, first: int = 0, count: int = LAST + 1) -> list[list[str]]:
+    """What happens after each batch: `send 1`, by group 1; `recv 0 lag 1`, or `average 1`, which blocks."""
+    under_way: list[tuple[int, int, int]] = []  # group, sent, lands
+    found = []
+    for step in range(first, first + count):
+        now = []
+        if schedule.due(step, memory):
+            group, lands = schedule.turn(step, memory) % G, schedule.lands(step, memory)
+            now.append(f"average {group}" if lands == step else f"send {group}")
+            under_way.append((group, step, lands))
+        for way in [way for way in under_way if way[2] == step]:
+            under_way.remove(way)
+            if way[1] < step:
+                now.append(f"recv {way[0]} lag {step - way[1]}")
+        found.append(now)
+    assert not under_way
+    return found
+
+
+def cycling(period: int, delay: int, local: int) -> tuple[Cycling, Memory]:
+    schedule = Cycling(4, warmup_epochs=0, cooldown_epochs=0)
+    return schedule, memory(schedule, period=period, delay=delay, local=local)
+
+
+def test_every_fourth_batch() -> None:
+    assert events(*cycling(4, 1, 1)) == [
+        ["send 0"],
+        ["recv 0 lag 1"],
+        [],
+        [],
+        ["send 1"],
+        ["recv 1 lag 1"],
+        [],
+        [],
+        ["send 2"],
+        ["average 3", "recv 2 lag 1"],
+    ]
+
+
+def test_every_second_batch_lands_as_the_next_one_leaves_and_the_lag_is_two() -> None:
+    assert events(*cycling(2, 1, 1)) == [
+        ["send 0"],
+        [],
+        ["send 1", "recv 0 lag 2"],
+        [],
+        ["send 2", "recv 1 lag 2"],
+        [],
+        ["send 3", "recv 2 lag 2"],
+        [],
+        ["send 0", "recv 3 lag 2"],
+        ["average 1", "recv 0 lag 1"],
+    ]
+
+
+def test_every_batch() -> None:
+    found = events(*cycling(1, 1, 1))
+    assert found[:3] == [["send 0"], ["send 1", "recv 0 lag 1"], ["send 2", "recv 1 lag 1"]]
+    assert found[LAST] == ["average 1", "recv 0 lag 1"]
+
+
+def test_every_eighth_batch_lands_two_later() -> None:
+    schedule, after = cycling(8, 2, 2)
+    found = events(schedule, after)
+    assert found[:8] == [["send 0"], [], ["recv 0 lag 2"], *([[]] * 5)]
+    assert found[8:] == [["send 1"], ["average 2", "recv 1 lag 1"]]
+    inside = [Inside(schedule).due(step, after) for step in range(LAST + 1)]
+    # From the landing on by turns, and always before the next round leaves and at the epoch's end.
+    assert inside == [True, True, True, False, True, False, True, False, True, True]
+
+
+def test_epochs_begin_anew_with_the_first_group() -> None:
+    schedule, after = cycling(4, 1, 1)
+    assert events(schedule, after, first=LAST + 1) == events(schedule, after)
+
+
+def test_blocking_phases_and_the_ends_of_epochs_apply_at_once() -> None:
+    schedule = Cycling(warmup_epochs=1, cooldown_epochs=2)
+    after = memory(schedule, epochs=5)
+    every = [[f"average {k % G}"] for k in range(LAST + 1)]
+    for epoch in (0, 3, 4, 5):  # one more than was said is cool-down too
+        assert events(schedule, after, first=epoch * (LAST + 1)) == every
+    assert events(schedule, after, first=LAST + 1)[0] == ["send 0"]
+    assert schedule.phases(after) == ((10, False), (20, True), (10, False))
+
+
+@pytest.mark.parametrize(("epochs", "blocking"), [(1, 0), (9, 0), (10, 1), (39, 3), (40, 4), (90, 4)])
+def test_a_tenth_of_the_epochs_warms_up_and_cools_down(epochs: int, blocking: int) -> None:
+    schedule = Cycling()
+    (warm, _), (_, _), _ = schedule.phases(memory(schedule, epochs=epochs))
+    assert warm == blocking * (LAST + 1)
+
+
+def test_no_warm_up_begins_with_cycling() -> None:
+    schedule = Cycling(warmup_epochs=0)
+    assert events(schedule, memory(schedule))[:2] == [["send 0"], ["recv 0 lag 1"]]
+
+
+def test_blocking_may_be_all_there_is() -> None:
+    schedule = Cycling(warmup_epochs=4, cooldown_epochs=4)
+    after = memory(schedule, epochs=3)
+    assert all(found[0].startswith("average") for found in events(schedule, after, count=30))
+
+
+# ---- plateaus -----------------------------------------------------------------------------------------
+
+
+def after_epochs(schedule: Cycling, losses: list[float], first: int = 0) -> list[tuple[float, float, float]]:
+    """(B, W, L) after each cycling epoch."""
+    now = memory(schedule, epochs=1000)
+    found = []
+    for epoch, loss in enumerate(losses, first):
+        step = (epoch + 1) * (LAST + 1) - 1
+        assert schedule.asks(step, now)
+        now = schedule.observe(now, {"step": step, "lr": 0.1, "loss": loss})
+        found.append((now["period"], now["delay"], now["local"]))
+    return found
+
+
+def test_the_third_epoch_in_a_row_without_improvement_is_a_plateau() -> None:
+    schedule = Cycling(warmup_epochs=0)
+    assert after_epochs(schedule, [1.0, 1.0, 1.0, 1.0]) == [(4, 1, 1)] * 3 + [(2, 1, 1)]
+    # 5 % better than the best is not better; a little more is.
+    assert after_epochs(schedule, [1.0, 0.95, 0.951, 0.949, 0.949])[-1] == (4, 1, 1)
+
+
+def test_periods_halve_and_begin_again() -> None:
+    found = after_epochs(Cycling(warmup_epochs=0), [1.0] * 19)
+    assert found[3::3] == [(2, 1, 1), (1, 1, 1), (8, 2, 2), (4, 1, 1), (2, 1, 1), (1, 1, 1)]
+    assert after_epochs(Cycling(warmup_epochs=0, most=4), [1.0] * 10)[-1] == (4, 1, 1)
+    assert after_epochs(Cycling(warmup_epochs=0, most=2), [1.0] * 10)[-1] == (2, 1, 1)
+
+
+def test_the_delay_stays_below_the_period() -> None:
+    found = after_epochs(Cycling(16, 12, 8, warmup_epochs=0), [1.0] * 13)
+    assert found[3::3] == [(8, 7, 4), (4, 3, 2), (2, 1, 1), (1, 1, 1)]
+
+
+def test_blocking_epochs_are_not_judged() -> None:
+    assert after_epochs(Cycling(warmup_epochs=4), [1.0] * 7) == [(4, 1, 1)] * 7
+    assert after_epochs(Cycling(warmup_epochs=4), [1.0] * 8)[-1] == (2, 1, 1)
+
+
+# ---- chosen -------------------------------------------------------------------------------------------
+
+
+def chosen(transfer: float) -> Memory:
+    schedule = Cycling("auto", warmup_epochs=0, cooldown_epochs=0)
+    now = memory(schedule, steps=100)
+    assert [step for step in range(13) if schedule.due(step, now)] == [0, 4, 8, 12]
+    assert [schedule.asks(step, now) for step in (0, 4, 99)] == [False, True, True]
+    now = schedule.observe(now, {"step": 4, "lr": 0.1, "transfer": transfer})
+    return {**now, "lands": schedule.lands(5 * int(now["period"]), now) - 5 * int(now["period"])}
+
+
+@pytest.mark.parametrize(("transfer", "period"), [(0.01, 1), (0.9, 1), (0.95, 2), (3.6, 4), (3.7, 5), (8, 9)])
+def test_the_period_is_the_least_that_hides_the_transfer(transfer: float, period: int) -> None:
+    now = chosen(transfer)
+    assert now["period"] == now["lands"] == period
+
+
+def test_nothing_under_way_changes_nothing() -> None:
+    assert chosen(0.0)["period"] == 4
+
+
+def test_a_period_that_was_chosen_is_asked_for_at_the_ends_of_epochs() -> None:
+    schedule = Cycling("auto", warmup_epochs=0, cooldown_epochs=0)
+    now = memory(schedule, steps=100, asked=2)
+    assert [step for step in range(200) if schedule.asks(step, now)] == [99, 199]
+
+
+# ---- the merge ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lag", [1, 2, 4])
+def test_the_weight_is_that_of_the_lag(lag: int) -> None:
+    sent, then = torch.tensor([0.0, 0.0, 0.0, 4.0]), torch.tensor([7.0])
+    now, mean = torch.tensor([1.0]), sent.mean() - then
+    StaleMean().apply_(now, then, mean, None, {}, Landing(peers=8, lag=lag, parties=4))
+    assert then == sent.mean()
+    assert now == pytest.approx((2 * lag * 1.0 + float(sent.sum())) / (2 * lag + 4))
+
+
+def test_what_comes_at_once_is_taken() -> None:
+    now, then = torch.tensor([1.0]), torch.tensor([7.0])
+    StaleMean().apply_(now, then, torch.tensor([-2.0]), None, {}, Landing(peers=8, lag=0, parties=4))
+    assert now == then == 5.0
+
+
+# ---- what cannot be -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"period": 0}, "period=0 is not possible: write 1 or more"),
+        ({"period": 4, "delay": 4}, "delay=4 with period=4: an answer would come after the next round has"),
+        ({"period": 1, "delay": 2}, "Write delay=1 at most"),
+        ({"period": "auto", "delay": 2}, "chooses when answers land, and delay=2, local=1 were given"),
+        ({"local": 0}, "local=0 is not possible"),
+        ({"warmup_epochs": -1}, "warmup_epochs=-1 is not possible: write 0 or more epochs"),
+        ({"threshold": 1.0}, "threshold=1.0 is not possible"),
+        ({"patience": math.nan}, "patience=nan is not possible"),
+    ],
+)
+def test_refuses_what_cannot_be(given: dict[str, float], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Cycling(**given)  # type: ignore[arg-type]
+    assert said in str(caught.value)
+
+
+def test_replicas_of_a_node_stay_parted_once_they_were() -> None:
+    schedule = Cycling(warmup_epochs=0)
+    now, parted = memory(schedule, epochs=1000), []
+    for epoch in range(16):
+        step = (epoch + 1) * (LAST + 1) - 1
+        now = schedule.observe(now, {"step": step, "lr": 0.1, "loss": 1.0})
+        parted.append((now["local"], schedule.parted(step + 1, now)))
+    assert parted[0] == (1, False)
+    assert parted[9] == (2, True)
+    assert parted[15] == (1, True)
+    assert Cycling(8, 2, 2).parted(0, memory(Cycling(8, 2, 2)))
