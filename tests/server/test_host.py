@@ -82,7 +82,7 @@ def test_asynchronous_workers_share_parameters(serve: Callable[..., Host]) -> No
     def work(i: int) -> Tensor:
         server = join(host, i, star=star)
         x = server.enter(torch.full((N,), 1.0), "a/0", BACK)
-        assert torch.equal(x, torch.ones(N))
+        assert (x >= 1).all(), "what the first has brought, and what has come since"
         for _ in range(20):
             push(server, torch.ones(N))
         meet = server.post(Ask((), (), (BACK,), do="meet"), "a/0")

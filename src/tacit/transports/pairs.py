@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from datetime import timedelta
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -71,6 +71,9 @@ class Header(NamedTuple):
 
 _FORM = struct.Struct("<4qd2q")
 
+_Leaving: TypeAlias = tuple[Any, Tensor]
+"""A message on its way, and what it holds."""
+
 
 class Pair:
     """This end of a group of two. One thread sends and one receives; they may be two.
@@ -84,7 +87,7 @@ class Pair:
     def __init__(self, store: Store, name: str, me: int, timeout: timedelta) -> None:
         self._peer = 1 - me
         self._group: Any = dist.ProcessGroupGloo(PrefixStore(name, store), me, 2, timeout)
-        self._leaving: dict[int, list[tuple[Any, Tensor]]] = {}
+        self._leaving: dict[int, tuple[list[_Leaving], list[_Leaving]]] = {}
 
     def send(self, header: Header, body: Sequence[Tensor] = ()) -> None:
         """Send a frame; its body, bytes, must stay as it is until the other end has answered.
@@ -92,14 +95,14 @@ class Pair:
         Raises:
             RuntimeError: the other end is gone.
         """
-        for work, _ in self._leaving.pop(header.spec, []) if header.kind != Kind.WAIT else []:
-            work.wait()  # long done: it has been answered
         size = sum(part.numel() for part in body)
         head = torch.frombuffer(bytearray(_FORM.pack(*header._replace(nbytes=size))), dtype=torch.uint8)
-        kept = self._leaving.setdefault(header.spec, [])
-        for part in (head, *body):
-            if part.numel():
-                kept.append((self._group.send([part], self._peer, 0), part))
+        sent = [(self._group.send([part], self._peer, 0), part) for part in (head, *body) if part.numel()]
+        # Gloo gives up a message of which nobody keeps hold. What was sent up to the last answer has arrived,
+        # as the other end has asked again; frames that have told it since then to wait perhaps have not.
+        _, now = self._leaving.get(header.spec, ([], []))
+        now += sent
+        self._leaving[header.spec] = ([], now) if header.kind == Kind.WAIT else (now, [])
 
     def drop(self) -> None:
         """Close the connection, so that the other end knows; nothing can be sent afterwards."""
