@@ -37,7 +37,15 @@ class Bed:
     def __exit__(self, *_: object) -> None:
         self.log.append("gone")
 
-    def run(self, argv: Sequence[str], *, on_line: Callable[[int, str], None], timeout: float) -> Result:
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        on_line: Callable[[int, str], None],
+        timeout: float,
+        servers: bool,
+    ) -> Result:
+        assert not servers, "none of these algorithms needs any"
         options = dict(zip(argv[2::2], argv[3::2], strict=False))
         self.log.append(f"{options['--algorithm']} for {options['--epochs']}, at most {timeout:g} s")
         assert argv[-1] == "--shaped"
