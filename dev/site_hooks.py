@@ -10,6 +10,7 @@ import posixpath
 import re
 import sys
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -68,10 +69,15 @@ def line_by_line() -> str:
         parts.append("## " + ", ".join(names))
         for name in names:
             told = ", ".join(f"`{each.name}` = {_default(each)}" for each in parameters_of(name))
-            parts.append(f"`{name}` ({ENTRIES[name].family}): {ENTRIES[name].changes}.")
-            parts.append(f"Parameters: {told}." if told else "No parameters.")
-        parts.append(f"```text\n{(sys.modules[module].__doc__ or '').strip()}\n```")
+            told = f"Parameters: {told}" if told else "No parameters"
+            parts.append(f"What `{name}` changes: {ENTRIES[name].changes}. {told}.")
+        paragraphs = (sys.modules[module].__doc__ or "").strip().split("\n\n")
+        parts += [_in_columns(each) if "\n    " in f"\n{each}" else each for each in paragraphs]
     return "\n\n".join(parts)
+
+
+def _in_columns(text: str) -> str:
+    return f"```text\n{dedent(text)}\n```"
 
 
 def _default(parameter: Any) -> str:
