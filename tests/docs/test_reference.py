@@ -28,9 +28,14 @@ def test_what_stands_in_the_reference_is_documented() -> None:
     from tacit import contracts
 
     for path in re.findall(r"^::: tacit\.contracts\.(\w+)$", API, re.MULTILINE):
-        assert getattr(contracts, path).__doc__
+        assert _told(getattr(contracts, path)), f"tacit.contracts.{path} has no docstring"
     for label in tacit.__all__:
-        assert getattr(tacit, label).__doc__
+        assert _told(getattr(tacit, label)), f"tacit.{label} has no docstring"
+
+
+def _told(value: object) -> bool:
+    """Whether somebody has written its docstring; dataclass makes one where nobody has."""
+    return bool(value.__doc__) and not value.__doc__.startswith(f"{getattr(value, '__name__', '')}(")
 
 
 def test_every_algorithm_has_a_row_in_the_papers() -> None:
