@@ -1,9 +1,10 @@
 """Every public name and every algorithm stands on the page that is for it."""
 
 import re
+from pathlib import Path
 
 import pytest
-from pages import ROOT, prose
+from pages import PAGES, ROOT, name, prose
 
 import tacit
 from tacit.algorithms.catalogue import ENTRIES
@@ -17,7 +18,7 @@ ROWS = {
     for cells in [[cell.strip() for cell in line.strip("|").split("|")]]
     if len(cells) == 4
 }
-FIGURES = [label for label, cells in ROWS.items() if cells[-1]]
+FIGURES = [label for label, cells in ROWS.items() if "%" in cells[-1]]
 
 
 def test_the_reference_has_every_public_name_and_no_other() -> None:
@@ -65,3 +66,8 @@ def test_words_of_the_glossary_stand_once_and_in_order() -> None:
     text = (ROOT / "docs" / "glossary.md").read_text()
     words = re.findall(r"^\*\*(.+)\.\*\*$", text, re.MULTILINE)
     assert words == sorted(set(words), key=str.lower)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_page_waits_for_its_figures(page: Path) -> None:
+    assert not re.findall(r"^[A-Z]+$", prose(page), re.MULTILINE)
