@@ -94,9 +94,9 @@ class Node:
     def failure(self) -> Failure:
         """How it failed."""
         if (cause := self.cause) is not None:
-            return Failure(self.number, cause.rank, reason(cause.code), cause.traceback)
+            return Failure(self.number, cause.rank, reason(cause.code), cause.traceback, cause.code)
         last = "\n".join(self.last_lines) or None
-        return Failure(self.number, None, reason(self.code or 0), last, self.server)
+        return Failure(self.number, None, reason(self.code or 0), last, self.code, self.server)
 
 
 def reason(code: int) -> str:
