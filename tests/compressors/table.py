@@ -93,7 +93,7 @@ MATRICES = (Matrix(0, 20, 30), Matrix(600, 16, 25))
 EVEN = (Matrix(0, 10, 20), Matrix(250, 10, 20), Matrix(500, 10, 20), Matrix(710, 5, 6), Matrix(750, 10, 20))
 LOW_RANK = PowerSGD(rank=2, matrices=MATRICES)
 
-MIRRORED = Predicted(budget=0.1, predictor=Linear(), full_steps=0, whole_below=0, matrices=MATRICES)
+MIRRORED = Predicted(budget=0.1, predictor=Linear(), full_steps=0, whole_below=1, matrices=MATRICES)
 
 TABLE = {
     "dense": Row(Dense(), ring(4 * NUMEL), 1e-6),

@@ -16,7 +16,7 @@ from tacit.predictors.mp2 import Network
 
 N = 1000
 MATRICES = (Matrix(0, 20, 30), Matrix(600, 16, 20, 4), Matrix(920, 80, 1, 1))
-TENTH = Predicted(budget=0.2, predictor=Linear(), full_steps=0, whole_below=0, matrices=MATRICES)
+TENTH = Predicted(budget=0.2, predictor=Linear(), full_steps=0, whole_below=1, matrices=MATRICES)
 
 
 @dataclass(frozen=True)

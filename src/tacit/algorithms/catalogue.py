@@ -13,7 +13,15 @@ from tacit.strategy import Strategy, alternatives, parameters
 from tacit.topologies import Auto, Flat, Hierarchical
 
 Family: TypeAlias = Literal[
-    "synchronous", "quantization", "sparsification", "low rank", "lazy", "delayed", "periodic", "hierarchical"
+    "synchronous",
+    "quantization",
+    "sparsification",
+    "low rank",
+    "lazy",
+    "delayed",
+    "periodic",
+    "hierarchical",
+    "predictive",
 ]
 
 
@@ -224,6 +232,12 @@ ENTRIES: dict[str, Entry] = {
         "DASO: Coquelin et al. 2021, arXiv 2104.05588",
         False,
         "gradients are averaged inside each node; between nodes the parameters, every few steps and late",
+    ),
+    "mp2": Entry(
+        "predictive",
+        "MP2: Liu et al., Computer Networks 255, 2024, 110883",
+        True,
+        "a moving part of the progress travels; every rank predicts the rest, all alike",
     ),
 }
 """Name -> facts; a test holds it to the table of algorithms."""

@@ -90,7 +90,7 @@ class Predicted(Compressor):
         checks.whole("full_steps", self.full_steps, 0, None, "2 are usual")
         hint = "it is for how many steps the budget is, more than are sent in full"
         checks.whole("horizon", self.horizon, self.full_steps + 1, None, hint)
-        checks.whole("whole_below", self.whole_below, 0, None, "1024 is usual")
+        checks.whole("whole_below", self.whole_below, 1, None, "1024 is usual; 1 for none")
         checks.whole("patience", self.patience, 1, None, "3 is usual")
         checks.matrices(self.matrices)
 
@@ -181,7 +181,7 @@ class Predicted(Compressor):
         return [m for m in self.matrices if self._turns(m)]
 
     def _turns(self, m: Matrix) -> bool:
-        return m.dims > 1 and _size(m) >= max(1, self.whole_below)
+        return m.dims > 1 and _size(m) >= self.whole_below
 
     @property
     def _all(self) -> Tensor:

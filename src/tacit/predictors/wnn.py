@@ -94,6 +94,10 @@ class WNN(Predictor):
 
     file: str
 
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that it has a network for."""
+        return tuple(networks(self.file))
+
     def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
         """(forecast - last value) / 5; no change for kinds without weights."""
         network = networks(self.file).get(kind)
