@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
-from tacit.recipes.vgg import vgg11
+from tacit.recipes.models.vgg import vgg11
 from tacit.testbed import counters
 
 BATCH = 32

@@ -304,7 +304,8 @@ def main() -> None:
     if options.accuracy:
         rows = accuracies(["digits"], 3, "2x2@100mbit")
         if options.data:
-            cifar = ["cifar10", "--data", options.data, "--limit", "10000"]
+            cifar = ["cifar10", "--data", options.data, "--limit", "10000", "--epochs", "4"]
+            cifar += ["--model", "resnet8", "--precision", "bf16", "--target", "0.4"]
             rows += accuracies(cifar, 3, "2x2@100mbit")
         text = accuracy_table(rows)
     else:

@@ -2,7 +2,7 @@
 
 import time
 
-from tacit.session.tally import Tally, Watch
+from tacit.session.tally import KEPT, Tally, Watch
 
 
 def test_a_round_that_landed_before_anybody_waited_exposed_nothing() -> None:
@@ -27,3 +27,39 @@ def test_waiting_is_from_when_it_began_to_the_end() -> None:
     tally.ended(watch, 0, 0, 8, void=False)
     (record,) = tally.records
     assert 0.01 <= record.exposed_seconds <= record.seconds
+
+
+def test_a_round_may_be_waited_for_more_than_once_and_only_that_is_exposed() -> None:
+    tally, watch = Tally(), Watch()
+    watch.begin()
+    assert watch.wait()
+    assert not watch.wait()  # it is waited for already
+    watch.go_on()
+    time.sleep(0.02)
+    assert watch.wait()
+    tally.ended(watch, 0, 0, 8, void=False)
+    (record,) = tally.records
+    (first, second), span = record.waits, record.span
+    assert span.begun <= first.begun <= first.ended <= second.begun - 0.02
+    assert second.ended == span.ended
+    assert record.exposed_seconds <= record.seconds - 0.02
+
+
+def test_rounds_and_steps_are_told_by_one_clock() -> None:
+    tally, watch = Tally(), Watch()
+    watch.begin()
+    tally.ended(watch, 0, 0, 8, void=False)
+    tally.stepped(1)
+    assert [steps for steps, _ in tally.steps] == [0, 1]
+    assert tally.steps[0][1] <= tally.records[0].span.begun <= tally.records[0].span.ended
+    assert tally.records[0].span.ended <= tally.steps[1][1]
+
+
+def test_what_is_told_one_by_one_is_bounded() -> None:
+    tally = Tally()
+    for number in range(3 * KEPT):
+        tally.ended(Watch(), number, number, 8, void=False)
+        tally.stepped(number + 1)
+    assert len(tally.records) == KEPT
+    assert len(tally.steps) == KEPT + 1
+    assert tally.totals.rounds == 3 * KEPT

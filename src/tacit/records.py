@@ -14,7 +14,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -41,11 +41,14 @@ __all__ = [
     "EndRecord",
     "Environment",
     "EpochRecord",
+    "Line",
     "Record",
     "RunRecord",
     "Writer",
+    "is_of",
     "parse",
     "read",
+    "read_lines",
 ]
 
 COMPUTE_ONLY = "compute-only"
@@ -54,7 +57,8 @@ COMPUTE_ONLY = "compute-only"
 VERSION = 1
 """The schema's version; it grows when a reader of the old one would misread the new one."""
 
-T = TypeVar("T", bound="_Line | Environment")
+T = TypeVar("T", bound="Line | Environment")
+L = TypeVar("L", bound="Line")
 
 Status: TypeAlias = Literal["ok", "failed", "interrupted"]
 
@@ -86,7 +90,7 @@ class Environment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Line:
+class Line:
     """What all records share: the way to JSON and back."""
 
     kind: ClassVar[str]
@@ -115,7 +119,7 @@ class _Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord(_Line):
+class RunRecord(Line):
     """The head of a run: everything that decides its numbers."""
 
     kind: ClassVar[str] = "run"
@@ -143,7 +147,7 @@ class RunRecord(_Line):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochRecord(_Line):
+class EpochRecord(Line):
     """The state of a run after an epoch; all counts are from the run's start."""
 
     kind: ClassVar[str] = "epoch"
@@ -157,7 +161,7 @@ class EpochRecord(_Line):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndRecord(_Line):
+class EndRecord(Line):
     """The outcome of a run."""
 
     kind: ClassVar[str] = "end"
@@ -199,7 +203,7 @@ class Writer:
         kept = path.read_bytes().rfind(b"\n") + 1
         self._file.truncate(kept)
 
-    def write(self, record: Record) -> None:
+    def write(self, record: Line) -> None:
         """Append one line and flush it."""
         self._file.write(record.to_json().encode() + b"\n")
         self._file.flush()
@@ -234,6 +238,15 @@ def parse(line: str) -> Record:
 
 def read(path: Path) -> Iterator[Record]:
     """Read all records of a file, in order.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line of it; the message names file and line.
+    """
+    return read_lines(path, parse)
+
+
+def read_lines(path: Path, parse: Callable[[str], L]) -> Iterator[L]:
+    """Read a file line by line.
 
     Raises:
         ConfigError: The file cannot be read, or a line of it; the message names file and line.
@@ -280,7 +293,7 @@ def _build(cls: type[T], values: Mapping[str, Any]) -> T:
             raise unknown(f"field of {cls.__name__}", name, names)
     kinds = get_type_hints(cls)
     for name, value in values.items():
-        if not _is_of(value, kinds[name]):
+        if not is_of(value, kinds[name]):
             raise ConfigError(f"{name} is {value!r:.60} in this {cls.__name__}: write {_words(kinds[name])}")
     try:
         return cls(**values)
@@ -288,10 +301,10 @@ def _build(cls: type[T], values: Mapping[str, Any]) -> T:
         raise ConfigError(f"this record lacks a field: {error}") from error
 
 
-def _is_of(value: Any, kind: Any) -> bool:
+def is_of(value: Any, kind: Any) -> bool:
     """Whether a value read from JSON is of the type that a field declares; an int will do for a float."""
     if isinstance(kind, UnionType):
-        return any(_is_of(value, each) for each in kind.__args__)
+        return any(is_of(value, each) for each in kind.__args__)
     if get_origin(kind) is Literal:
         return value in kind.__args__
     if kind in (int, float):

@@ -41,6 +41,7 @@ class Bed:
         options = dict(zip(argv[2::2], argv[3::2], strict=False))
         self.log.append(f"{options['--algorithm']} for {options['--epochs']}, at most {timeout:g} s")
         assert argv[-1] == "--shaped"
+        assert Path(options["--timeline"]) == Path(options["--out"]).with_name("timeline.jsonl")
         on_line(0, PROGRESS.to_line())
         on_line(1, "a warning")
         return type(self).play(options["--algorithm"])

@@ -1,5 +1,6 @@
 """The command as it is typed."""
 
+import hashlib
 import json
 import os
 import signal
@@ -11,8 +12,10 @@ from typing import TypeAlias
 
 import pytest
 import typer
+from image_files import as_archive, pictures
 
 from tacit import cli, records
+from tacit.recipes.data.download import REMOTES, Remote
 
 Curves: TypeAlias = dict[str, list[tuple[int, float]]]
 TACIT = [sys.executable, "-m", "tacit.cli"]
@@ -47,6 +50,16 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         (["--seed", "-1"], "--seed -1 must be 0 or more"),
         (["--timeout", "0"], "--timeout 0.0 must be more than 0"),
         (["--epochs", "many"], "Invalid value for '--epochs'"),
+        (["--model", "vit"], "--model would do nothing for digits: leave it out, or train cifar10 and mnist"),
+        (["--download"], "--download would do nothing for digits"),
+        (["cifar10"], "write --data PATH for an image folder with train/CLASS/NAME.png"),
+        (["cifar10", "--data", "absent"], "there is nothing at absent"),
+        (["cifar10", "--data", __file__], "test_main.py is no archive that can be read"),
+        (["cifar10", "--data", "some", "--download"], "--data some and --download were both given"),
+        (["cifar10", "--model", "resnet"], "unknown model 'resnet'. Did you mean 'resnet8'"),
+        (["mnist"], "write --data PATH for the folder with the four IDX files"),
+        (["mnist", "--limit", "0"], "--limit 0 must be 1 or more"),
+        (["mnist", "--precision", "fp8"], "unknown precision 'fp8'. Did you mean 'fp32'"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_built(
@@ -57,6 +70,7 @@ def test_bad_input_is_one_line_and_nothing_is_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tacit.cli.contest.hold", None)  # calling it would be another error
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "out"
     error = refused(capsys, monkeypatch, *words, "--out", str(out))
     assert message in error
@@ -147,6 +161,48 @@ def test_a_real_comparison_prints_one_json_object_and_draws_curves(
     assert [step for step, _ in ddp["train/loss"]] == [step for step, _ in alone["train/loss"]] == steps
     assert ddp["test/accuracy"] == [(steps[-1], pytest.approx(row["accuracy"]))]
     assert ddp["tacit/steps"][-1] == (steps[-1], steps[-1])
+
+
+def test_images_are_trained_on_from_where_the_user_says(tmp_path: Path) -> None:
+    as_archive(tmp_path / "small.tar.xz", pictures(16, 4))
+    words = ["compare", "cifar10", "--data", "small.tar.xz", "--model", "resnet8", "--limit", "128"]
+    how = ["--cluster", "local:2", "--algorithms", "localsgd:sync_every=1", "--epochs", "1", "--json"]
+    done = subprocess.run(
+        [*TACIT, *words, *how],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "TACIT_CACHE": "cache"},
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["recipe"] == "cifar10 (resnet8, small.tar.xz, 128 images)"
+    assert 0 <= told["rows"][0]["accuracy"] <= 1
+    (records_,) = tmp_path.glob("tacit-out/*-cifar10/records.jsonl")
+    assert {record.steps for record in records.read(records_) if isinstance(record, records.EndRecord)} == {2}
+    assert [file.name for file in (tmp_path / "cache").glob("*.part")] == []
+
+
+def test_what_is_asked_for_is_downloaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a file, in place of the web."""
+    path = as_archive(tmp_path / "small.tar", pictures(1, 1))
+    content = path.read_bytes()
+    remote = Remote(
+        name="small.tar",
+        addresses=(f"{tmp_path.as_uri()}/",),
+        size=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
+    monkeypatch.setitem(REMOTES, "cifar10", (remote,))
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
+    error = refused(capsys, monkeypatch, "cifar10", "--download", "--out", str(tmp_path / "out"))
+    assert "fetching file://" in error
+    assert "too little data for 4 ranks" in error
+    assert "fetching" not in refused(capsys, monkeypatch, "cifar10", "--download")
+    assert "too little data" in refused(capsys, monkeypatch, "cifar10"), "what was fetched is found again"
 
 
 def ranks_of(folder: Path) -> dict[int, int]:

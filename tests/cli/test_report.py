@@ -1,11 +1,13 @@
 """`tacit report`, and the page that `tacit compare` leaves behind."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from samples import DDP, HEAD
+from timed import run
 
 from tacit import cli, records
 from tacit.cli import compare, report, request
@@ -90,7 +92,7 @@ def test_a_name_that_is_no_text_does_not_spoil_the_page(
 
 
 def test_the_commands_agree_on_the_names_of_files() -> None:
-    assert report.RECORDS == request.RECORDS
+    assert (report.RECORDS, report.TIMELINE) == (request.RECORDS, request.TIMELINE)
 
 
 def run_compare(monkeypatch: pytest.MonkeyPatch, folder: Path, error: BaseException | None) -> int:
@@ -134,3 +136,61 @@ def test_a_page_that_cannot_be_built_does_not_spoil_the_comparison(
     (tmp_path / compare.report.PAGE).mkdir()
     assert run_compare(monkeypatch, tmp_path, None) == 0
     assert "Report: none, cannot write" in capsys.readouterr().out
+
+
+# ---- timelines ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def timed_folder(folder: Path) -> Path:
+    """What `tacit compare` leaves where the ranks told what they did when."""
+    with records.Writer(folder / request.TIMELINE) as writer:
+        for timeline in (*run("ddp"), *run("a/b:c=1")):
+            writer.write(timeline)
+    return folder
+
+
+def test_a_trace_of_every_algorithm_goes_beside_the_page(
+    timed_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert called(monkeypatch, str(timed_folder)) == 0
+    traces = timed_folder / report.TRACES
+    assert capsys.readouterr().out.splitlines() == [
+        f"Report: {timed_folder / 'report.html'}",
+        f"Traces: {traces}, to open in ui.perfetto.dev or chrome://tracing",
+    ]
+    assert sorted(path.name for path in traces.iterdir()) == ["a_b_c=1.json", "ddp.json"]
+    whole = json.loads((traces / "a_b_c=1.json").read_text())
+    assert whole["otherData"]["algorithm"] == "a/b:c=1"
+    assert {event["pid"] for event in whole["traceEvents"]} == {0, 1, 2, 3}
+    assert "What the ranks were doing" in (timed_folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_traces_go_where_the_page_goes(
+    timed_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert called(monkeypatch, str(timed_folder), "--out", str(tmp_path / "other.html")) == 0
+    assert (tmp_path / "traces" / "ddp.json").exists()
+    assert not (timed_folder / "traces").exists()
+
+
+def test_a_timeline_that_was_cut_short_is_left_out_and_a_broken_one_is_named(
+    timed_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = timed_folder / request.TIMELINE
+    text = file.read_text()
+    file.write_text(text[:-100])
+    assert called(monkeypatch, str(timed_folder)) == 0
+    trace = json.loads((timed_folder / "traces" / "a_b_c=1.json").read_text())
+    assert {event["pid"] for event in trace["traceEvents"]} == {0, 1, 2}
+    file.write_text(text.replace('"steps": [[0, ', '"steps": [["first", ', 1))
+    assert called(monkeypatch, str(timed_folder)) == 2
+    assert f"{file}, line 1: ['first'" in capsys.readouterr().err
+
+
+def test_a_folder_for_traces_that_cannot_be_is_said(
+    timed_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (timed_folder / "traces").touch()
+    assert called(monkeypatch, str(timed_folder)) == 2
+    assert f"cannot write {timed_folder / 'traces'}" in capsys.readouterr().err

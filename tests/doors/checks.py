@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytorch_optimizer
@@ -31,6 +32,7 @@ from tacit import algorithms
 from tacit.engine import drive
 from tacit.errors import RoundError
 from tacit.kernels.positions import nbytes
+from tacit.timelines import Timeline, aligned
 from tacit.transports.torch import TorchTransport
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "compressors"))
@@ -957,7 +959,7 @@ def ranks_with_other_epochs_are_refused() -> None:
     raises(
         tacit.AttachError,
         lambda: tacit.attach(model, sgd(model), "localsgd", steps_per_epoch=epoch),
-        "ranks [1] attach another steps_per_epoch than rank 0",
+        "ranks [1] attach another steps_per_epoch or number of epochs than rank 0",
     )
 
 
@@ -1005,6 +1007,47 @@ def numbers_of_a_session() -> None:
         assert 0 < numbers["compute_share"] < 1
         assert "bf16" in session.active_path
         assert "gloo" in session.active_path
+
+
+@check
+def timelines_tell_of_every_level_by_one_clock() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, "ednncomm:sync_every=3") as session:
+        steps(model, optimizer, 7)
+        mine = session.timeline()
+    everyone: list[Timeline | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    found = aligned(each for each in everyone if each is not None)
+    assert [each.rank for each in found] == list(range(dist.get_world_size()))
+    for each in found:
+        assert each.levels == ("near", "far")
+        assert [step.step for step in each.steps] == list(range(7))
+        near, far = ([one for one in each.exchanges if one.level == level] for level in (0, 1))
+        assert [one.step for one in near] == list(range(7))
+        assert [one.step for one in far] == [2, 5]
+        for one in each.exchanges:
+            step = each.steps[one.step]
+            # A round of this strategy is over before its step is.
+            assert step.begun <= one.begun <= one.ended <= step.ended
+            assert all(one.begun <= wait.begun <= wait.ended == one.ended for wait in one.waits)
+            assert one.bytes_out > 0
+        assert all(one.waits for one in far)
+    # No rank is done with a round between all of them before the last one has begun it.
+    for round_ in zip(*([one for one in each.exchanges if one.level == 1] for each in found), strict=True):
+        assert max(one.begun for one in round_) <= min(one.ended for one in round_) + 1e-3
+
+
+@check
+def of_plain_ddp_only_the_steps_are_known() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, "ddp") as session:
+        steps(model, optimizer, 4)
+        found = session.timeline()
+    assert (found.levels, found.exchanges, found.changes) == ((), (), ())
+    assert [step.step for step in found.steps] == [0, 1, 2, 3]
+    assert all(before.ended == after.begun for before, after in pairwise(found.steps))
 
 
 if __name__ == "__main__":

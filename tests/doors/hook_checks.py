@@ -168,5 +168,17 @@ def a_model_takes_one_hook_for_its_life() -> None:
     raises(tacit.AttachError, lambda: tacit.CommState(model, "bf16"), "write tacit.attach")
 
 
+@check
+def the_hook_tells_what_it_did_when() -> None:
+    model, optimizer, state = hooked("dense")
+    with state:
+        steps(model, optimizer, 4)
+        found = state.timeline()
+    assert found.levels == ("exchange",)
+    assert (
+        [step.step for step in found.steps] == [exchange.step for exchange in found.exchanges] == [0, 1, 2, 3]
+    )
+
+
 if __name__ == "__main__":
     CHECKS.run()

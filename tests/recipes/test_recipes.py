@@ -4,12 +4,22 @@ from torch import nn
 
 from tacit import recipes
 from tacit.errors import ConfigError
+from tacit.recipes import Choices
 from tacit.recipes import digits as digits_module
 from tacit.recipes.recipe import Recipe, shard
 
-EVERY = pytest.mark.parametrize(
-    "recipe", [recipes.get(name) for name in recipes.known()], ids=recipes.known()
+SMALL = pytest.mark.parametrize(
+    "recipe", [recipes.get(name) for name in ("bytes", "digits")], ids=lambda r: r.name
 )
+
+
+@pytest.fixture(params=recipes.known())
+def recipe(request: pytest.FixtureRequest) -> Recipe:
+    """Every recipe; those of images with small ones, in files."""
+    data = {"cifar10": "pictures", "mnist": "digits"}.get(request.param)
+    if data is None:
+        return recipes.get(request.param)
+    return recipes.get(request.param, Choices(data=request.getfixturevalue(data)))
 
 
 def weights(model: nn.Module) -> torch.Tensor:
@@ -33,7 +43,6 @@ def train(recipe: Recipe, model: nn.Module, *, epochs: int, steps: int, world: i
             optimizer.step()
 
 
-@EVERY
 def test_the_seed_alone_decides_the_initial_weights(recipe: Recipe) -> None:
     torch.manual_seed(7)
     first, drawn = weights(recipe.model(1)), torch.rand(1)
@@ -43,7 +52,6 @@ def test_the_seed_alone_decides_the_initial_weights(recipe: Recipe) -> None:
     assert not torch.equal(first, weights(recipe.model(2)))
 
 
-@EVERY
 def test_seed_epoch_and_rank_decide_the_order_of_the_data(recipe: Recipe) -> None:
     torch.manual_seed(1)
     first = first_batches(recipe)
@@ -53,7 +61,6 @@ def test_seed_epoch_and_rank_decide_the_order_of_the_data(recipe: Recipe) -> Non
         assert not torch.equal(first, first_batches(recipe, **other)), other
 
 
-@EVERY
 def test_an_epoch_has_as_many_batches_as_it_says_of_the_size_it_says(recipe: Recipe) -> None:
     batches = list(recipe.train_batches(0, 1, 4, 0))
     assert len(batches) == recipe.steps_per_epoch(4) > 10
@@ -70,7 +77,7 @@ def test_ranks_get_disjoint_shards_of_one_shuffled_epoch() -> None:
     assert set(indices) <= set(range(103))
 
 
-@EVERY
+@SMALL
 def test_no_rank_trains_on_what_is_held_out(recipe: Recipe) -> None:
     module = __import__(type(recipe).__module__, fromlist=["_data"])
     data = module._data()

@@ -1,4 +1,7 @@
+import time
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,7 +13,9 @@ from tacit.recipes import recipe as recipe_module
 from tacit.recipes.curves import NO_CURVES, Curves
 from tacit.recipes.messages import Progress
 from tacit.recipes.meter import Meter, mean_over_ranks
+from tacit.recipes.timing import KEPT, Timekeeper
 from tacit.recipes.training import Task, train
+from tacit.timelines import Change, Exchange, Span, Step, Timeline, now
 
 
 @pytest.fixture
@@ -49,8 +54,15 @@ class Line(recipe_module.Recipe):
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (outputs - targets).square().mean()
 
-    def evaluate(self, model: torch.nn.Module) -> tuple[float, float]:
+    def evaluate(self, model: torch.nn.Module, rank: int = 0, world: int = 1) -> tuple[float, float]:
         return float("nan"), next(self._asked)
+
+
+def timelines(algorithm: str) -> list[Timeline]:
+    task = Task(algorithm=algorithm, epochs=3, seed=0, target=0.9, cluster="local:1", shaped=False)
+    kept: list[Timeline] = []
+    train(task, Line(), lambda record: None, keep=kept.append)
+    return kept
 
 
 def run(algorithm: str, target: float = 0.9, curves: Curves = NO_CURVES) -> list[records.Record]:
@@ -137,3 +149,125 @@ def test_a_meter_without_an_interface_counts_no_bytes() -> None:
     assert meter.transmitted is None
     assert meter.seconds > 0
     assert mean_over_ranks(0.25, 3.0) == (0.25, 3.0)
+
+
+class Paced(Line):
+    """Three steps a run of which each notes the learning rate."""
+
+    accuracies = (0.5,) * 3
+
+    def rate(self, done: float) -> float:
+        return done
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.rates.append(self.made.param_groups[0]["lr"])
+        return super().loss(outputs, targets)
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        self.rates: list[float] = []
+        self.made = super().optimizer(model)
+        return self.made
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("algorithm", ["ddp", "localsgd", records.COMPUTE_ONLY])
+def test_the_recipe_decides_the_learning_rate_of_each_step(algorithm: str) -> None:
+    task = Task(algorithm=algorithm, epochs=3, seed=0, target=0.9, cluster="local:1", shaped=False)
+    recipe = Paced()
+    train(task, recipe, lambda record: None)
+    assert recipe.rates == pytest.approx([0.1 * (step + 0.5) / 6 for step in range(6)])
+
+
+class Framed(Line):
+    """A convolution that is laid out channels-last, as those of the recipes of images are."""
+
+    accuracies = (0.5,) * 3
+
+    def model(self, seed: int) -> torch.nn.Module:
+        build = recipe_module.seeded(lambda: torch.nn.Conv2d(3, 4, 3), seed)
+        self.made: torch.nn.Module = build.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return self.made
+
+    def train_batches(self, epoch: int, rank: int, world: int, seed: int) -> Iterator[recipe_module.Batch]:
+        generator = torch.Generator().manual_seed(epoch)
+        for _ in range(2):
+            images = torch.rand(2, 3, 5, 5, generator=generator)
+            yield images.to(memory_format=torch.channels_last), torch.rand(2, 4, 3, 3, generator=generator)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("algorithm", ["ddp", "localsgd:sync_every=2"])
+def test_how_parameters_lie_in_memory_changes_nothing(algorithm: str) -> None:
+    task = Task(algorithm=algorithm, epochs=3, seed=0, target=0.9, cluster="local:1", shaped=False)
+    weights = []
+    for recipe, name in ((Framed(), algorithm), (Framed(), "compute-only")):
+        train(replace(task, algorithm=name), recipe, lambda record: None)
+        weights.append(recipe.made.weight.detach())
+    torch.testing.assert_close(weights[0], weights[1])
+    assert weights[0].is_contiguous(memory_format=torch.channels_last)
+
+
+# ---- timelines ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("alone")
+def test_every_rank_tells_what_it_did_when() -> None:
+    (found,) = timelines("localsgd:sync_every=2")
+    assert (found.algorithm, found.rank, found.levels) == ("localsgd:sync_every=2", 0, ("exchange",))
+    assert [step.step for step in found.steps] == list(range(6))
+    assert [exchange.step for exchange in found.exchanges] == [1, 3, 5]
+    assert min(found.steps[0].begun, found.exchanges[0].begun) == 0
+
+
+@pytest.mark.usefixtures("alone")
+def test_of_ranks_that_never_talk_nothing_is_told() -> None:
+    assert timelines(records.COMPUTE_ONLY) == []
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_evaluation_belongs_to_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(line: Line, model: torch.nn.Module, rank: int, world: int) -> tuple[float, float]:
+        time.sleep(0.2)
+        return 0.0, 0.5
+
+    monkeypatch.setattr(Line, "evaluate", slow)
+    (found,) = timelines("ddp")
+    gaps = [after.begun - before.ended for before, after in pairwise(found.steps)]
+    assert min(gaps[1], gaps[3]) >= 0.2
+
+
+class Told:
+    """A session that has taken so many steps of a second."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.origin = now()
+
+    def timeline(self) -> Timeline:
+        last = range(max(0, self.steps - 1000), self.steps)
+        return Timeline(
+            algorithm="it",
+            rank=0,
+            origin=self.origin,
+            levels=("exchange",),
+            steps=tuple(Step(i, float(i), i + 1.0) for i in last),
+            exchanges=tuple(
+                Exchange(0, i, i, i + 0.5, i + 0.75, 8, False, (Span(i + 0.5, i + 0.75),)) for i in last
+            ),
+            changes=(Change(0, 0, {"period": 8.0}), Change(0, self.steps, {"period": 4.0})),
+        )
+
+
+@pytest.mark.usefixtures("alone")
+def test_of_a_long_run_the_middle_is_kept_and_its_whole_schedule() -> None:
+    session = Told()
+    times = Timekeeper("it:k=1", session, steps=5000)
+    times.began()
+    for _ in range(50):
+        session.steps += 100
+        times.paused(session.steps)
+    (found,) = times.gather()
+    assert found.algorithm == "it:k=1"
+    assert [step.step for step in found.steps] == list(range(2500 - KEPT // 2, 2500 + KEPT // 2))
+    assert len(found.exchanges) == KEPT
+    assert [change.step for change in found.changes] == [0, 5000]

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from samples import ALONE, DDP, TOPK, WHOLE, comparison
+from timed import scheduled, untold
 
 from tacit import reports
+from tacit.timelines import Change
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
@@ -55,6 +57,19 @@ def opened(path: Path, *more: str) -> tuple[str, list[str]]:
 def page(tmp_path: Path) -> Path:
     path = tmp_path / "report.html"
     path.write_text(reports.page(WHOLE), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def timed_page(tmp_path: Path) -> Path:
+    """With what the ranks did when, and a schedule in three phases."""
+    phases = [
+        Change(1, step, {"period": period, "delay": 2.0, "local": 1.0, "phase": phase})
+        for step, period, phase in ((0, 4.0, 0.0), (5, 4.0, 1.0), (12, 8.0, 1.0), (15, 8.0, 2.0))
+    ]
+    path = tmp_path / "report.html"
+    timelines = [*untold("ddp"), *scheduled("topk:ratio=0.01", *phases)]
+    path.write_text(reports.page(WHOLE, timelines), encoding="utf-8")
     return path
 
 
@@ -104,8 +119,34 @@ def test_light_and_dark_differ_in_the_charts_too(page: Path) -> None:
     assert "fill: rgb(162, 171, 183)" in inks[1] - inks[0]
 
 
-def test_on_a_phone_only_the_table_scrolls_and_only_within_its_box(page: Path) -> None:
-    frame = page.with_name("frame.html")
+def test_timelines_and_schedules_are_drawn(timed_page: Path) -> None:
+    document, console = opened(timed_page)
+    assert console == []
+    found = plots(document)
+    assert list(found)[5:] == ["schedule-1", "timeline-0", "timeline-1"]
+    for rank in range(4):
+        assert found["timeline-0"].count(f">rank {rank}</text>") == 1
+    assert found["timeline-0"].count('<g class="point"') == 4 * 6
+    # A step of two stretches of computing and one of waiting, two of the rounds exposed as a whole;
+    # below it a bar for what was hidden, and one for what was not.
+    assert found["timeline-1"].count('<g class="point"') == 4 * (14 * 5 + 4)
+    schedule = found["schedule-1"]
+    assert schedule.count('<path class="js-line" d="M') == 3
+    for word in ("period B", "delay W", "local L", "warm-up", "cycling", "cool-down"):
+        assert re.search(rf">{word}</t(span|ext)>", schedule), word
+
+
+def test_light_and_dark_differ_in_the_timelines_too(timed_page: Path) -> None:
+    fills = [
+        set(re.findall(r"fill: rgb\([^)]*\)", plots(opened(timed_page, theme)[0])["timeline-1"]))
+        for theme in (LIGHT, DARK)
+    ]
+    assert "fill: rgb(0, 114, 178)" in fills[0] - fills[1]
+    assert "fill: rgb(74, 169, 230)" in fills[1] - fills[0]
+
+
+def test_on_a_phone_only_the_table_scrolls_and_only_within_its_box(timed_page: Path) -> None:
+    frame = timed_page.with_name("frame.html")
     frame.write_text(FRAME, encoding="utf-8")
     document, console = opened(frame)
     assert console == []

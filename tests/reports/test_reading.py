@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from samples import WHOLE
 
-from tacit import reports
+from tacit import records, reports
 from tacit.errors import ConfigError
 
 LINES = [record.to_json() for record in WHOLE]
@@ -11,7 +11,7 @@ LINES = [record.to_json() for record in WHOLE]
 
 def salvage(folder: Path, text: str) -> tuple[int, bool]:
     (folder / "records.jsonl").write_text(text, encoding="utf-8")
-    found, cut = reports.salvage(folder / "records.jsonl")
+    found, cut = reports.salvage(folder / "records.jsonl", records.read)
     assert found == WHOLE[: len(found)]
     return len(found), cut
 
@@ -41,4 +41,4 @@ def test_any_other_broken_line_is_an_error(tmp_path: Path, line: str, message: s
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
-        reports.salvage(tmp_path / "records.jsonl")
+        reports.salvage(tmp_path / "records.jsonl", records.read)

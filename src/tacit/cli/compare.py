@@ -25,7 +25,7 @@ EPILOG = "The columns. " + " ".join(f"{name}: {meaning}." for name, meaning in M
 
 def command(
     recipe: Annotated[
-        str, typer.Argument(help="What to train: digits or bytes, e.g. tacit compare bytes")
+        str, typer.Argument(help="What to train: digits, bytes, cifar10 or mnist, e.g. tacit compare bytes")
     ] = "digits",
     cluster: Annotated[
         str,
@@ -41,6 +41,44 @@ def command(
             "e.g. ddp,topk:ratio=0.01,localsgd:sync_every=8"
         ),
     ] = "ddp,bf16,topk,powersgd,ednncomm",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The network for cifar10 (by default resnet20) or mnist (lenet), e.g. vgg11-narrow",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the images of cifar10 or mnist are: a folder or an archive, "
+            "e.g. cifar-10-binary.tar.gz",
+            show_default=False,
+        ),
+    ] = None,
+    download: Annotated[
+        bool,
+        typer.Option(
+            "--download",
+            help="Fetch the images from their authors, check them and keep them, "
+            "e.g. tacit compare mnist --download",
+        ),
+    ] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            help="Train on so many images of cifar10 or mnist only, the first ones, e.g. 10000",
+            show_default=False,
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="What the network for cifar10 or mnist computes in: fp32, or bf16 where the CPU is "
+            "quick at it, e.g. bf16",
+            show_default=False,
+        ),
+    ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Epochs to train; by default the recipe's own, e.g. 3")
     ] = None,
@@ -83,6 +121,7 @@ def command(
     from tacit import records, reports
     from tacit.cli import contest, request
     from tacit.cli.display import display
+    from tacit.recipes import Choices
 
     asked = request.check(
         recipe=recipe,
@@ -94,6 +133,9 @@ def command(
         timeout=timeout,
         out=out,
         tensorboard=tensorboard,
+        choices=Choices(model=model, data=data, limit=limit, precision=precision),
+        download=download,
+        tell=lambda text: typer.echo(text, err=True),
     )
     screen = Console(stderr=True)
     with interruptible():
@@ -124,10 +166,8 @@ def _tell(console: Console, text: str) -> None:
 
 
 def _page(records: Path) -> str:
-    """Write the page beside the records, and say where it is or why it is not there."""
-    target = records.with_name(report.PAGE)
+    """Write the page and the traces beside the records; where they are, or why they are not there."""
     try:
-        report.write(records, target)
+        return "\n".join(report.write(records, records.with_name(report.PAGE)))
     except ConfigError as error:
         return f"Report: none, {error}"
-    return f"Report: {target}"

@@ -58,11 +58,18 @@ class _Heat:
             "--seed": request.seed,
             "--target": request.target,
             "--out": request.records,
+            "--timeline": request.timeline,
         }
         if request.tensorboard is not None:
             options["--tensorboard"] = request.tensorboard
         words = [str(word) for option in options.items() for word in option]
-        return ["-m", "tacit.recipes.worker", *words, *(["--shaped"] if bed.shaped else [])]
+        return [
+            "-m",
+            "tacit.recipes.worker",
+            *words,
+            *request.choices.words(),
+            *(["--shaped"] if bed.shaped else []),
+        ]
 
     def _hear(self, node: int, line: str) -> None:
         progress = Progress.from_line(line)

@@ -1,19 +1,28 @@
-"""`tacit report`: build the page of a comparison from its records."""
+"""`tacit report`: build the page of a comparison, and its traces, from its records."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tacit.errors import ConfigError
 
-__all__ = ["PAGE", "command", "write"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tacit.timelines import Timeline
+
+__all__ = ["PAGE", "TRACES", "command", "write"]
 
 PAGE = "report.html"
 RECORDS = "records.jsonl"
+TIMELINE = "timeline.jsonl"
+TRACES = "traces"
 
 
 def command(
@@ -22,33 +31,63 @@ def command(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Where to write the page; by default DIR/report.html, e.g. page.html"),
+        typer.Option(
+            help="Where to write the page; by default DIR/report.html, e.g. page.html. The folder traces is "
+            "made beside it"
+        ),
     ] = None,
 ) -> None:
     """Build report.html from the records in a folder; also of a run that failed, or still goes on.
 
-    E.g. tacit report tacit-out/20260101-120000-digits
+    Beside it goes a trace of each algorithm, traces/ALGORITHM.json, for ui.perfetto.dev or chrome://tracing,
+    where the folder tells what the ranks did when. E.g. tacit report tacit-out/20260101-120000-digits
     """
     if not (folder / RECORDS).is_file():
         raise ConfigError(f"{folder} holds no {RECORDS}: give the folder that tacit compare wrote")
-    target = out or folder / PAGE
-    write(folder / RECORDS, target)
-    typer.echo(f"Report: {target}")
+    for line in write(folder / RECORDS, out or folder / PAGE):
+        typer.echo(line)
 
 
-def write(records: Path, target: Path) -> None:
-    """Build the page from a file of records and put it in place at once.
+def write(records: Path, target: Path) -> list[str]:
+    """Build the page from a file of records, and the traces from what stands beside it; say what is where.
 
     Raises:
-        ConfigError: There is nothing to show, or the page cannot be written.
+        ConfigError: There is nothing to show, or it cannot be written.
     """
+    from tacit import records as schema
+    from tacit import reports, timelines
+
+    found, cut = reports.salvage(records, schema.read)
+    beside = records.with_name(TIMELINE)
+    timed = reports.salvage(beside, timelines.read)[0] if beside.is_file() else []
+    # An error message may hold bytes of a file name that are no text.
+    _put(reports.page(found, timed, cut=cut), target)
+    said = [f"Report: {target}"]
+    if timed:
+        folder = target.with_name(TRACES)
+        _put_traces(timed, folder)
+        said.append(f"Traces: {folder}, to open in ui.perfetto.dev or chrome://tracing")
+    return said
+
+
+def _put_traces(timelines: Sequence[Timeline], folder: Path) -> None:
+    """One file for each algorithm."""
     from tacit import reports
 
-    found, cut = reports.salvage(records)
-    text = reports.page(found, cut=cut)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write {folder}: {error.strerror}") from error
+    for algorithm in dict.fromkeys(each.algorithm for each in timelines):
+        ranks = {each.rank: each for each in timelines if each.algorithm == algorithm}
+        name = re.sub(r"[^\w.,=+-]", "_", algorithm)
+        _put(json.dumps(reports.trace(ranks.values()), separators=(",", ":")), folder / f"{name}.json")
+
+
+def _put(text: str, target: Path) -> None:
+    """Write a file, and put it in place at once."""
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        # An error message may hold bytes of a file name that are no text.
         draft.write_text(text, encoding="utf-8", errors="replace")
         draft.replace(target)
     except OSError as error:

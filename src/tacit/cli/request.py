@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -12,11 +12,13 @@ from tacit import algorithms, recipes
 from tacit.cli.texts import split_algorithms
 from tacit.cluster import Cluster
 from tacit.errors import ConfigError
+from tacit.recipes import NO_CHOICES, Choices
 from tacit.records import COMPUTE_ONLY, Writer
 
 __all__ = ["Request", "check"]
 
 RECORDS = "records.jsonl"
+TIMELINE = "timeline.jsonl"
 N = TypeVar("N", int, float)
 
 
@@ -34,6 +36,7 @@ class Request:
         timeout: Seconds that one algorithm may take in all.
         folder: A folder that exists and can be written.
         tensorboard: The folder for curves, which has none of these algorithms; None for no curves.
+        choices: What was chosen of the recipe.
     """
 
     recipe: str
@@ -45,11 +48,17 @@ class Request:
     timeout: float
     folder: Path
     tensorboard: Path | None = None
+    choices: Choices = NO_CHOICES
 
     @property
     def records(self) -> Path:
         """The file that all runs append to."""
         return self.folder / RECORDS
+
+    @property
+    def timeline(self) -> Path:
+        """The file that takes what the ranks were doing when."""
+        return self.folder / TIMELINE
 
     @property
     def output(self) -> Path:
@@ -68,20 +77,19 @@ def check(
     timeout: float,
     out: Path | None,
     tensorboard: Path | None = None,
+    choices: Choices = NO_CHOICES,
+    download: bool = False,
+    tell: Callable[[str], None] = print,
 ) -> Request:
-    """Turn what was typed into a request; the folder is made last, when all else is right.
+    """Turn what was typed into a request; data is fetched and the folder made last, when all else is right.
 
     Raises:
         ConfigError: Something cannot be; the message says what to write instead.
     """
-    chosen = recipes.get(recipe)
+    chosen = recipes.get(recipe, choices)
     parsed = Cluster.parse(cluster)
-    if not chosen.steps_per_epoch(parsed.world_size):
-        raise ConfigError(
-            f"{recipe} has too little data for {parsed.world_size} ranks: use a smaller cluster"
-        )
     names = _algorithms(algorithms)
-    return Request(
+    request = Request(
         recipe=recipe,
         cluster=parsed,
         algorithms=names,
@@ -89,9 +97,28 @@ def check(
         target=_share("target", chosen.target if target is None else target),
         seed=_seed(seed),
         timeout=_positive("timeout", timeout),
+        folder=(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-{recipe}").absolute(),
         tensorboard=_curves(tensorboard, names),
-        folder=_folder(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-{recipe}"),
+        choices=choices,
     )
+    if download:
+        request = replace(request, choices=_fetched(recipe, choices, tell))
+    _check_data(request)
+    _make(request.folder)
+    return request
+
+
+def _fetched(recipe: str, choices: Choices, tell: Callable[[str], None]) -> Choices:
+    if choices.data is not None:
+        raise ConfigError(f"--data {choices.data} and --download were both given: leave one out")
+    return replace(choices, data=recipes.fetch(recipe, tell))
+
+
+def _check_data(request: Request) -> None:
+    """Read the data before any rank does."""
+    ranks = request.cluster.world_size
+    if not recipes.get(request.recipe, request.choices).steps_per_epoch(ranks):
+        raise ConfigError(f"{request.recipe} has too little data for {ranks} ranks: use a smaller cluster")
 
 
 def _algorithms(text: str) -> tuple[str, ...]:
@@ -132,13 +159,11 @@ def _curves(root: Path | None, names: Sequence[str]) -> Path | None:
     return root.absolute()
 
 
-def _folder(folder: Path) -> Path:
-    folder = folder.absolute()
-    if (folder / RECORDS).exists():
+def _make(folder: Path) -> None:
+    if (folder / RECORDS).exists() or (folder / TIMELINE).exists():
         raise ConfigError(f"{folder} holds the records of another comparison: give another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write to --out {folder}: {error.strerror}") from error
     Writer(folder / RECORDS).close()
-    return folder

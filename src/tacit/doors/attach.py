@@ -37,8 +37,9 @@ from tacit.kernels.payloads import FORMAT
 from tacit.kernels.pick import pick
 from tacit.lots import Policy, choice, exempting
 from tacit.rounds import EveryEpoch, EveryStep, Inside, OnPlateau, Until
-from tacit.session import Session, joined
+from tacit.session import Session, joined, timeline
 from tacit.strategy import AnyStrategy, Strategy
+from tacit.timelines import Timeline
 from tacit.transports.closing import Reached
 from tacit.transports.rollcall import RollCall
 from tacit.transports.torch import abort
@@ -421,9 +422,10 @@ class Attached:
     def _after_step(self, *_: Any) -> None:
         if self._scaled is not None:
             self._scaled.after_step()
-            return
-        for level in self.levels:
-            level.after_step()
+        else:
+            for level in self.levels:
+                level.after_step()
+        self.session.tally.stepped(self.levels[-1].session.step)
 
     # ---- at work --------------------------------------------------------------------------------------
 
@@ -476,6 +478,17 @@ class Attached:
         if len(each) == 1:
             return each[0]
         return joined(each)
+
+    def timeline(self) -> Timeline:
+        """What this rank was doing when: its last thousand steps, and the last thousand rounds of each level.
+
+        Of each round: when it began and ended, when training waited for it, its bytes. What of a step is no
+        waiting is computing, tacit's own included. Ranks of one machine have one clock. With `ddp` only steps
+        are known. `tacit.reports.trace` makes of all ranks' timelines a trace for Perfetto.
+        """
+        names = ["exchange"] if len(self.levels) == 1 else [each.name for each in self.strategy.levels]
+        sessions = [level.session for level in self.levels]
+        return timeline(self.strategy.name, dist.get_rank(), names, sessions)
 
     @property
     def active_path(self) -> str:

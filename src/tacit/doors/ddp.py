@@ -215,6 +215,7 @@ class GradientDoor:
         self._session.raise_failure()
         if self.counts_steps:
             self._session.step += 1
+            self._session.tally.stepped(self._session.step)
 
     def _begin(self) -> None:
         session = self._session

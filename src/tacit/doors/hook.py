@@ -21,6 +21,7 @@ from tacit.doors.scaling import at_work
 from tacit.errors import AttachError
 from tacit.lots import Policy
 from tacit.strategy import AnyStrategy
+from tacit.timelines import Timeline
 
 _INSTEAD = {
     "progress": "exchanges after optimizer.step, which no communication hook sees: write "
@@ -76,6 +77,10 @@ class CommState:
     def metrics(self) -> dict[str, float]:
         """The session in numbers; see `Session.metrics`."""
         return self._attached.metrics()
+
+    def timeline(self) -> Timeline:
+        """What this rank was doing when; see `Attached.timeline`."""
+        return self._attached.timeline()
 
     @property
     def active_path(self) -> str:

@@ -49,7 +49,6 @@ class LateMeans:
             AttachError: the means that have landed would be taken for gradients of this step.
         """
         session = self._session
-        session.waiting()
         session.flush()
         self.late = session.step > 0 and session.strategy.overlap.lands(session.step) > session.step
         if self.late and session.step == self._began_at:

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tacit import ranges
 from tacit.contracts import NODE, Landing, State
 from tacit.doors.facts import Facts
+from tacit.doors.flat import flat_view
 from tacit.errors import AttachError
 from tacit.exchanges import say
 from tacit.lots import Kept
@@ -75,7 +76,7 @@ class ProgressDoor:
         """Take the present parameters as the common point, in the session's present lots."""
         session, lots = self._session, self._session.lots
         self._places = [
-            [(self._named[slot.name].detach().view(-1), slot.start, slot.stop) for slot in lot.slots]
+            [(flat_view(self._named[slot.name].detach()), slot.start, slot.stop) for slot in lot.slots]
             for lot in lots
         ]
         rounds, merge = session.strategy.rounds, session.strategy.merge
@@ -133,7 +134,7 @@ class ProgressDoor:
         for lot, then in zip(self._session.lots, self._then, strict=True):
             for slot in lot.slots:
                 if slot.name in self._trained:
-                    then[slot.start : slot.stop] = self._named[slot.name].detach().view(-1)
+                    then[slot.start : slot.stop] = flat_view(self._named[slot.name].detach())
 
     def sync(self) -> None:
         """A round of all parts, now: afterwards every replica stands at the common point.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,13 @@ class Recipe(ABC):
     order of the data. An algorithm can change neither.
     """
 
-    name: ClassVar[str]
-    epochs: ClassVar[int]
+    name: str
+    """What its records say."""
+    epochs: int
     """How many epochs suffice to reach the target with synchronous training."""
-    target: ClassVar[float]
+    target: float
     """The held-out accuracy to reach, 0..1."""
-    batch: ClassVar[int]
+    batch: int
     """Samples a step on each rank."""
 
     @abstractmethod
@@ -51,8 +52,12 @@ class Recipe(ABC):
         """The mean loss of a batch, a scalar to call backward on."""
 
     @abstractmethod
-    def evaluate(self, model: nn.Module) -> tuple[float, float]:
-        """Loss and accuracy (0..1) on the held-out data."""
+    def evaluate(self, model: nn.Module, rank: int = 0, world: int = 1) -> tuple[float, float]:
+        """Loss and accuracy (0..1) on this rank's share of the held-out data; all of it if it is small."""
+
+    def rate(self, done: float) -> float:
+        """What the optimizer's learning rate is multiplied by, where `done` (0..1) of the run is over."""
+        return 1.0
 
 
 def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:

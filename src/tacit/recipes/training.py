@@ -19,7 +19,9 @@ from tacit.recipes.curves import NO_CURVES, Curves
 from tacit.recipes.messages import Progress
 from tacit.recipes.meter import Meter, mean_over_ranks
 from tacit.recipes.recipe import Recipe
+from tacit.recipes.timing import Timekeeper
 from tacit.records import COMPUTE_ONLY, EndRecord, Environment, EpochRecord, Record, RunRecord
+from tacit.timelines import Timeline
 
 __all__ = ["Task", "train"]
 
@@ -55,6 +57,9 @@ class Session(Protocol):
     def metrics(self) -> Mapping[str, Any]:
         """What the strategy counted."""
 
+    def timeline(self) -> Timeline | None:
+        """What it did when, on this rank."""
+
 
 class Silence:
     """The session of ranks that never talk."""
@@ -71,6 +76,9 @@ class Silence:
     def metrics(self) -> Mapping[str, Any]:
         """Nothing is counted."""
         return {}
+
+    def timeline(self) -> None:
+        """Nobody looks at the clock."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +97,17 @@ class Replica:
     session: Session
 
 
-def train(task: Task, recipe: Recipe, record: Callable[[Record], None], curves: Curves = NO_CURVES) -> None:
+def train(
+    task: Task,
+    recipe: Recipe,
+    record: Callable[[Record], None],
+    curves: Curves = NO_CURVES,
+    keep: Callable[[Timeline], None] = lambda timeline: None,
+) -> None:
     """Train to the end, on every rank of the default process group.
 
-    Rank 0 tells its progress; `record` and `curves` are for one rank to give.
+    Rank 0 tells its progress; `record` and `curves` are for one rank to give, and `keep` for rank 0: it gets
+    the timelines of all ranks.
 
     Raises:
         TacitError: The algorithm does not fit the model, or a round failed.
@@ -102,6 +117,8 @@ def train(task: Task, recipe: Recipe, record: Callable[[Record], None], curves: 
         run = _Run(task, recipe, replica, record, curves)
         for epoch in range(task.epochs):
             run.epoch(epoch)
+        for timeline in run.times.gather():
+            keep(timeline)
         record(run.end())
 
 
@@ -151,7 +168,9 @@ class _Run:
         self._record, self._curves = record, curves
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._steps = task.epochs * recipe.steps_per_epoch(self._world)
+        self._rates = [group["lr"] for group in replica.optimizer.param_groups]
         self._meter = Meter()
+        self.times = Timekeeper(task.algorithm, replica.session, self._steps)
         self._epoch = self._step = 0
         self._told = 0.0
         self._loss = float("nan")
@@ -161,6 +180,7 @@ class _Run:
     def epoch(self, epoch: int) -> None:
         """Train an epoch and evaluate; after the last, the replicas agree first, in training's own time."""
         with self._meter.window():
+            self.times.began()
             for inputs, targets in self._recipe.train_batches(
                 epoch, self._rank, self._world, self._task.seed
             ):
@@ -168,6 +188,7 @@ class _Run:
             self._replica.session.flush()
             if epoch + 1 == self._task.epochs:
                 self._replica.session.sync()
+        self.times.paused(self._step)
         self._epoch += 1
         self._evaluate()
         self._record(self._epoch_record())
@@ -188,6 +209,7 @@ class _Run:
         )
 
     def _train(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self._set_rate()
         self._replica.optimizer.zero_grad()
         loss = self._recipe.loss(self._replica.forward(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -197,9 +219,16 @@ class _Run:
         self._curves.batch(self._step, loss)
         return loss
 
+    def _set_rate(self) -> None:
+        """Set the learning rate of this step: where in the run its middle is decides."""
+        factor = self._recipe.rate((self._step + 0.5) / self._steps)
+        for group, rate in zip(self._replica.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+
     def _evaluate(self) -> None:
         """Each rank evaluates its own replica; what counts is the mean."""
-        self._loss, self._accuracy = mean_over_ranks(*self._recipe.evaluate(self._replica.module))
+        mine = self._recipe.evaluate(self._replica.module, self._rank, self._world)
+        self._loss, self._accuracy = mean_over_ranks(*mine)
         self._curves.held_out(self._step, self._loss, self._accuracy)
         if self._accuracy >= self._task.target and self._to_target is None:
             self._to_target = self._meter.seconds

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +19,8 @@ from tacit import recipes
 from tacit.doors import scalars
 from tacit.recipes.curves import Curves
 from tacit.recipes.training import Task, train
-from tacit.records import COMPUTE_ONLY, Record, Writer
+from tacit.records import COMPUTE_ONLY, Line, Writer
+from tacit.timelines import Timeline
 
 __all__ = ["main"]
 
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _train(options: argparse.Namespace) -> None:
-    recipe = recipes.get(options.recipe)
+    recipe = recipes.get(options.recipe, recipes.Choices.of(options))
     task = Task(
         algorithm=options.algorithm,
         epochs=options.epochs or recipe.epochs,
@@ -55,11 +56,20 @@ def _train(options: argparse.Namespace) -> None:
         scalars.check(options.tensorboard, ())
     dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout))
     if dist.get_rank() == 0:
-        with Writer(options.out) as writer, _curves(options) as curves:
-            train(task, recipe, writer.write, curves)
+        with Writer(options.out) as writer, _timelines(options) as keep, _curves(options) as curves:
+            train(task, recipe, writer.write, curves, keep)
     else:
         train(task, recipe, _keep_nothing)
     dist.destroy_process_group()
+
+
+@contextmanager
+def _timelines(options: argparse.Namespace) -> Iterator[Callable[[Timeline], None]]:
+    if options.timeline is None:
+        yield _keep_nothing
+        return
+    with Writer(options.timeline) as writer:
+        yield writer.write
 
 
 @contextmanager
@@ -71,18 +81,20 @@ def _curves(options: argparse.Namespace) -> Iterator[Curves]:
         yield Curves(writer)
 
 
-def _keep_nothing(record: Record) -> None:
+def _keep_nothing(record: Line) -> None:
     """Rank 0 writes for all."""
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tacit.recipes.worker", description=__doc__)
     parser.add_argument("--recipe", required=True, help=f"one of {', '.join(recipes.known())}")
+    recipes.Choices.add_to(parser)
     parser.add_argument("--algorithm", required=True, help=f"such as topk:ratio=0.01, or {COMPUTE_ONLY}")
     parser.add_argument("--epochs", type=int, help="default: the recipe's own")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", type=float, help="accuracy to reach, 0..1; default: the recipe's own")
     parser.add_argument("--out", type=Path, required=True, help="file that rank 0 appends its records to")
+    parser.add_argument("--timeline", type=Path, help="file that rank 0 appends what the ranks did when to")
     parser.add_argument("--tensorboard", type=Path, help="folder for curves, in one named by the algorithm")
     parser.add_argument("--timeout", type=float, default=60, help="seconds after which a silent peer is lost")
     parser.add_argument("--shaped", action="store_true", help="write down that the links are shaped")

@@ -84,7 +84,10 @@
     const inside = (box) => box.x0 >= 0 && box.x1 <= xaxis._length && box.y0 >= -14 && box.y1 <= yaxis._length;
     pen.font = `600 ${font.size}px ${font.family}`;
     const size = { width: xaxis._length, height: yaxis._length };
-    const lines = own.map((each) => lineLabel(each, yaxis.d2p(each.y), size, clear, taken));
+    const lines = own.filter((each) => each.yref === "y")
+      .map((each) => lineLabel(each, yaxis.d2p(each.y), size, clear, taken));
+    const others = own.filter((each) => each.yref !== "y");  // names above the plot
+    if (others.length) taken.push({ x0: 0, x1: xaxis._length, y0: -20, y1: 0 });
     const names = curves.flatMap(({ trace, points }) => {
       const raw = new DOMParser().parseFromString(trace.name, "text/html").documentElement.textContent;
       const w = pen.measureText(raw).width + 4;
@@ -98,7 +101,7 @@
         x: free.x0 / xaxis._length, y: 1 - free.y0 / yaxis._length,
       }];
     });
-    return [...lines, ...names];
+    return [...lines, ...others, ...names];
   };
 
   const draw = async () => {

@@ -12,24 +12,25 @@ from importlib.util import find_spec
 from tacit.errors import ConfigError
 from tacit.records import Record, RunRecord
 from tacit.reports import story
-from tacit.reports.charts import charts
 from tacit.reports.comparison import MEANINGS, UNSHAPED, Comparison, Row, compare
 from tacit.reports.details import details
 from tacit.reports.figures import Chart, Style, styles
+from tacit.reports.sections import sections, swatch
 from tacit.reports.table import cells
+from tacit.timelines import Timeline
 
 __all__ = ["page"]
 
 _CUT = "The last line of the records was cut short and is left out."
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-_NO_SCRIPT = "The charts need JavaScript. The table and the text do not."
 
 
-def page(records: Iterable[Record], *, cut: bool = False) -> str:
+def page(records: Iterable[Record], timelines: Iterable[Timeline] = (), *, cut: bool = False) -> str:
     """Build the page from records; runs that failed or never ended are named as such.
 
     Args:
         records: What one comparison wrote down.
+        timelines: What the ranks did when, of any of its algorithms.
         cut: Whether a line at the end could not be read; the page then says so.
 
     Raises:
@@ -42,15 +43,16 @@ def page(records: Iterable[Record], *, cut: bool = False) -> str:
         raise ConfigError("these records are empty, so there is nothing to report")
     runs = [record for record in records if isinstance(record, RunRecord)]
     comparison = compare(records) if runs else None
-    found = charts(comparison, records) if comparison else []
+    found = sections(comparison, records, timelines) if comparison else []
     parts = [
         _header(comparison),
         _notices([*story.notices(comparison, records), *([_CUT] if cut else [])]),
         _table(comparison) if comparison and comparison.rows else "",
-        _charts(found, comparison) if comparison and found else "",
+        *(html for html, _ in found),
         details(comparison, runs) if comparison else "",
     ]
-    return _document(_title(comparison), "\n".join(filter(None, parts)), found)
+    charts = [chart for _, charts in found for chart in charts]
+    return _document(_title(comparison), "\n".join(filter(None, parts)), charts)
 
 
 def _document(title: str, body: str, found: Sequence[Chart]) -> str:
@@ -69,7 +71,7 @@ def _document(title: str, body: str, found: Sequence[Chart]) -> str:
 <main>
 {body}
 </main>
-<footer>Made by tacit from <code>records.jsonl</code>. This file needs no network.</footer>
+<footer>Made by tacit from what <code>tacit compare</code> wrote down. This file needs no network.</footer>
 {_scripts(found) if found else ""}
 </body>
 </html>
@@ -141,34 +143,5 @@ def _table(comparison: Comparison) -> str:
 def _row(row: Row, style: Style) -> str:
     name, *numbers = (escape(cell) for cell in cells(row))
     kind = "" if row.status == "ok" else ' class="bad"'
-    head = f'<th scope="row">{_swatch(style)}{name}</th>'
+    head = f'<th scope="row">{swatch(style)}{name}</th>'
     return f"<tr{kind}>{head}{''.join(f'<td>{number}</td>' for number in numbers)}</tr>"
-
-
-def _swatch(style: Style) -> str:
-    return f'<i class="{style.dash}" style="color: var({style.colour})"></i>'
-
-
-def _charts(found: Sequence[Chart], comparison: Comparison) -> str:
-    paint = styles(comparison)
-    names = [row.algorithm for row in comparison.rows]
-    key = "\n".join(f"<li>{_swatch(paint[name])}{escape(name)}</li>" for name in names)
-    boxes = "\n".join(_box(chart) for chart in found)
-    return f"""<section aria-label="Charts">
-<h2>How training went</h2>
-<noscript><p class="notice">{_NO_SCRIPT}</p></noscript>
-<ul class="key">
-{key}
-</ul>
-<div class="charts">
-{boxes}
-</div>
-</section>"""
-
-
-def _box(chart: Chart) -> str:
-    height = chart.figure["layout"].get("height", 320)
-    return f"""<figure class="{escape(chart.key)}">
-<figcaption><strong>{escape(chart.title)}</strong> {escape(chart.note)}</figcaption>
-<div class="plot" id="{escape(chart.key)}" style="height: {height}px"></div>
-</figure>"""

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from tacit.errors import ConfigError
-from tacit.records import Record, read
+from tacit.records import Line
 
 __all__ = ["salvage"]
 
+L = TypeVar("L", bound=Line)
 
-def salvage(path: Path) -> tuple[list[Record], bool]:
-    """All whole records of a file, and whether its last line was cut short.
+
+def salvage(path: Path, read: Callable[[Path], Iterator[L]]) -> tuple[list[L], bool]:
+    """All whole records of a file, as `read` reads them, and whether its last line was cut short.
 
     Raises:
         ConfigError: The file cannot be read, or another line than the last is broken or of a newer version.
     """
-    found: list[Record] = []
+    found: list[L] = []
     try:
         found.extend(read(path))
     except ConfigError:

@@ -2,5 +2,6 @@
 
 from tacit.session.session import Flight, Session
 from tacit.session.tally import RoundRecord, joined
+from tacit.session.times import timeline
 
-__all__ = ["Flight", "RoundRecord", "Session", "joined"]
+__all__ = ["Flight", "RoundRecord", "Session", "joined", "timeline"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -20,7 +21,7 @@ from tacit.overlap import Delayed
 from tacit.session.choosing import choose
 from tacit.session.holdings import Holdings
 from tacit.session.plan import Ground
-from tacit.session.tally import Tally, Watch
+from tacit.session.tally import KEPT, Tally, Watch
 from tacit.strategy import Strategy
 from tacit.transports.meter import Bill, counted
 from tacit.transports.wire import divide_
@@ -28,6 +29,9 @@ from tacit.transports.wire import divide_
 T = TypeVar("T")
 
 SCALER_HINT = ". With a GradScaler, write attach(..., scaler=scaler): such a step is then passed over"
+
+SHOWN = ("period", "delay", "local")
+"""The keys of a schedule's memory that are worth showing where they change."""
 
 
 @dataclass(eq=False)
@@ -95,10 +99,12 @@ class Session:
         self.tell: Callable[[BaseException], None] = lambda error: None
         """Called with an error that all ranks of the scope know of, and no others."""
         self.tally = Tally()
+        self.schedule_log: deque[tuple[int, Memory]] = deque(maxlen=KEPT)
+        """(step, values): what of the memory is worth showing, noted where it changes; the last thousand."""
         self.alike: frozenset[str] = frozenset()
         """What the ranks of a node have alike after every step, but where the rounds have parted them."""
-        self._memory: Memory = {**strategy.rounds.start(), **(memory or {})}
         self._leader: Session | None = None
+        self.memory = {**strategy.rounds.start(), **(memory or {})}
         self.transport = transport
         self._lr = lr
         self._lane: Lane | None = None
@@ -119,6 +125,9 @@ class Session:
     @memory.setter
     def memory(self, memory: Memory) -> None:
         self._memory = memory
+        shown = {key: memory[key] for key in SHOWN if key in memory}
+        if shown != (self.schedule_log[-1][1] if self.schedule_log else {}):
+            self.schedule_log.append((self.step, shown))
 
     def follow(self, leader: Session) -> None:
         """Go by what the rounds of this one remember."""
@@ -355,8 +364,11 @@ class Session:
             self.failure = error
             over.set()
 
+        waited_for = [flight for flight in [*self._flights.values()] if flight.watch.wait()]
         self._lane.submit(Job(slot, open, land, fail))
         over.wait()
+        for flight in waited_for:
+            flight.watch.go_on()
         self.raise_failure()
         return answers[0]
 
@@ -398,6 +410,7 @@ class Session:
         Raises:
             RoundError: the round under way failed, or an earlier one did.
         """
+        self.waiting()
         if self._lane is not None:
             self._lane.flush()
         self.raise_failure()

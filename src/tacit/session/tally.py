@@ -7,6 +7,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tacit.timelines import Span
+
+KEPT = 1000
+"""How many of the last rounds and steps are told one by one."""
+
 
 @dataclass(frozen=True)
 class RoundRecord:
@@ -18,6 +23,8 @@ class RoundRecord:
         exposed_seconds: of these, how long the training waited.
         apart_seconds: since the round before; None for the first.
         void: whether a gradient was not finite, so that nothing was kept of the round.
+        span: when it began and ended, as `time.perf_counter` has it.
+        waits: when training waited for it.
     """
 
     round: int
@@ -27,6 +34,8 @@ class RoundRecord:
     exposed_seconds: float
     apart_seconds: float | None
     void: bool = False
+    span: Span = Span(0.0, 0.0)
+    waits: tuple[Span, ...] = ()
 
 
 @dataclass
@@ -49,17 +58,28 @@ class Watch:
 
     def __init__(self) -> None:
         self.begun: float | None = None
-        self.waiting: float | None = None
+        self._waits: tuple[tuple[Span, ...], float | None] = ((), None)  # replaced at once: two threads look
 
     def begin(self) -> None:
         """A lot of the round is on its way."""
         if self.begun is None:
             self.begun = time.perf_counter()
 
-    def wait(self) -> None:
-        """Training waits for it from now on."""
-        if self.waiting is None:
-            self.waiting = time.perf_counter()
+    def wait(self) -> bool:
+        """Training waits for it from now on; whether it did not before."""
+        before, since = self._waits
+        if since is None:
+            self._waits = before, time.perf_counter()
+        return since is None
+
+    def go_on(self) -> None:
+        """Training no longer waits for it."""
+        self._waits = self.waits(time.perf_counter()), None
+
+    def waits(self, now: float) -> tuple[Span, ...]:
+        """When training has waited for it, up to now."""
+        before, since = self._waits
+        return before if since is None else (*before, Span(since, now))
 
 
 class Tally:
@@ -67,24 +87,34 @@ class Tally:
 
     Attributes:
         records: the last thousand rounds.
+        steps: how many steps had been taken, and when by `time.perf_counter`; the last thousand.
     """
 
     def __init__(self) -> None:
-        self.records: deque[RoundRecord] = deque(maxlen=1000)
+        self.records: deque[RoundRecord] = deque(maxlen=KEPT)
+        self.steps: deque[tuple[int, float]] = deque([(0, time.perf_counter())], maxlen=KEPT + 1)
         self.totals = Totals()
         self._last_end: float | None = None
+
+    def stepped(self, steps: int) -> None:
+        """So many steps have been taken now."""
+        self.steps.append((steps, time.perf_counter()))
 
     def ended(self, watch: Watch, round: int, step: int, bytes_out: int, void: bool) -> float:
         """All lots of a round have landed; returns how many seconds it was under way."""
         now = time.perf_counter()
+        begun = now if watch.begun is None else watch.begun
+        waits = watch.waits(now)
         record = RoundRecord(
             round=round,
             step=step,
             bytes_out=bytes_out,
-            seconds=now - watch.begun if watch.begun is not None else 0.0,
-            exposed_seconds=now - watch.waiting if watch.waiting is not None else 0.0,
+            seconds=now - begun,
+            exposed_seconds=sum([until - since for since, until in waits]),
             apart_seconds=now - self._last_end if self._last_end is not None else None,
             void=void,
+            span=Span(begun, now),
+            waits=waits,
         )
         self._last_end = now
         self.records.append(record)

@@ -1,0 +1,1 @@
+"""Images from disk: read, checked, decoded once into a cache, and made ready for training."""

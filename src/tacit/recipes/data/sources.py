@@ -1,0 +1,155 @@
+"""The files in a folder, or in an archive of one, one after the other."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO, cast
+
+from tacit.errors import ConfigError
+
+__all__ = ["File", "files", "paths"]
+
+_FORMS = ".tar, .tar.gz, .tar.xz, .tar.bz2 or .zip"
+_ZIP = b"PK\x03\x04"
+_PACKED: dict[bytes, Callable[[Path], io.BufferedIOBase]] = {
+    b"\x1f\x8b": gzip.GzipFile,
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
+    b"BZh": bz2.BZ2File,
+}
+_BROKEN = (EOFError, OSError, lzma.LZMAError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file in a folder or archive; `read` before the next one is asked for.
+
+    Attributes:
+        name: Its path from the folder, or in the archive.
+        read: All its bytes.
+    """
+
+    name: PurePosixPath
+    read: Callable[[], bytes]
+
+
+def files(path: Path) -> Iterator[File]:
+    """All files of a folder sorted by name, or of an archive in its order, without hidden ones.
+
+    An archive is known by its content. It is read to its end, so that one that was cut short is noticed.
+
+    Raises:
+        ConfigError: There is nothing at `path`, it is no folder and no archive, or it is broken.
+    """
+    if not path.exists():
+        raise ConfigError(f"there is nothing at {path}: give a folder or an archive that exists")
+    with _blaming(path):
+        found = _folder(path) if path.is_dir() else _archive(path)
+        for file in found:
+            if not _hidden(file.name):
+                yield File(file.name, partial(_read, file, path))
+
+
+def paths(folder: Path) -> Iterator[Path]:
+    """All files in a folder and those below it, in an order that their names decide."""
+    for here, folders, names in os.walk(folder, followlinks=True):
+        folders.sort()
+        yield from (Path(here, name) for name in sorted(names))
+
+
+def _read(file: File, path: Path) -> bytes:
+    with _blaming(path):
+        return file.read()
+
+
+def _hidden(name: PurePosixPath) -> bool:
+    return any(part == "__MACOSX" or (part.startswith(".") and part != ".") for part in name.parts)
+
+
+@contextmanager
+def _blaming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except _BROKEN as error:
+        why = str(error) or type(error).__name__
+        raise ConfigError(f"{path} cannot be read to its end: {why}. Fetch or unpack it once more") from error
+
+
+def _folder(path: Path) -> Iterator[File]:
+    for file in paths(path):
+        yield File(PurePosixPath(file.relative_to(path).as_posix()), file.read_bytes)
+
+
+def _archive(path: Path) -> Iterator[File]:
+    with path.open("rb") as file:
+        head = file.read(6)
+    if head.startswith(_ZIP):
+        return _zip(path)
+    unpack = next((opener for magic, opener in _PACKED.items() if head.startswith(magic)), None)
+    if unpack is None and not tarfile.is_tarfile(path):
+        raise ConfigError(f"{path} is no archive that can be read: give a folder, or one as {_FORMS}")
+    return _tar(path, unpack or (lambda path: path.open("rb")))
+
+
+def _zip(path: Path) -> Iterator[File]:
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if not member.is_dir():
+                yield File(PurePosixPath(member.filename), partial(archive.read, member))
+
+
+def _tar(path: Path, unpack: Callable[[Path], io.BufferedIOBase]) -> Iterator[File]:
+    with unpack(path) as unpacked:
+        stream = _Tail(cast(IO[bytes], unpacked))
+        try:
+            archive = tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|")  # noqa: SIM115
+        except tarfile.ReadError as error:
+            raise ConfigError(
+                f"{path} is packed, but what is in it is no archive: give a folder, or one as {_FORMS}"
+            ) from error
+        with archive:
+            for member in archive:
+                if member.isfile():
+                    yield File(PurePosixPath(member.name), partial(_content, archive, member))
+            stream.check()
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    assert file is not None, "only files are asked for"
+    return file.read()
+
+
+class _Tail:
+    """Hands on what it reads, and remembers whether the last block was zeros, as those at a tar's end are.
+
+    tarfile itself takes an archive that stops between two of its files for one that is whole.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._last = b""
+
+    def read(self, size: int) -> bytes:
+        """Read as the file does."""
+        piece = self._file.read(size)
+        self._last = (self._last + piece)[-tarfile.BLOCKSIZE :]
+        return piece
+
+    def check(self) -> None:
+        """Read to the end, which also lets an unpacker compare its checksums."""
+        while self.read(1 << 20):
+            pass
+        if self._last.strip(b"\0"):
+            raise EOFError("it is cut short")

@@ -1,0 +1,28 @@
+"""What every reader of images returns."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+__all__ = ["Images", "Split"]
+
+
+class Split(NamedTuple):
+    """Images and their classes.
+
+    Attributes:
+        images: uint8 of shape (n, channels, height, width).
+        targets: uint8 of shape (n,); int64 where they come out of the cache.
+    """
+
+    images: Tensor
+    targets: Tensor
+
+
+class Images(NamedTuple):
+    """What is trained on, and what is held out."""
+
+    train: Split
+    test: Split

@@ -1,0 +1,23 @@
+"""Compute in bfloat16 what may be, for CPUs that have instructions for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["InBfloat16"]
+
+
+class InBfloat16(nn.Module):
+    """Runs a network under torch's autocast; parameters, gradients and scores stay fp32."""
+
+    def __init__(self, network: nn.Module) -> None:
+        """Wrap a network."""
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What the network answers, in fp32."""
+        with torch.autocast("cpu", torch.bfloat16):
+            outputs: Tensor = self.network(inputs)
+        return outputs.float()

@@ -1,0 +1,64 @@
+"""Keep what the ranks were doing in the middle of a run, for all ranks together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import torch.distributed as dist
+
+from tacit.timelines import Timeline, aligned, now
+
+__all__ = ["KEPT", "Timekeeper"]
+
+KEPT = 200
+"""Steps around the middle of the run that are written down, so that a long run's file stays small."""
+
+
+class Timed(Protocol):
+    """A session that may know what it did when."""
+
+    def timeline(self) -> Timeline | None:
+        """The timeline of its last steps; None where nobody keeps one."""
+
+
+class Timekeeper:
+    """Takes the session's timeline once, between epochs, where that costs training nothing.
+
+    Every rank must use it alike.
+
+    Args:
+        steps: Of the whole run.
+    """
+
+    def __init__(self, algorithm: str, session: Timed, steps: int) -> None:
+        self._algorithm, self._session = algorithm, session
+        self._first = max(0, steps // 2 - KEPT // 2)
+        self._stop = self._first + KEPT
+        self._begun: list[float] = []
+        self._kept: Timeline | None = None
+
+    def began(self) -> None:
+        """Training begins, or begins again after an evaluation."""
+        self._begun.append(now())
+
+    def paused(self, step: int) -> None:
+        """Training pauses after so many steps: keep the middle of the run when it has passed."""
+        if self._kept is None and step >= self._stop:
+            last = self._session.timeline()
+            self._kept = last and self._middle(last)
+
+    def gather(self) -> list[Timeline]:
+        """All ranks' timelines, in order, on rank 0; nothing on the others. A collective call."""
+        last = self._session.timeline()
+        if last is None:
+            return []
+        # A schedule is the same on all ranks, and told of the whole run.
+        changes = last.changes if dist.get_rank() == 0 else ()
+        mine = replace(self._kept or self._middle(last), algorithm=self._algorithm, changes=changes)
+        everyone: list[Timeline] | None = [mine] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(mine, everyone)
+        return aligned(everyone or [])
+
+    def _middle(self, timeline: Timeline) -> Timeline:
+        return timeline.within(self._first, self._stop).resumed(self._begun)

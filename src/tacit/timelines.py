@@ -1,0 +1,238 @@
+"""What every rank was doing when, as it is written down: one JSON object a rank and line.
+
+`Attached.timeline` tells it of one rank, `tacit compare` keeps it for all of them beside the records, and
+`tacit.reports` draws it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, get_type_hints
+
+from tacit.errors import ConfigError
+from tacit.records import Line, is_of, read_lines
+
+__all__ = ["Change", "Exchange", "Span", "Step", "Timeline", "aligned", "now", "read", "since_1970"]
+
+DIGITS = 6
+"""Times are kept to the microsecond."""
+
+
+class Span(NamedTuple):
+    """A stretch of time, in seconds."""
+
+    begun: float
+    ended: float
+
+
+class Step(NamedTuple):
+    """A step of the optimizer, from the end of the one before it; the first has the number 0."""
+
+    step: int
+    begun: float
+    ended: float
+
+
+class Exchange(NamedTuple):
+    """A round on this rank, from its first lot's start to its last one's landing.
+
+    Attributes:
+        level: Counted from the nearest, 0.
+        step: How many steps had been taken when it left.
+        bytes_out: Sent by this rank, by the formulas of the collectives.
+        void: Whether it came to nothing, as a scaled gradient had overflowed.
+        waits: When training waited for it; for the rest it was hidden.
+    """
+
+    level: int
+    step: int
+    round: int
+    begun: float
+    ended: float
+    bytes_out: int
+    void: bool
+    waits: tuple[Span, ...]
+
+    @property
+    def exposed(self) -> float:
+        """Seconds that training waited."""
+        return sum(wait.ended - wait.begun for wait in self.waits)
+
+
+class Change(NamedTuple):
+    """What the rounds of a level remembered from this step on, of what is worth showing."""
+
+    level: int
+    step: int
+    values: Mapping[str, float]
+
+
+R = TypeVar("R", Step, Exchange, Change)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline(Line):
+    """What one rank was doing when.
+
+    Attributes:
+        algorithm: The strategy's text.
+        rank: Of the default process group.
+        origin: Seconds since 1970, from which all other times count. Comparable between ranks of a machine,
+            and between machines as far as their clocks are.
+        levels: Their names, near to far; none where nothing is exchanged by tacit (`ddp`): it is then not
+            known when training waited.
+        steps: Those whose beginning is known, in order.
+        exchanges: Those that have landed, level by level, in order.
+        changes: Of the schedules, in order: "period", "delay" and "local" where a level remembers them, and
+            "phase", counted from 0, where it has phases. The first are what it began with.
+    """
+
+    kind: ClassVar[str] = "timeline"
+    rank: int
+    origin: float
+    levels: tuple[str, ...]
+    steps: tuple[Step, ...]
+    exchanges: tuple[Exchange, ...] = ()
+    changes: tuple[Change, ...] = ()
+
+    def within(self, first: int, stop: int) -> Self:
+        """The same of steps `first` to `stop` - 1, with all exchanges that left or were under way in them."""
+        steps = tuple(each for each in self.steps if first <= each.step < stop)
+        begun, ended = (steps[0].begun, steps[-1].ended) if steps else (0.0, 0.0)
+        exchanges = tuple(
+            each
+            for each in self.exchanges
+            if first <= each.step < stop or (each.begun < ended and begun < each.ended)
+        )
+        return replace(self, steps=steps, exchanges=exchanges)
+
+    def resumed(self, times: Iterable[float]) -> Self:
+        """The same where training only began again at these times, in seconds since 1970.
+
+        What came before belongs to no step, such as an evaluation between two epochs.
+        """
+        starts = sorted(at - self.origin for at in times)
+        return replace(self, steps=tuple(_later(step, starts) for step in self.steps))
+
+    def counted_from(self, origin: float) -> Self:
+        """The same with times from another origin, to the microsecond."""
+        shift = self.origin - origin
+
+        def moved(at: float) -> float:
+            return round(at + shift, DIGITS)
+
+        return replace(
+            self,
+            origin=round(origin, DIGITS),
+            steps=tuple(Step(each.step, moved(each.begun), moved(each.ended)) for each in self.steps),
+            exchanges=tuple(
+                each._replace(
+                    begun=moved(each.begun),
+                    ended=moved(each.ended),
+                    waits=tuple(Span(moved(wait.begun), moved(wait.ended)) for wait in each.waits),
+                )
+                for each in self.exchanges
+            ),
+        )
+
+    @classmethod
+    def _from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        typed = {
+            **values,
+            "levels": tuple(map(str, _list("levels", values.get("levels")))),
+            "steps": _rows(Step, "steps", values),
+            "exchanges": _rows(Exchange, "exchanges", values),
+            "changes": _rows(Change, "changes", values),
+        }
+        return super()._from_mapping(typed)
+
+
+def aligned(timelines: Iterable[Timeline]) -> list[Timeline]:
+    """All ranks' timelines from the same origin, the earliest beginning of all."""
+    timelines = list(timelines)
+    starts = [
+        timeline.origin + begun
+        for timeline in timelines
+        for begun in (*(each.begun for each in timeline.steps), *(each.begun for each in timeline.exchanges))
+    ]
+    return [timeline.counted_from(min(starts, default=timeline.origin)) for timeline in timelines]
+
+
+def read(path: Path) -> Iterator[Timeline]:
+    """Read all timelines of a file, in order.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line of it; the message names file and line.
+    """
+    return read_lines(path, Timeline.from_json)
+
+
+# ---- one clock ----------------------------------------------------------------------------------------
+
+
+def now() -> float:
+    """Seconds since 1970, by a clock that never turns back."""
+    return since_1970(time.perf_counter())
+
+
+def since_1970(reading: float) -> float:
+    """What a reading of `time.perf_counter` is in seconds since 1970."""
+    return reading + _anchor()
+
+
+@cache
+def _anchor() -> float:
+    """The least disturbed of a few readings of both clocks, taken once a process."""
+    found = []
+    for _ in range(5):
+        before, at, after = time.perf_counter(), time.time(), time.perf_counter()
+        found.append((after - before, at - (before + after) / 2))
+    return min(found)[1]
+
+
+# ---- rows ---------------------------------------------------------------------------------------------
+
+
+def _later(step: Step, starts: Sequence[float]) -> Step:
+    begun = max((at for at in starts if at <= step.ended), default=step.begun)
+    return step._replace(begun=max(step.begun, begun))
+
+
+def _list(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{name} is {value!r:.60} in this Timeline: write a list")
+    return value
+
+
+def _rows(kind: type[R], name: str, values: Mapping[str, Any]) -> tuple[R, ...]:
+    return tuple(_row(kind, row) for row in _list(name, values.get(name, [])))
+
+
+def _row(kind: type[R], row: Any) -> R:
+    fields = get_type_hints(kind)
+    cells = row if isinstance(row, list) else []
+    values = [_typed(name, cell) for name, cell in zip(fields, cells, strict=False)]
+    fits = len(cells) == len(fields) and all(
+        is_of(value, of) for value, of in zip(values, fields.values(), strict=True)
+    )
+    if not fits:
+        raise ConfigError(f"{row!r:.60} is no {kind.__name__}: write [{', '.join(fields)}]")
+    return kind(*values)
+
+
+def _typed(name: str, cell: Any) -> Any:
+    """The pairs of numbers in a list as spans, and None for values that are no numbers; else what it is."""
+    if name == "waits" and isinstance(cell, list):
+        pairs = [each for each in cell if isinstance(each, list) and len(each) == 2 and _numbers(each)]
+        return tuple(Span(*pair) for pair in pairs) if len(pairs) == len(cell) else None
+    if name == "values" and isinstance(cell, dict):
+        return cell if _numbers(cell.values()) else None
+    return cell
+
+
+def _numbers(values: Iterable[Any]) -> bool:
+    return all(is_of(value, float) for value in values)
