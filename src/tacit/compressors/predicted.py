@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.compressors import ratio
+from tacit.compressors.turns import in_turn, places, size
 from tacit.contracts import (
     Compressor,
     Context,
@@ -54,8 +55,9 @@ class Predicted(Compressor):
     the rounds of the first `full_steps` steps, spread over `horizon`. A lot of small parameters alone travels
     whole.
 
-    State, equal on all ranks: `past0` and so on, the last answers, in turn; `faults`, how often running the
-    predictor was worse than no change, by parameter. That is seen on S, where both are known.
+    State, equal on all ranks: `past0` and so on, the last answers, in turn; `faults`, for how many rounds
+    in a row the predictor was worse than no change, by parameter. That is seen on S, where both are known; it
+    says nothing of where many predictions lead, one upon the other.
 
     Attributes:
         budget: bytes, as a share of what dense rounds would send. Less says less, and predicts more.
@@ -123,7 +125,7 @@ class Predicted(Compressor):
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Average the subset, predict the rest, and remember both."""
-        index = (self._all if ctx.step < self.full_steps else self.positions(ctx)).to(x.device)
+        index = (places(self.matrices) if ctx.step < self.full_steps else self.positions(ctx)).to(x.device)
         values = x[index]
         refuse_overflow(values, ctx)
         mine, marks = values.clone(), ctx.scratch("marks", x, (MARKS,), torch.float32)
@@ -147,8 +149,8 @@ class Predicted(Compressor):
         Raises:
             ConfigError: the budget leaves room for none.
         """
-        n = sum(_size(m) for m in self.matrices)
-        rest = sum(_size(m) for m in self._taking_turns)
+        n = sum(size(m) for m in self.matrices)
+        rest = sum(size(m) for m in self._taking_turns)
         full = self.full_steps / self.horizon
         room = (self.budget * n - full * (n + MARKS)) / (1 - full) - (n - rest)
         if self.budget == 1 or not rest:
@@ -164,29 +166,16 @@ class Predicted(Compressor):
 
     def positions(self, ctx: Context) -> Tensor:
         """The entries that travel in a round in which not all do, rising; equal on all peers."""
-        chosen = [_places(m) for m in self.matrices if not self._turns(m)]
-        ends = torch.tensor([0, *(_size(m) for m in self._taking_turns)]).cumsum(0)
-        if self.turns:
-            bounds = torch.arange(self.turns + 1) * int(ends[-1]) // self.turns
-            sizes = bounds.diff()
-            seed = zlib.crc32(f"{ctx.seed}|{ctx.name}|{ctx.prefix}|whose turn".encode())
-            first = torch.rand(self.turns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-            at = bounds[:-1] + ((first * sizes).long() + ctx.round) % sizes
-            starts = torch.tensor([m.start for m in self._taking_turns]) - ends[:-1]
-            chosen.append(at + starts[torch.bucketize(at, ends[1:], right=True)])
-        return torch.cat(chosen).sort().values if chosen else torch.empty(0, dtype=torch.int64)
+        seed = zlib.crc32(f"{ctx.seed}|{ctx.name}|{ctx.prefix}|whose turn".encode())
+        chosen = in_turn(self._taking_turns, self.turns, ctx.round, seed)
+        return torch.cat((places([m for m in self.matrices if not self._turns(m)]), chosen)).sort().values
 
     @property
     def _taking_turns(self) -> list[Matrix]:
         return [m for m in self.matrices if self._turns(m)]
 
     def _turns(self, m: Matrix) -> bool:
-        return m.dims > 1 and _size(m) >= self.whole_below
-
-    @property
-    def _all(self) -> Tensor:
-        spans = [_places(m) for m in self.matrices]
-        return torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64)
+        return m.dims > 1 and size(m) >= self.whole_below
 
     # ---- what becomes of the others -------------------------------------------------------------------
 
@@ -209,12 +198,12 @@ class Predicted(Compressor):
             self._predict_one(m, past, values[a:b].float().mean(), ctx.out)
             worse = _worse(ctx.out[index[a:b]], values[a:b])
             if counts[i] >= self.patience:
-                ctx.out[m.start : m.start + _size(m)] = 0
+                ctx.out[m.start : m.start + size(m)] = 0
             counts[i] = min(counts[i] + 1, self.patience) if worse else 0
         return faults.copy_(torch.tensor(counts))
 
     def _predict_one(self, m: Matrix, past: list[Tensor], trend: Tensor, out: Tensor) -> None:
-        stop = m.start + _size(m)
+        stop = m.start + size(m)
         for start in range(m.start, stop, PIECE):
             piece = slice(start, min(start + PIECE, stop))
             change = self.predictor.change(
@@ -224,17 +213,9 @@ class Predicted(Compressor):
 
     def _parts(self, index: Tensor) -> Iterator[tuple[int, int]]:
         """Which of the chosen entries belong to each parameter, as (first, behind the last)."""
-        edges = [[m.start, m.start + _size(m)] for m in self.matrices]
+        edges = [[m.start, m.start + size(m)] for m in self.matrices]
         at = torch.searchsorted(index, torch.tensor(edges, device=index.device))
         return ((a, b) for a, b in at.tolist())
-
-
-def _size(m: Matrix) -> int:
-    return m.rows * m.columns
-
-
-def _places(m: Matrix) -> Tensor:
-    return torch.arange(m.start, m.start + _size(m))
 
 
 def _worse(guess: Tensor, true: Tensor) -> bool:
