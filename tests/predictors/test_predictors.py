@@ -10,7 +10,7 @@ from torch.nn.functional import max_pool1d
 
 from tacit.errors import ConfigError
 from tacit.predictors import KINDS, MP2, Exponential, Linear, Predictor, Stale, files, kind_of
-from tacit.predictors.mp2 import FLOPS, SHAPES, Network, flops, normalised
+from tacit.predictors.mp2 import FLOPS, SHAPES, SHIPPED, Network, flops, normalised
 
 NOWHERE = torch.tensor(0.0)
 
@@ -188,3 +188,17 @@ def test_shapes_are_those_of_the_network() -> None:
     assert {k: len(p.shape) for k, p in Network().named_parameters()} == {
         k: len(v) for k, v in SHAPES.items()
     }
+
+
+@pytest.mark.parametrize("kind", ["convolution", "linear", "vector"])
+def test_what_comes_with_tacit_knows_momentum(kind: str) -> None:
+    """Changes that shrink by a tenth, as momentum without gradients does."""
+    assert kind in MP2().kinds()
+    first = noise(200)[0] * 1e-3
+    past = torch.stack([first * 0.9**i for i in range(4)])
+    error = MP2().change(past, NOWHERE, kind) - first * 0.9**4
+    assert float(error.norm()) < 0.25 * float(first.norm())
+
+
+def test_what_comes_with_tacit_is_small() -> None:
+    assert SHIPPED.stat().st_size < 20_000
