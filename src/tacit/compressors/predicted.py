@@ -51,9 +51,10 @@ class Predicted(Compressor):
     What a rank's own x was where it has not been sent is lost, as in the paper. `ErrorFeedback` around this
     would owe it, which with momentum in the optimizer lets it be applied twice, and diverges.
 
-    `budget` counts all that travels: k, 1 or more, is what it leaves room for beside the w, the checksum, and
-    the rounds of the first `full_steps` steps, spread over `horizon`. A lot of small parameters alone travels
-    whole.
+    `budget` counts all that travels in a lot: k is what it leaves room for beside the w, the checksum, and
+    the rounds of the first `full_steps` steps, spread over `horizon`. A lot of which the w alone are more
+    sends them, and the same share of the others: more than the budget, and no error, as other lots may be
+    larger.
 
     State, equal on all ranks: `past0` and so on, the last answers, in turn; `faults`, for how many rounds
     in a row the predictor was worse than no change, by parameter. That is seen on S, where both are known; it
@@ -92,6 +93,11 @@ class Predicted(Compressor):
         checks.whole("full_steps", self.full_steps, 0, None, "2 are usual")
         hint = "it is for how many steps the budget is, more than are sent in full"
         checks.whole("horizon", self.horizon, self.full_steps + 1, None, hint)
+        if self.budget * self.horizon <= self.full_steps:
+            raise ConfigError(
+                f"budget={self.budget} is no more than what full_steps={self.full_steps} of "
+                f"horizon={self.horizon} steps send: write a larger budget, or a longer horizon"
+            )
         checks.whole("whole_below", self.whole_below, 1, None, "1024 is usual; 1 for none")
         checks.whole("patience", self.patience, 1, None, "3 is usual")
         checks.matrices(self.matrices)
@@ -114,12 +120,7 @@ class Predicted(Compressor):
         return tuple(1 for _ in self.matrices) if field == "faults" else None
 
     def init(self, like: Tensor) -> State:
-        """Nothing has moved yet.
-
-        Raises:
-            ConfigError: what always travels is more than the budget.
-        """
-        assert self.turns >= 0
+        """Nothing has moved yet."""
         past = {field: torch.zeros_like(like) for field in self._fields(0)}
         return {**past, "faults": like.new_zeros(len(self.matrices))}
 
@@ -144,25 +145,15 @@ class Predicted(Compressor):
 
     @cached_property
     def turns(self) -> int:
-        """k: how many entries travel by turns in a round.
-
-        Raises:
-            ConfigError: the budget leaves room for none.
-        """
+        """k: how many entries travel by turns in a round."""
         n = sum(size(m) for m in self.matrices)
         rest = sum(size(m) for m in self._taking_turns)
-        full = self.full_steps / self.horizon
-        room = (self.budget * n - full * (n + MARKS)) / (1 - full) - (n - rest)
         if self.budget == 1 or not rest:
             return rest
-        if room <= 0:
-            raise ConfigError(
-                f"budget={self.budget} is no more than what always travels of {n} entries: {n - rest} of "
-                f"small parameters, and all in the first {self.full_steps} of {self.horizon} steps. Write "
-                f"more than {full + (1 - full) * (n - rest) / n:.3g}, a longer horizon, or less than "
-                f"whole_below={self.whole_below}"
-            )
-        return min(rest, max(1, int(room + 1e-6) - MARKS))
+        full = self.full_steps / self.horizon
+        each = (self.budget - full) / (1 - full)
+        room = (self.budget * n - full * (n + MARKS)) / (1 - full) - (n - rest) - MARKS
+        return min(rest, max(1, int(room + 1e-6 if room > 0 else each * rest)))
 
     def positions(self, ctx: Context) -> Tensor:
         """The entries that travel in a round in which not all do, rising; equal on all peers."""
