@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test check
+.PHONY: setup demo test check docs
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -23,3 +23,6 @@ check: setup  ## Format, lint, strict types, and the rule that imports point dow
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_floors.py
+
+docs: setup  ## The documentation site, in build/site; a broken link is an error.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

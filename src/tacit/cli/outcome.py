@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -103,7 +103,7 @@ def judge(job: Job, result: Result) -> Outcome:
         attached=tuple(attached),
         cluster=str(job.cluster),
         status="failed" if error else "ok",
-        exit_code=_exit_code(result, processes) or (2 if error else 0),
+        exit_code=_exit_code(result) or (2 if error else 0),
         seconds=result.seconds,
         mb_between_nodes=_megabytes(processes, job.cluster.nodes),
         mb_by_formulas=sum(each["bytes_out"] for each in counted) / 1e6 if counted else None,
@@ -158,12 +158,11 @@ def _without_curves(job: Job, ranks: Sequence[Mapping[str, Any]]) -> str | None:
     return f"{job.name} attached nothing, so --tensorboard had no effect: attach in it, or leave it out"
 
 
-def _exit_code(result: Result, processes: Iterable[Mapping[str, Any]]) -> int:
+def _exit_code(result: Result) -> int:
     """The exit code of the rank that failed first: the launcher turns every one into 1."""
     code = result.returncode
     if result.failures and not result.timed_out:
-        codes = {each["rank"]: each["code"] for each in processes}
-        code = codes.get(result.failures[0].rank) or code
+        code = result.failures[0].code or code
     return code if code >= 0 else 128 - code
 
 

@@ -92,8 +92,10 @@ class Node:
     def failure(self) -> Failure:
         """How it failed."""
         if (cause := self.cause) is not None:
-            return Failure(self.number, cause.rank, reason(cause.code), cause.traceback)
-        return Failure(self.number, None, reason(self.code or 0), "\n".join(self.last_lines) or None)
+            return Failure(self.number, cause.rank, reason(cause.code), cause.traceback, cause.code)
+        return Failure(
+            self.number, None, reason(self.code or 0), "\n".join(self.last_lines) or None, self.code
+        )
 
 
 def reason(code: int) -> str:

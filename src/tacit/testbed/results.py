@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 TIMED_OUT = 124
 """The return code of a run that was stopped at its time limit, as timeout(1) has it."""
@@ -17,12 +17,14 @@ class Failure:
         rank: The global rank that failed first on it; None when its launcher failed by itself.
         reason: How it ended, such as "killed by SIGKILL" or "exit code 1".
         traceback: The Python traceback that the rank printed last, if it printed one.
+        code: The exit code that the reason speaks of, minus the signal for one; None where it is not known.
     """
 
     node: int
     rank: int | None
     reason: str
     traceback: str | None = None
+    code: int | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         """One line that names the rank and the reason."""

@@ -1,0 +1,60 @@
+"""Every block of Python on the pages is Python, and runs: on one rank of Gloo, all in one process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import PAGES, Block, blocks
+
+HERE = Path(__file__).resolve().parent
+PYTHON = [block for page in PAGES for block in blocks(page) if block.language == "python"]
+DIFFS = [block for page in PAGES for block in blocks(page) if block.language == "diff"]
+RUN = [block for block in PYTHON if not block.fragment]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """For each block what went wrong."""
+    env = os.environ | {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "GROUP_RANK": "0",
+        "OMP_NUM_THREADS": "1",
+        "TACIT_KERNELS": "reference",  # it compiles nothing
+    }
+    done = subprocess.run(
+        [sys.executable, str(HERE / "given.py")],
+        input=json.dumps([(str(block), block.text) for block in RUN]),
+        cwd=tmp_path_factory.mktemp("reader"),
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+def test_there_are_blocks() -> None:
+    assert {"README.md", "getting-started.md", "migrating.md", "extending.md"} <= {b.page.name for b in RUN}
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_a_block_is_python(block: Block) -> None:
+    compile(block.text, str(block), "exec")
+
+
+@pytest.mark.parametrize("block", DIFFS, ids=str)
+def test_both_sides_of_a_diff_are_python(block: Block) -> None:
+    for other in "+-":
+        lines = [line[1:] for line in block.text.splitlines() if not line.startswith(other)]
+        compile("\n".join(lines), str(block), "exec")
+
+
+@pytest.mark.parametrize("block", RUN, ids=str)
+def test_a_block_runs(block: Block, outcomes: dict[str, str | None]) -> None:
+    went_wrong = outcomes[str(block)]
+    assert went_wrong is None, went_wrong

@@ -1,0 +1,94 @@
+"""What the pages tell a reader to type exists: commands, options, algorithms, clusters, scripts.
+
+Nothing is run.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from pages import EVERY, ROOT, inline, name, shell_lines
+
+from tacit import recipes
+from tacit.algorithms import ALGORITHMS, parse
+from tacit.algorithms.catalogue import parameters_of
+from tacit.cli import app
+from tacit.cli.texts import split_algorithms
+from tacit.cluster import Cluster
+
+LINES = sorted({(name(page), line) for page in EVERY for line in shell_lines(page)})
+TACIT = [(page, line) for page, line in LINES if re.match(r"tacit [a-z-]", line)]
+MAKE = [(page, line) for page, line in LINES if re.match(r"make [a-z]+\b", line)]
+PYTHON = [(page, line) for page, line in LINES if re.match(r"(python|pytest) ", line)]
+TEXTS = [
+    (name(page), text)
+    for page in EVERY
+    for text in inline(page)
+    if text.partition(":")[0] in ALGORITHMS and re.fullmatch(r"[\w-]+:\w+=[^=]*(,\w+=[^=]*)*", text)
+]
+
+
+def typed(line: str) -> list[str]:
+    return shlex.split(line, comments=True)
+
+
+def test_commands_are_found() -> None:
+    pages = {page for page, _ in TACIT}
+    assert {"README.md", "docs/getting-started.md", "docs/recipes.md"} <= pages
+    assert MAKE
+    assert PYTHON
+    assert TEXTS
+
+
+@pytest.mark.parametrize(("page", "line"), TACIT)
+def test_a_command_can_be_read(page: str, line: str) -> None:
+    words = typed(line)[1:]
+    group = typer.main.get_command(app)
+    if words[0].startswith("--"):
+        assert words[0] in {option for each in group.params for option in each.opts} | {"--help"}
+        return
+    command = group.commands[words[0]]
+    if len(words) == 1:
+        return  # the name alone, in a sentence
+    context = command.make_context(words[0], words[1:])  # refuses what is no option, or of another type
+    given = context.params
+    if "..." in words:
+        return
+    if given.get("algorithms"):
+        for text in split_algorithms(given["algorithms"]):
+            parse(text)
+    if given.get("algorithm"):
+        parse(given["algorithm"])
+    if given.get("cluster"):
+        Cluster.parse(given["cluster"])
+    if given.get("recipe"):
+        assert given["recipe"] in recipes.known()
+    _scripts_exist(given.get("script") or [])
+
+
+@pytest.mark.parametrize(("page", "line"), MAKE)
+def test_make_has_that_target(page: str, line: str) -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert typed(line)[1] in targets
+
+
+@pytest.mark.parametrize(("page", "line"), PYTHON)
+def test_a_script_is_there(page: str, line: str) -> None:
+    _scripts_exist(typed(line))
+
+
+@pytest.mark.parametrize(("page", "text"), TEXTS)
+def test_a_text_of_an_algorithm_can_be_read(page: str, text: str) -> None:
+    label, _, rest = text.partition(":")
+    given = [piece for piece in rest.split(",") if not piece.endswith("=")]  # `dgc:warmup_steps=` names one
+    parse(f"{label}:{','.join(given)}" if given else label)
+    known = {each.name for each in parameters_of(label)}
+    assert {piece.partition("=")[0] for piece in rest.split(",")} <= known
+
+
+def _scripts_exist(words: list[str]) -> None:
+    for word in words:
+        if Path(word).suffix == ".py" and "/" in word:
+            assert (ROOT / word).is_file(), f"{word} is not there"
