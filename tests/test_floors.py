@@ -7,7 +7,18 @@ import pytest
 
 SRC = Path(__file__).resolve().parent.parent / "src" / "tacit"
 FLOORS = [
-    {"errors", "contracts", "checks", "cluster", "records", "exchanges", "kernels", "ranges", "timelines"},
+    {
+        "errors",
+        "contracts",
+        "checks",
+        "cluster",
+        "records",
+        "exchanges",
+        "kernels",
+        "predictors",
+        "ranges",
+        "timelines",
+    },
     {
         "rounds",
         "compressors",
@@ -27,8 +38,14 @@ FLOORS = [
     {"cli"},
 ]
 # On the lowest floor the words come first: everything may use the errors, exchanges speak in contracts, and
-# a check knows what a compressor is. Timelines are records of another file.
-BENEATH = {"exchanges": {"contracts"}, "checks": {"contracts"}, "timelines": {"records"}}
+# a check knows what a compressor is, and predictors check what they are given. Timelines are records of
+# another file.
+BENEATH = {
+    "exchanges": {"contracts"},
+    "checks": {"contracts"},
+    "predictors": {"checks"},
+    "timelines": {"records"},
+}
 FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names}
 MODULES = sorted(p for p in SRC.rglob("*.py") if p != SRC / "__init__.py")
 

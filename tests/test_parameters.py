@@ -62,13 +62,25 @@ def bad(kind: Any) -> list[object]:
     return [None, 5, "x", [], (5,), ("x", 3)]  # tuples of what the class says
 
 
+MAY_BE_NONE = (
+    "warmup_steps",
+    "fragment_sync_delay",
+    "patience",
+    "warmup_epochs",
+    "cooldown_epochs",
+    "full_rounds",
+)
+"""Parameters of algorithms of which 0 is a value: none."""
+
+
 def of_compressors() -> Iterator[Any]:
     for name in tacit.compressors.__all__:
         made = NEEDY.get(name) or getattr(tacit.compressors, name)()
         hints = typing.get_type_hints(type(made))
         for each in dataclasses.fields(made):
             for given in bad(hints[each.name]):
-                yield pytest.param(made, each.name, given, id=f"{name}({each.name}={str(given)[:20]})")
+                if each.name != "full_steps" or given != 0 or given is False:
+                    yield pytest.param(made, each.name, given, id=f"{name}({each.name}={str(given)[:20]})")
 
 
 @pytest.mark.parametrize(("made", "name", "given"), [*of_compressors()])
@@ -103,9 +115,6 @@ def test_a_compressor_refuses_what_cannot_be(made: Compressor, name: str, given:
 def test_the_error_says_the_range(make: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         make()
-
-
-MAY_BE_NONE = ("warmup_steps", "fragment_sync_delay", "patience", "warmup_epochs", "cooldown_epochs")
 
 
 def of_algorithms() -> Iterator[Any]:

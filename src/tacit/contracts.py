@@ -476,11 +476,16 @@ _OUT, _SHARE, _PREFIX = map(_NAMES.index, ("out", "share", "prefix"))
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Where a parameter lies in a flat tensor, as a matrix: its first dimension by all the others."""
+    """Where a parameter lies in a flat tensor, as a matrix: its first dimension by all the others.
+
+    Attributes:
+        dims: how many dimensions the parameter has.
+    """
 
     start: int
     rows: int
     columns: int
+    dims: int = 2
 
 
 # ---- the five questions -------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class Slot:
     def matrix(self, at: int) -> Matrix:
         """The parameter as a matrix that begins at `at`."""
         rows = self.shape[0] if self.shape else 1
-        return Matrix(at, rows, (self.stop - self.start) // max(rows, 1))
+        return Matrix(at, rows, (self.stop - self.start) // max(rows, 1), len(self.shape))
 
 
 @dataclass(frozen=True)

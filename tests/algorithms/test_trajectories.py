@@ -158,6 +158,7 @@ CASES: dict[str, tuple[str | Strategy, Callable[[], Trace]]] = {
     "local sgd": ("localsgd:sync_every=4", lambda: local_sgd(4)),
     "local sgd, odd": ("localsgd:sync_every=5", lambda: local_sgd(5)),
     "every step": ("localsgd:sync_every=1", lambda: local_sgd(1)),
+    "mp2, of small parameters alone": ("mp2", lambda: local_sgd(1)),
     "easgd": ("easgd:sync_every=3,beta=0.9", lambda: easgd(3, 0.9)),
     "slowmo": ("slowmo:sync_every=4,momentum=0.6,slow_lr=0.9", lambda: slowmo(4, 0.9, 0.6)),
     "diloco": ("diloco:sync_every=5", lambda: diloco(5, 0.7, 0.9)),

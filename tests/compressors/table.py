@@ -1,7 +1,7 @@
 """One row a compressor: a new compressor is one file in src and one row here."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 
 from tacit.compressors import (
@@ -20,6 +20,7 @@ from tacit.compressors import (
     OneBit,
     Phases,
     PowerSGD,
+    Predicted,
     RandomK,
     Select,
     Sign,
@@ -30,6 +31,7 @@ from tacit.compressors import (
 )
 from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Matrix, Topology
+from tacit.predictors import Linear
 from tacit.topologies import Flat, GlobalTopK
 
 NUMEL = 1000
@@ -90,6 +92,8 @@ BIASES = ((0, 10), (500, 520))
 MATRICES = (Matrix(0, 20, 30), Matrix(600, 16, 25))
 EVEN = (Matrix(0, 10, 20), Matrix(250, 10, 20), Matrix(500, 10, 20), Matrix(710, 5, 6), Matrix(750, 10, 20))
 LOW_RANK = PowerSGD(rank=2, matrices=MATRICES)
+
+MIRRORED = Predicted(budget=0.1, predictor=Linear(), full_steps=0, whole_below=1, matrices=MATRICES)
 
 TABLE = {
     "dense": Row(Dense(), ring(4 * NUMEL), 1e-6),
@@ -267,6 +271,12 @@ TABLE = {
         lambda p: ring((1 + 30) * 4)(p) + ring(4 * NUMEL)(p),
         1e-6,
     ),
+    # Of 1000 entries 100 may travel, with two numbers by which ranks see that they predict alike.
+    "predicted": Row(MIRRORED, ring(100 * 4), 1.0),
+    "predicted + ef": Row(ErrorFeedback(MIRRORED), ring(100 * 4), 1.0, conserves=True),
+    "predicted, at first": Row(replace(MIRRORED, full_steps=2, horizon=100), ring((NUMEL + 2) * 4), 1e-6),
+    # A matrix and the vectors below 500 entries travel whole: 400 of 1000.
+    "predicted, small ones whole": Row(replace(MIRRORED, budget=0.5, whole_below=500), ring(500 * 4), 1.0),
     "dense, clipped": Row(Clip(Dense(), max_norm=2.0), ring(4 * NUMEL), 1.0),
     "dense, not reached by the clip": Row(Clip(Dense(), max_norm=1e6), ring(4 * NUMEL), 1e-6),
     "bf16, clipped": Row(Clip(BF16(), max_norm=2.0), ring(2 * NUMEL), 1.0, rounding=2**-7),

@@ -29,6 +29,10 @@ ALLOCATES = {
     "randomk 5%": "positions, drawn anew in every round",
     "randomk 5% + ef": "positions, drawn anew in every round",
     "randomk 100%": "positions, drawn anew in every round",
+    "predicted": "positions, whose turn it is, and what a piece is predicted from",
+    "predicted + ef": "positions, whose turn it is, and what a piece is predicted from",
+    "predicted, at first": "positions: all",
+    "predicted, small ones whole": "positions, whose turn it is, and what a piece is predicted from",
 }
 """What still does, and what for."""
 

@@ -12,7 +12,7 @@ from laws import Bench, Peers
 from table import TABLE, Row
 from torch import Tensor
 
-from tacit.compressors import Phases, PowerSGD, RandomK, Select, TernGrad, Then
+from tacit.compressors import Phases, PowerSGD, Predicted, RandomK, Select, TernGrad, Then
 from tacit.contracts import Compressor, Context, Matrix
 from tacit.errors import Overflow
 
@@ -146,7 +146,7 @@ def test_ranks_agree_and_finite_entries_stay_finite(
 
 def tame(compressor: Compressor) -> bool:
     """Whether what was sent can be compared with the mean to a known precision, at any length."""
-    rough = (PowerSGD, RandomK, Then, Phases, TernGrad)
+    rough = (PowerSGD, Predicted, RandomK, Then, Phases, TernGrad)
     inner = getattr(compressor, "inner", None)
     return not isinstance(compressor, rough) and (inner is None or tame(inner))
 

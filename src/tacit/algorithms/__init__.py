@@ -20,6 +20,7 @@ from tacit.algorithms.gtopk import gtopk
 from tacit.algorithms.int8 import int8
 from tacit.algorithms.lag import lag
 from tacit.algorithms.localsgd import localsgd
+from tacit.algorithms.mp2 import mp2
 from tacit.algorithms.natural import natural
 from tacit.algorithms.odsgd import odsgd
 from tacit.algorithms.onebit import onebit
@@ -79,6 +80,7 @@ ALGORITHMS: dict[str, Callable[..., AnyStrategy]] = {
     "ps-ssp": ps_ssp,
     "ps-topk": ps_topk,
     "ps-dgc": ps_dgc,
+    "mp2": mp2,
 }
 """Name -> the function that makes the strategy; its typed parameters are the algorithm's."""
 

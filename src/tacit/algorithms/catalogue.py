@@ -22,6 +22,7 @@ Family: TypeAlias = Literal[
     "periodic",
     "hierarchical",
     "parameter server",
+    "predictive",
 ]
 
 
@@ -262,6 +263,12 @@ ENTRIES: dict[str, Entry] = {
         "DGC: Lin et al. 2018, arXiv 1712.01887",
         True,
         "dgc where a server averages: the union of the largest entries comes back",
+    ),
+    "mp2": Entry(
+        "predictive",
+        "MP2: Liu et al., Computer Networks 255, 2024, 110883",
+        True,
+        "a moving part of the progress travels; every rank predicts the rest, all alike",
     ),
 }
 """Name -> facts; a test holds it to the table of algorithms."""

@@ -11,6 +11,7 @@ from tacit.compressors.natural import Natural
 from tacit.compressors.onebit import OneBit
 from tacit.compressors.phases import Phases
 from tacit.compressors.powersgd import PowerSGD
+from tacit.compressors.predicted import Predicted
 from tacit.compressors.qsgd import QSGD
 from tacit.compressors.randomk import RandomK
 from tacit.compressors.sign import Sign
@@ -36,6 +37,7 @@ __all__ = [
     "OneBit",
     "Phases",
     "PowerSGD",
+    "Predicted",
     "RandomK",
     "Select",
     "Sign",

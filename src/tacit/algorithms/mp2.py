@@ -1,0 +1,90 @@
+"""MP²: push a part of the parameters, predict the rest (Liu et al., Computer Networks 255, 2024, 110883).
+
+The paper's system, in each round:                       here, on an all-reduce:
+    each worker steps                                    the user's optimizer
+    workers push a subset of the parameters              Predicted: the progress of a subset that moves on
+    the server predicts the residual parameters by a     Predicted: every rank, from what all ranks know;
+      network trained on samples of ordinary trainings     its network is predictors.MP2
+    workers pull the parameters                          nothing: all have them
+
+The paper has not published which subset, what the network is shown, or its shapes; those are ours, see
+`Predicted` and `predictors.mp2`. As every rank runs the predictor, each element costs each rank what it would
+have cost the server. Momentum and all other state of the optimizer stay local.
+
+The weights that come with tacit are of `benchmarks/predictors.py`, from small networks on made-up images, in
+steps of SGD with momentum: other optimizers, and rounds of many steps, move otherwise, and want a predictor
+trained on them.
+
+A change that is told well from true ones may still lead astray where predictions follow upon predictions:
+after every step, on the recipe `digits`, the trained network ends below "stale", which predicts nothing, and
+both below top-k with error feedback at equal bytes. With a round in four steps, in which more entries can
+travel, all of them ended about alike.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Literal, TypeAlias
+
+from tacit import checks
+from tacit.compressors.predicted import Predicted
+from tacit.errors import ConfigError
+from tacit.merges import Average
+from tacit.predictors import MP2, WNN, Exponential, Linear, Predictor, Stale
+from tacit.rounds import Every, EveryStep
+from tacit.strategy import Strategy
+
+Which: TypeAlias = Literal["mp2", "wnn", "linear", "exponential", "stale"]
+
+
+def mp2(
+    budget: float = 0.11,
+    predictor: Which = "mp2",
+    weights: str | None = None,
+    sync_every: int = 1,
+    shrink: float = 1.0,
+    full_rounds: int = 2,
+    horizon: int = 1000,
+) -> Strategy:
+    """Send the share `budget` of the progress of every `sync_every` steps, and predict the rest."""
+    checks.whole("sync_every", sync_every, 1, None, "write 1 for a round after every step")
+    checks.whole("full_rounds", full_rounds, 0, None, "2 are usual")
+    return Strategy(
+        subject="progress",
+        rounds=EveryStep() if sync_every == 1 else Every(sync_every),
+        compressor=Predicted(
+            budget=budget,
+            predictor=_predictor(predictor, weights),
+            shrink=shrink,
+            full_steps=full_rounds * sync_every,
+            horizon=horizon,
+        ),
+        merge=Average(),
+        name="mp2",
+    )
+
+
+def _predictor(which: Which, weights: str | None) -> Predictor:
+    """Of this name; its file is looked at now, so that what is wrong with it is said now."""
+    checks.word("predictor", which, typing.get_args(Which))
+    if weights is not None and (not isinstance(weights, str) or not weights):
+        raise ConfigError(f"weights={weights!r} is no path: leave it out, or write the path of a file")
+    plain: dict[str, Predictor] = {"linear": Linear(), "exponential": Exponential(), "stale": Stale()}
+    if weights and which in plain:
+        raise ConfigError(
+            f"predictor={which!r} has no weights, and weights={weights!r}: leave one of them out"
+        )
+    if which == "wnn" and not weights:
+        raise ConfigError(
+            "predictor='wnn' comes without weights, as its authors' have no licence: write weights=PATH"
+        )
+    return plain.get(which) or _trained(which, weights or "")
+
+
+def _trained(which: Which, weights: str) -> Predictor:
+    predictor = MP2(weights) if which == "mp2" else WNN(weights)
+    try:
+        predictor.kinds()
+    except ConfigError as error:
+        raise ConfigError(f"weights={weights!r}: {error}") from error
+    return predictor

@@ -1,0 +1,37 @@
+"""Which entries of some parameters travel in a round, so that each has its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import Matrix
+
+
+def size(m: Matrix) -> int:
+    """How many entries it has."""
+    return m.rows * m.columns
+
+
+def places(matrices: Sequence[Matrix]) -> Tensor:
+    """Where all entries of the matrices lie."""
+    spans = [torch.arange(m.start, m.start + size(m)) for m in matrices]
+    return torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64)
+
+
+def in_turn(matrices: Sequence[Matrix], count: int, round_: int, seed: int) -> Tensor:
+    """`count` entries of the matrices, rising: of so many equal stretches one each, the next in every round.
+
+    With which of its entries a stretch begins follows from the seed.
+    """
+    if not count:
+        return torch.empty(0, dtype=torch.int64)
+    ends = torch.tensor([0, *map(size, matrices)]).cumsum(0)
+    bounds = torch.arange(count + 1) * int(ends[-1]) // count
+    sizes = bounds.diff()
+    first = torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    at = bounds[:-1] + ((first * sizes).long() + round_) % sizes
+    starts = torch.tensor([m.start for m in matrices]) - ends[:-1]
+    return at + starts[torch.bucketize(at, ends[1:], right=True)]

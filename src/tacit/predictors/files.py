@@ -1,0 +1,92 @@
+"""Files of a predictor's weights, and what is refused of them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tacit.errors import ConfigError
+
+VERSION = 1
+"""Of the format; another one is refused."""
+
+_DAMAGED = (RuntimeError, OSError, pickle.UnpicklingError, EOFError, ValueError, KeyError)
+"""What torch.load raises, by where the damage is."""
+
+Weights: TypeAlias = dict[str, dict[str, Tensor]]
+"""kind -> the weights of that kind's network, by name."""
+
+
+def write(path: str | Path, network: str, weights: Weights, note: str = "") -> None:
+    """Write the weights of `network`; `note` says what they were trained on."""
+    torch.save(
+        {"format": "tacit-predictor", "version": VERSION, "network": network, "note": note, "kinds": weights},
+        path,
+    )
+
+
+def read(
+    path: str | Path, network: str, shapes: Mapping[str, Sequence[int]], kinds: Sequence[str]
+) -> Weights:
+    """The weights in `path`, which must be for `network`.
+
+    Args:
+        shapes: name -> shape of each of a kind's weights; -1 for a width that the file says.
+        kinds: those that may be there; some may be missing.
+
+    Raises:
+        ConfigError: the file is missing, damaged, of another version, network or kinds; says which.
+    """
+    content = _opened(path)
+    if not isinstance(content, dict) or content.get("format") != "tacit-predictor":
+        raise ConfigError(f"{path} holds no predictor of tacit: write the path of one that tacit has trained")
+    if content.get("version") != VERSION:
+        raise ConfigError(
+            f"{path} is of version {content.get('version')}, and this tacit reads version {VERSION}: train "
+            "it anew, or use the tacit that wrote it"
+        )
+    if content.get("network") != network:
+        raise ConfigError(f"{path} is for the network {content.get('network')!r}, not {network!r}")
+    weights = content.get("kinds")
+    if not isinstance(weights, dict) or not weights:
+        raise ConfigError(f"{path} holds weights for no kind of layer: train it anew")
+    for kind, named in weights.items():
+        if kind not in kinds:
+            raise ConfigError(f"{path} is for layers of kind {kind!r}, and known are {', '.join(kinds)}")
+        _check(path, kind, named, shapes)
+    result: Weights = weights
+    return result
+
+
+def _opened(path: str | Path) -> Any:
+    if not Path(path).is_file():
+        raise ConfigError(f"there is no predictor file {path}: write the path of one, or leave it out")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except _DAMAGED as error:
+        raise ConfigError(
+            f"{path} is damaged, or no predictor file: train it anew, or copy it again"
+        ) from error
+
+
+def _check(path: str | Path, kind: str, named: Any, shapes: Mapping[str, Sequence[int]]) -> None:
+    if not isinstance(named, dict) or set(named) != set(shapes):
+        raise ConfigError(f"{path} is damaged: of kind {kind!r} it should hold {', '.join(shapes)}")
+    for name, shape in shapes.items():
+        tensor = named[name]
+        fits = (
+            isinstance(tensor, Tensor)
+            and tensor.dtype == torch.float32
+            and len(tensor.shape) == len(shape)
+            and all(want in (-1, have) for want, have in zip(shape, tensor.shape, strict=True))
+        )
+        if not fits or not bool(tensor.isfinite().all()):
+            raise ConfigError(
+                f"{path} is damaged: {kind}.{name} should be finite numbers of shape {tuple(shape)}, "
+                "-1 for any width"
+            )

@@ -1,0 +1,122 @@
+"""WNN, the weight nowcaster (Jang, Ko, Park & Lee, ICML 2023): five values, and the one five steps later.
+
+On the values w1 .. w5 of an element at the ends of five periods:
+
+    r = max - min + 1e-8;  x = (w - w1) / (r + 1e-5) / 2          |x| <= 1/2
+    streams: x, and its four differences; each: Dense 64, activation network, Dense 32, LeakyReLU 0.3
+    activation network:  z = ReLU(Z h);  A z + (B z) exp((C z) h)
+    delta = tanh(Dense 1 of both streams)
+    forecast = (x5 + delta) (r + 1e-5) 2 + w1                      five periods after w5
+
+The authors' weights carry no licence, so none come with tacit: give a file that you have trained, or have
+made of theirs by `files.write`. Their code adds delta of a bias to the raw value, and their PyTorch version
+has another slope in LeakyReLU; both are slips, and are not repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import leaky_relu
+
+from tacit.predictors import files
+from tacit.predictors.predictor import KINDS, Predictor
+
+AHEAD = 5
+"""How many periods after the last value the forecast is for."""
+SLOPE = 0.3
+
+
+class Stream(nn.Module):
+    """One of the two streams; (n, length) -> (n, 32)."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.wide = nn.Linear(length, 64)
+        self.z = nn.Linear(64, 8)
+        self.a, self.b, self.c = nn.Linear(8, 64), nn.Linear(8, 64), nn.Linear(8, 64)
+        self.narrow = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Dense, activation network, Dense."""
+        h = self.wide(x)
+        z = self.z(h).relu()
+        h = self.a(z) + self.b(z) * torch.exp(self.c(z) * h)
+        return leaky_relu(self.narrow(h), SLOPE)
+
+
+class Network(nn.Module):
+    """One kind's network. The last layer begins as zeros: what is untrained forecasts the last value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values, self.steps = Stream(5), Stream(4)
+        self.last = nn.Linear(64, 1)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """delta (n,) of normalised values (n, 5)."""
+        both = torch.cat((self.values(x), self.steps(x.diff(dim=1))), 1)
+        return torch.tanh(self.last(both)).squeeze(1)
+
+
+SHAPES = {name: tuple(p.shape) for name, p in Network().named_parameters()}
+
+
+def normalised(values: Tensor) -> tuple[Tensor, Tensor]:
+    """x (n, 5) of values (5, n), and the unit (n,), so that values are w1 + unit x."""
+    unit = (values.amax(0) - values.amin(0) + 1e-8 + 1e-5) * 2
+    return ((values - values[0]) / unit).t(), unit
+
+
+def forecast(values: Tensor, network: nn.Module) -> Tensor:
+    """The values (n,) five periods after the last of `values` (5, n)."""
+    x, unit = normalised(values)
+    with torch.no_grad():
+        delta: Tensor = network(x)
+    return (x[:, -1] + delta) * unit + values[0]
+
+
+@dataclass(frozen=True)
+class WNN(Predictor):
+    """A fifth of the way to WNN's forecast: it is for five periods after the last.
+
+    The paper forecasts once in five epochs, from the ends of epochs; rounds that are many steps apart are
+    more like these than single steps, whose noise it takes for motion.
+
+    Attributes:
+        file: the path of trained weights, made by `files.write` for the network "wnn".
+    """
+
+    file: str
+
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that it has a network for."""
+        return tuple(networks(self.file))
+
+    def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
+        """(forecast - last value) / 5; no change for kinds without weights."""
+        network = networks(self.file).get(kind)
+        if network is None:
+            return torch.zeros_like(past[0])
+        values = torch.cat((past.new_zeros(1, past.shape[1]), past.cumsum(0))).float()
+        return ((forecast(values, network) - values[-1]) / AHEAD).to(past.dtype)
+
+
+@cache
+def networks(file: str) -> dict[str, Network]:
+    """The network of each kind in the file.
+
+    Raises:
+        ConfigError: there is none, or it is not one for WNN.
+    """
+    found: dict[str, Network] = {}
+    for kind, weights in files.read(file, "wnn", SHAPES, KINDS).items():
+        found[kind] = Network()
+        found[kind].load_state_dict(weights)
+        found[kind].eval()
+    return found

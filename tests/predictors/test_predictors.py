@@ -1,0 +1,204 @@
+"""What all predictors promise, and what the plain ones and MP²'s network say of known motions."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import max_pool1d
+
+from tacit.errors import ConfigError
+from tacit.predictors import KINDS, MP2, Exponential, Linear, Predictor, Stale, files, kind_of
+from tacit.predictors.mp2 import FLOPS, SHAPES, SHIPPED, Network, flops, normalised
+
+NOWHERE = torch.tensor(0.0)
+
+
+def trained(seed: int, width: int = 4) -> files.Weights:
+    """Networks that predict something."""
+    torch.manual_seed(seed)
+    networks = {kind: Network(width) for kind in KINDS}
+    for network in networks.values():
+        nn.init.normal_(network.last.weight)
+    return {kind: {k: p.detach() for k, p in n.named_parameters()} for kind, n in networks.items()}
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> str:
+    file = tmp_path / "mp2.pt"
+    files.write(file, "mp2", trained(0))
+    return str(file)
+
+
+def noise(n: int, seed: int = 0) -> Tensor:
+    return torch.randn(4, n, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_line_goes_on() -> None:
+    assert Linear().change(torch.full((4, 3), 0.5), NOWHERE, "linear").tolist() == [0.5] * 3
+    # The slope of 0, 0, 0, 0, 1 over 0 .. 4 by least squares: 2 / 10.
+    bent = torch.tensor([0.0, 0.0, 0.0, 1.0]).unsqueeze(1)
+    assert float(Linear().change(bent, NOWHERE, "linear")) == pytest.approx(0.2)
+
+
+def test_a_decay_goes_on() -> None:
+    decay = torch.tensor([1.0, 0.5, 0.25, 0.125]).unsqueeze(1).repeat(1, 2) * torch.tensor([1.0, -1e-20])
+    torch.testing.assert_close(
+        Exponential().change(decay, NOWHERE, "linear"), torch.tensor([0.0625, -0.0625e-20])
+    )
+    turning = torch.tensor([1.0, -1.0, 1.0, -1.0]).unsqueeze(1)
+    assert float(Exponential().change(turning, NOWHERE, "linear")) == 0
+
+
+def test_stale_predicts_nothing() -> None:
+    assert not bool(Stale().change(noise(5), NOWHERE, "linear").any())
+
+
+@pytest.mark.parametrize("which", ["stale", "linear", "exponential", "mp2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_what_never_moved_stays_and_the_past_is_left_alone(
+    which: str, dtype: torch.dtype, weights: str
+) -> None:
+    each: Predictor = {"stale": Stale(), "linear": Linear(), "exponential": Exponential()}.get(
+        which, MP2(weights)
+    )
+    past = noise(50).to(dtype)
+    past[:, 7] = 0
+    before = past.clone()
+    change = each.change(past, torch.tensor(0.1), "linear")
+    assert change.shape == (50,)
+    assert change.dtype == dtype
+    assert bool(change.isfinite().all())
+    assert float(change[7]) == 0
+    assert torch.equal(past, before)
+    assert torch.equal(change, each.change(past, torch.tensor(0.1), "linear"))
+
+
+def test_the_untrained_network_predicts_no_change() -> None:
+    x, _ = normalised(noise(10), NOWHERE)
+    assert not bool(Network()(x).any())
+
+
+@pytest.mark.parametrize("width", [1, 4, 8])
+def test_it_is_convolution_channel_attention_and_max_pooling(width: int) -> None:
+    """By torch's own layers."""
+    weights = trained(5, width)["linear"]
+    network = Network(width)
+    network.load_state_dict(weights)
+    x, _ = normalised(noise(50, 6), torch.tensor(0.3))
+    y = network.second(network.first(x.permute(2, 0, 1)).relu()).relu()
+    y = y * network.excite(network.squeeze(y.mean(2)).relu()).sigmoid().unsqueeze(2)
+    expected = network.last(max_pool1d(y, 2).flatten(1)).squeeze(1)
+    torch.testing.assert_close(network(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_prediction_scales_with_the_motion(weights: str) -> None:
+    past, trend = noise(30, 1), torch.tensor(0.2)
+    small = MP2(weights).change(past, trend, "convolution")
+    assert bool(small.any())
+    torch.testing.assert_close(MP2(weights).change(past * 1024, trend * 1024, "convolution"), small * 1024)
+
+
+def test_each_kind_has_its_own_network(weights: str) -> None:
+    changes = [MP2(weights).change(noise(30), NOWHERE, kind) for kind in KINDS]
+    assert all(not torch.equal(changes[0], other) for other in changes[1:])
+
+
+def test_kinds_without_a_network_do_not_change(tmp_path: Path) -> None:
+    files.write(tmp_path / "one.pt", "mp2", {"linear": trained(0)["linear"]})
+    predictor = MP2(str(tmp_path / "one.pt"))
+    assert predictor.kinds() == ("linear",)
+    assert bool(predictor.change(noise(5), NOWHERE, "linear").any())
+    assert not bool(predictor.change(noise(5), NOWHERE, "convolution").any())
+
+
+def test_a_network_costs_what_an_element_may() -> None:
+    assert max(width for width in range(1, 40) if flops(width) <= FLOPS) == 8
+    with pytest.raises(ConfigError, match=r"width=9 costs .* write 8 or less"):
+        Network(9)
+
+
+def test_kinds_by_dims() -> None:
+    assert [kind_of(dims) for dims in (0, 1, 2, 3, 4)] == ["vector", "vector", "linear"] + ["convolution"] * 2
+
+
+# ---- files --------------------------------------------------------------------------------------------
+
+
+def spoilt(tmp_path: Path, **other: object) -> str:
+    """A file that is right but for these entries."""
+    files.write(tmp_path / "bad.pt", "mp2", trained(0))
+    torch.save(torch.load(tmp_path / "bad.pt") | other, tmp_path / "bad.pt")
+    return str(tmp_path / "bad.pt")
+
+
+def without_last() -> files.Weights:
+    return {"linear": {k: w for k, w in trained(0)["linear"].items() if k != "last.bias"}}
+
+
+def with_nan() -> files.Weights:
+    weights = trained(0)["linear"]
+    return {"linear": weights | {"first.bias": torch.full_like(weights["first.bias"], torch.nan)}}
+
+
+def of_two_widths() -> files.Weights:
+    second = {k: w for k, w in trained(0, 8)["linear"].items() if k.startswith("second")}
+    return {"linear": trained(0)["linear"] | second}
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"version": 9}, "of version 9, and this tacit reads version 1"),
+        ({"format": "else"}, "holds no predictor of tacit"),
+        ({"network": "wnn"}, "for the network 'wnn', not 'mp2'"),
+        ({"kinds": {}}, "for no kind of layer"),
+        ({"kinds": {"attention": {}}}, "of kind 'attention', and known are convolution"),
+        ({"kinds": without_last()}, "of kind 'linear' it should hold .*last.bias"),
+        ({"kinds": of_two_widths()}, "linear.second.* has shape .* and the others want"),
+        ({"kinds": with_nan()}, "linear.first.bias should be finite"),
+    ],
+)
+def test_files_that_cannot_be_are_refused(tmp_path: Path, other: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        MP2(spoilt(tmp_path, **other)).kinds()
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", pickle.dumps({"a": print}, protocol=2)])
+def test_damaged_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bad.pt").write_bytes(content)
+    with pytest.raises(ConfigError, match="is damaged, or no predictor file"):
+        MP2(str(tmp_path / "bad.pt")).kinds()
+
+
+def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
+    whole = Path(spoilt(tmp_path)).read_bytes()
+    (tmp_path / "bad.pt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match="is damaged, or no predictor file"):
+        MP2(str(tmp_path / "bad.pt")).kinds()
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no predictor file .*none\.pt"):
+        MP2(str(tmp_path / "none.pt")).kinds()
+
+
+def test_shapes_are_those_of_the_network() -> None:
+    assert {k: len(p.shape) for k, p in Network().named_parameters()} == {
+        k: len(v) for k, v in SHAPES.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["convolution", "linear", "vector"])
+def test_what_comes_with_tacit_knows_momentum(kind: str) -> None:
+    """Changes that shrink by a tenth, as momentum without gradients does."""
+    assert kind in MP2().kinds()
+    first = noise(200)[0] * 1e-3
+    past = torch.stack([first * 0.9**i for i in range(4)])
+    error = MP2().change(past, NOWHERE, kind) - first * 0.9**4
+    assert float(error.norm()) < 0.25 * float(first.norm())
+
+
+def test_what_comes_with_tacit_is_small() -> None:
+    assert SHIPPED.stat().st_size < 20_000
