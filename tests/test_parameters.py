@@ -69,6 +69,8 @@ MAY_BE_NONE = (
     "warmup_epochs",
     "cooldown_epochs",
     "full_rounds",
+    "backup_workers",
+    "bound",
 )
 """Parameters of algorithms of which 0 is a value: none."""
 
