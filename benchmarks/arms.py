@@ -93,6 +93,13 @@ class Trainer:
         if self.session is not None and self.session.session.tally.records:
             self.exposed.append(self.session.session.tally.records[-1].exposed_seconds)
 
+    def steps(self, count: int) -> None:
+        """So many steps, and the end of what is under way after them."""
+        for _ in range(count):
+            self.step()
+        if self.session is not None:
+            self.session.flush()
+
     def _autocast(self) -> AbstractContextManager[object]:
         return torch.autocast("cpu", torch.bfloat16, enabled=self.mixed)
 

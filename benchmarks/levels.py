@@ -22,17 +22,17 @@ import math
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from paired import Arm, hardware, interleave, paired_ratio, save
+from paired import Arm, hardware, in_testbed, interleave, paired_ratio, save, tell, verdict
 
 if TYPE_CHECKING:
     from arms import Trainer
 
-MARK = "RESULT "
 FOREVER = (1, 1_000_000)
 """One epoch that does not end: cycling all the time."""
 
@@ -122,7 +122,7 @@ def rank_main(name: str, quick: bool) -> None:
         for _ in range(scene.warmup):
             trainer.step()
     before = {arm: _exposed(trainer) for arm, trainer in trainers.items()}
-    arms = {arm: Arm(_steps(trainer, block), 1, 0) for arm, trainer in trainers.items()}
+    arms = {arm: Arm(partial(trainer.steps, block), 1, 0) for arm, trainer in trainers.items()}
     seconds = interleave(arms, blocks, dist.barrier)
     if dist.get_rank() == 0:
         found = {
@@ -134,7 +134,7 @@ def rank_main(name: str, quick: bool) -> None:
             }
             for arm, trainer in trainers.items()
         }
-        print(MARK + json.dumps(found), flush=True)
+        tell(found)
     for trainer in trainers.values():
         trainer.close()
     dist.destroy_process_group()
@@ -145,34 +145,11 @@ def _exposed(trainer: Trainer) -> float:
     return 0.0 if trainer.session is None else trainer.session.levels[-1].session.metrics()["exposed_seconds"]
 
 
-def _steps(trainer: Trainer, count: int) -> Callable[[], None]:
-    def run() -> None:
-        for _ in range(count):
-            trainer.step()
-        if trainer.session is not None:
-            trainer.session.flush()
-
-    return run
-
-
 def measure(name: str, quick: bool) -> list[dict[str, object]]:
     """Run a scene in the testbed; one row an arm."""
-    from tacit.cluster import Cluster
-    from tacit.testbed import Testbed
-
-    found: list[dict[str, dict[str, Any]]] = []
-
-    def listen(node: int, line: str) -> None:
-        if line.startswith(MARK):
-            found.append(json.loads(line.removeprefix(MARK)))
-        else:
-            print(f"node {node}: {line}", file=sys.stderr)
-
-    with Testbed(Cluster.parse(SCENES[name].cluster)) as bed:
-        result = bed.run([__file__, "--rank", name, *(["--quick"] if quick else [])], on_line=listen)
-    if result.returncode or not found:
-        raise SystemExit(f"{name} failed: {result.failures}")
-    return [_row(name, arm, found[0], quick) for arm in found[0]]
+    words = [__file__, "--rank", name, *(["--quick"] if quick else [])]
+    found = in_testbed(SCENES[name].cluster, words)
+    return [_row(name, arm, found, quick) for arm in found]
 
 
 def _row(name: str, arm: str, found: Mapping[str, dict[str, Any]], quick: bool) -> dict[str, object]:
@@ -218,10 +195,7 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
             f"{row['scene']:8} {row['arm']:14} {row['step_ms']:8.0f} {row['mb_per_step_and_node']:8.2f} "
             f"{row['exposed_share']:8.1%} {remembered.get('period', 0):3.0f}"
         )
-        if row["against"]:
-            verdict = "" if row["met"] is None else " met" if row["met"] else " MISSED"
-            line += f"  {row['promised']:.2f} of {row['against']}: {row['found']:.3f}{verdict}"
-        lines.append(line)
+        lines.append(line + verdict(row))
     return "\n".join(lines)
 
 

@@ -31,9 +31,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
-from paired import Arm, hardware, interleave, paired_ratio, save
-
-MARK = "RESULT "
+from paired import Arm, hardware, in_testbed, interleave, paired_ratio, save, tell
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def rank_main(name: str, quick: bool, batch: int | None) -> None:
             }
             for arm, trainer in trainers.items()
         }
-        print(MARK + json.dumps(detail), flush=True)
+        tell(detail)
     for trainer in trainers.values():
         trainer.close()
     dist.destroy_process_group()
@@ -153,24 +151,10 @@ def _start() -> None:
 
 def measure(name: str, quick: bool, batch: int | None) -> list[dict[str, object]]:
     """Run one experiment in the testbed; one row an arm."""
-    from tacit.cluster import Cluster
-    from tacit.testbed import Testbed
-
-    found: list[dict[str, dict[str, object]]] = []
-
-    def listen(node: int, line: str) -> None:
-        if line.startswith(MARK):
-            found.append(json.loads(line.removeprefix(MARK)))
-        else:
-            print(f"node {node}: {line}", file=sys.stderr)
-
-    with Testbed(Cluster.parse(EXPERIMENTS[name].cluster)) as bed:
-        arguments = ["--rank", name, *(["--quick"] if quick else [])]
-        arguments += [] if batch is None else ["--batch", str(batch)]
-        result = bed.run([__file__, *arguments], on_line=listen)
-    if result.returncode or not found:
-        raise SystemExit(f"{name} failed: {result.failures}")
-    return [_row(name, arm, found[0], batch) for arm in found[0]]
+    arguments = ["--rank", name, *(["--quick"] if quick else [])]
+    arguments += [] if batch is None else ["--batch", str(batch)]
+    found = in_testbed(EXPERIMENTS[name].cluster, [__file__, *arguments])
+    return [_row(name, arm, found, batch) for arm in found]
 
 
 def _row(name: str, arm: str, found: Mapping[str, dict[str, object]], batch: int | None) -> dict[str, object]:

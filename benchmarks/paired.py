@@ -1,4 +1,4 @@
-"""What the benchmarks share: arms timed in interleaved blocks of one run, and the hardware's name."""
+"""What the benchmarks share: arms timed in interleaved blocks of a run, the testbed, the hardware's name."""
 
 from __future__ import annotations
 
@@ -7,14 +7,58 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+
+
+_MARK = "RESULT "
+
+
+def tell(found: object) -> None:
+    """Print, on one rank, what `in_testbed` is to give."""
+    print(_MARK + json.dumps(found), flush=True)
+
+
+def in_testbed(cluster: str, argv: Sequence[str], **options: Any) -> Any:
+    """Run a script on every rank of an emulated cluster, and give what one of them `tell`s.
+
+    `options`: for `Testbed.run`.
+
+    Raises:
+        SystemExit: a rank failed, or none told anything.
+    """
+    from tacit.cluster import Cluster
+    from tacit.testbed import Testbed
+
+    found: list[Any] = []
+
+    def listen(node: int, line: str) -> None:
+        if line.startswith(_MARK):
+            found.append(json.loads(line.removeprefix(_MARK)))
+        elif line.strip():
+            print(f"node {node}: {line}", file=sys.stderr)
+
+    with Testbed(Cluster.parse(cluster)) as bed:
+        result = bed.run(list(argv), on_line=listen, **options)
+    if result.returncode or not found:
+        raise SystemExit(f"{' '.join(argv)} on {cluster} failed: {result.failures}")
+    return found[0]
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """What was promised of a row, and what was found; nothing where nothing was promised."""
+    if not row["against"]:
+        return ""
+    met = "" if row["met"] is None else " met" if row["met"] else " MISSED"
+    return f"  {row['promised']:.2f} of {row['against']}: {row['found']:.3f}{met}"
 
 
 @dataclass(frozen=True)

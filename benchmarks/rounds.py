@@ -19,16 +19,16 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
-from paired import Arm, hardware, interleave, paired_ratio, save
+from paired import Arm, hardware, in_testbed, interleave, paired_ratio, save, tell, verdict
 
 if TYPE_CHECKING:
-    from arms import Trainer
+    pass
 
-MARK = "RESULT "
 CLUSTER = "4x1@100mbit"
 BLOCK, BLOCKS = 16, 8
 EIGHTH = 8
@@ -69,7 +69,7 @@ def rank_main(quick: bool) -> None:
     trainers = {name: Trainer(text(arm, quick)) for name, arm in ARMS.items()}
     block = BLOCK // EIGHTH if quick else BLOCK
     # The warm-up ends in the middle of a fragment's turn, so that no block ends as a round has just left.
-    arms = {name: Arm(_steps(trainer, block), 1, 0) for name, trainer in trainers.items()}
+    arms = {name: Arm(partial(trainer.steps, block), 1, 0) for name, trainer in trainers.items()}
     for trainer in trainers.values():
         for _ in range(1 if quick else 4):
             trainer.step()
@@ -83,40 +83,16 @@ def rank_main(quick: bool) -> None:
             }
             for name, trainer in trainers.items()
         }
-        print(MARK + json.dumps(found), flush=True)
+        tell(found)
     for trainer in trainers.values():
         trainer.close()
     dist.destroy_process_group()
 
 
-def _steps(trainer: Trainer, count: int) -> Callable[[], None]:
-    def run() -> None:
-        for _ in range(count):
-            trainer.step()
-        if trainer.session is not None:
-            trainer.session.flush()
-
-    return run
-
-
 def measure(quick: bool) -> list[dict[str, object]]:
     """Run all arms in the testbed; one row an arm."""
-    from tacit.cluster import Cluster
-    from tacit.testbed import Testbed
-
-    found: list[dict[str, dict[str, object]]] = []
-
-    def listen(node: int, line: str) -> None:
-        if line.startswith(MARK):
-            found.append(json.loads(line.removeprefix(MARK)))
-        else:
-            print(f"node {node}: {line}", file=sys.stderr)
-
-    with Testbed(Cluster.parse(CLUSTER)) as bed:
-        result = bed.run([__file__, "--rank", *(["--quick"] if quick else [])], on_line=listen)
-    if result.returncode or not found:
-        raise SystemExit(f"failed: {result.failures}")
-    return [_row(name, found[0], quick) for name in found[0]]
+    found = in_testbed(CLUSTER, [__file__, "--rank", *(["--quick"] if quick else [])])
+    return [_row(name, found, quick) for name in found]
 
 
 def _row(name: str, found: Mapping[str, dict[str, object]], quick: bool) -> dict[str, object]:
@@ -158,10 +134,7 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
             f"{row['arm']:18} {row['step_ms']:8.0f} {row['of_compute_only']:10.3f} {row['rounds']:6.0f} "
             f"{row['mb_per_step_and_node']:8.2f}"
         )
-        if row["against"]:
-            verdict = "" if row["met"] is None else " met" if row["met"] else " MISSED"
-            line += f"  {row['promised']:.2f} of {row['against']}: {row['found']:.3f}{verdict}"
-        lines.append(line)
+        lines.append(line + verdict(row))
     return "\n".join(lines)
 
 

@@ -29,9 +29,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from paired import hardware, save
+from paired import hardware, in_testbed, save, tell
 
-MARK = "RESULT "
 RATE = "4x1+{servers}@1gbit"
 LINE = 1e9 / 8
 LOTS, LOT_BYTES = 4, 25_000_000
@@ -100,7 +99,7 @@ def rank_main(experiment: str, rounds: int, slow: float) -> None:
         dist.all_gather(all_, torch.tensor([steps / rounds]))
         found = [float(each) for each in all_]
     if me[0] == 0:
-        print(MARK + json.dumps(found), flush=True)
+        tell(found)
     for server in servers.each:
         server.close()
     dist.destroy_process_group()
@@ -110,23 +109,9 @@ def rank_main(experiment: str, rounds: int, slow: float) -> None:
 
 
 def measured(experiment: str, servers: int, rounds: int, slow: float = 1.0) -> list[float]:
-    from tacit.cluster import Cluster
-    from tacit.testbed import Testbed
-
-    found: list[list[float]] = []
-
-    def listen(node: int, line: str) -> None:
-        if line.startswith(MARK):
-            found.append(json.loads(line.removeprefix(MARK)))
-        elif line.strip():
-            print(f"node {node}: {line}", file=sys.stderr)
-
-    with Testbed(Cluster.parse(RATE.format(servers=servers))) as bed:
-        words = [__file__, "--rank", experiment, "--rounds", str(rounds), "--slow", str(slow)]
-        result = bed.run(words, on_line=listen, servers=True, timeout=500)
-    if result.returncode or not found:
-        raise SystemExit(f"failed: {result.failures}")
-    return found[0]
+    words = [__file__, "--rank", experiment, "--rounds", str(rounds), "--slow", str(slow)]
+    found: list[float] = in_testbed(RATE.format(servers=servers), words, servers=True, timeout=500)
+    return found
 
 
 def rate(quick: bool) -> dict[str, object]:

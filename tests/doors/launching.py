@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,14 +50,19 @@ def ranks(
         for rank in range(world)
     ]
     try:
-        ended = {rank: _ended(p, seconds) for rank, p in enumerate(processes) if rank != lost}
-        return [ended[rank] if rank != lost else _ended(_killed(p), 5) for rank, p in enumerate(processes)]
+        others = {rank: ended(p, seconds) for rank, p in enumerate(processes) if rank != lost}
+        return [others[rank] if rank != lost else ended(_killed(p), 5) for rank, p in enumerate(processes)]
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+        end(processes)
+
+
+def end(processes: Iterable[subprocess.Popen[str]]) -> None:
+    """Leave none of them behind."""
+    for process in processes:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def _killed(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
@@ -64,7 +70,8 @@ def _killed(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
     return process
 
 
-def _ended(process: subprocess.Popen[str], seconds: float) -> Ended:
+def ended(process: subprocess.Popen[str], seconds: float) -> Ended:
+    """Wait for its end."""
     try:
         text, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

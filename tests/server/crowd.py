@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import torch.distributed as dist
+from launching import Ended, end, ended
 
 HERE = Path(__file__).resolve().parent
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a worker ended: its exit code, the JSON objects it printed, and everything else."""
-
-    code: int
-    said: list[dict[str, object]]
-    text: str
 
 
 def free_port() -> int:
@@ -35,11 +25,15 @@ def free_port() -> int:
         return port
 
 
+def _store() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
 class Crowd:
     """Processes that are gone when the block is left."""
 
     def __init__(self) -> None:
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._stores = [_store()]
         self._all: list[subprocess.Popen[str]] = []
 
     def _start(self, command: Sequence[str], **env: object) -> subprocess.Popen[str]:
@@ -73,7 +67,7 @@ class Crowd:
         return self._start(
             [str(HERE / "worker.py"), *arguments],
             MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=self._store.port,
+            MASTER_PORT=self._stores[0].port,
             TORCHELASTIC_USE_AGENT_STORE="True",
             WORLD_SIZE=world,
             RANK=rank,
@@ -83,8 +77,7 @@ class Crowd:
 
     def alone(self, worker: int, workers: int, *arguments: str, **env: object) -> subprocess.Popen[str]:
         """A worker that is a world of its own."""
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._stores = [*getattr(self, "_stores", []), store]
+        self._stores.append(store := _store())
         return self._start(
             [str(HERE / "worker.py"), *arguments],
             MASTER_ADDR="127.0.0.1",
@@ -101,14 +94,7 @@ class Crowd:
     @staticmethod
     def ended(process: subprocess.Popen[str], seconds: float = 120) -> Ended:
         """Wait for its end."""
-        try:
-            text, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            text, _ = process.communicate()
-            text = f"(still running after {seconds} s)\n{text}"
-        said = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-        return Ended(process.returncode, said, text)
+        return ended(process, seconds)
 
     def __enter__(self) -> Self:
         return self
@@ -116,8 +102,4 @@ class Crowd:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._all:
-            process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+        end(self._all)

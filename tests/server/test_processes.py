@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from crowd import Crowd, Ended
+from crowd import Crowd
+from launching import Ended
 
 WORLD = 3
 

@@ -1,4 +1,4 @@
-"""Run by `tacit run` around each rank of a script: its exit code, and what its node's interface sent.
+"""Run by `tacit run` around each rank of a script: what its node's interface sent.
 
 `python tally.py FOLDER SCRIPT ARGS` runs `python -u SCRIPT ARGS`, leaves `process<r>.json` in the folder, and
 ends as the script did. It stands outside of the script, so it counts for scripts that know nothing of tacit,
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
         [sys.executable, "-u", *script], preexec_fn=lambda: die_with_parent(signal.SIGKILL)
     )
     code = process.wait()
-    _write(Path(folder), {"code": code, "before": before, "after": _sent()})
+    _write(Path(folder), {"before": before, "after": _sent()})
     if code < 0:
         _end_by(-code)
     return code
