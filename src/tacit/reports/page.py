@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from tacit.errors import ConfigError
 from tacit.records import Record, RunRecord
 from tacit.reports import story
+from tacit.reports.columns import explained
 from tacit.reports.comparison import MEANINGS, UNSHAPED, Comparison, Row, compare
 from tacit.reports.details import details
 from tacit.reports.figures import Chart, Style, styles
@@ -122,23 +123,13 @@ def _notices(texts: Sequence[str]) -> str:
 
 def _table(comparison: Comparison) -> str:
     paint = styles(comparison)
-    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("algorithm", *MEANINGS))
     rows = "\n".join(_row(row, paint[row.algorithm]) for row in comparison.rows)
-    terms = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(said)}</dd>" for name, said in MEANINGS.items())
     alone = comparison.compute_only_seconds
     limit = "" if alone is None else f"; without communication {alone:.1f} s"
     asked = f"epochs {comparison.epochs}, seed {comparison.seed}, target accuracy {comparison.target:g}"
+    below = f'<p class="asked">{escape(asked + limit)}</p>\n'
     return f"""<section aria-label="Results">
-<div class="scroll" tabindex="0"><table>
-<thead><tr>{heads}</tr></thead>
-<tbody>
-{rows}
-</tbody>
-</table></div>
-<p class="asked">{escape(asked + limit)}</p>
-<dl>
-{terms}
-</dl>
+{explained(MEANINGS, rows, below)}
 </section>"""
 
 

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from tacit.records import EndRecord, Record
+from tacit.reports.columns import explained
 
 __all__ = ["servers"]
 
@@ -28,20 +29,10 @@ def servers(records: Iterable[Record]) -> str:
     told = [(name, each) for name, end in ends.items() for each in end.metrics.get("servers", ())]
     if not told:
         return ""
-    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("algorithm", *COLUMNS))
     rows = "\n".join(_row(name, each) for name, each in told)
-    terms = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(said)}</dd>" for name, said in COLUMNS.items())
     return f"""<section aria-label="Parameter servers">
 <h2>Parameter servers</h2>
-<div class="scroll" tabindex="0"><table>
-<thead><tr>{heads}</tr></thead>
-<tbody>
-{rows}
-</tbody>
-</table></div>
-<dl>
-{terms}
-</dl>
+{explained(COLUMNS, rows)}
 </section>"""
 
 
