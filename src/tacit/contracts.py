@@ -544,6 +544,14 @@ class Compressor(ABC):
         """Where those inside it speak that see some stretches only, by the part of their context."""
         return {}
 
+    def fitted(self, matrices: tuple[Matrix, ...]) -> Compressor:
+        """The same compressor, told of all parameters of the model that it is for; most do not care.
+
+        Raises:
+            ConfigError: for these it cannot keep what it promises.
+        """
+        return self
+
     def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """The same compressor, told where matrices lie in the flat tensor; most do not care."""
         return self

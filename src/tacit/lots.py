@@ -111,6 +111,22 @@ def exempting(compressor: Compressor) -> Policy:
     return lambda _, p: compressor.exempted() if compressor.exempts(p.shape) else compressor
 
 
+def fitting(compressor: Compressor, tensors: Mapping[str, Tensor]) -> Policy:
+    """The compressor, told of all parameters but those that it exempts, which it is not for.
+
+    Raises:
+        ConfigError: it cannot keep for this model what it promises.
+    """
+    shapes = [p.shape for p in tensors.values() if p.numel() and not compressor.exempts(p.shape)]
+    return exempting(compressor.fitted(tuple(as_matrix(shape) for shape in shapes)))
+
+
+def as_matrix(shape: torch.Size, at: int = 0) -> Matrix:
+    """A parameter of this shape as a matrix that begins at `at`."""
+    rows = shape[0] if shape else 1
+    return Matrix(at, rows, shape.numel() // max(rows, 1), len(shape))
+
+
 def make_lots(names: Iterable[Sequence[str]], named: Mapping[str, Tensor], policy: Policy) -> list[Lot]:
     """Lots of these parameters, each with the compressor that the policy chooses, joined by `Select`."""
     return [_lot(group, named, policy) for group in names]

@@ -123,7 +123,7 @@ class Strategy:
                 f"warmup_steps={self.overlap.warmup_steps} is for gradients, and subject='progress': "
                 f"write Delayed({self.overlap.steps})"
             )
-        star = self.topology if isinstance(self.topology, Star) else None
+        star = self.topology if isinstance(self.topology, Star) and self.topology.apart else None
         fits = Adopt(whole=star.pull is None) if star is not None else None
         if self.merge != fits and (fits is not None or isinstance(self.merge, Adopt)):
             write = f"merge={fits}" if fits else "merge=Average(), or topology=Star(Asynchronous())"

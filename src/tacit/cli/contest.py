@@ -7,7 +7,7 @@ from typing import TextIO
 
 from tacit.cli.display import Display
 from tacit.cli.interrupts import Interrupted
-from tacit.cli.request import Request, needs_servers
+from tacit.cli.request import Request, takes_servers
 from tacit.errors import TestbedError
 from tacit.recipes.messages import Progress
 from tacit.records import COMPUTE_ONLY, EndRecord, Status, Writer
@@ -43,7 +43,7 @@ class _Heat:
                 self._command(bed),
                 on_line=self._hear,
                 timeout=self._request.timeout,
-                servers=self._algorithm != COMPUTE_ONLY and needs_servers(self._algorithm),
+                servers=self._algorithm != COMPUTE_ONLY and takes_servers(self._algorithm),
             )
             if not result.ok:
                 raise TestbedError(self._reason(result))

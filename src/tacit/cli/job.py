@@ -135,12 +135,12 @@ def _asked(algorithm: str | None) -> str | None:
 
 
 def _cluster(text: str, servers: int, asked: str | None) -> Cluster:
-    from tacit.cli.request import needs_servers, with_servers
+    from tacit.cli.request import needs_servers, takes_servers, with_servers
 
     cluster = with_servers(Cluster.parse(text), servers)
     if asked is not None and needs_servers(asked) and not cluster.servers:
         raise ConfigError(f"{asked} needs a parameter server, and there is none: write --servers 1")
-    if asked is not None and cluster.servers and not needs_servers(asked):
+    if asked is not None and cluster.servers and not takes_servers(asked):
         raise ConfigError(
             f"{cluster.servers} servers would do nothing with --algorithm {asked}, which needs none: leave "
             "them out, or write --algorithm ps, say"

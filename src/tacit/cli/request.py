@@ -11,10 +11,10 @@ from typing import TypeVar
 from tacit import algorithms, recipes
 from tacit.cli.texts import split_algorithms
 from tacit.cluster import Cluster
+from tacit.doors import served
 from tacit.errors import ConfigError
 from tacit.recipes import NO_CHOICES, Choices
 from tacit.records import COMPUTE_ONLY, Writer
-from tacit.topologies import Star
 
 __all__ = ["Request", "check"]
 
@@ -152,14 +152,19 @@ def with_servers(cluster: Cluster, servers: int) -> Cluster:
 
 def needs_servers(algorithm: str) -> bool:
     """Whether an algorithm's text, which parses, needs parameter servers."""
-    return any(isinstance(level.topology, Star) for level in algorithms.parse(algorithm).levels)
+    return served.served(algorithms.parse(algorithm))
+
+
+def takes_servers(algorithm: str) -> bool:
+    """Whether an algorithm's text, which parses, uses parameter servers where there are some."""
+    return served.may_be_served(algorithms.parse(algorithm))
 
 
 def _check_servers(names: Sequence[str], servers: int) -> None:
-    served = [name for name in names if needs_servers(name)]
-    if served and not servers:
-        raise ConfigError(f"{served[0]} needs a parameter server, and there is none: write --servers 1")
-    if servers and not served:
+    needy = [name for name in names if needs_servers(name)]
+    if needy and not servers:
+        raise ConfigError(f"{needy[0]} needs a parameter server, and there is none: write --servers 1")
+    if servers and not any(takes_servers(name) for name in names):
         raise ConfigError(
             f"{servers} servers would do nothing, as none of {', '.join(names)} needs one: leave them out, "
             "or compare ps, say"

@@ -2,6 +2,7 @@
 
 from tacit.compressors.cast import BF16, FP8, FP16
 from tacit.compressors.clip import Clip
+from tacit.compressors.coding import PredictiveCoding
 from tacit.compressors.dense import Dense
 from tacit.compressors.int8 import Int8
 from tacit.compressors.lag import LAG
@@ -38,6 +39,7 @@ __all__ = [
     "Phases",
     "PowerSGD",
     "Predicted",
+    "PredictiveCoding",
     "RandomK",
     "Select",
     "Sign",

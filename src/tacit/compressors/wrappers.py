@@ -79,6 +79,10 @@ class Wrapper(Compressor):
         """As the one inside."""
         return self.inner.spoken(step)
 
+    def fitted(self, matrices: tuple[Matrix, ...]) -> Compressor:
+        """Pass it on."""
+        return replace(self, inner=self.inner.fitted(matrices))
+
     def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """Pass it on."""
         return replace(self, inner=self.inner.bound(matrices))

@@ -124,6 +124,7 @@ def attach(
     _check_memory(strategy, memory)
     _check_weight(strategy, weight)
     where = served.found(strategy, servers)
+    strategy = served.resolved(strategy, where)
     return Attached(
         model,
         optimizers,

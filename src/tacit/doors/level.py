@@ -99,6 +99,8 @@ class Level:
             return
         servers, star = self.transport.servers, self.strategy.topology
         assert isinstance(star, Star)
+        if not star.apart:
+            return
         door.enter(lambda lot, x: servers.of(lot).enter(x, f"{lot}/0", star.back(x)))
 
     def metrics(self) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from tacit.contracts import Place
 from tacit.errors import AttachError, TacitError
 from tacit.lots import cut
 from tacit.strategy import AnyStrategy, Strategy
+from tacit.topologies.auto import Auto
 from tacit.topologies.star import Star
 from tacit.transports.servers import VARIABLE, WORKER, WORKERS, Servers, StarTransport, addresses
 from tacit.transports.torch import TorchTransport
@@ -27,6 +29,20 @@ def served(strategy: AnyStrategy) -> bool:
     return any(isinstance(level.topology, Star) for level in strategy.levels)
 
 
+def may_be_served(strategy: AnyStrategy) -> bool:
+    """Whether it uses servers where there are some."""
+    return served(strategy) or any(
+        isinstance(level.topology, Auto) and level.topology.at_servers for level in strategy.levels
+    )
+
+
+def resolved(strategy: AnyStrategy, where: Addresses) -> AnyStrategy:
+    """The same, at its servers where it uses them and there are some."""
+    if isinstance(strategy, Strategy) and where and not served(strategy):
+        return replace(strategy, topology=Star())
+    return strategy
+
+
 def found(strategy: AnyStrategy, given: Sequence[str] | None) -> Addresses:
     """The servers' addresses: those that were given, or those that the launcher tells.
 
@@ -34,7 +50,7 @@ def found(strategy: AnyStrategy, given: Sequence[str] | None) -> Addresses:
         AttachError: there are none and the strategy needs some, or the other way round.
         ConfigError: one is no address.
     """
-    if not served(strategy):
+    if not may_be_served(strategy):
         if given:
             raise AttachError(
                 f"servers={given!r} with {strategy.name!r} would do nothing, as it has no parameter server: "
@@ -42,7 +58,7 @@ def found(strategy: AnyStrategy, given: Sequence[str] | None) -> Addresses:
             )
         return ()
     where = addresses(os.environ.get(VARIABLE, "") if given is None else ",".join(given))
-    if not where:
+    if not where and served(strategy):
         raise AttachError(
             f"{strategy.name!r} needs a parameter server, and there is none: run with --servers 1 (tacit "
             "run, tacit compare), or start `python -m tacit.server --workers N --port 29600` and write "

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.predictors.predictor import Predictor
 
 
@@ -17,6 +19,26 @@ class Stale(Predictor):
     def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
         """Zeros."""
         return torch.zeros_like(past[0])
+
+
+@dataclass(frozen=True)
+class Persistent(Predictor):
+    """Each change is followed by a share of itself, whatever was before it: momentum, as a receiver sees it.
+
+    Attributes:
+        factor: the share, in [0, 1]. More trusts the last change more.
+    """
+
+    factor: float = 0.5
+
+    depth: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        checks.real("factor", self.factor, "write 0.5, as is usual", least=0, most=1)
+
+    def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
+        """The last change, times the factor."""
+        return past[-1] * self.factor
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from tacit import checks
 from tacit.contracts import Compressor, Context, Exchange, Options, State
 from tacit.errors import ConfigError
 from tacit.topologies.axis import OnAxis
@@ -30,7 +31,14 @@ class Auto(OnAxis):
 
     Attributes:
         axis: as of `Flat`.
+        at_servers: talk through parameter servers (`Star()`) where the launcher tells of some.
     """
+
+    at_servers: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.flag("at_servers", self.at_servers)
 
     def options(self, compressors: Iterable[Compressor]) -> Options:
         """All-gather first."""

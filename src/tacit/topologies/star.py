@@ -156,9 +156,9 @@ class Star(Topology):
         return True
 
     def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
-        """Gradients where the server averages or steps, progress where workers do."""
+        """Gradients where the server steps, progress where workers do; either where it only averages."""
         wanted = "progress" if self.apart and self.optimizer == "worker" else "gradient"
-        if subject != wanted:
+        if subject != wanted and not (self.averages and subject == "progress"):
             raise ConfigError(
                 f"subject={subject!r} with {self} is not possible: the server "
                 f"{'averages gradients' if self.averages else 'takes ' + wanted}; write subject={wanted!r}"

@@ -1,0 +1,121 @@
+"""Predictive coding: what is said is how far a prediction that all ranks share is from the truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit import checks
+from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
+from tacit.contracts import Context, Exchange, Matrix, Sent, State
+from tacit.errors import ConfigError
+from tacit.predictors import Persistent, Predictor, kind_of
+
+PIECE = 8192
+"""Elements that are predicted at a time: what they take then stays in a core's cache."""
+
+
+@dataclass(frozen=True)
+class PredictiveCoding(Wrapper):
+    """Give the one inside what the prediction misses, and add the prediction to what comes of it. Ours.
+
+    In a round, with a_1 .. a_d the last d answers, equal on all ranks:
+
+        p       <- predictor(a_1 .. a_d)                        the same bits on every rank; nothing travels
+        r       <- the answer of the one inside to x - p        its bytes
+        answer  <- p + r
+
+    Put it around `ErrorFeedback`: what of x - p is not said is then owed, wrong predictions included, so that
+    a prediction can be late but never wrong for long; the sum of all answers and of what is owed is that of
+    all that was given. Meant for progress over several steps, which is more alike from round to round than
+    gradients are.
+
+    DIANA (Mishchenko et al. 2019) and EF21 (Richtarik, Sokolov & Fatkhullin 2021) send compressed differences
+    too: to each worker's own last estimate, which it and the server keep. Here one prediction, of the
+    mean, serves all, and may be any function of the past.
+
+    State: `past0` and so on, the last answers in turn, equal on all ranks; and that of the one inside.
+
+    Attributes:
+        predictor: tells the next answer. It knows no trend, as nothing of this round has been heard.
+        matrices: where the parameters lie in the flat tensor; filled in when it is attached.
+    """
+
+    predictor: Predictor = Persistent()
+    matrices: tuple[Matrix, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.predictor, Predictor):
+            raise ConfigError(
+                f"predictor={self.predictor!r} is no Predictor: write Persistent(0.5), Linear() or MP2()"
+            )
+        checks.matrices(self.matrices)
+
+    def spoken(self, step: int) -> None:
+        """A conversation of its own: what is said means nothing without the prediction."""
+        return
+
+    def bound(self, matrices: tuple[Matrix, ...]) -> PredictiveCoding:
+        """The same for these parameters."""
+        bound = super().bound(matrices)
+        assert isinstance(bound, PredictiveCoding)
+        return PredictiveCoding(bound.inner, self.predictor, matrices)
+
+    def is_shared(self, field: str) -> bool:
+        """The past is."""
+        return field.startswith("past") or super().is_shared(field)
+
+    def init(self, like: Tensor) -> State:
+        """Nothing has moved yet."""
+        past = {field: torch.zeros_like(like) for field in self._fields(0)}
+        return {**past, **outer_state(self.inner.init(like), "inner")}
+
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """Predict, let the one inside speak of the rest, and remember what came of both."""
+        guess = ctx.scratch("guess", x, x.shape, x.dtype)
+        rest = ctx.scratch("rest", x, x.shape, x.dtype)
+        self._predict(guess, state, ctx)
+        torch.sub(x, guess, out=rest)
+        done = yield from self.inner.exchange(rest, inner_state(state, "inner"), ctx.inside("inner"))
+        torch.add(done.mean, guess, out=ctx.out)
+        oldest, *others = self._fields(ctx.round)
+        answer = ctx.spare(oldest, state[oldest]).copy_(ctx.out)
+        past = {oldest: answer, **{field: state[field] for field in others}}
+        after = {**past, **outer_state(done.state, "inner")}
+        return done._replace(mean=ctx.out, sent=_Corrected(guess, done.sent), state=after)
+
+    def _fields(self, round_: int) -> list[str]:
+        """The names of the last answers before this round, oldest first."""
+        depth = self.predictor.depth
+        return [f"past{(round_ + i) % depth}" for i in range(depth)]
+
+    def _predict(self, guess: Tensor, state: State, ctx: Context) -> None:
+        guess.zero_()
+        if guess.is_meta or ctx.round < self.predictor.depth:
+            return
+        past = [state[field] for field in self._fields(ctx.round)]
+        unknown = torch.zeros((), dtype=torch.float32)
+        for m in self.matrices or (Matrix(0, 1, guess.numel()),):
+            stop = m.start + m.rows * m.columns
+            for start in range(m.start, stop, PIECE):
+                piece = slice(start, min(start + PIECE, stop))
+                seen = torch.stack([each[piece] for each in past])
+                guess[piece] = self.predictor.change(seen, unknown, kind_of(m.dims))
+
+
+@dataclass(frozen=True)
+class _Corrected(Sent):
+    """A prediction, and what was sent of what it misses."""
+
+    guess: Tensor
+    inner: Sent
+
+    def take_from_(self, owed: Tensor) -> None:
+        owed.sub_(self.guess)
+        self.inner.take_from_(owed)
+
+    def dense(self, like: Tensor) -> Tensor:
+        return self.inner.dense(like) + self.guess.view_as(like)
