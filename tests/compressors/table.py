@@ -17,10 +17,12 @@ from tacit.compressors import (
     MajoritySign,
     MomentumCorrection,
     Natural,
+    Nowcast,
     OneBit,
     Phases,
     PowerSGD,
     Predicted,
+    PredictiveCoding,
     RandomK,
     Select,
     Sign,
@@ -277,6 +279,21 @@ TABLE = {
     "predicted, at first": Row(replace(MIRRORED, full_steps=2, horizon=100), ring((NUMEL + 2) * 4), 1e-6),
     # A matrix and the vectors below 500 entries travel whole: 400 of 1000.
     "predicted, small ones whole": Row(replace(MIRRORED, budget=0.5, whole_below=500), ring(500 * 4), 1.0),
+    "predicted, at random": Row(replace(MIRRORED, subset="random"), ring(100 * 4), 1.0),
+    "predicted, by layers": Row(replace(MIRRORED, subset="layers"), ring(100 * 4), 1.0),
+    # In the bytes of 97 entries there is room for twice as many halves, beside three marks.
+    "predicted, in bf16": Row(replace(MIRRORED, values=BF16()), ring(97 * 4 + 3 * 4), 1.0, rounding=2**-7),
+    # 75 values, their low bytes, and ceil((75 + 3) / 8) of high parts are what fits into 97 values.
+    "predicted, the largest sent": Row(
+        replace(MIRRORED, subset="magnitude"), gather(75 * 4 + 75 + 10 + 3 * 4), 1.0
+    ),
+    "predictive coding of topk 1% + ef": Row(
+        PredictiveCoding(ErrorFeedback(TopK(ratio=0.01)), matrices=MATRICES), gather(TOPK), 1.0, conserves=True
+    ),
+    "predictive coding of bf16": Row(
+        PredictiveCoding(BF16(), Linear()), ring(2 * NUMEL), 2e-2, rounding=2**-7
+    ),
+    "nowcast": Row(Nowcast(Dense(), Linear(), period=1, matrices=MATRICES), ring(4 * NUMEL), 1.0),
     "dense, clipped": Row(Clip(Dense(), max_norm=2.0), ring(4 * NUMEL), 1.0),
     "dense, not reached by the clip": Row(Clip(Dense(), max_norm=1e6), ring(4 * NUMEL), 1e-6),
     "bf16, clipped": Row(Clip(BF16(), max_norm=2.0), ring(2 * NUMEL), 1.0, rounding=2**-7),

@@ -95,7 +95,8 @@ def test_error_feedback_loses_nothing(row: Row) -> None:
         xs = tensors(3, NUMEL, seed)
         given += torch.stack(xs)
         arrived += torch.stack([o.sent.dense(o.mean) for o in group.exchange(xs)])
-    residual = torch.stack([state["residual"] for state in group.states])
+    (owed,) = {field for field in group.states[0] if field.removeprefix("inner.") == "residual"}
+    residual = torch.stack([state[owed] for state in group.states])
     torch.testing.assert_close(arrived + residual, given, rtol=1e-5, atol=1e-4)
 
 

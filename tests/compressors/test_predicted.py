@@ -47,7 +47,7 @@ def at(round_: int, seed: int = 0) -> Context:
 
 def test_every_entry_has_its_turn_equally_often_and_vectors_always_travel() -> None:
     turns = TENTH.turns
-    assert turns == 200 - 80 - 2
+    assert turns == 200 - 80 - 3
     longest = -(-920 // turns)
     seen = Counter(int(i) for r in range(longest * 20) for i in TENTH.positions(at(r)))
     assert all(seen[i] == longest * 20 for i in range(920, 1000))

@@ -28,6 +28,7 @@ from tacit.algorithms.overlap_localsgd import overlap_localsgd
 from tacit.algorithms.pipesgd import pipesgd
 from tacit.algorithms.postlocal import postlocal
 from tacit.algorithms.powersgd import powersgd
+from tacit.algorithms.predictive import predictive
 from tacit.algorithms.ps import ps, ps_async, ps_dgc, ps_ssp, ps_topk
 from tacit.algorithms.qsgd import qsgd
 from tacit.algorithms.randomk import randomk
@@ -38,6 +39,7 @@ from tacit.algorithms.stc import stc
 from tacit.algorithms.terngrad import terngrad
 from tacit.algorithms.threshold import threshold
 from tacit.algorithms.topk import topk
+from tacit.algorithms.wnn import wnn
 from tacit.errors import ConfigError, unknown
 from tacit.strategy import AnyStrategy, split_text, typed
 
@@ -81,6 +83,8 @@ ALGORITHMS: dict[str, Callable[..., AnyStrategy]] = {
     "ps-topk": ps_topk,
     "ps-dgc": ps_dgc,
     "mp2": mp2,
+    "wnn": wnn,
+    "predictive": predictive,
 }
 """Name -> the function that makes the strategy; its typed parameters are the algorithm's."""
 

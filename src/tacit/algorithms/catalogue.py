@@ -270,6 +270,18 @@ ENTRIES: dict[str, Entry] = {
         True,
         "a moving part of the progress travels; every rank predicts the rest, all alike",
     ),
+    "wnn": Entry(
+        "predictive",
+        "WNN: Jang et al., ICML 2023",
+        False,
+        "after five periods all replicas leap five ahead, so that training may end earlier",
+    ),
+    "predictive": Entry(
+        "predictive",
+        "ours; compressed differences: EF21, arXiv 2106.05203; DIANA, arXiv 1901.09269",
+        True,
+        "the largest of what the last round's progress does not foretell; the rest is owed",
+    ),
 }
 """Name -> facts; a test holds it to the table of algorithms."""
 

@@ -27,12 +27,18 @@ import typing
 from typing import Literal, TypeAlias
 
 from tacit import checks
-from tacit.compressors.predicted import Predicted
+from tacit.compressors.cast import BF16, FP16
+from tacit.compressors.dense import Dense
+from tacit.compressors.predicted import Predicted, Subset
 from tacit.errors import ConfigError
 from tacit.merges import Average
 from tacit.predictors import MP2, WNN, Exponential, Linear, Predictor, Stale
 from tacit.rounds import Every, EveryStep
 from tacit.strategy import Strategy
+from tacit.topologies import Auto
+
+Values: TypeAlias = Literal["fp32", "bf16", "fp16"]
+_VALUES: dict[str, Dense | BF16 | FP16] = {"fp32": Dense(), "bf16": BF16(), "fp16": FP16()}
 
 Which: TypeAlias = Literal["mp2", "wnn", "linear", "exponential", "stale"]
 
@@ -41,30 +47,39 @@ def mp2(
     budget: float = 0.11,
     predictor: Which = "mp2",
     weights: str | None = None,
+    subset: Subset = "rotating",
+    values: Values = "fp32",
     sync_every: int = 1,
     shrink: float = 1.0,
     full_rounds: int = 2,
+    drops: int = 0,
     horizon: int = 1000,
 ) -> Strategy:
     """Send the share `budget` of the progress of every `sync_every` steps, and predict the rest."""
     checks.whole("sync_every", sync_every, 1, None, "write 1 for a round after every step")
     checks.whole("full_rounds", full_rounds, 0, None, "2 are usual")
+    checks.word("values", values, tuple(_VALUES))
     return Strategy(
         subject="progress",
         rounds=EveryStep() if sync_every == 1 else Every(sync_every),
         compressor=Predicted(
             budget=budget,
-            predictor=_predictor(predictor, weights),
+            predictor=predictor_of(predictor, weights),
+            subset=subset,
+            values=_VALUES[values],
             shrink=shrink,
             full_steps=full_rounds * sync_every,
+            drops=drops,
+            every=sync_every,
             horizon=horizon,
         ),
+        topology=Auto(at_servers=True),
         merge=Average(),
         name="mp2",
     )
 
 
-def _predictor(which: Which, weights: str | None) -> Predictor:
+def predictor_of(which: Which, weights: str | None) -> Predictor:
     """Of this name; its file is looked at now, so that what is wrong with it is said now."""
     checks.word("predictor", which, typing.get_args(Which))
     if weights is not None and (not isinstance(weights, str) or not weights):
@@ -78,11 +93,16 @@ def _predictor(which: Which, weights: str | None) -> Predictor:
         raise ConfigError(
             "predictor='wnn' comes without weights, as its authors' have no licence: write weights=PATH"
         )
-    return plain.get(which) or _trained(which, weights or "")
+    return plain.get(which) or trained(which, weights)
 
 
-def _trained(which: Which, weights: str) -> Predictor:
-    predictor = MP2(weights) if which == "mp2" else WNN(weights)
+def trained(which: Which, weights: str | None) -> Predictor:
+    """The network of this name, with these weights or its own.
+
+    Raises:
+        ConfigError: they cannot be read, or are none of its.
+    """
+    predictor = MP2(weights or "") if which == "mp2" else WNN(weights or "")
     try:
         predictor.kinds()
     except ConfigError as error:

@@ -9,6 +9,7 @@ from tacit.compressors.lag import LAG
 from tacit.compressors.majority import MajoritySign
 from tacit.compressors.momentum import MomentumCorrection
 from tacit.compressors.natural import Natural
+from tacit.compressors.nowcast import Nowcast
 from tacit.compressors.onebit import OneBit
 from tacit.compressors.phases import Phases
 from tacit.compressors.powersgd import PowerSGD
@@ -35,6 +36,7 @@ __all__ = [
     "MajoritySign",
     "MomentumCorrection",
     "Natural",
+    "Nowcast",
     "OneBit",
     "Phases",
     "PowerSGD",

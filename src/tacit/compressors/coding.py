@@ -13,9 +13,6 @@ from tacit.contracts import Context, Exchange, Matrix, Sent, State
 from tacit.errors import ConfigError
 from tacit.predictors import Persistent, Predictor, kind_of
 
-PIECE = 8192
-"""Elements that are predicted at a time: what they take then stays in a core's cache."""
-
 
 @dataclass(frozen=True)
 class PredictiveCoding(Wrapper):
@@ -97,13 +94,10 @@ class PredictiveCoding(Wrapper):
         if guess.is_meta or ctx.round < self.predictor.depth:
             return
         past = [state[field] for field in self._fields(ctx.round)]
-        unknown = torch.zeros((), dtype=torch.float32)
         for m in self.matrices or (Matrix(0, 1, guess.numel()),):
-            stop = m.start + m.rows * m.columns
-            for start in range(m.start, stop, PIECE):
-                piece = slice(start, min(start + PIECE, stop))
-                seen = torch.stack([each[piece] for each in past])
-                guess[piece] = self.predictor.change(seen, unknown, kind_of(m.dims))
+            span = slice(m.start, m.start + m.rows * m.columns)
+            seen = [each[span] for each in past]
+            self.predictor.write(seen, torch.zeros(()), kind_of(m.dims), guess[span])
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,11 @@ class Phases(Compressor):
         """As the last one."""
         return self.then.exempted()
 
+    def fitted(self, matrices: tuple[Matrix, ...]) -> Compressor:
+        """Pass it on."""
+        phases = tuple((steps, compressor.fitted(matrices)) for steps, compressor in self.phases)
+        return replace(self, phases=phases, then=self.then.fitted(matrices))
+
     def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """Pass it on."""
         phases = tuple((steps, compressor.bound(matrices)) for steps, compressor in self.phases)

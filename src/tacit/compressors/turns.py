@@ -28,10 +28,36 @@ def in_turn(matrices: Sequence[Matrix], count: int, round_: int, seed: int) -> T
     """
     if not count:
         return torch.empty(0, dtype=torch.int64)
-    ends = torch.tensor([0, *map(size, matrices)]).cumsum(0)
-    bounds = torch.arange(count + 1) * int(ends[-1]) // count
-    sizes = bounds.diff()
+    bounds = _stretches(matrices, count)
     first = torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    at = bounds[:-1] + ((first * sizes).long() + round_) % sizes
+    sizes = bounds.diff()
+    return _placed(matrices, bounds[:-1] + ((first * sizes).long() + round_) % sizes)
+
+
+def at_random(matrices: Sequence[Matrix], count: int, seed: int) -> Tensor:
+    """`count` entries of the matrices, rising: of so many equal stretches one each, whichever falls out."""
+    if not count:
+        return torch.empty(0, dtype=torch.int64)
+    bounds = _stretches(matrices, count)
+    draw = torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return _placed(matrices, bounds[:-1] + (draw * bounds.diff()).long())
+
+
+def by_layers(matrices: Sequence[Matrix], count: int, round_: int) -> Tensor:
+    """`count` entries of the matrices, rising: one layer after the other, going on where the last one ended."""
+    total = sum(map(size, matrices))
+    if not count:
+        return torch.empty(0, dtype=torch.int64)
+    return _placed(matrices, ((torch.arange(count) + round_ * count) % total).sort().values)
+
+
+def _stretches(matrices: Sequence[Matrix], count: int) -> Tensor:
+    total = sum(map(size, matrices))
+    return torch.arange(count + 1) * total // count
+
+
+def _placed(matrices: Sequence[Matrix], at: Tensor) -> Tensor:
+    """Where the entries lie that are the `at`-th of all matrices, joined."""
+    ends = torch.tensor([0, *map(size, matrices)]).cumsum(0)
     starts = torch.tensor([m.start for m in matrices]) - ends[:-1]
     return at + starts[torch.bucketize(at, ends[1:], right=True)]

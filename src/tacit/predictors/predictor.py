@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
+PIECE = 8192
+"""Elements that are predicted at a time: what they take then stays in a core's cache."""
 KINDS = ("convolution", "linear", "embedding", "vector")
 """What an element may belong to; "vector": a bias, or a norm's weight."""
 
@@ -22,6 +26,10 @@ class Predictor(ABC):
     depth: ClassVar[int] = 4
     """How many changes it looks back."""
 
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of layers that it can tell of; others are predicted not to change."""
+        return KINDS
+
     @abstractmethod
     def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
         """The next change of `n` elements of one layer.
@@ -34,3 +42,12 @@ class Predictor(ABC):
         Returns:
             Shape (n,), in the type of `past`. The same elements in the same calls give the same bits.
         """
+
+    def write(
+        self, past: Sequence[Tensor], trend: Tensor, kind: str, out: Tensor, scale: float = 1.0
+    ) -> None:
+        """Overwrite `out`, (n,), with `scale` times the next changes; `past`: `depth` tensors like it."""
+        for start in range(0, out.numel(), PIECE):
+            piece = slice(start, start + PIECE)
+            seen = torch.stack([each[piece] for each in past])
+            torch.mul(self.change(seen, trend, kind), scale, out=out[piece])

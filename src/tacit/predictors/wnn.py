@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from tacit.predictors.predictor import KINDS, Predictor
 AHEAD = 5
 """How many periods after the last value the forecast is for."""
 SLOPE = 0.3
+SHIPPED = Path(__file__).parent / "wnn.pt"
 
 
 class Stream(nn.Module):
@@ -89,10 +91,11 @@ class WNN(Predictor):
     more like these than single steps, whose noise it takes for motion.
 
     Attributes:
-        file: the path of trained weights, made by `files.write` for the network "wnn".
+        file: the path of trained weights, made by `files.write` for the network "wnn"; "": those that come
+            with tacit.
     """
 
-    file: str
+    file: str = ""
 
     def kinds(self) -> tuple[str, ...]:
         """The kinds that it has a network for."""
@@ -109,13 +112,13 @@ class WNN(Predictor):
 
 @cache
 def networks(file: str) -> dict[str, Network]:
-    """The network of each kind in the file.
+    """The network of each kind in the file, or of what comes with tacit.
 
     Raises:
         ConfigError: there is none, or it is not one for WNN.
     """
     found: dict[str, Network] = {}
-    for kind, weights in files.read(file, "wnn", SHAPES, KINDS).items():
+    for kind, weights in files.read(file or SHIPPED, "wnn", SHAPES, KINDS).items():
         found[kind] = Network()
         found[kind].load_state_dict(weights)
         found[kind].eval()

@@ -16,7 +16,7 @@ from tacit.contracts import Memory, Outcome, Request, Transport
 from tacit.engine import Job, Lane, drive
 from tacit.errors import NonFinite, RoundError
 from tacit.exchanges import say
-from tacit.lots import Kept, Lot, Policy, exempting
+from tacit.lots import Kept, Lot, Policy, fitting
 from tacit.overlap import Delayed
 from tacit.session.choosing import choose
 from tacit.session.holdings import Holdings
@@ -110,7 +110,8 @@ class Session:
         self._lane: Lane | None = None
         self._heard = False
         self._flights: dict[int, Flight] = {}
-        ground = Ground(strategy.topology, transport, dict(named), policy or exempting(strategy.compressor))
+        policy = policy or fitting(strategy.compressor, named)
+        ground = Ground(strategy.topology, transport, dict(named), policy)
         self.choice = choose(ground, names)
         """The topology at work, and how it compares where the strategy leaves it open; for good."""
         self.strategy = replace(strategy, topology=self.choice.topology)
