@@ -2,7 +2,7 @@
 
     python benchmarks/levels.py                # about 15 minutes, without the accuracy
     python benchmarks/levels.py --quick        # about 3 minutes: short blocks, and no promise is judged
-    python benchmarks/levels.py --accuracy     # three seeds of `tacit compare`, paired
+    python benchmarks/levels.py --accuracy     # three seeds of `tacit compare`, paired; can be resumed
     python benchmarks/levels.py --json         # the last line on stdout is one JSON object
 
 One thread and 32 images a rank, fp32. The limit is `near-only`: torch's DDP among the ranks of a node, and
@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +26,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from grid import RUNS, Run, carry_out, paired
 from paired import Arm, hardware, in_testbed, interleave, paired_ratio, save, tell, verdict
 
 if TYPE_CHECKING:
@@ -204,46 +203,28 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
 RIVALS = ("ednncomm:sync_every=8", "daso")
 
 
-def accuracies(recipe: Sequence[str], seeds: int, cluster: str) -> list[dict[str, object]]:
+def accuracies(
+    recipe: Sequence[str], seeds: int, cluster: str, epochs: int | None = None
+) -> list[dict[str, object]]:
     """Train with DDP and its rivals from the same seeds: the mean difference, with its 95 % interval."""
-    runs = [_compared(recipe, seed, cluster) for seed in range(seeds)]
-    rows = []
-    for rival in RIVALS:
-        apart = [run[rival]["accuracy"] - run["ddp"]["accuracy"] for run in runs]
-        saved = [1 - run[rival]["seconds"] / run["ddp"]["seconds"] for run in runs]
-        rows.append(
-            {
-                "recipe": recipe[0],
-                "cluster": cluster,
-                "algorithm": rival,
-                "ddp": statistics.mean(run["ddp"]["accuracy"] for run in runs),
-                "difference": statistics.mean(apart),
-                "interval": _half_width(apart),
-                "time_saved": statistics.mean(saved),
-                "seeds": seeds,
-            }
-        )
-    return rows
-
-
-def _compared(recipe: Sequence[str], seed: int, cluster: str) -> dict[str, dict[str, float]]:
-    names = ",".join(("ddp", *RIVALS))
-    argv = ["compare", *recipe, "--algorithms", names, "--cluster", cluster, "--seed", str(seed), "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tacit.cli", *argv], stdout=subprocess.PIPE, text=True, check=True
-    )
-    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
-    return {row["algorithm"]: row for row in rows}
-
-
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""Two-sided 95 % quantiles of Student's t, by the number of samples."""
-
-
-def _half_width(samples: Sequence[float]) -> float:
-    if len(samples) not in STUDENT:
-        return math.nan
-    return STUDENT[len(samples)] * statistics.stdev(samples) / math.sqrt(len(samples))
+    runs = [
+        Run(tuple(recipe), algorithm, cluster, seed=seed, epochs=epochs)
+        for seed in range(seeds)
+        for algorithm in ("ddp", *RIVALS)
+    ]
+    return [
+        {
+            "recipe": recipe[0],
+            "cluster": cluster,
+            "algorithm": row["algorithm"],
+            "ddp": row["baseline_accuracy"].mean,
+            "difference": row["difference"].mean,
+            "interval": row["difference"].half,
+            "time_saved": 1 - row["time"].mean,
+            "seeds": len(row["seeds"]),
+        }
+        for row in paired(carry_out(runs, RUNS / "levels.jsonl"))
+    ]
 
 
 def accuracy_table(rows: Sequence[Mapping[str, object]]) -> str:
@@ -278,9 +259,9 @@ def main() -> None:
     if options.accuracy:
         rows = accuracies(["digits"], 3, "2x2@100mbit")
         if options.data:
-            cifar = ["cifar10", "--data", options.data, "--limit", "10000", "--epochs", "4"]
-            cifar += ["--model", "resnet8", "--precision", "bf16", "--target", "0.4"]
-            rows += accuracies(cifar, 3, "2x2@100mbit")
+            cifar = ["cifar10", "--data", options.data, "--limit", "10000", "--model", "resnet8"]
+            cifar += ["--precision", "bf16", "--target", "0.4"]
+            rows += accuracies(cifar, 3, "2x2@100mbit", epochs=4)
         text = accuracy_table(rows)
     else:
         names = [options.only] if options.only else list(SCENES)

@@ -1,0 +1,130 @@
+"""Training runs made by `tacit compare`, each given as it ends; where the images for them are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import sleep
+
+from paired import ROOT
+from runs import Done, Run
+
+EVERY = 0.5
+"""Seconds between two looks at what has ended."""
+LAST = 2000
+"""Characters of what the ranks printed that are kept of a failure."""
+
+
+def by_compare(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
+    """Make runs by one call of `tacit compare`; a call that trains nothing fails all of them."""
+    with TemporaryDirectory(prefix="tacit-grid-") as folder:
+        out = Path(folder) / "out"
+        given: set[str] = set()
+        with _started(_words(group, algorithms, out), Path(folder) / "printed") as process:
+            going = True
+            while going:
+                going = process.poll() is None
+                for done in _ended(group, out):
+                    if done.run.algorithm not in given:
+                        given.add(done.run.algorithm)
+                        yield done
+                sleep(EVERY if going else 0.0)
+        if process.returncode and not given:
+            said = (Path(folder) / "printed").read_text()[-LAST:].strip()
+            for algorithm in algorithms:
+                yield Done(replace(group, algorithm=algorithm), "failed", error=said)
+
+
+def _words(group: Run, algorithms: Sequence[str], out: Path) -> list[str]:
+    from tacit.cli.request import needs_servers
+
+    words = ["compare", *group.recipe, "--algorithms", ",".join(algorithms), "--cluster", group.cluster]
+    words += ["--seed", str(group.seed), "--out", str(out), "--json"]
+    # A grid that is resumed may have left only what needs no server, and then servers are refused.
+    served = group.servers and any(needs_servers(each) for each in algorithms)
+    words += ["--servers", str(group.servers)] if served else []
+    words += ["--epochs", str(group.epochs)] if group.epochs else []
+    return [sys.executable, "-m", "tacit.cli", *words]
+
+
+@contextmanager
+def _started(words: Sequence[str], printed: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A command under way; it is ended on the way out, so that it can take its cluster down."""
+    with printed.open("wb") as file:
+        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def _ended(group: Run, out: Path) -> Iterator[Done]:
+    """The runs on record that have ended; a line that is being written is for the next look."""
+    from tacit import records
+
+    file = out / "records.jsonl"
+    text = file.read_bytes() if file.exists() else b""
+    found = [records.parse(line) for line in text[: text.rfind(b"\n") + 1].decode().splitlines()]
+    heads = {each.algorithm: each for each in found if isinstance(each, records.RunRecord)}
+    for end in found:
+        if not isinstance(end, records.EndRecord):
+            continue
+        head = heads.get(end.algorithm)
+        yield Done(
+            run=replace(group, algorithm=end.algorithm),
+            status=end.status,
+            accuracy=end.accuracy,
+            loss=end.loss,
+            seconds=end.seconds,
+            seconds_to_target=end.seconds_to_target,
+            steps=end.steps,
+            megabytes=end.mb_between_nodes,
+            parameters=head.parameters if head else None,
+            strategy=head.strategy if head else "",
+            curve=[
+                [each.step, each.seconds, each.loss, each.accuracy]
+                for each in found
+                if isinstance(each, records.EpochRecord) and each.algorithm == end.algorithm
+            ],
+            metrics=end.metrics,
+            error=None if end.error is None else f"{end.error}\n{_printed(out)}",
+        )
+
+
+def _printed(out: Path) -> str:
+    log = out / "output.log"
+    return log.read_text()[-LAST:] if log.exists() else ""
+
+
+def images(told: str | None = None) -> Path:
+    """Where CIFAR-10 is: as told, in the folder TACIT_DATA, or where `tacit compare --download` keeps it.
+
+    Raises:
+        SystemExit: it is nowhere; the message says where that was looked for, and how to get it.
+    """
+    from tacit.recipes.data import download
+
+    if told is not None:
+        places = [Path(told)]
+    else:
+        root = Path(os.environ.get("TACIT_DATA") or ROOT.parent / "shared" / "data")
+        places = [root / "cifar10-jpeg-q75.tar.xz", root / "cifar-10-binary.tar.gz"]
+        fetched = download.fetched("cifar10")
+        places += [fetched] if fetched else []
+    for place in places:
+        if place.exists():
+            return place.absolute()
+    looked = ", ".join(map(str, places)) + ("" if told else ", and among what tacit has downloaded")
+    raise SystemExit(
+        f"CIFAR-10 is not here; looked at {looked}. Give --data PATH (a folder of images, or an archive), "
+        "set TACIT_DATA to the folder that holds it, or fetch it: tacit compare cifar10 --download --epochs 1"
+    )
