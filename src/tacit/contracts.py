@@ -832,6 +832,8 @@ class Merge(ABC):
     """Whether `mine` must be kept, even if the answer comes at once."""
     needs_mine: ClassVar[bool] = True
     """Whether `mine` must be kept where the answer comes late."""
+    keeps_unsent: ClassVar[bool] = False
+    """Whether `mine` is to be only what of this rank's progress its peers have not seen."""
 
     @property
     def meets(self) -> bool:

@@ -134,10 +134,31 @@ class Strategy:
                 f"overlap={self.overlap} and rounds={self.rounds} both say when answers land: leave the "
                 "overlap out"
             )
+        if self.merge.keeps_unsent:
+            self._check_unsent()
         if isinstance(self.rounds, Every) and lag > self.rounds.sync_every:
             raise ConfigError(
                 f"overlap={self.overlap} would land after the next round of the same parameters has left, "
                 f"with rounds={self.rounds}: write Delayed(steps={self.rounds.sync_every}) at most"
+            )
+
+    def _check_unsent(self) -> None:
+        """What was not sent must be this rank's own, and in one place."""
+        spoken = self.compressor.spoken(0)
+        if spoken is not None and spoken.owes:
+            raise ConfigError(
+                f"merge={self.merge} with {self.compressor} would keep what was not sent twice: leave "
+                "ErrorFeedback out, or write merge=Average()"
+            )
+        if self.overlap.lands(0) or self.rounds.late:
+            raise ConfigError(
+                f"merge={self.merge} with answers that come late is not possible: leave overlap and late "
+                "rounds out, or write merge=Average()"
+            )
+        if self.topology.scope != self.topology.meets:
+            raise ConfigError(
+                f"merge={self.merge} with topology={self.topology} is not possible, as what a rank sends "
+                "there is its node's: write Flat(), or merge=Average()"
             )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,14 +15,18 @@ from crew import LR, SIZES, Crew, gradient
 from torch import Tensor
 
 from tacit.algorithms import parse
-from tacit.compressors import ErrorFeedback, TopK
+from tacit.compressors import ErrorFeedback, PredictiveCoding, TopK
 from tacit.contracts import Merge
 from tacit.doors.attach import _check_memory
+from tacit.doors.optimizer import fragments
 from tacit.errors import AttachError, CheckpointError, ConfigError
-from tacit.merges import Average, Elastic, OuterStep, SlowMo
+from tacit.lots import cut
+from tacit.merges import Average, Elastic, Keep, OuterStep, SlowMo
 from tacit.overlap import Delayed
+from tacit.predictors import Persistent
 from tacit.rounds import AdaComm, ByVariance, Every, OnPlateau
 from tacit.strategy import Strategy
+from tacit.topologies import Flat
 
 P, STEPS = 3, 26
 Trace = list[list[Tensor]]
@@ -45,6 +50,34 @@ def local_sgd(k: int) -> Trace:
         x = stepped(x, t)
         if (t + 1) % k == 0:
             x = [mean(x)] * P
+        trace.append(x)
+    return trace
+
+
+def sparse(k: int, ratio: float, trust: float) -> Trace:
+    """Each sends, of each lot, the largest of its progress beyond `trust` times the last answer."""
+    named, at, lots = {name: torch.ones(size) for name, size in SIZES.items()}, 0, []
+    spans = {}
+    for name, size in SIZES.items():
+        spans[name] = torch.arange(at, at + size)
+        at += size
+    for part in fragments(named, 1):
+        lots += [torch.cat([spans[name] for name in lot]) for lot in cut(part, named, cap=40)]
+    x, trace = [each.clone() for each in start()], []
+    common, answer = start()[0], torch.zeros_like(start()[0])
+    for t in range(STEPS):
+        x = [each.clone() for each in stepped(x, t)]
+        if (t + 1) % k == 0:
+            sent = [torch.zeros_like(common) for _ in x]
+            for where in lots:
+                for mine, each in zip(sent, x, strict=True):
+                    rest = (each - common - trust * answer)[where]
+                    chosen = rest.abs().topk(math.ceil(ratio * len(where))).indices
+                    mine[where[chosen]] = rest[chosen]
+            unsent = [each - common - trust * answer - mine for each, mine in zip(x, sent, strict=True)]
+            answer = trust * answer + mean(sent)
+            common = common + answer
+            x = [common + each for each in unsent]
         trace.append(x)
     return trace
 
@@ -154,11 +187,19 @@ STREAMING = Strategy(
 )
 COCOD = Strategy(subject="progress", rounds=Every(4), overlap=Delayed(3), merge=Average())
 
+KEEP = Strategy(
+    subject="progress", rounds=Every(4), compressor=TopK(ratio=0.3), topology=Flat(), merge=Keep()
+)
+CODED = replace(KEEP, compressor=PredictiveCoding(TopK(ratio=0.3), Persistent(0.5)))
+
 CASES: dict[str, tuple[str | Strategy, Callable[[], Trace]]] = {
     "local sgd": ("localsgd:sync_every=4", lambda: local_sgd(4)),
     "local sgd, odd": ("localsgd:sync_every=5", lambda: local_sgd(5)),
     "every step": ("localsgd:sync_every=1", lambda: local_sgd(1)),
-    "mp2, of small parameters alone": ("mp2", lambda: local_sgd(1)),
+    "mp2, all sent": ("mp2:budget=1.0", lambda: local_sgd(4)),
+    "mp2, all sent, own kept": ("mp2:budget=1.0,predictor=own", lambda: local_sgd(4)),
+    "keep": (KEEP, lambda: sparse(4, 0.3, 0.0)),
+    "predictive": (CODED, lambda: sparse(4, 0.3, 0.5)),
     "easgd": ("easgd:sync_every=3,beta=0.9", lambda: easgd(3, 0.9)),
     "slowmo": ("slowmo:sync_every=4,momentum=0.6,slow_lr=0.9", lambda: slowmo(4, 0.9, 0.6)),
     "diloco": ("diloco:sync_every=5", lambda: diloco(5, 0.7, 0.9)),
@@ -189,7 +230,8 @@ LATE = ["odsgd", "overlap-localsgd:sync_every=4", STREAMING, COCOD]
 
 @pytest.mark.parametrize(
     "strategy",
-    [*LATE, "easgd:sync_every=3", "slowmo:sync_every=4", "diloco:sync_every=5", "diloco:sync_every=5,bits=4",
+    [*LATE, KEEP, CODED, "easgd:sync_every=3", "slowmo:sync_every=4", "diloco:sync_every=5",
+     "diloco:sync_every=5,bits=4",
      Strategy(subject="progress", rounds=Every(6, fragments=2), overlap=Delayed(3),
               compressor=ErrorFeedback(TopK(ratio=0.2)), merge=Average())],
     ids=str,
@@ -215,7 +257,7 @@ def test_a_run_that_is_saved_and_resumed_is_the_run_that_never_stopped(
         crew.close()
 
 
-@pytest.mark.parametrize("strategy", [*LATE, "easgd:sync_every=3", "adacomm:sync_every=4"], ids=str)
+@pytest.mark.parametrize("strategy", [*LATE, CODED, "easgd:sync_every=3", "adacomm:sync_every=4"], ids=str)
 def test_sync_leaves_all_replicas_at_the_common_point_and_nothing_under_way(strategy: str | Strategy) -> None:
     crew = Crew(strategy, P)
     crew.train(11, loss=lambda step: 1.0)

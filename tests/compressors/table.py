@@ -95,7 +95,9 @@ MATRICES = (Matrix(0, 20, 30), Matrix(600, 16, 25))
 EVEN = (Matrix(0, 10, 20), Matrix(250, 10, 20), Matrix(500, 10, 20), Matrix(710, 5, 6), Matrix(750, 10, 20))
 LOW_RANK = PowerSGD(rank=2, matrices=MATRICES)
 
-MIRRORED = Predicted(budget=0.1, predictor=Linear(), full_steps=0, whole_below=1, matrices=MATRICES)
+MIRRORED = Predicted(
+    budget=0.1, predictor=Linear(), full_steps=0, horizon=10**6, whole_below=1, matrices=MATRICES
+)
 
 TABLE = {
     "dense": Row(Dense(), ring(4 * NUMEL), 1e-6),
@@ -276,19 +278,24 @@ TABLE = {
     # Of 1000 entries 100 may travel, with two numbers by which ranks see that they predict alike.
     "predicted": Row(MIRRORED, ring(100 * 4), 1.0),
     "predicted + ef": Row(ErrorFeedback(MIRRORED), ring(100 * 4), 1.0, conserves=True),
-    "predicted, at first": Row(replace(MIRRORED, full_steps=2, horizon=100), ring((NUMEL + 2) * 4), 1e-6),
+    "predicted, at first": Row(replace(MIRRORED, full_steps=2, horizon=100), ring((NUMEL + 3) * 4), 1e-6),
     # A matrix and the vectors below 500 entries travel whole: 400 of 1000.
     "predicted, small ones whole": Row(replace(MIRRORED, budget=0.5, whole_below=500), ring(500 * 4), 1.0),
     "predicted, at random": Row(replace(MIRRORED, subset="random"), ring(100 * 4), 1.0),
     "predicted, by layers": Row(replace(MIRRORED, subset="layers"), ring(100 * 4), 1.0),
     # In the bytes of 97 entries there is room for twice as many halves, beside three marks.
-    "predicted, in bf16": Row(replace(MIRRORED, values=BF16()), ring(97 * 4 + 3 * 4), 1.0, rounding=2**-7),
+    "predicted, in bf16": Row(
+        replace(MIRRORED, values=BF16()), lambda p: ring(97 * 4)(p) + ring(3 * 4)(p), 1.0, rounding=2**-7
+    ),
     # 75 values, their low bytes, and ceil((75 + 3) / 8) of high parts are what fits into 97 values.
     "predicted, the largest sent": Row(
         replace(MIRRORED, subset="magnitude"), gather(75 * 4 + 75 + 10 + 3 * 4), 1.0
     ),
     "predictive coding of topk 1% + ef": Row(
-        PredictiveCoding(ErrorFeedback(TopK(ratio=0.01)), matrices=MATRICES), gather(TOPK), 1.0, conserves=True
+        PredictiveCoding(ErrorFeedback(TopK(ratio=0.01)), matrices=MATRICES),
+        gather(TOPK),
+        1.0,
+        conserves=True,
     ),
     "predictive coding of bf16": Row(
         PredictiveCoding(BF16(), Linear()), ring(2 * NUMEL), 2e-2, rounding=2**-7

@@ -132,6 +132,7 @@ def test_a_compressor_is_a_value(row: Row) -> None:
         "Part": Part,
         "Matrix": Matrix,
         "Linear": tacit.predictors.Linear,
+        "Persistent": tacit.predictors.Persistent,
     }
     again = eval(repr(row.compressor), names)
     assert again == row.compressor

@@ -8,15 +8,18 @@ import torch
 from laws import Bench, Peers, tensors
 from torch import Tensor, nn
 
-from tacit.compressors import Predicted
+from tacit.compressors import BF16, QSGD, Predicted
+from tacit.compressors.predicted import Subset
 from tacit.contracts import Context, Matrix, Mean
 from tacit.errors import ConfigError, RoundError
-from tacit.predictors import KINDS, MP2, Exponential, Linear, Predictor, files
+from tacit.predictors import KINDS, MP2, Exponential, Linear, Predictor, Stale, files
 from tacit.predictors.mp2 import Network
 
 N = 1000
 MATRICES = (Matrix(0, 20, 30), Matrix(600, 16, 20, 4), Matrix(920, 80, 1, 1))
-TENTH = Predicted(budget=0.2, predictor=Linear(), full_steps=0, whole_below=1, matrices=MATRICES)
+TENTH = Predicted(
+    budget=0.2, predictor=Linear(), full_steps=0, horizon=10**6, whole_below=1, matrices=MATRICES
+)
 
 
 @dataclass(frozen=True)
@@ -117,24 +120,28 @@ def test_what_is_worse_than_no_change_is_not_predicted_until_it_is_better_again(
 def test_the_budget_counts_everything(budget: float) -> None:
     compressor = replace(TENTH, budget=budget, full_steps=5, horizon=100)
     sent = 0
-    for step in range(100):
+    for step in range(99):
         x = torch.ones(N)
         ctx = replace(at(step), step=step)
         wish = next(compressor.exchange(x, compressor.init(x), ctx))
         assert isinstance(wish, Mean)
         sent += sum(t.numel() for t in wish.payload)
+    sent += N  # the end
     assert budget - 0.002 <= sent / (100 * N) <= budget
 
 
 def test_a_lot_that_is_mostly_small_still_takes_turns() -> None:
-    """80 of 1000 travel whole, more than a budget of 5 %: of the others 5 % do."""
+    """80 of 1000 travel whole, more than a budget of 5 %: of the others 5 % do, but for the marks."""
     tight = replace(TENTH, budget=0.05)
-    assert tight.turns == int(0.05 * 920)
+    assert tight.turns == int(0.05 * 920) - 3
     assert len(tight.positions(at(0))) == 80 + tight.turns
 
 
 def test_a_budget_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"budget=0\.05 is no more than what full_steps=5 of horizon=100"):
+    with pytest.raises(
+        ConfigError,
+        match=r"budget=0\.05 is no more than what full_steps=5, drops=0 and the end send of horizon=100",
+    ):
         replace(TENTH, budget=0.05, full_steps=5, horizon=100)
     for given in (0.0, 1.5):
         with pytest.raises(ConfigError, match="budget="):
@@ -143,6 +150,66 @@ def test_a_budget_that_cannot_be_is_refused() -> None:
         replace(TENTH, predictor="mp2")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="horizon="):
         replace(TENTH, full_steps=10, horizon=10)
+    with pytest.raises(ConfigError, match="unknown subset"):
+        replace(TENTH, subset="fixed")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"values=QSGD"):
+        replace(TENTH, values=QSGD())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"values=BF16\(\) with subset='magnitude'"):
+        replace(TENTH, values=BF16(), subset="magnitude")
+
+
+def test_a_model_that_leaves_nothing_to_take_turns_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="80 of 1,000 entries\nalways travel".replace("\n", " ")):
+        replace(TENTH, budget=0.07).fitted(MATRICES)
+    assert replace(TENTH, budget=0.1).fitted(MATRICES).share == pytest.approx(0.02 / 0.92, rel=1e-4)  # type: ignore[attr-defined]
+
+
+def test_kinds_that_a_predictor_does_not_know_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    @dataclass(frozen=True)
+    class OfLinears(Linear):
+        def kinds(self) -> tuple[str, ...]:
+            return ("linear",)
+
+    for _ in range(3):
+        replace(TENTH, predictor=OfLinears()).fitted(MATRICES)
+    assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
+    assert "layers of kind 'convolution'" in caplog.records[0].message
+
+
+def test_a_learning_rate_that_falls_far_has_everything_sent_and_not_too_often() -> None:
+    compressor = replace(TENTH, drops=2, every=1, horizon=1000, full_steps=1)
+    x, state, whole = torch.ones(N), compressor.init(torch.ones(N)), []
+    for step, lr in enumerate([1.0, 1.0, 0.6, 0.5, 0.5, 0.4, 0.2, 0.2, 0.05, 0.05, 0.05]):
+        talk = compressor.exchange(x, state, replace(at(step), step=step, lr=lr))
+        wish = next(talk)
+        assert isinstance(wish, Mean)
+        whole.append(wish.payload[0].numel() == N)
+        try:
+            talk.send(wish.payload)
+        except StopIteration as end:
+            state = end.value.state
+    # In the round after 0.5 was heard, and after 0.2; the third time the budget has nothing left.
+    assert [i for i, each in enumerate(whole) if each] == [0, 4, 7]
+
+
+@pytest.mark.parametrize("subset", ["random", "layers"])
+def test_other_subsets_move_too_and_reach_all(subset: Subset) -> None:
+    compressor = replace(TENTH, subset=subset)
+    seen = Counter(int(i) for r in range(80) for i in compressor.positions(at(r)))
+    assert set(range(920, N)) <= set(seen)
+    assert len(seen) == N
+    chosen = compressor.positions(at(3))
+    assert len(chosen) == compressor.turns + 80
+    assert bool((chosen.diff() > 0).all())
+
+
+def test_the_largest_are_sent_where_that_is_asked_for() -> None:
+    compressor = replace(TENTH, subset="magnitude", predictor=Stale())
+    x = torch.zeros(N)
+    x[[3, 500, 700]] = torch.tensor([5.0, -4.0, 3.0])
+    (first, second) = Peers(compressor, 2, N).exchange([x, torch.zeros(N)])
+    torch.testing.assert_close(first.mean, x / 2)
+    assert torch.equal(first.mean, second.mean)
 
 
 def test_a_lot_of_small_parameters_travels_whole() -> None:

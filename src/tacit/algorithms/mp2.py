@@ -31,7 +31,7 @@ from tacit.compressors.cast import BF16, FP16
 from tacit.compressors.dense import Dense
 from tacit.compressors.predicted import Predicted, Subset
 from tacit.errors import ConfigError
-from tacit.merges import Average
+from tacit.merges import Average, Keep
 from tacit.predictors import MP2, WNN, Exponential, Linear, Predictor, Stale
 from tacit.rounds import Every, EveryStep
 from tacit.strategy import Strategy
@@ -40,7 +40,7 @@ from tacit.topologies import Auto
 Values: TypeAlias = Literal["fp32", "bf16", "fp16"]
 _VALUES: dict[str, Dense | BF16 | FP16] = {"fp32": Dense(), "bf16": BF16(), "fp16": FP16()}
 
-Which: TypeAlias = Literal["mp2", "wnn", "linear", "exponential", "stale"]
+Which: TypeAlias = Literal["mp2", "wnn", "linear", "exponential", "stale", "own"]
 
 
 def mp2(
@@ -49,14 +49,14 @@ def mp2(
     weights: str | None = None,
     subset: Subset = "rotating",
     values: Values = "fp32",
-    sync_every: int = 1,
+    sync_every: int = 4,
     shrink: float = 1.0,
     full_rounds: int = 2,
     drops: int = 0,
-    horizon: int = 1000,
+    horizon: int = 100,
 ) -> Strategy:
-    """Send the share `budget` of the progress of every `sync_every` steps, and predict the rest."""
-    checks.whole("sync_every", sync_every, 1, None, "write 1 for a round after every step")
+    """Send the share `budget` of what plain training would, every `sync_every` steps; predict the rest."""
+    checks.whole("sync_every", sync_every, 1, None, "write 1 for a round after every step, 4 is usual")
     checks.whole("full_rounds", full_rounds, 0, None, "2 are usual")
     checks.word("values", values, tuple(_VALUES))
     return Strategy(
@@ -74,7 +74,7 @@ def mp2(
             horizon=horizon,
         ),
         topology=Auto(at_servers=True),
-        merge=Average(),
+        merge=Keep() if predictor == "own" else Average(),
         name="mp2",
     )
 
@@ -84,7 +84,12 @@ def predictor_of(which: Which, weights: str | None) -> Predictor:
     checks.word("predictor", which, typing.get_args(Which))
     if weights is not None and (not isinstance(weights, str) or not weights):
         raise ConfigError(f"weights={weights!r} is no path: leave it out, or write the path of a file")
-    plain: dict[str, Predictor] = {"linear": Linear(), "exponential": Exponential(), "stale": Stale()}
+    plain: dict[str, Predictor] = {
+        "linear": Linear(),
+        "exponential": Exponential(),
+        "stale": Stale(),
+        "own": Stale(),  # nothing is foretold alike; `Keep` leaves each its own
+    }
     if weights and which in plain:
         raise ConfigError(
             f"predictor={which!r} has no weights, and weights={weights!r}: leave one of them out"

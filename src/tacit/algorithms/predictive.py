@@ -1,13 +1,19 @@
-"""Predictive coding: say where a prediction that all share is wrong. Ours; see `docs/papers/mp2.md`.
+"""Predictive coding: send where what all expect is wrong, and keep what was not said. Ours.
 
-In a round of every `sync_every` steps:                 here:
-    p    <- the last round's answer x `trust`           predictors.Persistent, on every rank alike
-    send the largest entries of x - p + owed            PredictiveCoding(ErrorFeedback(TopK))
-    x    <- the common point + p + their mean           Average, at the server where there is one
+In a round after every `sync_every` steps, on each worker r:        here:
+    p   <- trust x the last round's answer                          predictors.Persistent, alike on every rank
+    d_r <- x_r - x - p: what is not foretold; send its largest      PredictiveCoding(TopK)
+    x   <- x + p + mean of what was sent                            Keep, at the server where there is one
+    x_r <- x + what r has not sent of its d_r                       Keep
 
-MP² (Liu et al. 2024) predicts what it does not send, and what a worker knew of that is lost; here all that was
-not said is owed, so that the prediction decides only how soon it arrives. EF21 (Richtarik et al. 2021) and
-DIANA (Mishchenko et al. 2019) send compressed differences too, of gradients, and to each worker's own.
+Two predictions are in it. What is not heard of is first taken to be as in the last round, by all alike; and
+then, by each worker, as it went with itself, which is the better one: a worker's own steps tell more of the
+mean step than any extrapolation. MP² (Liu et al. 2024) uses neither: there what a worker knew of an entry
+that is not sent is lost.
+
+After EF21 (Richtarik, Sokolov & Fatkhullin 2021) and DIANA (Mishchenko et al. 2019), which send compressed
+differences of gradients to each worker's last; Qsparse-local-SGD (Basu et al. 2019), which sends the largest
+of progress, with error feedback; and SPARTA (Exo Labs 2025), which averages a random part and keeps the rest.
 """
 
 from __future__ import annotations
@@ -19,8 +25,7 @@ from tacit.compressors.cast import BF16
 from tacit.compressors.coding import PredictiveCoding
 from tacit.compressors.dense import Dense
 from tacit.compressors.topk import TopK
-from tacit.compressors.wrappers import ErrorFeedback
-from tacit.merges import Average
+from tacit.merges import Keep
 from tacit.predictors import Persistent
 from tacit.rounds import Every, EveryStep
 from tacit.strategy import Strategy
@@ -29,16 +34,18 @@ from tacit.topologies import Auto
 Values: TypeAlias = Literal["fp32", "bf16"]
 
 
-def predictive(ratio: float = 0.1, sync_every: int = 8, trust: float = 0.5, values: Values = "fp32") -> Strategy:
-    """Every `sync_every` steps, send the largest `ratio` of what the last round's progress does not foretell."""
-    checks.whole("sync_every", sync_every, 1, None, "8 are usual")
+def predictive(
+    ratio: float = 0.05, sync_every: int = 4, trust: float = 0.3, values: Values = "fp32"
+) -> Strategy:
+    """Every `sync_every` steps send the largest `ratio` of what is not foretold, and keep the rest."""
+    checks.whole("sync_every", sync_every, 1, None, "4 are usual")
     checks.word("values", values, ("fp32", "bf16"))
     largest = TopK(ratio=ratio, values=Dense() if values == "fp32" else BF16())
     return Strategy(
         subject="progress",
         rounds=EveryStep() if sync_every == 1 else Every(sync_every),
-        compressor=PredictiveCoding(ErrorFeedback(largest), Persistent(trust)),
+        compressor=PredictiveCoding(largest, Persistent(trust)),
         topology=Auto(at_servers=True),
-        merge=Average(),
+        merge=Keep(),
         name="predictive",
     )

@@ -6,9 +6,9 @@ The paper's procedure:                                  here:
       epochs later, by one network a kind of layer      predictors.WNN, without the slips of the authors' code
     the optimizer's state stays                         it stays
 
-It says as much in a round as `ddp` does; what it can save is rounds, as a run may end earlier. Where there are
-parameter servers, they average. The paper leaves batch norm's layers out, and forecasts biases; here all that
-moves is forecast where the file has a network for its kind.
+It says as much in a round as `ddp` does; what it can save is rounds, as a run may end earlier. Where there
+are parameter servers, they average. The paper leaves batch norm's layers out, and forecasts biases; here all
+that moves is forecast where the file has a network for its kind.
 """
 
 from __future__ import annotations

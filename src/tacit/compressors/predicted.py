@@ -63,9 +63,9 @@ class Predicted(Compressor):
     What a rank's own x was where it has not been sent is lost, as in the paper. `ErrorFeedback` around this
     would owe it, which with momentum in the optimizer lets it be applied twice, and diverges.
 
-    `budget` counts all that travels: with f the share of rounds that send everything and d that of the
-    entries that always travel, the others have what the budget leaves, share = (budget - f - (1 - f) d) /
-    ((1 - f) (1 - d)).
+    `budget` counts all that travels, of what dense rounds after every step would: with b = budget x every, f
+    the share of rounds that send everything, the last one of a training among them, and d that of the entries
+    that always travel, the others have what the budget leaves, (b - f - (1 - f) d) / ((1 - f) (1 - d)).
 
     State, equal on all ranks: `past0` and so on, the last answers, in turn; `faults`, for how many rounds
     in a row the predictor was worse than no change, by parameter (that is seen on S, where both are known; it
@@ -73,7 +73,8 @@ class Predicted(Compressor):
     of the last round, that of the last round that sent everything, and how many such there were for its sake.
 
     Attributes:
-        budget: bytes, as a share of what dense rounds would send. Less says less, and predicts more.
+        budget: bytes, as a share of what a dense round after every step would send. Less says less, and
+            predicts more.
         predictor: what tells the next change; `Stale` leaves at rest what is not sent.
         subset: "rotating": of each of k equal stretches one entry, the next one in every round. "random": one
             of each stretch, whichever falls out. "layers": k entries side by side, layer after layer.
@@ -101,7 +102,7 @@ class Predicted(Compressor):
     full_steps: int = 2
     drops: int = 0
     every: int = 1
-    horizon: int = 1000
+    horizon: int = 100
     whole_below: int = 1024
     patience: int = 3
     share: float | None = None
@@ -127,15 +128,17 @@ class Predicted(Compressor):
             )
         checks.real("shrink", self.shrink, "write 1, or less to trust predictions less", above=0, most=1)
         checks.whole("full_steps", self.full_steps, 0, None, "2 are usual")
-        checks.whole("drops", self.drops, 0, None, "write how many times the learning rate will be halved, or 0")
+        checks.whole(
+            "drops", self.drops, 0, None, "write how many times the learning rate will be halved, or 0"
+        )
         checks.whole("every", self.every, 1, None, "write 1 for a round after every step")
         hint = "it is for how many steps the budget is, more than are sent in full"
-        checks.whole("horizon", self.horizon, self.full_steps + self.drops * self.every + 1, None, hint)
-        if self.full >= self.budget < 1:
+        checks.whole("horizon", self.horizon, 1, None, hint)
+        if self.full >= self.room < 1:
             raise ConfigError(
-                f"budget={self.budget} is no more than what full_steps={self.full_steps} and "
-                f"drops={self.drops} of horizon={self.horizon} steps send: write a larger budget, or a longer "
-                "horizon"
+                f"budget={self.budget} is no more than what full_steps={self.full_steps}, drops={self.drops} "
+                f"and the end send of horizon={self.horizon} steps, with a round every {self.every}: write a "
+                "larger budget, or a longer horizon"
             )
         checks.whole("whole_below", self.whole_below, 1, None, "1024 is usual; 1 for none")
         checks.whole("patience", self.patience, 1, None, "3 is usual")
@@ -143,8 +146,13 @@ class Predicted(Compressor):
 
     @property
     def full(self) -> float:
-        """f: the share of rounds that send everything."""
-        return (self.full_steps + self.drops * self.every) / self.horizon
+        """f: the share of rounds that send everything; the end of a training is one."""
+        return (self.full_steps + (self.drops + 1) * self.every) / self.horizon
+
+    @property
+    def room(self) -> float:
+        """b: how many bytes a round may have on average, as a share of a dense one's."""
+        return min(1.0, self.budget * self.every)
 
     @property
     def changes(self) -> tuple[int, ...]:
@@ -163,7 +171,7 @@ class Predicted(Compressor):
         """
         n = sum(map(size, matrices))
         always = sum(size(m) for m in matrices if not self._turns(m))
-        if self.budget < 1 and n and (self.full + (1 - self.full) * always / n) >= self.budget:
+        if self.room < 1 and n and (self.full + (1 - self.full) * always / n) >= self.room:
             raise ConfigError(
                 f"budget={self.budget} is used up before anything takes turns: {always:,} of {n:,} entries "
                 f"always travel, and {self.full:.3f} of the rounds send everything. Write a larger budget, a "
@@ -213,10 +221,10 @@ class Predicted(Compressor):
     def turns(self) -> int:
         """k: how many entries travel by turns in a round."""
         n, rest = sum(map(size, self.matrices)), sum(map(size, self._taking_turns))
-        if self.budget == 1 or not rest:
+        if self.room == 1 or not rest:
             return rest
         share = self._left(n, n - rest) if self.share is None else self.share
-        return min(rest, max(1, int(share * rest - MARKS / (1 - self.full) + 1e-6)))
+        return min(rest, max(1, int(share * rest - MARKS / (1 - self.full) + 0.01)))
 
     def _left(self, n: int, always: int) -> float:
         """The share of entries taking turns that travels in a round, where so many of n always travel.
@@ -224,7 +232,7 @@ class Predicted(Compressor):
         Where these are all that the budget has room for, the others get as much as if there were none: other
         lots may be larger.
         """
-        each = (self.budget - self.full) / (1 - self.full) if self.full < 1 else 1.0
+        each = (self.room - self.full) / (1 - self.full) if self.full < self.room else 1.0
         if always >= n:
             return each
         left = (each * n - always) / (n - always)

@@ -44,7 +44,7 @@ def at_random(matrices: Sequence[Matrix], count: int, seed: int) -> Tensor:
 
 
 def by_layers(matrices: Sequence[Matrix], count: int, round_: int) -> Tensor:
-    """`count` entries of the matrices, rising: one layer after the other, going on where the last one ended."""
+    """`count` entries of the matrices, rising: one layer after the other, from where the last ones ended."""
     total = sum(map(size, matrices))
     if not count:
         return torch.empty(0, dtype=torch.int64)

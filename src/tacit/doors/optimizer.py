@@ -82,6 +82,7 @@ class ProgressDoor:
         rounds, merge = session.strategy.rounds, session.strategy.merge
         self._late = session.strategy.overlap.lands(0) > 0 or rounds.late
         keeps = merge.sees_mine or (self._late and merge.needs_mine)
+        self._unsent = merge.keeps_unsent
         self._then = [lot.like(lot.device) for lot in lots]
         self._flat = [torch.zeros_like(then) for then in self._then]
         self._mine = [torch.zeros_like(then) if keeps else None for then in self._then]
@@ -153,14 +154,30 @@ class ProgressDoor:
             self._land_until(last, every=True)
             if session.strategy.rounds.sleeps(session.step, session.memory):
                 self._start_here()
-            way = self._leave(last, range(len(session.lots)), lands=last)
-            if way.flight is not None:
-                session.wait(way.flight)
-            for i, then in enumerate(self._then):
-                self._settle(i, then)
-                self._write(i, then)
-            self._end(way)
+            if self._unsent:
+                self._meet()
+            else:
+                self._meet_in_a_round(last)
         self._met_at = session.step
+
+    def _meet(self) -> None:
+        """Average the replicas densely, with what they have not said."""
+        session = self._session
+        for lot, (i, then) in zip(session.lots, enumerate(self._then), strict=True):
+            self._read(i, then)
+            if self._share != 1.0:
+                then.mul_(self._share)
+            session.ask(partial(say, then, session.strategy.topology.scope), lot.name)
+            self._write(i, then)
+
+    def _meet_in_a_round(self, last: int) -> None:
+        way = self._leave(last, range(len(self._session.lots)), lands=last)
+        if way.flight is not None:
+            self._session.wait(way.flight)
+        for i, then in enumerate(self._then):
+            self._settle(i, then)
+            self._write(i, then)
+        self._end(way)
 
     def _settle(self, i: int, then: Tensor) -> None:
         if self._session.agree(i, self._flat[i]):
@@ -208,7 +225,7 @@ class ProgressDoor:
         for i in lots:
             if self._share != 1.0:
                 self._flat[i].mul_(self._share)
-            session.submit(i, self._flat[i], lambda: None)
+            session.submit(i, self._flat[i], lambda: None, self._mine[i] if self._unsent else None)
         way = UnderWay(tuple(lots), step, lands, flight)
         self.under_way.append(way)
         return way

@@ -314,14 +314,19 @@ class Session:
     def _flight(self, i: int) -> Flight:
         return self._flights[i] if i in self._flights else self.begin()
 
-    def submit(self, i: int, x: Tensor, landed: Callable[[], None]) -> None:
-        """Exchange lot `i` in the lane; `landed` is called there, also after a failure."""
+    def submit(self, i: int, x: Tensor, landed: Callable[[], None], owed: Tensor | None = None) -> None:
+        """Exchange lot `i` in the lane; `landed` is called there, also after a failure.
+
+        `owed`: `x` once more, from which what the peers have seen of it is taken when they have.
+        """
         if self._lane is None:
             self._lane = Lane(self.transport, self._explained, self.strategy.name)
         flight = self._flight(i)
         flight.watch.begin()
 
         def land(outcome: Outcome) -> None:
+            if owed is not None:
+                outcome.sent.take_from_(owed)
             self.land(i, outcome)
             landed()
 
