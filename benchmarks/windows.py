@@ -52,10 +52,17 @@ class Part:
 
 
 def parts(algorithm: str, epochs: int, steps: int) -> list[Part]:
-    """What a run of so many epochs of so many steps is made of."""
+    """What a run of so many epochs of so many steps is made of; first what a long run has most of."""
     from tacit import algorithms
+    from tacit.algorithms.dgc import WARMUP
     from tacit.rounds import Cycling, Every, EveryEpoch
 
+    name, given = _words(algorithm)
+    warmup = int(given.pop("warmup_steps", 0))
+    if warmup:
+        share, ratio = warmup / (epochs * steps), float(given["ratio"])
+        early = [_text(name, {**given, "ratio": max(ratio, each)}) for each in WARMUP]
+        return [Part(_text(name, given), 1 - share), *(Part(each, share / len(early)) for each in early)]
     rounds = algorithms.parse(algorithm).levels[-1].rounds
     if isinstance(rounds, Every):
         return [Part(algorithm, 1.0, -(-ALIKE // rounds.sync_every) * rounds.sync_every)]
@@ -65,15 +72,21 @@ def parts(algorithm: str, epochs: int, steps: int) -> list[Part]:
         return [Part(algorithm, 1.0)]
     phases = rounds.phases({**rounds.start(), "epochs": float(epochs), "steps_per_epoch": float(steps)})
     cycling = sum(count for count, late in phases if late) / (epochs * steps)
-    found = [Part(with_phases(algorithm, 0), cycling, steps)]
-    return [*found, Part(with_phases(algorithm, FOREVER), 1 - cycling)] if cycling < 1 else found
+    late, blocking = (
+        _text(name, {**given, "warmup_epochs": epochs, "cooldown_epochs": 0}) for epochs in (0, FOREVER)
+    )
+    found = [Part(late, cycling, steps)]
+    return [*found, Part(blocking, 1 - cycling)] if cycling < 1 else found
 
 
-def with_phases(algorithm: str, warmup_epochs: int) -> str:
-    """The text of an algorithm of epochs' phases, with other ones."""
+def _words(algorithm: str) -> tuple[str, dict[str, Any]]:
+    """The name, and what is given behind it."""
     name, _, rest = algorithm.partition(":")
-    given = [word for word in rest.split(",") if word and "_epochs" not in word]
-    return f"{name}:{','.join([*given, f'warmup_epochs={warmup_epochs}', 'cooldown_epochs=0'])}"
+    return name, dict(word.split("=") for word in rest.split(",") if word)
+
+
+def _text(name: str, given: Mapping[str, Any]) -> str:
+    return f"{name}:{','.join(f'{key}={value}' for key, value in given.items())}" if given else name
 
 
 @dataclass(frozen=True)
@@ -126,6 +139,11 @@ class Found:
     def megabytes(self, algorithm: str) -> float:
         """10^6 bytes a step that a node's interface sends, over the whole run."""
         return sum(share * sent for share, _, sent in self.parts[algorithm])
+
+    def steady(self, algorithm: str) -> tuple[float, float]:
+        """Seconds and 10^6 bytes a step in the part that a long run has most of."""
+        _, seconds, sent = self.parts[algorithm][0]
+        return statistics.median(seconds), sent
 
     def to_json(self) -> str:
         """A line without its end."""
