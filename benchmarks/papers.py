@@ -30,8 +30,8 @@ from comparing import by_compare
 from experiments import EXPERIMENTS, Scale, runs, whole_runs
 from experiments import windows as windows_of
 from grid import RUNS, Done, Run, carry_out, images, paired
-from pages import Evidence, page
 from paired import RESULTS, ROOT, hardware
+from paper_page import Evidence, page
 
 MP2 = ROOT / "benchmarks" / "mp2.py"
 FILE = "papers-runs.jsonl"

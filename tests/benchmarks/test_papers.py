@@ -9,7 +9,7 @@ import windows
 from experiments import DASO, DGC, EXPERIMENTS, NETWORKS, Scale, runs, whole_runs
 from experiments import windows as windows_of
 from grid import COMPUTE_ONLY, Done, Run
-from pages import Evidence, page
+from paper_page import Evidence, page
 from tacit import algorithms
 from windows import Found, Part, Window, parts, plan
 
@@ -190,7 +190,7 @@ def test_failures_are_on_the_page() -> None:
 
 
 def test_the_algorithm_of_a_claim_is_found_whatever_an_epoch_has() -> None:
-    from pages import _same
+    from paper_page import _same
 
     assert _same("dgc:ratio=0.001,warmup_steps=22", DGC)
     assert not _same("dgc:ratio=0.001", DGC)
