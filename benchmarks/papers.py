@@ -58,7 +58,7 @@ def mp2(options: argparse.Namespace) -> None:
 
 def carried_out(name: str, scale: Scale, folder: Path, command: str) -> dict[str, Any]:
     """Measure what is missing, and write the page."""
-    experiment = EXPERIMENTS[name]
+    experiment, about = EXPERIMENTS[name], hardware()
     file = folder / FILE
     wanted = runs(experiment, scale)
     evidence = Evidence(
@@ -67,7 +67,7 @@ def carried_out(name: str, scale: Scale, folder: Path, command: str) -> dict[str
         done=carry_out(wanted, file, execute),
         wanted=len(wanted),
         command=command,
-        hardware=hardware(),
+        hardware=about,
         quick=scale.quick,
     )
     path = folder / f"{date.today().isoformat()}-papers-{name}.md"

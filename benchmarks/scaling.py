@@ -135,7 +135,8 @@ def rank_main(ladder: str, blocks: int) -> None:
         for name, text in LADDERS[ladder].arms.items()
     }
     for arm in arms.values():
-        arm.trainer.steps(PERIOD)  # lots settle in the fourth round of what is synchronous
+        # Lots settle in the fourth round of what is synchronous, and ddp's buckets in the second step.
+        arm.trainer.steps(min(PERIOD, 2 * arm.steps))
     first = dist.get_rank() == 0
     before = {name: arm.by_servers() for name, arm in arms.items()} if first else {}
     seconds = interleave({name: Arm(arm.block, 1, 0) for name, arm in arms.items()}, blocks, dist.barrier)
@@ -258,6 +259,7 @@ def main() -> None:
     if options.rank:
         rank_main(options.rank, options.blocks)
         return
+    about = hardware()
     rows = [
         row for name in ([options.only] if options.only else LADDERS) for row in climb(name, options.quick)
     ]
@@ -265,7 +267,7 @@ def main() -> None:
     result = {
         "benchmark": "scaling",
         "quick": options.quick,
-        "hardware": hardware(),
+        "hardware": about,
         "parameters": WIDTH * WIDTH + WIDTH // 2 + WIDTH,
         "rows": rows,
         "growth": found,

@@ -27,9 +27,11 @@ from runs import COMPUTE_ONLY, Run, append
 if TYPE_CHECKING:
     from arms import Work
 
-ALIKE = 4
+ALIKE = 3
 """Steps in a block where all are alike."""
-TOGETHER = 6
+WARM = 4
+"""Steps before the first block: lots settle in the fourth round."""
+TOGETHER = 8
 """Algorithms in one launch, for memory's sake, besides `compute-only`."""
 FOREVER = 1_000_000
 SLOW = 0.1
@@ -240,7 +242,7 @@ def rank_main(told: Mapping[str, Any]) -> None:
 
     for text, trainer in trainers.items():
         if blocks[text] < told["steps"]:  # an epoch is its own warm-up, as its first steps are few of many
-            trainer.steps(blocks[text])
+            trainer.steps(max(WARM, blocks[text]))
     timed = {text: Arm(partial(block, text), 1, 0) for text in trainers}
     seconds = interleave(timed, told["blocks"], dist.barrier)
     if dist.get_rank() == 0:
