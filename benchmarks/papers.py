@@ -29,7 +29,7 @@ import windows
 from comparing import by_compare
 from experiments import EXPERIMENTS, Scale, runs, whole_runs
 from experiments import windows as windows_of
-from grid import RUNS, Done, Run, carry_out, images, paired
+from grid import RUNS, Done, Mean, Run, carry_out, images, paired
 from paired import RESULTS, ROOT, hardware
 from paper_page import Evidence, page
 
@@ -114,7 +114,8 @@ def main() -> None:
     command = f"python benchmarks/{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
     found = [carried_out(name, scale, folder, command) for name in names]
     if options.json:
-        print(json.dumps({"benchmark": "papers", "quick": options.quick, "experiments": found}, default=vars))
+        told = {"benchmark": "papers", "quick": options.quick, "experiments": found}
+        print(json.dumps(told, default=Mean.to_dict))
 
 
 if __name__ == "__main__":
