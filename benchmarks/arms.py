@@ -64,7 +64,7 @@ class Trainer:
         batch: images a rank and step.
         bucket_cap_mb: DDP's; None: its default, and one bucket for PowerSGD, ours and torch's alike.
         epochs: how many, and of how many steps, for what goes by them.
-        work: what is trained in place of the VGG-11; `mixed` and `batch` are then left alone.
+        work: what is trained in place of the VGG-11; `batch` then says nothing.
     """
 
     def __init__(

@@ -82,49 +82,52 @@ def _all(fact: str, made: Iterable[Done]) -> str:
 
 
 def claims(experiment: Experiment, evidence: Evidence) -> str:
-    """A row for each claim and each setting that it was measured in."""
+    """A row for each claim, each rival and each setting that it was measured in."""
     if not experiment.claims:
         return "None of the paper's figures has been read, so that none is held against what was measured."
     rows = [
-        [claim.text, claim.read, setting, measured, "" if apart is None else apart]
+        [claim.text, claim.read, *held]
         for claim in experiment.claims
-        for setting, measured, apart in _held(experiment, claim, evidence)
+        for against in claim.against
+        for held in _held(claim, against, evidence)
     ]
-    return _table(["the paper says", "read in its", "measured with", "measured", "measured - claimed"], rows)
+    head = ["the paper says", "read in its", "measured with", "against", "measured", "measured - claimed"]
+    return _table(head, rows)
 
 
-def _held(experiment: Experiment, claim: Claim, evidence: Evidence) -> list[tuple[str, str, str | None]]:
-    """Of a claim: the setting, what was measured, and how far that is from what was claimed."""
+def _held(claim: Claim, against: str, evidence: Evidence) -> list[tuple[str, str, str, str]]:
+    """Of a claim: the setting, the rival, what was measured, and how far that is from what was claimed."""
     if claim.of == "accuracy":
-        rows = [
-            row
-            for row in paired(evidence.done, claim.against)
-            if _same(row["algorithm"], claim.algorithm) and row["difference"] is not None
-        ]
         return [
             (
                 f"{label(row)}, {row['cluster']}",
+                f"`{against}`",
                 f"{_points(row['difference'])} points",
-                None if claim.figure is None else f"{100 * (row['difference'].mean - claim.figure):+.2f}",
+                _apart(100 * row["difference"].mean, claim, 100, ".2f", " points"),
             )
-            for row in rows
+            for row in paired(evidence.done, against)
+            if _same(row["algorithm"], claim.algorithm) and row["difference"] is not None
         ]
     held = []
     for found in evidence.found:
         mine = next((each for each in found.parts if _same(each, claim.algorithm)), None)
-        if mine is None or claim.against not in found.parts:
+        if mine is None or against not in found.parts:
             continue
         setting = f"{label_of(found.window.run)}, {found.window.run.cluster}"
+        (fast, few), (slow, many) = found.steady(mine), found.steady(against)
         if claim.of == "time saved":
-            whole = 1 - found.seconds(mine) / found.seconds(claim.against)
-            steady = 1 - found.steady(mine)[0] / found.steady(claim.against)[0]
-            apart = None if claim.figure is None else f"{100 * (whole - claim.figure):+.1f} points"
-            held.append((setting, f"{whole:.1%} less time ({steady:.1%} without warm-up)", apart))
+            whole = 1 - found.seconds(mine) / found.seconds(against)
+            measured = f"{whole:.1%} less time ({1 - fast / slow:.1%} without warm-up)"
+            apart = _apart(100 * whole, claim, 100, ".1f", " points")
         else:
-            fewer = found.steady(claim.against)[1] / found.steady(mine)[1]
-            apart = None if claim.figure is None else f"{fewer - claim.figure:+.0f} times"
-            held.append((setting, f"{fewer:.0f} times fewer, without warm-up", apart))
+            measured = f"{many / few:.0f} times fewer, without warm-up"
+            apart = _apart(many / few, claim, 1, ".0f", " times")
+        held.append((setting, f"`{against}`", measured, apart))
     return held
+
+
+def _apart(measured: float, claim: Claim, scale: float, form: str, unit: str) -> str:
+    return "" if claim.figure is None else f"{measured - scale * claim.figure:+{form}}{unit}"
 
 
 def _same(text: str, algorithm: str) -> bool:
