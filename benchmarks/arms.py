@@ -1,15 +1,16 @@
-"""What the benchmarks time: one VGG-11, its optimizer, and a way to exchange gradients; an arm."""
+"""What the benchmarks time: a model at work, such as one VGG-11, and a way to exchange gradients; an arm."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,6 +21,35 @@ from tacit.testbed import counters
 BATCH = 32
 ONE_BUCKET = 1 << 10
 """MiB that hold the whole model: DDP keeps to one bucket."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step is made of.
+
+    Attributes:
+        batch: gives the next inputs and targets.
+        loss: of outputs and targets.
+    """
+
+    model: nn.Module
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    batch: Callable[[], tuple[Tensor, Tensor]]
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+
+def on_images(mixed: bool, batch: int) -> Work:
+    """VGG-11 on one batch of random images of 32x32 pixels, in colour."""
+    layout = torch.channels_last if mixed else torch.contiguous_format
+    model = vgg11().to(memory_format=layout)
+    x = torch.randn(batch, 3, 32, 32).to(memory_format=layout)
+    y = torch.randint(0, 10, (batch,))
+    return Work(model, momentum_sgd, lambda: (x, y), nn.CrossEntropyLoss())
+
+
+def momentum_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """Of a small rate: all arms see one batch again and again, and outer steps must not blow it up."""
+    return torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
 
 
 class Trainer:
@@ -34,6 +64,7 @@ class Trainer:
         batch: images a rank and step.
         bucket_cap_mb: DDP's; None: its default, and one bucket for PowerSGD, ours and torch's alike.
         epochs: how many, and of how many steps, for what goes by them.
+        work: what is trained in place of the VGG-11; `batch` then says nothing.
     """
 
     def __init__(
@@ -43,14 +74,12 @@ class Trainer:
         batch: int = BATCH,
         bucket_cap_mb: float | None = None,
         epochs: tuple[int, int] | None = None,
+        work: Work | None = None,
     ) -> None:
         torch.manual_seed(0)
-        layout = torch.channels_last if mixed else torch.contiguous_format
-        self.model: nn.Module = vgg11().to(memory_format=layout)
-        self.x = torch.randn(batch, 3, 32, 32).to(memory_format=layout)
-        self.y = torch.randint(0, 10, (batch,))
+        self.work = work or on_images(mixed, batch)
+        self.model = self.work.model
         self.mixed = mixed
-        self.criterion = nn.CrossEntropyLoss()
         self.session: tacit.Attached | None = None
         self.epochs = epochs
         self.sent: list[int] = []
@@ -64,7 +93,7 @@ class Trainer:
                 bucket_cap_mb=bucket_cap_mb,
                 process_group=_node() if arm == "near-only" else None,
             )
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.optimizer = self.work.optimizer(self.model)
         if isinstance(self.model, DistributedDataParallel):
             _ENTER.get(arm, lambda trainer, model: trainer.attach(model, arm))(self, self.model)
 
@@ -82,8 +111,9 @@ class Trainer:
     def step(self) -> None:
         """One step of the user's loop."""
         before = counters.transmitted(os.environ["TACIT_INTERFACE"])
+        x, y = self.work.batch()
         with self._autocast():
-            loss = self.criterion(self.model(self.x), self.y)
+            loss = self.work.loss(self.model(x), y)
         self.optimizer.zero_grad()
         loss.backward()
         if self.session is not None:

@@ -120,6 +120,10 @@ class Mean:
             half = student(count - 1) * statistics.stdev(samples) / math.sqrt(count)
         return cls(statistics.mean(samples), half, count)
 
+    def to_dict(self) -> dict[str, float | int | None]:
+        """Ready for JSON, which knows no NaN."""
+        return {**asdict(self), "half": None if math.isnan(self.half) else self.half}
+
     def text(self, form: str = "+.4f") -> str:
         """The mean ± half its interval."""
         if math.isnan(self.half):

@@ -112,6 +112,7 @@ def test_means_and_intervals() -> None:
     assert alone is not None
     assert math.isnan(alone.half)
     assert alone.text() == "+1.0000 (one seed)"
+    assert alone.to_dict() == {"mean": 1.0, "half": None, "count": 1}
     assert Mean.of([]) is None
 
 

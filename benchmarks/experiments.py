@@ -1,0 +1,310 @@
+"""What each paper claims, with which algorithms it was compared, and what is trained here to see.
+
+Claims are those that have been read in the paper's abstract or its authors' code; what is only remembered of
+a paper is not held against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from runs import Run
+from windows import Window, plan
+
+Claimed: TypeAlias = Literal["time saved", "times fewer bytes", "accuracy"]
+NODES, FLAT = "2x2", "4x1"
+RATE = "@100mbit"
+"""The links that times are measured on; accuracies come from links at full speed."""
+LIMIT = 10_000
+"""Training images."""
+BIG_LIMIT = 5_120
+"""For the large network that is only timed."""
+DIGITS = 22
+"""Steps of an epoch of `digits` on 4 ranks."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says of itself.
+
+    Attributes:
+        text: in our words; `read`: where.
+        of: what of; `figure`: how much, None where it gives none: of time the share saved (0..1), of bytes
+            how many times fewer, of accuracy the difference (0..1).
+        algorithm: ours that is held to it; `against`: its rivals here.
+    """
+
+    text: str
+    read: str
+    of: Claimed
+    figure: float | None
+    algorithm: str
+    against: tuple[str, ...] = ("ddp",)
+
+
+@dataclass(frozen=True)
+class Network:
+    """Something to train.
+
+    Attributes:
+        words: of its recipe, without data.
+        steps: of an epoch, on 4 ranks.
+        images: whether it needs CIFAR-10.
+    """
+
+    words: tuple[str, ...]
+    epochs: int
+    steps: int = LIMIT // 128
+    images: bool = True
+
+    def text(self, algorithm: str) -> str:
+        """An algorithm as it is attached to train this."""
+        return algorithm.replace("{epoch}", str(self.steps))
+
+
+def _cifar(model: str, precision: str = "bf16") -> tuple[str, ...]:
+    return ("cifar10", "--model", model, "--precision", precision, "--limit", str(LIMIT))
+
+
+NETWORKS: Mapping[str, Network] = {
+    "vgg11-narrow": Network(_cifar("vgg11-narrow"), 5),
+    "resnet8": Network(_cifar("resnet8"), 4),
+    "alexnet": Network(_cifar("alexnet"), 3),
+    "vit": Network(_cifar("vit", "fp32"), 3),  # bf16 makes it slower
+    "bytes": Network(("bytes",), 2, 120, images=False),
+    "digits": Network(("digits",), 5, DIGITS, images=False),
+    "gan": Network(("gan",), 30, DIGITS, images=False),
+    **{
+        f"optimizer:{name}": Network((f"optimizer:{name}",), 5, DIGITS, images=False)
+        for name in ("sgd", "rmsprop", "adam", "adamw")
+    },
+}
+SMALL = "vgg11-narrow"
+"""Trained whole on the shaped links as well, to see whether windows foretell it; `digits` without images."""
+BIG = Network(
+    ("cifar10", "--model", "vgg11", "--precision", "bf16", "--limit", str(BIG_LIMIT)),
+    5,
+    BIG_LIMIT // 128,
+)
+"""Timed in windows only."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One paper.
+
+    Attributes:
+        algorithms: the baseline first; `{epoch}` in one stands for the steps of an epoch.
+        trained: network -> the clusters it is trained on.
+        cluster: the one that is tried with --quick, and where whole runs are made.
+        lacks: of the paper's own comparison, what is not here, and other differences.
+        elsewhere: which of the algorithms train what is not `SMALL`; none given: all.
+    """
+
+    paper: str
+    algorithms: tuple[str, ...]
+    claims: tuple[Claim, ...]
+    trained: Mapping[str, tuple[str, ...]]
+    cluster: str
+    lacks: Sequence[str]
+    elsewhere: tuple[str, ...] = ()
+
+
+BOTH = (NODES, FLAT)
+EDNNCOMM = "ednncomm"
+DASO = "daso:warmup_epochs=1,cooldown_epochs=1"
+DGC = "dgc:ratio=0.001,warmup_steps={epoch}"
+POWERSGD = "powersgd:rank=2"
+DILOCO = "diloco:sync_every=32"
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "ednncomm": Experiment(
+        "eDNNcomm (Moreno-Alvarez, Paoletti, Cavallaro & Haut, IEEE TNNLS 2023)",
+        ("ddp", EDNNCOMM),
+        (
+            Claim("global training time is reduced", "abstract; no figure", "time saved", None, EDNNCOMM),
+            Claim("accuracy slightly improves", "abstract; no figure", "accuracy", None, EDNNCOMM),
+        ),
+        {
+            "vgg11-narrow": BOTH,
+            "resnet8": (NODES,),
+            "alexnet": (NODES,),
+            "vit": (NODES,),
+            "bytes": (NODES,),
+            "gan": (NODES,),
+            **{name: (NODES,) for name in NETWORKS if name.startswith("optimizer:")},
+        },
+        NODES,
+        (
+            "An epoch here has 78 steps where theirs has 98 on 4 processes; 3 to 5 epochs, where they train "
+            "400.",
+            "`gan` is an AC-GAN in small on 8x8 digits, `optimizer:NAME` the recipe `digits` with it.",
+        ),
+    ),
+    "daso": Experiment(
+        "DASO (Coquelin, Debus, Goetz, von der Lehr, Kahn, Siggel & Streit, J. Big Data 2022)",
+        ("ddp", "fp16", DASO),
+        (
+            Claim(
+                "up to 34 % less training time than other data parallel methods",
+                "abstract",
+                "time saved",
+                0.34,
+                DASO,
+                ("ddp", "fp16"),
+            ),
+        ),
+        {"vgg11-narrow": BOTH, "resnet8": (NODES,)},
+        NODES,
+        (
+            "The rival in the paper is Horovod; here it is DDP, with gradients in fp32 (`ddp`) and in half "
+            "precision (`fp16`).",
+            "One epoch each for warm-up and cool-down, which block, where the authors' example has 4 of 90.",
+        ),
+    ),
+    "mp2": Experiment("MP2 (Liu et al., Computer Networks 2024)", (), (), {}, FLAT, ()),
+    "dgc": Experiment(
+        "Deep gradient compression (Lin, Han, Mao, Wang & Dally, ICLR 2018)",
+        ("ddp", "topk:ratio=0.001", DGC),
+        (
+            Claim("270 to 600 times less to send", "abstract", "times fewer bytes", 270.0, DGC),
+            Claim("without loss of accuracy", "abstract", "accuracy", 0.0, DGC),
+        ),
+        {"vgg11-narrow": BOTH, "resnet8": (FLAT,), "alexnet": (FLAT,)},
+        FLAT,
+        (
+            "The paper counts the gradients that a rank sends; here it is what a node's interface transmits, "
+            "with positions, biases and headers, and what is passed on for others. Small networks have a "
+            "larger share of biases, which are sent in full.",
+            "The warm-up has one epoch, of 3 to 5. TernGrad is not among the rivals here.",
+        ),
+    ),
+    "powersgd": Experiment(
+        "PowerSGD (Vogels, Karimireddy & Jaggi, NeurIPS 2019)",
+        (
+            "ddp",
+            "powersgd:rank=1",
+            POWERSGD,
+            "powersgd:rank=4",
+            "topk:ratio=0.01",
+            "randomk:ratio=0.01",
+            "sign",
+        ),
+        (
+            Claim(
+                "the only method in its test that consistently gains time",
+                "abstract; no figure",
+                "time saved",
+                None,
+                POWERSGD,
+            ),
+        ),
+        {"vgg11-narrow": (FLAT,), "resnet8": (FLAT,)},
+        FLAT,
+        (
+            "The paper's random blocks and Atomo are not part of tacit. Signum needs a learning rate of its "
+            "own, and all train at one here: `sign` stands for signs, with what is left owed.",
+        ),
+        elsewhere=("ddp", POWERSGD, "topk:ratio=0.01"),
+    ),
+    "diloco": Experiment(
+        "DiLoCo (Douillard et al. 2023)",
+        ("ddp", "localsgd:sync_every=32", DILOCO),
+        (),
+        {"bytes": (FLAT,), "vgg11-narrow": BOTH},
+        FLAT,
+        (
+            "None of the paper's figures has been read for this page, so none is held against it.",
+            "Its rounds are 500 steps apart by default, here 32, and there are only 7 to 12 of them.",
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of an experiment is carried out.
+
+    Attributes:
+        seeds: how many, from 0 on; `blocks`: of each window.
+        data: CIFAR-10; None for what needs none.
+        quick: one cluster and one network.
+    """
+
+    seeds: int = 3
+    blocks: int = 3
+    data: str | None = None
+    quick: bool = False
+
+
+QUICK = Network(("digits",), 4, DIGITS, images=False)
+
+
+def networks(experiment: Experiment, scale: Scale) -> dict[str, tuple[Network, tuple[str, ...]]]:
+    """What is trained, and on which clusters: `digits` takes the place of images that are not there."""
+    if scale.quick:
+        return {"digits": (QUICK, (experiment.cluster,))}
+    found = {
+        name: (NETWORKS[name], clusters)
+        for name, clusters in experiment.trained.items()
+        if scale.data or not NETWORKS[name].images
+    }
+    return (
+        found if scale.data else {"digits": (Network(("digits",), 10, DIGITS, images=False), BOTH), **found}
+    )
+
+
+def words(network: Network, scale: Scale) -> tuple[str, ...]:
+    """The recipe, with its data."""
+    return (*network.words, "--data", scale.data) if network.images and scale.data else network.words
+
+
+def runs(experiment: Experiment, scale: Scale) -> list[Run]:
+    """Training on links at full speed, for accuracies; a seed after the other."""
+    return [
+        Run(words(network, scale), network.text(algorithm), cluster, seed=seed, epochs=network.epochs)
+        for seed in range(scale.seeds)
+        for name, (network, clusters) in networks(experiment, scale).items()
+        for cluster in clusters
+        for algorithm in _trained(experiment, name)
+    ]
+
+
+def _trained(experiment: Experiment, name: str) -> tuple[str, ...]:
+    main = name in (SMALL, "digits") or not experiment.elsewhere
+    return experiment.algorithms if main else experiment.elsewhere
+
+
+def checked(experiment: Experiment, scale: Scale) -> tuple[Network, str]:
+    """What is trained whole on shaped links, and on which."""
+    found = networks(experiment, scale)
+    network, _ = found.get(SMALL) or found["digits"]
+    return network, experiment.cluster + RATE
+
+
+def whole_runs(experiment: Experiment, scale: Scale) -> list[Run]:
+    """One run of each algorithm on shaped links, the same as the first on links at full speed."""
+    network, cluster = checked(experiment, scale)
+    return [
+        Run(words(network, scale), network.text(algorithm), cluster, seed=0, epochs=network.epochs)
+        for algorithm in experiment.algorithms
+    ]
+
+
+def windows(experiment: Experiment, scale: Scale) -> list[Window]:
+    """What is timed: what is trained whole, and the large network on both clusters."""
+    network, cluster = checked(experiment, scale)
+    settings = [(network, cluster)]
+    if scale.data and not scale.quick:
+        settings += [(BIG, each + RATE) for each in BOTH]
+    return [
+        window
+        for network, cluster in settings
+        for window in plan(
+            Run(words(network, scale), "", cluster, epochs=network.epochs),
+            [network.text(each) for each in experiment.algorithms],
+            scale.blocks,
+        )
+    ]

@@ -1,0 +1,305 @@
+"""The page of an experiment: a paper's claims, and what was measured, next to one another."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiments import Claim, Experiment
+from grid import COMPUTE_ONLY, Done, Mean, Run, paired
+from windows import Found
+
+CLOSE = 0.05
+"""How near a whole run must come to what windows foretell."""
+ENOUGH = 200
+"""Steps that such a run must have."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured for an experiment.
+
+    Attributes:
+        done: training on links at full speed; `wanted`: how many runs were asked for.
+        whole: runs on shaped links.
+        found: windows.
+        command: how to make all this.
+    """
+
+    done: Sequence[Done]
+    wanted: int
+    whole: Sequence[Done]
+    found: Sequence[Found]
+    command: str
+    hardware: Mapping[str, object]
+    quick: bool
+
+
+def page(experiment: Experiment, evidence: Evidence) -> str:
+    """The page, in Markdown."""
+    head = [f"# {experiment.paper}", "", _about(evidence)]
+    if evidence.quick:
+        head += ["", "**A quick run: few steps of a small network, few seeds. It judges nothing.**"]
+    parts = [
+        ("The claims", claims(experiment, evidence)),
+        ("Accuracy", accuracies(experiment, evidence.done)),
+        ("Time and bytes", times(experiment, evidence.found)),
+        ("Whole runs against windows", checks(evidence)),
+        ("What differs from the paper", "\n".join(f"* {each}" for each in (*DIFFERENCES, *experiment.lacks))),
+        ("What failed", _failures(evidence)),
+    ]
+    body = [line for title, text in parts if text for line in ("", f"## {title}", "", text)]
+    return "\n".join([*head, *body, ""])
+
+
+DIFFERENCES = (
+    "Small networks, few images and few epochs; four ranks on one machine. Absolute accuracies and times are "
+    "not the paper's.",
+    "Accuracies come from links at full speed, and times from windows on shaped ones: what these algorithms "
+    "train does not depend on the network. The section on whole runs holds that to the test.",
+)
+
+
+def _about(evidence: Evidence) -> str:
+    made = [*evidence.done, *evidence.whole]
+    good = sum(each.status == "ok" and each.run.algorithm != COMPUTE_ONLY for each in evidence.done)
+    machine = evidence.hardware
+    return (
+        f"{machine['date']}, `{evidence.command}`: {good} of {evidence.wanted} training runs, of "
+        f"{_all('date', made)}, at commit {_all('commit', made)}. {machine['cpu']}, {machine['cores']} "
+        f"cores, Linux {machine['kernel']}, Python {machine['python']}, torch {machine['torch']}; one thread "
+        "a rank, Gloo."
+    )
+
+
+def _all(fact: str, made: Iterable[Done]) -> str:
+    return ", ".join(sorted({str(each.hardware.get(fact)) for each in made})) or "-"
+
+
+# ---- claims -------------------------------------------------------------------------------------------
+
+
+def claims(experiment: Experiment, evidence: Evidence) -> str:
+    """A row for each claim, each rival and each setting that it was measured in."""
+    if not experiment.claims:
+        return "None of the paper's figures has been read, so that none is held against what was measured."
+    rows = [
+        [claim.text, claim.read, *held]
+        for claim in experiment.claims
+        for against in claim.against
+        for held in _held(claim, against, evidence)
+    ]
+    head = ["the paper says", "read in its", "measured with", "against", "measured", "measured - claimed"]
+    return _table(head, rows)
+
+
+def _held(claim: Claim, against: str, evidence: Evidence) -> list[tuple[str, str, str, str]]:
+    """Of a claim: the setting, the rival, what was measured, and how far that is from what was claimed."""
+    if claim.of == "accuracy":
+        return [
+            (
+                f"{label(row)}, {row['cluster']}",
+                f"`{against}`",
+                f"{_points(row['difference'])} points",
+                _apart(100 * row["difference"].mean, claim, 100, ".2f", " points"),
+            )
+            for row in paired(evidence.done, against)
+            if _same(row["algorithm"], claim.algorithm) and row["difference"] is not None
+        ]
+    held = []
+    for found in evidence.found:
+        mine = next((each for each in found.parts if _same(each, claim.algorithm)), None)
+        if mine is None or against not in found.parts:
+            continue
+        setting = f"{label_of(found.window.run)}, {found.window.run.cluster}"
+        (fast, few), (slow, many) = found.steady(mine), found.steady(against)
+        if claim.of == "time saved":
+            whole = 1 - found.seconds(mine) / found.seconds(against)
+            measured = f"{whole:.1%} less time ({1 - fast / slow:.1%} without warm-up)"
+            apart = _apart(100 * whole, claim, 100, ".1f", " points")
+        else:
+            measured = f"{many / few:.0f} times fewer, without warm-up"
+            apart = _apart(many / few, claim, 1, ".0f", " times")
+        held.append((setting, f"`{against}`", measured, apart))
+    return held
+
+
+def _apart(measured: float, claim: Claim, scale: float, form: str, unit: str) -> str:
+    return "" if claim.figure is None else f"{measured - scale * claim.figure:+{form}}{unit}"
+
+
+def _same(text: str, algorithm: str) -> bool:
+    """Whether a text is the algorithm's, whatever stands for the steps of an epoch."""
+    before, mark, after = algorithm.partition("{epoch}")
+    return text.startswith(before) and text.endswith(after) if mark else text == algorithm
+
+
+# ---- accuracy -----------------------------------------------------------------------------------------
+
+
+def accuracies(experiment: Experiment, done: Sequence[Done]) -> str:
+    """Each algorithm against the baseline, paired by seed."""
+    base = experiment.algorithms[0]
+    rows = [
+        [
+            label(row),
+            row["cluster"],
+            f"`{row['algorithm']}`",
+            f"{row['baseline_accuracy'].mean:.4f}",
+            f"{row['accuracy'].mean:.4f}",
+            _points(row["difference"]),
+            str(len(row["seeds"])),
+        ]
+        for row in paired(done, base)
+        if row["difference"] is not None
+    ]
+    if not rows:
+        return ""
+    head = [
+        "trained",
+        "cluster",
+        "algorithm",
+        f"`{base}`",
+        "accuracy",
+        "difference in points (95 %)",
+        "seeds",
+    ]
+    return _table(head, rows) + (
+        "\n\nHeld out, 0..1, after the last epoch, means over the seeds; differences are paired by seed, "
+        "with half the 95 % interval of Student's t. Where the interval holds 0, no difference was shown."
+    )
+
+
+def _points(difference: Mean) -> str:
+    return Mean(100 * difference.mean, 100 * difference.half, difference.count).text("+.2f")
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """What was trained, in few words."""
+    return _label(row["recipe"], row["epochs"])
+
+
+def label_of(run: Run) -> str:
+    """The same of a run."""
+    return _label(run.recipe, run.epochs)
+
+
+def _label(recipe: Sequence[str], epochs: int | None) -> str:
+    chosen = dict(zip(recipe[1::2], recipe[2::2], strict=True))
+    data = chosen.get("--data", "")
+    told = {
+        "cifar10": f"CIFAR-10 ({'JPEG q75' if 'jpeg-q75' in data else data})",
+    }.get(recipe[0], recipe[0])
+    words = [told, chosen.get("--model"), chosen.get("--precision")]
+    words += [f"{chosen['--limit']} images"] if "--limit" in chosen else []
+    words += [f"{epochs} epochs"] if epochs else []
+    return ", ".join(word for word in words if word)
+
+
+# ---- time ---------------------------------------------------------------------------------------------
+
+
+def times(experiment: Experiment, found: Sequence[Found]) -> str:
+    """Milliseconds and bytes a step of each window, over the whole run that it stands for."""
+    base = experiment.algorithms[0]
+    rows = []
+    for each in found:
+        for algorithm in each.parts:
+            steady, _ = each.steady(algorithm)
+            rows.append(
+                [
+                    label_of(each.window.run),
+                    each.window.run.cluster,
+                    f"`{algorithm}`",
+                    f"{1e3 * each.seconds(algorithm):.0f}",
+                    f"{1e3 * steady:.0f}",
+                    f"{each.megabytes(algorithm):.3f}",
+                    f"{1 - each.seconds(algorithm) / each.seconds(base):+.1%}",
+                ]
+            )
+    if not rows:
+        return ""
+    head = [
+        "trained",
+        "cluster",
+        "algorithm",
+        "ms a step",
+        "without warm-up",
+        "MB a step and node",
+        "time saved",
+    ]
+    return _table(head, rows) + (
+        f"\n\nMedians of interleaved blocks in one launch; time saved is against `{base}` in the same one. "
+        f"`{COMPUTE_ONLY}` exchanges nothing: nobody can be faster."
+    )
+
+
+def checks(evidence: Evidence) -> str:
+    """Whether a whole run takes what the windows foretell, and trains what it does on fast links."""
+    rows = []
+    for done in evidence.whole:
+        if done.status != "ok" or not done.steps or done.seconds is None:
+            continue
+        mine = [each for each in evidence.found if done.run.algorithm in each.parts]
+        mine = [each for each in mine if each.window.run == done.run.setting]
+        if not mine:
+            continue
+        foretold = done.steps * statistics.median(each.seconds(done.run.algorithm) for each in mine)
+        ratio = done.seconds / foretold
+        fast = [
+            each
+            for each in evidence.done
+            if each.run.algorithm == done.run.algorithm
+            and each.run.seed == done.run.seed
+            and each.run.recipe == done.run.recipe
+            and each.run.cluster == done.run.cluster.partition("@")[0]
+        ]
+        rows.append(
+            [
+                f"`{done.run.algorithm}`",
+                str(done.steps),
+                f"{foretold:.1f}",
+                f"{done.seconds:.1f}",
+                f"{ratio:.3f}",
+                _verdict(done, ratio, evidence.quick),
+                f"{done.accuracy:.4f}",
+                f"{fast[0].accuracy:.4f}" if fast and fast[0].accuracy is not None else "-",
+            ]
+        )
+    if not rows:
+        return ""
+    run = evidence.whole[0].run
+    head = ["algorithm", "steps", "foretold s", "took s", "ratio", "within 5 %", "accuracy", "on fast links"]
+    return (
+        f"{label_of(run)} on {run.cluster}, seed {run.seed}, from the first step to the last.\n\n"
+        + _table(head, rows)
+        + f"\n\nWhat `{COMPUTE_ONLY}` is off by is the machine's own unsteadiness between the two."
+    )
+
+
+def _verdict(done: Done, ratio: float, quick: bool) -> str:
+    if quick or (done.steps or 0) < ENOUGH:
+        return "not judged"
+    return "yes" if abs(ratio - 1) <= CLOSE else "**no**"
+
+
+def _failures(evidence: Evidence) -> str:
+    failed = [
+        f"* `{done.run.algorithm}`, {label_of(done.run)} on {done.run.cluster}, seed {done.run.seed}: "
+        f"{(done.error or '').strip().partition(chr(10))[0]}"
+        for done in (*evidence.done, *evidence.whole)
+        if done.status != "ok"
+    ]
+    failed += [
+        f"* window, {label_of(each.window.run)} on {each.window.run.cluster}: {each.error}"
+        for each in evidence.found
+        if each.error is not None
+    ]
+    return "\n".join(failed)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

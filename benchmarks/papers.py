@@ -1,0 +1,122 @@
+"""The papers' own comparisons, in small: their claims next to what is measured here.
+
+    python benchmarks/papers.py daso            # under an hour
+    python benchmarks/papers.py daso --quick    # under 10 minutes, of digits; judges nothing
+    python benchmarks/papers.py all             # everything, within 3 hours on 2 cores
+
+An experiment is one of ednncomm, daso, mp2, dgc, powersgd and diloco. Its algorithms are trained from 3 seeds
+on 2 nodes of 2 ranks and on 4 nodes of 1, with links at full speed; times come from windows on links of 100
+Mbit/s (windows.py), and one run of each algorithm is made whole there, to see whether windows tell the truth.
+Images are those of CIFAR-10, from --data or where they are found; without them digits take their place.
+
+Each run and each window is a line in benchmarks/results/papers-runs.jsonl and papers-windows.jsonl; the same
+command goes on where it was interrupted, and experiments share their runs. The page is
+benchmarks/results/DATE-papers-EXPERIMENT.md. With --quick all of it is kept in tacit-out/, unless --save.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import windows
+from comparing import by_compare
+from experiments import EXPERIMENTS, Scale, runs, whole_runs
+from experiments import windows as windows_of
+from grid import RUNS, Done, Mean, Run, carry_out, images, paired
+from paired import RESULTS, ROOT, hardware
+from paper_page import Evidence, page
+
+MP2 = ROOT / "benchmarks" / "mp2.py"
+FILE = "papers-runs.jsonl"
+QUICK_SEEDS, QUICK_BLOCKS = 2, 2
+
+
+def execute(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
+    """Recipes by `tacit compare`, and what it does not have by loops of our own."""
+    if group.recipe[0] == "gan" or group.recipe[0].startswith("optimizer:"):
+        from loops import by_loop
+
+        return by_loop(group, algorithms)
+    return by_compare(group, algorithms)
+
+
+def mp2(options: argparse.Namespace) -> None:
+    """A benchmark of its own."""
+    if not MP2.exists():
+        raise SystemExit(f"mp2 is measured by {MP2}, which is not there")
+    given = ["--quick"] if options.quick else []
+    given += ["--data", options.data] if options.data else []
+    subprocess.run([sys.executable, str(MP2), *given], check=True)
+
+
+def carried_out(name: str, scale: Scale, folder: Path, command: str) -> dict[str, Any]:
+    """Measure what is missing, and write the page."""
+    experiment, about = EXPERIMENTS[name], hardware()
+    file = folder / FILE
+    wanted = runs(experiment, scale)
+    evidence = Evidence(
+        found=windows.carry_out(windows_of(experiment, scale), folder / "papers-windows.jsonl"),
+        whole=carry_out(whole_runs(experiment, scale), file, execute),
+        done=carry_out(wanted, file, execute),
+        wanted=len(wanted),
+        command=command,
+        hardware=about,
+        quick=scale.quick,
+    )
+    path = folder / f"{date.today().isoformat()}-papers-{name}.md"
+    path.write_text(page(experiment, evidence))
+    print(f"wrote {path}", file=sys.stderr)
+    return {"experiment": name, "page": str(path), "accuracy": paired(evidence.done)}
+
+
+def scaled(options: argparse.Namespace) -> Scale:
+    """How much is asked for."""
+    if options.quick:
+        return Scale(QUICK_SEEDS, QUICK_BLOCKS, quick=True)
+    try:
+        return Scale(data=str(images(options.data)))
+    except SystemExit as error:
+        if options.data:
+            raise
+        print(f"{error}\nUntil then digits take their place.", file=sys.stderr)
+        return Scale()
+
+
+def main() -> None:
+    """Measure, and write the pages."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("experiment", choices=[*EXPERIMENTS, "all"])
+    parser.add_argument("--data", help="CIFAR-10, as `tacit compare cifar10 --data` takes it")
+    parser.add_argument("--quick", action="store_true", help="a few minutes of digits, to see that it works")
+    parser.add_argument("--save", action="store_true", help="keep a quick run under benchmarks/results/ too")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
+    options = parser.parse_args()
+    names = list(EXPERIMENTS) if options.experiment == "all" else [options.experiment]
+    if "mp2" in names:
+        mp2(options)
+        names.remove("mp2")
+        if not names:
+            return
+    scale = scaled(options)
+    folder = RESULTS if options.save or not options.quick else RUNS
+    folder.mkdir(exist_ok=True)
+    if len(names) > 1:  # what experiments share is trained in one call, with one run that does not exchange
+        carry_out([run for name in names for run in runs(EXPERIMENTS[name], scale)], folder / FILE, execute)
+    command = f"python benchmarks/{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
+    found = [carried_out(name, scale, folder, command) for name in names]
+    if options.json:
+        told = {"benchmark": "papers", "quick": options.quick, "experiments": found}
+        print(json.dumps(told, default=Mean.to_dict))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""Step times on a shaped link, from windows of training: what a whole run takes is foretold from them.
+
+What an algorithm of lockstep trains does not depend on the network, so its accuracy may come from a run on
+links at full speed, and the time of a step from a window here. A window is a block of steps that holds what
+comes back: a period of rounds, an epoch, or a few steps where all are alike. All algorithms of a window run
+interleaved in one launch, with `compute-only` and the baseline. What a window has found is a line of JSON,
+and is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paired import Arm, hardware, in_testbed, interleave, tell
+from runs import COMPUTE_ONLY, Run, append
+
+if TYPE_CHECKING:
+    from arms import Work
+
+ALIKE = 3
+"""Steps in a block where all are alike."""
+WARM = 4
+"""Steps before the first block: lots settle in the fourth round."""
+TOGETHER = 8
+"""Algorithms in one launch, for memory's sake, besides `compute-only`."""
+FOREVER = 1_000_000
+SLOW = 0.1
+"""What learning rates are multiplied by: a window begins where a run has its warm-up."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a run in which its steps are alike, or come back alike.
+
+    Attributes:
+        text: what is attached to measure it.
+        share: of all steps, 0..1.
+        block: how many steps a window of it has.
+    """
+
+    text: str
+    share: float
+    block: int = ALIKE
+
+
+def parts(algorithm: str, epochs: int, steps: int) -> list[Part]:
+    """What a run of so many epochs of so many steps is made of; first what a long run has most of."""
+    from tacit import algorithms
+    from tacit.algorithms.dgc import WARMUP
+    from tacit.rounds import Cycling, Every, EveryEpoch
+
+    name, given = _words(algorithm)
+    warmup = int(given.pop("warmup_steps", 0))
+    if warmup:
+        share, ratio = warmup / (epochs * steps), float(given["ratio"])
+        early = [_text(name, {**given, "ratio": max(ratio, each)}) for each in WARMUP]
+        return [Part(_text(name, given), 1 - share), *(Part(each, share / len(early)) for each in early)]
+    rounds = algorithms.parse(algorithm).levels[-1].rounds
+    if isinstance(rounds, Every):
+        return [Part(algorithm, 1.0, -(-ALIKE // rounds.sync_every) * rounds.sync_every)]
+    if isinstance(rounds, EveryEpoch):
+        return [Part(algorithm, 1.0, steps)]
+    if not isinstance(rounds, Cycling):
+        return [Part(algorithm, 1.0)]
+    phases = rounds.phases({**rounds.start(), "epochs": float(epochs), "steps_per_epoch": float(steps)})
+    cycling = sum(count for count, late in phases if late) / (epochs * steps)
+    late, blocking = (
+        _text(name, {**given, "warmup_epochs": epochs, "cooldown_epochs": 0}) for epochs in (0, FOREVER)
+    )
+    found = [Part(late, cycling, steps)]
+    return [*found, Part(blocking, 1 - cycling)] if cycling < 1 else found
+
+
+def _words(algorithm: str) -> tuple[str, dict[str, Any]]:
+    """The name, and what is given behind it."""
+    name, _, rest = algorithm.partition(":")
+    return name, dict(word.split("=") for word in rest.split(",") if word)
+
+
+def _text(name: str, given: Mapping[str, Any]) -> str:
+    return f"{name}:{','.join(f'{key}={value}' for key, value in given.items())}" if given else name
+
+
+@dataclass(frozen=True)
+class Window:
+    """What is measured in one launch.
+
+    Attributes:
+        run: recipe, cluster and epochs; of no algorithm and seed.
+        algorithms: the baseline first.
+        blocks: how many of each.
+    """
+
+    run: Run
+    algorithms: tuple[str, ...]
+    blocks: int
+
+    @property
+    def key(self) -> Window:
+        """What is equal of equal windows."""
+        return replace(self, run=self.run.key)
+
+
+def plan(run: Run, algorithms: Sequence[str], blocks: int) -> list[Window]:
+    """Windows for all algorithms, the first of which is the baseline and in each of them."""
+    base, *others = dict.fromkeys(algorithms)
+    pieces = [others[i : i + TOGETHER - 1] for i in range(0, len(others), TOGETHER - 1)]
+    return [Window(run, (base, *piece), blocks) for piece in pieces or [[]]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a window has found: seconds a step in each block and MB a step and node, by algorithm.
+
+    Attributes:
+        steps: of an epoch.
+        parts: algorithm -> its parts, each as the share, the seconds a step of each block, and the MB.
+        error: why there is nothing.
+    """
+
+    window: Window
+    steps: int
+    parts: Mapping[str, list[tuple[float, list[float], float]]]
+    hardware: Mapping[str, object]
+    error: str | None = None
+
+    def seconds(self, algorithm: str) -> float:
+        """A step's, over the whole run."""
+        return sum(share * statistics.median(each) for share, each, _ in self.parts[algorithm])
+
+    def megabytes(self, algorithm: str) -> float:
+        """10^6 bytes a step that a node's interface sends, over the whole run."""
+        return sum(share * sent for share, _, sent in self.parts[algorithm])
+
+    def steady(self, algorithm: str) -> tuple[float, float]:
+        """Seconds and 10^6 bytes a step in the part that a long run has most of."""
+        _, seconds, sent = self.parts[algorithm][0]
+        return statistics.median(seconds), sent
+
+    def to_json(self) -> str:
+        """A line without its end."""
+        return json.dumps(asdict(replace(self, window=self.window.key)))
+
+    @classmethod
+    def from_json(cls, line: str) -> Found:
+        """Read a line back."""
+        values = json.loads(line)
+        about = values["window"]
+        run = Run(**{**about["run"], "recipe": tuple(about["run"]["recipe"])})
+        window = Window(run, tuple(about["algorithms"]), about["blocks"])
+        return cls(**{**values, "window": window})
+
+
+def read(path: Path) -> list[Found]:
+    """What the file holds, the last of each window."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return list({found.window: found for found in map(Found.from_json, lines)}.values())
+
+
+def carry_out(
+    windows: Sequence[Window], path: Path, measure: Callable[[Window], Found] | None = None
+) -> list[Found]:
+    """Measure the windows that the file does not hold; all that are asked for."""
+    there = {found.window for found in read(path) if found.error is None}
+    for window in windows:
+        if window.key in there:
+            continue
+        print(f"window: {' '.join(window.run.recipe)} on {window.run.cluster}", file=sys.stderr, flush=True)
+        found = (measure or measured)(window)
+        append(path, found.to_json())
+        for algorithm in found.parts:
+            print(f"  {algorithm}: {1e3 * found.seconds(algorithm):.1f} ms a step", file=sys.stderr)
+        if found.error is not None:
+            print(f"  failed: {found.error}", file=sys.stderr)
+    asked = {window.key for window in windows}
+    return [found for found in read(path) if found.window in asked]
+
+
+def measured(window: Window) -> Found:
+    """Measure one window in the testbed."""
+    from tacit import recipes
+    from tacit.cluster import Cluster
+
+    recipe = recipes.get(window.run.recipe[0], _choices(window.run.recipe))
+    steps = recipe.steps_per_epoch(Cluster.parse(window.run.cluster).world_size)
+    epochs = window.run.epochs or recipe.epochs
+    split = {COMPUTE_ONLY: [Part(COMPUTE_ONLY, 1.0)]}
+    split |= {each: parts(each, epochs, steps) for each in window.algorithms}
+    arms = list({part.text: part for each in split.values() for part in each}.values())
+    told = {
+        "recipe": window.run.recipe,
+        "steps": steps,
+        "blocks": window.blocks,
+        "arms": [asdict(arm) for arm in arms],
+    }
+    try:
+        found = in_testbed(window.run.cluster, [__file__, "--rank", json.dumps(told)], timeout=3000)
+    except SystemExit as error:
+        return Found(window, steps, {}, hardware(), str(error))
+    return Found(
+        window,
+        steps,
+        {name: [(part.share, *found[part.text]) for part in each] for name, each in split.items()},
+        hardware(),
+    )
+
+
+# ---- in a rank ----------------------------------------------------------------------------------------
+
+
+def rank_main(told: Mapping[str, Any]) -> None:
+    """Measure all arms; rank 0 prints seconds a step of each block, and MB a step that its node has sent."""
+    import torch
+    import torch.distributed as dist
+
+    from arms import Trainer
+    from tacit.testbed import counters
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
+    epochs = (FOREVER, told["steps"])
+    trainers = {
+        arm["text"]: Trainer(arm["text"], epochs=epochs, work=_work(told["recipe"])) for arm in told["arms"]
+    }
+    blocks = {arm["text"]: arm["block"] for arm in told["arms"]}
+    sent: dict[str, list[int]] = {text: [] for text in trainers}
+
+    def block(text: str) -> None:
+        before = counters.transmitted(os.environ["TACIT_INTERFACE"])
+        trainers[text].steps(blocks[text])
+        sent[text].append(counters.transmitted(os.environ["TACIT_INTERFACE"]) - before)
+
+    for text, trainer in trainers.items():
+        if blocks[text] < told["steps"]:  # an epoch is its own warm-up, as its first steps are few of many
+            trainer.steps(max(WARM, blocks[text]))
+    timed = {text: Arm(partial(block, text), 1, 0) for text in trainers}
+    seconds = interleave(timed, told["blocks"], dist.barrier)
+    if dist.get_rank() == 0:
+        tell(
+            {
+                text: [
+                    [each / blocks[text] for each in seconds[text]],
+                    statistics.mean(sent[text]) / blocks[text] / 1e6,
+                ]
+                for text in trainers
+            }
+        )
+    dist.barrier()
+    for trainer in trainers.values():
+        trainer.close()
+    dist.destroy_process_group()
+
+
+def _choices(words: Sequence[str]) -> Any:
+    from tacit.recipes import Choices
+
+    parser = argparse.ArgumentParser()
+    Choices.add_to(parser)
+    return Choices.of(parser.parse_args([*words[1:]]))
+
+
+def _work(words: Sequence[str]) -> Work:
+    """A recipe's model, on its own batches, as `tacit compare` trains it."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from arms import Work
+    from tacit import recipes
+
+    recipe = recipes.get(words[0], _choices(words))
+
+    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for epoch in range(FOREVER):
+            yield from recipe.train_batches(epoch, dist.get_rank(), dist.get_world_size(), seed=0)
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        made = recipe.optimizer(model)
+        for group in made.param_groups:
+            group["lr"] *= SLOW
+        return made
+
+    return Work(recipe.model(0), optimizer, partial(next, batches()), recipe.loss)
+
+
+if __name__ == "__main__":
+    rank_main(json.loads(sys.argv[2]))

@@ -1,0 +1,202 @@
+"""What a paper's page says of what was measured, and of which runs and windows an experiment is made."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import windows
+from experiments import DASO, DGC, EXPERIMENTS, NETWORKS, Scale, runs, whole_runs
+from experiments import windows as windows_of
+from grid import COMPUTE_ONLY, Done, Run
+from paper_page import Evidence, page
+from tacit import algorithms
+from windows import Found, Part, Window, parts, plan
+
+MACHINE = {"date": "2026-01-02", "cpu": "a CPU", "cores": 2, "kernel": "6", "python": "3", "torch": "2",
+           "commit": "abc"}  # fmt: skip
+MEASURED = [name for name in EXPERIMENTS if name != "mp2"]
+ON_IMAGES = Scale(data="/somewhere/cifar10-jpeg-q75.tar.xz")
+
+
+# ---- windows ------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_made_of_its_phases() -> None:
+    assert parts("ddp", 8, 78) == [Part("ddp", 1.0, 3)]
+    assert parts("ednncomm", 8, 78) == [Part("ednncomm", 1.0, 78)]
+    assert [part.block for part in parts("diloco:sync_every=32", 8, 78)] == [32]
+    assert [part.block for part in parts("localsgd:sync_every=2", 8, 78)] == [4], "at least three steps"
+    late, blocking = parts("daso:warmup_epochs=1,cooldown_epochs=1,by=slices", 8, 10)
+    assert late == Part("daso:warmup_epochs=0,cooldown_epochs=0,by=slices", 0.75, 10)
+    assert (blocking.share, blocking.block) == (0.25, 3)
+    assert len(parts("daso:warmup_epochs=0,cooldown_epochs=0", 8, 10)) == 1
+
+
+def test_a_sparse_warm_up_is_measured_by_itself() -> None:
+    found = parts("dgc:ratio=0.01,warmup_steps=40", 2, 100)
+    assert [part.text for part in found] == [
+        "dgc:ratio=0.01", "dgc:ratio=0.25", "dgc:ratio=0.0625", "dgc:ratio=0.015625", "dgc:ratio=0.01",
+    ]  # fmt: skip
+    assert [part.share for part in found] == pytest.approx([0.8, 0.05, 0.05, 0.05, 0.05])
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_all_parts_of_all_experiments_can_be_attached_and_add_up(name: str) -> None:
+    for window in windows_of(EXPERIMENTS[name], ON_IMAGES):
+        for algorithm in window.algorithms:
+            found = parts(algorithm, 8, 78)
+            assert sum(part.share for part in found) == pytest.approx(1.0)
+            for part in found:
+                algorithms.parse(part.text)
+
+
+def test_windows_hold_few_algorithms_and_always_the_baseline() -> None:
+    run = Run(("digits",), "", "2x2@100mbit")
+    names = ["ddp", *(f"powersgd:rank={rank}" for rank in range(1, 18))]
+    found = plan(run, names, 2)
+    assert [window.algorithms[0] for window in found] == ["ddp"] * 3
+    assert sorted({each for window in found for each in window.algorithms}) == sorted(names)
+    assert max(len(window.algorithms) for window in found) <= windows.TOGETHER
+    assert plan(run, ["ddp"], 2) == [Window(run, ("ddp",), 2)]
+
+
+def test_windows_are_not_measured_again_but_for_failures(tmp_path: Path) -> None:
+    first, second = plan(Run(("digits",), "", "2x2@100mbit"), [f"powersgd:rank={i}" for i in range(1, 10)], 2)
+    asked: list[Window] = []
+
+    def measure(window: Window) -> Found:
+        asked.append(window)
+        if window == second and len(asked) < 3:
+            return Found(window, 22, {}, MACHINE, "no luck")
+        return Found(window, 22, {each: [(1.0, [0.1, 0.3], 2.0)] for each in window.algorithms}, MACHINE)
+
+    path = tmp_path / "w.jsonl"
+    assert [found.error for found in windows.carry_out([first, second], path, measure)] == [None, "no luck"]
+    found = windows.carry_out([first, second], path, measure)
+    assert asked == [first, second, second]
+    assert [each.seconds(each.window.algorithms[1]) for each in found] == [0.2, 0.2]
+
+
+def test_a_step_of_a_run_is_the_mean_over_its_parts() -> None:
+    window = Window(Run(("digits",), "", "2x2"), ("ddp",), 2)
+    found = Found(window, 22, {"x": [(0.75, [1.0, 3.0, 2.0], 8.0), (0.25, [10.0], 4.0)]}, MACHINE)
+    assert found.seconds("x") == pytest.approx(0.75 * 2 + 0.25 * 10)
+    assert found.megabytes("x") == pytest.approx(7.0)
+    assert found.steady("x") == (2.0, 8.0)
+    assert Found.from_json(found.to_json()).seconds("x") == found.seconds("x")
+
+
+# ---- experiments --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize(
+    "scale", [ON_IMAGES, Scale(), Scale(2, 2, quick=True)], ids=["images", "none", "quick"]
+)
+def test_whole_runs_are_runs_on_a_shaped_link(name: str, scale: Scale) -> None:
+    experiment = EXPERIMENTS[name]
+    asked = {run.key for run in runs(experiment, scale)}
+    assert {run.seed for run in asked} == set(range(scale.seeds))
+    for run in whole_runs(experiment, scale):
+        cluster, _, rate = run.cluster.partition("@")
+        assert rate
+        assert replace(run.key, cluster=cluster) in asked, "there is a run on fast links to compare with"
+        algorithms.parse(run.algorithm)
+        steps = next(each.steps for each in NETWORKS.values() if each.words[0] == run.recipe[0])
+        if not scale.quick:
+            assert steps * (run.epochs or 0) >= 200
+
+
+def test_claims_are_of_algorithms_that_are_compared() -> None:
+    for experiment in EXPERIMENTS.values():
+        for claim in experiment.claims:
+            assert {claim.algorithm, *claim.against} <= set(experiment.algorithms)
+
+
+# ---- pages --------------------------------------------------------------------------------------------
+
+
+def evidence(quick: bool = False, error: str | None = None) -> Evidence:
+    """DASO takes 0.5 s a step where ddp takes 1 s, and wins a point of accuracy in each of three seeds."""
+    experiment = EXPERIMENTS["daso"]
+    wanted = runs(experiment, ON_IMAGES)
+
+    def done(run: Run) -> Done:
+        accuracy = 0.4 + run.seed / 100 + 0.01 * run.algorithm.startswith("daso")
+        return Done(run.key, "ok", accuracy=accuracy, seconds=1.0, steps=390, megabytes=1.0, hardware=MACHINE)
+
+    whole = [replace(done(run), seconds=390 * (0.52 if "daso" in run.algorithm else 1.2))
+             for run in whole_runs(experiment, ON_IMAGES)]  # fmt: skip
+    found = [
+        Found(
+            window.key,
+            78,
+            {
+                COMPUTE_ONLY: [(1.0, [0.3], 0.0)],
+                "ddp": [(1.0, [1.0, 0.9, 1.1], 1.5)],
+                "fp16": [(1.0, [0.8], 0.75)],
+                DASO: [(0.75, [0.4], 0.1), (0.25, [0.8], 0.5)],
+            },
+            MACHINE,
+            error,
+        )
+        for window in windows_of(experiment, ON_IMAGES)
+    ]
+    made = [done(run) for run in wanted]
+    made[-1] = Done(wanted[-1].key, "failed", error="rank 1 was lost\nat length", hardware=MACHINE)
+    return Evidence(made, len(wanted), whole, found, "python benchmarks/papers.py daso", MACHINE, quick)
+
+
+def test_a_claim_stands_next_to_what_was_measured() -> None:
+    text = page(EXPERIMENTS["daso"], evidence())
+    lines = [line for line in text.splitlines() if "up to 34 %" in line]
+    assert len(lines) == 6, "three windows, two rivals"
+    assert "| `ddp` | 50.0% less time (60.0% without warm-up) | +16.0 points |" in lines[0]
+    assert "| `fp16` | 37.5% less time (50.0% without warm-up) | +3.5 points |" in lines[3]
+    assert "a CPU, 2 cores" in text
+    assert "abc" in text
+    assert "CIFAR-10 (JPEG q75), vgg11-narrow, bf16, 10000 images, 5 epochs" in text
+
+
+def test_accuracies_stand_with_their_interval() -> None:
+    text = page(EXPERIMENTS["daso"], evidence())
+    rows = [line for line in text.splitlines() if "`daso" in line and "+1.00" in line]
+    assert rows
+    assert all("+1.00 ± 0.00" in row for row in rows)
+    assert any("| 0.4100 | 0.4200 |" in row for row in rows)
+
+
+def test_whole_runs_are_judged_by_their_windows() -> None:
+    text = page(EXPERIMENTS["daso"], evidence())
+    section = text.partition("## Whole runs")[2]
+    ddp = next(line for line in section.splitlines() if line.startswith("| `ddp`"))
+    daso = next(line for line in section.splitlines() if line.startswith("| `daso"))
+    assert "| 390 | 390.0 | 468.0 | 1.200 | **no** |" in ddp
+    assert "| 390 | 195.0 | 202.8 | 1.040 | yes |" in daso
+
+
+def test_a_quick_page_judges_nothing() -> None:
+    text = page(EXPERIMENTS["daso"], evidence(quick=True))
+    assert "It judges nothing" in text
+    assert "| yes |" not in text
+    assert "**no**" not in text
+
+
+def test_failures_are_on_the_page() -> None:
+    text = page(EXPERIMENTS["daso"], evidence(error="a window broke"))
+    assert "rank 1 was lost" in text
+    assert "at length" not in text
+    assert "a window broke" in text
+
+
+def test_the_algorithm_of_a_claim_is_found_whatever_an_epoch_has() -> None:
+    from paper_page import _same
+
+    assert _same("dgc:ratio=0.001,warmup_steps=22", DGC)
+    assert not _same("dgc:ratio=0.001", DGC)
+    assert not _same("daso", DASO)
+
+
+def test_without_figures_the_page_says_so() -> None:
+    assert "None of the paper's figures" in page(EXPERIMENTS["diloco"], evidence())
