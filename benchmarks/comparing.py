@@ -43,12 +43,12 @@ def by_compare(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
 
 
 def _words(group: Run, algorithms: Sequence[str], out: Path) -> list[str]:
-    from tacit.cli.request import needs_servers
+    from tacit.cli.request import takes_servers
 
     words = ["compare", *group.recipe, "--algorithms", ",".join(algorithms), "--cluster", group.cluster]
     words += ["--seed", str(group.seed), "--out", str(out), "--json"]
-    # A grid that is resumed may have left only what needs no server, and then servers are refused.
-    served = group.servers and any(needs_servers(each) for each in algorithms)
+    # A grid that is resumed may have left only what has no use for servers, and then they are refused.
+    served = group.servers and any(takes_servers(each) for each in algorithms)
     words += ["--servers", str(group.servers)] if served else []
     words += ["--epochs", str(group.epochs)] if group.epochs else []
     return [sys.executable, "-m", "tacit.cli", *words]
