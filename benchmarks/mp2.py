@@ -5,9 +5,9 @@
     python benchmarks/mp2.py --json          # the last line on stdout is one JSON object
 
 Accuracy and bytes are of whole trainings at 1 Gbit/s, from 3 seeds, paired with plain pushing (`ps`); times
-of trainings of `digits` at 100 Mbit/s. Ratios are such that all but plain pushing say about a ninth, both ways
-and positions included. WNN trains half as many epochs, and leaps at their end. The predictor was trained on other
-networks and other data (`tacit predictor`). What predicting costs is timed by itself, for all processes.
+of trainings of `digits` at 100 Mbit/s. Ratios are such that all but plain pushing say about a ninth, both
+ways and positions included. WNN trains half as many epochs, and leaps at their end. The predictor was trained
+on other networks and other data (`tacit predictor`). What predicting costs is timed by itself, for all ranks.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def of_communication(done: Sequence[Done]) -> float | None:
 
 
 def cost(rounds: int = 20) -> dict[str, float]:
-    """Seconds of predicting for the parameters of `digits`: a round on one rank, and a step on all together."""
+    """Seconds of predicting for the parameters of `digits`: a round on one rank, a step on all together."""
     import torch
 
     from tacit import algorithms

@@ -45,7 +45,7 @@ def test_the_names_are_these() -> None:
     }
     others |= {"Strategy", "Cluster", "Attached", "CommState", "GlobalTopK", "TwoPhase"}
     others |= {"AdaComm", "ByVariance", "OnPlateau", "Until", "Bucketwise", "Delayed"}
-    others |= {"Cycling", "Elastic", "Inside", "OuterStep", "SlowMo", "StaleMean"}
+    others |= {"Cycling", "Elastic", "Inside", "Keep", "OuterStep", "SlowMo", "StaleMean"}
     others |= {"Adopt", "Asynchronous", "StaleSynchronous", "Star", "Synchronous"}
     functions = {"attach", "comm_hook", "from_env", "join_states", "log_metrics"}
     others |= {"GrowingBatches", "LAMB", "LARS"}

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         TacitError,
         UnevenData,
     )
-    from tacit.merges import Adopt, Average, Elastic, OuterStep, Replace, SlowMo, StaleMean
+    from tacit.merges import Adopt, Average, Elastic, Keep, OuterStep, Replace, SlowMo, StaleMean
     from tacit.optim import LAMB, LARS, GrowingBatches, scale_lr
     from tacit.overlap import Bucketwise, Delayed
     from tacit.rounds import (
@@ -121,7 +121,7 @@ _HOMES = {
         "TacitError",
         "UnevenData",
     ),
-    "tacit.merges": ("Adopt", "Average", "Elastic", "OuterStep", "Replace", "SlowMo", "StaleMean"),
+    "tacit.merges": ("Adopt", "Average", "Elastic", "Keep", "OuterStep", "Replace", "SlowMo", "StaleMean"),
     "tacit.overlap": ("Bucketwise", "Delayed"),
     "tacit.optim": ("LAMB", "LARS", "GrowingBatches", "scale_lr"),
     "tacit.rounds": (
@@ -186,6 +186,7 @@ __all__ = [
     "Hierarchical",
     "Inside",
     "Int8",
+    "Keep",
     "Levels",
     "MajoritySign",
     "MomentumCorrection",
