@@ -210,8 +210,9 @@ def main() -> None:
             rows += measured(task, FAST, arms, seeds, folder / FILE)
     share, spent = None, cost()
     if options.only != "cifar10":
-        rows += measured(DIGITS, SLOW, arms, 1, folder / FILE)
-        slow = carry_out([DIGITS.run("ps", SLOW, 0)], folder / FILE, tell=lambda text: None)
+        task = replace(DIGITS, epochs=2) if options.quick else DIGITS
+        rows += measured(task, SLOW, arms, 1, folder / FILE)
+        slow = carry_out([task.run("ps", SLOW, 0)], folder / FILE, tell=lambda text: None)
         share = of_communication(slow)
         plain = [each for each in slow if each.run.algorithm == "ps" and each.seconds and each.steps]
         if plain:
