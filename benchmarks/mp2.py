@@ -190,13 +190,13 @@ def main() -> None:
     )
     parser.add_argument("--data", help="CIFAR-10, as `tacit compare cifar10 --data` takes it")
     parser.add_argument("--quick", action="store_true", help="a few arms on digits, from one seed")
-    parser.add_argument("--only", choices=("digits", "cifar10"), help="one task")
+    parser.add_argument("--only", choices=("digits", "cifar10", "time"), help="one part")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-mp2.json")
     options = parser.parse_args()
     folder = RUNS if options.quick else RESULTS
     data = None
-    if not options.quick and options.only != "digits":
+    if not options.quick and options.only in (None, "cifar10"):
         try:
             data = images(options.data)
         except SystemExit as error:
@@ -209,7 +209,7 @@ def main() -> None:
         if options.only in (None, task.words[0]):
             rows += measured(task, FAST, arms, seeds, folder / FILE)
     share, spent = None, cost()
-    if options.only != "cifar10":
+    if options.only in (None, "time"):
         task = replace(DIGITS, epochs=2) if options.quick else DIGITS
         rows += measured(task, SLOW, arms, 1, folder / FILE)
         slow = carry_out([task.run("ps", SLOW, 0)], folder / FILE, tell=lambda text: None)
