@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from tacit.recipes.forecasting import evaluate, table, train
+from tacit.recipes.record import Layer, record, save
 from torch import Tensor, nn
 
 from tacit.predictors import MP2, Exponential, Linear, Predictor, Stale, files
 from tacit.recipes.digits import Digits
-from tacit.recipes.forecasting import evaluate, table, train
-from tacit.recipes.record import Layer, record, save
 
 BATCH = 64
 LOSS = nn.CrossEntropyLoss()

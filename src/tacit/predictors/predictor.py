@@ -22,6 +22,11 @@ class Predictor(ABC):
     depth: ClassVar[int] = 4
     """How many changes it looks back."""
 
+    @property
+    def operations(self) -> int | None:
+        """Floating-point operations an element, at most, as they stand in the formulas; None: not counted."""
+        return None
+
     @abstractmethod
     def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
         """The next change of `n` elements of one layer.

@@ -8,8 +8,8 @@ On the values w1 .. w5 of an element at the ends of five periods:
     delta = tanh(Dense 1 of both streams)
     forecast = (x5 + delta) (r + 1e-5) 2 + w1                      five periods after w5
 
-The authors' weights carry no licence, so none come with tacit: give a file that you have trained, or have
-made of theirs by `files.write`. Their code adds delta of a bias to the raw value, and their PyTorch version
+The authors' weights carry no licence, so those that come with tacit are our own, of the same network: see
+`files.note`. Their code adds delta of a bias to the raw value, and their PyTorch version
 has another slope in LeakyReLU; both are slips, and are not repeated.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from tacit.predictors.predictor import KINDS, Predictor
 AHEAD = 5
 """How many periods after the last value the forecast is for."""
 SLOPE = 0.3
+SHIPPED = Path(__file__).parent / "wnn.pt"
 
 
 class Stream(nn.Module):
@@ -89,14 +91,20 @@ class WNN(Predictor):
     more like these than single steps, whose noise it takes for motion.
 
     Attributes:
-        file: the path of trained weights, made by `files.write` for the network "wnn".
+        file: the path of trained weights, made by `files.write` for the network "wnn"; "": those that come
+            with tacit.
     """
 
-    file: str
+    file: str = ""
 
     def kinds(self) -> tuple[str, ...]:
         """The kinds that it has a network for."""
         return tuple(networks(self.file))
+
+    @property
+    def operations(self) -> int:
+        """A product and a sum for each weight, and about four for each of the 64 activations of a stream."""
+        return 2 * sum(p.numel() for p in Network().parameters()) + 2 * 4 * 64
 
     def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
         """(forecast - last value) / 5; no change for kinds without weights."""
@@ -115,7 +123,7 @@ def networks(file: str) -> dict[str, Network]:
         ConfigError: there is none, or it is not one for WNN.
     """
     found: dict[str, Network] = {}
-    for kind, weights in files.read(file, "wnn", SHAPES, KINDS).items():
+    for kind, weights in files.read(file or SHIPPED, "wnn", SHAPES, KINDS).items():
         found[kind] = Network()
         found[kind].load_state_dict(weights)
         found[kind].eval()
