@@ -40,10 +40,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_was_recorded_is_learnt_and_judged(recorded: Path, tmp_path: Path) -> None:
     out, page = tmp_path / "mine.pt", tmp_path / "page.html"
-    run("train", recorded, "--steps", 6, "--batch", 64, "--width", 2, "--out", out)
+    run("train", recorded, "--steps", 6, "--batch", 64, "--width", 2, "--gains", 0.5, "--out", out)
     assert set(MP2(str(out)).kinds()) == {"convolution", "linear", "vector"}
     note = files.note_of(out)
-    assert f"tacit predictor train {recorded} --network mp2 --width 2 --steps 6 --batch 64 --seed 0" in note
+    assert (
+        f"tacit predictor train {recorded} --network mp2 --width 2 --steps 6 --batch 64 --seed 0 --gains 0.5"
+        in note
+    )
     assert "made-up lenet, rate 1, seed 0" in note
     words = [
         "--predictor",
@@ -79,7 +82,22 @@ def test_a_loop_can_be_recorded(recorded: Path, tmp_path: Path) -> None:
     from tacit.recipes.prediction.dataset import load
 
     made, out = tmp_path / "m.pt", tmp_path / "loop.safetensors"
-    run("train", recorded, "--loop", "open", "--steps", 2, "--batch", 16, "--width", 1, "--out", made)
+    run(
+        "train",
+        recorded,
+        "--loop",
+        "open",
+        "--steps",
+        2,
+        "--batch",
+        16,
+        "--width",
+        1,
+        "--gains",
+        1,
+        "--out",
+        made,
+    )
     run("record", *LITTLE, *SHORT, "--predictor", made, "--out", out)
     layers = [layer for layer in load(out) if layer.name == "7.weight"]
     assert not any(torch.equal(layer.answers, layer.changes) for layer in layers)
@@ -104,6 +122,10 @@ def test_a_loop_can_be_recorded(recorded: Path, tmp_path: Path) -> None:
         (["train", "--network", "wmm"], "unknown network 'wmm'. Known: mp2, wnn"),
         (["train", "--network", "wnn", "--width", "4"], "--width 4 would do nothing for wnn"),
         (["train", "--period", "4"], "--period 4 would do nothing for mp2"),
+        (["train", "--network", "wnn", "--gains", "1"], "--gains 1 would do nothing for wnn"),
+        (["train", "--gains", "much"], "--gains 'much' is no list of numbers"),
+        (["train", "--tried-on", "resnet"], "unknown model 'resnet'"),
+        (["train", "--sync-every", "99"], "write more epochs"),
         (["train", "--out", "absent/m.pt"], "--out absent/m.pt cannot be written"),
         (["evaluate", "--predictor", "absent.pt"], "there is no predictor file absent.pt"),
         (["evaluate", "--candidates", "mp3"], "unknown candidate 'mp3'"),
@@ -137,6 +159,7 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(
         (["--loss", "l2"], "unknown loss 'l2'"),
         (["--steps", 0], "steps=0"),
         (["--share", 0], "share=0.0"),
+        (["--gains", 2, "--steps", 1, "--batch", 9], "gain=2.0 is not in"),
         (["--network", "wnn", "--period", 20], "period=20 needs records of 180 rounds"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from tacit.errors import ConfigError
 from tacit.predictors import MP2, WNN, Linear, Predictor, Stale, files
-from tacit.recipes.prediction import mp2, wnn
+from tacit.recipes.prediction import gains, mp2, wnn
 from tacit.recipes.prediction.dataset import load, save
 from tacit.recipes.prediction.judging import judge
 from tacit.recipes.prediction.layers import Layer, Recorder
@@ -18,7 +19,7 @@ from tacit.recipes.prediction.made_up import MadeUp
 from tacit.recipes.prediction.motions import motions, roll_out
 from tacit.recipes.prediction.runs import Run, Sampling, plan, record
 from tacit.recipes.prediction.simulation import Round, Simulation, kinds
-from tacit.recipes.prediction.trials import Trial, evaluate, in_the_loop, predicting
+from tacit.recipes.prediction.trials import End, Trial, evaluate, in_the_loop, predicting
 from tacit.recipes.recipe import Recipe, seeded
 
 
@@ -369,6 +370,45 @@ def test_wnn_learns_where_lines_lead(tmp_path: Path) -> None:
     assert float(WNN(str(tmp_path / "w.pt")).change(past, torch.tensor(0.0), "linear")) == pytest.approx(
         0.3, rel=0.2
     )
+
+
+def test_the_gain_is_that_with_which_trainings_end_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, float]] = []
+
+    def ends(trial: Trial, predictor: MP2, gain: float) -> End | None:
+        assert predictor.kinds() == ("linear",)
+        seen.append((trial.recipe.name, gain))
+        return None if gain == 1 else End((gain - 0.5) ** 2, 0.9)
+
+    monkeypatch.setattr(gains, "in_the_loop", ends)
+    weights = mp2.train([decaying(0.7)], steps=2, batch=16)
+    trials = [Trial(Line(), 1), Trial(MadeUp("lenet"), 1)]
+    chosen = gains.best(weights, [1.0, 0.5, 0.25], trials)
+    assert len(seen) == 6
+    for name, w in chosen["linear"].items():
+        assert torch.equal(w, weights["linear"][name] * (0.5 if name.startswith("last.") else 1))
+    with pytest.raises(ConfigError, match="no training stays finite with any gain of 1"):
+        gains.best(weights, [1.0, 1.0], trials)
+    seen.clear()
+    assert torch.equal(
+        gains.best(weights, [0.25], trials)["linear"]["last.bias"], weights["linear"]["last.bias"] / 4
+    )
+    assert not seen, "there is nothing to choose"
+
+
+def test_predictions_are_scaled_in_the_loop() -> None:
+    """By a gain in the file as by one in the strategy."""
+    torch.manual_seed(0)
+    weights = mp2.train([decaying(0.7), decaying(0.7, "convolution")], steps=40, batch=64, repetitions=1)
+    trial = Trial(MadeUp("lenet"), 1, workers=16)
+    with TemporaryDirectory() as folder:
+        for name, each in (("all", weights), ("half", gains.scaled(weights, 0.5))):
+            files.write(f"{folder}/{name}.pt", "mp2", each)
+        one = in_the_loop(trial, MP2(f"{folder}/half.pt"))
+        other = in_the_loop(trial, MP2(f"{folder}/all.pt"), 0.5)
+    assert one is not None
+    assert other is not None
+    assert one.loss == pytest.approx(other.loss, rel=1e-3)
 
 
 # ---- judging ------------------------------------------------------------------------------------------

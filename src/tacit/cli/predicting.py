@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import typer
 
 from tacit.errors import ConfigError, unknown
 from tacit.predictors import MP2, WNN, Exponential, Linear, Predictor, Stale, files, trained
 from tacit.recipes.prediction import dataset, mp2, wnn
+from tacit.recipes.prediction.gains import best
 from tacit.recipes.prediction.judging import check, judge
 from tacit.recipes.prediction.runs import Sampling, plan, recipe_of
 from tacit.recipes.prediction.runs import record as recorded
@@ -95,11 +96,37 @@ def record(
     tell(f"{len(layers)} stretches of layers, {numbers_:,} changes: {out}")
 
 
+class _Trying(NamedTuple):
+    """Which gains are tried, and how."""
+
+    gains: list[float]
+    trials: list[Trial]
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], share: float | None) -> _Trying:
+        networks = words(given["tried-on"] or "lenet")
+        gains = numbers("--gains", given["gains"] or "0.3,0.5,1", float)
+        every = 1 if given["sync-every"] is None else given["sync-every"]
+        trials = [
+            Trial(recipe_of("made-up", name), 2, share=share or 0.11, sync_every=every) for name in networks
+        ]
+        for trial in trials:
+            check(trial)
+        if not trials and len(gains) > 1:
+            raise ConfigError("--tried-on names no network: write for example --tried-on lenet")
+        return cls(gains, trials)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: given for name, given in options.items() if given is not None}
+
+
 def train(
     *,
     records: Sequence[Path],
     network: str,
     of_mp2: Mapping[str, Any],
+    of_gains: Mapping[str, Any],
     of_wnn: Mapping[str, Any],
     common: Mapping[str, Any],
     out: Path,
@@ -108,19 +135,23 @@ def train(
     """Learn from records, and write a predictor's file whose note holds the command."""
     if network not in NETWORKS:
         raise unknown("network", network, NETWORKS)
-    own, others = (of_mp2, of_wnn) if network == "mp2" else (of_wnn, of_mp2)
+    own, others = (of_mp2, of_wnn) if network == "mp2" else (of_wnn, {**of_mp2, **of_gains})
     for name, given in others.items():
         if given is not None:
             raise ConfigError(f"--{name} {given} would do nothing for {network}: leave it out")
-    told = {**{name: given for name, given in own.items() if given is not None}, **common}
+    told = {**_given(own), **common}
+    trying = _Trying.of(of_gains, of_mp2["share"]) if network == "mp2" else None
     _writable(out)
     layers = [layer for path in records for layer in dataset.load(path) if layer.split == "train"]
     if not layers:
         raise ConfigError(
             f"everything in {', '.join(map(str, records))} is held out: record runs to learn from, too"
         )
-    weights = (mp2 if network == "mp2" else wnn).train(layers, **told, tell=tell)
-    options = " ".join(f"--{name} {given}" for name, given in told.items())
+    if trying is None:
+        weights = wnn.train(layers, **told, tell=tell)
+    else:
+        weights = best(mp2.train(layers, **told, tell=tell), trying.gains, trying.trials, tell)
+    options = " ".join(f"--{name} {given}" for name, given in (told | _given(of_gains)).items())
     runs = "; ".join(dict.fromkeys(layer.run for layer in layers))
     command = f"tacit predictor train {' '.join(map(str, records))} --network {network} {options}"
     files.write(out, network, weights, f"{command}\nlearnt from: {runs}")

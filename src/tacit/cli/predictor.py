@@ -155,6 +155,28 @@ def train(
             show_default=False,
         ),
     ] = None,
+    gains: Annotated[
+        str | None,
+        typer.Option(
+            help="What mp2's predictions are multiplied by, 0.3,0.5,1 by default: that with which trainings "
+            "on made-up images end best; a single one is not tried, e.g. 1",
+            show_default=False,
+        ),
+    ] = None,
+    tried_on: Annotated[
+        str | None,
+        typer.Option(
+            help="The networks that gains are tried on, lenet by default, e.g. lenet,vgg11-narrow",
+            show_default=False,
+        ),
+    ] = None,
+    sync_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps from one round to the next where gains are tried, 1 by default, e.g. 4",
+            show_default=False,
+        ),
+    ] = None,
     period: Annotated[
         int | None,
         typer.Option(
@@ -184,6 +206,7 @@ def train(
         records=records or [RECORD],
         network=network,
         of_mp2={"width": width, "loop": loop, "share": share, "loss": loss},
+        of_gains={"gains": gains, "tried-on": tried_on, "sync-every": sync_every},
         of_wnn={"period": period},
         common={"steps": steps, "batch": batch, "seed": seed},
         out=out or Path(f"{network}.pt"),

@@ -27,7 +27,7 @@ SHOWN = ("convolution", "linear")
 """Of which kinds elements' paths are drawn."""
 
 
-def check(trial: Trial, within: float, moments: int) -> None:
+def check(trial: Trial, within: float = 0.02, moments: int = 1) -> None:
     """Refuse what cannot be tried before anything is trained.
 
     Raises:

@@ -98,15 +98,17 @@ class Trial(NamedTuple):
         return Simulation(self.recipe, strategy, workers=self.workers, steps=self.steps, seed=self.seed)
 
 
-def predicting(predictor: Predictor, *, share: float, sync_every: int, steps: int) -> Strategy:
-    """`mp2` with this predictor, and a budget that is for a run of so many steps.
+def predicting(
+    predictor: Predictor, *, share: float, sync_every: int, steps: int, gain: float = 1.0
+) -> Strategy:
+    """`mp2` with this predictor, which in each round of such a run sends a share of what a full push does.
 
     Raises:
         ConfigError: the share is no more than what the first rounds send, which push everything.
     """
     strategy = mp2(budget=share, predictor="stale", sync_every=sync_every, horizon=max(1000, steps))
     assert isinstance(strategy.compressor, Predicted)
-    return replace(strategy, compressor=replace(strategy.compressor, predictor=predictor))
+    return replace(strategy, compressor=replace(strategy.compressor, predictor=predictor, shrink=gain))
 
 
 # ---- one step ahead -----------------------------------------------------------------------------------
@@ -210,9 +212,15 @@ def full_push(
     return End(*simulation.evaluate()), recorder.layers()
 
 
-def in_the_loop(trial: Trial, predictor: Predictor) -> End | None:
-    """Train with a part pushed and the rest predicted; how it ends, None where it does not stay finite."""
-    strategy = predicting(predictor, share=trial.share, sync_every=trial.sync_every, steps=trial.steps)
+def in_the_loop(trial: Trial, predictor: Predictor, gain: float = 1.0) -> End | None:
+    """Train with a part pushed and the rest predicted; how it ends, None where it does not stay finite.
+
+    Args:
+        gain: what predictions are multiplied by, in (0, 1].
+    """
+    strategy = predicting(
+        predictor, share=trial.share, sync_every=trial.sync_every, steps=trial.steps, gain=gain
+    )
     simulation = trial.simulation(strategy)
     try:
         for _ in simulation.rounds():
