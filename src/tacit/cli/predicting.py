@@ -15,6 +15,7 @@ from tacit.predictors import MP2, WNN, Exponential, Linear, Predictor, Stale, fi
 from tacit.recipes.prediction import dataset, mp2, wnn
 from tacit.recipes.prediction.gains import best
 from tacit.recipes.prediction.judging import check, judge
+from tacit.recipes.prediction.made_up import MadeUp
 from tacit.recipes.prediction.runs import Sampling, plan, recipe_of
 from tacit.recipes.prediction.runs import record as recorded
 from tacit.recipes.prediction.trials import Trial, predicting
@@ -104,16 +105,16 @@ class _Trying(NamedTuple):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], share: float | None) -> _Trying:
-        networks = words(given["tried-on"] or "lenet")
-        gains = numbers("--gains", given["gains"] or "0.3,0.5,1", float)
+        networks = words(given["tried-on"] or "vgg11-narrow")
+        gains = numbers("--gains", given["gains"] or "0.25,0.5,1", float)
         every = 1 if given["sync-every"] is None else given["sync-every"]
         trials = [
-            Trial(recipe_of("made-up", name), 2, share=share or 0.11, sync_every=every) for name in networks
+            Trial(MadeUp(name, steady=True), 1, share=share or 0.11, sync_every=every) for name in networks
         ]
         for trial in trials:
             check(trial)
         if not trials and len(gains) > 1:
-            raise ConfigError("--tried-on names no network: write for example --tried-on lenet")
+            raise ConfigError("--tried-on names no network: write for example --tried-on vgg11-narrow")
         return cls(gains, trials)
 
 

@@ -41,7 +41,7 @@ def record(
         typer.Option(
             help="The networks for made-up, cifar10 and mnist, separated by commas, e.g. lenet,resnet8"
         ),
-    ] = "lenet,vgg11-narrow,resnet8",
+    ] = "lenet,vgg11-narrow",
     path: Annotated[
         Path | None,
         typer.Option(
@@ -158,7 +158,7 @@ def train(
     gains: Annotated[
         str | None,
         typer.Option(
-            help="What mp2's predictions are multiplied by, 0.3,0.5,1 by default: that with which trainings "
+            help="What mp2's predictions are multiplied by, 0.25,0.5,1 by default: that with which trainings "
             "on made-up images end best; a single one is not tried, e.g. 1",
             show_default=False,
         ),
@@ -166,7 +166,7 @@ def train(
     tried_on: Annotated[
         str | None,
         typer.Option(
-            help="The networks that gains are tried on, lenet by default, e.g. lenet,vgg11-narrow",
+            help="The networks that gains are tried on, vgg11-narrow by default, e.g. lenet,alexnet",
             show_default=False,
         ),
     ] = None,
@@ -184,8 +184,8 @@ def train(
             show_default=False,
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of training a network, e.g. 10000")] = 2000,
-    batch: Annotated[int, typer.Option(help="Samples a step, e.g. 1024")] = 4096,
+    steps: Annotated[int, typer.Option(help="Steps of training a network, e.g. 10000")] = 1000,
+    batch: Annotated[int, typer.Option(help="Samples a step, e.g. 4096")] = 1024,
     loss: Annotated[
         str | None,
         typer.Option(help="Of mp2's network: l1 (the default) or mse, e.g. mse", show_default=False),

@@ -26,8 +26,12 @@ BLUR = 1.6
 class MadeUp(Recipe):
     """A network for images on grey images that nobody has taken.
 
-    Each is the prototype of its class, smooth noise of the same fineness, and noise of single pixels. The
-    learning rate goes as for real images: up in the first fifth of a run, then down to nothing.
+    Each is the prototype of its class, smooth noise of the same fineness, and noise of single pixels.
+
+    Args:
+        model: one of `models.known()`.
+        steady: keep the learning rate as it is; else it goes as for real images, up in the first fifth of a
+            run, then down to nothing.
 
     Raises:
         ConfigError: there is no such network.
@@ -37,10 +41,10 @@ class MadeUp(Recipe):
     target = 0.7
     batch = 16
 
-    def __init__(self, model: str = "lenet") -> None:
+    def __init__(self, model: str = "lenet", *, steady: bool = False) -> None:
         if model not in models.known():
             raise unknown("model", model, models.known())
-        self._model = model
+        self._model, self._steady = model, steady
         self._tuning = TUNINGS[model]
         self.name = f"made-up ({model})"
 
@@ -53,8 +57,8 @@ class MadeUp(Recipe):
         return self._tuning.optimizer(model)
 
     def rate(self, done: float) -> float:
-        """Up, then down to nothing."""
-        return triangle(done)
+        """Up, then down to nothing, or steady."""
+        return 1.0 if self._steady else triangle(done)
 
     def steps_per_epoch(self, world: int) -> int:
         """As many whole global batches as the images give."""
