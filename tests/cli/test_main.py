@@ -108,8 +108,11 @@ def test_curves_without_their_package_are_bad_input(
 def test_every_option_has_a_help_text_with_an_example() -> None:
     group = typer.main.get_command(cli.app)
     commands = [group, *group.commands.values()]  # type: ignore[attr-defined]
+    commands += group.commands["predictor"].commands.values()  # type: ignore[attr-defined]
     parameters = [parameter for command in commands for parameter in command.params]
-    assert {"cluster", "algorithms", "as_json", "version"} <= {parameter.name for parameter in parameters}
+    assert {"cluster", "algorithms", "as_json", "version", "hold_model", "period", "within"} <= {
+        parameter.name for parameter in parameters
+    }
     for parameter in parameters:
         assert "e.g." in (parameter.help or ""), parameter.name
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 from pages import EVERY, ROOT, inline, name, shell_lines
+from typer.core import TyperGroup as Group
 
 from tacit import recipes
 from tacit.algorithms import ALGORITHMS, parse
@@ -52,6 +53,10 @@ def test_a_command_can_be_read(page: str, line: str) -> None:
     command = group.commands[words[0]]
     if len(words) == 1:
         return  # the name alone, in a sentence
+    if isinstance(command, Group):
+        words = words[1:]
+        assert words[0] in command.commands
+        command = command.commands[words[0]]
     context = command.make_context(words[0], words[1:])  # refuses what is no option, or of another type
     given = context.params
     if "..." in words:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.cli import compare, listing, report, run
+from tacit.cli import compare, listing, predictor, report, run
 from tacit.cli.interrupts import Interrupted
 from tacit.errors import ConfigError, TacitError
 
@@ -25,6 +25,7 @@ app.command(name="compare", epilog=compare.EPILOG)(compare.command)
 app.command(name="report")(report.command)
 app.command(name="run", epilog=run.EPILOG)(run.command)
 app.command(name="list")(listing.command)
+app.add_typer(predictor.app, name="predictor")
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,7 +2,19 @@
 
 from tacit.predictors.extrapolation import Exponential, Linear, Persistent, Stale
 from tacit.predictors.mp2 import MP2
+from tacit.predictors.opening import trained
 from tacit.predictors.predictor import KINDS, Predictor, kind_of
 from tacit.predictors.wnn import WNN
 
-__all__ = ["KINDS", "MP2", "WNN", "Exponential", "Linear", "Persistent", "Predictor", "Stale", "kind_of"]
+__all__ = [
+    "KINDS",
+    "MP2",
+    "WNN",
+    "Exponential",
+    "Linear",
+    "Persistent",
+    "Predictor",
+    "Stale",
+    "kind_of",
+    "trained",
+]

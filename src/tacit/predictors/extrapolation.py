@@ -16,6 +16,11 @@ from tacit.predictors.predictor import Predictor
 class Stale(Predictor):
     """No change: what is not sent stays as it is. The least that any other has to beat."""
 
+    @property
+    def operations(self) -> int:
+        """None to do."""
+        return 0
+
     def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
         """Zeros."""
         return torch.zeros_like(past[0])
@@ -48,6 +53,11 @@ class Linear(Predictor):
     With changes d1 .. d4 (d4 the newest) between the values, the slope is (4 d1 + 6 d2 + 6 d3 + 4 d4) / 20.
     """
 
+    @property
+    def operations(self) -> int:
+        """Three sums, two products."""
+        return 5
+
     def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
         """The slope."""
         ends, middle = past[0] + past[3], past[1] + past[2]
@@ -61,6 +71,11 @@ class Exponential(Predictor):
     The factor is that of least squares from each change to the next, sum(d_i d_(i+1)) / sum(d_i^2), kept
     within [0, 1]: growth is not extrapolated, and what turns back and forth is not predicted.
     """
+
+    @property
+    def operations(self) -> int:
+        """Four magnitudes, their largest, four quotients, two sums of three products, and the factor."""
+        return 28
 
     def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
         """The last change, shrunk."""

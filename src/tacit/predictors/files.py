@@ -42,14 +42,7 @@ def read(
     Raises:
         ConfigError: the file is missing, damaged, of another version, network or kinds; says which.
     """
-    content = _opened(path)
-    if not isinstance(content, dict) or content.get("format") != "tacit-predictor":
-        raise ConfigError(f"{path} holds no predictor of tacit: write the path of one that tacit has trained")
-    if content.get("version") != VERSION:
-        raise ConfigError(
-            f"{path} is of version {content.get('version')}, and this tacit reads version {VERSION}: train "
-            "it anew, or use the tacit that wrote it"
-        )
+    content = _header(path)
     if content.get("network") != network:
         raise ConfigError(f"{path} is for the network {content.get('network')!r}, not {network!r}")
     weights = content.get("kinds")
@@ -61,6 +54,36 @@ def read(
         _check(path, kind, named, shapes)
     result: Weights = weights
     return result
+
+
+def network_of(path: str | Path) -> str:
+    """For which network the weights in `path` are.
+
+    Raises:
+        ConfigError: the file is missing, damaged, or of another version.
+    """
+    return str(_header(path).get("network"))
+
+
+def note_of(path: str | Path) -> str:
+    """What the weights in `path` were trained on, in the words of who wrote them.
+
+    Raises:
+        ConfigError: as `network_of`.
+    """
+    return str(_header(path).get("note", ""))
+
+
+def _header(path: str | Path) -> dict[str, Any]:
+    content = _opened(path)
+    if not isinstance(content, dict) or content.get("format") != "tacit-predictor":
+        raise ConfigError(f"{path} holds no predictor of tacit: write the path of one that tacit has trained")
+    if content.get("version") != VERSION:
+        raise ConfigError(
+            f"{path} is of version {content.get('version')}, and this tacit reads version {VERSION}: train "
+            "it anew by tacit predictor train, or use the tacit that wrote it"
+        )
+    return content
 
 
 def _opened(path: str | Path) -> Any:

@@ -136,6 +136,11 @@ class MP2(Predictor):
         """The kinds that it has a network for."""
         return tuple(_weights(self.file))
 
+    @property
+    def operations(self) -> int:
+        """Of the widest network."""
+        return max(flops(len(named["first.bias"])) for named in _weights(self.file).values())
+
     def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
         """delta s."""
         weights = _weights(self.file).get(kind)

@@ -30,6 +30,11 @@ class Predictor(ABC):
         """The kinds of layers that it can tell of; others are predicted not to change."""
         return KINDS
 
+    @property
+    def operations(self) -> int | None:
+        """Floating-point operations an element, at most, as they stand in the formulas; None: not counted."""
+        return None
+
     @abstractmethod
     def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
         """The next change of `n` elements of one layer.

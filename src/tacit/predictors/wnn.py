@@ -8,8 +8,8 @@ On the values w1 .. w5 of an element at the ends of five periods:
     delta = tanh(Dense 1 of both streams)
     forecast = (x5 + delta) (r + 1e-5) 2 + w1                      five periods after w5
 
-The authors' weights carry no licence, so none come with tacit: give a file that you have trained, or have
-made of theirs by `files.write`. Their code adds delta of a bias to the raw value, and their PyTorch version
+The authors' weights carry no licence, so those that come with tacit are our own, of the same network: see
+`files.note`. Their code adds delta of a bias to the raw value, and their PyTorch version
 has another slope in LeakyReLU; both are slips, and are not repeated.
 """
 
@@ -100,6 +100,11 @@ class WNN(Predictor):
     def kinds(self) -> tuple[str, ...]:
         """The kinds that it has a network for."""
         return tuple(networks(self.file))
+
+    @property
+    def operations(self) -> int:
+        """A product and a sum for each weight, and about four for each of the 64 activations of a stream."""
+        return 2 * sum(p.numel() for p in Network().parameters()) + 2 * 4 * 64
 
     def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
         """(forecast - last value) / 5; no change for kinds without weights."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
-from importlib.resources import files
-from importlib.util import find_spec
 
 from tacit.errors import ConfigError
 from tacit.records import Record, RunRecord
@@ -15,7 +12,8 @@ from tacit.reports import story
 from tacit.reports.columns import explained
 from tacit.reports.comparison import MEANINGS, UNSHAPED, Comparison, Row, compare
 from tacit.reports.details import details
-from tacit.reports.figures import Chart, Style, styles
+from tacit.reports.document import check_installed, document
+from tacit.reports.figures import Style, styles
 from tacit.reports.sections import sections, swatch
 from tacit.reports.servers import servers
 from tacit.reports.table import cells
@@ -24,7 +22,6 @@ from tacit.timelines import Timeline
 __all__ = ["page"]
 
 _CUT = "The last line of the records was cut short and is left out."
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def page(records: Iterable[Record], timelines: Iterable[Timeline] = (), *, cut: bool = False) -> str:
@@ -38,8 +35,7 @@ def page(records: Iterable[Record], timelines: Iterable[Timeline] = (), *, cut: 
     Raises:
         ConfigError: There are no records, they cannot be compared, or plotly is not installed.
     """
-    if find_spec("plotly") is None:
-        raise ConfigError("report.html needs plotly: pip install 'tacit[page]'")
+    check_installed("report.html")
     records = story.close_open_runs(records)
     if not records:
         raise ConfigError("these records are empty, so there is nothing to report")
@@ -55,46 +51,7 @@ def page(records: Iterable[Record], timelines: Iterable[Timeline] = (), *, cut: 
         details(comparison, runs) if comparison else "",
     ]
     charts = [chart for _, charts in found for chart in charts]
-    return _document(_title(comparison), "\n".join(filter(None, parts)), charts)
-
-
-def _document(title: str, body: str, found: Sequence[Chart]) -> str:
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>{escape(title)} · tacit</title>
-<style>
-{_asset("page.css")}</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-<footer>Made by tacit from what <code>tacit compare</code> wrote down. This file needs no network.</footer>
-{_scripts(found) if found else ""}
-</body>
-</html>
-"""
-
-
-def _scripts(found: Sequence[Chart]) -> str:
-    from plotly.offline import get_plotlyjs
-
-    figures = json.dumps({chart.key: chart.figure for chart in found}, allow_nan=False)
-    # Inside a script element only "<" could end it or begin a comment.
-    figures = figures.replace("<", "\\u003c")
-    return f"""<script type="application/json" id="figures">{figures}</script>
-<script>{get_plotlyjs()}</script>
-<script>
-{_asset("page.js")}</script>"""
-
-
-def _asset(name: str) -> str:
-    return (files("tacit.reports") / name).read_text(encoding="utf-8")
+    return document(_title(comparison), parts, charts, "tacit compare")
 
 
 def _title(comparison: Comparison | None) -> str:

@@ -13,7 +13,7 @@ from tacit.reports.schedule import schedule_chart
 from tacit.reports.timeline import timeline_chart
 from tacit.timelines import Timeline
 
-__all__ = ["Section", "sections", "swatch"]
+__all__ = ["Section", "section", "sections", "swatch"]
 
 NO_SCRIPT = "The charts need JavaScript. The table and the text do not."
 MARKS = {
@@ -40,11 +40,11 @@ def sections(
     chosen = [schedule_chart(run[0], records, paint, i) for i, run in enumerate(runs)]
     did = [timeline_chart(run, paint, i) for i, run in enumerate(runs)]
     found = [
-        _section("How training went", _key(comparison, paint), went),
-        _section("What the schedules chose", "", [chart for chart in chosen if chart]),
-        _section("What the ranks were doing", _marks(), [chart for chart in did if chart]),
+        section("How training went", _key(comparison, paint), went),
+        section("What the schedules chose", "", [chart for chart in chosen if chart]),
+        section("What the ranks were doing", _marks(), [chart for chart in did if chart]),
     ]
-    return [section for section in found if section[1]]
+    return [each for each in found if each[1]]
 
 
 def swatch(style: Style) -> str:
@@ -52,7 +52,8 @@ def swatch(style: Style) -> str:
     return f'<i class="{style.dash}" style="color: var({style.colour})"></i>'
 
 
-def _section(title: str, key: str, found: Sequence[Chart]) -> Section:
+def section(title: str, key: str, found: Sequence[Chart]) -> Section:
+    """A heading, what is needed to read the charts, and a box for each of them."""
     boxes = "\n".join(_box(chart) for chart in found)
     html = f"""<section aria-label="{escape(title)}">
 <h2>{escape(title)}</h2>
