@@ -9,7 +9,7 @@ from laws import Bench, Peers, tensors
 from torch import Tensor, nn
 
 from tacit.compressors import BF16, QSGD, Predicted
-from tacit.compressors.predicted import Subset
+from tacit.compressors.budget import Subset
 from tacit.contracts import Context, Matrix, Mean
 from tacit.errors import ConfigError, RoundError
 from tacit.predictors import KINDS, MP2, Exponential, Linear, Predictor, Stale, files

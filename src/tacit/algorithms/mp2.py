@@ -27,9 +27,10 @@ import typing
 from typing import Literal, TypeAlias
 
 from tacit import checks
+from tacit.compressors.budget import Subset
 from tacit.compressors.cast import BF16, FP16
 from tacit.compressors.dense import Dense
-from tacit.compressors.predicted import Predicted, Subset
+from tacit.compressors.predicted import Predicted
 from tacit.errors import ConfigError
 from tacit.merges import Average, Keep
 from tacit.predictors import MP2, WNN, Exponential, Linear, Predictor, Stale
