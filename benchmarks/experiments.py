@@ -164,7 +164,6 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             "One epoch each for warm-up and cool-down, which block, where the authors' example has 4 of 90.",
         ),
     ),
-    "mp2": Experiment("MP2 (Liu et al., Computer Networks 2024)", (), (), {}, FLAT, ()),
     "dgc": Experiment(
         "Deep gradient compression (Lin, Han, Mao, Wang & Dally, ICLR 2018)",
         ("ddp", "topk:ratio=0.001", DGC),
