@@ -69,9 +69,11 @@ def carry_out(
 def _carried_out(
     wanted: Sequence[Run], path: Path, execute: Execute, tell: Callable[[str], None]
 ) -> list[Done]:
-    ok = {done.run for done in read(path) if done.status == "ok"}
+    ok = {done.run: done for done in read(path) if done.status == "ok"}
     missing = [run for run in wanted if run.key not in ok]
-    tell(f"{len(wanted)} runs, of which {path} holds {len(wanted) - len(missing)}")
+    commits = sorted({str(ok[run.key].hardware.get("commit")) for run in wanted if run.key in ok})
+    made = f", made at commit {', '.join(commits)}" if commits else ""
+    tell(f"{len(wanted)} runs, of which {path} holds {len(wanted) - len(missing)}{made}")
     groups: dict[Run, list[str]] = {}
     for run in missing:
         groups.setdefault(replace(run, algorithm=""), []).append(run.algorithm)

@@ -194,7 +194,7 @@ def _label(recipe: Sequence[str], epochs: int | None) -> str:
     }.get(recipe[0], recipe[0])
     words = [told, chosen.get("--model"), chosen.get("--precision")]
     words += [f"{chosen['--limit']} images"] if "--limit" in chosen else []
-    words += [f"{epochs} epochs"] if epochs else []
+    words += [f"{epochs} epoch{'s' * (epochs > 1)}"] if epochs else []
     return ", ".join(word for word in words if word)
 
 

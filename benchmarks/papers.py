@@ -94,18 +94,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("experiment", choices=[*EXPERIMENTS, "all"])
+    parser.add_argument("experiment", choices=[*EXPERIMENTS, "mp2", "all"])
     parser.add_argument("--data", help="CIFAR-10, as `tacit compare cifar10 --data` takes it")
     parser.add_argument("--quick", action="store_true", help="a few minutes of digits, to see that it works")
     parser.add_argument("--save", action="store_true", help="keep a quick run under benchmarks/results/ too")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     options = parser.parse_args()
-    names = list(EXPERIMENTS) if options.experiment == "all" else [options.experiment]
-    if "mp2" in names:
+    if options.experiment == "mp2":
         mp2(options)
-        names.remove("mp2")
-        if not names:
-            return
+        return
+    if options.quick and options.data:
+        parser.error("--quick trains digits, and --data would do nothing: leave one of them out")
+    names = list(EXPERIMENTS) if options.experiment == "all" else [options.experiment]
     scale = scaled(options)
     folder = RESULTS if options.save or not options.quick else RUNS
     folder.mkdir(exist_ok=True)
@@ -113,6 +113,8 @@ def main() -> None:
         carry_out([run for name in names for run in runs(EXPERIMENTS[name], scale)], folder / FILE, execute)
     command = f"python benchmarks/{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
     found = [carried_out(name, scale, folder, command) for name in names]
+    if options.experiment == "all":
+        mp2(options)
     if options.json:
         told = {"benchmark": "papers", "quick": options.quick, "experiments": found}
         print(json.dumps(told, default=Mean.to_dict))

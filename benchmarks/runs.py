@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 COMPUTE_ONLY = "compute-only"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,15 +91,19 @@ class Done:
         )
 
 
-def read(path: Path) -> list[Done]:
-    """What the file holds, the last of each run; a line that was cut short by a kill is passed over."""
-    found: dict[Run, Done] = {}
+def lines(path: Path, parse: Callable[[str], T]) -> Iterator[T]:
+    """What a file's lines say; one that was cut short by a kill is passed over."""
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
-            done = Done.from_json(line)
+            yield parse(line)
         except (json.JSONDecodeError, KeyError, TypeError):
-            print(f"{path}: passed over {line[:60]!r}, which is no run", file=sys.stderr)
-            continue
+            print(f"{path}: passed over {line[:60]!r}, which is not whole", file=sys.stderr)
+
+
+def read(path: Path) -> list[Done]:
+    """The runs that a file holds, as they were made last; no failure takes the place of a success."""
+    found: dict[Run, Done] = {}
+    for done in lines(path, Done.from_json):
         kept = found.get(done.run)
         if kept is None or kept.status != "ok" or done.status == "ok":
             found[done.run] = done

@@ -1,7 +1,7 @@
 """How step time and bytes grow with the number of ranks: 2, 4, 8 and 16 on one machine.
 
     python benchmarks/scaling.py              # about 25 minutes
-    python benchmarks/scaling.py --quick      # about 8 minutes: fewer blocks and clusters
+    python benchmarks/scaling.py --quick      # under 10 minutes: fewer blocks and clusters
     python benchmarks/scaling.py --only nodes # one ladder
 
 What many ranks on few cores cannot show is left small: a rank's step computes next to nothing (one sample
@@ -13,8 +13,9 @@ arms of a cluster run interleaved in one launch.
 
 Bytes are what a node's interface has sent, shared out over its ranks, in whole blocks, with the end of
 what was under way; for `ps` also what the server's interface has sent. `beyond` is the step's time without
-that of `compute-only`, which itself grows where ranks share cores. Growth is the exponent e of ranks^e that
-fits best (least squares of the logarithms), over clusters with equal nodes.
+that of `compute-only`; it holds what compressing and waking up cost ranks that share the cores, which on a
+cluster they would not: bytes are the better guide there. Growth is the exponent e of ranks^e that fits best
+(least squares of the logarithms), over clusters with equal nodes.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paired import Arm, hardware, in_testbed, interleave, tell
-from runs import COMPUTE_ONLY, Run, append
+from runs import COMPUTE_ONLY, Run, append, lines
 
 if TYPE_CHECKING:
     from arms import Work
@@ -163,8 +163,7 @@ class Found:
 
 def read(path: Path) -> list[Found]:
     """What the file holds, the last of each window."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return list({found.window: found for found in map(Found.from_json, lines)}.values())
+    return list({found.window: found for found in lines(path, Found.from_json)}.values())
 
 
 def carry_out(

@@ -15,7 +15,6 @@ from windows import Found, Part, Window, parts, plan
 
 MACHINE = {"date": "2026-01-02", "cpu": "a CPU", "cores": 2, "kernel": "6", "python": "3", "torch": "2",
            "commit": "abc"}  # fmt: skip
-MEASURED = [name for name in EXPERIMENTS if name != "mp2"]
 ON_IMAGES = Scale(data="/somewhere/cifar10-jpeg-q75.tar.xz")
 
 
@@ -41,7 +40,7 @@ def test_a_sparse_warm_up_is_measured_by_itself() -> None:
     assert [part.share for part in found] == pytest.approx([0.8, 0.05, 0.05, 0.05, 0.05])
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_all_parts_of_all_experiments_can_be_attached_and_add_up(name: str) -> None:
     for window in windows_of(EXPERIMENTS[name], ON_IMAGES):
         for algorithm in window.algorithms:
@@ -90,7 +89,7 @@ def test_a_step_of_a_run_is_the_mean_over_its_parts() -> None:
 # ---- experiments --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.parametrize(
     "scale", [ON_IMAGES, Scale(), Scale(2, 2, quick=True)], ids=["images", "none", "quick"]
 )
