@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import sleep
 
-from paired import ROOT
 from runs import Done, Run
 
 EVERY = 0.5
@@ -116,14 +115,15 @@ def images(told: str | None = None) -> Path:
     if told is not None:
         places = [Path(told)]
     else:
-        root = Path(os.environ.get("TACIT_DATA") or ROOT.parent / "shared" / "data")
-        places = [root / "cifar10-jpeg-q75.tar.xz", root / "cifar-10-binary.tar.gz"]
+        root = os.environ.get("TACIT_DATA")
+        names = ("cifar10-jpeg-q75.tar.xz", "cifar-10-binary.tar.gz") if root else ()
+        places = [Path(root or "", name) for name in names]
         fetched = download.fetched("cifar10")
         places += [fetched] if fetched else []
     for place in places:
         if place.exists():
             return place.absolute()
-    looked = ", ".join(map(str, places)) + ("" if told else ", and among what tacit has downloaded")
+    looked = ", ".join([*map(str, places), *([] if told else ["what tacit has downloaded"])])
     raise SystemExit(
         f"CIFAR-10 is not here; looked at {looked}. Give --data PATH (a folder of images, or an archive), "
         "set TACIT_DATA to the folder that holds it, or fetch it: tacit compare cifar10 --download --epochs 1"
