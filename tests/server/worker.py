@@ -131,9 +131,11 @@ def _of(text: str) -> Compressor:
 
 
 def resumed(groups: list[list[str]], folder: Path) -> None:
-    """A run that is stopped and resumed ends where the run that was not does."""
-    (servers, again, third) = groups
-    for algorithm in ("ps-dgc:ratio=0.05",):
+    """A run that is stopped and resumed ends where the one that was not does; also with a server more."""
+    for algorithm, (servers, again, third) in (
+        ("ps-dgc:ratio=0.05", groups[:3]),
+        ("ps-ssp:bound=0", groups[3:]),
+    ):
         never = trained(algorithm, servers, 10)
         model, optimizer = wrapped()
         with tacit.attach(model, optimizer, algorithm, servers=again) as session:
