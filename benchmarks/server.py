@@ -5,9 +5,9 @@
     python benchmarks/server.py --only rate,slow,kills
 
 * `rate`: 4 workers push 100 MB of fp32, 50 tensors in the lots that `attach` would cut, and pull their mean;
-  links of 1 Gbit/s, with one server and with two. What counts are bytes through the servers' links, both
-  ways added up, against what one link carries one way after the other: 800 MB in 6.4 s. Both ways at once it
-  could be twice that.
+  links of 1 Gbit/s, with one server and with two, in turns in one run. What counts are bytes through the
+  servers' links, both ways added up, against what one link carries one way after the other: 800 MB in 6.4 s.
+  Both ways at once it could be twice that.
 * `slow`: asynchronous, 4 workers that take 50 ms a step and exchange 1 MB, then one of them 500 ms; how many
   steps a second the other three make.
 * `kills`: two workers of one server, one killed 200 times at a random moment, and back each time. The next
@@ -28,15 +28,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from paired import hardware, in_testbed, save, tell
+from paired import Arm, hardware, in_testbed, interleave, paired_ratio, save, tell
 
-RATE = "4x1+{servers}@1gbit"
+RATE, SLOW = "4x1+3@1gbit", "4x1+1@1gbit"
 LINE = 1e9 / 8
 TENSORS, TENSOR_BYTES = 50, 2_000_000
 DDP_BUCKET = 25 << 20
@@ -56,8 +57,12 @@ def joined(star: Any, homes: Mapping[str, int], lots: Lots, me: tuple[int, int],
     from tacit.contracts import Place
     from tacit.transports.servers import Servers
 
-    about = {"star": star, "rule": None, "model": [(name, (n,), "float32") for name, n in lots.items()]}
-    return Servers(where, Place(*me), timedelta(seconds=60), homes, about)
+    return Servers(where, Place(*me), timedelta(seconds=60), homes, told_of(star, lots))
+
+
+def told_of(star: Any, lots: Lots) -> dict[str, Any]:
+    """What servers are told: each lot counts as a parameter."""
+    return {"star": star, "rule": None, "model": [(name, (n,), "float32") for name, n in lots.items()]}
 
 
 def shared_out(servers: int, workers: int) -> tuple[dict[str, int], dict[str, int]]:
@@ -99,68 +104,112 @@ def rank_main(experiment: str, rounds: int, slow: float) -> None:
     import torch
     import torch.distributed as dist
 
-    from tacit.contracts import Piece
-    from tacit.topologies import Asynchronous, Star
     from tacit.transports.servers import VARIABLE, addresses
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     me, where = (dist.get_rank(), dist.get_world_size()), addresses(os.environ[VARIABLE])
-    if experiment == "rate":
-        homes, lots = shared_out(len(where), me[1])
-        xs = {name: torch.ones(n) for name, n in lots.items()}
-        servers = joined(Star(), homes, lots, me, where)
-        seconds = []
-        for _ in range(rounds + 1):
-            dist.barrier()
-            start = time.perf_counter()
-            asks(servers, xs)
-            dist.barrier()
-            seconds.append(time.perf_counter() - start)
-        found: Any = seconds[1:]
-    else:
-        x = torch.ones(250_000)
-        servers = joined(Star(Asynchronous()), {"0": 0}, {"0": x.numel()}, me, where)
-        servers.of("0").enter(x, "0/0", Piece(None, x.numel(), x.dtype))
-        dist.barrier()
-        pause, steps, end = 0.05 * (slow if me[0] == 3 else 1.0), 0, time.perf_counter() + rounds
-        while time.perf_counter() < end:
-            time.sleep(pause)
-            asks(servers, {"0": x})
-            steps += 1
-        all_ = [torch.zeros(1) for _ in range(me[1])]
-        dist.all_gather(all_, torch.tensor([steps / rounds]))
-        found = [float(each) for each in all_]
+    found: Any
+    found, connections = _rate(me, where, rounds) if experiment == "rate" else _slow(me, where, rounds, slow)
     if me[0] == 0:
         tell(found)
-    for server in servers.each:
+    dist.barrier()
+    for server in connections:
         server.close()
     dist.destroy_process_group()
+
+
+def _rate(me: tuple[int, int], where: Addresses, blocks: int) -> tuple[dict[str, list[float]], list[Any]]:
+    """Seconds of each push and pull, of one server (the last) and of two; and the connections."""
+    import torch
+    import torch.distributed as dist
+
+    from tacit.contracts import Place
+    from tacit.topologies import Star
+    from tacit.transports.servers import Server
+
+    whole = torch.ones(TENSORS * TENSOR_BYTES // 4)
+    homes, lots = shared_out(2, me[1])
+    both = joined(Star(), homes, lots, me, where[:2])
+    _, fewer = shared_out(1, me[1])
+    about = {**told_of(Star(), fewer), "server": 2, "servers": 1}
+    alone = Alone(Server(2, where[2], Place(*me), timedelta(seconds=60), about))
+
+    def arm(servers: Any, lots: Lots) -> Arm:
+        xs = dict(zip(lots, whole.split([*lots.values()]), strict=True))
+
+        def step() -> None:
+            asks(servers, xs)
+            dist.barrier()
+
+        return Arm(step, warmup=1)
+
+    arms = {"1": arm(alone, fewer), "2": arm(both, lots)}
+    return interleave(arms, blocks, dist.barrier), [*both.each, alone.server]
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A server that has all lots."""
+
+    server: Any
+
+    def of(self, name: str) -> Any:
+        """It."""
+        return self.server
+
+
+def _slow(me: tuple[int, int], where: Addresses, seconds: int, slow: float) -> tuple[list[float], list[Any]]:
+    """How many steps a second each worker makes; and the connections."""
+    import torch
+    import torch.distributed as dist
+
+    from tacit.contracts import Piece
+    from tacit.topologies import Asynchronous, Star
+
+    x = torch.ones(250_000)
+    servers = joined(Star(Asynchronous()), {"0": 0}, {"0": x.numel()}, me, where)
+    servers.of("0").enter(x, "0/0", Piece(None, x.numel(), x.dtype))
+    dist.barrier()
+    pause, steps, end = 0.05 * (slow if me[0] == 3 else 1.0), 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        time.sleep(pause)
+        asks(servers, {"0": x})
+        steps += 1
+    all_ = [torch.zeros(1) for _ in range(me[1])]
+    dist.all_gather(all_, torch.tensor([steps / seconds]))
+    return [float(each) for each in all_], servers.each
 
 
 # ---- in the testbed -----------------------------------------------------------------------------------
 
 
-def measured(experiment: str, servers: int, rounds: int, slow: float = 1.0) -> list[float]:
-    words = [__file__, "--rank", experiment, "--rounds", str(rounds), "--slow", str(slow)]
+def measured(experiment: str, cluster: str, rounds: int, slow: float = 1.0) -> Any:
     from tacit.testbed import Serving
 
-    found: list[float] = in_testbed(RATE.format(servers=servers), words, servers=Serving(), timeout=500)
-    return found
+    words = [__file__, "--rank", experiment, "--rounds", str(rounds), "--slow", str(slow)]
+    return in_testbed(cluster, words, servers=Serving(), timeout=500)
 
 
 def rate(quick: bool) -> dict[str, object]:
-    rounds = 2 if quick else 5
-    seconds = {servers: measured("rate", servers, rounds) for servers in (1, 2)}
+    seconds = measured("rate", RATE, 3 if quick else 12)
     serial = 2 * 4 * TENSORS * TENSOR_BYTES / LINE
-    one, two = (statistics.median(seconds[servers]) for servers in (1, 2))
-    return {"seconds": seconds, "share_of_line": serial / one, "two_over_one": one / two}
+    return {
+        "seconds": seconds,
+        "share_of_line": serial / statistics.median(seconds["1"]),
+        "two_over_one": paired_ratio(seconds["1"], seconds["2"]),
+    }
 
 
 def slow(quick: bool) -> dict[str, object]:
-    seconds = 5 if quick else 20
-    alike, uneven = measured("slow", 1, seconds), measured("slow", 1, seconds, slow=10.0)
-    return {"alike": alike, "one_slow": uneven, "others": sum(uneven[:3]) / sum(alike[:3])}
+    """Alike, uneven, alike, and so on, as other work on the machine may come and go."""
+    seconds, turns = (5, 1) if quick else (10, 3)
+    alike, uneven = [], []
+    for _ in range(turns):
+        alike.append(measured("slow", SLOW, seconds))
+        uneven.append(measured("slow", SLOW, seconds, slow=10.0))
+    others = [sum(b[:3]) / sum(a[:3]) for a, b in zip(alike, uneven, strict=True)]
+    return {"alike": alike, "one_slow": uneven, "others": statistics.median(others), "each": others}
 
 
 # ---- kills --------------------------------------------------------------------------------------------
@@ -343,7 +392,8 @@ def verdicts(found: Mapping[str, Any]) -> list[str]:
     if "rate" in found:
         share, ratio = found["rate"]["share_of_line"], found["rate"]["two_over_one"]
         lines.append(f"push + pull of 100 MB, 4 workers, 1 server: {share:.3f} of the line (promised 0.80)")
-        lines.append(f"2 servers: {ratio:.2f} times one (promised 1.7)")
+        quartiles = f"{ratio['q1']:.2f} to {ratio['q3']:.2f}"
+        lines.append(f"2 servers: {ratio['median']:.2f} times one, quartiles {quartiles} (promised 1.7)")
     if "slow" in found:
         lines.append(
             f"one worker ten times slower: the others at {found['slow']['others']:.3f} (promised 0.95)"
