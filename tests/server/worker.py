@@ -185,8 +185,11 @@ def go_wrong(how: str, model: DDP) -> None:
         next(model.parameters()).register_hook(lambda g: g * float("nan"))
 
 
-def counts(steps: int, pause: float) -> None:
-    """Each step moves every parameter by 1 / P exactly, so that steps can be counted in the end."""
+def counts(steps: int, pause: float, until: str = "") -> None:
+    """Each step moves every parameter by 1 / P exactly, so that steps can be counted in the end.
+
+    So many steps, and more until the file is there that is named.
+    """
     model = DDP(nn.Linear(8, 4), gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with torch.no_grad():
@@ -194,13 +197,17 @@ def counts(steps: int, pause: float) -> None:
             p.zero_()
     with tacit.attach(model, optimizer, "ps-async", timeout=PATIENCE) as session:
         say(began=float(flat(model).mean()))
-        for _ in range(steps):
+        number = 0
+        while number < steps or (until and not Path(until).exists()):
             optimizer.zero_grad()
             model(torch.ones(1, 8)).sum().backward()
             for p in model.parameters():
                 assert p.grad is not None
                 p.grad.fill_(-1.0)
             optimizer.step()
+            number += 1
+            if number == 3:
+                say(at=3)
             time.sleep(pause)
         say(servers=session.servers())
     say(ended=float(flat(model).mean()))
@@ -214,7 +221,7 @@ def main() -> None:
         "learns": lambda: learns(groups),
         "resumed": lambda: resumed(groups, Path(arguments[0])),
         "faulty": lambda: faulty(arguments[0], arguments[1]),
-        "counts": lambda: counts(int(arguments[0]), float(arguments[1])),
+        "counts": lambda: counts(int(arguments[0]), float(arguments[1]), *arguments[2:]),
     }
     calls[what]()
     dist.barrier()

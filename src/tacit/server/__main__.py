@@ -35,9 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TacitError as error:
         print(f"tacit.server: {error}", file=sys.stderr, flush=True)
         return 2
-    if host.resumed:
-        print(f"tacit.server: server {host.number} goes on from {options.checkpoint}", file=sys.stderr)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
+    if host.resumed:
+        text = f"tacit.server: server {host.number} goes on from {options.checkpoint}"
+        print(text, file=sys.stderr, flush=True)
     host.run()
     _leave(options.number, host.facts())
     return 0
