@@ -251,18 +251,78 @@ def test_a_full_disk_is_told_once_and_the_old_checkpoint_stays(
         time.sleep(0.1)
     assert file.read_bytes() == old
     assert [each.message for each in caplog.records] == [
-        f"the server's checkpoint {file} cannot be written, and stays as it was; training goes on: "
+        f"the checkpoint {file} cannot be written, and stays as it was; training goes on: "
         "No space left on device"
     ]
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["other", "half", "folder"])
+def test_what_is_no_checkpoint_is_refused(serve: Callable[..., Host], tmp_path: Path, how: str) -> None:
     file = tmp_path / "server.pt"
-    file.write_text("hello")
-    with pytest.raises(ConfigError, match="is no checkpoint of a server"):
+    match how:
+        case "other":
+            file.write_text("hello")
+        case "half":
+            kept(serve, file)
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        case "folder":
+            file.mkdir()
+    with pytest.raises(ConfigError, match=r"server\.pt is no checkpoint of a server .* move it away"):
         Host(1, 0, kept=file)
+
+
+def test_lots_that_differ_are_refused(serve: Callable[..., Host], tmp_path: Path) -> None:
+    star, half = Star(Asynchronous()), Piece(None, N // 2, torch.float32)
+    for again in (False, True):
+        host = serve(1 if again else 2, tmp_path / "server.pt" if again else None)
+        if again:
+            first = join(host, 0, 1, star)
+            first.enter(torch.zeros(N), "a/0", BACK)
+            first.close()
+            host.thread.join(10)  # type: ignore[attr-defined]
+            host = serve(1, tmp_path / "server.pt")
+            second = join(host, 0, 1, star)
+        else:
+            join(host, 0, 2, star).enter(torch.zeros(N), "a/0", BACK)
+            second = join(host, 1, 2, star)
+        with pytest.raises(AttachError, match=r"has 500 entries in the lot of a/0, and the server 1000"):
+            second.enter(torch.zeros(N // 2), "a/0", half)
+
+
+def test_what_is_owed_of_other_lots_is_refused(serve: Callable[..., Host], tmp_path: Path) -> None:
+    for n in (N, N // 2):
+        host = serve(1, tmp_path / "server.pt")
+        server = join(host, 0, 1)
+        piece, pull = Piece(Dense(), n, torch.float32), Piece(Sign(), n, torch.float32, owes=True)
+        asked = server.post(Ask(((torch.ones(n),),), (piece,), (pull,)), "a/0")
+        assert asked.done.wait(30)
+        if n == N:
+            asked.answer()
+            server.close()
+            host.thread.join(10)  # type: ignore[attr-defined]
+    with pytest.raises(PayloadError, match=r"the lot of a/0 has 500 entries, and the --checkpoint 1000"):
+        asked.answer()
+
+
+def kept(serve: Callable[..., Host], file: Path) -> None:
+    """Leave a checkpoint of one worker there."""
+    host = serve(1, file)
+    server = join(host, 0, 1, Star(Asynchronous()))
+    server.enter(torch.zeros(N), "a/0", BACK)
+    server.close()
+    host.thread.join(10)  # type: ignore[attr-defined]
+
+
+def test_a_checkpoint_of_other_workers_or_in_no_folder_is_refused(
+    serve: Callable[..., Host], tmp_path: Path
+) -> None:
+    kept(serve, tmp_path / "server.pt")
+    with pytest.raises(ConfigError, match=r"is of a run of 1 workers, and there are 2: run 1, or give"):
+        Host(2, 0, kept=tmp_path / "server.pt")
+    with pytest.raises(ConfigError, match=r"as there is no folder .*nowhere: make it"):
+        Host(1, 0, kept=tmp_path / "nowhere" / "server.pt")
 
 
 def test_backup_workers_do_not_wait(serve: Callable[..., Host]) -> None:

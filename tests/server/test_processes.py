@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,7 +48,7 @@ def test_every_way_of_using_servers_trains_and_ends_equal() -> None:
 
 def test_a_run_that_is_resumed_goes_on(tmp_path: Path) -> None:
     with Crowd() as crowd:
-        assert_passed(together(crowd, "resumed", [1] * 3, str(tmp_path)), 1)
+        assert_passed(together(crowd, "resumed", [1, 1, 1, 1, 1, 2], str(tmp_path)), 2)
 
 
 SAYS = {
@@ -114,20 +117,81 @@ def test_a_killed_worker_comes_back_and_no_update_is_lost_or_counted_twice(tmp_p
     file = tmp_path / "server.pt"
     with Crowd() as crowd:
         address, _ = crowd.server(2, "--timeout", "20", "--checkpoint", str(file))
-        steady = crowd.alone(0, 2, "counts", "60", "0.1", TACIT_SERVERS=address)
+        back = tmp_path / "back"
+        steady = crowd.alone(0, 2, "counts", "1", "0.1", str(back), TACIT_SERVERS=address)
         first = crowd.alone(1, 2, "counts", "1000", "0.05", TACIT_SERVERS=address)
         assert first.stdout is not None
-        first.stdout.readline()
-        time.sleep(1)
+        for _ in ("began", "at 3"):
+            first.stdout.readline()
         first.kill()
         again = crowd.alone(1, 2, "counts", "5", "0.01", TACIT_SERVERS=address)
+        assert again.stdout is not None
+        began = json.loads(again.stdout.readline())["began"]
+        back.touch()
         ended = [crowd.ended(each) for each in (steady, again)]
         assert [each.code for each in ended] == [0, 0], "\n".join(each.text for each in ended)
-        assert float(str(ended[1].said[0]["began"])) > 0, "it begins with fresh parameters"
+        assert began >= 1, "it begins with fresh parameters"
         final = {each.said[-1]["ended"] for each in ended}
         assert len(final) == 1
         (served,) = ended[1].said[-2]["servers"]  # type: ignore[misc]
         assert sum(served["stale"].values()) == served["pushes"]  # type: ignore[index]
+
+
+def test_a_disk_that_is_full_is_told_once_and_training_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "server.pt"
+    with Crowd() as crowd:
+        address, server = crowd.server(1, "--checkpoint", str(file), "--every", "0.05")
+        worker = crowd.alone(0, 1, "counts", "150", "0.02", TACIT_SERVERS=address)
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        until(file.exists)
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        until(lambda: not file.with_name("server.pt.part").exists())
+        old = file.read_bytes()
+        done, told = crowd.ended(worker), crowd.ended(server)
+        assert (done.code, told.code) == (0, 0), done.text + told.text
+        assert done.said[-1]["ended"] == 150.0
+        assert (
+            told.text.count("cannot be written, and stays as it was; training goes on: File too large") == 1
+        )
+        assert file.read_bytes() == old
+        assert [*tmp_path.iterdir()] == [file]
+        _, again = crowd.server(1, "--checkpoint", str(file))
+        assert again.stdout is not None
+        assert again.stdout.readline() == f"tacit.server: server 0 goes on from {file}\n"
+
+
+def until(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_server_that_is_asked_to_end_saves_first(tmp_path: Path) -> None:
+    file = tmp_path / "server.pt"
+    with Crowd() as crowd:
+        address, server = crowd.server(1, "--checkpoint", str(file))
+        worker = crowd.alone(0, 1, "counts", "100000", "0.02", TACIT_SERVERS=address)
+        assert worker.stdout is not None
+        for _ in ("began", "at 3"):
+            worker.stdout.readline()
+        server.terminate()
+        assert crowd.ended(server).code == 0
+        worker.kill()
+        kept = file.read_bytes()
+        _, idle = crowd.server(1, "--checkpoint", str(file))
+        assert idle.stdout is not None
+        assert "goes on from" in idle.stdout.readline()
+        idle.terminate()
+        assert crowd.ended(idle).code == 0
+        assert len(file.read_bytes()) == len(kept), "one that no worker came to keeps all"
+        address, _ = crowd.server(1, "--checkpoint", str(file))
+        again = crowd.ended(crowd.alone(0, 1, "counts", "1", "0", TACIT_SERVERS=address))
+    assert again.code == 0, again.text
+    began = float(str(again.said[0]["began"]))
+    assert began >= 2
+    assert again.said[-1]["ended"] == began + 1
 
 
 def test_without_a_server_it_is_said_what_to_write() -> None:

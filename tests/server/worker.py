@@ -135,9 +135,11 @@ def _of(text: str) -> Compressor:
 
 
 def resumed(groups: list[list[str]], folder: Path) -> None:
-    """A run that is stopped and resumed ends where the run that was not does."""
-    (servers, again, third) = groups
-    for algorithm in ("ps-dgc:ratio=0.05",):
+    """A run that is stopped and resumed ends where the one that was not does; also with a server more."""
+    for algorithm, (servers, again, third) in (
+        ("ps-dgc:ratio=0.05", groups[:3]),
+        ("ps-ssp:bound=0", groups[3:]),
+    ):
         never = trained(algorithm, servers, 10)
         model, optimizer = wrapped()
         with tacit.attach(model, optimizer, algorithm, servers=again) as session:
@@ -187,8 +189,11 @@ def go_wrong(how: str, model: DDP) -> None:
         next(model.parameters()).register_hook(lambda g: g * float("nan"))
 
 
-def counts(steps: int, pause: float) -> None:
-    """Each step moves every parameter by 1 / P exactly, so that steps can be counted in the end."""
+def counts(steps: int, pause: float, until: str = "") -> None:
+    """Each step moves every parameter by 1 / P exactly, so that steps can be counted in the end.
+
+    So many steps, and more until the file is there that is named.
+    """
     model = DDP(nn.Linear(8, 4), gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with torch.no_grad():
@@ -196,13 +201,17 @@ def counts(steps: int, pause: float) -> None:
             p.zero_()
     with tacit.attach(model, optimizer, "ps-async", timeout=PATIENCE) as session:
         say(began=float(flat(model).mean()))
-        for _ in range(steps):
+        number = 0
+        while number < steps or (until and not Path(until).exists()):
             optimizer.zero_grad()
             model(torch.ones(1, 8)).sum().backward()
             for p in model.parameters():
                 assert p.grad is not None
                 p.grad.fill_(-1.0)
             optimizer.step()
+            number += 1
+            if number == 3:
+                say(at=3)
             time.sleep(pause)
         say(servers=session.servers())
     say(ended=float(flat(model).mean()))
@@ -216,7 +225,7 @@ def main() -> None:
         "learns": lambda: learns(groups),
         "resumed": lambda: resumed(groups, Path(arguments[0])),
         "faulty": lambda: faulty(arguments[0], arguments[1]),
-        "counts": lambda: counts(int(arguments[0]), float(arguments[1])),
+        "counts": lambda: counts(int(arguments[0]), float(arguments[1]), *arguments[2:]),
     }
     calls[what]()
     dist.barrier()

@@ -11,7 +11,7 @@ from tacit.cli.request import Request, takes_servers
 from tacit.errors import TestbedError
 from tacit.recipes.messages import Progress
 from tacit.records import COMPUTE_ONLY, EndRecord, Status, Writer
-from tacit.testbed import Failure, Result, Testbed
+from tacit.testbed import Failure, Result, Serving, Testbed
 
 __all__ = ["hold"]
 
@@ -38,12 +38,13 @@ class _Heat:
     def train(self, bed: Testbed) -> None:
         """Train to the end; a run that does not get there is on record with the reason."""
         self._display.started(self._algorithm)
+        served = self._algorithm != COMPUTE_ONLY and takes_servers(self._algorithm)
         try:
             result = bed.run(
                 self._command(bed),
                 on_line=self._hear,
                 timeout=self._request.timeout,
-                servers=self._algorithm != COMPUTE_ONLY and takes_servers(self._algorithm),
+                servers=Serving() if served else None,
             )
             if not result.ok:
                 raise TestbedError(self._reason(result))

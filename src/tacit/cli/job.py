@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tacit.cluster import Cluster
 from tacit.errors import ConfigError
+from tacit.testbed.launch import Serving
 
 __all__ = ["DEFAULT", "VARIABLE", "Job", "check"]
 
@@ -33,6 +34,8 @@ class Job:
         timeout: Seconds that the run may take in all; None without limit.
         folder: A folder that exists and can be written.
         tensorboard: The folder for curves; None for no curves.
+        serving: How the cluster's parameter servers are run; None where it has none.
+        restarts: How often each worker is started again, which then is alone; None: all are one world.
     """
 
     script: tuple[str, ...]
@@ -41,6 +44,8 @@ class Job:
     timeout: float | None
     folder: Path
     tensorboard: Path | None = None
+    serving: Serving | None = None
+    restarts: int | None = None
 
     @property
     def algorithm(self) -> str:
@@ -72,6 +77,9 @@ def check(
     out: Path | None,
     tensorboard: Path | None = None,
     servers: int = 0,
+    checkpoint: Path | None = None,
+    checkpoint_every: float = 30.0,
+    restarts: int | None = None,
 ) -> Job:
     """Turn what was typed into a job; the folder is made last, when all else is right.
 
@@ -79,12 +87,15 @@ def check(
         ConfigError: Something cannot be; the message says what to write instead.
     """
     words, asked = _script(tuple(script)), _asked(algorithm)
+    parsed = _cluster(cluster, servers, asked)
     return Job(
         script=words,
-        cluster=_cluster(cluster, servers, asked),
+        cluster=parsed,
         asked=asked,
         timeout=_timeout(timeout),
         tensorboard=_curves(tensorboard),
+        restarts=_restarts(restarts, parsed, asked, tensorboard),
+        serving=_serving(parsed, checkpoint, checkpoint_every),
         folder=_folder(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-run"),
     )
 
@@ -146,6 +157,61 @@ def _cluster(text: str, servers: int, asked: str | None) -> Cluster:
             "them out, or write --algorithm ps, say"
         )
     return cluster
+
+
+def _serving(cluster: Cluster, checkpoint: Path | None, every: float) -> Serving | None:
+    if not every > 0:
+        raise ConfigError(f"--checkpoint-every {every} must be more than 0, e.g. --checkpoint-every 30")
+    if checkpoint is None:
+        return Serving() if cluster.servers else None
+    if not cluster.servers:
+        raise ConfigError(
+            f"--checkpoint {checkpoint} is for parameter servers, and there are none: leave it out, or write "
+            "--servers 1 and an algorithm that needs one"
+        )
+    serving = Serving(checkpoint=checkpoint.absolute(), every=every)
+    _check_files(checkpoint, serving, cluster.servers)
+    return serving
+
+
+def _restarts(count: int | None, cluster: Cluster, asked: str | None, curves: Path | None) -> int | None:
+    from tacit import algorithms
+
+    if count is None:
+        return None
+    if count < 0:
+        raise ConfigError(f"--restarts {count} must be 0 or more, e.g. --restarts 1")
+    if asked is None or not all(level.topology.apart for level in algorithms.parse(asked).levels):
+        raise ConfigError(
+            f"--restarts {count} is for workers that go on without each other, and those of "
+            f"{asked or DEFAULT} do not: write --algorithm ps-async, say, or leave it out"
+        )
+    if not cluster.namespaces or cluster.ranks_per_node > 1:
+        raise ConfigError(
+            f"--restarts {count} with --cluster {cluster} cannot be, as each worker needs a node of its own: "
+            f"write --cluster {cluster.world_size}x1"
+        )
+    if curves is not None:
+        raise ConfigError(
+            f"--restarts {count} with --tensorboard {curves} cannot be, as all workers would write the same "
+            "curves: leave one out"
+        )
+    return count
+
+
+def _check_files(folder: Path, serving: Serving, servers: int) -> None:
+    """What is there is of so many servers, or nothing is: half of a model is none."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to --checkpoint {folder}: {error.strerror}") from error
+    found = {file.name for file in folder.glob("server*.pt")}
+    wanted = {serving.name(number) for number in range(servers)}
+    if found and found != wanted:
+        raise ConfigError(
+            f"--checkpoint {folder} holds {', '.join(sorted(found))}, and {servers} servers go on from "
+            f"{', '.join(sorted(wanted))}: give as many --servers as there were, or another folder"
+        )
 
 
 def _timeout(seconds: float | None) -> float | None:

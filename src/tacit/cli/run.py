@@ -56,6 +56,26 @@ def command(
             help="Parameter servers beside the nodes, each on a node of its own, for ps and its like, e.g. 2"
         ),
     ] = 0,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder in which each parameter server keeps its state, made if needed; a run that finds "
+            "it there goes on from it, e.g. servers",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint_every: Annotated[
+        float, typer.Option(help="Seconds between two saves of a parameter server, e.g. 10")
+    ] = 30,
+    restarts: Annotated[
+        int | None,
+        typer.Option(
+            help="Each worker is a world of its own, goes on when others die, and is started again so many "
+            "times when it does, to take the servers' parameters: for ps-async and its like. "
+            "TACIT_WORKER and TACIT_WORKERS tell a script its share of the data, e.g. 1",
+            show_default=False,
+        ),
+    ] = None,
     timeout: Annotated[
         float | None,
         typer.Option(help="Seconds after which all is ended; by default never, e.g. 600", show_default=False),
@@ -94,6 +114,9 @@ def command(
         cluster=cluster,
         algorithm=algorithm,
         servers=servers,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        restarts=restarts,
         timeout=timeout,
         out=out,
         tensorboard=tensorboard,
@@ -123,8 +146,7 @@ def _carry_out(job: Job) -> Outcome:
     try:
         with Testbed(job.cluster) as bed:
             argv = [str(_TALLY), str(job.footprint), *job.script]
-            served = job.cluster.servers > 0
-            result = bed.run(argv, env=env, timeout=job.timeout, servers=served)
+            result = bed.run(argv, env=env, timeout=job.timeout, servers=job.serving, restarts=job.restarts)
     except Interrupted as error:
         job.record.write_text(outcome.interrupted(job, error.code, str(error)).to_json() + "\n")
         raise

@@ -26,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, _ignore)
     before = _sent()
+    _write(Path(folder), {"before": before, "after": None})
     process = subprocess.Popen(
         [sys.executable, "-u", *script], preexec_fn=lambda: die_with_parent(signal.SIGKILL)
     )
@@ -47,8 +48,10 @@ def _sent() -> int | None:
 
 
 def _write(folder: Path, facts: dict[str, int | None]) -> None:
-    rank, node = int(os.environ["RANK"]), int(os.environ["TACIT_NODE"])
+    rank, node = int(os.environ.get("TACIT_WORKER", os.environ["RANK"])), int(os.environ["TACIT_NODE"])
     file = folder / f"process{rank}.json"
+    if file.exists():  # a rank that was started again began when its first process did
+        facts["before"] = json.loads(file.read_text(encoding="utf-8"))["before"]
     unfinished = file.with_suffix(".part")
     unfinished.write_text(json.dumps({"rank": rank, "node": node, **facts}), encoding="utf-8")
     unfinished.replace(file)

@@ -162,6 +162,7 @@ class GradientDoor:
         self._routes: dict[tuple[int, ...], list[_Whole | _Piece]] = {}
         self._routed = session.lots
         self._staged: dict[int, _Staged] = {}
+        self._flats: dict[int, Tensor] = {}
         self._seen: list[list[str]] = []
         self._fresh = False
         self._arrived: set[int] = set()
@@ -232,6 +233,7 @@ class GradientDoor:
         if self._routed is not session.lots:
             self._routed = session.lots
             self._routes.clear()
+            self._flats.clear()
             if self.late is not None:
                 self.late.follow_lots()
 
@@ -269,12 +271,22 @@ class GradientDoor:
         if len(self._arrived) < len(self._names):
             raise misfit([name for i, name in self._names.items() if i not in self._arrived], "unfrozen")
 
+    def _flat(self, i: int) -> Tensor:
+        """Where a lot is put together: the same in all rounds, where lots never settle on the buckets."""
+        if self.late is not None:
+            return self.late.flats[i]
+        lot = self._session.lots[i]
+        if not self._session.strategy.topology.keeps_lots:
+            return lot.like(lot.device)
+        if i not in self._flats:
+            self._flats[i] = lot.like(lot.device)
+        return self._flats[i]
+
     def _stage(self, part: _Piece, bucket: _Bucket) -> None:
         lot = self._session.lots[part.lot]
         staged = self._staged.get(part.lot)
         if staged is None:
-            flat = lot.like(lot.device) if self.late is None else self.late.flats[part.lot]
-            staged = self._staged[part.lot] = _Staged(flat, len(lot.slots))
+            staged = self._staged[part.lot] = _Staged(self._flat(part.lot), len(lot.slots))
         here = bucket.buffer[part.start : part.start + part.numel]
         if self.late is not None and self.late.late:
             self.late.swap_(part.lot, part.to, here)

@@ -69,7 +69,7 @@ def _told(session: Counted, *, closed: bool) -> dict[str, Any]:
 
 
 def _write() -> None:
-    rank = int(os.environ.get("RANK", "0"))
+    rank = int(os.environ.get("TACIT_WORKER", os.environ.get("RANK", "0")))
     open_ = [_told(session, closed=False) for session in _OPEN]
     text = json.dumps({"rank": rank, "called": _CALLED, "sessions": [*_CLOSED, *open_]})
     file = Path(os.environ[VARIABLE], f"rank{rank}.json")

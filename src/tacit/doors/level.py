@@ -71,6 +71,7 @@ class Level:
         ]
         if isinstance(strategy.topology, Star):
             homes = served.homes(tensors, len(servers))
+            cap = served.lot_cap(strategy, tensors, len(servers), model.process_group.size(), cap)
             lots = [lot for part in parts for lot in served.cut_by_home(part, tensors, homes, cap)]
             rule = described(optimizers) if strategy.topology.optimizer == "server" else None
             self.transport = served.connect(self.transport, strategy, tensors, servers, homes, timeout, rule)

@@ -152,7 +152,8 @@ def _resume(
 ) -> set[str]:
     """Returns of which parameters every rank now owes what the topology owed."""
     session = level.session
-    session.recut(state["lots"][i], carry=False)
+    lots = _names(level) if session.strategy.topology.keeps_lots else state["lots"][i]
+    session.recut(lots, carry=False)
     same = repr(session.strategy.rounds) == state["rounds are"][i]
     given = {key: session.memory[key] for key in session.strategy.rounds.needs}
     memory = json.loads(state["memory"])[i] if same else session.strategy.rounds.start(state["steps"][i])
@@ -284,6 +285,12 @@ def _check(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtW
             raise CheckpointError(
                 f"the checkpoint has a round under way, of {state['rounds are'][i]}, and attached is "
                 f"{level.session.strategy.rounds}: call session.sync() before you save, or attach the same"
+            )
+        kept = level.session.strategy.topology.keeps_lots
+        if kept and json.loads(state["under way"])[i] and state["lots"][i] != _names(level):
+            raise CheckpointError(
+                "the checkpoint has a round under way, in the lots of other parameter servers: use as many, "
+                "or call session.sync() before you save"
             )
     saved = {name for lots in state["lots"] for lot in lots for name in lot}
     here = {name for level in levels for lot in _names(level) for name in lot}

@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from tacit.server.host import Host
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until all workers have left; 0, or 2 where what was asked for cannot be."""
+    """Serve until all workers have left, or SIGTERM; 0, or 2 where what was asked for cannot be."""
     options = _parser().parse_args(argv)
     logging.basicConfig(format="tacit.server: %(message)s")
     torch.set_num_threads(1)
@@ -34,6 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TacitError as error:
         print(f"tacit.server: {error}", file=sys.stderr, flush=True)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: host.stop())
+    if host.resumed:
+        text = f"tacit.server: server {host.number} goes on from {options.checkpoint}"
+        print(text, file=sys.stderr, flush=True)
     host.run()
     _leave(options.number, host.facts())
     return 0
@@ -57,7 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--timeout", type=float, default=60, help="seconds after which a worker that others wait for is gone"
     )
-    parser.add_argument("--checkpoint", type=Path, help="file to save its state to, and to resume from")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        help="file to save its state to, and to resume from if it is there, such as server0.pt",
+    )
     parser.add_argument("--every", type=float, default=30, help="seconds between two saves")
     return parser
 

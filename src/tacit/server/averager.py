@@ -120,6 +120,11 @@ class Averager(Service[Round]):
             ctx = self.work.context(mean, f"{self.name}/{i}", state.number).inside(f"pull{i}")
             if pull.owes:
                 before, after = owed.get(i) or (torch.zeros_like(mean), torch.empty_like(mean))
+                if before.shape != mean.shape:
+                    raise PayloadError(
+                        f"the lot of {self.name} has {len(mean)} entries, and the --checkpoint "
+                        f"{len(before)}: give DDP the bucket_cap_mb that it had, or another --checkpoint"
+                    )
                 payloads.append(Reduce(pull.codec, mean, ctx, before, after).encode())
                 owed[i] = after, before
             else:

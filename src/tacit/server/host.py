@@ -53,7 +53,7 @@ class Host:
         every: seconds between two saves.
 
     Raises:
-        ConfigError: the port is in use, or the checkpoint cannot be read.
+        ConfigError: the port is in use, or the checkpoint cannot be read, or is of other workers.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Host:
         every: float = 30.0,
     ) -> None:
         self.workers, self.number, self._timeout = workers, number, timeout
-        self._kept = Kept(kept, every)
+        self._kept = Kept(kept, every, workers)
         self._saved = self._kept.load()
         self._store = _listen(port, timeout)
         self.port = self._store.port
@@ -79,6 +79,11 @@ class Host:
         self._closing = threading.Event()
         self.tally = Tally()
         threading.Thread(target=self._let_in, name="tacit-door", daemon=True).start()
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it goes on from what was saved."""
+        return self._saved is not None
 
     # ---- threads --------------------------------------------------------------------------------------
 
@@ -171,7 +176,7 @@ class Host:
             case Kind.HELLO:
                 self._send(seat, header, dumps(self._hello(seat, loads(event.body))))
             case Kind.DECLARE:
-                self._open_shard(seat.specs[-header.spec])
+                self._open_shard(seat, -header.spec)
             case Kind.STATS:
                 self._send(seat, header, dumps(self.facts()))
             case Kind.LEAVE:
@@ -201,8 +206,16 @@ class Host:
         clocks |= {key: shard.state.desks[worker].clock for key, shard in self._shards.items()}
         return {"clocks": clocks}
 
-    def _open_shard(self, spec: Spec) -> None:
+    def _open_shard(self, seat: Seat, number: int) -> None:
         star: Star = self._about["star"]
+        spec = seat.specs[number]
+        ours = self._entries(spec.key)
+        if spec.back is not None and ours not in (None, spec.back.numel):
+            seat.refused[number] = AttachError(
+                f"{seat.name} has {spec.back.numel} entries in the lot of {spec.key}, and the server {ours}: "
+                "give all workers the same bucket_cap_mb, also where the server has a --checkpoint"
+            )
+            return
         if spec.key in self._shards or not (star.averages or spec.back):
             return
         service: Averager | Keeper = Averager(self.workers, spec.key)
@@ -215,6 +228,13 @@ class Host:
         for seat in self._seats.values() if star.averages else ():
             if seat.here:
                 self._give(shard, seat.sender, Message(0, Enter()))
+
+    def _entries(self, key: str) -> int | None:
+        """How many parameters a lot has; None where none are known."""
+        shard, saved = self._shards.get(key), self._saved["shards"].get(key, {}) if self._saved else {}
+        if shard is not None:
+            return shard.service.back.numel if isinstance(shard.service, Keeper) else None
+        return saved["x"].numel() if "x" in saved else None
 
     def _to_shard(self, event: Arrived) -> None:
         seat, header = event.seat, event.header
@@ -332,7 +352,8 @@ class Host:
     def _state(self) -> dict[str, Any] | None:
         if not self._about:
             return None
-        shards = {key: shard.service.save(shard.state) for key, shard in self._shards.items()}
+        shards = dict(self._saved["shards"]) if self._saved else {}  # of some no worker may have told yet
+        shards |= {key: shard.service.save(shard.state) for key, shard in self._shards.items()}
         return {**self._about, "shards": shards}
 
 

@@ -4,7 +4,8 @@ with Testbed(Cluster.parse("2x2@100mbit")) as testbed:
     result = testbed.run(["train.py", "--epochs", "1"])
 """
 
+from tacit.testbed.launch import Serving
 from tacit.testbed.results import Failure, Result
 from tacit.testbed.testbed import Testbed
 
-__all__ = ["Failure", "Result", "Testbed"]
+__all__ = ["Failure", "Result", "Serving", "Testbed"]

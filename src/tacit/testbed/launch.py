@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tacit.cluster import Cluster
@@ -17,6 +18,8 @@ _FIRST_PORT = 29500
 _FIRST_SERVER_PORT = 40000  # one for each server of each run
 SERVERS = "TACIT_SERVERS"
 """An environment variable: where ranks find the parameter servers."""
+WORKER, WORKERS = "TACIT_WORKER", "TACIT_WORKERS"
+"""Two more: which worker a rank is, and of how many, where it is a world of its own."""
 _RANK = Path(__file__).with_name("rank.py")
 
 # What an outer torchrun left behind would otherwise be taken for ours.
@@ -48,34 +51,64 @@ def server_points(cluster: Cluster, run: int) -> list[tuple[str, int]]:
     return [(address(cluster.nodes + i), first + i) for i in range(cluster.servers)]
 
 
-def server_arguments(cluster: Cluster, number: int, port: int, timeout: float) -> list[str]:
+@dataclass(frozen=True)
+class Serving:
+    """How parameter servers are run.
+
+    Attributes:
+        timeout: seconds after which a server takes a worker for lost that others wait for.
+        checkpoint: the folder in which each keeps a file of its own; None for none.
+        every: seconds between two saves.
+    """
+
+    timeout: float = 60.0
+    checkpoint: Path | None = None
+    every: float = 30.0
+
+    @staticmethod
+    def name(number: int) -> str:
+        """Of the file of one server."""
+        return f"server{number}.pt"
+
+
+def server_arguments(cluster: Cluster, number: int, port: int, serving: Serving) -> list[str]:
     """The command line of a parameter server."""
-    options = {
+    options: dict[str, object] = {
         "--workers": cluster.world_size,
         "--port": port,
         "--number": number,
-        "--timeout": timeout,
+        "--timeout": serving.timeout,
     }
+    if serving.checkpoint is not None:
+        options |= {"--checkpoint": serving.checkpoint / serving.name(number), "--every": serving.every}
     words = [str(word) for pair in options.items() for word in pair]
     return [sys.executable, "-u", "-m", "tacit.server", *words]
 
 
 def arguments(
-    cluster: Cluster, node: int, meet: tuple[str, int], logs: str, argv: Sequence[str]
+    cluster: Cluster,
+    node: int,
+    meet: tuple[str, int],
+    logs: str,
+    argv: Sequence[str],
+    restarts: int | None = None,
 ) -> list[str]:
     """The command line of the launcher of one node.
 
-    `argv` is a script and its arguments, or ``-m``, a module and its arguments.
+    `argv` is a script and its arguments, or ``-m``, a module and its arguments. `restarts`: how often the
+    node's ranks are started again, which are a world of their own then; None: all nodes are one world.
     """
+    alone = restarts is not None
+    mine = address(node) if cluster.namespaces else meet[0]
     torchrun = {
-        "--nnodes": cluster.nodes,
+        "--nnodes": 1 if alone else cluster.nodes,
         "--nproc-per-node": cluster.ranks_per_node,
-        "--node-rank": node,
-        "--master-addr": meet[0],
+        "--node-rank": 0 if alone else node,
+        "--master-addr": mine if alone else meet[0],
         "--master-port": meet[1],
-        "--local-addr": address(node) if cluster.namespaces else meet[0],
+        "--local-addr": mine,
         "--rdzv-id": "tacit",
-        "--max-restarts": 0,
+        "--max-restarts": restarts or 0,
         "--log-dir": logs,
     }
     options = [str(word) for pair in torchrun.items() for word in pair]

@@ -112,7 +112,7 @@ def verdict(code: int, ended: float, lines: Sequence[tuple[float, str]]) -> tupl
 
 def report(code: int, ended: float, lines: Sequence[tuple[float, str]]) -> None:
     """Say on stderr how the rank ended; in pieces, each written at once."""
-    rank = int(os.environ.get("RANK", "-1"))
+    rank = int(os.environ.get("TACIT_WORKER", os.environ.get("RANK", "-1")))
     code, began, text = verdict(code, ended, lines)
     for at in range(0, len(text), _CHUNK):
         _say({"rank": rank, "traceback": text[at : at + _CHUNK]})

@@ -72,6 +72,7 @@ class Run:
         on_line: OnLine | None,
         timeout: float | None,
         servers: int = 0,
+        alone: bool = False,
     ) -> None:
         """Begin to follow.
 
@@ -81,11 +82,13 @@ class Run:
             on_line: Gets every line; None prints them.
             timeout: Seconds until all is killed.
             servers: How many more nodes there are, of parameter servers; they end with the others.
+            alone: Whether a node goes on when another has failed, as long as the servers do.
         """
         self._control = control
         self._nodes = [Node(number) for number in range(count)]
         self._nodes += [Node(count + number, number) for number in range(servers)]
         self._on_line = on_line
+        self._alone = alone
         self._start = time.monotonic()
         self._limit = None if timeout is None else self._start + timeout
         self._first_failure: float | None = None
@@ -147,7 +150,7 @@ class Run:
             return None
         marks = [] if self._limit is None else [self._limit]
         if self._dismissed is not None:
-            marks.append(self._dismissed + DISMISSAL)
+            marks.append(self._dismissed + DISMISSAL + self._terminated * TERMINATION)
         if self._first_failure is not None:
             marks.append(self._first_failure + GRACE + self._terminated * TERMINATION)
         return max(0.0, min(marks) - time.monotonic()) if marks else None
@@ -156,8 +159,10 @@ class Run:
         if self._sweeping:
             return
         now = time.monotonic()
-        failed = [node.ended for node in self._nodes if node.code]
-        if failed and self._first_failure is None:
+        if (
+            any(node.code and not self._bearable(node) for node in self._nodes)
+            and self._first_failure is None
+        ):
             self._first_failure = now
         running = [node for node in self._nodes if node.code is None]
         if running and all(node.server is not None for node in running) and self._dismissed is None:
@@ -165,14 +170,16 @@ class Run:
         if not running:
             self._sweep()
         elif self._dismissed is not None and now >= self._dismissed + DISMISSAL:
-            self._stop(running)
-            self._sweep()
+            self._escalate(running, now - self._dismissed - DISMISSAL)
         elif self._limit is not None and now >= self._limit:
             self._timed_out = True
             self._stop(running)
             self._sweep()
         elif self._first_failure is not None and now >= self._first_failure + GRACE:
             self._escalate(running, now - self._first_failure - GRACE)
+
+    def _bearable(self, failed: Node) -> bool:
+        return self._alone and failed.server is None
 
     def _escalate(self, running: Sequence[Node], late: float) -> None:
         if not self._terminated:

@@ -15,6 +15,7 @@ from typing import Any
 from tacit.cluster import Cluster
 from tacit.errors import ConfigError, TestbedError
 from tacit.testbed import launch, wire
+from tacit.testbed.launch import Serving
 from tacit.testbed.nodes import INTERFACE, hostname
 from tacit.testbed.results import Result
 from tacit.testbed.running import OnLine, Run
@@ -92,8 +93,8 @@ class Testbed:
         env: Mapping[str, str] = _NOTHING,
         on_line: OnLine | None = None,
         timeout: float | None = None,
-        servers: bool = False,
-        server_timeout: float = 60.0,
+        servers: Serving | None = None,
+        restarts: int | None = None,
     ) -> Result:
         """Run a program on all nodes with torchrun, one launcher a node, and wait for all of them.
 
@@ -105,8 +106,10 @@ class Testbed:
             on_line: Called with the node and the line for every line that is printed there, in this thread;
                 without it lines go to this process's own stdout and stderr.
             timeout: Seconds until everything is killed.
-            servers: Start the cluster's parameter servers too, and tell the ranks where they are.
-            server_timeout: Seconds after which a server takes a worker for lost that others wait for.
+            servers: Start the cluster's parameter servers too, so, and tell the ranks where they are.
+            restarts: Each rank is a worker of the servers for itself, knows of no other rank, and is started
+                again up to so many times when it fails, while the others go on. None: the ranks are one
+                world, and end together.
         """
         control = self._control
         if control is None:
@@ -117,13 +120,18 @@ class Testbed:
             raise ConfigError(
                 f"cannot run {list(argv)!r}: write [script, *arguments] or ['-m', module, *arguments]"
             )
-        points = launch.server_points(self.cluster, self._runs) if servers else []
-        run = Run(control, self.cluster.nodes, on_line, timeout, len(points))
+        if restarts is not None and self.cluster.ranks_per_node > 1:
+            raise ConfigError(
+                f"restarts={restarts} on {self.cluster} cannot be, as ranks of one node are started "
+                f"together: use a cluster with one rank a node, such as {self.cluster.world_size}x1"
+            )
+        points = [] if servers is None else launch.server_points(self.cluster, self._runs)
+        run = Run(control, self.cluster.nodes, on_line, timeout, len(points), restarts is not None)
         try:
-            if points:
+            if servers is not None:
                 env = {**env, launch.SERVERS: ",".join(f"{host}:{port}" for host, port in points)}
-                self._launch_servers(control, run, points, server_timeout, env)
-            self._launch(control, run, argv, env)
+                self._launch_servers(control, run, points, servers, env)
+            self._launch(control, run, argv, env, restarts)
             return run.follow()
         except BaseException:
             self.close()  # cut off in the middle of a message, perhaps, so there is no going on
@@ -131,23 +139,31 @@ class Testbed:
         finally:
             run.close()
 
-    def _launch(self, control: socket.socket, run: Run, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def _launch(
+        self,
+        control: socket.socket,
+        run: Run,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        restarts: int | None,
+    ) -> None:
         meet = launch.meeting_point(self.cluster, self._runs)
         self._runs += 1
         for node in range(self.cluster.nodes):
-            command = launch.arguments(self.cluster, node, meet, self._scratch, argv)
-            self._begin(control, run, node, command, env)
+            command = launch.arguments(self.cluster, node, meet, self._scratch, argv, restarts)
+            who = {launch.WORKER: str(node), launch.WORKERS: str(self.cluster.nodes)}
+            self._begin(control, run, node, command, {**env, **({} if restarts is None else who)})
 
     def _launch_servers(
         self,
         control: socket.socket,
         run: Run,
         points: Sequence[tuple[str, int]],
-        timeout: float,
+        serving: Serving,
         env: Mapping[str, str],
     ) -> None:
         for number, (_, port) in enumerate(points):
-            command = launch.server_arguments(self.cluster, number, port, timeout)
+            command = launch.server_arguments(self.cluster, number, port, serving)
             path = {**env, "PYTHONPATH": _path()}
             self._begin(control, run, self.cluster.nodes + number, command, path)
 
