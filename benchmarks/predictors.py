@@ -16,9 +16,9 @@ from pathlib import Path
 from tacit.cli import app
 
 COMMANDS = (
-    "record --models lenet,vgg11-narrow --out record.safetensors",
-    "train record.safetensors --batch 1024 --steps 1000 --out mp2.pt",
-    "train record.safetensors --network wnn --batch 1024 --steps 1000 --out wnn.pt",
+    "record",
+    "train record.safetensors --gains 0.3 --out mp2.pt",
+    "train record.safetensors --network wnn --out wnn.pt",
     "evaluate --predictor mp2.pt --records record.safetensors --out digits.html",
     "evaluate --predictor mp2.pt --recipe made-up --model alexnet --out alexnet.html",
 )
