@@ -94,13 +94,14 @@ class Level:
             self.progress.landed = self.moments.landed
 
     def fetch(self) -> None:
-        """Go on from the parameters that the servers have, where these keep them."""
+        """Go on from the parameters that the servers have, where these keep them. A collective call."""
         door = self.progress or self.stepped
         if not isinstance(self.transport, StarTransport) or door is None:
             return
         servers, star = self.transport.servers, self.strategy.topology
         assert isinstance(star, Star)
         door.enter(lambda lot, x: servers.of(lot).enter(x, f"{lot}/0", star.back(x)))
+        served.wait_for_all(self.transport.peers)
 
     def metrics(self) -> dict[str, float]:
         """See `Session.metrics`; with parameter servers, what was pushed and pulled too."""
