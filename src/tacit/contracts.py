@@ -583,6 +583,8 @@ class OneShot(Compressor):
     """Whether payloads may be averaged on the way, entry by entry (answered by `Mean`)."""
     unbiased: ClassVar[bool] = False
     """Whether what arrives is right in the mean, but for clipping: then it is used without error feedback."""
+    entrywise: ClassVar[bool] = False
+    """Whether a payload is one tensor that says entry after entry, so that a stretch of it says a stretch."""
 
     @abstractmethod
     def encode(self, x: Tensor, ctx: Context) -> Payload:

@@ -92,7 +92,7 @@ class Crowd:
         )
 
     @staticmethod
-    def ended(process: subprocess.Popen[str], seconds: float = 120) -> Ended:
+    def ended(process: subprocess.Popen[str], seconds: float = 400) -> Ended:
         """Wait for its end."""
         return ended(process, seconds)
 

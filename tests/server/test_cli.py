@@ -21,7 +21,7 @@ SERVED = ("run", "--algorithm", "ps", "--servers", "2")
 APART = ("run", "--algorithm", "ps-async", "--servers", "1")
 
 
-def tacit(*words: str, cwd: Path, seconds: float = 200) -> subprocess.CompletedProcess[str]:
+def tacit(*words: str, cwd: Path, seconds: float = 500) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*TACIT, *words], capture_output=True, text=True, timeout=seconds, cwd=cwd, env=os.environ | {}
     )

@@ -26,7 +26,7 @@ def together(crowd: Crowd, what: str, servers: list[int], *arguments: str) -> li
         assert each.code == 0, f"rank {rank}:\n{each.text[-3000:]}"
     for group in made:
         for _, process in group:
-            assert process.wait(20) == 0, "a server outlives its workers"
+            assert process.wait(60) == 0, "a server outlives its workers"
     return ended
 
 

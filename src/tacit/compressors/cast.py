@@ -23,6 +23,7 @@ class Cast(OneShot):
     additive: ClassVar[bool] = True
     swallows: ClassVar[bool] = False
     light: ClassVar[bool] = True
+    entrywise: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype]
 
     def exempts(self, shape: torch.Size) -> bool:

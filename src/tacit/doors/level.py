@@ -94,7 +94,7 @@ class Level:
             self.progress.landed = self.moments.landed
 
     def fetch(self) -> None:
-        """Go on from the parameters that the servers have, where these keep them."""
+        """Go on from the parameters that the servers have, where these keep them. A collective call."""
         door = self.progress or self.stepped
         if not isinstance(self.transport, StarTransport) or door is None:
             return
@@ -103,6 +103,7 @@ class Level:
         if not star.apart:
             return
         door.enter(lambda lot, x: servers.of(lot).enter(x, f"{lot}/0", star.back(x)))
+        served.wait_for_all(self.transport.peers)
 
     def metrics(self) -> dict[str, float]:
         """See `Session.metrics`; with parameter servers, what was pushed and pulled too."""

@@ -159,6 +159,11 @@ class Parcel:
             self._buffer = torch.empty(self.nbytes, dtype=torch.uint8)
         return self._buffer
 
+    def lie_in(self, x: Tensor) -> None:
+        """Keep the bytes in this contiguous tensor from now on."""
+        assert x.numel() * x.element_size() == self.nbytes
+        self._buffer = x.view(-1).view(torch.uint8)
+
     def pack(self, payloads: Sequence[Payload]) -> list[Tensor]:
         """The body; a single tensor goes as it lies in memory, with no copy."""
         flat = tuple(part for payload in payloads for part in payload)

@@ -15,6 +15,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from tacit.contracts import SERVER, WORLD, Ask, Collective, Piece, Place, Posted
 from tacit.errors import AttachError, ConfigError, PayloadError, PeerLost, ServerLost
+from tacit.transports import stretches
+from tacit.transports.meter import like
 from tacit.transports.pairs import Header, Kind, Pair, Parcel, as_body, dumps, loads
 from tacit.transports.torch import TorchTransport
 
@@ -127,6 +129,7 @@ class Server:
         self._failure: BaseException | None = None
         self._specs: dict[tuple[Any, ...], tuple[int, Parcel, Parcel]] = {}
         self._clocks: dict[str, int] = {}
+        self._wholes: dict[str, Tensor] = {}
         self._open: dict[int, Asked] = {}
         self._changed = threading.Condition()
         self._closing = self._closed = False
@@ -148,9 +151,28 @@ class Server:
 
     # ---- asking ---------------------------------------------------------------------------------------
 
-    def post(self, ask: Ask, key: str) -> Asked:
-        """Ask of the lot that `key` names."""
+    def post_long(self, ask: Ask, key: str) -> Posted:
+        """Ask of the lot that `key` names, of a service that averages; a long push in stretches."""
+        i = stretches.long_piece(ask)
+        if i is None:
+            return self.post(ask, key)
+        if key not in self._wholes:
+            self._wholes[key] = torch.empty_like(like(ask.pulls[i])[0], device="cpu")
+        whole = self._wholes[key]
+        parts = [
+            self.post(stretches.stretch(ask, i, a, b), f"{key}/{a}", whole[a:b])
+            for a, b in stretches.spans(ask.pieces[i])
+        ]
+        others = len(ask.pieces) > 1
+        if others:
+            parts.append(self.post(stretches.rest(ask, i), f"{key}/rest"))
+        return stretches.Joined(parts, i, whole, others)
+
+    def post(self, ask: Ask, key: str, into: Tensor | None = None) -> Asked:
+        """Ask of the lot that `key` names; `into`: where the answer's bytes are to lie."""
         spec, leaving, arriving = self._spec(ask, key)
+        if into is not None:
+            arriving.lie_in(into)
         sequence = 0
         if ask.do == "push":
             sequence = self._clocks[key] = self._clocks.get(key, 0) + 1
@@ -310,6 +332,7 @@ class Servers:
         about: Mapping[str, Any],
     ) -> None:
         self._homes = homes
+        self.average = about["star"].averages
         self.each: list[Server] = []
         try:
             for number, address in enumerate(where):
@@ -372,7 +395,8 @@ class StarTransport:
     def post(self, request: Collective, stage: int, slot: str) -> Posted:
         """Start it; see `contracts.Transport`."""
         if isinstance(request, Ask):
-            return self.servers.of(slot).post(request, f"{slot}/{stage}")
+            server, key = self.servers.of(slot), f"{slot}/{stage}"
+            return server.post_long(request, key) if self.servers.average else server.post(request, key)
         return self.peers.post(request, stage, slot)
 
     def abort(self, error: BaseException | None = None) -> None:

@@ -1,0 +1,89 @@
+"""A long push to a server that averages, as several: the first are answered while others still leave."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from tacit.contracts import Ask, Payload, Piece, Posted
+
+_LEAST_BYTES = 1 << 20
+_MOST = 16
+
+
+def long_piece(ask: Ask) -> int | None:
+    """Which of what is pushed is to be cut; None: nothing is.
+
+    Cut is what is said entry by entry both ways, and the rule goes by sizes alone: all workers cut alike.
+    """
+    if ask.do != "push":
+        return None
+    for i, (piece, pull) in enumerate(zip(ask.pieces, ask.pulls, strict=True)):
+        if piece.numel * piece.dtype.itemsize >= 2 * _LEAST_BYTES and _plain(piece) and _plain(pull):
+            return i
+    return None
+
+
+def _plain(piece: Piece) -> bool:
+    return (piece.codec is None or piece.codec.entrywise) and piece.spans is None and not piece.owes
+
+
+def spans(piece: Piece) -> list[tuple[int, int]]:
+    """The stretches of a long piece, of equal length but for the last."""
+    length = max(_LEAST_BYTES // piece.dtype.itemsize, -(-piece.numel // _MOST))
+    return [(start, min(start + length, piece.numel)) for start in range(0, piece.numel, length)]
+
+
+def stretch(ask: Ask, i: int, start: int, stop: int) -> Ask:
+    """The push of a stretch of its piece `i` alone."""
+    (x,) = ask.payloads[i]
+    mine, back = (replace(each[i], numel=stop - start) for each in (ask.pieces, ask.pulls))
+    return replace(ask, payloads=((x.view(-1)[start:stop],),), pieces=(mine,), pulls=(back,))
+
+
+def rest(ask: Ask, i: int) -> Ask:
+    """The push of all but its piece `i`."""
+    payloads, pieces, pulls = ((*each[:i], *each[i + 1 :]) for each in (ask.payloads, ask.pieces, ask.pulls))
+    return replace(ask, payloads=payloads, pieces=pieces, pulls=pulls)
+
+
+@dataclass(eq=False)
+class Joined:
+    """The answer to all of them; `contracts.Posted`.
+
+    Attributes:
+        parts: what was asked: the stretches, and the rest where there is one.
+        i: which piece was cut; `whole`: where the stretches' answers lie, one after the other.
+        others: whether there is a rest.
+    """
+
+    parts: Sequence[Posted]
+    i: int
+    whole: Tensor
+    others: bool
+    _open: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        """See `contracts.Posted`."""
+        self._open = len(self.parts)
+
+        def one() -> None:
+            with self._lock:
+                self._open -= 1
+                last = self._open == 0
+            if last:
+                call()
+
+        for part in self.parts:
+            part.on_done(one)
+
+    def answer(self) -> tuple[Payload, ...]:
+        """See `contracts.Posted`."""
+        answers: list[Any] = [part.answer() for part in self.parts]
+        others = answers[-1] if self.others else ()
+        return (*others[: self.i], (self.whole,), *others[self.i :])
