@@ -20,6 +20,13 @@ __all__ = ["Evaluation", "Judged", "Path", "page", "table"]
 NOTHING = "–"
 COLOURS = 7
 TRUE = Style("--base")
+_BROKEN = {
+    "convolution": "convo-\nlution",
+    "embedding": "embed-\nding",
+    "assembled": "assem-\nbled",
+    "accuracy": "accu-\nracy",
+    "architecture": "archi-\ntecture",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +167,11 @@ def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
     from rich.table import Table
 
     result = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    result.add_column("predictor", overflow="fold", vertical="bottom")
+    result.add_column("predictor", overflow="fold", min_width=9, vertical="bottom")
     for name in columns:
+        # In pieces, so that all columns fit into 80 characters.
+        for whole, parts in _BROKEN.items():
+            name = name.replace(whole, parts)
         result.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True, vertical="bottom")
     for row in rows:
         result.add_row(*row)
