@@ -49,7 +49,7 @@ def test_the_table_fits_a_terminal_and_says_what_its_columns_mean() -> None:
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     (mine,) = [line.split() for line in lines if line.startswith("<mine>.pt")][:1]
-    assert mine == ["<mine>.pt", "0.310", "0.270", "0.1600", "0.1554", "0.9468", "yes", "552", "0.120"]
+    assert mine == ["<mine>.pt", "0.310", "0.270", "0.1600", "0.1554", "0.9468", "yes", "552", "0.12"]
     (other,) = [line.split() for line in lines if line.startswith("linear") and "diverged" in line]
     assert other == ["linear", "0.600", "0.600", "–", "diverged", "–", "no", "–", "–"]
     words = " ".join(text.split())
