@@ -9,8 +9,8 @@ On the values w1 .. w5 of an element at the ends of five periods:
     forecast = (x5 + delta) (r + 1e-5) 2 + w1                      five periods after w5
 
 The authors' weights carry no licence, so those that come with tacit are our own, of the same network: see
-`files.note`. Their code adds delta of a bias to the raw value, and their PyTorch version
-has another slope in LeakyReLU; both are slips, and are not repeated.
+`files.note_of`. Their code adds delta of a bias to the raw value, and their PyTorch version has another slope
+in LeakyReLU; both are slips, and are not repeated.
 """
 
 from __future__ import annotations

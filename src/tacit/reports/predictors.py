@@ -20,6 +20,13 @@ __all__ = ["Evaluation", "Judged", "Path", "page", "table"]
 NOTHING = "–"
 COLOURS = 7
 TRUE = Style("--base")
+_BROKEN = {
+    "convolution": "convo-\nlution",
+    "embedding": "embed-\nding",
+    "assembled": "assem-\nbled",
+    "accuracy": "accu-\nracy",
+    "architecture": "archi-\ntecture",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,16 +125,17 @@ class Evaluation:
             "diverged" if row.within is False and row.loss is None else _number(row.loss, "{:.4f}"),
             _number(row.accuracy, "{:.4f}"),
             NOTHING if row.within is None else "yes" if row.within else "no",
-            NOTHING if row.operations is None else f"{row.operations:,}",
-            _number(row.microseconds, "{:.3f}"),
+            NOTHING if row.operations is None else f"{row.operations}",
+            _number(row.microseconds, "{:.2f}"),
         ]
 
     @property
     def title(self) -> str:
         """What was trained, and how."""
+        epochs = f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}"
         rounds = "a round a step" if self.sync_every == 1 else f"a round every {self.sync_every} steps"
         return (
-            f"{self.recipe}, {self.workers} workers in one process, {self.epochs} epochs, {self.share:.0%} "
+            f"{self.recipe}, {self.workers} workers in one process, {epochs}, {self.share:.0%} "
             f"pushed, {rounds}, seed {self.seed}"
         )
 
@@ -160,8 +168,11 @@ def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
     from rich.table import Table
 
     result = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    result.add_column("predictor", overflow="fold", vertical="bottom")
+    result.add_column("predictor", overflow="fold", min_width=11, vertical="bottom")
     for name in columns:
+        # In pieces, so that all columns fit into 80 characters.
+        for whole, parts in _BROKEN.items():
+            name = name.replace(whole, parts)
         result.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True, vertical="bottom")
     for row in rows:
         result.add_row(*row)

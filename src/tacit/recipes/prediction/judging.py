@@ -33,7 +33,7 @@ def check(trial: Trial, within: float = 0.02, moments: int = 1) -> None:
     Raises:
         ConfigError: says which parameter, and what to write.
     """
-    checks.whole("epochs", trial.epochs, 1, None, "or leave it out")
+    checks.whole("epochs", trial.epochs, 1, None, "5 are usual, or leave it out")
     checks.whole("workers", trial.workers, 1, None, "4 are usual")
     checks.whole("sync_every", trial.sync_every, 1, None, "1: a round after every step")
     checks.whole("seed", trial.seed, 0, None, "0 is usual")

@@ -77,7 +77,9 @@ class Sampling:
         least = 6 * self.phases
         checks.whole("rounds", self.rounds, least, None, "a phase of 40 is usual, and 6 are the least")
         if self.length is not None:
-            checks.whole("length", self.length, self.rounds, None, "no less than rounds; or leave it out")
+            checks.whole(
+                "length", self.length, self.rounds, None, "it is no less than rounds; or leave it out"
+            )
         checks.whole("every", self.every, 1, None, "1 records every step")
         checks.whole("elements", self.elements, 1, None, "128 of each layer are usual")
         checks.whole("workers", self.workers, 1, None, "4 are usual")
