@@ -1,24 +1,25 @@
 """MP²: push a part of the parameters, predict the rest (Liu et al., Computer Networks 255, 2024, 110883).
 
-The paper's system, in each round:                       here, on an all-reduce:
+The paper's system, in each round:                       here, at a server or on an all-reduce:
     each worker steps                                    the user's optimizer
     workers push a subset of the parameters              Predicted: the progress of a subset that moves on
     the server predicts the residual parameters by a     Predicted: every rank, from what all ranks know;
       network trained on samples of ordinary trainings     its network is predictors.MP2
-    workers pull the parameters                          nothing: all have them
+    workers pull the parameters                          they pull the subset, as they have the rest
 
 The paper has not published which subset, what the network is shown, or its shapes; those are ours, see
 `Predicted` and `predictors.mp2`. As every rank runs the predictor, each element costs each rank what it would
 have cost the server. Momentum and all other state of the optimizer stay local.
 
-The weights that come with tacit are of `benchmarks/predictors.py`, from small networks on made-up images, in
-steps of SGD with momentum: other optimizers, and rounds of many steps, move otherwise, and want a predictor
-trained on them.
+The weights that come with tacit are of `tacit predictor` (their note says how), from small networks on made-up
+images, in steps of SGD with momentum: other optimizers, and rounds of many steps, move otherwise, and want a
+predictor trained on them.
 
-A change that is told well from true ones may still lead astray where predictions follow upon predictions:
-after every step, on the recipe `digits`, the trained network ends below "stale", which predicts nothing, and
-both below top-k with error feedback at equal bytes. With a round in four steps, in which more entries can
-travel, all of them ended about alike.
+A change that is told well from true ones may still lead astray where predictions follow upon predictions. So
+rounds are four steps apart, where the paper has one after each: as many bytes, of which each round says four
+times as much; and the network that comes with tacit follows its own predictions for three tenths only, its
+gain. `predictor=own` predicts nothing that all share: each replica keeps its own progress where nothing was
+heard (`Keep`), which lost less than any prediction in all that was tried; see docs/papers/mp2.md.
 """
 
 from __future__ import annotations
@@ -94,10 +95,6 @@ def predictor_of(which: Which, weights: str | None) -> Predictor:
     if weights and which in plain:
         raise ConfigError(
             f"predictor={which!r} has no weights, and weights={weights!r}: leave one of them out"
-        )
-    if which == "wnn" and not weights:
-        raise ConfigError(
-            "predictor='wnn' comes without weights, as its authors' have no licence: write weights=PATH"
         )
     return plain.get(which) or trained(which, weights)
 

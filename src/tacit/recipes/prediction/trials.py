@@ -106,7 +106,9 @@ def predicting(
     Raises:
         ConfigError: the share is no more than what the first rounds send, which push everything.
     """
-    strategy = mp2(budget=share, predictor="stale", sync_every=sync_every, horizon=max(1000, steps))
+    strategy = mp2(
+        budget=share / sync_every, predictor="stale", sync_every=sync_every, horizon=max(1000, steps)
+    )
     assert isinstance(strategy.compressor, Predicted)
     return replace(strategy, compressor=replace(strategy.compressor, predictor=predictor, shrink=gain))
 
