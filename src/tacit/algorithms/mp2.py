@@ -11,9 +11,9 @@ The paper has not published which subset, what the network is shown, or its shap
 `Predicted` and `predictors.mp2`. As every rank runs the predictor, each element costs each rank what it would
 have cost the server. Momentum and all other state of the optimizer stay local.
 
-The weights that come with tacit are of `tacit predictor` (their note says how), from small networks on made-up
-images, in steps of SGD with momentum: other optimizers, and rounds of many steps, move otherwise, and want a
-predictor trained on them.
+The weights that come with tacit are of `tacit predictor` (their note says how), from small networks on
+made-up images, in steps of SGD with momentum: other optimizers, and rounds of many steps, move otherwise, and
+want a predictor trained on them.
 
 A change that is told well from true ones may still lead astray where predictions follow upon predictions. So
 rounds are four steps apart, where the paper has one after each: as many bytes, of which each round says four
