@@ -221,14 +221,14 @@ def _manager(bench: Bench) -> Any:
 
 
 def torchft_localsgd(bench: Bench) -> Replica:
-    from torchft import LocalSGD
+    from torchft.local_sgd import LocalSGD
 
     bench.stack.enter_context(LocalSGD(_manager(bench), bench.module, bench.optimizer, bench.task.period))
     return Replica(bench.module, bench.module, bench.optimizer)
 
 
 def torchft_diloco(bench: Bench) -> Replica:
-    from torchft import DiLoCo
+    from torchft.local_sgd import DiLoCo
 
     outer = torch.optim.SGD(bench.module.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     bench.stack.enter_context(

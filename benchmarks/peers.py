@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import sys
 import time
 from collections import deque
@@ -162,13 +163,17 @@ def last_words(result: Any, lines: Sequence[str], timeout: float) -> str:
     """
     if result.timed_out:
         return f"was not done after {timeout:.0f} s, and was ended"
-    reason = str(result.failures[0]) if result.failures else "ended without a result"
-    traceback = next((each.traceback for each in result.failures if each.traceback), None)
-    if traceback:
-        return [line for line in traceback.splitlines() if line.strip()][-1].strip()[:_LONGEST]
-    said = [line.partition(": ")[2].strip() for line in lines]
-    telling = [line for line in said if re.search(r"what\(\):|\w(Error|Exception|NotMet)\b", line)]
-    return f"{reason}: {telling[-1]}"[:_LONGEST] if telling else reason
+    if not result.failures:
+        return "ended without a result"
+    first = result.failures[0]
+    if first.traceback:
+        written = [line.strip() for line in first.traceback.splitlines() if line.strip()]
+        raised = [line for line in written if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return (raised or written)[-1][:_LONGEST]
+    head = f"node {first.node}: "
+    said = [line.removeprefix(head).strip() for line in lines if line.startswith(head)]
+    aborted = [line for line in said if line.startswith("what():")]
+    return f"{first}: {aborted[0]}"[:_LONGEST] if aborted else str(first)
 
 
 def busy(seconds: float = 0.5) -> float:
@@ -236,6 +241,9 @@ def told(row: Mapping[str, Any]) -> str:
 def main() -> None:
     """Measure, print, and with --save keep the result under benchmarks/results/."""
     options = _options()
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # as Ctrl-C: leave nothing behind
     if options.table:
         print(table(json.loads(options.table.read_text())))
         return

@@ -202,7 +202,7 @@ def test_last_words() -> None:
     raised = Result(1, (Failure(0, 0, "exit code 1", traceback),), False, 1.0)
     assert peers.last_words(raised, [], 9) == "ValueError: no convolutions"
     aborted = Result(1, (Failure(0, 0, "killed by SIGABRT"),), False, 1.0)
-    lines = ["node 0: terminate called", "node 0:   what():  sizes differ", "node 1: bye"]
+    lines = ["node 1:   what():  bye", "node 0: terminate called", "node 0:   what():  sizes differ"]
     assert (
         peers.last_words(aborted, lines, 9) == "rank 0 was killed by SIGABRT (node 0): what():  sizes differ"
     )
