@@ -34,7 +34,7 @@ from peer_list import LOCAL, OUTER, PEERS, Environment, Peer, Unavailable, chose
 from peer_table import table
 from tacit.cluster import Cluster
 from tacit.errors import TestbedError
-from tacit.testbed import Testbed
+from tacit.testbed import Result, Testbed
 
 CLUSTER = "4x1@100mbit"
 PLACE = ROOT / "build" / "peers"
@@ -149,31 +149,39 @@ def run(row: Mapping[str, Any], python: Path, settings: Settings, logs: Path) ->
             timeout=settings.timeout,
         )
     if found and not result.returncode:
-        return began | {"status": "ok", "message": ""} | found[0]
+        return {**began, "status": "ok", "message": "", **found[0]}
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{row['peer']}-{row['side']}-{row['seed']}.log"
     log.write_text("\n".join(lines) + "\n")
     return began | {"status": "failed", "message": last_words(result, list(lines), settings.timeout)}
 
 
-def last_words(result: Any, lines: Sequence[str], timeout: float) -> str:
-    """Why a run failed: the exception of the rank that failed first, or else what was printed last.
-
-    `result`: a `tacit.testbed.Result`.
-    """
+def last_words(result: Result, lines: Sequence[str], timeout: float) -> str:
+    """Why a run failed: the exception of the rank that failed first, or else how it ended."""
     if result.timed_out:
         return f"was not done after {timeout:.0f} s, and was ended"
     if not result.failures:
         return "ended without a result"
     first = result.failures[0]
     if first.traceback:
-        written = [line.strip() for line in first.traceback.splitlines() if line.strip()]
-        raised = [line for line in written if re.match(r"[\w.]*(Error|Exception)\b", line)]
-        return (raised or written)[-1][:_LONGEST]
+        return raised(first.traceback)[:_LONGEST]
     head = f"node {first.node}: "
     said = [line.removeprefix(head).strip() for line in lines if line.startswith(head)]
     aborted = [line for line in said if line.startswith("what():")]
     return f"{first}: {aborted[0]}"[:_LONGEST] if aborted else str(first)
+
+
+def raised(traceback: str) -> str:
+    """The exception of a traceback; and where it was raised, if it says nothing."""
+    written = [line.strip() for line in traceback.splitlines() if line.strip()]
+    last = ([line for line in written if re.match(r"[\w.]*(Error|Exception)\b", line)] or written)[-1]
+    # torch says so once for each callback on the way.
+    last = re.sub(r"(RuntimeError: Got the following error when running the callback: )+", "", last)
+    frames = re.findall(r'File "(.*)", line (\d+), in (.*)', traceback)
+    if ":" in last or not frames:
+        return last
+    file, line, function = frames[-1]
+    return f"{last}, in {function} ({Path(file).name}:{line})"
 
 
 def busy(seconds: float = 0.5) -> float:
@@ -292,7 +300,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help=f"default: {STEPS}")
     parser.add_argument("--seeds", type=int, help="how many; default: 2")
     parser.add_argument("--target", type=float, default=0.95, help="accuracy to reach; default: 0.95")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for a row; default: 300")
+    parser.add_argument("--timeout", type=float, help="seconds for a row; default: 300, with --quick 120")
     parser.add_argument("--extra-index-url", metavar="URL", help="where pip finds your torch's build")
     options = parser.parse_args()
     try:
@@ -302,6 +310,8 @@ def _options() -> argparse.Namespace:
         parser.error(str(error))
     if options.steps is None:
         options.steps = QUICK_STEPS if options.quick else STEPS
+    if options.timeout is None:
+        options.timeout = 120.0 if options.quick else 300.0
     if options.seeds is None:
         options.seeds = 1 if options.quick else 2
     if options.steps < 1 or options.steps % LOCAL or options.steps % OUTER or options.seeds < 1:
@@ -309,6 +319,8 @@ def _options() -> argparse.Namespace:
             f"--steps {options.steps} --seeds {options.seeds}: every period has to end with the run; "
             f"write a multiple of {LOCAL} and {OUTER}, such as {STEPS}, and at least one seed"
         )
+    if options.table is not None and not options.table.is_file():
+        parser.error(f"--table {options.table} is no file; write one that --save has made")
     options.index = ["--extra-index-url", options.extra_index_url] if options.extra_index_url else []
     return options
 

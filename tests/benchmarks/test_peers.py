@@ -4,14 +4,20 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import peer_list
+import peer_rank
 import peer_table
 import peers
+from tacit import recipes
 from tacit.algorithms import parse
 from tacit.testbed import Failure, Result
 
@@ -54,8 +60,6 @@ def test_names_are_taken_in_the_order_of_the_list() -> None:
 
 
 def test_every_peer_has_a_name_a_way_and_a_counterpart_that_can_be_read() -> None:
-    import peer_rank
-
     assert len({peer.name for peer in peer_list.PEERS}) == len(peer_list.PEERS)
     for peer in peer_list.PEERS:
         assert peer.way in peer_rank.WAYS
@@ -135,6 +139,52 @@ def test_a_call_that_fails_gives_its_words_and_one_that_hangs_is_ended() -> None
         peer_list._call(["sleep", "600"], 1.0)
 
 
+# ---- one rank -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A group of one rank, of no launcher."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("way", ["tacit", "ddp", "fp16", "powersgd", "postlocal", "nobody"])
+def test_a_rank_trains_and_evaluates_at_the_same_steps_in_every_way(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(peer_rank.WAYS, "nobody", lambda bench: replace(peer_rank.ddp(bench), alone=True))
+    task = peer_rank.Task(way, steps=5, every=2, seed=0, period=2, start=3, algorithm="localsgd:sync_every=2")
+    with ExitStack() as stack:
+        recipe = recipes.get("digits")
+        bench = peer_rank.Bench(task, recipe, stack)
+        before = torch.cat([parameter.detach().flatten() for parameter in bench.module.parameters()])
+        found = peer_rank.train(task, recipe, peer_rank.WAYS[way](bench))
+    after = torch.cat([parameter.detach().flatten() for parameter in bench.module.parameters()])
+    assert not torch.equal(before, after)
+    evaluations = found["evaluations"]
+    assert isinstance(evaluations, list)
+    assert [each["step"] for each in evaluations] == [2, 4, 5]
+    assert evaluations[-1]["seconds"] == found["seconds"]
+    assert found["apart"] == 0.0
+    assert found["mb_per_node"] is None  # no testbed's interface
+
+
+def test_memory_is_that_of_the_processes_below_too() -> None:
+    mine = peer_rank.peak_bytes()
+    hold = "x = bytearray(50_000_000); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert peer_rank.peak_bytes() > mine + 40_000_000
+        process.communicate(b"\n")
+
+
 # ---- rows ---------------------------------------------------------------------------------------------
 
 
@@ -201,6 +251,10 @@ def test_last_words() -> None:
     traceback = "Traceback (most recent call last):\n  File\nValueError: no convolutions\n"
     raised = Result(1, (Failure(0, 0, "exit code 1", traceback),), False, 1.0)
     assert peers.last_words(raised, [], 9) == "ValueError: no convolutions"
+    silent = 'Traceback\n  File "/a/hook.py", line 26, in orthogonalize\n    assert x\nAssertionError\n'
+    assert peers.raised(silent) == "AssertionError, in orthogonalize (hook.py:26)"
+    callback = "RuntimeError: Got the following error when running the callback: "
+    assert peers.raised(f"Traceback\n{2 * callback}IndexError: 3\n\nAt:\n  hook.py(92)\n") == "IndexError: 3"
     aborted = Result(1, (Failure(0, 0, "killed by SIGABRT"),), False, 1.0)
     lines = ["node 1:   what():  bye", "node 0: terminate called", "node 0:   what():  sizes differ"]
     assert (
