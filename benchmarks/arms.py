@@ -64,7 +64,8 @@ class Trainer:
                 bucket_cap_mb=bucket_cap_mb,
                 process_group=_node() if arm == "near-only" else None,
             )
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        # Small: all arms see one batch again and again, and outer steps must not blow it up.
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
         if isinstance(self.model, DistributedDataParallel):
             _ENTER.get(arm, lambda trainer, model: trainer.attach(model, arm))(self, self.model)
 
