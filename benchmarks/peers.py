@@ -17,6 +17,7 @@ row with its message. A run that was interrupted goes on where it was, from buil
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import signal
@@ -48,12 +49,12 @@ _BECOME = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
 
 @dataclass(frozen=True)
 class Settings:
-    """What is equal for all rows of a run."""
+    """What is equal for all rows of a run; `code` is what `fingerprint` says."""
 
     cluster: str
     steps: int
     timeout: float
-    commit: str
+    code: str
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Side:
             "does": f"`{algorithm}`" if ours else self.peer.does,
             "seed": seed,
             "cluster": settings.cluster,
-            "commit": settings.commit,
+            "code": settings.code,
             "task": task,
         }
 
@@ -96,6 +97,15 @@ def version_of(peer: Peer) -> str:
     pins = peer.environment.pins if peer.environment else ()
     pinned = [pin.partition("==")[2] for pin in pins if pin.startswith(f"{peer.distribution}==")]
     return pinned[0] if pinned else version(peer.distribution)
+
+
+def fingerprint() -> str:
+    """What tells the code that makes rows from any other, committed or not."""
+    own = [ROOT / "benchmarks" / name for name in ("paired.py", "peer_rank.py")]
+    digest = hashlib.sha256()
+    for file in sorted([*(ROOT / "src").rglob("*.py"), *own]):
+        digest.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 # ---- rows that are kept -------------------------------------------------------------------------------
@@ -261,7 +271,7 @@ def main() -> None:
     except TestbedError as error:
         raise SystemExit(str(error)) from error
     about = hardware()
-    settings = Settings(options.cluster, options.steps, options.timeout, str(about["commit"]))
+    settings = Settings(options.cluster, options.steps, options.timeout, fingerprint())
     kept = Kept(PLACE / "rows.jsonl")
     places = prepare(options.only, options.index)
     rows = list(measure(options.only, options.seeds, settings, places, kept))

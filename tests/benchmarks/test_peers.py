@@ -225,8 +225,10 @@ def test_peers_and_tacit_take_turns_and_finished_rows_are_not_run_again(
         for peer in ("torch-ddp", "torch-fp16")
         for side in ("peer", "tacit")
     ]
-    other = peers.Settings(SETTINGS.cluster, 48, SETTINGS.timeout, SETTINGS.commit)
+    other = peers.Settings(SETTINGS.cluster, 48, SETTINGS.timeout, SETTINGS.code)
     assert kept.find(peers.Side(wanted[0], "peer").row(other, 0)) is None
+    changed = peers.Settings(SETTINGS.cluster, SETTINGS.steps, SETTINGS.timeout, peers.fingerprint())
+    assert kept.find(peers.Side(wanted[0], "peer").row(changed, 0)) is None
     kept.forget(rows)
     assert path.read_text() == ""
 
