@@ -13,7 +13,10 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tacit.testbed import Result
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -35,6 +38,24 @@ def in_testbed(cluster: str, argv: Sequence[str], **options: Any) -> Any:
     Raises:
         SystemExit: a rank failed, or none told anything.
     """
+
+    def listen(node: int, line: str) -> None:
+        if line.strip():
+            print(f"node {node}: {line}", file=sys.stderr)
+
+    result, found = heard(cluster, argv, listen, **options)
+    if result.returncode or not found:
+        raise SystemExit(f"{' '.join(argv)} on {cluster} failed: {result.failures}")
+    return found[0]
+
+
+def heard(
+    cluster: str, argv: Sequence[str], on_line: Callable[[int, str], None], **options: Any
+) -> tuple[Result, list[Any]]:
+    """Run a script on every rank of an emulated cluster: how it ended, and what its ranks told.
+
+    `on_line` gets the node and the line of all else that they print; `options` are for `Testbed.run`.
+    """
     from tacit.cluster import Cluster
     from tacit.testbed import Testbed
 
@@ -43,14 +64,11 @@ def in_testbed(cluster: str, argv: Sequence[str], **options: Any) -> Any:
     def listen(node: int, line: str) -> None:
         if line.startswith(_MARK):
             found.append(json.loads(line.removeprefix(_MARK)))
-        elif line.strip():
-            print(f"node {node}: {line}", file=sys.stderr)
+        else:
+            on_line(node, line)
 
     with Testbed(Cluster.parse(cluster)) as bed:
-        result = bed.run(list(argv), on_line=listen, **options)
-    if result.returncode or not found:
-        raise SystemExit(f"{' '.join(argv)} on {cluster} failed: {result.failures}")
-    return found[0]
+        return bed.run(list(argv), on_line=listen, **options), found
 
 
 def verdict(row: Mapping[str, Any]) -> str:
