@@ -17,9 +17,7 @@ waited for in that block's time.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from grid import RUNS, Run, carry_out, paired
-from paired import Arm, hardware, in_testbed, interleave, paired_ratio, save, tell, verdict
+from paired import Arm, conclude, hardware, in_testbed, interleave, paired_ratio, tell, verdict
 
 if TYPE_CHECKING:
     from arms import Trainer
@@ -273,11 +271,7 @@ def main() -> None:
         "hardware": hardware(),
         "rows": rows,
     }
-    print(text, file=sys.stderr if options.json else sys.stdout)
-    if options.save:
-        print(f"saved {save(str(result['benchmark']), result)}", file=sys.stderr)
-    if options.json:
-        print(json.dumps(result))
+    conclude(result, text, options)
 
 
 if __name__ == "__main__":

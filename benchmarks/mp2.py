@@ -13,7 +13,6 @@ on other networks and other data (`tacit predictor`). What predicting costs is t
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from time import perf_counter
 from typing import Any
 
 from grid import COMPUTE_ONLY, RUNS, Done, Mean, Run, carry_out, images, paired
-from paired import RESULTS, hardware, save
+from paired import RESULTS, conclude, hardware
 
 FAST, SLOW = "4x1@1gbit", "4x1@100mbit"
 WORKERS = 4
@@ -221,7 +220,6 @@ def main() -> None:
             )
     said = [] if options.quick else verdicts(rows, share, spent)
     shown = [table(rows), *([] if share is None else [f"communication in a plain step: {share:.0%}"]), *said]
-    print("\n".join(shown), file=sys.stderr if options.json else sys.stdout)
     result = {
         "benchmark": "mp2",
         "quick": options.quick,
@@ -231,10 +229,7 @@ def main() -> None:
         "cost": spent,
         "verdicts": said,
     }
-    if options.save:
-        print(f"saved {save('mp2', result)}", file=sys.stderr)
-    if options.json:
-        print(json.dumps(result))
+    conclude(result, "\n".join(shown), options)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -149,3 +150,12 @@ def save(name: str, result: object) -> Path:
     path = RESULTS / f"{date.today().isoformat()}-{name}.json"
     path.write_text(json.dumps(result, indent=1, default=asdict) + "\n")
     return path
+
+
+def conclude(result: Mapping[str, Any], text: str, options: argparse.Namespace, name: str = "") -> None:
+    """Print the text; --save: keep the result, by its benchmark's name or `name`; --json: print it too."""
+    print(text, file=sys.stderr if options.json else sys.stdout)
+    if options.save:
+        print(f"saved {save(name or str(result['benchmark']), result)}", file=sys.stderr)
+    if options.json:
+        print(json.dumps(result))

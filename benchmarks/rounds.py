@@ -16,15 +16,13 @@ block's time: no arm hides its exchange in another's turn.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from paired import Arm, hardware, in_testbed, interleave, paired_ratio, save, tell, verdict
+from paired import Arm, conclude, hardware, in_testbed, interleave, paired_ratio, tell, verdict
 
 if TYPE_CHECKING:
     pass
@@ -160,11 +158,7 @@ def main() -> None:
         "block_steps": BLOCK // EIGHTH if options.quick else BLOCK,
         "rows": rows,
     }
-    print(table(rows), file=sys.stderr if options.json else sys.stdout)
-    if options.save:
-        print(f"saved {save('rounds', result)}", file=sys.stderr)
-    if options.json:
-        print(json.dumps(result))
+    conclude(result, table(rows), options)
 
 
 if __name__ == "__main__":

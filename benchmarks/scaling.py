@@ -21,7 +21,6 @@ cluster they would not: bytes are the better guide there. Growth is the exponent
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -32,7 +31,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from paired import Arm, hardware, in_testbed, interleave, save, tell
+from paired import Arm, conclude, hardware, in_testbed, interleave, tell
 
 if TYPE_CHECKING:
     from arms import Trainer, Work
@@ -273,11 +272,7 @@ def main() -> None:
         "rows": rows,
         "growth": found,
     }
-    print(f"{table(rows)}\n\n{growth_table(found)}", file=sys.stderr if options.json else sys.stdout)
-    if options.save:
-        print(f"saved {save('scaling', result)}", file=sys.stderr)
-    if options.json:
-        print(json.dumps(result))
+    conclude(result, f"{table(rows)}\n\n{growth_table(found)}", options)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ import os
 import random
 import signal
 import statistics
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +34,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from paired import Arm, hardware, in_testbed, interleave, paired_ratio, save, tell
+from paired import Arm, conclude, hardware, in_testbed, interleave, paired_ratio, tell
 
 RATE, SLOW = "4x1+3@1gbit", "4x1+1@1gbit"
 LINE = 1e9 / 8
@@ -426,11 +425,7 @@ def main() -> None:
         return
     found = {name: EXPERIMENTS[name](options.quick) for name in options.only.split(",")}
     result = {"benchmark": "server", "quick": options.quick, "hardware": hardware(), **found}
-    print("\n".join(verdicts(found)), file=sys.stderr if options.json else sys.stdout)
-    if options.save:
-        print(f"saved {save('server', result)}", file=sys.stderr)
-    if options.json:
-        print(json.dumps(result))
+    conclude(result, "\n".join(verdicts(found)), options)
 
 
 if __name__ == "__main__":
