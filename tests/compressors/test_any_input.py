@@ -171,7 +171,8 @@ def test_the_mean_is_of_what_was_sent_and_the_rest_is_owed(
         given_ += torch.stack(xs).double()
         arrived += sent
     if row.conserves:
-        owed = torch.stack([state["residual"] for state in group.states]).double()
+        (field,) = {each for each in group.states[0] if each.removeprefix("inner.") == "residual"}
+        owed = torch.stack([state[field] for state in group.states]).double()
         torch.testing.assert_close(arrived + owed, given_, rtol=1e-4, atol=1e-4)
 
 

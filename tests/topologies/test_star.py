@@ -33,8 +33,8 @@ ASYNC = Star(Asynchronous())
         (lambda: Star(pull="int8"), "pull='int8' is no compressor"),
         (lambda: Strategy(topology=ASYNC), "takes progress; write subject='progress'"),
         (
-            lambda: Strategy(topology=Star(), subject="progress", merge=tacit.Average()),
-            "averages gradients; write subject='gradient'",
+            lambda: Strategy(topology=Star(optimizer="server"), subject="progress", merge=tacit.Adopt()),
+            "takes gradient; write subject='gradient'",
         ),
         (
             lambda: Strategy(topology=ASYNC, subject="progress", merge=tacit.Average()),

@@ -84,15 +84,13 @@ def mp2(
 def predictor_of(which: Which, weights: str | None) -> Predictor:
     """Of this name; its file is looked at now, so that what is wrong with it is said now."""
     checks.word("predictor", which, typing.get_args(Which))
-    if weights is not None and (not isinstance(weights, str) or not weights):
-        raise ConfigError(f"weights={weights!r} is no path: leave it out, or write the path of a file")
     plain: dict[str, Predictor] = {
         "linear": Linear(),
         "exponential": Exponential(),
         "stale": Stale(),
         "own": Stale(),  # nothing is foretold alike; `Keep` leaves each its own
     }
-    if weights and which in plain:
+    if weights is not None and which in plain:
         raise ConfigError(
             f"predictor={which!r} has no weights, and weights={weights!r}: leave one of them out"
         )
@@ -105,6 +103,8 @@ def trained(which: Which, weights: str | None) -> Predictor:
     Raises:
         ConfigError: they cannot be read, or are none of its.
     """
+    if weights is not None and (not isinstance(weights, str) or not weights):
+        raise ConfigError(f"weights={weights!r} is no path: leave it out, or write the path of a file")
     predictor = MP2(weights or "") if which == "mp2" else WNN(weights or "")
     try:
         predictor.kinds()

@@ -39,6 +39,8 @@ def predictive(
 ) -> Strategy:
     """Every `sync_every` steps send the largest `ratio` of what is not foretold, and keep the rest."""
     checks.whole("sync_every", sync_every, 1, None, "4 are usual")
+    hint = "write 0.3, as is usual, or 0 to foretell nothing"
+    checks.real("trust", trust, hint, least=0, most=1)
     checks.word("values", values, ("fp32", "bf16"))
     largest = TopK(ratio=ratio, values=Dense() if values == "fp32" else BF16())
     return Strategy(

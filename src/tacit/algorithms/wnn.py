@@ -13,6 +13,7 @@ that moves is forecast where the file has a network for its kind.
 
 from __future__ import annotations
 
+from tacit import checks
 from tacit.algorithms.mp2 import trained
 from tacit.compressors.dense import Dense
 from tacit.compressors.nowcast import Nowcast
@@ -27,6 +28,7 @@ def wnn(period: int = 20, weights: str | None = None, sync_every: int = 1) -> St
 
     Give the rounds of an epoch as `period` to have what the paper has.
     """
+    checks.whole("sync_every", sync_every, 1, None, "write 1 for a round after every step")
     return Strategy(
         subject="progress",
         rounds=EveryStep() if sync_every == 1 else Every(sync_every),

@@ -104,6 +104,8 @@ class Budgeted(Compressor):
                 "larger budget, or a longer horizon"
             )
         checks.whole("whole_below", self.whole_below, 1, None, "1024 is usual; 1 for none")
+        if self.share is not None:
+            ratio.check(self.share, "share")
         checks.matrices(self.matrices)
 
     @property
@@ -185,7 +187,8 @@ class Budgeted(Compressor):
         """How many entries travel in the bytes of `turns`."""
         most = sum(map(size, self._taking_turns))
         if self.subset == "magnitude":
-            return bisect_right(range(most), 4 * self.turns, key=lambda k: 4 * k + nbytes(most, k)) - 1
+            fit = bisect_right(range(most), 4 * self.turns, key=lambda k: 4 * k + nbytes(most, k)) - 1
+            return max(1, fit)
         return min(most, self.turns * (2 if isinstance(self.values, Cast) else 1))
 
     @cached_property
