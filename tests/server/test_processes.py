@@ -1,4 +1,4 @@
-"""Real workers and servers over Gloo."""
+"""Real workers and servers over Gloo, of which some go wrong."""
 
 from __future__ import annotations
 
@@ -11,46 +11,8 @@ from pathlib import Path
 
 import pytest
 from crowd import Crowd
-from launching import Ended
 
 WORLD = 3
-
-
-def together(crowd: Crowd, what: str, servers: list[int], *arguments: str) -> list[Ended]:
-    """Three workers, and for each of their sessions so many servers."""
-    made = [[crowd.server(WORLD, number=i) for i in range(count)] for count in servers]
-    told = ";".join(",".join(address for address, _ in group) for group in made)
-    workers = [crowd.worker(WORLD, rank, what, *arguments, GROUPS=told) for rank in range(WORLD)]
-    ended = [crowd.ended(worker) for worker in workers]
-    for rank, each in enumerate(ended):
-        assert each.code == 0, f"rank {rank}:\n{each.text[-3000:]}"
-    for group in made:
-        for _, process in group:
-            assert process.wait(60) == 0, "a server outlives its workers"
-    return ended
-
-
-def assert_passed(ended: list[Ended], checks: int) -> None:
-    for each in ended:
-        assert [said for said in each.said if said["error"]] == []
-        assert len(each.said) == checks
-
-
-def test_with_servers_it_is_what_it_is_without() -> None:
-    with Crowd() as crowd:
-        assert_passed(together(crowd, "equal", [2, 1, 1, 2, 2, 1, 1, 1, 1]), 9)
-
-
-def test_every_way_of_using_servers_trains_and_ends_equal() -> None:
-    with Crowd() as crowd:
-        assert_passed(together(crowd, "learns", [1] * 8), 8)
-
-
-def test_a_run_that_is_resumed_goes_on(tmp_path: Path) -> None:
-    with Crowd() as crowd:
-        assert_passed(together(crowd, "resumed", [1, 1, 1, 1, 1, 2], str(tmp_path)), 2)
-
-
 SAYS = {
     ("ps", "killed"): "PeerLost: rank 1 (is gone|did not answer)",
     ("ps", "frozen"): "PeerLost: rank 1 (was silent for|did not answer)",
