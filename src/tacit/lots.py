@@ -30,8 +30,7 @@ class Slot:
 
     def matrix(self, at: int) -> Matrix:
         """The parameter as a matrix that begins at `at`."""
-        rows = self.shape[0] if self.shape else 1
-        return Matrix(at, rows, (self.stop - self.start) // max(rows, 1), len(self.shape))
+        return as_matrix(self.shape, at, self.stop - self.start)
 
 
 @dataclass(frozen=True)
@@ -121,10 +120,10 @@ def fitting(compressor: Compressor, tensors: Mapping[str, Tensor]) -> Policy:
     return exempting(compressor.fitted(tuple(as_matrix(shape) for shape in shapes)))
 
 
-def as_matrix(shape: torch.Size, at: int = 0) -> Matrix:
-    """A parameter of this shape as a matrix that begins at `at`."""
+def as_matrix(shape: torch.Size, at: int = 0, numel: int | None = None) -> Matrix:
+    """A parameter of this shape, or so many entries of it, as a matrix that begins at `at`."""
     rows = shape[0] if shape else 1
-    return Matrix(at, rows, shape.numel() // max(rows, 1), len(shape))
+    return Matrix(at, rows, (shape.numel() if numel is None else numel) // max(rows, 1), len(shape))
 
 
 def make_lots(names: Iterable[Sequence[str]], named: Mapping[str, Tensor], policy: Policy) -> list[Lot]:

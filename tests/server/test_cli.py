@@ -184,22 +184,14 @@ def said(text: str, what: str) -> set[float]:
     return {each[what] for each in told if what in each}
 
 
+KEEPING = ["run", "--cluster", "local:2", "--servers", "2", "--algorithm", "ps-async", "--checkpoint", "kept"]
+
+
 def test_a_run_goes_on_from_the_servers_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(KEPT)
     kept = tmp_path / "kept"
-    words = [
-        "run",
-        "--cluster",
-        "local:2",
-        "--servers",
-        "2",
-        "--algorithm",
-        "ps-async",
-        "--checkpoint",
-        "kept",
-    ]
     first, again = [
-        tacit(*words, "--out", out, "--", "train.py", str(kept), cwd=tmp_path) for out in ("a", "b")
+        tacit(*KEEPING, "--out", out, "--", "train.py", str(kept), cwd=tmp_path) for out in ("a", "b")
     ]
     assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
     assert [file.name for file in sorted(kept.iterdir())] == ["server0.pt", "server1.pt"]
@@ -214,18 +206,7 @@ def test_a_run_goes_on_from_the_servers_checkpoint(tmp_path: Path) -> None:
 def test_a_server_that_is_killed_is_named_and_the_next_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(KEPT)
     kept = tmp_path / "kept"
-    words = [
-        "run",
-        "--cluster",
-        "local:2",
-        "--servers",
-        "2",
-        "--algorithm",
-        "ps-async",
-        "--checkpoint",
-        "kept",
-    ]
-    words += ["--checkpoint-every", "0.1"]
+    words = [*KEEPING, "--checkpoint-every", "0.1"]
     killed = tacit(*words, "--out", "a", "--", "train.py", str(kept), "kill", cwd=tmp_path)
     assert killed.returncode != 0
     told = json.loads((tmp_path / "a" / "run.json").read_text())

@@ -280,7 +280,7 @@ ENTRIES: dict[str, Entry] = {
         "predictive",
         "ours; compressed differences: EF21, arXiv 2106.05203; DIANA, arXiv 1901.09269",
         True,
-        "the largest of what the last round's progress does not foretell; the rest is owed",
+        "the largest of what the last round's progress does not foretell; each replica keeps its rest",
     ),
 }
 """Name -> facts; a test holds it to the table of algorithms."""

@@ -35,7 +35,7 @@ from tacit.compressors.predicted import Predicted
 from tacit.errors import ConfigError
 from tacit.merges import Average, Keep
 from tacit.predictors import MP2, WNN, Exponential, Linear, Predictor, Stale
-from tacit.rounds import Every, EveryStep
+from tacit.rounds import Every
 from tacit.strategy import Strategy
 from tacit.topologies import Auto
 
@@ -58,12 +58,11 @@ def mp2(
     horizon: int = 100,
 ) -> Strategy:
     """Send the share `budget` of what plain training would, every `sync_every` steps; predict the rest."""
-    checks.whole("sync_every", sync_every, 1, None, "write 1 for a round after every step, 4 is usual")
     checks.whole("full_rounds", full_rounds, 0, None, "2 are usual")
     checks.word("values", values, tuple(_VALUES))
     return Strategy(
         subject="progress",
-        rounds=EveryStep() if sync_every == 1 else Every(sync_every),
+        rounds=Every(sync_every),
         compressor=Predicted(
             budget=budget,
             predictor=predictor_of(predictor, weights),

@@ -27,7 +27,7 @@ from tacit.compressors.dense import Dense
 from tacit.compressors.topk import TopK
 from tacit.merges import Keep
 from tacit.predictors import Persistent
-from tacit.rounds import Every, EveryStep
+from tacit.rounds import Every
 from tacit.strategy import Strategy
 from tacit.topologies import Auto
 
@@ -38,14 +38,13 @@ def predictive(
     ratio: float = 0.05, sync_every: int = 4, trust: float = 0.3, values: Values = "fp32"
 ) -> Strategy:
     """Every `sync_every` steps send the largest `ratio` of what is not foretold, and keep the rest."""
-    checks.whole("sync_every", sync_every, 1, None, "4 are usual")
     hint = "write 0.3, as is usual, or 0 to foretell nothing"
     checks.real("trust", trust, hint, least=0, most=1)
     checks.word("values", values, ("fp32", "bf16"))
     largest = TopK(ratio=ratio, values=Dense() if values == "fp32" else BF16())
     return Strategy(
         subject="progress",
-        rounds=EveryStep() if sync_every == 1 else Every(sync_every),
+        rounds=Every(sync_every),
         compressor=PredictiveCoding(largest, Persistent(trust)),
         topology=Auto(at_servers=True),
         merge=Keep(),

@@ -1,7 +1,7 @@
 """WNN, the weight nowcaster, as a way to need fewer epochs (Jang, Ko, Park & Lee, ICML 2023).
 
 The paper's procedure:                                  here:
-    train an epoch as ever; remember the weights        EveryStep, Average; a look after each `period` rounds
+    train an epoch as ever; remember the weights        Every(1), Average; a look after each `period` rounds
     after every fifth epoch: w <- forecast, for five    Nowcast: a leap of all replicas, from what all know
       epochs later, by one network a kind of layer      predictors.WNN, without the slips of the authors' code
     the optimizer's state stays                         it stays
@@ -13,12 +13,11 @@ that moves is forecast where the file has a network for its kind.
 
 from __future__ import annotations
 
-from tacit import checks
 from tacit.algorithms.mp2 import trained
 from tacit.compressors.dense import Dense
 from tacit.compressors.nowcast import Nowcast
 from tacit.merges import Average
-from tacit.rounds import Every, EveryStep
+from tacit.rounds import Every
 from tacit.strategy import Strategy
 from tacit.topologies import Auto
 
@@ -28,10 +27,9 @@ def wnn(period: int = 20, weights: str | None = None, sync_every: int = 1) -> St
 
     Give the rounds of an epoch as `period` to have what the paper has.
     """
-    checks.whole("sync_every", sync_every, 1, None, "write 1 for a round after every step")
     return Strategy(
         subject="progress",
-        rounds=EveryStep() if sync_every == 1 else Every(sync_every),
+        rounds=Every(sync_every),
         compressor=Nowcast(Dense(), trained("wnn", weights), period),
         topology=Auto(at_servers=True),
         merge=Average(),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tacit import checks
+from tacit.compressors.past import Shifted, fields, foretell_
 from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
-from tacit.contracts import Context, Exchange, Matrix, Sent, State
+from tacit.contracts import Context, Exchange, Matrix, State
 from tacit.errors import ConfigError
-from tacit.predictors import Persistent, Predictor, kind_of
+from tacit.predictors import Persistent, Predictor
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,10 @@ class PredictiveCoding(Wrapper):
         r       <- the answer of the one inside to x - p        its bytes
         answer  <- p + r
 
-    Put it around `ErrorFeedback`: what of x - p is not said is then owed, wrong predictions included, so that
-    a prediction can be late but never wrong for long; the sum of all answers and of what is owed is that of
-    all that was given. Meant for progress over several steps, which is more alike from round to round than
-    gradients are.
+    Put it around `ErrorFeedback`, or use the merge `Keep`: what of x - p is not said is then owed, or kept in
+    the replica, wrong predictions included, so that a prediction can be late but never wrong for long: all
+    answers and what is left add up to all that was given. Meant for progress over several steps, which is
+    more alike from round to round than gradients are.
 
     DIANA (Mishchenko et al. 2019) and EF21 (Richtarik, Sokolov & Fatkhullin 2021) send compressed differences
     too: to each worker's own last estimate, which it and the server keep. Here one prediction, of the
@@ -57,9 +58,7 @@ class PredictiveCoding(Wrapper):
 
     def bound(self, matrices: tuple[Matrix, ...]) -> PredictiveCoding:
         """The same for these parameters."""
-        bound = super().bound(matrices)
-        assert isinstance(bound, PredictiveCoding)
-        return PredictiveCoding(bound.inner, self.predictor, matrices)
+        return replace(self, inner=self.inner.bound(matrices), matrices=matrices)
 
     def is_shared(self, field: str) -> bool:
         """The past is."""
@@ -67,7 +66,7 @@ class PredictiveCoding(Wrapper):
 
     def init(self, like: Tensor) -> State:
         """Nothing has moved yet."""
-        past = {field: torch.zeros_like(like) for field in self._fields(0)}
+        past = {field: torch.zeros_like(like) for field in fields(self.predictor.depth, 0)}
         return {**past, **outer_state(self.inner.init(like), "inner")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
@@ -78,38 +77,15 @@ class PredictiveCoding(Wrapper):
         torch.sub(x, guess, out=rest)
         done = yield from self.inner.exchange(rest, inner_state(state, "inner"), ctx.inside("inner"))
         torch.add(done.mean, guess, out=ctx.out)
-        oldest, *others = self._fields(ctx.round)
+        oldest, *others = fields(self.predictor.depth, ctx.round)
         answer = ctx.spare(oldest, state[oldest]).copy_(ctx.out)
         past = {oldest: answer, **{field: state[field] for field in others}}
         after = {**past, **outer_state(done.state, "inner")}
-        return done._replace(mean=ctx.out, sent=_Corrected(guess, done.sent), state=after)
-
-    def _fields(self, round_: int) -> list[str]:
-        """The names of the last answers before this round, oldest first."""
-        depth = self.predictor.depth
-        return [f"past{(round_ + i) % depth}" for i in range(depth)]
+        return done._replace(mean=ctx.out, sent=Shifted(guess, done.sent), state=after)
 
     def _predict(self, guess: Tensor, state: State, ctx: Context) -> None:
         guess.zero_()
-        if guess.is_meta or ctx.round < self.predictor.depth:
-            return
-        past = [state[field] for field in self._fields(ctx.round)]
-        for m in self.matrices or (Matrix(0, 1, guess.numel()),):
-            span = slice(m.start, m.start + m.rows * m.columns)
-            seen = [each[span] for each in past]
-            self.predictor.write(seen, torch.zeros(()), kind_of(m.dims), guess[span])
-
-
-@dataclass(frozen=True)
-class _Corrected(Sent):
-    """A prediction, and what was sent of what it misses."""
-
-    guess: Tensor
-    inner: Sent
-
-    def take_from_(self, owed: Tensor) -> None:
-        owed.sub_(self.guess)
-        self.inner.take_from_(owed)
-
-    def dense(self, like: Tensor) -> Tensor:
-        return self.inner.dense(like) + self.guess.view_as(like)
+        depth = self.predictor.depth
+        if not guess.is_meta and ctx.round >= depth:
+            past = [state[field] for field in fields(depth, ctx.round)]
+            foretell_(guess, self.predictor, past, self.matrices)

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from tacit import checks
+from tacit.compressors.past import Shifted, fields, foretell_
 from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
-from tacit.contracts import Context, Exchange, Matrix, Sent, State
+from tacit.contracts import Context, Exchange, Matrix, State
 from tacit.errors import ConfigError
-from tacit.predictors import Predictor, Stale, kind_of
+from tacit.predictors import Predictor, Stale
 
 VALUES = 5
 """How many snapshots a forecast is made from, and how many periods it leaps."""
+DEPTH = VALUES - 1
+"""Changes between them."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,9 @@ class Nowcast(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.predictor, Predictor) or self.predictor.depth != VALUES - 1:
+        if not isinstance(self.predictor, Predictor) or self.predictor.depth != DEPTH:
             raise ConfigError(
-                f"predictor={self.predictor!r} does not look at {VALUES - 1} changes: write WNN() or Linear()"
+                f"predictor={self.predictor!r} does not look at {DEPTH} changes: write WNN() or Linear()"
             )
         checks.whole("period", self.period, 1, None, "write how many rounds an epoch has, say")
         checks.matrices(self.matrices)
@@ -61,7 +64,7 @@ class Nowcast(Wrapper):
 
     def init(self, like: Tensor) -> State:
         """Nothing has moved yet."""
-        mine = {field: torch.zeros_like(like) for field in ("moved", *self._fields(0))}
+        mine = {field: torch.zeros_like(like) for field in ("moved", *fields(DEPTH, 0))}
         return {**mine, **outer_state(self.inner.init(like), "inner")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
@@ -75,38 +78,13 @@ class Nowcast(Wrapper):
         ended, rest = divmod(ctx.round + 1, self.period)
         if rest:
             return done._replace(state=after)
-        oldest = self._fields(ended)[0]
+        oldest = fields(DEPTH, ended)[0]
         after[oldest] = ctx.spare(oldest, state[oldest]).copy_(moved)
         moved.zero_()
         if ended % VALUES or x.is_meta:
             return done._replace(state=after)
-        self._leap(leap, [after[field] for field in self._fields(ended + 1)])
-        torch.add(done.mean, leap, out=ctx.out)
-        return done._replace(mean=ctx.out, sent=_Ahead(leap, done.sent), state=after)
-
-    def _fields(self, period: int) -> list[str]:
-        """The names of the changes of the last four periods before this one, oldest first."""
-        depth = VALUES - 1
-        return [f"past{(period + i) % depth}" for i in range(depth)]
-
-    def _leap(self, leap: Tensor, past: list[Tensor]) -> None:
         leap.zero_()
-        for m in self.matrices or (Matrix(0, 1, leap.numel()),):
-            span = slice(m.start, m.start + m.rows * m.columns)
-            seen = [each[span] for each in past]
-            self.predictor.write(seen, torch.zeros(()), kind_of(m.dims), leap[span], VALUES)
-
-
-@dataclass(frozen=True)
-class _Ahead(Sent):
-    """What was sent, and a leap that all ranks make."""
-
-    leap: Tensor
-    inner: Sent
-
-    def take_from_(self, owed: Tensor) -> None:
-        owed.sub_(self.leap)
-        self.inner.take_from_(owed)
-
-    def dense(self, like: Tensor) -> Tensor:
-        return self.inner.dense(like) + self.leap.view_as(like)
+        past = [after[field] for field in fields(DEPTH, ended + 1)]
+        foretell_(leap, self.predictor, past, self.matrices, VALUES)
+        torch.add(done.mean, leap, out=ctx.out)
+        return done._replace(mean=ctx.out, sent=Shifted(leap, done.sent), state=after)

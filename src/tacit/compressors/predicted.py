@@ -14,6 +14,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.compressors.budget import Budgeted
 from tacit.compressors.mirrored import MARKS, Mirrored, compare, mark
+from tacit.compressors.past import fields
 from tacit.compressors.turns import size
 from tacit.contracts import Compressor, Context, Exchange, Matrix, Outcome, State, refuse_overflow
 from tacit.errors import ConfigError
@@ -82,14 +83,14 @@ class Predicted(Budgeted):
 
     def init(self, like: Tensor) -> State:
         """Nothing has moved yet."""
-        past = {field: torch.zeros_like(like) for field in self._fields(0)}
+        past = {field: torch.zeros_like(like) for field in fields(self.predictor.depth, 0)}
         count = len(self.matrices)
         rates = torch.zeros(3 * count, dtype=torch.float32, device=like.device)
         return {**past, "faults": like.new_zeros(count), "rates": rates}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Average the subset, predict the rest, and remember both."""
-        oldest, *_, newest = self._fields(ctx.round)
+        oldest, *_, newest = fields(self.predictor.depth, ctx.round)
         marks = ctx.scratch("marks", x, (MARKS,), torch.float32)
         mark(marks, state[newest], ctx.lr)
         full = self.is_full(state["rates"], ctx)
@@ -105,18 +106,13 @@ class Predicted(Budgeted):
 
     # ---- what becomes of the others -------------------------------------------------------------------
 
-    def _fields(self, round_: int) -> list[str]:
-        """The names of the last answers before this round, oldest first."""
-        depth = self.predictor.depth
-        return [f"past{(round_ + i) % depth}" for i in range(depth)]
-
     def _predict(self, index: Tensor, values: Tensor, state: State, ctx: Context) -> Tensor:
         """Overwrite `ctx.out` with predictions, of all entries; return the new count of faults."""
         faults = ctx.spare("faults", state["faults"])
         ctx.out.zero_()
         if ctx.out.is_meta or ctx.round < self.predictor.depth or isinstance(self.predictor, Stale):
             return faults.copy_(state["faults"])
-        past = [state[field] for field in self._fields(ctx.round)]
+        past = [state[field] for field in fields(self.predictor.depth, ctx.round)]
         counts = state["faults"].tolist()
         for i, (m, (a, b)) in enumerate(zip(self.matrices, self._parts(index), strict=True)):
             if not self.takes_turns(m) or a == b:

@@ -255,6 +255,11 @@ def _check_weight(strategy: AnyStrategy, weight: float | None) -> None:
         raise AttachError(
             f"weight={weight!r} is for strategies that average replicas, and {strategy.name!r} does not"
         )
+    if any(level.merge.keeps_unsent for level in strategy.levels):
+        raise AttachError(
+            f"weight={weight!r} with {strategy.name!r} is not possible, as what a replica keeps of its own "
+            "is not weighed: leave it out, or attach localsgd, say"
+        )
     if not (checks.is_real(weight) and weight > 0):
         raise AttachError(
             f"weight={weight!r} is not possible: write a number above 0, such as the rank's samples"

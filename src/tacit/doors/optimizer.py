@@ -163,10 +163,8 @@ class ProgressDoor:
     def _meet(self) -> None:
         """Average the replicas densely, with what they have not said."""
         session = self._session
-        for lot, (i, then) in zip(session.lots, enumerate(self._then), strict=True):
+        for i, (lot, then) in enumerate(zip(session.lots, self._then, strict=True)):
             self._read(i, then)
-            if self._share != 1.0:
-                then.mul_(self._share)
             session.ask(partial(say, then, session.strategy.topology.scope), lot.name)
             self._write(i, then)
 

@@ -12,7 +12,7 @@ from tacit import checks
 from tacit.predictors import Predictor
 from tacit.recipes.prediction.layers import Layer
 
-__all__ = ["DEPTH", "Guess", "Motion", "Windows", "motions", "period_of", "roll_out"]
+__all__ = ["DEPTH", "Guess", "Motion", "Windows", "elements", "motions", "period_of", "roll_out"]
 
 DEPTH = Predictor.depth
 
@@ -26,6 +26,13 @@ class Windows(NamedTuple):
     past: Tensor
     trend: Tensor
     true: Tensor
+
+
+def elements(starts: Tensor, counts: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """`count` elements at random, from each layer equally often; `starts` and `counts` as of `Motion`."""
+    layer = torch.randint(len(starts), (count,), generator=generator)
+    place = torch.rand(count, generator=generator) * counts[layer]
+    return starts[layer] + place.long().clamp_(max=counts[layer] - 1)
 
 
 class Motion(NamedTuple):
@@ -48,9 +55,7 @@ class Motion(NamedTuple):
         Args:
             history: shape (T, N), what the past is of.
         """
-        layer = torch.randint(len(self.starts), (count,), generator=generator)
-        place = torch.rand(count, generator=generator) * self.counts[layer]
-        element = self.starts[layer] + place.long().clamp_(max=self.counts[layer] - 1)
+        element = elements(self.starts, self.counts, count, generator)
         at = torch.randint(DEPTH, len(self.changes), (count,), generator=generator)
         past = torch.stack([history[at - DEPTH + i, element] for i in range(DEPTH)])
         return Windows(past, self.trends[at, element], self.changes[at, element])

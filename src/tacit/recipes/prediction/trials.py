@@ -27,6 +27,7 @@ from tacit.algorithms.mp2 import mp2
 from tacit.compressors.predicted import Predicted
 from tacit.errors import ConfigError, NonFinite
 from tacit.predictors import Predictor
+from tacit.predictors.predictor import PIECE
 from tacit.recipes.prediction.layers import Layer, Recorder
 from tacit.recipes.prediction.motions import DEPTH, Windows, motions, period_of, roll_out
 from tacit.recipes.prediction.simulation import Round, Simulation, kinds
@@ -47,10 +48,8 @@ __all__ = [
     "predicting",
 ]
 
-WHOLE_BELOW = 1024
+WHOLE_BELOW = Predicted.whole_below
 """Parameters of fewer elements are sent whole, and those of one dimension."""
-PIECE = 8192
-"""Elements that are predicted at a time, as in `compressors.Predicted`."""
 
 
 class Score(NamedTuple):
@@ -181,12 +180,9 @@ class Assembled:
             return torch.zeros_like(true)
         flat = true.reshape(-1)
         sent = (torch.arange(flat.numel()) + told.number) % self._period == 0
-        trend, off = flat[sent].mean(), torch.empty_like(flat)
-        for start in range(0, flat.numel(), PIECE):
-            piece = slice(start, start + PIECE)
-            past = torch.stack([each[name].reshape(-1)[piece] for each in self._past])
-            off[piece] = predictor.change(past, trend, self._kinds[name]) - flat[piece]
-        return off.masked_fill_(sent, 0.0).view(true.shape)
+        past, off = [each[name].reshape(-1) for each in self._past], torch.empty_like(flat)
+        predictor.write(past, flat[sent].mean(), self._kinds[name], off)
+        return off.sub_(flat).masked_fill_(sent, 0.0).view(true.shape)
 
 
 def mean_of(ends: Sequence[End]) -> End:

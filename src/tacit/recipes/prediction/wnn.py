@@ -14,7 +14,7 @@ from tacit.errors import ConfigError
 from tacit.predictors import files
 from tacit.predictors.wnn import AHEAD, Network, Stream, normalised
 from tacit.recipes.prediction.layers import Layer
-from tacit.recipes.prediction.motions import Motion, motions
+from tacit.recipes.prediction.motions import Motion, elements, motions
 
 __all__ = ["train"]
 
@@ -125,9 +125,7 @@ def _penalty(network: Network) -> Tensor:
 
 def _draw(run: _Run, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Values (5, count) at the ends of five periods, and that (count,) five periods later."""
-    layer = torch.randint(len(run.starts), (count,), generator=generator)
-    place = torch.rand(count, generator=generator) * run.counts[layer]
-    element = run.starts[layer] + place.long().clamp_(max=run.counts[layer] - 1)
+    element = elements(run.starts, run.counts, count, generator)
     at = torch.randint(len(run.values) - (VALUES - 1 + AHEAD), (count,), generator=generator)
     values = torch.stack([run.values[at + i, element] for i in range(VALUES)])
     return values, run.values[at + VALUES - 1 + AHEAD, element]
