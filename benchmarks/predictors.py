@@ -23,7 +23,7 @@ COMMANDS = (
     "train record.safetensors --width 8 --gains 0.3 --out wide.pt",
     "evaluate --predictor mp2.pt --records record.safetensors --out digits.html",
     "evaluate --predictor wide.pt --candidates mp2 --records record.safetensors",
-    "evaluate --predictor mp2.pt --recipe made-up --model alexnet --out alexnet.html",
+    "evaluate --predictor mp2.pt --recipe made-up --model alexnet --epochs 1 --out alexnet.html",
 )
 
 
