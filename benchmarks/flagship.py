@@ -3,7 +3,8 @@
     python benchmarks/flagship.py              # about 3 minutes on a quiet machine
     python benchmarks/flagship.py --from DIR   # of a run that `tacit compare` has left there
 
-Writes the table and its date into README.md and a picture into docs/images/report.png; needs Chromium.
+Writes the table and its date into README.md, what docs/papers/index.md quotes of it, and a picture into
+docs/images/report.png; needs Chromium.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tempfile import TemporaryDirectory
 from paired import ROOT, hardware
 
 README = ROOT / "README.md"
+INDEX = ROOT / "docs" / "papers" / "index.md"
 PICTURE = ROOT / "docs" / "images" / "report.png"
 SIZE = "1200,1500"
 
@@ -83,6 +85,14 @@ def placed(readme: str, table: str, date: str, cores: object) -> str:
     return readme
 
 
+def quoted(index: str, table: str) -> str:
+    """The table of papers, with the figures that it has from this table (¹)."""
+    for name, speedup, less in re.findall(r"^(\S+) .* (\S+x) .* (\S+)% ", table, re.MULTILINE):
+        row = rf"(\| `{re.escape(name)}` \|.*\| )\S+x, \S+ % ¹"
+        index = re.sub(row, rf"\g<1>{speedup}, {less} % ¹", index)
+    return index
+
+
 def main() -> None:
     """Run, and write."""
     parser = argparse.ArgumentParser(
@@ -95,10 +105,12 @@ def main() -> None:
         if options.folder is None:
             ran(folder)
         when = datetime.fromtimestamp((folder / "records.jsonl").stat().st_mtime)
-        readme = placed(README.read_text(), shown(folder), f"{when:%Y-%m-%d}", hardware()["cores"])
+        table = shown(folder)
+        readme = placed(README.read_text(), table, f"{when:%Y-%m-%d}", hardware()["cores"])
         pictured(folder, PICTURE)
         README.write_text(readme)
-    print(f"wrote {README} and {PICTURE}", file=sys.stderr)
+        INDEX.write_text(quoted(INDEX.read_text(), table))
+    print(f"wrote {README}, {INDEX} and {PICTURE}", file=sys.stderr)
 
 
 if __name__ == "__main__":

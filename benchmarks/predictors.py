@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/predictors.py [FOLDER]
 
 The files go to FOLDER (by default build/predictors). What ships are src/tacit/predictors/mp2.pt and wnn.pt,
-whose notes hold the commands. Nothing is learnt from `digits`, nor from the network that is held out.
+whose notes hold the commands; beside them a network twice as wide is judged. Nothing is learnt from `digits`,
+nor from the network that is held out.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ COMMANDS = (
     "record",
     "train record.safetensors --gains 0.3 --out mp2.pt",
     "train record.safetensors --network wnn --out wnn.pt",
+    "train record.safetensors --width 8 --gains 0.3 --out wide.pt",
     "evaluate --predictor mp2.pt --records record.safetensors --out digits.html",
-    "evaluate --predictor mp2.pt --recipe made-up --model alexnet --out alexnet.html",
+    "evaluate --predictor wide.pt --candidates mp2 --records record.safetensors",
+    "evaluate --predictor mp2.pt --recipe made-up --model alexnet --epochs 1 --out alexnet.html",
 )
 
 

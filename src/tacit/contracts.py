@@ -518,6 +518,11 @@ class Compressor(ABC):
     light: ClassVar[bool] = False
     """Whether it costs so little that backward's own thread may do it."""
 
+    @property
+    def needs_server(self) -> bool:
+        """Whether only a parameter server that averages can give it what it asks for."""
+        return False
+
     @abstractmethod
     def exempts(self, shape: torch.Size) -> bool:
         """Whether parameters of this shape stay dense by default."""
@@ -613,6 +618,14 @@ class OneShot(Compressor):
         """What says a sum of so many payloads of tensors of `numel` in full, and shorter than densely.
 
         None: nothing does.
+        """
+        return None
+
+    def answer(self, mean: Tensor, memory: State | None, ctx: Context) -> tuple[Payload, State] | None:
+        """What a server says where it answers with more than a mean, and what it remembers; None: `encode`.
+
+        Args:
+            memory: of the last answer about this lot; None before the first.
         """
         return None
 

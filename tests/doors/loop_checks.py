@@ -472,5 +472,42 @@ def requires_grad_changed_between_wrapping_and_attaching_is_refused() -> None:
         raises(tacit.TacitError, train, says)  # some see it in DDP's buckets, others that these have left
 
 
+# ---- ranks that count for more than others ------------------------------------------------------------
+
+
+@check
+def a_rank_counts_for_its_weight() -> None:
+    """Every fourth step the replicas are at the weighted mean of what each has come to by itself."""
+    weights = [1.0 + rank for rank in range(dist.get_world_size())]
+    model, alone = wrapped(), network()
+    optimizer, own = sgd(model), sgd(alone)
+    with tacit.attach(model, optimizer, "localsgd:sync_every=4", weight=10 * weights[dist.get_rank()]):
+        for seed in range(3):
+            steps(model, optimizer, 4, seed=seed)
+            steps(alone, own, 4, seed=seed)
+            mean = torch.zeros_like(flat(alone))
+            for weight, each in zip(weights, everywhere(flat(alone)), strict=True):
+                mean.add_(each, alpha=weight / sum(weights))
+            close_to(flat(model), mean)
+            assert same_on_all_ranks(flat(model))
+            nn.utils.vector_to_parameters(mean, alone.parameters())
+
+
+@check
+def a_weight_that_cannot_be_is_refused() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+
+    def attach(algorithm: str, weight: float | None) -> Callable[[], object]:
+        return lambda: tacit.attach(model, optimizer, algorithm, weight=weight)
+
+    raises(tacit.AttachError, attach("topk", 2.0), "weight=2.0 is for strategies that average replicas")
+    raises(tacit.AttachError, attach("predictive", 2.0), "what a replica keeps of its own is not weighed")
+    for weight in (0.0, -1.0, math.nan, math.inf):
+        raises(tacit.AttachError, attach("localsgd", weight), "write a number above 0")
+    mine = 2.0 if dist.get_rank() else None
+    raises(tacit.AttachError, attach("localsgd", mine), "ranks [0] give no weight, and others do")
+
+
 if __name__ == "__main__":
     CHECKS.run()

@@ -102,6 +102,8 @@ def equal(groups: list[list[str]]) -> None:
         ("mp2:predictor=exponential", "mp2:predictor=exponential", 1e-5),
         ("mp2:predictor=own,subset=random,values=bf16", "mp2:predictor=own,subset=random,values=bf16", 1e-2),
         ("predictive:ratio=0.2", "predictive:ratio=0.2", 1e-3),
+        # A server that predicts, and ranks that do.
+        ("mp2:predictor=exponential,pull=full", "mp2:predictor=exponential", 1e-5),
     ]
     for (ours, theirs, tolerance), servers in zip(pairs, groups, strict=True):
         # Where a server steps, a worker sees no mean that it could clip.

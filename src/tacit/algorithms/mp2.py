@@ -5,11 +5,13 @@ The paper's system, in each round:                       here, at a server or on
     workers push a subset of the parameters              Predicted: the progress of a subset that moves on
     the server predicts the residual parameters by a     Predicted: every rank, from what all ranks know;
       network trained on samples of ordinary trainings     its network is predictors.MP2
-    workers pull the parameters                          they pull the subset, as they have the rest
+    workers pull the parameters                          they pull the subset, as they have the rest; with
+                                                           pull=full the server predicts, and they pull all
 
 The paper has not published which subset, what the network is shown, or its shapes; those are ours, see
 `Predicted` and `predictors.mp2`. As every rank runs the predictor, each element costs each rank what it would
-have cost the server. Momentum and all other state of the optimizer stay local.
+have cost the server, unless `pull=full`: then `budget` is of what is pushed, and the pull is dense. Momentum
+and all other state of the optimizer stay local.
 
 The weights that come with tacit are of `tacit predictor` (their note says how), from small networks on
 made-up images, in steps of SGD with momentum: other optimizers, and rounds of many steps, move otherwise, and
@@ -32,12 +34,13 @@ from tacit.compressors.budget import Subset
 from tacit.compressors.cast import BF16, FP16
 from tacit.compressors.dense import Dense
 from tacit.compressors.predicted import Predicted
+from tacit.compressors.pulled import Pulled
 from tacit.errors import ConfigError
 from tacit.merges import Average, Keep
 from tacit.predictors import MP2, WNN, Exponential, Linear, Predictor, Stale
 from tacit.rounds import Every
 from tacit.strategy import Strategy
-from tacit.topologies import Auto
+from tacit.topologies import Auto, Star
 
 Values: TypeAlias = Literal["fp32", "bf16", "fp16"]
 _VALUES: dict[str, Dense | BF16 | FP16] = {"fp32": Dense(), "bf16": BF16(), "fp16": FP16()}
@@ -56,14 +59,20 @@ def mp2(
     full_rounds: int = 2,
     drops: int = 0,
     horizon: int = 100,
+    pull: Literal["subset", "full"] = "subset",
 ) -> Strategy:
     """Send the share `budget` of what plain training would, every `sync_every` steps; predict the rest."""
     checks.whole("full_rounds", full_rounds, 0, None, "2 are usual")
     checks.word("values", values, tuple(_VALUES))
+    checks.word("pull", pull, ("subset", "full"))
+    if pull == "full" and predictor == "own":
+        raise ConfigError(
+            "pull='full' with predictor='own' would pull nothing but zeros: leave one of them out"
+        )
     return Strategy(
         subject="progress",
         rounds=Every(sync_every),
-        compressor=Predicted(
+        compressor=(Pulled if pull == "full" else Predicted)(
             budget=budget,
             predictor=predictor_of(predictor, weights),
             subset=subset,
@@ -74,7 +83,7 @@ def mp2(
             every=sync_every,
             horizon=horizon,
         ),
-        topology=Auto(at_servers=True),
+        topology=Star() if pull == "full" else Auto(at_servers=True),
         merge=Keep() if predictor == "own" else Average(),
         name="mp2",
     )

@@ -14,6 +14,7 @@ from tacit.compressors.onebit import OneBit
 from tacit.compressors.phases import Phases
 from tacit.compressors.powersgd import PowerSGD
 from tacit.compressors.predicted import Predicted
+from tacit.compressors.pulled import Pulled
 from tacit.compressors.qsgd import QSGD
 from tacit.compressors.randomk import RandomK
 from tacit.compressors.sign import Sign
@@ -42,6 +43,7 @@ __all__ = [
     "PowerSGD",
     "Predicted",
     "PredictiveCoding",
+    "Pulled",
     "RandomK",
     "Select",
     "Sign",

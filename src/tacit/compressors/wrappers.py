@@ -57,6 +57,11 @@ class Wrapper(Compressor):
         """As the one inside."""
         return self.inner.swallows
 
+    @property
+    def needs_server(self) -> bool:
+        """As the one inside."""
+        return self.inner.needs_server
+
     def exempts(self, shape: torch.Size) -> bool:
         """As the one inside."""
         return self.inner.exempts(shape)

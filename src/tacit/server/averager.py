@@ -1,4 +1,4 @@
-"""The service of synchronous training: it averages what all workers push, and keeps nothing else."""
+"""The service of synchronous training: it averages what all workers push."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.contracts import Message, Payload, Piece, Reduce, Reply, Sender, Service
+from tacit.contracts import Message, Payload, Piece, Reduce, Reply, Sender, Service, State
 from tacit.errors import PayloadError, PeerLost, TacitError
 from tacit.server.desks import Desk, Desks, Enter, Gone, Meet, Push, Saved, Work, changed, check, leaves
 
@@ -23,12 +23,14 @@ class Round:
         pushed: who has pushed, and what.
         number: of this round.
         owed: of each piece of the answer what the last ones have not said, in two buffers that change places.
+        memory: of each piece of the answer that is more than a mean, what it is made from.
     """
 
     desks: Desks
     pushed: Mapping[int, tuple[Sender, int, Push]] = field(default_factory=dict)
     number: int = 0
     owed: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    memory: Mapping[int, State] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,17 +101,15 @@ class Averager(Service[Round]):
         to = [state.pushed[worker] for worker in sorted(state.pushed)]
         state = replace(state, pushed={}, number=state.number + 1)
         try:
-            payloads, owed = self._mean([push for _, _, push in to], state)
+            payloads, state = self._mean([push for _, _, push in to], state)
         except TacitError as error:
             return [Reply(sender, sequence, refused=error) for sender, sequence, _ in to], state
         replies = [Reply(sender, sequence, payloads) for sender, sequence, _ in to]
-        return replies, replace(state, owed=owed)
+        return replies, state
 
-    def _mean(
-        self, pushes: Sequence[Push], state: Round
-    ) -> tuple[tuple[Payload, ...], Mapping[int, tuple[Tensor, Tensor]]]:
+    def _mean(self, pushes: Sequence[Push], state: Round) -> tuple[tuple[Payload, ...], Round]:
         payloads: list[Payload] = []
-        owed = dict(state.owed)
+        owed, memory = dict(state.owed), dict(state.memory)
         for i, (piece, pull) in enumerate(zip(pushes[0].pieces, pushes[0].pulls, strict=True)):
             like = torch.empty(0, dtype=piece.dtype)
             mean = self.work.scratch(f"mean {i}", like, (piece.numel,), piece.dtype)
@@ -118,7 +118,11 @@ class Averager(Service[Round]):
                 payloads.append((mean,))
                 continue
             ctx = self.work.context(mean, f"{self.name}/{i}", state.number).inside(f"pull{i}")
-            if pull.owes:
+            told = pull.codec.answer(mean, memory.get(i), ctx)
+            if told is not None:
+                payload, memory[i] = told
+                payloads.append(payload)
+            elif pull.owes:
                 before, after = owed.get(i) or (torch.zeros_like(mean), torch.empty_like(mean))
                 if before.shape != mean.shape:
                     raise PayloadError(
@@ -129,7 +133,7 @@ class Averager(Service[Round]):
                 owed[i] = after, before
             else:
                 payloads.append(Reduce(pull.codec, mean, ctx).encode())
-        return tuple(payloads), owed
+        return tuple(payloads), replace(state, owed=owed, memory=memory)
 
     def _gone(self, sender: Sender, why: str, state: Round) -> tuple[Sequence[Reply], Round]:
         """Nobody can go on: all that wait are told who is gone."""
@@ -151,13 +155,15 @@ class Averager(Service[Round]):
 
     def save(self, state: Round) -> Saved:
         """What a restarted server needs: whole rounds only."""
-        return {"number": state.number, "owed": {i: owed.clone() for i, (owed, _) in state.owed.items()}}
+        owed = {i: owed.clone() for i, (owed, _) in state.owed.items()}
+        memory = {i: {name: x.clone() for name, x in each.items()} for i, each in state.memory.items()}
+        return {"number": state.number, "owed": owed, "memory": memory}
 
     def load(self, saved: Mapping[str, Any]) -> Round:
         """Go on behind the last whole round."""
         owed = {i: (each, torch.empty_like(each)) for i, each in saved["owed"].items()}
         desks = (Desk(clock=saved["number"]),) * self.workers
-        return Round(desks, number=saved["number"], owed=owed)
+        return Round(desks, number=saved["number"], owed=owed, memory=saved.get("memory", {}))
 
     def facts(self, state: Round) -> Mapping[str, Any]:
         """What it can tell of the rounds."""

@@ -197,11 +197,14 @@ def loads(text: bytes) -> Any:
     return _rich(_Known(io.BytesIO(text)).load())
 
 
+_TOLD = ("tacit.compressors.", "tacit.predictors.")
+
+
 class _Known(pickle.Unpickler):
     """Makes only what tacit itself declares: nobody can have a server run anything else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.startswith("tacit.compressors.") or module in ("tacit.contracts", "tacit.topologies.star"):
+        if module.startswith(_TOLD) or module in ("tacit.contracts", "tacit.topologies.star"):
             found = super().find_class(module, name)
             if isinstance(found, type) and found.__module__ == module:
                 return found

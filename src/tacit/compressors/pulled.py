@@ -1,0 +1,213 @@
+"""Progress of which workers push a part, and a server predicts the rest (MP²: Liu et al. 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tacit.compressors.dense import Dense
+from tacit.compressors.mirrored import Mirrored
+from tacit.compressors.predicted import Predicted
+from tacit.compressors.turns import places
+from tacit.contracts import (
+    Context,
+    Everything,
+    Exchange,
+    OneShot,
+    Outcome,
+    Payload,
+    Reduce,
+    Sent,
+    State,
+    refuse_overflow,
+)
+from tacit.errors import ConfigError, RoundError
+from tacit.kernels.payloads import expect_parts
+
+NOTES = 3
+"""Numbers that workers add to what they push: rounds so far, the learning rate, whether all of it is sent."""
+_COUNTED = 1 << 20
+"""Rounds are told modulo this, which fp32 holds exactly."""
+
+
+@dataclass(frozen=True)
+class Pulled(Predicted):
+    """As `Predicted`, but the server predicts, and workers pull all entries from it, as in the paper.
+
+        push    x on S, `budget` counts these             4 (w + k) bytes a worker and round
+        pull    the mean on S, predictions elsewhere      4 n bytes
+
+    So the budget is of what is pushed. The answers are those of `Predicted` to the bit of a checksum's bytes,
+    for more than half the bytes of plain training; for them one process predicts, not each, and workers
+    remember nothing. Needs a parameter server that averages (`Star()`), and parameters in fp32 or fp64.
+
+    State: `rates`, as of `Budgeted`.
+    """
+
+    @property
+    def needs_server(self) -> bool:
+        """Yes."""
+        return True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.subset == "magnitude" or self.values != Dense():
+            raise ConfigError(
+                f"subset={self.subset!r}, values={self.values} cannot be pushed to a server that predicts: "
+                "write subset='rotating' and values='fp32'"
+            )
+
+    def init(self, like: Tensor) -> State:
+        """Nothing is known of learning rates yet."""
+        return {"rates": super().init(like)["rates"]}
+
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """Push the subset, and take what the server makes of it.
+
+        Raises:
+            ConfigError: the parameters are of a type that cannot count rounds.
+        """
+        if x.dtype not in (torch.float32, torch.float64):
+            raise ConfigError(
+                f"{self} of parameters in {x.dtype} is not possible: keep them in fp32 (autocast computes in "
+                "less), or let all ranks predict (pull='subset')"
+            )
+        full = self.is_full(state["rates"], ctx)
+        index = (places(self.matrices) if full else self.positions(ctx)).to(x.device)
+        mine = x[index]
+        refuse_overflow(mine, ctx)
+        notes = mine.new_tensor([ctx.round % _COUNTED, ctx.lr, ctx.step < self.full_steps])
+        said = torch.cat((mine, notes))
+        by = Foretelling(self._mirrored, x.numel(), ctx.seed, ctx.name, ctx.prefix)
+        yield Reduce(Pushed(by), said, ctx)
+        refuse_overflow(ctx.out, ctx)
+        answer = ctx.scratch("answer", x, x.shape, x.dtype).copy_(ctx.out)
+        rates = self.rates_after(state["rates"], ctx.lr, full, ctx)
+        return Outcome(ctx.out, Mirrored(answer, index, mine), {"rates": rates})
+
+    @cached_property
+    def _mirrored(self) -> Predicted:
+        return Predicted(**{field.name: getattr(self, field.name) for field in fields(Predicted)})
+
+
+class _Plain(OneShot):
+    """Entries as they are."""
+
+    swallows: ClassVar[bool] = False
+
+    def exempts(self, shape: torch.Size) -> bool:
+        """None."""
+        return False
+
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """As many entries, of their type."""
+        expect_parts(payload, out.numel(), ("entries", out.numel(), out.dtype))
+
+    def decode_(self, payload: Payload, out: Tensor) -> None:
+        """A copy."""
+        self.check(payload, out)
+        out.copy_(payload[0].view_as(out))
+
+    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
+        """One pass."""
+        self.check(payload, out)
+        out.add_(payload[0].view_as(out), alpha=weight)
+
+    def sent(self, payload: Payload, x: Tensor) -> Sent:
+        """All of it."""
+        return Everything(x)
+
+
+@dataclass(frozen=True)
+class Pushed(_Plain):
+    """What a worker says.
+
+    Attributes:
+        by: what the server makes of it.
+    """
+
+    additive: ClassVar[bool] = True
+
+    by: Foretelling
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        """The entries."""
+        return (x,)
+
+    def of_sums(self, numel: int, peers: int) -> OneShot:
+        """More than a sum."""
+        return self.by
+
+
+@dataclass(frozen=True)
+class Foretelling(_Plain):
+    """What a server answers: the mean where it was told, and predictions elsewhere.
+
+    It remembers the state of `by`, and `rounds`, how many it has answered.
+
+    Attributes:
+        by: predicts, and knows whose turn it is.
+        numel: entries of the lot.
+        seed: of the session; `name`, `prefix`: of the lot, and of what speaks of it. Turns follow from these.
+    """
+
+    additive: ClassVar[bool] = False
+
+    by: Predicted
+    numel: int
+    seed: int
+    name: str
+    prefix: str
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        """All entries; without a memory no more than their size is known."""
+        assert x.is_meta
+        return (x.new_empty(self.numel),)
+
+    def answer(self, mean: Tensor, memory: State | None, ctx: Context) -> tuple[Payload, State]:
+        """What every worker of `by` would have come to, from this mean of what workers have pushed.
+
+        Raises:
+            RoundError: the workers have made other rounds than those that are remembered here.
+        """
+        if memory is None:
+            memory = {
+                **self.by.init(mean.new_empty(self.numel)),
+                "rounds": torch.zeros((), dtype=torch.int64),
+            }
+        rounds, (told, lr, early) = int(memory["rounds"]), mean[-NOTES:].tolist()
+        if round(told) != rounds % _COUNTED:
+            raise RoundError(
+                f"the workers are in round {round(told)}, and the server remembers {rounds} rounds of the "
+                f"lot of {self.name}: resume it with the --checkpoint of that moment, or begin anew"
+            )
+        out, x = (ctx.scratch(key, mean, (self.numel,), mean.dtype) for key in ("out", "told"))
+        ctx = replace(
+            ctx,
+            out=out,
+            seed=self.seed,
+            name=self.name,
+            prefix=self.prefix,
+            round=rounds,
+            step=0 if round(early) else self.by.full_steps,
+            lr=lr,
+        )
+        full = self.by.is_full(memory["rates"], ctx)
+        x[places(self.by.matrices) if full else self.by.positions(ctx)] = mean[:-NOTES]
+        outcome = _alone(self.by.exchange(x, memory, ctx))
+        return (out,), {**outcome.state, "rounds": memory["rounds"] + 1}
+
+
+def _alone(talk: Exchange) -> Outcome:
+    """An exchange of one who has no peers: a mean of his own is what he gave."""
+    answer = None
+    while True:
+        try:
+            answer = talk.send(answer).payload  # type: ignore[union-attr]
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome

@@ -1,0 +1,54 @@
+"""Which algorithm stands in the decision table, and where the table is put."""
+
+import pytest
+
+import choosing
+from choosing import BEGIN, COMPRESSED, END, PAGE, Setting, placed, settings, table
+from runs import COMPUTE_ONLY
+from tacit import algorithms
+from windows import Found, parts
+
+DATA = "/somewhere/cifar10-jpeg-q75.tar.xz"
+
+
+def found(setting: Setting, seconds: dict[str, float]) -> Found:
+    window = setting.window(DATA, 3)
+    times = {COMPUTE_ONLY: 0.1, **dict.fromkeys(window.algorithms, 0.5), **seconds}
+    return Found(window.key, 22, {name: [(1.0, [each], 0.0)] for name, each in times.items()}, {})
+
+
+def test_the_fastest_of_each_kind_stands_in_the_table() -> None:
+    (setting,) = settings(None, quick=True)
+    text = table([(setting, found(setting, {"ddp": 1.0, "qsgd": 0.25, "ednncomm:sync_every=16": 0.125}))])
+    assert text.splitlines()[-1] == (
+        "| 1 million | 2x2@100mbit | 1000 ms | 90% "
+        "| `bf16` 2.0x | `qsgd` 4.0x | `ednncomm:sync_every=16` 8.0x | 10.0x |"
+    )
+
+
+def test_what_is_measured_can_be_attached_and_fits_one_launch() -> None:
+    made = [*settings(DATA, quick=False)]
+    assert len({(each.parameters, each.cluster) for each in made}) == len(made) == 10
+    assert len([*settings(None, quick=False)]) == 6
+    for setting in made:
+        for algorithm in setting.window(DATA, 3).algorithms:
+            for part in parts(algorithm, 5, 22):
+                algorithms.parse(part.text)
+        assert ("ednncomm:sync_every=16" in setting.seldom) is (setting.nodes == "2x2")
+
+
+def test_the_table_is_put_in_its_place() -> None:
+    page = f"before\n{BEGIN}old\n{END}\nafter\n"
+    once = placed(page, "new")
+    assert once == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    assert placed(once, "new") == once
+    assert BEGIN in PAGE.read_text()
+    assert END in PAGE.read_text()
+    with pytest.raises(SystemExit, match="has no place for the table"):
+        placed("nothing", "new")
+
+
+def test_the_best_is_among_those_that_were_measured() -> None:
+    (setting,) = settings(None, quick=True)
+    assert set(COMPRESSED) <= set(setting.window(None, 2).algorithms)
+    assert choosing.QUICK_BLOCKS < choosing.BLOCKS
