@@ -1,6 +1,6 @@
 """What to pick for a model, a cluster and its links: the decision table of docs/how-to-choose.md.
 
-    python benchmarks/choosing.py --data PATH    # about 20 minutes; goes on where it was interrupted
+    python benchmarks/choosing.py --data PATH    # about 30 minutes; goes on where it was interrupted
     python benchmarks/choosing.py --quick        # a few minutes: the small model on 100 Mbit/s
     python benchmarks/choosing.py --table        # print the table of what was measured, and no more
 
