@@ -1,10 +1,13 @@
 """What tests in several folders share."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads would spin for what is small here
 
 from tacit.cluster import Cluster
 from tacit.errors import TestbedError
