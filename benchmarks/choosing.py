@@ -16,11 +16,11 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from comparing import images
-from experiments import BIG, DIGITS, Network
+from comparing import images_or
+from experiments import BIG, NETWORKS, Network, Scale, words
 from paired import RESULTS, ROOT
+from paper_page import markdown
 from runs import COMPUTE_ONLY, Run
 from windows import Found, Window, carry_out, plan, read
 
@@ -33,7 +33,7 @@ HALVED = ("bf16",)
 COMPRESSED = ("topk:ratio=0.01", "powersgd:rank=4", "qsgd")
 SELDOM = ("localsgd:sync_every=8", "diloco:sync_every=32")
 BY_NODE = ("ednncomm:sync_every=16",)
-SMALL = Network(("digits",), 5, DIGITS, images=False)
+SMALL = NETWORKS["digits"]
 HEAD = ("model", "cluster", "DDP", "waits", "half the bits", "fewer bits", "fewer rounds", "limit")
 
 
@@ -58,10 +58,7 @@ class Setting:
 
     def window(self, data: str | None, blocks: int) -> Window:
         """What is measured."""
-        words = self.network.words
-        if self.network.images:
-            words = (*words, "--data", str(data))
-        run = Run(words, "", self.cluster, epochs=self.network.epochs)
+        run = Run(words(self.network, Scale(data=data)), "", self.cluster, epochs=self.network.epochs)
         (window,) = plan(run, ("ddp", *HALVED, *COMPRESSED, *self.seldom), blocks)
         return window
 
@@ -79,8 +76,7 @@ def settings(data: str | None, *, quick: bool) -> Iterator[Setting]:
 
 def table(found: Sequence[tuple[Setting, Found]]) -> str:
     """Markdown: a row a setting."""
-    rows = [_row(setting, each) for setting, each in found]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (HEAD, ("---",) * len(HEAD), *rows)) + "\n"
+    return markdown(HEAD, [_row(setting, each) for setting, each in found]) + "\n"
 
 
 def _row(setting: Setting, found: Found) -> tuple[str, ...]:
@@ -120,17 +116,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, help="CIFAR-10, as `tacit compare cifar10 --data` takes it")
+    parser.add_argument("--data", help="CIFAR-10, as `tacit compare cifar10 --data` takes it")
     parser.add_argument("--quick", action="store_true", help="one setting, and nothing is written")
     parser.add_argument("--table", action="store_true", help="only print what was measured")
     options = parser.parse_args()
-    try:
-        data = str(images(options.data))
-    except SystemExit as error:
-        if options.data:
-            raise
-        data = None
-        print(f"{error}\nUntil then the rows of the large model are left out.", file=sys.stderr)
+    found = None if options.quick else images_or("rows of the large model are left out", options.data)
+    data = str(found) if found else None
     path = ROOT / "tacit-out" / FILE.name if options.quick else FILE
     path.parent.mkdir(exist_ok=True)
     blocks = QUICK_BLOCKS if options.quick else BLOCKS

@@ -104,6 +104,17 @@ def _printed(out: Path) -> str:
     return log.read_text()[-LAST:] if log.exists() else ""
 
 
+def images_or(until_then: str, told: str | None = None, *, needed: bool = False) -> Path | None:
+    """As `images`; where they are nowhere, and neither `told` of nor `needed`, say so and give None."""
+    try:
+        return images(told)
+    except SystemExit as error:
+        if told or needed:
+            raise
+        print(f"{error}\nUntil then {until_then}.", file=sys.stderr)
+        return None
+
+
 def images(told: str | None = None) -> Path:
     """Where CIFAR-10 is: as told, in the folder TACIT_DATA, or where `tacit compare --download` keeps it.
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from comparing import by_compare, images
+from comparing import by_compare
 from paired import ROOT, hardware
 from runs import COMPUTE_ONLY, Done, Run, append, read
 
@@ -33,7 +33,6 @@ __all__ = [
     "append",
     "by_compare",
     "carry_out",
-    "images",
     "paired",
     "read",
     "student",

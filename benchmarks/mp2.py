@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from grid import COMPUTE_ONLY, RUNS, Done, Mean, Run, carry_out, images, paired
+from comparing import images_or
+from grid import COMPUTE_ONLY, RUNS, Done, Mean, Run, carry_out, paired
 from paired import RESULTS, conclude, hardware
 
 FAST, SLOW = "4x1@1gbit", "4x1@100mbit"
@@ -196,12 +196,7 @@ def main() -> None:
     folder = RUNS if options.quick else RESULTS
     data = None
     if not options.quick and options.only in (None, "cifar10"):
-        try:
-            data = images(options.data)
-        except SystemExit as error:
-            if options.data or options.only == "cifar10":
-                raise
-            print(f"{error}\nUntil then there is only digits.", file=sys.stderr)
+        data = images_or("there is only digits", options.data, needed=options.only == "cifar10")
     arms, seeds = (QUICK, 1) if options.quick else (tuple(ARMS), SEEDS)
     rows = []
     for task in tasks(data):

@@ -92,7 +92,7 @@ def claims(experiment: Experiment, evidence: Evidence) -> str:
         for held in _held(claim, against, evidence)
     ]
     head = ["the paper says", "read in its", "measured with", "against", "measured", "measured - claimed"]
-    return _table(head, rows)
+    return markdown(head, rows)
 
 
 def _held(claim: Claim, against: str, evidence: Evidence) -> list[tuple[str, str, str, str]]:
@@ -166,7 +166,7 @@ def accuracies(experiment: Experiment, done: Sequence[Done]) -> str:
         "difference in points (95 %)",
         "seeds",
     ]
-    return _table(head, rows) + (
+    return markdown(head, rows) + (
         "\n\nHeld out, 0..1, after the last epoch, means over the seeds; differences are paired by seed, "
         "with half the 95 % interval of Student's t. Where the interval holds 0, no difference was shown."
     )
@@ -230,7 +230,7 @@ def times(experiment: Experiment, found: Sequence[Found]) -> str:
         "MB a step and node",
         "time saved",
     ]
-    return _table(head, rows) + (
+    return markdown(head, rows) + (
         f"\n\nMedians of interleaved blocks in one launch; time saved is against `{base}` in the same one. "
         f"`{COMPUTE_ONLY}` exchanges nothing: nobody can be faster."
     )
@@ -274,7 +274,7 @@ def checks(evidence: Evidence) -> str:
     head = ["algorithm", "steps", "foretold s", "took s", "ratio", "within 5 %", "accuracy", "on fast links"]
     return (
         f"{label_of(run)} on {run.cluster}, seed {run.seed}, from the first step to the last.\n\n"
-        + _table(head, rows)
+        + markdown(head, rows)
         + f"\n\nWhat `{COMPUTE_ONLY}` is off by is the machine's own unsteadiness between the two."
     )
 
@@ -300,6 +300,7 @@ def _failures(evidence: Evidence) -> str:
     return "\n".join(failed)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

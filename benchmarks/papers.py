@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import windows
-from comparing import by_compare
+from comparing import by_compare, images_or
 from experiments import EXPERIMENTS, Scale, runs, whole_runs
 from experiments import windows as windows_of
-from grid import RUNS, Done, Mean, Run, carry_out, images, paired
+from grid import RUNS, Done, Mean, Run, carry_out, paired
 from paired import RESULTS, ROOT, hardware
 from paper_page import Evidence, page
 
@@ -80,13 +80,8 @@ def scaled(options: argparse.Namespace) -> Scale:
     """How much is asked for."""
     if options.quick:
         return Scale(QUICK_SEEDS, QUICK_BLOCKS, quick=True)
-    try:
-        return Scale(data=str(images(options.data)))
-    except SystemExit as error:
-        if options.data:
-            raise
-        print(f"{error}\nUntil then digits take their place.", file=sys.stderr)
-        return Scale()
+    data = images_or("digits take their place", options.data)
+    return Scale(data=str(data) if data else None)
 
 
 def main() -> None:

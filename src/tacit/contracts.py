@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAl
 import torch
 from torch import Tensor
 
-from tacit.errors import Overflow
+from tacit.errors import ConfigError, Overflow
 
 WORLD = "world"
 """The axis that holds every replica."""
@@ -726,7 +726,11 @@ class Topology(ABC):
 
     def check(self, compressor: Compressor) -> None:
         """Raise a `ConfigError` that says what to write, if it cannot serve this compressor; most can."""
-        return
+        if compressor.needs_server:
+            raise ConfigError(
+                f"{compressor} asks a server that averages, and answers as it says itself, which {self} has "
+                "not: write topology=Star()"
+            )
 
     def fields(self, compressor: Compressor) -> tuple[str, ...]:
         """Its own state for a parameter with this compressor; see `keeps`.

@@ -69,7 +69,6 @@ class Strategy:
                     f"such as {_EXAMPLE[name]}"
                 )
         self.topology.check(self.compressor)
-        self._check_server()
         self.topology.admit(self.subject, self.rounds, self.merge, self.overlap)
         if self.subject == "gradient":
             self._check_gradient()
@@ -79,14 +78,6 @@ class Strategy:
             self._check_blocking(self.blocking)
         self._check_beside("momentum", self.momentum, Beside, "local")
         self._check_beside("buffers", self.buffers, Buffers, "averaged")
-
-    def _check_server(self) -> None:
-        star = self.topology if isinstance(self.topology, Star) else None
-        if self.compressor.needs_server and (star is None or not star.averages or star.pull is not None):
-            raise ConfigError(
-                f"compressor={self.compressor} asks a server that averages, and answers as it says itself, "
-                f"and topology={self.topology}: write topology=Star()"
-            )
 
     def _check_beside(self, what: str, given: str, kinds: Any, default: str) -> None:
         checks.word(what, given, typing.get_args(kinds))

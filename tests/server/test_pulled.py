@@ -90,11 +90,11 @@ def _ended(talk: Any, payloads: object) -> Outcome:
 @pytest.mark.parametrize("subset", ["rotating", "random", "layers"])
 def test_workers_pull_what_they_would_have_come_to_together(subset: str) -> None:
     compressor = pulled(subset=subset)
-    served, peers = Served.begun(compressor), Peers(mirrored(compressor), P, N)
+    served, peers = Served.begun(compressor), Stepping(mirrored(compressor), P, N)
     for r in range(12):
         xs = tensors(P, N, seed=r)
         ours = served.exchange([x.clone() for x in xs])
-        theirs = with_steps(peers, xs)
+        theirs = peers.exchange(xs)
         torch.testing.assert_close(ours[0].mean, theirs[0].mean, rtol=1e-5, atol=1e-6)
         assert all(torch.equal(ours[0].mean, other.mean) for other in ours[1:])
         for mine, other, x in zip(ours, theirs, xs, strict=True):
@@ -110,20 +110,11 @@ def at(round_: int) -> Context:
     return Context(torch.empty(N), Bench(), P, round=round_, name="lot", seed=7)
 
 
-def with_steps(peers: Peers, xs: list[Tensor]) -> list[Outcome]:
-    """As `Peers.exchange`, of the seed, step and learning rate that the others have."""
-    contexts = [
-        replace(at(peers.round), out=torch.empty(N), rank=i, step=peers.round, lr=0.1) for i in range(P)
-    ]
-    outcomes = peers.net.run(
-        [
-            Flat().conduct(x, peers.compressor, state, ctx)
-            for x, state, ctx in zip(xs, peers.states, contexts, strict=True)
-        ]
-    )
-    peers.states = [outcome.state for outcome in outcomes]
-    peers.round += 1
-    return outcomes
+class Stepping(Peers):
+    """Peers of the seed, steps and learning rate that workers have here."""
+
+    def _context(self, rank: int, out: Tensor) -> Context:
+        return replace(super()._context(rank, out), seed=7, step=self.round, lr=0.1)
 
 
 def test_a_fallen_learning_rate_has_everything_pushed_once() -> None:

@@ -170,6 +170,10 @@ class Budgeted(Compressor):
         left = (each * n - always) / (n - always)
         return left if left > 0 else each
 
+    def travelling(self, full: bool, ctx: Context) -> Tensor:
+        """The entries that travel in a round: all, or `positions`."""
+        return places(self.matrices) if full else self.positions(ctx)
+
     def positions(self, ctx: Context) -> Tensor:
         """The entries that travel in a round in which not all do, rising; equal on all peers."""
         turning = self._taking_turns
@@ -212,7 +216,7 @@ class Budgeted(Compressor):
 
     def _chosen(self, x: Tensor, full: bool, marks: Tensor, ctx: Context) -> Heard:
         """Average all entries, or those whose turn it is."""
-        index = (places(self.matrices) if full else self.positions(ctx)).to(x.device)
+        index = self.travelling(full, ctx).to(x.device)
         values = x[index]
         refuse_overflow(values, ctx)
         if full or isinstance(self.values, Dense):

@@ -12,21 +12,17 @@ from torch import Tensor
 from tacit.compressors.dense import Dense
 from tacit.compressors.mirrored import Mirrored
 from tacit.compressors.predicted import Predicted
-from tacit.compressors.turns import places
 from tacit.contracts import (
     Context,
-    Everything,
     Exchange,
     OneShot,
     Outcome,
     Payload,
     Reduce,
-    Sent,
     State,
     refuse_overflow,
 )
 from tacit.errors import ConfigError, RoundError
-from tacit.kernels.payloads import expect_parts
 
 NOTES = 3
 """Numbers that workers add to what they push: rounds so far, the learning rate, whether all of it is sent."""
@@ -41,9 +37,9 @@ class Pulled(Predicted):
         push    x on S, `budget` counts these             4 (w + k) bytes a worker and round
         pull    the mean on S, predictions elsewhere      4 n bytes
 
-    So the budget is of what is pushed. The answers are those of `Predicted` to the bit of a checksum's bytes,
-    for more than half the bytes of plain training; for them one process predicts, not each, and workers
-    remember nothing. Needs a parameter server that averages (`Star()`), and parameters in fp32 or fp64.
+    So the budget is of what is pushed. The answers are those of `Predicted`, for more than half the bytes of
+    plain training; but one process predicts, not each, and workers remember nothing. Needs a parameter server
+    that averages (`Star()`), and parameters in fp32 or fp64.
 
     State: `rates`, as of `Budgeted`.
     """
@@ -77,7 +73,7 @@ class Pulled(Predicted):
                 "less), or let all ranks predict (pull='subset')"
             )
         full = self.is_full(state["rates"], ctx)
-        index = (places(self.matrices) if full else self.positions(ctx)).to(x.device)
+        index = self.travelling(full, ctx).to(x.device)
         mine = x[index]
         refuse_overflow(mine, ctx)
         notes = mine.new_tensor([ctx.round % _COUNTED, ctx.lr, ctx.step < self.full_steps])
@@ -94,48 +90,20 @@ class Pulled(Predicted):
         return Predicted(**{field.name: getattr(self, field.name) for field in fields(Predicted)})
 
 
-class _Plain(OneShot):
-    """Entries as they are."""
-
-    swallows: ClassVar[bool] = False
-
-    def exempts(self, shape: torch.Size) -> bool:
-        """None."""
-        return False
-
-    def check(self, payload: Payload, out: Tensor) -> None:
-        """As many entries, of their type."""
-        expect_parts(payload, out.numel(), ("entries", out.numel(), out.dtype))
-
-    def decode_(self, payload: Payload, out: Tensor) -> None:
-        """A copy."""
-        self.check(payload, out)
-        out.copy_(payload[0].view_as(out))
-
-    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """One pass."""
-        self.check(payload, out)
-        out.add_(payload[0].view_as(out), alpha=weight)
-
-    def sent(self, payload: Payload, x: Tensor) -> Sent:
-        """All of it."""
-        return Everything(x)
-
-
 @dataclass(frozen=True)
-class Pushed(_Plain):
-    """What a worker says.
+class Pushed(Dense):
+    """What a worker says: entries as they are, of which there are fewer than answers.
 
     Attributes:
         by: what the server makes of it.
     """
 
-    additive: ClassVar[bool] = True
+    entrywise: ClassVar[bool] = False
 
     by: Foretelling
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """The entries."""
+        """The entries, where they lie."""
         return (x,)
 
     def of_sums(self, numel: int, peers: int) -> OneShot:
@@ -144,7 +112,7 @@ class Pushed(_Plain):
 
 
 @dataclass(frozen=True)
-class Foretelling(_Plain):
+class Foretelling(Dense):
     """What a server answers: the mean where it was told, and predictions elsewhere.
 
     It remembers the state of `by`, and `rounds`, how many it has answered.
@@ -155,7 +123,7 @@ class Foretelling(_Plain):
         seed: of the session; `name`, `prefix`: of the lot, and of what speaks of it. Turns follow from these.
     """
 
-    additive: ClassVar[bool] = False
+    entrywise: ClassVar[bool] = False
 
     by: Predicted
     numel: int
@@ -197,7 +165,7 @@ class Foretelling(_Plain):
             lr=lr,
         )
         full = self.by.is_full(memory["rates"], ctx)
-        x[places(self.by.matrices) if full else self.by.positions(ctx)] = mean[:-NOTES]
+        x[self.by.travelling(full, ctx)] = mean[:-NOTES]
         outcome = _alone(self.by.exchange(x, memory, ctx))
         return (out,), {**outcome.state, "rounds": memory["rounds"] + 1}
 

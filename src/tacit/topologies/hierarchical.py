@@ -67,6 +67,7 @@ class Hierarchical(Topology):
 
     def check(self, compressor: Compressor) -> None:
         """Whoever is not in turn would owe for many rounds, and node mates would owe apart."""
+        super().check(compressor)
         if self.by == "turns" and compressor.init(torch.empty(1, device="meta")):
             raise ConfigError(
                 f"{compressor} keeps a memory, and ranks that take turns would each keep another: write "

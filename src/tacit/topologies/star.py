@@ -176,6 +176,8 @@ class Star(Topology):
 
     def check(self, compressor: Compressor) -> None:
         """Where the server keeps parameters, it must be told at once what there is to add."""
+        if not self.averages or self.pull is not None:
+            super().check(compressor)
         if self.apart and compressor.spoken(0) is None:
             raise ConfigError(
                 f"{compressor} speaks more than once a round, and {self.consistency} answers each message by "

@@ -60,6 +60,7 @@ class GlobalTopK(Topology):
 
     def check(self, compressor: Compressor) -> None:
         """Refuse what it cannot merge, and what has nothing to merge."""
+        super().check(compressor)
         codecs = [*_codecs(compressor)]
         for codec in codecs:
             _entries(codec, 1)
