@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paired import tell
+from launched import tell
 from tacit import recipes
 from tacit.recipes.meter import Meter, mean_over_ranks
 from tacit.recipes.recipe import Batch, Recipe

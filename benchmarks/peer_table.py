@@ -47,15 +47,23 @@ def _line(cells: Sequence[str]) -> str:
 
 def _where(result: Mapping[str, Any]) -> list[str]:
     hardware = result["hardware"]
-    busy = [row["busy"] for row in result["rows"]]
+    busy = [row["busy"] for row in result["rows"] if "busy" in row]
     seeds = sorted({row["seed"] for row in result["rows"]})
     return [
         f"{hardware['date']}, {hardware['cpu']}, {hardware['cores']} cores, Python {hardware['python']}, "
         f"torch {hardware['torch']}, tacit at {hardware['commit']}. "
         f"The recipe `digits` on `{result['cluster']}`, {result['steps']} steps, "
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}.",
+        *_others(busy),
+    ]
+
+
+def _others(busy: Sequence[float]) -> list[str]:
+    if not busy:
+        return []
+    return [
         f"Just before each run, other work kept the cores busy to {statistics.median(busy):.0%} (median; "
-        f"{min(busy):.0%} to {max(busy):.0%}).",
+        f"{min(busy):.0%} to {max(busy):.0%})."
     ]
 
 
