@@ -58,7 +58,7 @@ class Work:
 def on_images(mixed: bool, batch: int) -> Work:
     """VGG-11 on one batch of random images of 32x32 pixels, in colour."""
     layout = torch.channels_last if mixed else torch.contiguous_format
-    model = vgg11().to(memory_format=layout)
+    model = vgg11().to(memory_format=layout)  # type: ignore[call-overload]  # torch takes it
     x = torch.randn(batch, 3, 32, 32).to(memory_format=layout)
     y = torch.randint(0, 10, (batch,))
     return Work(model, momentum_sgd, lambda: (x, y), nn.CrossEntropyLoss())
@@ -183,7 +183,7 @@ def timed(arms: Mapping[str, Blocks], blocks: int) -> dict[str, list[float]]:
 def _node() -> dist.ProcessGroup:
     """The ranks of this node."""
     mine, _ = dist.new_subgroups(int(os.environ["LOCAL_WORLD_SIZE"]))
-    assert mine is not None
+    assert isinstance(mine, dist.ProcessGroup)
     return mine
 
 

@@ -55,6 +55,8 @@ class Outcome:
 
 def rank_main(arm: str) -> None:
     """Take a few steps; rank 0 says how far it has come."""
+    from torch.nn.parallel import DistributedDataParallel
+
     from arms import Trainer, ranks
 
     with ranks() as rank:
@@ -63,6 +65,7 @@ def rank_main(arm: str) -> None:
             trainer.step()
             if rank == 0:
                 # What DDP logs of its second layout, the one that stays.
+                assert isinstance(trainer.model, DistributedDataParallel)
                 sizes = trainer.model._get_ddp_logging_data().get("rebuilt_bucket_sizes", "")
                 found = {"steps": step + 1, "buckets": len(str(sizes).split(",")) if sizes else None}
                 print(MARK + json.dumps(found), flush=True)

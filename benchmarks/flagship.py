@@ -79,7 +79,7 @@ def placed(readme: str, table: str, date: str, cores: object) -> str:
         (r"```\ndigits on 2x2@100mbit\n.*?\n```", f"```\n{table}\n```"),
         (r"\(One run of `make demo` on .*?\)", note),
     ):
-        readme, count = re.subn(pattern, lambda _, text=text: text, readme, count=1, flags=re.DOTALL)
+        readme, count = re.subn(pattern, text.replace("\\", r"\\"), readme, count=1, flags=re.DOTALL)
         if not count:
             raise SystemExit(f"README.md has no place for the demo's table: nothing matches {pattern!r}")
     return readme

@@ -86,9 +86,10 @@ def measured(task: Task, cluster: str, arms: Sequence[str], seeds: int, path: Pa
             mine, plain = (done.get(task.run(each, cluster, seed).key) for each in (arm, "ps"))
             if mine is not None and plain is not None:
                 both += [replace(mine, run=replace(plain.run, algorithm=arm)), plain]
-        (row, *_) = paired(both, "ps") or [None]
-        if row is not None:
-            rows.append({"task": task.words[0], "cluster": cluster, "arm": arm, **_told(row, arm)})
+        rows += [
+            {"task": task.words[0], "cluster": cluster, "arm": arm, **_told(row, arm)}
+            for row in paired(both, "ps")
+        ]
     return rows
 
 

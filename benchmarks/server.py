@@ -69,7 +69,7 @@ def shared_out(servers: int, workers: int) -> tuple[dict[str, int], dict[str, in
     """Homes and lots of 100 MB, as `attach` would have them for `ps`."""
     import torch
 
-    from tacit.algorithms import ps
+    from tacit.algorithms.ps import ps
     from tacit.doors import served
 
     tensors = {f"{i:02}": torch.empty(TENSOR_BYTES // 4, device="meta") for i in range(TENSORS)}
