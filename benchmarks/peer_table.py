@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from markdown_tables import markdown
+
 Row = Mapping[str, Any]
 
 _HEAD = (
@@ -33,16 +35,13 @@ def table(result: Mapping[str, Any]) -> str:
     for row in result["rows"]:
         groups.setdefault((row["peer"], row["side"]), []).append(row)
     head = [each.format(target=result["target"]) for each in _HEAD]
-    lines = [*_where(result), "", _line(head), _line(["---"] * len(head))]
+    cells = []
     for (peer, side), rows in groups.items():
         theirs = groups.get((peer, "peer"), []) if side == "tacit" else []
-        lines.append(_line(_cells(rows, theirs, result["target"])))
+        cells.append(_cells(rows, theirs, result["target"]))
     failed = [f"* {text}" for rows in groups.values() for text in _failures(rows)]
+    lines = [*_where(result), "", markdown(head, cells)]
     return "\n".join([*lines, *(["", "What failed, with its last words:", "", *failed] if failed else [])])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"
 
 
 def _where(result: Mapping[str, Any]) -> list[str]:

@@ -148,6 +148,12 @@ class Found:
         _, seconds, sent = self.parts[algorithm][0]
         return statistics.median(seconds), sent
 
+    def saved(self, algorithm: str, base: str) -> tuple[float, float]:
+        """The least and the most of the time that a block saved (0..1), in the part of `steady`."""
+        pairs = zip(self.parts[algorithm][0][1], self.parts[base][0][1], strict=False)
+        each = [1 - mine / theirs for mine, theirs in pairs]
+        return min(each), max(each)
+
     def to_json(self) -> str:
         """A line without its end."""
         return json.dumps(asdict(replace(self, window=self.window.key)))
