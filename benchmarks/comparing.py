@@ -21,8 +21,11 @@ LAST = 2000
 """Characters of what the ranks printed that are kept of a failure."""
 
 
-def by_compare(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
-    """Make runs by one call of `tacit compare`; a call that trains nothing fails all of them."""
+def by_compare(group: Run, algorithms: Sequence[str], *, alone: bool = True) -> Iterator[Done]:
+    """Make runs by one call of `tacit compare`; a call that trains nothing fails all of them.
+
+    It ends with ranks that never talk, unless they are not wanted: `alone`.
+    """
     with TemporaryDirectory(prefix="tacit-grid-") as folder:
         out = Path(folder) / "out"
         given: set[str] = set()
@@ -34,6 +37,7 @@ def by_compare(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
                     if done.run.algorithm not in given:
                         given.add(done.run.algorithm)
                         yield done
+                going = going and (alone or not given.issuperset(algorithms))
                 sleep(EVERY if going else 0.0)
         if process.returncode and not given:
             said = (Path(folder) / "printed").read_text()[-LAST:].strip()

@@ -47,7 +47,7 @@ def execute(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
         from loops import by_loop
 
         return by_loop(group, algorithms)
-    return by_compare(group, algorithms)
+    return by_compare(group, algorithms, alone="@" in group.cluster)  # of others nobody asks for the time
 
 
 def carried_out(name: str, scale: Scale, folder: Path, command: str) -> dict[str, Any]:
