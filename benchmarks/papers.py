@@ -27,13 +27,14 @@ from typing import Any
 
 import mp2
 import windows
-from comparing import by_compare, images_or
+from comparing import images_or
 from experiments import EXPERIMENTS, Scale, runs, whole_runs
 from experiments import windows as windows_of
 from grid import RUNS, Done, Mean, Run, carry_out, paired
 from launched import refuse_early
 from paired import RESULTS
 from paper_page import Evidence, page
+from together import together
 
 FILE = "papers-runs.jsonl"
 QUICK_SEEDS, QUICK_BLOCKS = 2, 2
@@ -42,12 +43,12 @@ CLUSTER = "2x2@100mbit"
 
 
 def execute(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
-    """Recipes by `tacit compare`, and what it does not have by loops of our own."""
+    """Recipes as `tacit compare` trains them, and what it does not have by loops of our own."""
     if group.recipe[0] == "gan" or group.recipe[0].startswith("optimizer:"):
         from loops import by_loop
 
         return by_loop(group, algorithms)
-    return by_compare(group, algorithms, alone="@" in group.cluster)  # of others nobody asks for the time
+    return together(group, algorithms)
 
 
 def carried_out(name: str, scale: Scale, folder: Path, command: str) -> dict[str, Any]:

@@ -197,7 +197,7 @@ def measured(window: Window) -> Found:
     from tacit import recipes
     from tacit.cluster import Cluster
 
-    recipe = recipes.get(window.run.recipe[0], _choices(window.run.recipe))
+    recipe = recipes.get(window.run.recipe[0], choices(window.run.recipe))
     steps = recipe.steps_per_epoch(Cluster.parse(window.run.cluster).world_size)
     epochs = window.run.epochs or recipe.epochs
     split = {COMPUTE_ONLY: [Part(COMPUTE_ONLY, 1.0)]}
@@ -245,7 +245,8 @@ def rank_main(told: Mapping[str, Any]) -> None:
             arm.trainer.close()
 
 
-def _choices(words: Sequence[str]) -> Any:
+def choices(words: Sequence[str]) -> Any:
+    """What a recipe is given, as `tacit compare` takes it behind the recipe's name."""
     from tacit.recipes import Choices
 
     parser = argparse.ArgumentParser()
@@ -262,7 +263,7 @@ def _work(words: Sequence[str]) -> Work:
     from arms import Work
     from tacit import recipes
 
-    recipe = recipes.get(words[0], _choices(words))
+    recipe = recipes.get(words[0], choices(words))
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for epoch in count():
