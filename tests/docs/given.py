@@ -44,7 +44,8 @@ class Given:
         return self.made[name]
 
     def network(self) -> nn.Module:
-        return nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)], nn.ReLU(), nn.Linear(64, 10))
+        layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.ReLU())]
+        return nn.Sequential(*layers, nn.Linear(64, 10))
 
     def model(self) -> nn.Module:
         return DistributedDataParallel(self["network"], gradient_as_bucket_view=True)
