@@ -21,5 +21,5 @@ from tacit.strategy import Strategy
 
 
 def natural() -> Strategy:
-    """Nine bits an entry: its sign and a power of two next to it, by lot; nothing is owed."""
+    """Nine bits an entry: its sign and a power of two next to it, at random; nothing is owed."""
     return Strategy(compressor=Natural(), name="natural")

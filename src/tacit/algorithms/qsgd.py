@@ -2,7 +2,7 @@
 
 The paper's algorithm, on each worker r, for each bucket v of its gradient, with s levels:
                                                     here:
-    xi_i <- l / s or (l + 1) / s, by lot, where     QSGD.encode, s = 2^(bits - 1) - 1; the draw is a
+    xi_i <- l / s or (l + 1) / s, at random, where  QSGD.encode, s = 2^(bits - 1) - 1; the draw is a
         l <= s |v_i| / |v| <= l + 1                     function of seed, round, rank and entry
     Q_s(v_i) <- |v| sign(v_i) xi_i                  a level from -s to s in `bits` bits, |v| / s a bucket
     x   <- x - lr * mean_r(Q_s(g_r))                Auto: all-gather, then unpack and add P messages
@@ -23,5 +23,5 @@ from tacit.strategy import Strategy
 
 
 def qsgd(bits: int = 4, bucket: int = 512) -> Strategy:
-    """Levels of `bits` bits, rounded by lot so that the mean is right; nothing is owed."""
+    """Levels of `bits` bits, rounded at random so that the mean is right; nothing is owed."""
     return Strategy(compressor=QSGD(bits=bits, bucket=bucket), name="qsgd")

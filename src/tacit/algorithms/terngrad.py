@@ -22,5 +22,5 @@ from tacit.strategy import Strategy
 
 
 def terngrad(clip: float | None = 2.5) -> Strategy:
-    """Two bits an entry: a scale, its negative or nothing, by lot; nothing is owed."""
+    """Two bits an entry: a scale, its negative or nothing, at random; nothing is owed."""
     return Strategy(compressor=TernGrad(clip=clip), name="terngrad")
