@@ -54,7 +54,7 @@ def _told(name: str, command: Any) -> list[str]:
     ]
     texts = [_text(each) for each in cleandoc(command.callback.__doc__).split("\n\n")]
     table = "\n".join(["| | default | |", "|---|---|---|", *(_row(*each[:3]) for each in given)])
-    epilog = [_text(command.epilog)] if command.epilog else []
+    epilog = [_listed(command.epilog)] if command.epilog else []
     usage = " ".join([name, "[OPTIONS]", *typed])
     return [f"## {name}", f"```text\n{usage}\n```", *texts, table, *epilog]
 
@@ -79,6 +79,15 @@ def _row(word: str, told: str, parameter: Parameter) -> str:
     default = parameter.default
     shown = "" if any(default is each for each in (None, False, Parameter.empty)) else f"`{default}`"
     return f"| `{word}` | {shown} | {_text(told)} |"
+
+
+def _listed(text: str) -> str:
+    """Sentences that all but the first explain a word, "word: meaning.", as a list; others as they are."""
+    first, *sentences = re.split(r"(?<=\.) ", text)
+    if not sentences or not all(": " in each for each in sentences):
+        return _text(text)
+    pairs = [each.rstrip(".").split(": ", 1) for each in sentences]
+    return "\n".join([_text(first), "", *(f"* *{_text(word)}*: {_text(told)}" for word, told in pairs)])
 
 
 def _text(text: str) -> str:
