@@ -8,8 +8,8 @@ The paper's algorithm, on each worker r, for each entry t of its gradient, with 
     x    <- x - lr * mean_r(C(g_r))                 Auto: all-gather, then put together and add P messages
 
 Where that sends less, as from 3 ranks on, each rank averages one stretch for all, and the mean is rounded at
-random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not averaged
-over the ranks. `topology=Flat()` rounds once.
+random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not
+averaged over the ranks. `topology=Flat()` rounds once.
 
 Differences from the paper: 2^127 is the largest power.
 """

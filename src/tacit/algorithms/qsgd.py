@@ -8,8 +8,8 @@ The paper's algorithm, on each worker r, for each bucket v of its gradient, with
     x   <- x - lr * mean_r(Q_s(g_r))                Auto: all-gather, then unpack and add P messages
 
 Where that sends less, as from 3 ranks on, each rank averages one stretch for all, and the mean is rounded at
-random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not averaged
-over the ranks. `topology=Flat()` rounds once.
+random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not
+averaged over the ranks. `topology=Flat()` rounds once.
 
 Differences from the paper: levels of fixed width where it has Elias's code; |v| is the largest magnitude,
 as in its experiments (`QSGD(scale="norm")` is its theorem's); buckets are cut from a lot, not from each

@@ -8,8 +8,8 @@ The paper's algorithm, on each worker r:            here:
     x   <- x - lr * mean_r(s_r sign(g_r) b_r)       Auto: all-gather, then unpack and add P messages
 
 Where that sends less, as from 3 ranks on, each rank averages one stretch for all, and the mean is rounded at
-random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not averaged
-over the ranks. `topology=Flat()` rounds once.
+random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not
+averaged over the ranks. `topology=Flat()` rounds once.
 
 Differences from the paper: a bucket of 512 entries where it has a layer; sigma counts from zero; no sharing
 of scalers, as the mean is taken of decoded numbers; biases and norms are sent densely in the same message.
