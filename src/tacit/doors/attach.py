@@ -103,7 +103,8 @@ def attach(
             that the launcher tells (`TACIT_SERVERS`).
 
     Returns:
-        The attached session: a context manager. `close` (or leaving the block) takes the hooks away.
+        The attached session: a context manager. `close` (or leaving the block) takes the optimizer's hooks
+        away. DDP keeps its communication hook for life, which then averages as plain DDP does.
 
     Raises:
         ConfigError: the strategy's text, or a number, is wrong.
@@ -505,7 +506,7 @@ class Attached:
         * `steps`, and `rounds`; `void_rounds`: of these, how many came to nothing as a scaled gradient
           overflowed;
         * `bytes_out`: sent by this rank, by the formulas of the collectives; `compression`: how many times as
-          much the same rounds would have sent without compression;
+          much dense all-reduces (with parameter servers: dense pushes) would send in the same rounds;
         * `exchange_seconds`: with a round under way; `exposed_seconds`: of these, with training waiting;
           `compute_share`: the share of the time between rounds that was not spent waiting;
         * `lag`: how many steps after its round had left an answer was applied, on average.
@@ -558,8 +559,9 @@ class Attached:
     # ---- out ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Make replicas and their optimizers equal, drain, and take all hooks away; idempotent.
+        """Make replicas and their optimizers equal, drain, and leave plain DDP behind; idempotent.
 
+        The optimizer's hooks are taken away; DDP's communication hook stays, and averages as plain DDP does.
         A collective call: a rank that comes early waits for the others, while they live.
 
         Raises:
