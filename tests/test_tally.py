@@ -2,7 +2,7 @@
 
 import time
 
-from tacit.session.tally import KEPT, Tally, Watch
+from tacit.session.tally import KEPT, Tally, Watch, joined
 
 
 def test_a_round_that_landed_before_anybody_waited_exposed_nothing() -> None:
@@ -63,3 +63,16 @@ def test_what_is_told_one_by_one_is_bounded() -> None:
     assert len(tally.records) == KEPT
     assert len(tally.steps) == KEPT + 1
     assert tally.totals.rounds == 3 * KEPT
+
+
+def test_levels_together_have_the_numbers_of_each() -> None:
+    near, far = Tally(), Tally()
+    for number in range(3):
+        near.ended(Watch(), number, number, 16, void=False)
+    far.ended(Watch(), 0, 2, 2, void=False)
+    far.applied(lag=4)
+    alone, total = near.metrics(3, 16), joined([near.metrics(3, 16), far.metrics(3, 16)])
+    assert alone.keys() <= total.keys()
+    assert (total["rounds"], total["bytes_out"], total["lag"]) == (4, 50, 4.0)
+    assert total["compression"] == 64 / 50
+    assert joined([Tally().metrics(0, 16)] * 2)["compression"] == 1.0

@@ -31,6 +31,7 @@ SERVER = "server"
 """The axis of a replica and the parameter servers, which stand outside of the world."""
 
 Payload: TypeAlias = tuple[Tensor, ...]
+"""What one message holds; the shapes follow from the shape of the lot alone."""
 State: TypeAlias = Mapping[str, Tensor]
 """Tensors only, so that any state can be saved, moved and compared."""
 Memory: TypeAlias = Mapping[str, float]
@@ -699,7 +700,7 @@ class Topology(ABC):
 
     @property
     def keeps_lots(self) -> bool:
-        """Whether lots stay as they are cut at first, as somebody else keeps state by lot."""
+        """Whether lots stay as they are cut at first, as somebody else keeps state lot by lot."""
         return False
 
     def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "TacitError",
     "TestbedError",
     "UnevenData",
+    "installing",
     "unknown",
 ]
 
@@ -98,3 +99,8 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> ConfigError:
     near = get_close_matches(given, names, n=2, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
     return ConfigError(f"unknown {kind} {given!r}.{hint} Known: {', '.join(names)}.")
+
+
+def installing(extra: str) -> str:
+    """What to type for the packages of an extra; no index has tacit, and PyPI's is another project."""
+    return f"pip install -e '.[{extra}]' in tacit's repository"

@@ -101,7 +101,7 @@ def test_curves_without_their_package_are_bad_input(
 ) -> None:
     monkeypatch.setattr("tacit.doors.scalars.find_spec", lambda name: None)
     words = ["--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "curves")]
-    assert "pip install 'tacit[tensorboard]'" in refused(capsys, monkeypatch, *words)
+    assert "pip install -e '.[tensorboard]'" in refused(capsys, monkeypatch, *words)
     assert not (tmp_path / "out").exists()
 
 

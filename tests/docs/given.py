@@ -1,9 +1,11 @@
 """Run the pages' blocks, given as JSON on standard input, on one rank; tell for each what went wrong.
 
 The blocks of a page share their names, as for one who types them one after the other. What a block uses and
-no page explains (`model`, `loader`, ...) is made anew for each block that uses it.
+no page explains (`model`, `loader`, ...) is made anew for each block that uses it. Whatever strategy a block
+makes, it must be possible to attach it.
 """
 
+import ast
 import dis
 import json
 import sys
@@ -41,9 +43,12 @@ class Given:
             self.made[name] = getattr(self, name)()
         return self.made[name]
 
+    def network(self) -> nn.Module:
+        layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.ReLU())]
+        return nn.Sequential(*layers, nn.Linear(64, 10))
+
     def model(self) -> nn.Module:
-        layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-        return DistributedDataParallel(layers, gradient_as_bucket_view=True)
+        return DistributedDataParallel(self["network"], gradient_as_bucket_view=True)
 
     def optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self["model"].parameters(), lr=0.05, momentum=0.9)
@@ -86,6 +91,7 @@ PLAIN = {
     "tacit": tacit,
     "torch": torch,
     "nn": nn,
+    "DistributedDataParallel": DistributedDataParallel,
     "ChainedScheduler": ChainedScheduler,
     "MultiStepLR": MultiStepLR,
     "DataLoader": DataLoader,
@@ -107,9 +113,10 @@ def needed(code: CodeType) -> set[str]:
 
 def run(text: str, where: str, known: dict[str, Any]) -> str | None:
     """What went wrong, if anything."""
-    given = Given()
-    code = compile(text, where, "exec")
+    given, before, shown = Given(), dict(known), []
+    code = compile(ast.Interactive(ast.parse(text, where).body), where, "single")
     known |= PLAIN | {name: given[name] for name in sorted(needed(code) & vars(Given).keys())}
+    sys.displayhook = shown.append  # what stands there without a name
     try:
         exec(code, known)
     except Exception:
@@ -118,6 +125,20 @@ def run(text: str, where: str, known: dict[str, Any]) -> str | None:
         for each in [*known.values(), *given.made.values()]:
             if isinstance(each, (tacit.Attached, tacit.CommState)):
                 each.close()
+    return attached([*shown, *(each for name, each in known.items() if each is not before.get(name))])
+
+
+def attached(made: list[Any]) -> str | None:
+    """What goes wrong where the strategies among these are attached."""
+    for strategy in made:
+        if isinstance(strategy, (tacit.Strategy, tacit.Levels)):
+            given = Given()
+            try:
+                tacit.attach(
+                    given["model"], given["optimizer"], strategy, steps_per_epoch=1000, epochs=10
+                ).close()
+            except Exception:
+                return f"{strategy} cannot be attached:\n{traceback.format_exc()}"
     return None
 
 

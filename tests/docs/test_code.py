@@ -1,29 +1,34 @@
-"""Every block of Python on the pages is Python, and runs: on one rank of Gloo, all in one process."""
+"""Every block of Python on the pages is Python, and runs: on one rank of Gloo, all in one process.
+
+A block that makes its own process group is a script, and is run as its page says.
+"""
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from pages import PAGES, Block, blocks
+from pages import PAGES, Block, blocks, shell_lines
 
 HERE = Path(__file__).resolve().parent
 PYTHON = [block for page in PAGES for block in blocks(page) if block.language == "python"]
 DIFFS = [block for page in PAGES for block in blocks(page) if block.language == "diff"]
-RUN = [block for block in PYTHON if not block.fragment]
+SCRIPTS = [block for block in PYTHON if "init_process_group" in block.text]
+RUN = [block for block in PYTHON if not block.fragment and block not in SCRIPTS]
+ENV = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+    "TACIT_KERNELS": "reference",  # it compiles nothing
+}
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     """For each block what went wrong."""
-    env = os.environ | {
-        "GLOO_SOCKET_IFNAME": "lo",
-        "GROUP_RANK": "0",
-        "OMP_NUM_THREADS": "1",
-        "TACIT_KERNELS": "reference",  # it compiles nothing
-    }
+    env = os.environ | ENV | {"GROUP_RANK": "0"}
     done = subprocess.run(
         [sys.executable, str(HERE / "given.py")],
         input=json.dumps([(str(block), block.text) for block in RUN]),
@@ -58,3 +63,19 @@ def test_both_sides_of_a_diff_are_python(block: Block) -> None:
 def test_a_block_runs(block: Block, outcomes: dict[str, str | None]) -> None:
     went_wrong = outcomes[str(block)]
     assert went_wrong is None, went_wrong
+
+
+@pytest.mark.parametrize("block", SCRIPTS, ids=str)
+def test_a_script_runs_as_its_page_says(block: Block, tmp_path: Path) -> None:
+    (told,) = {line for line in shell_lines(block.page) if line.startswith("torchrun --nproc-per-node")}
+    command = [sys.executable, "-m", "torch.distributed.run", *shlex.split(told)[1:]]
+    (tmp_path / command[-1]).write_text(block.text)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | ENV, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "topk" in done.stdout
+
+
+def test_there_is_a_script() -> None:
+    assert "getting-started.md" in {block.page.name for block in SCRIPTS}

@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from pages import ROOT, SITE
+from typer.core import TyperGroup as Group
 
 import tacit
+from tacit.cli import app
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,24 @@ def test_the_reference_shows_every_public_name(site: Path) -> None:
     text = (site / "api.html").read_text()
     for label in tacit.__all__:
         assert f'id="tacit.{label}"' in text or f"id=tacit.{label}" in text
+
+
+def test_every_command_and_option_stands_on_its_page(site: Path) -> None:
+    text = (site / "cli.html").read_text()
+    assert "every command --&gt;" not in text
+
+    def look(name: str, command: object) -> None:
+        if isinstance(command, Group):
+            for word, each in command.commands.items():
+                look(f"{name} {word}", each)
+            return
+        part = text.split(f">{name}<", 1)[1].split("<h2", 1)[0]
+        for each in command.params:
+            words = each.opts if each.param_type_name == "option" else [each.metavar or each.name.upper()]
+            for word in words:
+                assert word == "--help" or f"<code>{word}" in part, f"{name} has no {word} on its page"
+
+    look("tacit", typer.main.get_command(app))
 
 
 def test_the_docstrings_stand_line_by_line(site: Path) -> None:

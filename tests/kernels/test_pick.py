@@ -47,7 +47,7 @@ def test_without_numba_the_bits_are_the_same_and_it_is_said_once(usual: dict[str
     assert "kernels: plain torch on cpu (numba cannot be imported: No module named 'numba')" in said["path"]
     (warning,) = said["warned"]
     assert "numba cannot be imported" in warning
-    assert "pip install 'tacit[kernels]'" in warning
+    assert "pip install -e '.[kernels]'" in warning
 
 
 def test_the_reference_can_be_asked_for(usual: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ def test_a_cache_folder_that_cannot_be_written_to_only_costs_time(
 
 @pytest.mark.timeout(300)
 def test_a_session_in_tritons_interpreter_writes_the_same_bits(usual: dict[str, Any]) -> None:
-    pytest.importorskip("triton", reason="triton is not installed: pip install 'tacit[cuda]'")
+    pytest.importorskip("triton", reason="triton is not installed: pip install -e '.[cuda]'")
     said = picked(TACIT_KERNELS="triton", TRITON_INTERPRET="1")
     assert said["bits"] == usual["bits"]
     assert said["cuda"]

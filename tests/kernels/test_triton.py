@@ -14,7 +14,7 @@ import torch
 from tacit.kernels.levels import BY_NORM
 from tacit.kernels.pick import VARIABLE
 
-pytest.importorskip("triton", reason="triton is not installed: pip install 'tacit[cuda]'")
+pytest.importorskip("triton", reason="triton is not installed: pip install -e '.[cuda]'")
 
 CHECKS = Path(__file__).with_name("triton_checks.py")
 FAMILIES = ["signs or payloads", "levels", "int8 or exponents", "pass or chosen or scattering or outside"]

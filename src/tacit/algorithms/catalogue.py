@@ -100,19 +100,19 @@ ENTRIES: dict[str, Entry] = {
         "quantization",
         "QSGD: Alistarh et al. 2017, arXiv 1610.02132",
         True,
-        "a few levels an entry, rounded by lot so that the mean is right; nothing is owed",
+        "a few levels an entry, rounded at random so that the mean is right; nothing is owed",
     ),
     "terngrad": Entry(
         "quantization",
         "TernGrad: Wen et al. 2017, arXiv 1705.07878",
         True,
-        "plus, minus or nothing, by lot; nothing is owed",
+        "plus, minus or nothing, at random; nothing is owed",
     ),
     "natural": Entry(
         "quantization",
         "Natural compression: Horvath et al. 2022, arXiv 1905.10988",
         True,
-        "sign and a power of two for each entry, by lot: 9 bits; nothing is owed",
+        "sign and a power of two for each entry, at random: 9 bits; nothing is owed",
     ),
     "topk": Entry(
         "sparsification",
@@ -136,7 +136,7 @@ ENTRIES: dict[str, Entry] = {
         "sparsification",
         "Stich et al. 2018, arXiv 1809.07599",
         True,
-        "only entries drawn by lot travel, the same on all ranks; the rest is owed (error feedback)",
+        "only entries drawn at random travel, the same on all ranks; the rest is owed (error feedback)",
     ),
     "threshold": Entry(
         "sparsification",

@@ -19,8 +19,8 @@ TwoPhase). `topology=Flat()` lets all that was sent arrive at once, as in the pa
 
 Differences from the paper: the k entries are chosen over a whole lot, exactly, not by a sampled threshold
 tensor by tensor; the warm-up is in steps, not epochs; clipping is off by default, as in the authors' code,
-and by lot. Biases and norms are sent densely in the same message, with momentum and without masking. Weight
-decay is added by the optimizer, without momentum.
+and lot by lot. Biases and norms are sent densely in the same message, with momentum and without masking.
+Weight decay is added by the optimizer, without momentum.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ The paper's algorithm, on each worker r, for each entry t of its gradient, with 
         else sign(t) 2^(a + 1)
     x    <- x - lr * mean_r(C(g_r))                 Auto: all-gather, then put together and add P messages
 
-Where that sends less, as from 3 ranks on, each rank averages one stretch for all, and the mean is rounded by
-lot once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not averaged
-over the ranks. `topology=Flat()` rounds once.
+Where that sends less, as from 3 ranks on, each rank averages one stretch for all, and the mean is rounded at
+random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not
+averaged over the ranks. `topology=Flat()` rounds once.
 
 Differences from the paper: 2^127 is the largest power.
 """
@@ -21,5 +21,5 @@ from tacit.strategy import Strategy
 
 
 def natural() -> Strategy:
-    """Nine bits an entry: its sign and a power of two next to it, by lot; nothing is owed."""
+    """Nine bits an entry: its sign and a power of two next to it, at random; nothing is owed."""
     return Strategy(compressor=Natural(), name="natural")

@@ -2,14 +2,14 @@
 
 The paper's algorithm, on each worker r, for each bucket v of its gradient, with s levels:
                                                     here:
-    xi_i <- l / s or (l + 1) / s, by lot, where     QSGD.encode, s = 2^(bits - 1) - 1; the draw is a
+    xi_i <- l / s or (l + 1) / s, at random, where  QSGD.encode, s = 2^(bits - 1) - 1; the draw is a
         l <= s |v_i| / |v| <= l + 1                     function of seed, round, rank and entry
     Q_s(v_i) <- |v| sign(v_i) xi_i                  a level from -s to s in `bits` bits, |v| / s a bucket
     x   <- x - lr * mean_r(Q_s(g_r))                Auto: all-gather, then unpack and add P messages
 
-Where that sends less, as from 3 ranks on, each rank averages one stretch for all, and the mean is rounded by
-lot once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not averaged
-over the ranks. `topology=Flat()` rounds once.
+Where that sends less, as from 3 ranks on, each rank averages one stretch for all, and the mean is rounded at
+random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not
+averaged over the ranks. `topology=Flat()` rounds once.
 
 Differences from the paper: levels of fixed width where it has Elias's code; |v| is the largest magnitude,
 as in its experiments (`QSGD(scale="norm")` is its theorem's); buckets are cut from a lot, not from each
@@ -23,5 +23,5 @@ from tacit.strategy import Strategy
 
 
 def qsgd(bits: int = 4, bucket: int = 512) -> Strategy:
-    """Levels of `bits` bits, rounded by lot so that the mean is right; nothing is owed."""
+    """Levels of `bits` bits, rounded at random so that the mean is right; nothing is owed."""
     return Strategy(compressor=QSGD(bits=bits, bucket=bucket), name="qsgd")

@@ -17,5 +17,5 @@ from tacit.strategy import Strategy
 
 
 def randomk(ratio: float = 0.01) -> Strategy:
-    """One entry in 1 / `ratio` is sent, by lot; the rest is owed."""
+    """One entry in 1 / `ratio` is sent, at random; the rest is owed."""
     return Strategy(compressor=ErrorFeedback(RandomK(ratio=ratio)), name="randomk")

@@ -52,7 +52,8 @@ def _tacit(
 def main() -> None:
     """Run the command line; errors that tacit raises on purpose are one line, and never a traceback.
 
-    Exit codes: 1 a run failed, 2 what was asked for cannot be, 130 and 143 stopped by a signal.
+    Exit codes: 0: all is done; 1: a run failed; 2: what was asked for cannot be; 129, 130 and 143: stopped by
+    SIGHUP, SIGINT (Ctrl-C) and SIGTERM; of tacit run: the script's own, see there.
     """
     try:
         app()

@@ -1,4 +1,4 @@
-"""What compressors have in common that round to a few levels by lot."""
+"""What compressors have in common that round to a few levels at random."""
 
 from __future__ import annotations
 

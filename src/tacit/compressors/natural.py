@@ -1,4 +1,4 @@
-"""Powers of two, by lot (natural compression: Horváth et al., MSML 2022, arXiv 1905.10988)."""
+"""Powers of two, at random (natural compression: Horváth et al., MSML 2022, arXiv 1905.10988)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tacit.kernels.exponents import add_exponents_, check_exponents, encode_expo
 
 @dataclass(frozen=True)
 class Natural(OneShot):
-    """Round each entry to one of the two powers of two next to it, by lot; right in the mean.
+    """Round each entry to one of the two powers of two next to it, at random; right in the mean.
 
     Sign and exponent of fp32 travel, 9 bits as in the paper: n + ceil(n / 8) bytes, to P - 1 peers. The mean
     square of what arrives is at most 9/8 of the entry's, so no error feedback is needed, and no scale: all of

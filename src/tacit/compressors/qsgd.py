@@ -1,4 +1,4 @@
-"""A few levels an entry, by lot (QSGD: Alistarh et al., NeurIPS 2017, arXiv 1610.02132)."""
+"""A few levels an entry, at random (QSGD: Alistarh et al., NeurIPS 2017, arXiv 1610.02132)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tacit.kernels.levels import BY_LARGEST, BY_NORM
 
 @dataclass(frozen=True)
 class QSGD(Levels):
-    """Round each entry to one of 2 s + 1 levels by lot, s = 2^(bits - 1) - 1; right in the mean.
+    """Round each entry to one of 2 s + 1 levels at random, s = 2^(bits - 1) - 1; right in the mean.
 
     A bucket travels as multiples of its scale / s. Bytes: bits x n / 8 + 4 x ceil(n / bucket), to P - 1 peers
     (the first term rounded up to whole groups of g = 8 / gcd(bits, 8) levels: ceil(n / g) x bits x g / 8).

@@ -1,4 +1,4 @@
-"""Entries chosen by lot, the same on all ranks (Stich et al., NeurIPS 2018; Wangni et al. 2018)."""
+"""Entries chosen at random, the same on all ranks (Stich et al., NeurIPS 2018; Wangni et al. 2018)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plus, minus or nothing, by lot (TernGrad: Wen et al., NeurIPS 2017, arXiv 1705.07878)."""
+"""Plus, minus or nothing, at random (TernGrad: Wen et al., NeurIPS 2017, arXiv 1705.07878)."""
 
 from __future__ import annotations
 

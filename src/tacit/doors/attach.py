@@ -103,7 +103,8 @@ def attach(
             that the launcher tells (`TACIT_SERVERS`).
 
     Returns:
-        The attached session: a context manager. `close` (or leaving the block) takes the hooks away.
+        The attached session: a context manager. `close` (or leaving the block) takes the optimizer's hooks
+        away. DDP keeps its communication hook for life, which then averages as plain DDP does.
 
     Raises:
         ConfigError: the strategy's text, or a number, is wrong.
@@ -500,9 +501,19 @@ class Attached:
             level.fetch()
 
     def metrics(self) -> dict[str, float]:
-        """The session in numbers; see `Session.metrics`. Of several levels: their sums.
+        """The session in numbers, of this rank and up to now.
 
-        With levels, `rounds_0`, `bytes_out_0` and so on tell of each, near to far.
+        * `steps`, and `rounds`; `void_rounds`: of these, how many came to nothing as a scaled gradient
+          overflowed;
+        * `bytes_out`: sent by this rank, by the formulas of the collectives; `compression`: how many times as
+          much dense all-reduces (with parameter servers: dense pushes) would send in the same rounds;
+        * `exchange_seconds`: with a round under way; `exposed_seconds`: of these, with training waiting;
+          `compute_share`: the share of the time between rounds that was not spent waiting;
+        * `lag`: how many steps after its round had left an answer was applied, on average.
+
+        With parameter servers also `push_bytes`, `pull_bytes`, `queue_seconds` and `staleness`. Of several
+        levels: their sums (`lag`: that of the farthest), and `rounds_0`, `bytes_out_0`, `rounds_1` and so on
+        for each, near to far.
         """
         each = [level.metrics() for level in self.levels]
         if len(each) == 1:
@@ -548,8 +559,9 @@ class Attached:
     # ---- out ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Make replicas and their optimizers equal, drain, and take all hooks away; idempotent.
+        """Make replicas and their optimizers equal, drain, and leave plain DDP behind; idempotent.
 
+        The optimizer's hooks are taken away; DDP's communication hook stays, and averages as plain DDP does.
         A collective call: a rank that comes early waits for the others, while they live.
 
         Raises:

@@ -8,7 +8,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, Protocol
 
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, installing
 
 FLUSH_SECONDS = 5
 """How long a scalar may wait before it is on disk."""
@@ -44,7 +44,7 @@ def check(root: Path, names: Iterable[str]) -> None:
         ConfigError: TensorBoard's package is missing, or there are curves of such a run already.
     """
     if find_spec("tensorboard") is None:
-        raise ConfigError("curves need the package tensorboard: pip install 'tacit[tensorboard]'")
+        raise ConfigError(f"curves need the package tensorboard: {installing('tensorboard')}")
     for name in names:
         if _taken(root, name):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The compiled half of `exponents`: round to powers of two by lot, in one pass; add any peers in one."""
+"""The compiled half of `exponents`: round to powers of two at random, in one pass; add any peers in one."""
 
 from __future__ import annotations
 

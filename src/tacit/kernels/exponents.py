@@ -1,4 +1,4 @@
-"""Sign and exponent, rounded to a power of two by lot: what natural compression sends.
+"""Sign and exponent, rounded to a power of two at random: what natural compression sends.
 
 As a bit pattern, a number lies between two powers of two as it does as a number: adding random bits below the
 exponent carries into it with just the probability that makes the result right in the mean (to 2^-17).

@@ -1,7 +1,7 @@
 """Stochastic rounding to a few levels, packed: what QSGD and TernGrad send.
 
 A bucket of entries shares one unit; each entry becomes a whole number of units from -top to top, where
-top = 2^(bits - 1) - 1, rounded up or down by lot so that it is right in the mean. Each draw has 16 random
+top = 2^(bits - 1) - 1, rounded up or down at random so that it is right in the mean. Each draw has 16 random
 bits, so the mean is right to 2^-17 of a unit.
 
 Codes (level + top) are packed as `layout` tells.

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, installing
 
 VARIABLE = "TACIT_KERNELS"
 FAST = {"cpu": "numba", "cuda": "triton"}
@@ -75,7 +75,7 @@ def path(device: str = "cpu") -> str:
 def _warn(device: str, found: Pick) -> None:
     warnings.warn(
         f"compressors on {device} run in plain torch, up to 60 times as slow, as {found.missing}. Run "
-        f"pip install 'tacit[{found.extra}]', or set {VARIABLE}=reference if that is what you want",
+        f"{installing(found.extra)}, or set {VARIABLE}=reference if that is what you want",
         RuntimeWarning,
         stacklevel=3,
     )

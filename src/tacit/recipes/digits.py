@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, installing
 from tacit.recipes.recipe import Batch, Recipe, seeded, shard
 
 __all__ = ["Digits"]
@@ -87,7 +87,7 @@ def _table() -> NDArray[np.int64]:
     """64 pixels and the class in each row."""
     package = find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
-        raise ConfigError("the recipe 'digits' needs scikit-learn: pip install 'tacit[recipes]'")
+        raise ConfigError(f"the recipe 'digits' needs scikit-learn: {installing('recipes')}")
     # Importing scikit-learn would take each rank of each run a second, so its file is read as it is.
     file = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     return np.loadtxt(file, delimiter=",", dtype=np.int64)

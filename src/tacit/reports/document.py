@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from importlib.util import find_spec
 
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, installing
 from tacit.reports.figures import Chart
 
 __all__ = ["check_installed", "document"]
@@ -23,7 +23,7 @@ def check_installed(page: str) -> None:
         ConfigError: plotly is not installed.
     """
     if find_spec("plotly") is None:
-        raise ConfigError(f"{page} needs plotly: pip install 'tacit[page]'")
+        raise ConfigError(f"{page} needs plotly: {installing('page')}")
 
 
 def document(title: str, parts: Sequence[str], found: Sequence[Chart], command: str) -> str:

@@ -20,7 +20,7 @@ from tacit.server.host import Host
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until all workers have left, or SIGTERM; 0, or 2 where what was asked for cannot be."""
-    options = _parser().parse_args(argv)
+    options = arguments().parse_args(argv)
     logging.basicConfig(format="tacit.server: %(message)s")
     torch.set_num_threads(1)
     try:
@@ -54,7 +54,8 @@ def _leave(number: int, facts: dict[str, Any]) -> None:
         unfinished.replace(file)
 
 
-def _parser() -> argparse.ArgumentParser:
+def arguments() -> argparse.ArgumentParser:
+    """What may stand behind it."""
     parser = argparse.ArgumentParser(prog="python -m tacit.server", description=__doc__)
     parser.add_argument("--workers", type=int, required=True, help="how many there are, such as 4")
     parser.add_argument("--port", type=int, required=True, help="where workers find it, such as 29600")

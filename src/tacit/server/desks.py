@@ -127,7 +127,7 @@ class Work:
         return kept
 
     def context(self, out: Tensor, name: str, round: int) -> Context:
-        """Of an encoding of the server's; what is drawn by lot is another draw than any worker's."""
+        """Of an encoding of the server's; what is drawn at random is another draw than any worker's."""
         return Context(out=out, work=self, peers=1, round=round, name=f"server/{name}")
 
 

@@ -159,10 +159,15 @@ class Tally:
 
 
 def joined(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of several levels as one: sums, and each level's own rounds and bytes."""
+    """The metrics of several levels as one: sums, and each level's own rounds and bytes.
+
+    `compression` is of all that they sent, `lag` that of the farthest.
+    """
     total: dict[str, float] = {"steps": levels[0]["steps"]}
     for key in ("rounds", "void_rounds", "bytes_out", "exchange_seconds", "exposed_seconds"):
         total[key] = sum(level[key] for level in levels)
+    dense = sum(level["compression"] * level["bytes_out"] for level in levels)
+    total["compression"] = dense / total["bytes_out"] if total["bytes_out"] else 1.0
     total["lag"] = levels[-1]["lag"]
     total["compute_share"] = max(0.0, 1.0 - sum(1.0 - level["compute_share"] for level in levels))
     for i, level in enumerate(levels):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit.cluster import Cluster
-from tacit.errors import TestbedError
+from tacit.errors import TestbedError, installing
 from tacit.testbed.linux import Clone, join, unshare
 from tacit.testbed.nodes import INTERFACE, PREFIX, address
 
@@ -32,7 +32,7 @@ def build(cluster: Cluster) -> list[int]:
     except ImportError as error:
         raise TestbedError(
             f"the testbed builds its network with pyroute2, which cannot be imported ({error}). "
-            'Install it by: pip install "tacit[testbed]".'
+            f"Install it: {installing('testbed')}."
         ) from error
     if cluster.rate is not None and cluster.rate > _FASTEST:
         raise TestbedError(

@@ -152,7 +152,7 @@ class Star(Topology):
 
     @property
     def keeps_lots(self) -> bool:
-        """The server keeps state by lot."""
+        """The server keeps state lot by lot."""
         return True
 
     def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:

@@ -1,4 +1,4 @@
-"""The Triton version of `exponents`: round to powers of two by lot; add any number of peers in one pass."""
+"""The Triton version of `exponents`: round to powers of two at random; add all peers in one pass."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tacit.errors import ConfigError, unknown
+from tacit.errors import ConfigError, installing, unknown
 from tacit.recipes.data.splits import Images, Split
 
 __all__ = ["Picture", "decode", "is_picture"]
@@ -60,7 +60,7 @@ def decode(pictures: Iterable[Picture], classes: Sequence[str], source: Path) ->
             another size; Pillow is not installed.
     """
     if find_spec("PIL") is None:
-        raise ConfigError(f"the images of {source} are decoded by Pillow: pip install 'tacit[recipes]'")
+        raise ConfigError(f"the images of {source} are decoded by Pillow: {installing('recipes')}")
     parts: dict[str, list[Picture]] = {split: [] for split in SPLITS}
     for picture in pictures:
         if picture.label not in classes:

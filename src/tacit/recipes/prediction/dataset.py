@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, installing
 from tacit.predictors import KINDS
 from tacit.recipes.prediction.layers import Layer
 
@@ -133,4 +133,4 @@ def _damaged(path: str | Path, why: str) -> ConfigError:
 
 def _check_installed() -> None:
     if find_spec("safetensors") is None:
-        raise ConfigError("records of trainings need safetensors: pip install 'tacit[recipes]'")
+        raise ConfigError(f"records of trainings need safetensors: {installing('recipes')}")
