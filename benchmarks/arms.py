@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
 from types import MappingProxyType
 
 import torch
@@ -15,12 +16,28 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
+from paired import Arm, interleave
+from runs import COMPUTE_ONLY
 from tacit.recipes.models.vgg import vgg11
 from tacit.testbed import counters
 
 BATCH = 32
 ONE_BUCKET = 1 << 10
 """MiB that hold the whole model: DDP keeps to one bucket."""
+FOREVER = 1_000_000
+
+
+@contextmanager
+def ranks(seconds: float = 300) -> Iterator[int]:
+    """This process as one of the group's ranks, of one thread, over Gloo: its number.
+
+    Nobody leaves before all are done; `seconds` is how long anybody waits.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+    yield dist.get_rank()
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 @dataclass(frozen=True)
@@ -41,7 +58,7 @@ class Work:
 def on_images(mixed: bool, batch: int) -> Work:
     """VGG-11 on one batch of random images of 32x32 pixels, in colour."""
     layout = torch.channels_last if mixed else torch.contiguous_format
-    model = vgg11().to(memory_format=layout)
+    model = vgg11().to(memory_format=layout)  # type: ignore[call-overload]  # torch takes it
     x = torch.randn(batch, 3, 32, 32).to(memory_format=layout)
     y = torch.randint(0, 10, (batch,))
     return Work(model, momentum_sgd, lambda: (x, y), nn.CrossEntropyLoss())
@@ -62,7 +79,7 @@ class Trainer:
             takes.
         mixed: forward in bf16 autocast with convolutions in channels-last; parameters and gradients in fp32.
         batch: images a rank and step.
-        bucket_cap_mb: DDP's; None: its default, and one bucket for PowerSGD, ours and torch's alike.
+        bucket_cap_mb: DDP's; None: its default. `ONE_BUCKET` is what torch's PowerSGD needs on Gloo.
         epochs: how many, and of how many steps, for what goes by them.
         work: what is trained in place of the VGG-11; `batch` then says nothing.
     """
@@ -84,9 +101,7 @@ class Trainer:
         self.epochs = epochs
         self.sent: list[int] = []
         self.exposed: list[float] = []
-        if "powersgd" in arm and bucket_cap_mb is None:
-            bucket_cap_mb = ONE_BUCKET
-        if arm != "compute-only":
+        if arm != COMPUTE_ONLY:
             self.model = DistributedDataParallel(
                 self.model,
                 gradient_as_bucket_view=True,
@@ -134,10 +149,41 @@ class Trainer:
         return torch.autocast("cpu", torch.bfloat16, enabled=self.mixed)
 
 
+@dataclass
+class Blocks:
+    """Blocks of a trainer's steps.
+
+    Attributes:
+        steps: of a block.
+        sent: the bytes that this node's interface has sent in each block, with the end of what was under way.
+    """
+
+    trainer: Trainer
+    steps: int
+    sent: list[int] = field(default_factory=list)
+
+    def take(self) -> None:
+        """One block."""
+        before = counters.transmitted(os.environ["TACIT_INTERFACE"])
+        self.trainer.steps(self.steps)
+        self.sent.append(counters.transmitted(os.environ["TACIT_INTERFACE"]) - before)
+
+    @property
+    def megabytes(self) -> float:
+        """10^6 bytes a step."""
+        return sum(self.sent) / len(self.sent) / self.steps / 1e6
+
+
+def timed(arms: Mapping[str, Blocks], blocks: int) -> dict[str, list[float]]:
+    """So many blocks of each, interleaved: seconds a step of each block."""
+    seconds = interleave({name: Arm(each.take, 1, 0) for name, each in arms.items()}, blocks, dist.barrier)
+    return {name: [each / arms[name].steps for each in seconds[name]] for name in arms}
+
+
 def _node() -> dist.ProcessGroup:
     """The ranks of this node."""
     mine, _ = dist.new_subgroups(int(os.environ["LOCAL_WORLD_SIZE"]))
-    assert mine is not None
+    assert isinstance(mine, dist.ProcessGroup)
     return mine
 
 

@@ -55,25 +55,21 @@ class Outcome:
 
 def rank_main(arm: str) -> None:
     """Take a few steps; rank 0 says how far it has come."""
-    from datetime import timedelta
+    from torch.nn.parallel import DistributedDataParallel
 
-    import torch
-    import torch.distributed as dist
+    from arms import Trainer, ranks
 
-    from arms import Trainer
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    trainer = Trainer(arm, mixed=True, bucket_cap_mb=BUCKET_MB)
-    for step in range(STEPS):
-        trainer.step()
-        if dist.get_rank() == 0:
-            # What DDP logs of its second layout, the one that stays.
-            sizes = trainer.model._get_ddp_logging_data().get("rebuilt_bucket_sizes", "")
-            found = {"steps": step + 1, "buckets": len(str(sizes).split(",")) if sizes else None}
-            print(MARK + json.dumps(found), flush=True)
-    trainer.close()
-    dist.destroy_process_group()
+    with ranks() as rank:
+        trainer = Trainer(arm, mixed=True, bucket_cap_mb=BUCKET_MB)
+        for step in range(STEPS):
+            trainer.step()
+            if rank == 0:
+                # What DDP logs of its second layout, the one that stays.
+                assert isinstance(trainer.model, DistributedDataParallel)
+                sizes = trainer.model._get_ddp_logging_data().get("rebuilt_bucket_sizes", "")
+                found = {"steps": step + 1, "buckets": len(str(sizes).split(",")) if sizes else None}
+                print(MARK + json.dumps(found), flush=True)
+        trainer.close()
 
 
 # ---- outside ------------------------------------------------------------------------------------------

@@ -16,11 +16,12 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from comparing import images_or
 from experiments import BIG, NETWORKS, Network, Scale, words
+from markdown_tables import markdown
 from paired import RESULTS, ROOT
-from paper_page import markdown
 from runs import COMPUTE_ONLY, Run
 from windows import Found, Window, carry_out, plan, read
 
@@ -34,6 +35,8 @@ COMPRESSED = ("topk:ratio=0.01", "powersgd:rank=4", "qsgd")
 SELDOM = ("localsgd:sync_every=8", "diloco:sync_every=32")
 BY_NODE = ("ednncomm:sync_every=16",)
 SMALL = NETWORKS["digits"]
+IMAGES = "cifar10-jpeg-q75.tar.xz"
+"""What windows say of where the images are."""
 HEAD = ("model", "cluster", "DDP", "waits", "half the bits", "fewer bits", "fewer rounds", "limit")
 
 
@@ -75,8 +78,20 @@ def settings(data: str | None, *, quick: bool) -> Iterator[Setting]:
 
 
 def table(found: Sequence[tuple[Setting, Found]]) -> str:
-    """Markdown: a row a setting."""
-    return markdown(HEAD, [_row(setting, each) for setting, each in found]) + "\n"
+    """Markdown: a row a setting, and when and at which commits they were measured."""
+    about = [[str(each.hardware.get(fact)) for _, each in found] for fact in ("date", "commit", "cpu")]
+    dates, commits, cpus = (", ".join(sorted(set(each))) for each in about)
+    return (
+        markdown(HEAD, [_row(setting, each) for setting, each in found])
+        + f"\n\nMeasured on {dates}, at {commits}; {cpus}.\n"
+    )
+
+
+def found_of(path: Path, blocks: int, *, quick: bool) -> list[tuple[Setting, Found]]:
+    """What the file holds of the settings, whether the images are here now or not."""
+    held = {found.window: found for found in read(path) if found.error is None}
+    asked = {each: each.window(IMAGES, blocks).key for each in settings(IMAGES, quick=quick)}
+    return [(each, held[window]) for each, window in asked.items() if window in held]
 
 
 def _row(setting: Setting, found: Found) -> tuple[str, ...]:
@@ -125,13 +140,12 @@ def main() -> None:
     path = ROOT / "tacit-out" / FILE.name if options.quick else FILE
     path.parent.mkdir(exist_ok=True)
     blocks = QUICK_BLOCKS if options.quick else BLOCKS
-    wanted = {each: each.window(data, blocks) for each in settings(data, quick=options.quick)}
-    measured = read(path) if options.table else carry_out([*wanted.values()], path)
-    by_window = {found.window: found for found in measured if found.error is None}
-    text = table(
-        [(each, by_window[window.key]) for each, window in wanted.items() if window.key in by_window]
-    )
+    wanted = [each.window(data, blocks) for each in settings(data, quick=options.quick)]
+    failed = [] if options.table else [each for each in carry_out(wanted, path) if each.error is not None]
+    text = table(found_of(path, blocks, quick=options.quick))
     print(text)
+    if failed:
+        raise SystemExit(f"{len(failed)} windows failed, so that the page is left as it was; try again")
     if not (options.quick or options.table):
         PAGE.write_text(placed(PAGE.read_text(), text))
         print(f"wrote {PAGE}", file=sys.stderr)

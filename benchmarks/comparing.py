@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,28 +21,36 @@ LAST = 2000
 """Characters of what the ranks printed that are kept of a failure."""
 
 
-def by_compare(group: Run, algorithms: Sequence[str], *, alone: bool = True) -> Iterator[Done]:
-    """Make runs by one call of `tacit compare`; a call that trains nothing fails all of them.
-
-    It ends with ranks that never talk, unless they are not wanted: `alone`.
-    """
+def by_compare(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
+    """Make runs by one call of `tacit compare`; a call that trains nothing fails all of them."""
     with TemporaryDirectory(prefix="tacit-grid-") as folder:
         out = Path(folder) / "out"
-        given: set[str] = set()
-        with _started(_words(group, algorithms, out), Path(folder) / "printed") as process:
-            going = True
-            while going:
-                going = process.poll() is None
-                for done in _ended(group, out):
-                    if done.run.algorithm not in given:
-                        given.add(done.run.algorithm)
-                        yield done
-                going = going and (alone or not given.issuperset(algorithms))
-                sleep(EVERY if going else 0.0)
-        if process.returncode and not given:
-            said = (Path(folder) / "printed").read_text()[-LAST:].strip()
+        given, said = yield from watched(group, _words(group, algorithms, out), out)
+        if said is not None and not given:
             for algorithm in algorithms:
                 yield Done(replace(group, algorithm=algorithm), "failed", error=said)
+
+
+def watched(
+    group: Run, command: Sequence[str], out: Path
+) -> Generator[Done, None, tuple[set[str], str | None]]:
+    """Runs that a command records in the folder `out`, as they end.
+
+    Returns:
+        Which algorithms had an end, and what the command printed last if it failed.
+    """
+    given: set[str] = set()
+    printed = out.with_name("printed")
+    with _started(command, printed) as process:
+        going = True
+        while going:
+            going = process.poll() is None
+            for done in _ended(group, out):
+                if done.run.algorithm not in given:
+                    given.add(done.run.algorithm)
+                    yield done
+            sleep(EVERY if going else 0.0)
+    return given, printed.read_text()[-LAST:].strip() if process.returncode else None
 
 
 def _words(group: Run, algorithms: Sequence[str], out: Path) -> list[str]:

@@ -134,18 +134,19 @@ class Scratch:
 def prepared(row: Row, x: Tensor) -> Callable[[], object]:
     """The row's task on `x`, ready to be called again and again."""
     out = torch.empty_like(x)
-    assert isinstance(row.codec, OneShot)
+    codec = row.codec
+    assert isinstance(codec, OneShot)
     if row.task in ("decode 4", "scatter 4"):
         # Peers say different things: entries that all of them choose would be in the cache by the second.
         given = [x.roll(rank * x.numel() // 7) for rank in range(PEERS)]
-        payloads = [row.codec.encode(each, _context(out, rank)) for rank, each in enumerate(given)]
+        payloads = [codec.encode(each, _context(out, rank)) for rank, each in enumerate(given)]
         if row.task == "scatter 4":
-            return _scatter(row.codec, payloads, out)
-        return lambda: row.codec.decode_mean_(payloads, out)
+            return _scatter(codec, payloads, out)
+        return lambda: codec.decode_mean_(payloads, out)
     ctx = _context(out, 0)
     if row.task == "encode":
-        return lambda: row.codec.encode(x, ctx)
-    feedback = ErrorFeedback(row.codec)
+        return lambda: codec.encode(x, ctx)
+    feedback = ErrorFeedback(codec)
     residual = {"residual": 0.1 * x.flip(0)}
 
     def encode() -> object:
@@ -175,7 +176,7 @@ def _context(out: Tensor, rank: int) -> Context:
 @contextmanager
 def plain() -> Iterator[None]:
     """The kernels' versions in plain torch."""
-    path, pick.path = pick.path, lambda device="cpu": "torch"  # type: ignore[assignment]
+    path, pick.path = pick.path, lambda device="cpu": "torch"
     try:
         yield
     finally:

@@ -3,8 +3,8 @@
     python benchmarks/flagship.py              # about 3 minutes on a quiet machine
     python benchmarks/flagship.py --from DIR   # of a run that `tacit compare` has left there
 
-Writes the table and its date into README.md, what docs/papers/index.md quotes of it, and a picture into
-docs/images/report.png; needs Chromium.
+Writes the table and its date into README.md, what docs/papers/index.md quotes of it, a picture into
+docs/images/report.png, and what was recorded into benchmarks/results/demo.jsonl; needs Chromium.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ import re
 import shutil
 import subprocess
 import sys
-from datetime import datetime
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from paired import ROOT, hardware
+from paired import RESULTS, ROOT
+from tacit.records import Environment
 
+RECORDS = RESULTS / "demo.jsonl"
 README = ROOT / "README.md"
 INDEX = ROOT / "docs" / "papers" / "index.md"
 PICTURE = ROOT / "docs" / "images" / "report.png"
 SIZE = "1200,1500"
+DEMO = ("digits", "2x2@100mbit", 0, 5)
+"""Recipe, cluster, seed and epochs."""
+ALGORITHMS = ("ddp", "bf16", "topk", "powersgd", "ednncomm")
 
 
 def ran(folder: Path) -> None:
@@ -33,16 +37,33 @@ def ran(folder: Path) -> None:
     subprocess.run(command, check=True, stdout=sys.stderr)
 
 
-def shown(folder: Path) -> str:
+def of_demo(file: Path) -> Environment:
+    """Where these records of the demo were made.
+
+    Raises:
+        SystemExit: they are of something else.
+    """
+    from tacit import records
+
+    heads = [each for each in records.read(file) if isinstance(each, records.RunRecord)]
+    made = {(each.recipe, each.cluster, each.seed, each.epochs) for each in heads}
+    known = [each.algorithm for each in heads if each.algorithm != records.COMPUTE_ONLY]
+    if made != {DEMO} or known != [*ALGORITHMS]:
+        raise SystemExit(
+            f"{file} holds {', '.join(known) or 'nothing'} of {made}, and `make demo` trains "
+            f"{', '.join(ALGORITHMS)} of {DEMO}: give a folder that it has made"
+        )
+    return heads[0].environment
+
+
+def shown(file: Path) -> str:
     """The table that a run's records make."""
     from rich.console import Console
 
     from tacit import records, reports
 
     text = StringIO()
-    Console(file=text, width=100).print(
-        reports.table(reports.compare(records.read(folder / "records.jsonl")))
-    )
+    Console(file=text, width=100).print(reports.table(reports.compare(records.read(file))))
     # The README has no room for what each column means, which stands below the line with the epochs.
     table, epochs, _ = re.split(r"\n(epochs .*)\n", text.getvalue(), maxsplit=1)
     return "\n".join(line.rstrip() for line in f"{table.strip()}\n\n{epochs}".splitlines())
@@ -72,25 +93,36 @@ def placed(readme: str, table: str, date: str, cores: object) -> str:
         SystemExit: the place of one of them is not found.
     """
     note = (
-        f"(One run of `make demo` on {date}, on a virtual machine with {cores} cores; the seconds move by a "
-        "tenth from run to run.)"
+        f"(One run of `make demo` on {date}, on a virtual machine with {cores} cores: "
+        "[its records](benchmarks/results/demo.jsonl). Seconds move from run to run.)"
     )
     for pattern, text in (
         (r"```\ndigits on 2x2@100mbit\n.*?\n```", f"```\n{table}\n```"),
         (r"\(One run of `make demo` on .*?\)", note),
     ):
-        readme, count = re.subn(pattern, lambda _, text=text: text, readme, count=1, flags=re.DOTALL)
+        readme, count = re.subn(pattern, text.replace("\\", r"\\"), readme, count=1, flags=re.DOTALL)
         if not count:
             raise SystemExit(f"README.md has no place for the demo's table: nothing matches {pattern!r}")
     return readme
 
 
 def quoted(index: str, table: str) -> str:
-    """The table of papers, with the figures that it has from this table (¹)."""
-    for name, speedup, less in re.findall(r"^(\S+) .* (\S+x) .* (\S+)% ", table, re.MULTILINE):
-        row = rf"(\| `{re.escape(name)}` \|.*\| )\S+x, \S+ % ¹"
-        index = re.sub(row, rf"\g<1>{speedup}, {less} % ¹", index)
-    return index
+    """The table of papers, with the figures that it has from this table (¹).
+
+    Raises:
+        SystemExit: it quotes an algorithm that is not in the table.
+    """
+    told = {
+        name: f"{speedup}, {less} %"
+        for name, speedup, less in re.findall(r"^(\S+) .* (\S+x) .* (\S+)% ", table, re.MULTILINE)
+    }
+
+    def figures(row: re.Match[str]) -> str:
+        if row["name"] not in told:
+            raise SystemExit(f"{INDEX} quotes `{row['name']}` of the demo, which has not trained it")
+        return f"{row['head']}{told[row['name']]} ¹"
+
+    return re.sub(r"(?P<head>\| `(?P<name>[^`]+)` \|.*\| )\S+x, \S+ % ¹", figures, index)
 
 
 def main() -> None:
@@ -104,10 +136,11 @@ def main() -> None:
         folder = options.folder or Path(made) / "demo"
         if options.folder is None:
             ran(folder)
-        when = datetime.fromtimestamp((folder / "records.jsonl").stat().st_mtime)
-        table = shown(folder)
-        readme = placed(README.read_text(), table, f"{when:%Y-%m-%d}", hardware()["cores"])
+        file = folder / "records.jsonl"
+        where, table = of_demo(file), shown(file)
+        readme = placed(README.read_text(), table, where.date[:10], where.cores)
         pictured(folder, PICTURE)
+        shutil.copy(file, RECORDS)
         README.write_text(readme)
         INDEX.write_text(quoted(INDEX.read_text(), table))
     print(f"wrote {README}, {INDEX} and {PICTURE}", file=sys.stderr)

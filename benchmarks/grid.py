@@ -78,12 +78,13 @@ def _carried_out(
         groups.setdefault(replace(run, algorithm=""), []).append(run.algorithm)
     for i, (group, algorithms) in enumerate(groups.items(), start=1):
         tell(f"{i} of {len(groups)}: {' '.join(group.recipe)} on {group.cluster}, seed {group.seed}")
+        about = hardware()
         while algorithms:
             ended: set[str] = set()
             for done in execute(group, algorithms):
                 ended.add(done.run.algorithm)
                 if done.status != "interrupted":
-                    append(path, replace(done, hardware=done.hardware or hardware()).to_json())
+                    append(path, replace(done, hardware=done.hardware or about).to_json())
                 tell(f"  {done.run.algorithm}: {_outcome(done)}")
             if not ended & set(algorithms):
                 break

@@ -20,12 +20,12 @@ import argparse
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from grid import RUNS, Run, carry_out, paired
-from paired import Arm, conclude, hardware, in_testbed, interleave, paired_ratio, tell, verdict
+from launched import in_testbed, tell
+from paired import Arm, conclude, hardware, interleave, paired_ratio, verdict
 
 if TYPE_CHECKING:
     from arms import Trainer
@@ -104,37 +104,37 @@ SCENES = {
 
 def rank_main(name: str, quick: bool) -> None:
     """Measure all arms of a scene; rank 0 prints the result."""
-    import torch
     import torch.distributed as dist
 
-    from arms import Trainer
+    from arms import Trainer, ranks
 
     scene = SCENES[name]
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     block, blocks = (scene.block // 4, max(2, scene.blocks // 4)) if quick else (scene.block, scene.blocks)
     epochs = scene.epochs if scene.epochs == FOREVER else (blocks, block)
-    trainers = {arm: Trainer(text, epochs=epochs) for arm, text in scene.arms.items()}
-    for trainer in trainers.values():
-        for _ in range(scene.warmup):
-            trainer.step()
-    before = {arm: _exposed(trainer) for arm, trainer in trainers.items()}
-    arms = {arm: Arm(partial(trainer.steps, block), 1, 0) for arm, trainer in trainers.items()}
-    seconds = interleave(arms, blocks, dist.barrier)
-    if dist.get_rank() == 0:
-        found = {
-            arm: {
-                "seconds": [each / block for each in seconds[arm]],
-                "mb_per_step": sum(trainer.sent) / len(trainer.sent) / 1e6,
-                "exposed": (_exposed(trainer) - before[arm]) / sum(seconds[arm]),
-                "remembered": dict(trainer.session.levels[-1].session.memory) if trainer.session else {},
-            }
-            for arm, trainer in trainers.items()
-        }
-        tell(found)
-    for trainer in trainers.values():
-        trainer.close()
-    dist.destroy_process_group()
+    with ranks() as rank:
+        trainers = {arm: Trainer(text, epochs=epochs) for arm, text in scene.arms.items()}
+        for trainer in trainers.values():
+            for _ in range(scene.warmup):
+                trainer.step()
+        before = {arm: _exposed(trainer) for arm, trainer in trainers.items()}
+        arms = {arm: Arm(partial(trainer.steps, block), 1, 0) for arm, trainer in trainers.items()}
+        seconds = interleave(arms, blocks, dist.barrier)
+        if rank == 0:
+            tell(
+                {
+                    arm: {
+                        "seconds": [each / block for each in seconds[arm]],
+                        "mb_per_step": sum(trainer.sent) / len(trainer.sent) / 1e6,
+                        "exposed": (_exposed(trainer) - before[arm]) / sum(seconds[arm]),
+                        "remembered": dict(trainer.session.levels[-1].session.memory)
+                        if trainer.session
+                        else {},
+                    }
+                    for arm, trainer in trainers.items()
+                }
+            )
+        for trainer in trainers.values():
+            trainer.close()
 
 
 def _exposed(trainer: Trainer) -> float:

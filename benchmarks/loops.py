@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -26,8 +25,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
-from paired import in_testbed, tell
-from runs import COMPUTE_ONLY, Done, Run
+from arms import ranks
+from launched import in_testbed, tell
+from runs import Done, Run
 from tacit.recipes import digits
 from tacit.recipes.recipe import seeded
 from tacit.testbed import counters
@@ -45,7 +45,7 @@ MADE = 1000
 
 
 def by_loop(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
-    """Make runs by one launch; one that fails fails all of them."""
+    """Make runs by one launch; where that fails, each by a launch of its own."""
     about = {
         "recipe": group.recipe[0],
         "algorithms": [*algorithms],
@@ -55,8 +55,11 @@ def by_loop(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
     try:
         found = in_testbed(group.cluster, [__file__, json.dumps(about)], timeout=1800)
     except SystemExit as error:
-        for algorithm in algorithms:
-            yield Done(replace(group, algorithm=algorithm), "failed", error=str(error))
+        if len(algorithms) == 1:
+            yield Done(replace(group, algorithm=algorithms[0]), "failed", error=str(error))
+        else:
+            for algorithm in algorithms:
+                yield from by_loop(group, [algorithm])
         return
     for algorithm, values in found.items():
         yield Done(replace(group, algorithm=algorithm), "ok", **values)
@@ -82,13 +85,10 @@ class Task:
 
 def rank_main(about: Mapping[str, Any]) -> None:
     """Train with each algorithm; rank 0 prints what came of it."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    found = {name: _trained(name, about) for name in (*about["algorithms"], COMPUTE_ONLY)}
-    if dist.get_rank() == 0:
-        tell(found)
-    dist.barrier()
-    dist.destroy_process_group()
+    with ranks() as rank:
+        found = {name: _trained(name, about) for name in about["algorithms"]}
+        if rank == 0:
+            tell(found)
 
 
 def _trained(algorithm: str, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,10 +96,8 @@ def _trained(algorithm: str, about: Mapping[str, Any]) -> dict[str, Any]:
     recipe, seed, epochs = digits.Digits(), about["seed"], about["epochs"]
     task = _task(about["recipe"], recipe, seed)
     steps = recipe.steps_per_epoch(dist.get_world_size())
-    forward, session = task.model, None
-    if algorithm != COMPUTE_ONLY:
-        forward = DistributedDataParallel(task.model, gradient_as_bucket_view=True)
-        session = tacit.attach(forward, task.optimizers, algorithm, steps_per_epoch=steps, epochs=epochs)
+    forward = DistributedDataParallel(task.model, gradient_as_bucket_view=True)
+    session = tacit.attach(forward, task.optimizers, algorithm, steps_per_epoch=steps, epochs=epochs)
     torch.manual_seed(1000 * seed + dist.get_rank())
     dist.barrier()
     sent, start = counters.transmitted(os.environ["TACIT_INTERFACE"]), time.perf_counter()
@@ -109,12 +107,10 @@ def _trained(algorithm: str, about: Mapping[str, Any]) -> dict[str, Any]:
                 optimizer.zero_grad()
             loss = task.loss(forward, *batch)
             loss.backward()
-            if session is not None:
-                session.observe(loss.detach())
+            session.observe(loss.detach())
             for optimizer in task.optimizers:
                 optimizer.step()
-    if session is not None:
-        session.close()  # the replicas agree from here on
+    session.close()  # the replicas agree from here on
     seconds = time.perf_counter() - start
     sent = counters.transmitted(os.environ["TACIT_INTERFACE"]) - sent
     return {

@@ -1,6 +1,6 @@
 """MP² beside what it was compared with, and what else says as little: 4 workers and a parameter server.
 
-    python benchmarks/mp2.py --data PATH     # within 2.5 hours; goes on where it was interrupted
+    python benchmarks/mp2.py --data PATH     # about 2.5 hours; goes on where it was interrupted
     python benchmarks/mp2.py --quick         # under 10 minutes: digits, from one seed, and nothing is judged
     python benchmarks/mp2.py --json          # the last line on stdout is one JSON object
 
@@ -8,19 +8,25 @@ Accuracy and bytes are of whole trainings at 1 Gbit/s, from 3 seeds, paired with
 of trainings of `digits` at 100 Mbit/s. Ratios are such that all but plain pushing say about a ninth, both
 ways and positions included. WNN trains half as many epochs, and leaps at their end. The predictor was trained
 on other networks and other data (`tacit predictor`). What predicting costs is timed by itself, for all ranks.
+The page is benchmarks/results/DATE-papers-mp2.md, where neither --quick nor --only is given.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import mp2_page
 from comparing import images_or
+from experiments import NETWORKS, Scale
+from experiments import words as words_of
 from grid import COMPUTE_ONLY, RUNS, Done, Mean, Run, carry_out, paired
 from paired import RESULTS, conclude, hardware
 
@@ -40,6 +46,8 @@ ARMS = {
     "predictive, by default": "predictive",
 }
 QUICK = ("ps-topk", "mp2", "mp2, own steps kept", "predictive")
+MAIN = ("ps-topk", "ps-dgc", "wnn", "mp2", "mp2, own steps kept", "predictive")
+"""On the networks beside the first two."""
 HALVED = ("wnn",)
 """Trained for half as many epochs."""
 PROMISED = {"bytes": 0.1102, "time": 1 - 0.4732, "difference": -0.005, "cost": 0.2}
@@ -50,11 +58,17 @@ WEIGHTY = 0.6
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, for how many epochs of how many steps on 4 workers."""
+    """What is trained, for how many epochs of how many steps on 4 workers, and with which arms."""
 
     words: tuple[str, ...]
     epochs: int
     steps: int
+    arms: tuple[str, ...] = tuple(ARMS)
+
+    @property
+    def name(self) -> str:
+        """Of the network, or of the recipe that has but one."""
+        return self.words[self.words.index("--model") + 1] if "--model" in self.words else self.words[0]
 
     def run(self, arm: str, cluster: str, seed: int) -> Run:
         """One training of an arm; "ps" is plain pushing."""
@@ -67,29 +81,48 @@ DIGITS = Task(("digits",), 6, 22)
 
 
 def tasks(data: Path | None) -> list[Task]:
-    """`digits`, and where there are images, a residual network on 10,000 of them."""
+    """`digits`, and where there are images, three networks on 10,000 of them."""
     if data is None:
         return [DIGITS]
     words = ("cifar10", "--data", str(data), "--model", "resnet8", "--precision", "bf16")
-    return [DIGITS, Task((*words, "--limit", "10000"), 8, 10_000 // (32 * WORKERS))]
+    others = [(words_of(NETWORKS[name], Scale(data=str(data))), name) for name in ("vgg11-narrow", "alexnet")]
+    return [
+        DIGITS,
+        Task((*words, "--limit", "10000"), 8, 10_000 // (32 * WORKERS)),
+        *(Task(given, NETWORKS[name].epochs, NETWORKS[name].steps, MAIN) for given, name in others),
+    ]
 
 
-def measured(task: Task, cluster: str, arms: Sequence[str], seeds: int, path: Path) -> list[dict[str, Any]]:
+@dataclass
+class Found:
+    """What was measured.
+
+    Attributes:
+        rows: a dict for each arm of each task, means over the seeds; `done`: the runs behind them.
+        share: of communication in a plain step on slow links, 0..1; None where that was not measured.
+        spent: seconds of predicting; see `cost`.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    done: list[Done] = field(default_factory=list)
+    share: float | None = None
+    spent: dict[str, float] = field(default_factory=dict)
+
+
+def measured(task: Task, cluster: str, seeds: int, path: Path, into: Found) -> None:
     """Train what is missing; a row an arm, of means over the seeds."""
-    wanted = [task.run(arm, cluster, seed) for seed in range(seeds) for arm in ("ps", *arms)]
-    done = {each.run: each for each in carry_out(wanted, path) if each.status == "ok"}
-    rows = []
-    for arm in arms:
+    wanted = [task.run(arm, cluster, seed) for seed in range(seeds) for arm in ("ps", *task.arms)]
+    into.done += carry_out(wanted, path)
+    done = {each.run: each for each in into.done if each.status == "ok"}
+    for arm in task.arms:
         # Paired by seed with plain pushing, which may have trained for longer.
         both = []
         for seed in range(seeds):
             mine, plain = (done.get(task.run(each, cluster, seed).key) for each in (arm, "ps"))
             if mine is not None and plain is not None:
                 both += [replace(mine, run=replace(plain.run, algorithm=arm)), plain]
-        (row, *_) = paired(both, "ps") or [None]
-        if row is not None:
-            rows.append({"task": task.words[0], "cluster": cluster, "arm": arm, **_told(row, arm)})
-    return rows
+        about = {"task": task.name, "cluster": cluster, "epochs": task.epochs, "arm": arm}
+        into.rows += [{**about, **_told(row, arm)} for row in paired(both, "ps")]
 
 
 def _told(row: Mapping[str, Any], arm: str) -> dict[str, Any]:
@@ -146,12 +179,12 @@ def cost(rounds: int = 20) -> dict[str, float]:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as text."""
     lines = [
-        f"{'task':8} {'links':12} {'arm':24} {'bytes':>7} {'time':>6} {'accuracy':>9}  against ps (95 %)"
+        f"{'task':12} {'links':12} {'arm':24} {'bytes':>7} {'time':>6} {'accuracy':>9}  against ps (95 %)"
     ]
     for row in rows:
         half = "one seed" if row["half_interval"] is None else f"± {row['half_interval']:.4f}"
         lines.append(
-            f"{row['task']:8} {row['cluster']:12} {row['arm']:24} {row['bytes']:7.1%} {row['time']:6.2f} "
+            f"{row['task']:12} {row['cluster']:12} {row['arm']:24} {row['bytes']:7.1%} {row['time']:6.2f} "
             f"{row['accuracy']:9.4f}  {row['difference']:+.4f} {half}"
         )
     return "\n".join(lines)
@@ -161,7 +194,7 @@ def verdicts(rows: Sequence[Mapping[str, Any]], share: float | None, spent: Mapp
     """What was promised of mp2, and what was found of it and of `predictive`."""
     told = []
     for row in rows:
-        if row["arm"] not in ("mp2", "mp2, own steps kept", "predictive"):
+        if row["arm"] not in mp2_page.HELD:
             continue
         said = {"bytes": row["bytes"] <= PROMISED["bytes"]}
         if row["cluster"] == SLOW and share is not None and share >= WEIGHTY:
@@ -182,6 +215,40 @@ def verdicts(rows: Sequence[Mapping[str, Any]], share: float | None, spent: Mapp
     return told
 
 
+def found(quick: bool, only: str | None, data: Path | None, folder: Path) -> Found:
+    """Measure what is missing of `only` one part, or all."""
+    into, seeds, path = Found(spent=cost()), 1 if quick else SEEDS, folder / FILE
+    for task in tasks(data):
+        if only in (None, task.words[0]):
+            measured(replace(task, arms=QUICK) if quick else task, FAST, seeds, path, into)
+    if only in (None, "time"):
+        task = replace(DIGITS, epochs=2, arms=QUICK) if quick else DIGITS
+        measured(task, SLOW, 1, path, into)
+        slow = carry_out([task.run("ps", SLOW, 0)], path, tell=lambda text: None)
+        into.share = of_communication(slow)
+        for each in slow:
+            if each.run.algorithm == "ps" and each.seconds and each.steps:
+                into.spent["of_plain_step"] = into.spent["step_seconds_of_all"] * each.steps / each.seconds
+    return into
+
+
+def images_for(quick: bool, only: str | None, told: str | None) -> Path | None:
+    """CIFAR-10, where the part that is asked for trains on it."""
+    if quick or only not in (None, "cifar10"):
+        return None
+    return images_or("there is only digits", told, needed=only == "cifar10")
+
+
+def written(everything: Found, command: str, folder: Path) -> Path:
+    """The page of all that was measured."""
+    path = folder / f"{date.today().isoformat()}-papers-mp2.md"
+    path.write_text(
+        mp2_page.page(command, everything.rows, everything.done, everything.share, everything.spent, SLOW)
+    )
+    print(f"wrote {path}", file=sys.stderr)
+    return path
+
+
 def main() -> None:
     """Measure, print, and with --save keep the result under benchmarks/results/."""
     parser = argparse.ArgumentParser(
@@ -194,37 +261,25 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-mp2.json")
     options = parser.parse_args()
     folder = RUNS if options.quick else RESULTS
-    data = None
-    if not options.quick and options.only in (None, "cifar10"):
-        data = images_or("there is only digits", options.data, needed=options.only == "cifar10")
-    arms, seeds = (QUICK, 1) if options.quick else (tuple(ARMS), SEEDS)
-    rows = []
-    for task in tasks(data):
-        if options.only in (None, task.words[0]):
-            rows += measured(task, FAST, arms, seeds, folder / FILE)
-    share, spent = None, cost()
-    if options.only in (None, "time"):
-        task = replace(DIGITS, epochs=2) if options.quick else DIGITS
-        rows += measured(task, SLOW, arms, 1, folder / FILE)
-        slow = carry_out([task.run("ps", SLOW, 0)], folder / FILE, tell=lambda text: None)
-        share = of_communication(slow)
-        plain = [each for each in slow if each.run.algorithm == "ps" and each.seconds and each.steps]
-        if plain:
-            spent["of_plain_step"] = (
-                spent["step_seconds_of_all"] * (plain[0].steps or 1) / (plain[0].seconds or 1)
-            )
-    said = [] if options.quick else verdicts(rows, share, spent)
-    shown = [table(rows), *([] if share is None else [f"communication in a plain step: {share:.0%}"]), *said]
+    data = images_for(options.quick, options.only, options.data)
+    everything = found(options.quick, options.only, data, folder)
+    if not options.quick and options.only is None:
+        written(everything, "python benchmarks/mp2.py", folder)
+    said = [] if options.quick else verdicts(everything.rows, everything.share, everything.spent)
+    share = everything.share
+    shown = [table(everything.rows)]
+    shown += [] if share is None else [f"communication in a plain step: {share:.0%}"]
     result = {
         "benchmark": "mp2",
         "quick": options.quick,
         "hardware": hardware(),
-        "rows": rows,
+        "commits": sorted({str(each.hardware.get("commit")) for each in everything.done}),
+        "rows": everything.rows,
         "communication_share": share,
-        "cost": spent,
+        "cost": everything.spent,
         "verdicts": said,
     }
-    conclude(result, "\n".join(shown), options)
+    conclude(result, "\n".join([*shown, *said]), options)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,10 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 
-from paired import Arm, hardware, in_testbed, interleave, paired_ratio, save, tell
+from launched import in_testbed, tell
+from paired import Arm, hardware, interleave, named, paired_ratio, save
+from runs import COMPUTE_ONLY
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,9 @@ EXPERIMENTS = {
         "4x1@100mbit",
         {"ddp": 1, "dgc:ratio=0.001": 3, "powersgd:rank=2": 3, "efsign": 3},
         (
-            Promise("dgc:ratio=0.001", 0.80, against="compute-only"),
-            Promise("powersgd:rank=2", 0.80, against="compute-only"),
-            Promise("efsign", 0.72, against="compute-only"),
+            Promise("dgc:ratio=0.001", 0.80, against=COMPUTE_ONLY),
+            Promise("powersgd:rank=2", 0.80, against=COMPUTE_ONLY),
+            Promise("efsign", 0.72, against=COMPUTE_ONLY),
         ),
         blocks=12,
         quick=2,
@@ -112,38 +113,34 @@ def rank_main(name: str, quick: bool, batch: int | None) -> None:
     """Measure all arms of an experiment; rank 0 prints the result."""
     import torch.distributed as dist
 
-    from arms import Trainer
+    from arms import ONE_BUCKET, Trainer, ranks
 
-    _start()
     experiment = EXPERIMENTS[name]
     images = batch or experiment.batch
-    trainers = {arm: Trainer(arm, experiment.mixed, images) for arm in ("compute-only", *experiment.arms)}
-    steps = dict.fromkeys(trainers, 1) if quick else {"compute-only": 3, **experiment.arms}
-    # Lots settle in the fourth round; what has none is warm sooner, and ddp's steps are long.
-    warmup = {"compute-only": 1, "ddp": 1, "closed": 1} if quick else {"ddp": 2, "closed": 2}
-    arms = {arm: Arm(trainer.step, steps[arm], warmup.get(arm, 4)) for arm, trainer in trainers.items()}
-    seconds = interleave(arms, experiment.quick if quick else experiment.blocks, dist.barrier)
-    if dist.get_rank() == 0:
-        detail = {
-            arm: {
-                "seconds": seconds[arm],
-                "mb_per_step": statistics.median(trainer.sent) / 1e6,
-                "exposed_seconds": statistics.median(trainer.exposed) if trainer.exposed else None,
-            }
-            for arm, trainer in trainers.items()
+    with ranks() as rank:
+        trainers = {
+            # torch's PowerSGD hook needs one bucket on Gloo, and ours has no other beside it.
+            arm: Trainer(arm, experiment.mixed, images, ONE_BUCKET if "powersgd" in arm else None)
+            for arm in (COMPUTE_ONLY, *experiment.arms)
         }
-        tell(detail)
-    for trainer in trainers.values():
-        trainer.close()
-    dist.destroy_process_group()
-
-
-def _start() -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+        steps = dict.fromkeys(trainers, 1) if quick else {COMPUTE_ONLY: 3, **experiment.arms}
+        # Lots settle in the fourth round; what has none is warm sooner, and ddp's steps are long.
+        warmup = {COMPUTE_ONLY: 1, "ddp": 1, "closed": 1} if quick else {"ddp": 2, "closed": 2}
+        arms = {arm: Arm(trainer.step, steps[arm], warmup.get(arm, 4)) for arm, trainer in trainers.items()}
+        seconds = interleave(arms, experiment.quick if quick else experiment.blocks, dist.barrier)
+        if rank == 0:
+            tell(
+                {
+                    arm: {
+                        "seconds": seconds[arm],
+                        "mb_per_step": statistics.median(trainer.sent) / 1e6,
+                        "exposed_seconds": statistics.median(trainer.exposed) if trainer.exposed else None,
+                    }
+                    for arm, trainer in trainers.items()
+                }
+            )
+        for trainer in trainers.values():
+            trainer.close()
 
 
 # ---- outside ------------------------------------------------------------------------------------------
@@ -171,7 +168,7 @@ def _row(name: str, arm: str, found: Mapping[str, dict[str, object]], batch: int
         "blocks": len(seconds[arm]),
         "step_ms": 1e3 * statistics.median(seconds[arm]),
         "speedup_over_ddp": paired_ratio(seconds["ddp"], seconds[arm]),
-        "of_compute_only": paired_ratio(seconds["compute-only"], seconds[arm]),
+        "of_compute_only": paired_ratio(seconds[COMPUTE_ONLY], seconds[arm]),
         "mb_per_step_and_node": megabytes,
         "link_ms": megabytes * 8 / 100 * 1e3 if "100mbit" in experiment.cluster else None,
         "exposed_ms": 1e3 * float(str(exposed)) if exposed else None,
@@ -265,8 +262,7 @@ def main() -> None:
     if options.quick:
         print("quick: too few blocks to judge by; the full run decides", file=sys.stderr)
     if options.save:
-        name = "-".join(filter(None, ["overhead", options.only]))  # a part does not replace the whole
-        print(f"saved {save(name, result)}", file=sys.stderr)
+        print(f"saved {save(named('overhead', options), result)}", file=sys.stderr)
     if options.json:
         print(json.dumps(result))
 

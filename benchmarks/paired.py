@@ -1,4 +1,4 @@
-"""What the benchmarks share: arms timed in interleaved blocks of a run, the testbed, the hardware's name."""
+"""What the benchmarks share: arms timed in interleaved blocks of a run, results, the hardware's name."""
 
 from __future__ import annotations
 
@@ -9,67 +9,15 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tacit.testbed import Result
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-
-
-_MARK = "RESULT "
-
-
-def tell(found: object) -> None:
-    """Print, on one rank, what `in_testbed` is to give."""
-    print(_MARK + json.dumps(found), flush=True)
-
-
-def in_testbed(cluster: str, argv: Sequence[str], **options: Any) -> Any:
-    """Run a script on every rank of an emulated cluster, and give what one of them `tell`s.
-
-    `options`: for `Testbed.run`.
-
-    Raises:
-        SystemExit: a rank failed, or none told anything.
-    """
-
-    def listen(node: int, line: str) -> None:
-        if line.strip():
-            print(f"node {node}: {line}", file=sys.stderr)
-
-    result, found = heard(cluster, argv, listen, **options)
-    if result.returncode or not found:
-        raise SystemExit(f"{' '.join(argv)} on {cluster} failed: {result.failures}")
-    return found[0]
-
-
-def heard(
-    cluster: str, argv: Sequence[str], on_line: Callable[[int, str], None], **options: Any
-) -> tuple[Result, list[Any]]:
-    """Run a script on every rank of an emulated cluster: how it ended, and what its ranks told.
-
-    `on_line` gets the node and the line of all else that they print; `options` are for `Testbed.run`.
-    """
-    from tacit.cluster import Cluster
-    from tacit.testbed import Testbed
-
-    found: list[Any] = []
-
-    def listen(node: int, line: str) -> None:
-        if line.startswith(_MARK):
-            found.append(json.loads(line.removeprefix(_MARK)))
-        else:
-            on_line(node, line)
-
-    with Testbed(Cluster.parse(cluster)) as bed:
-        return bed.run(list(argv), on_line=listen, **options), found
 
 
 def verdict(row: Mapping[str, Any]) -> str:
@@ -130,9 +78,6 @@ def hardware() -> dict[str, object]:
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
     return {
         "date": date.today().isoformat(),
         "cpu": models[0] if models else platform.processor(),
@@ -140,8 +85,20 @@ def hardware() -> dict[str, object]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": commit,
+        "commit": commit(),
     }
+
+
+def commit() -> str:
+    """The code's, with a `+` where src or benchmarks have changed since."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "src", "benchmarks/*.py")
+    return git("rev-parse", "--short", "HEAD") + "+" * bool(changed)
 
 
 def save(name: str, result: object) -> Path:
@@ -152,10 +109,16 @@ def save(name: str, result: object) -> Path:
     return path
 
 
-def conclude(result: Mapping[str, Any], text: str, options: argparse.Namespace, name: str = "") -> None:
-    """Print the text; --save: keep the result, by its benchmark's name or `name`; --json: print it too."""
+def named(name: str, options: argparse.Namespace) -> str:
+    """A result's: one of a part (--only), or a quick one, does not take the place of a whole one."""
+    part = getattr(options, "only", None) or ""
+    return "-".join(filter(None, [name, part.replace(",", "-"), "quick" if options.quick else ""]))
+
+
+def conclude(result: Mapping[str, Any], text: str, options: argparse.Namespace) -> None:
+    """Print the text; --save: keep the result; --json: print it too."""
     print(text, file=sys.stderr if options.json else sys.stdout)
     if options.save:
-        print(f"saved {save(name or str(result['benchmark']), result)}", file=sys.stderr)
+        print(f"saved {save(named(str(result['benchmark']), options), result)}", file=sys.stderr)
     if options.json:
         print(json.dumps(result))

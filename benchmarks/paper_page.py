@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from experiments import Claim, Experiment
 from grid import COMPUTE_ONLY, Done, Mean, Run, paired
+from markdown_tables import markdown
 from windows import Found
 
 CLOSE = 0.05
@@ -33,8 +34,11 @@ class Evidence:
     whole: Sequence[Done]
     found: Sequence[Found]
     command: str
-    hardware: Mapping[str, object]
     quick: bool
+
+
+Part: TypeAlias = tuple[str, Sequence[Done] | Sequence[Found]]
+"""A part of what was made: how it is called, and what it is."""
 
 
 def page(experiment: Experiment, evidence: Evidence) -> str:
@@ -47,7 +51,7 @@ def page(experiment: Experiment, evidence: Evidence) -> str:
         ("Accuracy", accuracies(experiment, evidence.done)),
         ("Time and bytes", times(experiment, evidence.found)),
         ("Whole runs against windows", checks(evidence)),
-        ("What differs from the paper", "\n".join(f"* {each}" for each in (*DIFFERENCES, *experiment.lacks))),
+        ("What differs from the paper", _differences(experiment, evidence)),
         ("What failed", _failures(evidence)),
     ]
     body = [line for title, text in parts if text for line in ("", f"## {title}", "", text)]
@@ -62,19 +66,38 @@ DIFFERENCES = (
 )
 
 
+def _differences(experiment: Experiment, evidence: Evidence) -> str:
+    timed = {each.window.run.recipe for each in evidence.found}
+    only = dict.fromkeys(label_of(each.run) for each in evidence.done if each.run.recipe not in timed)
+    told = [*DIFFERENCES, *experiment.lacks]
+    told += [f"Accuracy only, no times: {'; '.join(only)}."] if only else []
+    if not any("--data" in each.run.recipe for each in evidence.done):
+        told.append("CIFAR-10 was not there: `digits` takes the place of all images.")
+    return "\n".join(f"* {each}" for each in told)
+
+
 def _about(evidence: Evidence) -> str:
-    made = [*evidence.done, *evidence.whole]
     good = sum(each.status == "ok" and each.run.algorithm != COMPUTE_ONLY for each in evidence.done)
-    machine = evidence.hardware
+    parts: list[Part] = [
+        (f"{good} of {evidence.wanted} training runs", evidence.done),
+        (f"{len(evidence.found)} windows", evidence.found),
+        ("whole runs on shaped links", evidence.whole),
+    ]
+    return about(evidence.command, parts)
+
+
+def about(command: str, parts: Sequence[Part]) -> str:
+    """What was made by a command, when, at which commits, and on what."""
+    made = [f"{what}, of {_all('date', which)}, at {_all('commit', which)}" for what, which in parts if which]
+    every = [each for _, which in parts for each in which]
     return (
-        f"{machine['date']}, `{evidence.command}`: {good} of {evidence.wanted} training runs, of "
-        f"{_all('date', made)}, at commit {_all('commit', made)}. {machine['cpu']}, {machine['cores']} "
-        f"cores, Linux {machine['kernel']}, Python {machine['python']}, torch {machine['torch']}; one thread "
-        "a rank, Gloo."
+        f"`{command}`: {'; '.join(made)}. {_all('cpu', every)}, {_all('cores', every)} cores, Linux "
+        f"{_all('kernel', every)}, Python {_all('python', every)}, torch {_all('torch', every)}; one thread "
+        "a rank, Gloo. A commit with a + had changes that it does not hold."
     )
 
 
-def _all(fact: str, made: Iterable[Done]) -> str:
+def _all(fact: str, made: Iterable[Done | Found]) -> str:
     return ", ".join(sorted({str(each.hardware.get(fact)) for each in made})) or "-"
 
 
@@ -117,7 +140,11 @@ def _held(claim: Claim, against: str, evidence: Evidence) -> list[tuple[str, str
         (fast, few), (slow, many) = found.steady(mine), found.steady(against)
         if claim.of == "time saved":
             whole = 1 - found.seconds(mine) / found.seconds(against)
-            measured = f"{whole:.1%} less time ({1 - fast / slow:.1%} without warm-up)"
+            least, most = found.saved(mine, against)
+            measured = (
+                f"{whole:.1%} less time ({1 - fast / slow:.1%} without warm-up, by blocks {least:.1%} to "
+                f"{most:.1%})"
+            )
             apart = _apart(100 * whole, claim, 100, ".1f", " points")
         else:
             measured = f"{many / few:.0f} times fewer, without warm-up"
@@ -217,6 +244,7 @@ def times(experiment: Experiment, found: Sequence[Found]) -> str:
                     f"{1e3 * steady:.0f}",
                     f"{each.megabytes(algorithm):.3f}",
                     f"{1 - each.seconds(algorithm) / each.seconds(base):+.1%}",
+                    "{:+.1%} to {:+.1%}".format(*each.saved(algorithm, base)),
                 ]
             )
     if not rows:
@@ -229,6 +257,7 @@ def times(experiment: Experiment, found: Sequence[Found]) -> str:
         "without warm-up",
         "MB a step and node",
         "time saved",
+        "by blocks, without warm-up",
     ]
     return markdown(head, rows) + (
         f"\n\nMedians of interleaved blocks in one launch; time saved is against `{base}` in the same one. "
@@ -298,9 +327,3 @@ def _failures(evidence: Evidence) -> str:
         if each.error is not None
     ]
     return "\n".join(failed)
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

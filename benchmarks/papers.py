@@ -11,54 +11,49 @@ Images are those of CIFAR-10, from --data or where they are found; without them 
 
 Each run and each window is a line in benchmarks/results/papers-runs.jsonl and papers-windows.jsonl; the same
 command goes on where it was interrupted, and experiments share their runs. The page is
-benchmarks/results/DATE-papers-EXPERIMENT.md. With --quick all of it is kept in tacit-out/, unless --save.
+benchmarks/results/DATE-papers-EXPERIMENT.md. With --quick all of it is kept in tacit-out/. What is measured
+of MP², and how, says mp2.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+import mp2
 import windows
-from comparing import by_compare, images_or
+from comparing import images_or
 from experiments import EXPERIMENTS, Scale, runs, whole_runs
 from experiments import windows as windows_of
 from grid import RUNS, Done, Mean, Run, carry_out, paired
-from paired import RESULTS, ROOT, hardware
+from launched import refuse_early
+from paired import RESULTS
 from paper_page import Evidence, page
+from together import together
 
-MP2 = ROOT / "benchmarks" / "mp2.py"
 FILE = "papers-runs.jsonl"
 QUICK_SEEDS, QUICK_BLOCKS = 2, 2
+CLUSTER = "2x2@100mbit"
+"""One that must be possible for anything here."""
 
 
 def execute(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
-    """Recipes by `tacit compare`, and what it does not have by loops of our own."""
+    """Recipes as `tacit compare` trains them, and what it does not have by loops of our own."""
     if group.recipe[0] == "gan" or group.recipe[0].startswith("optimizer:"):
         from loops import by_loop
 
         return by_loop(group, algorithms)
-    return by_compare(group, algorithms, alone="@" in group.cluster)  # of others nobody asks for the time
-
-
-def mp2(options: argparse.Namespace) -> None:
-    """A benchmark of its own."""
-    if not MP2.exists():
-        raise SystemExit(f"mp2 is measured by {MP2}, which is not there")
-    given = ["--quick"] if options.quick else []
-    given += ["--data", options.data] if options.data else []
-    subprocess.run([sys.executable, str(MP2), *given], check=True)
+    return together(group, algorithms)
 
 
 def carried_out(name: str, scale: Scale, folder: Path, command: str) -> dict[str, Any]:
     """Measure what is missing, and write the page."""
-    experiment, about = EXPERIMENTS[name], hardware()
+    experiment = EXPERIMENTS[name]
     file = folder / FILE
     wanted = runs(experiment, scale)
     evidence = Evidence(
@@ -67,7 +62,6 @@ def carried_out(name: str, scale: Scale, folder: Path, command: str) -> dict[str
         done=carry_out(wanted, file, execute),
         wanted=len(wanted),
         command=command,
-        hardware=about,
         quick=scale.quick,
     )
     path = folder / f"{date.today().isoformat()}-papers-{name}.md"
@@ -84,6 +78,14 @@ def scaled(options: argparse.Namespace) -> Scale:
     return Scale(data=str(data) if data else None)
 
 
+def of_mp2(options: argparse.Namespace, command: str) -> dict[str, Any]:
+    """The same of MP², whose runs have a parameter server."""
+    folder = RUNS if options.quick else RESULTS
+    found = mp2.found(options.quick, None, mp2.images_for(options.quick, None, options.data), folder)
+    path = mp2.written(found, command, folder)
+    return {"experiment": "mp2", "page": str(path), "accuracy": found.rows}
+
+
 def main() -> None:
     """Measure, and write the pages."""
     parser = argparse.ArgumentParser(
@@ -92,24 +94,21 @@ def main() -> None:
     parser.add_argument("experiment", choices=[*EXPERIMENTS, "mp2", "all"])
     parser.add_argument("--data", help="CIFAR-10, as `tacit compare cifar10 --data` takes it")
     parser.add_argument("--quick", action="store_true", help="a few minutes of digits, to see that it works")
-    parser.add_argument("--save", action="store_true", help="keep a quick run under benchmarks/results/ too")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     options = parser.parse_args()
-    if options.experiment == "mp2":
-        mp2(options)
-        return
     if options.quick and options.data:
         parser.error("--quick trains digits, and --data would do nothing: leave one of them out")
-    names = list(EXPERIMENTS) if options.experiment == "all" else [options.experiment]
-    scale = scaled(options)
-    folder = RESULTS if options.save or not options.quick else RUNS
-    folder.mkdir(exist_ok=True)
-    if len(names) > 1:  # what experiments share is trained in one call, with one run that does not exchange
-        carry_out([run for name in names for run in runs(EXPERIMENTS[name], scale)], folder / FILE, execute)
+    names = [*EXPERIMENTS, "mp2"] if options.experiment == "all" else [options.experiment]
+    refuse_early(CLUSTER)
     command = f"python benchmarks/{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
-    found = [carried_out(name, scale, folder, command) for name in names]
-    if options.experiment == "all":
-        mp2(options)
+    folder = RUNS if options.quick else RESULTS
+    folder.mkdir(exist_ok=True)
+    of_grid = [name for name in names if name in EXPERIMENTS]
+    scale = scaled(options) if of_grid else None
+    if scale and len(of_grid) > 1:  # what experiments share is trained in one call
+        carry_out([run for name in of_grid for run in runs(EXPERIMENTS[name], scale)], folder / FILE, execute)
+    found = [carried_out(name, scale, folder, command) for name in of_grid if scale]
+    found += [of_mp2(options, command)] if "mp2" in names else []
     if options.json:
         told = {"benchmark": "papers", "quick": options.quick, "experiments": found}
         print(json.dumps(told, default=Mean.to_dict))

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paired import tell
+from launched import tell
 from tacit import recipes
 from tacit.recipes.meter import Meter, mean_over_ranks
 from tacit.recipes.recipe import Batch, Recipe
@@ -62,7 +62,7 @@ def _nothing() -> None:
 
 
 def _backward(loss: Tensor) -> None:
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def ddp(bench: Bench) -> Replica:
 
 def _hooked(bench: Bench, hook: Any, state: object = None, **options: Any) -> Replica:
     model = bench.ddp(**options)
-    model.register_comm_hook(state, hook)  # type: ignore[no-untyped-call]
+    model.register_comm_hook(state, hook)
     return Replica(bench.module, model, bench.optimizer)
 
 
@@ -199,7 +199,7 @@ def _manager(bench: Bench) -> Any:
         address = [lighthouse.address()]
     dist.broadcast_object_list(address)
     host = socket.gethostname()
-    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     bench.stack.callback(id, store)  # held as long as the manager
     manager = Manager(
         pg=ProcessGroupGloo(timeout=PATIENCE),

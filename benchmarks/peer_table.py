@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from markdown_tables import markdown
+
 Row = Mapping[str, Any]
 
 _HEAD = (
@@ -33,29 +35,34 @@ def table(result: Mapping[str, Any]) -> str:
     for row in result["rows"]:
         groups.setdefault((row["peer"], row["side"]), []).append(row)
     head = [each.format(target=result["target"]) for each in _HEAD]
-    lines = [*_where(result), "", _line(head), _line(["---"] * len(head))]
+    cells = []
     for (peer, side), rows in groups.items():
         theirs = groups.get((peer, "peer"), []) if side == "tacit" else []
-        lines.append(_line(_cells(rows, theirs, result["target"])))
+        cells.append(_cells(rows, theirs, result["target"]))
     failed = [f"* {text}" for rows in groups.values() for text in _failures(rows)]
+    lines = [*_where(result), "", markdown(head, cells)]
     return "\n".join([*lines, *(["", "What failed, with its last words:", "", *failed] if failed else [])])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"
 
 
 def _where(result: Mapping[str, Any]) -> list[str]:
     hardware = result["hardware"]
-    busy = [row["busy"] for row in result["rows"]]
+    busy = [row["busy"] for row in result["rows"] if "busy" in row]
     seeds = sorted({row["seed"] for row in result["rows"]})
     return [
         f"{hardware['date']}, {hardware['cpu']}, {hardware['cores']} cores, Python {hardware['python']}, "
         f"torch {hardware['torch']}, tacit at {hardware['commit']}. "
         f"The recipe `digits` on `{result['cluster']}`, {result['steps']} steps, "
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}.",
+        *_others(busy),
+    ]
+
+
+def _others(busy: Sequence[float]) -> list[str]:
+    if not busy:
+        return []
+    return [
         f"Just before each run, other work kept the cores busy to {statistics.median(busy):.0%} (median; "
-        f"{min(busy):.0%} to {max(busy):.0%}).",
+        f"{min(busy):.0%} to {max(busy):.0%})."
     ]
 
 

@@ -17,9 +17,7 @@ row with its message. A run that was interrupted goes on where it was, from buil
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import re
 import signal
 import sys
 import time
@@ -30,19 +28,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from paired import ROOT, hardware, heard, save
+from kept import Kept, fingerprint
+from launched import heard, last_words, refuse_early
+from paired import ROOT, hardware, save
 from peer_list import LOCAL, OUTER, PEERS, Environment, Peer, Unavailable, chosen
 from peer_table import table
 from tacit.cluster import Cluster
-from tacit.errors import TestbedError
-from tacit.testbed import Result, Testbed
 
 CLUSTER = "4x1@100mbit"
 PLACE = ROOT / "build" / "peers"
 STEPS, QUICK_STEPS = 120, 48
 EVERY = 8
 _KEPT_LINES = 400
-_LONGEST = 300
 _BECOME = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
 """What the launchers start, since they start this interpreter: it becomes the peer's."""
 
@@ -99,48 +96,6 @@ def version_of(peer: Peer) -> str:
     return pinned[0] if pinned else version(peer.distribution)
 
 
-def fingerprint() -> str:
-    """What tells the code that makes rows from any other, committed or not."""
-    own = [ROOT / "benchmarks" / name for name in ("paired.py", "peer_rank.py")]
-    digest = hashlib.sha256()
-    for file in sorted([*(ROOT / "src").rglob("*.py"), *own]):
-        digest.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-# ---- rows that are kept -------------------------------------------------------------------------------
-
-
-class Kept:
-    """The finished rows of a run that is not over, one a line."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._rows: list[dict[str, Any]] = []
-        for line in path.read_text().splitlines() if path.is_file() else ():
-            try:
-                self._rows.append(json.loads(line))
-            except ValueError:
-                continue  # it was interrupted in the middle of the line
-
-    def find(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The finished row that begins as this one."""
-        return next((each for each in self._rows if row.items() <= each.items()), None)
-
-    def keep(self, row: dict[str, Any]) -> None:
-        """Write a finished row down at once."""
-        self._rows.append(row)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-
-    def forget(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The run that they belong to is over."""
-        self._rows = [each for each in self._rows if each not in rows]
-        if self._path.is_file():
-            self._path.write_text("".join(json.dumps(each) + "\n" for each in self._rows))
-
-
 # ---- one row ------------------------------------------------------------------------------------------
 
 
@@ -149,7 +104,7 @@ def run(row: Mapping[str, Any], python: Path, settings: Settings, logs: Path) ->
     script = Path(__file__).with_name("peer_rank.py")
     argv = ["-c", _BECOME, str(python), "-u", str(script), json.dumps(row["task"])]
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
-    began = {"busy": busy()}
+    began = {"busy": busy(), "timeout": settings.timeout}
     with TemporaryDirectory(prefix="tacit-peers-") as folder:  # for what processes leave that are killed
         result, found = heard(
             settings.cluster,
@@ -164,34 +119,6 @@ def run(row: Mapping[str, Any], python: Path, settings: Settings, logs: Path) ->
     log = logs / f"{row['peer']}-{row['side']}-{row['seed']}.log"
     log.write_text("\n".join(lines) + "\n")
     return began | {"status": "failed", "message": last_words(result, list(lines), settings.timeout)}
-
-
-def last_words(result: Result, lines: Sequence[str], timeout: float) -> str:
-    """Why a run failed: the exception of the rank that failed first, or else how it ended."""
-    if result.timed_out:
-        return f"was not done after {timeout:.0f} s, and was ended"
-    if not result.failures:
-        return "ended without a result"
-    first = result.failures[0]
-    if first.traceback:
-        return raised(first.traceback)[:_LONGEST]
-    head = f"node {first.node}: "
-    said = [line.removeprefix(head).strip() for line in lines if line.startswith(head)]
-    aborted = [line for line in said if line.startswith("what():")]
-    return f"{first}: {aborted[0]}"[:_LONGEST] if aborted else str(first)
-
-
-def raised(traceback: str) -> str:
-    """The exception of a traceback; and where it was raised, if it says nothing."""
-    written = [line.strip() for line in traceback.splitlines() if line.strip()]
-    last = ([line for line in written if re.match(r"[\w.]*(Error|Exception)\b", line)] or written)[-1]
-    # torch says so once for each callback on the way.
-    last = re.sub(r"(RuntimeError: Got the following error when running the callback: )+", "", last)
-    frames = re.findall(r'File "(.*)", line (\d+), in (.*)', traceback)
-    if ":" in last or not frames:
-        return last
-    file, line, function = frames[-1]
-    return f"{last}, in {function} ({Path(file).name}:{line})"
 
 
 def busy(seconds: float = 0.5) -> float:
@@ -235,14 +162,14 @@ def measure(
         for side in sides:
             row = side.row(settings, seed)
             place = places[side.peer.environment if side.name == "peer" else None]
-            done = kept.find(row)
-            if done is None:
-                if isinstance(place, Unavailable):
-                    found = {"busy": 0.0, "status": "failed", "message": f"does not install: {place}"}
-                else:
-                    found = run(row, place, settings, PLACE / "logs")
-                done = row | found
-                kept.keep(done)
+            if isinstance(place, Unavailable):  # not kept: it is tried again by whoever tries again
+                done = row | {"status": "failed", "message": f"does not install: {place}"}
+            else:
+                # What failed may do so by lack of time.
+                known = kept.find(row | {"status": "ok"}) or kept.find(row | {"timeout": settings.timeout})
+                done = known or row | run(row, place, settings, PLACE / "logs")
+                if known is None:
+                    kept.keep(done)
             print(told(done), file=sys.stderr, flush=True)
             yield done
 
@@ -265,13 +192,14 @@ def main() -> None:
     if options.table:
         print(table(json.loads(options.table.read_text())))
         return
-    try:
-        with Testbed(Cluster.parse(options.cluster)):
-            pass  # where that is not permitted, nothing needs to be installed
-    except TestbedError as error:
-        raise SystemExit(str(error)) from error
+    refuse_early(options.cluster)  # before anything is installed
     about = hardware()
-    settings = Settings(options.cluster, options.steps, options.timeout, fingerprint())
+    settings = Settings(
+        options.cluster,
+        options.steps,
+        options.timeout,
+        fingerprint("paired.py", "launched.py", "peer_rank.py"),
+    )
     kept = Kept(PLACE / "rows.jsonl")
     places = prepare(options.only, options.index)
     rows = list(measure(options.only, options.seeds, settings, places, kept))
@@ -286,10 +214,11 @@ def main() -> None:
     }
     print(table(result), file=sys.stderr if options.json else sys.stdout)
     if options.save:
-        print(f"saved {save('peers', result)}", file=sys.stderr)
+        name = "peers" if len(options.only) == len(PEERS) else "peers-part"
+        print(f"saved {save(name + '-quick' * options.quick, result)}", file=sys.stderr)
     if options.json:
         print(json.dumps(result))
-    kept.forget(rows)
+    kept.forget()
     if any(row["side"] == "tacit" and row["status"] != "ok" for row in rows):
         raise SystemExit("a run of tacit itself has failed")
 

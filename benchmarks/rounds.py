@@ -18,14 +18,10 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
 
-from paired import Arm, conclude, hardware, in_testbed, interleave, paired_ratio, tell, verdict
-
-if TYPE_CHECKING:
-    pass
+from launched import in_testbed, tell
+from paired import Arm, conclude, hardware, interleave, paired_ratio, verdict
 
 CLUSTER = "4x1@100mbit"
 BLOCK, BLOCKS = 16, 8
@@ -57,34 +53,31 @@ def text(arm: str, quick: bool) -> str:
 
 def rank_main(quick: bool) -> None:
     """Measure all arms; rank 0 prints the result."""
-    import torch
     import torch.distributed as dist
 
-    from arms import Trainer
+    from arms import Trainer, ranks
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    trainers = {name: Trainer(text(arm, quick)) for name, arm in ARMS.items()}
-    block = BLOCK // EIGHTH if quick else BLOCK
-    # The warm-up ends in the middle of a fragment's turn, so that no block ends as a round has just left.
-    arms = {name: Arm(partial(trainer.steps, block), 1, 0) for name, trainer in trainers.items()}
-    for trainer in trainers.values():
-        for _ in range(1 if quick else 4):
-            trainer.step()
-    seconds = interleave(arms, BLOCKS, dist.barrier)
-    if dist.get_rank() == 0:
-        found = {
-            name: {
-                "seconds": [each / block for each in seconds[name]],
-                "rounds": trainer.session.metrics()["rounds"] if trainer.session else 0,
-                "mb_per_step": sum(trainer.sent) / len(trainer.sent) / 1e6,
+    with ranks() as rank:
+        trainers = {name: Trainer(text(arm, quick)) for name, arm in ARMS.items()}
+        block = BLOCK // EIGHTH if quick else BLOCK
+        # The warm-up ends in the middle of a fragment's turn, so that no block ends as a round has just left.
+        arms = {name: Arm(partial(trainer.steps, block), 1, 0) for name, trainer in trainers.items()}
+        for trainer in trainers.values():
+            for _ in range(1 if quick else 4):
+                trainer.step()
+        seconds = interleave(arms, BLOCKS, dist.barrier)
+        if rank == 0:
+            found = {
+                name: {
+                    "seconds": [each / block for each in seconds[name]],
+                    "rounds": trainer.session.metrics()["rounds"] if trainer.session else 0,
+                    "mb_per_step": sum(trainer.sent) / len(trainer.sent) / 1e6,
+                }
+                for name, trainer in trainers.items()
             }
-            for name, trainer in trainers.items()
-        }
-        tell(found)
-    for trainer in trainers.values():
-        trainer.close()
-    dist.destroy_process_group()
+            tell(found)
+        for trainer in trainers.values():
+            trainer.close()
 
 
 def measure(quick: bool) -> list[dict[str, object]]:

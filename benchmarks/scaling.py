@@ -1,7 +1,7 @@
-"""How step time and bytes grow with the number of ranks: 2, 4, 8 and 16 on one machine.
+"""How step time and bytes grow with the number of ranks: 2, 4, 8 and 16 on one machine, by family.
 
     python benchmarks/scaling.py              # about 25 minutes
-    python benchmarks/scaling.py --quick      # under 10 minutes: fewer blocks and clusters
+    python benchmarks/scaling.py --quick      # under 10 minutes: fewer blocks, and a cluster less
     python benchmarks/scaling.py --only nodes # one ladder
 
 What many ranks on few cores cannot show is left small: a rank's step computes next to nothing (one sample
@@ -9,7 +9,9 @@ through two layers), but exchanges 1.05 million parameters, on links of 100 Mbit
 arms of a cluster run interleaved in one launch.
 
 * `flat`: Nx1 for N = 2, 4, 8, 16, with a parameter server beside the nodes.
-* `nodes`: nodes of 2 ranks, 2x2, 4x2 and 8x2; and 4x4.
+* `nodes`: nodes of 2 ranks, 2x2, 4x2 and 8x2 (left out by --quick); and 4x4.
+
+A run that was interrupted goes on with the cluster where it was, from tacit-out/scaling-rows.jsonl.
 
 Bytes are what a node's interface has sent, shared out over its ranks, in whole blocks, with the end of
 what was under way; for `ps` also what the server's interface has sent. `beyond` is the step's time without
@@ -27,22 +29,22 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from paired import Arm, conclude, hardware, in_testbed, interleave, tell
+from kept import Kept, fingerprint
+from launched import in_testbed, refuse_early, tell
+from paired import ROOT, conclude, hardware
+from runs import COMPUTE_ONLY
 
 if TYPE_CHECKING:
-    from arms import Trainer, Work
+    from arms import Blocks, Work
 
 PERIOD = 4
 """Steps between the rounds of what is periodic, and in a block."""
 STEPS = {"ps": 1}
 """In a block, where it is not a period: through one server's link, 16 workers take 10 s a step."""
 WIDTH = 1024
-FOREVER = (1, 1_000_000)
-COMPUTE_ONLY = "compute-only"
+ROWS = ROOT / "tacit-out" / "scaling-rows.jsonl"
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,13 @@ class Ladder:
     """Clusters to climb, and what is measured on each.
 
     Attributes:
-        clusters: the smallest first; `quick`: those of --quick.
+        clusters: the smallest first; `slow`: those that --quick leaves out.
         arms: name -> what is attached.
     """
 
     clusters: Sequence[str]
-    quick: Sequence[str]
     arms: Mapping[str, str]
+    slow: Sequence[str] = ()
 
 
 SYNCHRONOUS = {
@@ -65,21 +67,28 @@ SYNCHRONOUS = {
     "bf16": "bf16",
     "topk": "topk:ratio=0.01",
     "powersgd": "powersgd:rank=2",
+    "lag": "lag",
+    "pipesgd": "pipesgd",
 }
 LADDERS = {
     "flat": Ladder(
         ("2x1+1@100mbit", "4x1+1@100mbit", "8x1+1@100mbit", "16x1+1@100mbit"),
-        ("2x1+1@100mbit", "4x1+1@100mbit", "8x1+1@100mbit", "16x1+1@100mbit"),
-        {**SYNCHRONOUS, "qsgd": "qsgd", "localsgd": f"localsgd:sync_every={PERIOD}", "ps": "ps"},
+        {
+            **SYNCHRONOUS,
+            "qsgd": "qsgd",
+            "localsgd": f"localsgd:sync_every={PERIOD}",
+            "predictive": f"predictive:sync_every={PERIOD}",
+            "ps": "ps",
+        },
     ),
     "nodes": Ladder(
         ("2x2@100mbit", "4x2@100mbit", "8x2@100mbit", "4x4@100mbit"),
-        ("2x2@100mbit", "4x2@100mbit", "4x4@100mbit"),
         {
             **SYNCHRONOUS,
             "ednncomm": f"ednncomm:sync_every={PERIOD}",
             "daso": f"daso:period={PERIOD},warmup_epochs=0,cooldown_epochs=0",
         },
+        slow=("8x2@100mbit",),
     ),
 }
 
@@ -99,78 +108,81 @@ def small_work() -> Work:
     return Work(model, momentum_sgd, lambda: (x, x), nn.functional.mse_loss)
 
 
-class Counted:
-    """An arm, and the bytes that this node's interface sends in its blocks."""
-
-    def __init__(self, trainer: Trainer, steps: int) -> None:
-        from tacit.testbed import counters
-
-        self.trainer, self.steps = trainer, steps
-        self.read = partial(counters.transmitted, os.environ["TACIT_INTERFACE"])
-        self.sent: list[int] = []
-
-    def block(self) -> None:
-        """Take the steps of a block."""
-        before = self.read()
-        self.trainer.steps(self.steps)
-        self.sent.append(self.read() - before)
-
-    def by_servers(self) -> int:
-        """What the servers have sent since they began."""
-        session = self.trainer.session
-        return sum(each["transmitted"] or 0 for each in session.servers()) if session else 0
+def by_servers(arm: Blocks) -> int:
+    """The bytes that servers have sent since they began."""
+    session = arm.trainer.session
+    return sum(each["transmitted"] or 0 for each in session.servers()) if session else 0
 
 
 def rank_main(ladder: str, blocks: int) -> None:
     """Measure all arms on this cluster; rank 0 prints the result."""
-    import torch
-    import torch.distributed as dist
+    from arms import FOREVER, Blocks, Trainer, ranks, timed
 
-    from arms import Trainer
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    arms = {
-        name: Counted(Trainer(text, epochs=FOREVER, work=small_work()), STEPS.get(name, PERIOD))
-        for name, text in LADDERS[ladder].arms.items()
-    }
-    for arm in arms.values():
-        # Lots settle in the fourth round of what is synchronous, and ddp's buckets in the second step.
-        arm.trainer.steps(min(PERIOD, 2 * arm.steps))
-    first = dist.get_rank() == 0
-    before = {name: arm.by_servers() for name, arm in arms.items()} if first else {}
-    seconds = interleave({name: Arm(arm.block, 1, 0) for name, arm in arms.items()}, blocks, dist.barrier)
-    if first:
-        ranks = int(os.environ["LOCAL_WORLD_SIZE"])
-        tell(
-            {
-                name: {
-                    "step_ms": [1e3 * each / arm.steps for each in seconds[name]],
-                    "mb_per_rank": sum(arm.sent) / (blocks * arm.steps) / ranks / 1e6,
-                    "mb_by_servers": (arm.by_servers() - before[name]) / (blocks * arm.steps) / 1e6,
+    with ranks() as rank:
+        arms = {
+            name: Blocks(Trainer(text, epochs=(1, FOREVER), work=small_work()), STEPS.get(name, PERIOD))
+            for name, text in LADDERS[ladder].arms.items()
+        }
+        for arm in arms.values():
+            # Lots settle in the fourth round of what is synchronous, and ddp's buckets in the second step.
+            arm.trainer.steps(min(PERIOD, 2 * arm.steps))
+        before = {name: by_servers(arm) for name, arm in arms.items()} if rank == 0 else {}
+        seconds = timed(arms, blocks)
+        if rank == 0:
+            mates = int(os.environ["LOCAL_WORLD_SIZE"])
+            tell(
+                {
+                    name: {
+                        "step_ms": [1e3 * each for each in seconds[name]],
+                        "mb_per_rank": arm.megabytes / mates,
+                        "mb_by_servers": (by_servers(arm) - before[name]) / (blocks * arm.steps) / 1e6,
+                    }
+                    for name, arm in arms.items()
                 }
-                for name, arm in arms.items()
-            }
-        )
-    dist.barrier()
-    for arm in arms.values():
-        arm.trainer.close()
-    dist.destroy_process_group()
+            )
+        for arm in arms.values():
+            arm.trainer.close()
 
 
 # ---- in the testbed -----------------------------------------------------------------------------------
 
 
-def climb(name: str, quick: bool) -> list[dict[str, Any]]:
-    """All clusters of a ladder; one row for each and each arm."""
+def climb(name: str, quick: bool, kept: Kept, failed: list[str]) -> list[dict[str, Any]]:
+    """All clusters of a ladder: a row for each and each arm; those without are told to `failed`."""
     ladder, rows = LADDERS[name], []
-    for cluster in ladder.quick if quick else ladder.clusters:
-        words = [__file__, "--rank", name, "--blocks", str(2 if quick else 5)]
-        found = in_testbed(cluster, words, servers="+" in cluster, timeout=1200)
+    for cluster in ladder.clusters:
+        if quick and cluster in ladder.slow:
+            continue
+        try:
+            found = _on(cluster, name, 2 if quick else 5, kept)
+        except SystemExit as error:
+            print(f"{cluster} is left out: {error}", file=sys.stderr)
+            failed.append(cluster)
+            continue
         limit = statistics.median(found[COMPUTE_ONLY]["step_ms"])
         rows += [_row(name, cluster, arm, each, limit) for arm, each in found.items()]
         print(table(rows[-len(found) :]), file=sys.stderr)
     return rows
+
+
+def _on(cluster: str, ladder: str, blocks: int, kept: Kept) -> dict[str, Any]:
+    """What is found on a cluster, now or before the interruption."""
+    from tacit.testbed import Serving
+
+    asked = {
+        "ladder": ladder,
+        "cluster": cluster,
+        "blocks": blocks,
+        "code": fingerprint("arms.py", "paired.py", "scaling.py"),
+    }
+    done = kept.find(asked)
+    if done is None:
+        words = [__file__, "--rank", ladder, "--blocks", str(blocks)]
+        servers = Serving() if "+" in cluster else None
+        done = {**asked, "found": in_testbed(cluster, words, servers=servers, timeout=1200)}
+        kept.keep(done)
+    found: dict[str, Any] = done["found"]
+    return found
 
 
 def _row(ladder: str, cluster: str, arm: str, found: Mapping[str, Any], limit: float) -> dict[str, Any]:
@@ -249,7 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="fewer blocks and clusters")
+    parser.add_argument("--quick", action="store_true", help="fewer blocks, and a cluster less")
     parser.add_argument("--only", choices=list(LADDERS), help="one ladder")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-scaling.json")
@@ -259,10 +271,11 @@ def main() -> None:
     if options.rank:
         rank_main(options.rank, options.blocks)
         return
-    about = hardware()
-    rows = [
-        row for name in ([options.only] if options.only else LADDERS) for row in climb(name, options.quick)
-    ]
+    names = [options.only] if options.only else [*LADDERS]
+    refuse_early(LADDERS[names[0]].clusters[0])
+    about, kept = hardware(), Kept(ROWS)
+    failed: list[str] = []
+    rows = [row for name in names for row in climb(name, options.quick, kept, failed)]
     found = growth(rows)
     result = {
         "benchmark": "scaling",
@@ -273,6 +286,9 @@ def main() -> None:
         "growth": found,
     }
     conclude(result, f"{table(rows)}\n\n{growth_table(found)}", options)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}; the same command tries them again, and no others")
+    kept.forget()
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from paired import Arm, conclude, hardware, in_testbed, interleave, paired_ratio, tell
+from launched import in_testbed, tell
+from paired import Arm, conclude, hardware, interleave, paired_ratio
 
 RATE, SLOW = "4x1+3@1gbit", "4x1+1@1gbit"
 LINE = 1e9 / 8
@@ -68,7 +69,7 @@ def shared_out(servers: int, workers: int) -> tuple[dict[str, int], dict[str, in
     """Homes and lots of 100 MB, as `attach` would have them for `ps`."""
     import torch
 
-    from tacit.algorithms import ps
+    from tacit.algorithms.ps import ps
     from tacit.doors import served
 
     tensors = {f"{i:02}": torch.empty(TENSOR_BYTES // 4, device="meta") for i in range(TENSORS)}
@@ -100,22 +101,22 @@ def asks(servers: Any, xs: Mapping[str, Any]) -> None:
 
 
 def rank_main(experiment: str, rounds: int, slow: float) -> None:
-    import torch
     import torch.distributed as dist
 
+    from arms import ranks
     from tacit.transports.servers import VARIABLE, addresses
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    me, where = (dist.get_rank(), dist.get_world_size()), addresses(os.environ[VARIABLE])
-    found: Any
-    found, connections = _rate(me, where, rounds) if experiment == "rate" else _slow(me, where, rounds, slow)
-    if me[0] == 0:
-        tell(found)
-    dist.barrier()
-    for server in connections:
-        server.close()
-    dist.destroy_process_group()
+    with ranks() as rank:
+        me, where = (rank, dist.get_world_size()), addresses(os.environ[VARIABLE])
+        found: Any
+        found, connections = (
+            _rate(me, where, rounds) if experiment == "rate" else _slow(me, where, rounds, slow)
+        )
+        if rank == 0:
+            tell(found)
+        dist.barrier()  # nobody leaves a server that others still talk to
+        for server in connections:
+            server.close()
 
 
 def _rate(me: tuple[int, int], where: Addresses, blocks: int) -> tuple[dict[str, list[float]], list[Any]]:
@@ -413,7 +414,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds and runs")
-    parser.add_argument("--only", default=",".join(EXPERIMENTS), help="such as rate,kills")
+    parser.add_argument("--only", help="such as rate,kills")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-server.json")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
@@ -423,7 +424,10 @@ def main() -> None:
     if options.rank:
         rank_main(options.rank, options.rounds, options.slow)
         return
-    found = {name: EXPERIMENTS[name](options.quick) for name in options.only.split(",")}
+    found = {
+        name: EXPERIMENTS[name](options.quick)
+        for name in (options.only.split(",") if options.only else EXPERIMENTS)
+    }
     result = {"benchmark": "server", "quick": options.quick, "hardware": hardware(), **found}
     conclude(result, "\n".join(verdicts(found)), options)
 

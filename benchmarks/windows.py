@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paired import Arm, hardware, in_testbed, interleave, tell
+from launched import in_testbed, tell
+from paired import hardware
 from runs import COMPUTE_ONLY, Run, append, lines
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ WARM = 4
 """Steps before the first block: lots settle in the fourth round."""
 TOGETHER = 8
 """Algorithms in one launch, for memory's sake, besides `compute-only`."""
-FOREVER = 1_000_000
+ALWAYS = 1_000_000
+"""Epochs that no window reaches the end of."""
 SLOW = 0.1
 """What learning rates are multiplied by: a window begins where a run has its warm-up."""
 
@@ -73,9 +74,9 @@ def parts(algorithm: str, epochs: int, steps: int) -> list[Part]:
     if not isinstance(rounds, Cycling):
         return [Part(algorithm, 1.0)]
     phases = rounds.phases({**rounds.start(), "epochs": float(epochs), "steps_per_epoch": float(steps)})
-    cycling = sum(count for count, late in phases if late) / (epochs * steps)
+    cycling = sum(each for each, late in phases if late) / (epochs * steps)
     late, blocking = (
-        _text(name, {**given, "warmup_epochs": epochs, "cooldown_epochs": 0}) for epochs in (0, FOREVER)
+        _text(name, {**given, "warmup_epochs": epochs, "cooldown_epochs": 0}) for epochs in (0, ALWAYS)
     )
     found = [Part(late, cycling, steps)]
     return [*found, Part(blocking, 1 - cycling)] if cycling < 1 else found
@@ -147,6 +148,12 @@ class Found:
         _, seconds, sent = self.parts[algorithm][0]
         return statistics.median(seconds), sent
 
+    def saved(self, algorithm: str, base: str) -> tuple[float, float]:
+        """The least and the most of the time that a block saved (0..1), in the part of `steady`."""
+        pairs = zip(self.parts[algorithm][0][1], self.parts[base][0][1], strict=False)
+        each = [1 - mine / theirs for mine, theirs in pairs]
+        return min(each), max(each)
+
     def to_json(self) -> str:
         """A line without its end."""
         return json.dumps(asdict(replace(self, window=self.window.key)))
@@ -190,12 +197,13 @@ def measured(window: Window) -> Found:
     from tacit import recipes
     from tacit.cluster import Cluster
 
-    recipe = recipes.get(window.run.recipe[0], _choices(window.run.recipe))
+    recipe = recipes.get(window.run.recipe[0], choices(window.run.recipe))
     steps = recipe.steps_per_epoch(Cluster.parse(window.run.cluster).world_size)
     epochs = window.run.epochs or recipe.epochs
     split = {COMPUTE_ONLY: [Part(COMPUTE_ONLY, 1.0)]}
     split |= {each: parts(each, epochs, steps) for each in window.algorithms}
     arms = list({part.text: part for each in split.values() for part in each}.values())
+    about = hardware()
     told = {
         "recipe": window.run.recipe,
         "steps": steps,
@@ -205,12 +213,12 @@ def measured(window: Window) -> Found:
     try:
         found = in_testbed(window.run.cluster, [__file__, "--rank", json.dumps(told)], timeout=3000)
     except SystemExit as error:
-        return Found(window, steps, {}, hardware(), str(error))
+        return Found(window, steps, {}, about, str(error))
     return Found(
         window,
         steps,
         {name: [(part.share, *found[part.text]) for part in each] for name, each in split.items()},
-        hardware(),
+        about,
     )
 
 
@@ -219,48 +227,26 @@ def measured(window: Window) -> Found:
 
 def rank_main(told: Mapping[str, Any]) -> None:
     """Measure all arms; rank 0 prints seconds a step of each block, and MB a step that its node has sent."""
-    import torch
-    import torch.distributed as dist
+    from arms import FOREVER, Blocks, Trainer, ranks, timed
 
-    from arms import Trainer
-    from tacit.testbed import counters
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     epochs = (FOREVER, told["steps"])
-    trainers = {
-        arm["text"]: Trainer(arm["text"], epochs=epochs, work=_work(told["recipe"])) for arm in told["arms"]
-    }
-    blocks = {arm["text"]: arm["block"] for arm in told["arms"]}
-    sent: dict[str, list[int]] = {text: [] for text in trainers}
-
-    def block(text: str) -> None:
-        before = counters.transmitted(os.environ["TACIT_INTERFACE"])
-        trainers[text].steps(blocks[text])
-        sent[text].append(counters.transmitted(os.environ["TACIT_INTERFACE"]) - before)
-
-    for text, trainer in trainers.items():
-        if blocks[text] < told["steps"]:  # an epoch is its own warm-up, as its first steps are few of many
-            trainer.steps(max(WARM, blocks[text]))
-    timed = {text: Arm(partial(block, text), 1, 0) for text in trainers}
-    seconds = interleave(timed, told["blocks"], dist.barrier)
-    if dist.get_rank() == 0:
-        tell(
-            {
-                text: [
-                    [each / blocks[text] for each in seconds[text]],
-                    statistics.mean(sent[text]) / blocks[text] / 1e6,
-                ]
-                for text in trainers
-            }
-        )
-    dist.barrier()
-    for trainer in trainers.values():
-        trainer.close()
-    dist.destroy_process_group()
+    with ranks() as rank:
+        arms = {
+            arm["text"]: Blocks(Trainer(arm["text"], epochs=epochs, work=_work(told["recipe"])), arm["block"])
+            for arm in told["arms"]
+        }
+        for arm in arms.values():
+            if arm.steps < told["steps"]:  # an epoch is its own warm-up, as its first steps are few of many
+                arm.trainer.steps(max(WARM, arm.steps))
+        seconds = timed(arms, told["blocks"])
+        if rank == 0:
+            tell({text: [seconds[text], arm.megabytes] for text, arm in arms.items()})
+        for arm in arms.values():
+            arm.trainer.close()
 
 
-def _choices(words: Sequence[str]) -> Any:
+def choices(words: Sequence[str]) -> Any:
+    """What a recipe is given, as `tacit compare` takes it behind the recipe's name."""
     from tacit.recipes import Choices
 
     parser = argparse.ArgumentParser()
@@ -277,10 +263,10 @@ def _work(words: Sequence[str]) -> Work:
     from arms import Work
     from tacit import recipes
 
-    recipe = recipes.get(words[0], _choices(words))
+    recipe = recipes.get(words[0], choices(words))
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for epoch in range(FOREVER):
+        for epoch in count():
             yield from recipe.train_batches(epoch, dist.get_rank(), dist.get_world_size(), seed=0)
 
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:

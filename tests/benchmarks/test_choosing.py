@@ -1,9 +1,12 @@
 """Which algorithm stands in the decision table, and where the table is put."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 import choosing
-from choosing import BEGIN, COMPRESSED, END, PAGE, Setting, placed, settings, table
+from choosing import BEGIN, COMPRESSED, END, PAGE, Setting, found_of, placed, settings, table
 from runs import COMPUTE_ONLY
 from tacit import algorithms
 from windows import Found, parts
@@ -20,10 +23,20 @@ def found(setting: Setting, seconds: dict[str, float]) -> Found:
 def test_the_fastest_of_each_kind_stands_in_the_table() -> None:
     (setting,) = settings(None, quick=True)
     text = table([(setting, found(setting, {"ddp": 1.0, "qsgd": 0.25, "ednncomm:sync_every=16": 0.125}))])
-    assert text.splitlines()[-1] == (
+    assert text.splitlines()[2] == (
         "| 1 million | 2x2@100mbit | 1000 ms | 90% "
         "| `bf16` 2.0x | `qsgd` 4.0x | `ednncomm:sync_every=16` 8.0x | 10.0x |"
     )
+
+
+def test_the_table_holds_all_that_was_measured_images_or_not(tmp_path: Path) -> None:
+    every = [*settings(DATA, quick=False)]
+    path = tmp_path / "w.jsonl"
+    made = [replace(found(each, {}), hardware={"date": "2026-01-02", "commit": "abc"}) for each in every]
+    path.write_text("".join(f"{each.to_json()}\n" for each in made[1:]))
+    held = found_of(path, 3, quick=False)
+    assert [setting for setting, _ in held] == every[1:]
+    assert "Measured on 2026-01-02, at abc" in table(held)
 
 
 def test_what_is_measured_can_be_attached_and_fits_one_launch() -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import mp2
+import mp2_page
 import windows
 from experiments import DASO, DGC, EXPERIMENTS, NETWORKS, Scale, runs, whole_runs
 from experiments import windows as windows_of
@@ -134,8 +136,8 @@ def evidence(quick: bool = False, error: str | None = None) -> Evidence:
             {
                 COMPUTE_ONLY: [(1.0, [0.3], 0.0)],
                 "ddp": [(1.0, [1.0, 0.9, 1.1], 1.5)],
-                "fp16": [(1.0, [0.8], 0.75)],
-                DASO: [(0.75, [0.4], 0.1), (0.25, [0.8], 0.5)],
+                "fp16": [(1.0, [0.8, 0.8, 0.8], 0.75)],
+                DASO: [(0.75, [0.4, 0.4, 0.4], 0.1), (0.25, [0.8], 0.5)],
             },
             MACHINE,
             error,
@@ -144,15 +146,15 @@ def evidence(quick: bool = False, error: str | None = None) -> Evidence:
     ]
     made = [done(run) for run in wanted]
     made[-1] = Done(wanted[-1].key, "failed", error="rank 1 was lost\nat length", hardware=MACHINE)
-    return Evidence(made, len(wanted), whole, found, "python benchmarks/papers.py daso", MACHINE, quick)
+    return Evidence(made, len(wanted), whole, found, "python benchmarks/papers.py daso", quick)
 
 
 def test_a_claim_stands_next_to_what_was_measured() -> None:
     text = page(EXPERIMENTS["daso"], evidence())
     lines = [line for line in text.splitlines() if "up to 34 %" in line]
-    assert len(lines) == 6, "three windows, two rivals"
-    assert "| `ddp` | 50.0% less time (60.0% without warm-up) | +16.0 points |" in lines[0]
-    assert "| `fp16` | 37.5% less time (50.0% without warm-up) | +3.5 points |" in lines[3]
+    assert len(lines) == 8, "four windows, two rivals"
+    assert "50.0% less time (60.0% without warm-up, by blocks 55.6% to 63.6%) | +16.0 points |" in lines[0]
+    assert "37.5% less time (50.0% without warm-up, by blocks 50.0% to 50.0%) | +3.5 points |" in lines[4]
     assert "a CPU, 2 cores" in text
     assert "abc" in text
     assert "CIFAR-10 (JPEG q75), vgg11-narrow, bf16, 10000 images, 5 epochs" in text
@@ -199,3 +201,50 @@ def test_the_algorithm_of_a_claim_is_found_whatever_an_epoch_has() -> None:
 
 def test_without_figures_the_page_says_so() -> None:
     assert "None of the paper's figures" in page(EXPERIMENTS["diloco"], evidence())
+
+
+def test_a_page_says_when_each_part_was_made_and_what_has_no_times() -> None:
+    made = evidence()
+    later = {**MACHINE, "date": "2026-02-03", "commit": "def+"}
+    made = replace(made, found=[replace(each, hardware=later) for each in made.found])
+    text = page(EXPERIMENTS["daso"], made)
+    assert "training runs, of 2026-01-02, at abc; 4 windows, of 2026-02-03, at def+" in text
+    assert "Accuracy only" not in text
+    assert "CIFAR-10 was not there" not in text
+    bare = replace(made, found=made.found[:1])
+    assert "* Accuracy only, no times: CIFAR-10 (JPEG q75), resnet8" in page(EXPERIMENTS["daso"], bare)
+    none = replace(made, done=[Done(Run(("digits",), "ddp", "2x2"), "ok", hardware=MACHINE)])
+    assert "CIFAR-10 was not there" in page(EXPERIMENTS["daso"], none)
+
+
+# ---- MP2 ----------------------------------------------------------------------------------------------
+
+
+def test_mp2_is_held_to_its_claims() -> None:
+    row = {"task": "digits", "cluster": mp2.FAST, "epochs": 6, "arm": "mp2", "attached": "mp2", "seeds": 3,
+           "accuracy": 0.98, "baseline_accuracy": 0.99, "difference": -0.01, "half_interval": 0.02,
+           "bytes": 0.1, "time": 0.6}  # fmt: skip
+    slow = {**row, "cluster": mp2.SLOW, "seeds": 1, "half_interval": None}
+    other = {**row, "arm": "ps-topk", "attached": "ps-topk:ratio=0.033"}
+    done = [Done(Run(("digits",), "mp2", mp2.FAST), "ok", hardware=MACHINE),
+            Done(Run(("digits",), "ps-topk", mp2.FAST), "failed", error="gone\nat length")]  # fmt: skip
+    text = mp2_page.page("a command", [row, slow, other], done, 0.99, {"of_plain_step": 0.04}, mp2.SLOW)
+    claims, _, rest = text.partition("## Accuracy")
+    assert "| up to 88.98 % less traffic | `mp2` | digits, 4x1@1gbit | 90.0% less | +1.0 points |" in claims
+    assert "| up to 47.32 % less training time | `mp2` | digits, 4x1@100mbit | 40.0% less | -7.3" in claims
+    assert "| -1.00 ± 2.00 points | -1.00 points |" in claims
+    assert "topk" not in claims
+    assert "`ps-topk:ratio=0.033` | 10.0%" in rest
+    assert "Communication is 99% of a step" in rest
+    assert "4.0% of one" in rest
+    assert "gone" in rest
+    assert "at length" not in rest
+
+
+def test_mp2s_networks_are_those_of_the_other_papers() -> None:
+    assert [task.name for task in mp2.tasks(None)] == ["digits"]
+    found = mp2.tasks(Path("/somewhere/cifar10-jpeg-q75.tar.xz"))
+    assert [task.name for task in found] == ["digits", "resnet8", "vgg11-narrow", "alexnet"]
+    for task in found:
+        for arm in ("ps", *task.arms):
+            algorithms.parse(task.run(arm, mp2.FAST, 0).algorithm)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import launched
 import peer_list
 import peer_rank
 import peer_table
@@ -227,9 +228,11 @@ def test_peers_and_tacit_take_turns_and_finished_rows_are_not_run_again(
     ]
     other = peers.Settings(SETTINGS.cluster, 48, SETTINGS.timeout, SETTINGS.code)
     assert kept.find(peers.Side(wanted[0], "peer").row(other, 0)) is None
-    changed = peers.Settings(SETTINGS.cluster, SETTINGS.steps, SETTINGS.timeout, peers.fingerprint())
+    changed = peers.Settings(
+        SETTINGS.cluster, SETTINGS.steps, SETTINGS.timeout, peers.fingerprint("paired.py")
+    )
     assert kept.find(peers.Side(wanted[0], "peer").row(changed, 0)) is None
-    kept.forget(rows)
+    kept.forget()
     assert path.read_text() == ""
 
 
@@ -252,17 +255,20 @@ def test_a_peer_that_does_not_install_is_a_row_and_stops_nobody(
 def test_last_words() -> None:
     traceback = "Traceback (most recent call last):\n  File\nValueError: no convolutions\n"
     raised = Result(1, (Failure(0, 0, "exit code 1", traceback),), False, 1.0)
-    assert peers.last_words(raised, [], 9) == "ValueError: no convolutions"
+    assert launched.last_words(raised, [], 9) == "ValueError: no convolutions"
     silent = 'Traceback\n  File "/a/hook.py", line 26, in orthogonalize\n    assert x\nAssertionError\n'
-    assert peers.raised(silent) == "AssertionError, in orthogonalize (hook.py:26)"
+    assert launched.raised(silent) == "AssertionError, in orthogonalize (hook.py:26)"
     callback = "RuntimeError: Got the following error when running the callback: "
-    assert peers.raised(f"Traceback\n{2 * callback}IndexError: 3\n\nAt:\n  hook.py(92)\n") == "IndexError: 3"
+    assert (
+        launched.raised(f"Traceback\n{2 * callback}IndexError: 3\n\nAt:\n  hook.py(92)\n") == "IndexError: 3"
+    )
     aborted = Result(1, (Failure(0, 0, "killed by SIGABRT"),), False, 1.0)
     lines = ["node 1:   what():  bye", "node 0: terminate called", "node 0:   what():  sizes differ"]
     assert (
-        peers.last_words(aborted, lines, 9) == "rank 0 was killed by SIGABRT (node 0): what():  sizes differ"
+        launched.last_words(aborted, lines, 9)
+        == "rank 0 was killed by SIGABRT (node 0): what():  sizes differ"
     )
-    assert "not done after 9 s" in peers.last_words(Result(124, (), True, 9.0), lines, 9)
+    assert "not done after 9 s" in launched.last_words(Result(124, (), True, 9.0), lines, 9)
 
 
 # ---- the table ----------------------------------------------------------------------------------------

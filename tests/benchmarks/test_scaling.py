@@ -1,8 +1,15 @@
-"""How growth is told from measurements."""
+"""How growth is told from measurements, and how a run goes on where it was."""
+
+import typing
+from pathlib import Path
 
 import pytest
 
+import scaling
+from kept import Kept
 from scaling import exponent, growth
+from tacit.algorithms import catalogue
+from tacit.testbed import Serving
 
 
 def row(arm: str, ranks: int, value: float, ranks_per_node: int = 1) -> dict[str, object]:
@@ -26,3 +33,53 @@ def test_growth_is_of_clusters_with_equal_nodes() -> None:
     assert found["step_ms"] == pytest.approx(1.0)
     assert found["mb_per_rank"] == pytest.approx(0.0)
     assert found["mb_by_servers"] is None
+
+
+# ---- clusters -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clusters(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """What is run on which cluster, and whether with servers; the third of them fails once."""
+    asked: list[tuple[str, bool]] = []
+
+    def in_testbed(cluster: str, argv: list[str], *, servers: Serving | None, timeout: float) -> object:
+        assert servers is None or isinstance(servers, Serving)
+        asked.append((cluster, servers is not None))
+        if len(asked) == 3:
+            raise SystemExit("no luck")
+        name = argv[argv.index("--rank") + 1]
+        one = {"step_ms": [2.0, 3.0], "mb_per_rank": 1.0, "mb_by_servers": 0.0}
+        return dict.fromkeys(scaling.LADDERS[name].arms, one)
+
+    monkeypatch.setattr(scaling, "in_testbed", in_testbed)
+    return asked
+
+
+def test_what_failed_is_tried_again_and_nothing_else(
+    tmp_path: Path, clusters: list[tuple[str, bool]]
+) -> None:
+    path, failed = tmp_path / "rows.jsonl", list[str]()
+    rows = scaling.climb("flat", True, Kept(path), failed)
+    assert clusters == [(each, True) for each in scaling.LADDERS["flat"].clusters]
+    assert failed == ["8x1+1@100mbit"]
+    kept = Kept(path)
+    again = scaling.climb("flat", True, kept, failed)
+    assert clusters[4:] == [("8x1+1@100mbit", True)]
+    assert failed == ["8x1+1@100mbit"]
+    assert len(again) == len(rows) + len(scaling.LADDERS["flat"].arms)
+    kept.forget()
+    assert path.read_text() == ""
+
+
+def test_quick_leaves_out_what_is_slow_and_nodes_have_no_server(
+    tmp_path: Path, clusters: list[tuple[str, bool]]
+) -> None:
+    scaling.climb("nodes", True, Kept(tmp_path / "rows.jsonl"), [])
+    assert clusters == [("2x2@100mbit", False), ("4x2@100mbit", False), ("4x4@100mbit", False)]
+
+
+def test_every_family_of_algorithms_is_climbed_with() -> None:
+    texts = {arm for ladder in scaling.LADDERS.values() for arm in ladder.arms.values()} - {"compute-only"}
+    families = {catalogue.ENTRIES[text.partition(":")[0]].family for text in texts}
+    assert families == set(typing.get_args(catalogue.Family))

@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
+from forked import WARNINGS, Forked
 
 HERE = Path(__file__).resolve().parent
 
@@ -23,11 +24,17 @@ class Ended:
 
 
 def ranks(
-    script: str, world: int, *arguments: str, seconds: float = 90, lost: int | None = None
+    script: str,
+    world: int,
+    *arguments: str,
+    seconds: float = 90,
+    lost: int | None = None,
+    fresh: bool = False,
 ) -> list[Ended]:
     """Run `script` (in this folder) on `world` ranks, as if on nodes of two; this process hosts their store.
 
-    The rank `lost` is not waited for: it is killed when the others have ended.
+    The rank `lost` is not waited for: it is killed when the others have ended. Ranks are forked from a
+    process that has imported torch, unless they are to be `fresh`.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     env = os.environ | {
@@ -37,15 +44,13 @@ def ranks(
         "WORLD_SIZE": str(world),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONWARNINGS": "error::FutureWarning,error::DeprecationWarning",
+        "PYTHONWARNINGS": WARNINGS,
     }
+    start = started if fresh else Forked
     processes = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / script), *arguments],
-            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "GROUP_RANK": str(rank // 2)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        start(
+            [str(HERE / script), *arguments],
+            env | {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "GROUP_RANK": str(rank // 2)},
         )
         for rank in range(world)
     ]
@@ -54,6 +59,13 @@ def ranks(
         return [others[rank] if rank != lost else ended(_killed(p), 5) for rank, p in enumerate(processes)]
     finally:
         end(processes)
+
+
+def started(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
+    """A new interpreter."""
+    return subprocess.Popen(
+        [sys.executable, *argv], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def end(processes: Iterable[subprocess.Popen[str]]) -> None:

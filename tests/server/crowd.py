@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 import torch.distributed as dist
+from forked import Forked
 from launching import Ended, end, ended
 
 HERE = Path(__file__).resolve().parent
@@ -38,13 +38,7 @@ class Crowd:
 
     def _start(self, command: Sequence[str], **env: object) -> subprocess.Popen[str]:
         common = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            env=os.environ | common | {key: str(value) for key, value in env.items()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        process = Forked(command, os.environ | common | {key: str(value) for key, value in env.items()})
         self._all.append(process)
         return process
 
