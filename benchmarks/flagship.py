@@ -98,7 +98,7 @@ def placed(readme: str, table: str, date: str, cores: object) -> str:
     )
     for pattern, text in (
         (r"```\ndigits on 2x2@100mbit\n.*?\n```", f"```\n{table}\n```"),
-        (r"\(One run of `make demo` on .*?\)", note),
+        (r"\(One run of `make demo` on .*? from run to run\.\)", note),
     ):
         readme, count = re.subn(pattern, text.replace("\\", r"\\"), readme, count=1, flags=re.DOTALL)
         if not count:

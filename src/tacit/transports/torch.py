@@ -30,6 +30,7 @@ from tacit.contracts import (
     Send,
     Spans,
 )
+from tacit.transports.settling import settle
 from tacit.transports.wire import divide_, empty_message, nbytes, pack_, ring_bytes, unpack
 
 # torch 2.13 renamed it, and warns about the old name.
@@ -157,6 +158,7 @@ class TorchTransport:
     def close(self) -> None:
         """Leave the groups to the next transport."""
         _OPEN.pop(self, None)
+        self._groups = {}
 
     def ranks(self, axis: str) -> list[int]:
         """The replicas that share the axis with this one, in order."""
@@ -347,7 +349,7 @@ def _release() -> None:
     A thread of Gloo that returns from its last callback into an interpreter that is gone aborts the process.
     Groups that are still at work are left alone: to wait for them could take until their time-out.
     """
-    if any(transport.under_way for transport in _OPEN):
+    if not _OWN or any(transport.under_way for transport in _OPEN):
         return
     for transport in _OPEN:
         transport._groups = {}
@@ -356,6 +358,7 @@ def _release() -> None:
             group = kept.pop()
             if group in dist.distributed_c10d._world.pg_map:
                 dist.destroy_process_group(group)
+    settle()
 
 
 def _free_channel(parent: dist.ProcessGroup) -> int:
