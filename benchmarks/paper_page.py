@@ -141,10 +141,8 @@ def _held(claim: Claim, against: str, evidence: Evidence) -> list[tuple[str, str
         if claim.of == "time saved":
             whole = 1 - found.seconds(mine) / found.seconds(against)
             least, most = found.saved(mine, against)
-            measured = (
-                f"{whole:.1%} less time ({1 - fast / slow:.1%} without warm-up, by blocks {least:.1%} to "
-                f"{most:.1%})"
-            )
+            warm = f"{1 - fast / slow:.1%} without warm-up, " if len(found.parts[mine]) > 1 else ""
+            measured = f"{whole:.1%} less time ({warm}by blocks {least:.1%} to {most:.1%})"
             apart = _apart(100 * whole, claim, 100, ".1f", " points")
         else:
             measured = f"{many / few:.0f} times fewer, without warm-up"
@@ -244,7 +242,7 @@ def times(experiment: Experiment, found: Sequence[Found]) -> str:
                     f"{1e3 * steady:.0f}",
                     f"{each.megabytes(algorithm):.3f}",
                     f"{1 - each.seconds(algorithm) / each.seconds(base):+.1%}",
-                    "{:+.1%} to {:+.1%}".format(*each.saved(algorithm, base)),
+                    "" if algorithm == base else "{:+.1%} to {:+.1%}".format(*each.saved(algorithm, base)),
                 ]
             )
     if not rows:

@@ -100,7 +100,8 @@ def main() -> None:
         parser.error("--quick trains digits, and --data would do nothing: leave one of them out")
     names = [*EXPERIMENTS, "mp2"] if options.experiment == "all" else [options.experiment]
     refuse_early(CLUSTER)
-    command = f"python benchmarks/{' '.join([Path(sys.argv[0]).name, *sys.argv[1:]])}"
+    words = [Path(each).name for each in sys.argv]  # where the images lie is not for the page
+    command = f"python benchmarks/{' '.join(words)}"
     folder = RUNS if options.quick else RESULTS
     folder.mkdir(exist_ok=True)
     of_grid = [name for name in names if name in EXPERIMENTS]
