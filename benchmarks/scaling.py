@@ -77,7 +77,6 @@ LADDERS = {
             **SYNCHRONOUS,
             "qsgd": "qsgd",
             "localsgd": f"localsgd:sync_every={PERIOD}",
-            "predictive": f"predictive:sync_every={PERIOD}",
             "ps": "ps",
         },
     ),
@@ -87,6 +86,8 @@ LADDERS = {
             **SYNCHRONOUS,
             "ednncomm": f"ednncomm:sync_every={PERIOD}",
             "daso": f"daso:period={PERIOD},warmup_epochs=0,cooldown_epochs=0",
+            # Not beside a server: it would use it too, and a process joins one but once.
+            "predictive": f"predictive:sync_every={PERIOD}",
         },
         slow=("8x2@100mbit",),
     ),
