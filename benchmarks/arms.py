@@ -24,7 +24,6 @@ from tacit.testbed import counters
 BATCH = 32
 ONE_BUCKET = 1 << 10
 """MiB that hold the whole model: DDP keeps to one bucket."""
-FOREVER = 1_000_000
 
 
 @contextmanager

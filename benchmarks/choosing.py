@@ -15,13 +15,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from comparing import images_or
-from experiments import BIG, NETWORKS, Network, Scale, words
+from experiments import BIG, NETWORKS, PRECISIONS, Network, Scale, settled, words
 from markdown_tables import markdown
 from paired import RESULTS, ROOT
+from paper_page import every
 from runs import COMPUTE_ONLY, Run
 from windows import Found, Window, carry_out, plan, read
 
@@ -48,6 +49,7 @@ class Setting:
     parameters: str
     nodes: str
     rate: str
+    precision: str = PRECISIONS[0]
 
     @property
     def cluster(self) -> str:
@@ -61,37 +63,44 @@ class Setting:
 
     def window(self, data: str | None, blocks: int) -> Window:
         """What is measured."""
-        run = Run(words(self.network, Scale(data=data)), "", self.cluster, epochs=self.network.epochs)
+        scale = Scale(data=data, precision=self.precision)
+        run = Run(words(self.network, scale), "", self.cluster, epochs=self.network.epochs)
         (window,) = plan(run, ("ddp", *HALVED, *COMPRESSED, *self.seldom), blocks)
         return window
 
 
-def settings(data: str | None, *, quick: bool) -> Iterator[Setting]:
+def settings(scale: Scale) -> Iterator[Setting]:
     """Those that are measured, the fastest links first."""
+    quick = scale.quick
     for nodes in (NODES,) if quick else (NODES, FLAT):
         for rate in ("100mbit",) if quick else ("1gbit", "100mbit", "10mbit"):
             yield Setting(SMALL, "1 million", nodes, rate)
     for nodes in (NODES, FLAT):
         for rate in ("1gbit", "100mbit"):
-            if data and not quick:
-                yield Setting(BIG, "9 million", nodes, rate)
+            if scale.data and not quick:
+                yield Setting(BIG, f"9 million, {scale.precision}", nodes, rate, scale.precision)
 
 
 def table(found: Sequence[tuple[Setting, Found]]) -> str:
     """Markdown: a row a setting, and when and at which commits they were measured."""
-    about = [[str(each.hardware.get(fact)) for _, each in found] for fact in ("date", "commit", "cpu")]
-    dates, commits, cpus = (", ".join(sorted(set(each))) for each in about)
+    dates, commits, cpus = (every(fact, [each for _, each in found]) for fact in ("date", "commit", "cpu"))
     return (
         markdown(HEAD, [_row(setting, each) for setting, each in found])
         + f"\n\nMeasured on {dates}, at {commits}; {cpus}.\n"
     )
 
 
-def found_of(path: Path, blocks: int, *, quick: bool) -> list[tuple[Setting, Found]]:
-    """What the file holds of the settings, whether the images are here now or not."""
+def asked(scale: Scale) -> dict[Setting, Window]:
+    """The windows of all settings."""
+    return {each: each.window(scale.data, scale.blocks) for each in settings(scale)}
+
+
+def found_of(path: Path, scale: Scale) -> list[tuple[Setting, Found]]:
+    """What the file holds of the settings, in the precision of which it holds most."""
     held = {found.window: found for found in read(path) if found.error is None}
-    asked = {each: each.window(IMAGES, blocks).key for each in settings(IMAGES, quick=quick)}
-    return [(each, held[window]) for each, window in asked.items() if window in held]
+    every = [asked(replace(scale, precision=precision)) for precision in PRECISIONS]
+    there = [[(each, held[w.key]) for each, w in some.items() if w.key in held] for some in every]
+    return max(there, key=len)
 
 
 def _row(setting: Setting, found: Found) -> tuple[str, ...]:
@@ -136,13 +145,15 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print what was measured")
     options = parser.parse_args()
     found = None if options.quick else images_or("rows of the large model are left out", options.data)
-    data = str(found) if found else None
+    blocks = QUICK_BLOCKS if options.quick else BLOCKS
+    scale = Scale(blocks=blocks, data=str(found) if found else None, quick=options.quick)
     path = ROOT / "tacit-out" / FILE.name if options.quick else FILE
     path.parent.mkdir(exist_ok=True)
-    blocks = QUICK_BLOCKS if options.quick else BLOCKS
-    wanted = [each.window(data, blocks) for each in settings(data, quick=options.quick)]
+    held = [each.window for each in read(path) if each.error is None]
+    scale = settled(scale, lambda some: [window.key for window in asked(some).values()], held)
+    wanted = list(asked(scale).values())
     failed = [] if options.table else [each for each in carry_out(wanted, path) if each.error is not None]
-    text = table(found_of(path, blocks, quick=options.quick))
+    text = table(found_of(path, replace(scale, data=IMAGES)))
     print(text)
     if failed:
         raise SystemExit(f"{len(failed)} windows failed, so that the page is left as it was; try again")

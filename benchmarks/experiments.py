@@ -6,13 +6,14 @@ a paper is not held against it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, TypeVar
 
 from runs import Run
 from windows import Window, plan
 
+T = TypeVar("T")
 Claimed: TypeAlias = Literal["time saved", "times fewer bytes", "accuracy"]
 NODES, FLAT = "2x2", "4x1"
 RATE = "@100mbit"
@@ -21,6 +22,8 @@ LIMIT = 10_000
 """Training images."""
 BIG_LIMIT = 5_120
 """For the large network that is only timed."""
+PRECISIONS = ("bf16", "fp32")
+"""What networks for images can compute in, the one first that is faster where a CPU knows it."""
 DIGITS = 22
 """Steps of an epoch of `digits` on 4 ranks."""
 
@@ -64,7 +67,7 @@ class Network:
         return algorithm.replace("{epoch}", str(self.steps))
 
 
-def _cifar(model: str, precision: str = "bf16") -> tuple[str, ...]:
+def _cifar(model: str, precision: str = PRECISIONS[0]) -> tuple[str, ...]:
     return ("cifar10", "--model", model, "--precision", precision, "--limit", str(LIMIT))
 
 
@@ -86,7 +89,7 @@ RECIPES = [name for name in NETWORKS if name != "gan" and not name.startswith("o
 SMALL = "vgg11-narrow"
 """Trained whole on the shaped links as well, to see whether windows foretell it; `digits` without images."""
 BIG = Network(
-    ("cifar10", "--model", "vgg11", "--precision", "bf16", "--limit", str(BIG_LIMIT)),
+    ("cifar10", "--model", "vgg11", "--precision", PRECISIONS[0], "--limit", str(BIG_LIMIT)),
     5,
     BIG_LIMIT // 128,
 )
@@ -233,15 +236,31 @@ class Scale:
         seeds: how many, from 0 on; `blocks`: of each window.
         data: CIFAR-10; None for what needs none.
         quick: one cluster and one network.
+        precision: of networks that are quick in either; see `fast_precision`.
     """
 
     seeds: int = 3
     blocks: int = 3
     data: str | None = None
     quick: bool = False
+    precision: str = PRECISIONS[0]
 
 
 QUICK = Network(("digits",), 4, DIGITS, images=False)
+
+
+def fast_precision() -> str:
+    """What networks for images compute fastest in on this CPU."""
+    from tacit.recipes.models.precision import is_native
+
+    return PRECISIONS[0] if is_native() else PRECISIONS[1]
+
+
+def settled(scale: Scale, wanted: Callable[[Scale], Collection[T]], held: Collection[T]) -> Scale:
+    """The scale in a precision of which all that is wanted is held, or else in the one that is fast here."""
+    every = [replace(scale, precision=each) for each in PRECISIONS]
+    there = (each for each in every if set(wanted(each)) <= set(held))
+    return next(there, replace(scale, precision=fast_precision()))
 
 
 def networks(experiment: Experiment, scale: Scale) -> dict[str, tuple[Network, tuple[str, ...]]]:
@@ -259,8 +278,9 @@ def networks(experiment: Experiment, scale: Scale) -> dict[str, tuple[Network, t
 
 
 def words(network: Network, scale: Scale) -> tuple[str, ...]:
-    """The recipe, with its data."""
-    return (*network.words, "--data", scale.data) if network.images and scale.data else network.words
+    """The recipe, with its data and in its precision."""
+    told = [scale.precision if each == PRECISIONS[0] else each for each in network.words]
+    return (*told, "--data", scale.data) if network.images and scale.data else (*told,)
 
 
 def runs(experiment: Experiment, scale: Scale) -> list[Run]:
@@ -287,16 +307,27 @@ def checked(experiment: Experiment, scale: Scale) -> tuple[Network, str]:
 
 
 def whole_runs(experiment: Experiment, scale: Scale) -> list[Run]:
-    """One run of each algorithm on shaped links, the same as the first on links at full speed."""
+    """One run of each algorithm on shaped links, the same as the first on links at full speed.
+
+    Of an algorithm with several settings it is that of the claims, or else the first.
+    """
     network, cluster = checked(experiment, scale)
+    claimed = [claim.algorithm for claim in experiment.claims]
+    of_name: dict[str, str] = {}
+    for algorithm in sorted(experiment.algorithms, key=lambda each: each not in claimed):
+        of_name.setdefault(algorithm.partition(":")[0], algorithm)
     return [
         Run(words(network, scale), network.text(algorithm), cluster, seed=0, epochs=network.epochs)
         for algorithm in experiment.algorithms
+        if algorithm in of_name.values()
     ]
 
 
 def windows(experiment: Experiment, scale: Scale) -> list[Window]:
-    """What is timed: what is trained whole, what else is a recipe, and the large network on both clusters."""
+    """What is timed: what is trained whole, what else is a recipe, and the large network.
+
+    That one is timed on both clusters where an algorithm goes by nodes.
+    """
     network, cluster = checked(experiment, scale)
     settings = [(network, cluster, experiment.algorithms)]
     settings += [
@@ -305,7 +336,8 @@ def windows(experiment: Experiment, scale: Scale) -> list[Window]:
         if each is not network and name in RECIPES
     ]
     if scale.data and not scale.quick:
-        settings += [(BIG, each + RATE, experiment.algorithms) for each in BOTH]
+        clusters = BOTH if experiment.cluster == NODES else (FLAT,)
+        settings += [(BIG, each + RATE, experiment.algorithms) for each in clusters]
     return [
         window
         for network, cluster, algorithms in settings

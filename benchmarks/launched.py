@@ -6,29 +6,36 @@ import json
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tacit.testbed import Result
+    from tacit.testbed import Result, Testbed
     from tacit.testbed.launch import Serving
 
 _MARK = "RESULT "
-_KEPT_LINES = 400
+KEPT_LINES = 400
 _LONGEST = 300
 
 
 def refuse_early(cluster: str) -> None:
     """Raise SystemExit, saying why, unless there can be such a cluster here."""
+    with _testbed(cluster):
+        pass
+
+
+@contextmanager
+def _testbed(cluster: str) -> Iterator[Testbed]:
     from tacit.cluster import Cluster
     from tacit.errors import TestbedError
     from tacit.testbed import Testbed
 
     try:
-        with Testbed(Cluster.parse(cluster)):
-            pass
+        with Testbed(Cluster.parse(cluster)) as bed:
+            yield bed
     except TestbedError as error:
         raise SystemExit(f"{cluster}: {error}") from error
 
@@ -48,7 +55,7 @@ def in_testbed(
     Raises:
         SystemExit: there can be no such cluster here, a rank failed, or none told anything.
     """
-    lines: deque[str] = deque(maxlen=_KEPT_LINES)
+    lines: deque[str] = deque(maxlen=KEPT_LINES)
 
     def listen(node: int, line: str) -> None:
         lines.append(f"node {node}: {line}")
@@ -77,10 +84,6 @@ def heard(
     Raises:
         SystemExit: there can be no such cluster here.
     """
-    from tacit.cluster import Cluster
-    from tacit.errors import TestbedError
-    from tacit.testbed import Testbed
-
     found: list[Any] = []
 
     def listen(node: int, line: str) -> None:
@@ -89,11 +92,8 @@ def heard(
         else:
             on_line(node, line)
 
-    try:
-        with Testbed(Cluster.parse(cluster)) as bed:
-            result = bed.run([*argv], on_line=listen, env=env, servers=servers, timeout=timeout)
-    except TestbedError as error:
-        raise SystemExit(f"{cluster}: {error}") from error
+    with _testbed(cluster) as bed:
+        result = bed.run([*argv], on_line=listen, env=env, servers=servers, timeout=timeout)
     return result, found
 
 

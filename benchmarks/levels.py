@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any
 from grid import RUNS, Run, carry_out, paired
 from launched import in_testbed, tell
 from paired import Arm, conclude, hardware, interleave, paired_ratio, verdict
+from runs import FOREVER
 
 if TYPE_CHECKING:
     from arms import Trainer
 
-FOREVER = (1, 1_000_000)
+CYCLING_ON = (1, FOREVER)
 """One epoch that does not end: cycling all the time."""
 
 
@@ -48,7 +49,7 @@ class Scene:
     cluster: str
     arms: Mapping[str, str]
     promised: Mapping[str, tuple[str, float]]
-    epochs: tuple[int, int] = FOREVER
+    epochs: tuple[int, int] = CYCLING_ON
     block: int = 16
     blocks: int = 5
     warmup: int = 8
@@ -110,7 +111,7 @@ def rank_main(name: str, quick: bool) -> None:
 
     scene = SCENES[name]
     block, blocks = (scene.block // 4, max(2, scene.blocks // 4)) if quick else (scene.block, scene.blocks)
-    epochs = scene.epochs if scene.epochs == FOREVER else (blocks, block)
+    epochs = scene.epochs if scene.epochs == CYCLING_ON else (blocks, block)
     with ranks() as rank:
         trainers = {arm: Trainer(text, epochs=epochs) for arm, text in scene.arms.items()}
         for trainer in trainers.values():
@@ -155,7 +156,7 @@ def _row(name: str, arm: str, found: Mapping[str, dict[str, Any]], quick: bool) 
     share = None
     if against is not None:
         # The whole run is what counts there; elsewhere all blocks are alike, and the median is steadier.
-        whole = scene.epochs != FOREVER
+        whole = scene.epochs != CYCLING_ON
         total = sum(seconds[against]) / sum(seconds[arm])
         share = total if whole else paired_ratio(seconds[against], seconds[arm])["median"]
     most = scene.exposed.get(arm)

@@ -16,18 +16,19 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import mp2_page
 from comparing import images_or
-from experiments import NETWORKS, Scale
+from experiments import NETWORKS, Scale, settled
 from experiments import words as words_of
-from grid import COMPUTE_ONLY, RUNS, Done, Mean, Run, carry_out, paired
+from grid import COMPUTE_ONLY, RUNS, Done, Mean, Run, carry_out, paired, read
 from paired import RESULTS, conclude, hardware
 
 FAST, SLOW = "4x1@1gbit", "4x1@100mbit"
@@ -67,8 +68,9 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Of the network, or of the recipe that has but one."""
-        return self.words[self.words.index("--model") + 1] if "--model" in self.words else self.words[0]
+        """The network and its precision, or the recipe that has but one."""
+        chosen = dict(zip(self.words[1::2], self.words[2::2], strict=True))
+        return f"{chosen['--model']}, {chosen['--precision']}" if chosen else self.words[0]
 
     def run(self, arm: str, cluster: str, seed: int) -> Run:
         """One training of an arm; "ps" is plain pushing."""
@@ -80,17 +82,30 @@ class Task:
 DIGITS = Task(("digits",), 6, 22)
 
 
-def tasks(data: Path | None) -> list[Task]:
-    """`digits`, and where there are images, three networks on 10,000 of them."""
+def tasks(data: Path | None, held: Collection[Run] = ()) -> list[Task]:
+    """`digits`, and where there are images, three networks on 10,000 of them.
+
+    Each is in the precision in which all its runs are `held`, or else in the one that is faster here.
+    """
     if data is None:
         return [DIGITS]
-    words = ("cifar10", "--data", str(data), "--model", "resnet8", "--precision", "bf16")
-    others = [(words_of(NETWORKS[name], Scale(data=str(data))), name) for name in ("vgg11-narrow", "alexnet")]
-    return [
-        DIGITS,
-        Task((*words, "--limit", "10000"), 8, 10_000 // (32 * WORKERS)),
-        *(Task(given, NETWORKS[name].epochs, NETWORKS[name].steps, MAIN) for given, name in others),
-    ]
+
+    def resnet(scale: Scale) -> Task:
+        words = ("cifar10", "--data", str(data), "--model", "resnet8", "--precision", scale.precision)
+        return Task((*words, "--limit", "10000"), 8, 10_000 // (32 * WORKERS))
+
+    def other(name: str, scale: Scale) -> Task:
+        network = NETWORKS[name]
+        return Task(words_of(network, scale), network.epochs, network.steps, MAIN)
+
+    def made(of: Callable[[Scale], Task]) -> Task:
+        return of(settled(Scale(data=str(data)), lambda scale: _keys(of(scale)), held))
+
+    return [DIGITS, made(resnet), made(partial(other, "vgg11-narrow")), made(partial(other, "alexnet"))]
+
+
+def _keys(task: Task) -> list[Run]:
+    return [task.run(arm, FAST, seed).key for seed in range(SEEDS) for arm in ("ps", *task.arms)]
 
 
 @dataclass
@@ -179,12 +194,12 @@ def cost(rounds: int = 20) -> dict[str, float]:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as text."""
     lines = [
-        f"{'task':12} {'links':12} {'arm':24} {'bytes':>7} {'time':>6} {'accuracy':>9}  against ps (95 %)"
+        f"{'task':18} {'links':12} {'arm':24} {'bytes':>7} {'time':>6} {'accuracy':>9}  against ps (95 %)"
     ]
     for row in rows:
         half = "one seed" if row["half_interval"] is None else f"± {row['half_interval']:.4f}"
         lines.append(
-            f"{row['task']:12} {row['cluster']:12} {row['arm']:24} {row['bytes']:7.1%} {row['time']:6.2f} "
+            f"{row['task']:18} {row['cluster']:12} {row['arm']:24} {row['bytes']:7.1%} {row['time']:6.2f} "
             f"{row['accuracy']:9.4f}  {row['difference']:+.4f} {half}"
         )
     return "\n".join(lines)
@@ -218,7 +233,8 @@ def verdicts(rows: Sequence[Mapping[str, Any]], share: float | None, spent: Mapp
 def found(quick: bool, only: str | None, data: Path | None, folder: Path) -> Found:
     """Measure what is missing of `only` one part, or all."""
     into, seeds, path = Found(spent=cost()), 1 if quick else SEEDS, folder / FILE
-    for task in tasks(data):
+    held = [done.run for done in read(path) if done.status == "ok"]
+    for task in tasks(data, held):
         if only in (None, task.words[0]):
             measured(replace(task, arms=QUICK) if quick else task, FAST, seeds, path, into)
     if only in (None, "time"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from grid import Done
 from markdown_tables import markdown
-from paper_page import DIFFERENCES, about
+from paper_page import DIFFERENCES, about, failed
 
 HELD = ("mp2", "mp2, own steps kept", "predictive")
 """The arms that the claims are held against: the paper's, and ours."""
@@ -36,7 +36,7 @@ def page(
         ("Accuracy and bytes", _accuracies(fast)),
         ("Time", _times([row for row in rows if row["cluster"] == slow], slow, share, spent)),
         ("What differs from the paper", "\n".join(f"* {each}" for each in (DIFFERENCES[0], *LACKS))),
-        ("What failed", "\n".join(_failed(done))),
+        ("What failed", failed(done)),
     ]
     body = [line for title, text in parts if text for line in ("", f"## {title}", "", text)]
     title = "# MP² (Liu et al., Computer Networks 255, 2024, 110883)"
@@ -125,12 +125,3 @@ def _times(
     if "of_plain_step" in spent:
         text += f" Predicting, summed over all ranks, is {spent['of_plain_step']:.1%} of one."
     return text
-
-
-def _failed(done: Sequence[Done]) -> list[str]:
-    return [
-        f"* `{each.run.algorithm}`, {' '.join(each.run.recipe)} on {each.run.cluster}, seed {each.run.seed}: "
-        f"{(each.error or '').strip().partition(chr(10))[0]}"
-        for each in done
-        if each.status != "ok"
-    ]

@@ -80,7 +80,7 @@ def hardware() -> dict[str, object]:
     models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return {
         "date": date.today().isoformat(),
-        "cpu": models[0] if models else platform.processor(),
+        "cpu": f"{models[0] if models else platform.processor()}, {torch.backends.cpu.get_cpu_capability()}",
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "python": platform.python_version(),

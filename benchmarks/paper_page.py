@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from experiments import Claim, Experiment
+from experiments import PRECISIONS, Claim, Experiment
 from grid import COMPUTE_ONLY, Done, Mean, Run, paired
 from markdown_tables import markdown
 from windows import Found
@@ -67,13 +67,23 @@ DIFFERENCES = (
 
 
 def _differences(experiment: Experiment, evidence: Evidence) -> str:
-    timed = {each.window.run.recipe for each in evidence.found}
-    only = dict.fromkeys(label_of(each.run) for each in evidence.done if each.run.recipe not in timed)
+    timed = {_what(each.window.run) for each in evidence.found}
+    only = dict.fromkeys(label_of(each.run) for each in evidence.done if _what(each.run) not in timed)
     told = [*DIFFERENCES, *experiment.lacks]
+    if {each.run.recipe for each in evidence.whole} - {each.run.recipe for each in evidence.done}:
+        told.append(
+            "Accuracies and times are of different precisions: each was measured in the one that was faster "
+            "on the CPU that was there. What an algorithm saves of the time does not hang on accuracies."
+        )
     told += [f"Accuracy only, no times: {'; '.join(only)}."] if only else []
     if not any("--data" in each.run.recipe for each in evidence.done):
         told.append("CIFAR-10 was not there: `digits` takes the place of all images.")
     return "\n".join(f"* {each}" for each in told)
+
+
+def _what(run: Run) -> tuple[str, ...]:
+    """A recipe in whatever precision."""
+    return tuple(each for each in run.recipe if each not in PRECISIONS)
 
 
 def _about(evidence: Evidence) -> str:
@@ -88,16 +98,21 @@ def _about(evidence: Evidence) -> str:
 
 def about(command: str, parts: Sequence[Part]) -> str:
     """What was made by a command, when, at which commits, and on what."""
-    made = [f"{what}, of {_all('date', which)}, at {_all('commit', which)}" for what, which in parts if which]
-    every = [each for _, which in parts for each in which]
+    made = [
+        f"{what}, of {every('date', which)}, at {every('commit', which)}" for what, which in parts if which
+    ]
+    whole = [each for _, which in parts for each in which]
+    cpu, cores, kernel, python, torch = (
+        every(fact, whole) for fact in ("cpu", "cores", "kernel", "python", "torch")
+    )
     return (
-        f"`{command}`: {'; '.join(made)}. {_all('cpu', every)}, {_all('cores', every)} cores, Linux "
-        f"{_all('kernel', every)}, Python {_all('python', every)}, torch {_all('torch', every)}; one thread "
-        "a rank, Gloo. A commit with a + had changes that it does not hold."
+        f"`{command}`: {'; '.join(made)}. {cpu}, {cores} cores, Linux {kernel}, Python {python}, torch "
+        f"{torch}; one thread a rank, Gloo. A commit with a + had changes that it does not hold."
     )
 
 
-def _all(fact: str, made: Iterable[Done | Found]) -> str:
+def every(fact: str, made: Iterable[Done | Found]) -> str:
+    """What the hardware's records say of a fact, each answer once."""
     return ", ".join(sorted({str(each.hardware.get(fact)) for each in made})) or "-"
 
 
@@ -313,15 +328,19 @@ def _verdict(done: Done, ratio: float, quick: bool) -> str:
 
 
 def _failures(evidence: Evidence) -> str:
-    failed = [
-        f"* `{done.run.algorithm}`, {label_of(done.run)} on {done.run.cluster}, seed {done.run.seed}: "
-        f"{(done.error or '').strip().partition(chr(10))[0]}"
-        for done in (*evidence.done, *evidence.whole)
-        if done.status != "ok"
-    ]
-    failed += [
+    windows = [
         f"* window, {label_of(each.window.run)} on {each.window.run.cluster}: {each.error}"
         for each in evidence.found
         if each.error is not None
     ]
-    return "\n".join(failed)
+    return "\n".join(filter(None, [failed((*evidence.done, *evidence.whole)), *windows]))
+
+
+def failed(done: Iterable[Done]) -> str:
+    """A list of the runs that failed, each with the first line of why; empty if none did."""
+    return "\n".join(
+        f"* `{each.run.algorithm}`, {label_of(each.run)} on {each.run.cluster}, seed {each.run.seed}: "
+        f"{(each.error or '').strip().partition(chr(10))[0]}"
+        for each in done
+        if each.status != "ok"
+    )

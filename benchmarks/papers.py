@@ -28,15 +28,15 @@ from typing import Any
 import mp2
 import windows
 from comparing import images_or
-from experiments import EXPERIMENTS, Scale, runs, whole_runs
+from experiments import EXPERIMENTS, Scale, runs, settled, whole_runs
 from experiments import windows as windows_of
-from grid import RUNS, Done, Mean, Run, carry_out, paired
+from grid import RUNS, Done, Mean, Run, carry_out, paired, read
 from launched import refuse_early
 from paired import RESULTS
 from paper_page import Evidence, page
 from together import together
 
-FILE = "papers-runs.jsonl"
+FILE, WINDOWS = "papers-runs.jsonl", "papers-windows.jsonl"
 QUICK_SEEDS, QUICK_BLOCKS = 2, 2
 CLUSTER = "2x2@100mbit"
 """One that must be possible for anything here."""
@@ -51,14 +51,38 @@ def execute(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
     return together(group, algorithms)
 
 
+def trained(name: str, scale: Scale, file: Path) -> list[Run]:
+    """The runs on fast links, in the precision in which they have been made, or else the faster one."""
+    experiment = EXPERIMENTS[name]
+
+    def wanted(each: Scale) -> list[Run]:
+        return [run.key for run in runs(experiment, each)]
+
+    return runs(experiment, settled(scale, wanted, [done.run for done in read(file) if done.status == "ok"]))
+
+
+def timed(name: str, scale: Scale, folder: Path) -> Scale:
+    """The same of windows and whole runs, which are to be in one precision."""
+    experiment = EXPERIMENTS[name]
+
+    def wanted(each: Scale) -> list[Run | windows.Window]:
+        made: list[Run | windows.Window] = [run.key for run in whole_runs(experiment, each)]
+        return made + [window.key for window in windows_of(experiment, each)]
+
+    held: list[Run | windows.Window] = [done.run for done in read(folder / FILE) if done.status == "ok"]
+    held += [found.window for found in windows.read(folder / WINDOWS) if found.error is None]
+    return settled(scale, wanted, held)
+
+
 def carried_out(name: str, scale: Scale, folder: Path, command: str) -> dict[str, Any]:
     """Measure what is missing, and write the page."""
     experiment = EXPERIMENTS[name]
     file = folder / FILE
-    wanted = runs(experiment, scale)
+    wanted = trained(name, scale, file)
+    on_links = timed(name, scale, folder)
     evidence = Evidence(
-        found=windows.carry_out(windows_of(experiment, scale), folder / "papers-windows.jsonl"),
-        whole=carry_out(whole_runs(experiment, scale), file, execute),
+        found=windows.carry_out(windows_of(experiment, on_links), folder / WINDOWS),
+        whole=carry_out(whole_runs(experiment, on_links), file, execute),
         done=carry_out(wanted, file, execute),
         wanted=len(wanted),
         command=command,
@@ -107,7 +131,8 @@ def main() -> None:
     of_grid = [name for name in names if name in EXPERIMENTS]
     scale = scaled(options) if of_grid else None
     if scale and len(of_grid) > 1:  # what experiments share is trained in one call
-        carry_out([run for name in of_grid for run in runs(EXPERIMENTS[name], scale)], folder / FILE, execute)
+        path = folder / FILE
+        carry_out([run for name in of_grid for run in trained(name, scale, path)], path, execute)
     found = [carried_out(name, scale, folder, command) for name in of_grid if scale]
     found += [of_mp2(options, command)] if "mp2" in names else []
     if options.json:

@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kept import Kept, fingerprint
-from launched import heard, last_words, refuse_early
+from launched import KEPT_LINES, heard, last_words, refuse_early
 from paired import ROOT, hardware, save
 from peer_list import LOCAL, OUTER, PEERS, Environment, Peer, Unavailable, chosen
 from peer_table import table
@@ -39,7 +39,6 @@ CLUSTER = "4x1@100mbit"
 PLACE = ROOT / "build" / "peers"
 STEPS, QUICK_STEPS = 120, 48
 EVERY = 8
-_KEPT_LINES = 400
 _BECOME = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
 """What the launchers start, since they start this interpreter: it becomes the peer's."""
 
@@ -103,7 +102,7 @@ def run(row: Mapping[str, Any], python: Path, settings: Settings, logs: Path) ->
     """Train once in the testbed; what was found, or with which words it failed."""
     script = Path(__file__).with_name("peer_rank.py")
     argv = ["-c", _BECOME, str(python), "-u", str(script), json.dumps(row["task"])]
-    lines: deque[str] = deque(maxlen=_KEPT_LINES)
+    lines: deque[str] = deque(maxlen=KEPT_LINES)
     began = {"busy": busy(), "timeout": settings.timeout}
     with TemporaryDirectory(prefix="tacit-peers-") as folder:  # for what processes leave that are killed
         result, found = heard(

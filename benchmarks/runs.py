@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 COMPUTE_ONLY = "compute-only"
+FOREVER = 1_000_000
+"""Steps or epochs that nothing here reaches the end of."""
 T = TypeVar("T")
 
 

@@ -3,6 +3,7 @@
     python benchmarks/scaling.py              # about 25 minutes
     python benchmarks/scaling.py --quick      # under 10 minutes: fewer blocks, and a cluster less
     python benchmarks/scaling.py --only nodes # one ladder
+    python benchmarks/scaling.py --table benchmarks/results/DATE-scaling.json    # the table as Markdown
 
 What many ranks on few cores cannot show is left small: a rank's step computes next to nothing (one sample
 through two layers), but exchanges 1.05 million parameters, on links of 100 Mbit/s, one thread a rank. All
@@ -23,18 +24,21 @@ cluster they would not: bytes are the better guide there. Growth is the exponent
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import scaling_table
 from kept import Kept, fingerprint
 from launched import in_testbed, refuse_early, tell
 from paired import ROOT, conclude, hardware
-from runs import COMPUTE_ONLY
+from runs import COMPUTE_ONLY, FOREVER
 
 if TYPE_CHECKING:
     from arms import Blocks, Work
@@ -117,7 +121,7 @@ def by_servers(arm: Blocks) -> int:
 
 def rank_main(ladder: str, blocks: int) -> None:
     """Measure all arms on this cluster; rank 0 prints the result."""
-    from arms import FOREVER, Blocks, Trainer, ranks, timed
+    from arms import Blocks, Trainer, ranks, timed
 
     with ranks() as rank:
         arms = {
@@ -162,7 +166,7 @@ def climb(name: str, quick: bool, kept: Kept, failed: list[str]) -> list[dict[st
             continue
         limit = statistics.median(found[COMPUTE_ONLY]["step_ms"])
         rows += [_row(name, cluster, arm, each, limit) for arm, each in found.items()]
-        print(table(rows[-len(found) :]), file=sys.stderr)
+        print(as_text(rows[-len(found) :]), file=sys.stderr)
     return rows
 
 
@@ -230,7 +234,7 @@ def growth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
+def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as text."""
     lines = [f"{'cluster':15} {'arm':13} {'step ms':>8} {'beyond':>8} {'MB/rank':>8} {'MB servers':>10}"]
     lines += [
@@ -266,11 +270,19 @@ def main() -> None:
     parser.add_argument("--only", choices=list(LADDERS), help="one ladder")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-scaling.json")
+    parser.add_argument(
+        "--table", type=Path, metavar="FILE", help="print the table of a saved run, and no more"
+    )
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     parser.add_argument("--blocks", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
         rank_main(options.rank, options.blocks)
+        return
+    if options.table is not None:
+        if not options.table.is_file():
+            parser.error(f"--table {options.table} is no file; write one that --save has made")
+        print(scaling_table.table(json.loads(options.table.read_text())))
         return
     names = [options.only] if options.only else [*LADDERS]
     refuse_early(LADDERS[names[0]].clusters[0])
@@ -286,7 +298,7 @@ def main() -> None:
         "rows": rows,
         "growth": found,
     }
-    conclude(result, f"{table(rows)}\n\n{growth_table(found)}", options)
+    conclude(result, f"{as_text(rows)}\n\n{growth_table(found)}", options)
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}; the same command tries them again, and no others")
     kept.forget()

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from comparing import watched
-from launched import heard, last_words
+from launched import in_testbed, tell
 from runs import COMPUTE_ONLY, Done, Run
 
 
@@ -65,30 +65,19 @@ def rank_main(about: Mapping[str, Any]) -> None:
                 shaped="@" in about["cluster"],
             )
             train(task, recipe, record)
+        if rank == 0:
+            tell("done")
 
 
 def ignored(record: object) -> None:
     """Rank 0 records for all."""
 
 
-def main(about: str) -> None:
-    """Launch the ranks, and end as they end."""
-    from tacit.cli.interrupts import interruptible
-
-    lines: list[str] = []
-
-    def listen(node: int, line: str) -> None:
-        lines.append(f"node {node}: {line}")
-
-    with interruptible():
-        result, _ = heard(json.loads(about)["cluster"], [__file__, about], listen)
-    if result.returncode:
-        print("\n".join([*lines[-20:], last_words(result, lines)]))
-        raise SystemExit(1)
-
-
 if __name__ == "__main__":
     if "RANK" in os.environ:
         rank_main(json.loads(sys.argv[1]))
     else:
-        main(sys.argv[1])
+        from tacit.cli.interrupts import interruptible
+
+        with interruptible():
+            in_testbed(json.loads(sys.argv[1])["cluster"], [__file__, sys.argv[1]])

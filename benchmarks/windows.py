@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from launched import in_testbed, tell
 from paired import hardware
-from runs import COMPUTE_ONLY, Run, append, lines
+from runs import COMPUTE_ONLY, FOREVER, Run, append, lines
 
 if TYPE_CHECKING:
     from arms import Work
@@ -33,8 +33,6 @@ WARM = 4
 """Steps before the first block: lots settle in the fourth round."""
 TOGETHER = 8
 """Algorithms in one launch, for memory's sake, besides `compute-only`."""
-ALWAYS = 1_000_000
-"""Epochs that no window reaches the end of."""
 SLOW = 0.1
 """What learning rates are multiplied by: a window begins where a run has its warm-up."""
 
@@ -76,7 +74,7 @@ def parts(algorithm: str, epochs: int, steps: int) -> list[Part]:
     phases = rounds.phases({**rounds.start(), "epochs": float(epochs), "steps_per_epoch": float(steps)})
     cycling = sum(each for each, late in phases if late) / (epochs * steps)
     late, blocking = (
-        _text(name, {**given, "warmup_epochs": epochs, "cooldown_epochs": 0}) for epochs in (0, ALWAYS)
+        _text(name, {**given, "warmup_epochs": epochs, "cooldown_epochs": 0}) for epochs in (0, FOREVER)
     )
     found = [Part(late, cycling, steps)]
     return [*found, Part(blocking, 1 - cycling)] if cycling < 1 else found
@@ -227,7 +225,7 @@ def measured(window: Window) -> Found:
 
 def rank_main(told: Mapping[str, Any]) -> None:
     """Measure all arms; rank 0 prints seconds a step of each block, and MB a step that its node has sent."""
-    from arms import FOREVER, Blocks, Trainer, ranks, timed
+    from arms import Blocks, Trainer, ranks, timed
 
     epochs = (FOREVER, told["steps"])
     with ranks() as rank:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import choosing
-from choosing import BEGIN, COMPRESSED, END, PAGE, Setting, found_of, placed, settings, table
+from choosing import BEGIN, COMPRESSED, END, IMAGES, PAGE, Setting, found_of, placed, settings, table
+from experiments import PRECISIONS, Scale
 from runs import COMPUTE_ONLY
 from tacit import algorithms
 from windows import Found, parts
@@ -21,7 +22,7 @@ def found(setting: Setting, seconds: dict[str, float]) -> Found:
 
 
 def test_the_fastest_of_each_kind_stands_in_the_table() -> None:
-    (setting,) = settings(None, quick=True)
+    (setting,) = settings(Scale(quick=True))
     text = table([(setting, found(setting, {"ddp": 1.0, "qsgd": 0.25, "ednncomm:sync_every=16": 0.125}))])
     assert text.splitlines()[2] == (
         "| 1 million | 2x2@100mbit | 1000 ms | 90% "
@@ -29,20 +30,21 @@ def test_the_fastest_of_each_kind_stands_in_the_table() -> None:
     )
 
 
-def test_the_table_holds_all_that_was_measured_images_or_not(tmp_path: Path) -> None:
-    every = [*settings(DATA, quick=False)]
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_table_holds_all_that_was_measured_images_or_not(tmp_path: Path, precision: str) -> None:
+    every = [*settings(Scale(data=DATA, precision=precision))]
     path = tmp_path / "w.jsonl"
     made = [replace(found(each, {}), hardware={"date": "2026-01-02", "commit": "abc"}) for each in every]
     path.write_text("".join(f"{each.to_json()}\n" for each in made[1:]))
-    held = found_of(path, 3, quick=False)
+    held = found_of(path, Scale(data=IMAGES))
     assert [setting for setting, _ in held] == every[1:]
     assert "Measured on 2026-01-02, at abc" in table(held)
 
 
 def test_what_is_measured_can_be_attached_and_fits_one_launch() -> None:
-    made = [*settings(DATA, quick=False)]
+    made = [*settings(Scale(data=DATA))]
     assert len({(each.parameters, each.cluster) for each in made}) == len(made) == 10
-    assert len([*settings(None, quick=False)]) == 6
+    assert len([*settings(Scale())]) == 6
     for setting in made:
         for algorithm in setting.window(DATA, 3).algorithms:
             for part in parts(algorithm, 5, 22):
@@ -62,6 +64,6 @@ def test_the_table_is_put_in_its_place() -> None:
 
 
 def test_the_best_is_among_those_that_were_measured() -> None:
-    (setting,) = settings(None, quick=True)
+    (setting,) = settings(Scale(quick=True))
     assert set(COMPRESSED) <= set(setting.window(None, 2).algorithms)
     assert choosing.QUICK_BLOCKS < choosing.BLOCKS

@@ -8,7 +8,7 @@ import pytest
 import mp2
 import mp2_page
 import windows
-from experiments import DASO, DGC, EXPERIMENTS, NETWORKS, Scale, runs, whole_runs
+from experiments import DASO, DGC, EXPERIMENTS, NETWORKS, PRECISIONS, Scale, runs, settled, whole_runs
 from experiments import windows as windows_of
 from grid import COMPUTE_ONLY, Done, Run
 from paper_page import Evidence, page
@@ -99,6 +99,8 @@ def test_whole_runs_are_runs_on_a_shaped_link(name: str, scale: Scale) -> None:
     experiment = EXPERIMENTS[name]
     asked = {run.key for run in runs(experiment, scale)}
     assert {run.seed for run in asked} == set(range(scale.seeds))
+    whole = [run.algorithm.partition(":")[0] for run in whole_runs(experiment, scale)]
+    assert sorted(whole) == sorted({each.partition(":")[0] for each in experiment.algorithms}), "each once"
     for run in whole_runs(experiment, scale):
         cluster, _, rate = run.cluster.partition("@")
         assert rate
@@ -241,10 +243,44 @@ def test_mp2_is_held_to_its_claims() -> None:
     assert "at length" not in rest
 
 
-def test_mp2s_networks_are_those_of_the_other_papers() -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_mp2s_networks_are_those_of_the_other_papers(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+    monkeypatch.setattr("tacit.recipes.models.precision.is_native", lambda: native)
     assert [task.name for task in mp2.tasks(None)] == ["digits"]
     found = mp2.tasks(Path("/somewhere/cifar10-jpeg-q75.tar.xz"))
-    assert [task.name for task in found] == ["digits", "resnet8", "vgg11-narrow", "alexnet"]
+    fast = "bf16" if native else "fp32"
+    networks = [f"{name}, {fast}" for name in ("resnet8", "vgg11-narrow", "alexnet")]
+    assert [task.name for task in found] == ["digits", *networks]
     for task in found:
         for arm in ("ps", *task.arms):
             algorithms.parse(task.run(arm, mp2.FAST, 0).algorithm)
+
+
+# ---- precisions ---------------------------------------------------------------------------------------
+
+
+def test_what_is_held_in_a_precision_is_not_made_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tacit.recipes.models.precision.is_native", lambda: False)
+    experiment = EXPERIMENTS["daso"]
+
+    def wanted(scale: Scale) -> list[Run]:
+        return [run.key for run in runs(experiment, scale)]
+
+    held = wanted(ON_IMAGES)
+    assert settled(ON_IMAGES, wanted, held).precision == "bf16"
+    assert settled(ON_IMAGES, wanted, held[1:]).precision == "fp32", (
+        "not all, so that it is made where it is fast"
+    )
+    assert {"bf16", "fp32"} == {word for run in (*held, *wanted(replace(ON_IMAGES, precision="fp32")))
+                                for word in run.recipe if word in PRECISIONS}  # fmt: skip
+
+
+def test_the_page_says_where_accuracies_and_times_are_of_different_precisions() -> None:
+    found = evidence()
+    assert "different precisions" not in page(EXPERIMENTS["daso"], found)
+    experiment = EXPERIMENTS["daso"]
+    in_fp32 = whole_runs(experiment, replace(ON_IMAGES, precision="fp32"))
+    whole = [replace(each, run=run.key) for each, run in zip(found.whole, in_fp32, strict=True)]
+    text = page(experiment, replace(found, whole=whole))
+    assert "different precisions" in text
+    assert "Accuracy only" not in text

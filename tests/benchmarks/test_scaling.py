@@ -1,12 +1,15 @@
 """How growth is told from measurements, and how a run goes on where it was."""
 
+import json
 import typing
 from pathlib import Path
 
 import pytest
 
 import scaling
+import scaling_table
 from kept import Kept
+from paired import ROOT
 from scaling import exponent, growth
 from tacit.algorithms import catalogue
 from tacit.testbed import Serving
@@ -83,3 +86,25 @@ def test_every_family_of_algorithms_is_climbed_with() -> None:
     texts = {arm for ladder in scaling.LADDERS.values() for arm in ladder.arms.values()} - {"compute-only"}
     families = {catalogue.ENTRIES[text.partition(":")[0]].family for text in texts}
     assert families == set(typing.get_args(catalogue.Family))
+
+
+# ---- tables -------------------------------------------------------------------------------------------
+
+
+def test_a_ladder_is_a_table_with_what_was_not_measured_left_open() -> None:
+    rows = [row("ddp", 2, 2.0), row("ddp", 4, 4.0), row("topk", 4, 3.0)]
+    rows = [{**each, "cluster": f"{each['ranks']}x1@1gbit"} for each in rows]
+    rows[1]["mb_by_servers"] = 8.25
+    about = {"date": "2026-01-02", "cpu": "a CPU", "cores": 2, "python": "3", "torch": "2", "commit": "abc"}
+    found = scaling_table.table({"hardware": about, "parameters": 1000, "rows": rows, "growth": growth(rows)})
+    assert "| `ddp` | 2 | 4 | 1.00 | 3.000 | 3.000 | 0.00 |" in found
+    assert "| `topk` | - | 3 | - | - | 3.000 | - |" in found
+    assert "in a step of `ps`: 8.2 MB." in found
+    assert "at abc" in found
+
+
+def test_the_page_has_the_table_of_a_saved_run() -> None:
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    saved = sorted((ROOT / "benchmarks" / "results").glob("*-scaling.json"))[-1]
+    assert saved.name in page
+    assert scaling_table.table(json.loads(saved.read_text())) in page

@@ -15,6 +15,8 @@ import typer
 from image_files import as_archive, pictures
 
 from tacit import cli, records
+from tacit.cli import request
+from tacit.recipes import Choices
 from tacit.recipes.data.download import REMOTES, Remote
 
 Curves: TypeAlias = dict[str, list[tuple[int, float]]]
@@ -185,6 +187,27 @@ def test_images_are_trained_on_from_where_the_user_says(tmp_path: Path) -> None:
     (records_,) = tmp_path.glob("tacit-out/*-cifar10/records.jsonl")
     assert {record.steps for record in records.read(records_) if isinstance(record, records.EndRecord)} == {2}
     assert [file.name for file in (tmp_path / "cache").glob("*.part")] == []
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_cpu_without_bfloat16_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    monkeypatch.setattr("tacit.recipes.models.precision.is_native", lambda: native)
+    said: list[str] = []
+    request.check(
+        recipe="cifar10",
+        cluster="local:2",
+        algorithms="ddp",
+        epochs=None,
+        target=None,
+        seed=0,
+        timeout=60,
+        out=tmp_path / "out",
+        choices=Choices(data=as_archive(tmp_path / "small.tar", pictures(16, 4)), precision="bf16"),
+        tell=said.append,
+    )
+    assert [each.partition(";")[2] for each in said] == [" --precision fp32 is faster here"] * (not native)
 
 
 def test_what_is_asked_for_is_downloaded(

@@ -107,6 +107,8 @@ def check(
     if download:
         request = replace(request, choices=_fetched(recipe, choices, tell))
     _check_data(request)
+    if choices.precision == "bf16":
+        _warn_of_bfloat16(tell)
     _make(request.folder)
     return request
 
@@ -115,6 +117,16 @@ def _fetched(recipe: str, choices: Choices, tell: Callable[[str], None]) -> Choi
     if choices.data is not None:
         raise ConfigError(f"--data {choices.data} and --download were both given: leave one out")
     return replace(choices, data=recipes.fetch(recipe, tell))
+
+
+def _warn_of_bfloat16(tell: Callable[[str], None]) -> None:
+    from tacit.recipes.models import precision  # it imports torch
+
+    if not precision.is_native():
+        tell(
+            "Note: torch knows no instructions for bf16 on this CPU, and is many times slower in it than in "
+            "fp32; --precision fp32 is faster here"
+        )
 
 
 def _check_data(request: Request) -> None:
