@@ -122,6 +122,19 @@ def test_another_strategy_number_or_place_is_refused(serve: Callable[..., Host])
     assert "in the same order everywhere" in str(refusal(host, worker=1, server=1))
 
 
+def test_a_second_session_of_a_process_is_refused_and_the_first_goes_on(serve: Callable[..., Host]) -> None:
+    host = serve(2)
+    mine, theirs = join(host, 0), join(host, 1)
+    says = "rank 0 has a session with these servers already.*close that session first"
+    for other in ({}, {"model": MODEL * 2}):
+        with pytest.raises(AttachError, match=says):
+            join(host, 0, **other)
+    found = each(*(lambda server=server: push(server, torch.ones(N)) for server in (mine, theirs)))
+    assert all(isinstance(x, Tensor) and torch.equal(x, torch.ones(N)) for x in found)
+    mine.close()
+    join(host, 0)
+
+
 def test_a_port_in_use_is_named(serve: Callable[..., Host]) -> None:
     host = serve(2)
     with pytest.raises(ConfigError, match=f"port {host.port} cannot be opened, perhaps another"):
@@ -196,7 +209,7 @@ def test_a_restarted_server_goes_on(serve: Callable[..., Host], tmp_path: Path) 
     assert torch.equal(push(server, torch.ones(N)), found + 1)
     assert server.call is not None
     with pytest.raises(AttachError, match="has another model"):
-        join(again, 0, 1, star, model=[("b", (N,), "float32")])
+        join(again, 0, 1, star, model=[("b", (N,), "float32")], process="another")
 
 
 def test_a_restarted_server_that_averages_goes_on_too(serve: Callable[..., Host], tmp_path: Path) -> None:

@@ -189,13 +189,19 @@ class Host:
     def _hello(self, seat: Seat, told: dict[str, Any]) -> dict[str, Any]:
         worker = seat.sender.worker
         _check_place(told, self.number, self.workers)
+        if any(other.here and other.process == told["process"] for other in self._seats_of(worker)):
+            raise AttachError(
+                f"{seat.name} has a session with these servers already, and they hold one model: close that "
+                "session first, or give this one an algorithm without servers"
+            )
         for what in _ABOUT:
             ours = self._about.setdefault(what, told[what])
             if ours != told[what]:
                 raise AttachError(_differs(what, worker, told[what], ours))
-        for other in [*self._seats.values()]:
-            if other.sender.worker == worker and other.here:
+        for other in self._seats_of(worker):
+            if other.here:
                 self._lose(other, f"{other.name} has come back as another process")
+        seat.process = told["process"]
         self._seats[seat.sender] = seat
         self._left.discard(worker)
         for shard in self._shards.values():
@@ -205,6 +211,9 @@ class Host:
         clocks = {key: each["number"] for key, each in saved.items() if "number" in each}
         clocks |= {key: shard.state.desks[worker].clock for key, shard in self._shards.items()}
         return {"clocks": clocks}
+
+    def _seats_of(self, worker: int) -> list[Seat]:
+        return [seat for seat in self._seats.values() if seat.sender.worker == worker]
 
     def _open_shard(self, seat: Seat, number: int) -> None:
         star: Star = self._about["star"]

@@ -46,6 +46,7 @@ class Seat:
         left: whether it has said goodbye.
         why: why others were told that it is gone; empty while they were not.
         broken: whether its connection has closed.
+        process: which process it is in; of no meaning but that it is equal of equal ones.
     """
 
     sender: Sender
@@ -56,6 +57,7 @@ class Seat:
     left: bool = False
     why: str = ""
     broken: bool = False
+    process: str = ""
 
     @property
     def name(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,6 +27,8 @@ VARIABLE = "TACIT_SERVERS"
 WORKER, WORKERS = "TACIT_WORKER", "TACIT_WORKERS"
 """Which worker a process is, and of how many, where it is started alone and has no world to tell it."""
 LEAVE_SECONDS = 10.0
+_PROCESS = uuid.uuid4().hex
+"""With the process's number: a number alone may come back in a container that is started again."""
 
 _ERRORS = {
     Kind.PEER_LOST: PeerLost,
@@ -136,7 +140,8 @@ class Server:
         self._pair = self._connect(address, me, about)
         self._thread = threading.Thread(target=self._listen, name="tacit-pull", daemon=True)
         self._thread.start()
-        told = loads(self.call(Kind.HELLO, dumps(dict(about) | {"worker": me.rank, "workers": me.peers})))
+        hello = {"process": f"{_PROCESS}/{os.getpid()}", **about, "worker": me.rank, "workers": me.peers}
+        told = loads(self.call(Kind.HELLO, dumps(hello)))
         self._clocks |= told["clocks"]
 
     def _connect(self, address: tuple[str, int], me: Place, about: Mapping[str, Any]) -> Pair:
