@@ -174,9 +174,20 @@ class Blocks:
 
 
 def timed(arms: Mapping[str, Blocks], blocks: int) -> dict[str, list[float]]:
-    """So many blocks of each, interleaved: seconds a step of each block."""
-    seconds = interleave({name: Arm(each.take, 1, 0) for name, each in arms.items()}, blocks, dist.barrier)
+    """So many blocks of each, interleaved: seconds a step of each block, as of `on_all_ranks`."""
+    seconds = on_all_ranks({name: Arm(each.take, 1, 0) for name, each in arms.items()}, blocks)
     return {name: [each / arms[name].steps for each in seconds[name]] for name in arms}
+
+
+def on_all_ranks(arms: Mapping[str, Arm], blocks: int) -> dict[str, list[float]]:
+    """`interleave`, whose blocks begin together; of each block the seconds of the rank that took longest.
+
+    Where ranks share cores and do not wait for each other, the first may end long before the last.
+    """
+    seconds = interleave(arms, blocks, dist.barrier)
+    longest = torch.tensor([seconds[name] for name in arms], dtype=torch.float64)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return dict(zip(arms, longest.tolist(), strict=True))
 
 
 def _node() -> dist.ProcessGroup:

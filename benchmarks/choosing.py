@@ -83,10 +83,11 @@ def settings(scale: Scale) -> Iterator[Setting]:
 
 def table(found: Sequence[tuple[Setting, Found]]) -> str:
     """Markdown: a row a setting, and when and at which commits they were measured."""
+    whose = " and ".join(sorted({each.of for _, each in found}))
     dates, commits, cpus = (every(fact, [each for _, each in found]) for fact in ("date", "commit", "cpu"))
     return (
         markdown(HEAD, [_row(setting, each) for setting, each in found])
-        + f"\n\nMeasured on {dates}, at {commits}; {cpus}.\n"
+        + f"\n\nMeasured on {dates}, at {commits}; {cpus}. Seconds are those of {whose}.\n"
     )
 
 

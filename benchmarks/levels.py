@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from grid import RUNS, Run, carry_out, paired
 from launched import in_testbed, tell
-from paired import Arm, conclude, hardware, interleave, paired_ratio, verdict
+from paired import Arm, conclude, hardware, paired_ratio, verdict
 from runs import FOREVER
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ SCENES = {
 
 def rank_main(name: str, quick: bool) -> None:
     """Measure all arms of a scene; rank 0 prints the result."""
-    import torch.distributed as dist
-
-    from arms import Trainer, ranks
+    from arms import Trainer, on_all_ranks, ranks
 
     scene = SCENES[name]
     block, blocks = (scene.block // 4, max(2, scene.blocks // 4)) if quick else (scene.block, scene.blocks)
@@ -119,7 +117,7 @@ def rank_main(name: str, quick: bool) -> None:
                 trainer.step()
         before = {arm: _exposed(trainer) for arm, trainer in trainers.items()}
         arms = {arm: Arm(partial(trainer.steps, block), 1, 0) for arm, trainer in trainers.items()}
-        seconds = interleave(arms, blocks, dist.barrier)
+        seconds = on_all_ranks(arms, blocks)
         if rank == 0:
             tell(
                 {

@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from launched import in_testbed, tell
-from paired import Arm, hardware, interleave, named, paired_ratio, save
+from paired import Arm, hardware, named, paired_ratio, save
 from runs import COMPUTE_ONLY
 
 
@@ -111,9 +111,7 @@ EXPERIMENTS = {
 
 def rank_main(name: str, quick: bool, batch: int | None) -> None:
     """Measure all arms of an experiment; rank 0 prints the result."""
-    import torch.distributed as dist
-
-    from arms import ONE_BUCKET, Trainer, ranks
+    from arms import ONE_BUCKET, Trainer, on_all_ranks, ranks
 
     experiment = EXPERIMENTS[name]
     images = batch or experiment.batch
@@ -127,7 +125,7 @@ def rank_main(name: str, quick: bool, batch: int | None) -> None:
         # Lots settle in the fourth round; what has none is warm sooner, and ddp's steps are long.
         warmup = {COMPUTE_ONLY: 1, "ddp": 1, "closed": 1} if quick else {"ddp": 2, "closed": 2}
         arms = {arm: Arm(trainer.step, steps[arm], warmup.get(arm, 4)) for arm, trainer in trainers.items()}
-        seconds = interleave(arms, experiment.quick if quick else experiment.blocks, dist.barrier)
+        seconds = on_all_ranks(arms, experiment.quick if quick else experiment.blocks)
         if rank == 0:
             tell(
                 {

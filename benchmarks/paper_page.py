@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from experiments import PRECISIONS, Claim, Experiment
 from grid import COMPUTE_ONLY, Done, Mean, Run, paired
 from markdown_tables import markdown
-from windows import Found
+from windows import FIRST, Found
 
 CLOSE = 0.05
 """How near a whole run must come to what windows foretell."""
@@ -113,7 +113,7 @@ def about(command: str, parts: Sequence[Part]) -> str:
 
 def every(fact: str, made: Iterable[Done | Found]) -> str:
     """What the hardware's records say of a fact, each answer once."""
-    return ", ".join(sorted({str(each.hardware.get(fact)) for each in made})) or "-"
+    return " and ".join(sorted({str(each.hardware.get(fact)) for each in made})) or "-"
 
 
 # ---- claims -------------------------------------------------------------------------------------------
@@ -272,10 +272,16 @@ def times(experiment: Experiment, found: Sequence[Found]) -> str:
         "time saved",
         "by blocks, without warm-up",
     ]
-    return markdown(head, rows) + (
+    told = (
         f"\n\nMedians of interleaved blocks in one launch; time saved is against `{base}` in the same one. "
         f"`{COMPUTE_ONLY}` exchanges nothing: nobody can be faster."
     )
+    if any(each.of == FIRST for each in found):
+        told += (
+            f" Seconds are those of {FIRST}. Where ranks wait for each other, all have the same; those of "
+            f"`{COMPUTE_ONLY}` do not, and on shared cores the last may take twice as long as the first."
+        )
+    return markdown(head, rows) + told
 
 
 def checks(evidence: Evidence) -> str:

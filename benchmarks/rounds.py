@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from launched import in_testbed, tell
-from paired import Arm, conclude, hardware, interleave, paired_ratio, verdict
+from paired import Arm, conclude, hardware, paired_ratio, verdict
 
 CLUSTER = "4x1@100mbit"
 BLOCK, BLOCKS = 16, 8
@@ -53,9 +53,7 @@ def text(arm: str, quick: bool) -> str:
 
 def rank_main(quick: bool) -> None:
     """Measure all arms; rank 0 prints the result."""
-    import torch.distributed as dist
-
-    from arms import Trainer, ranks
+    from arms import Trainer, on_all_ranks, ranks
 
     with ranks() as rank:
         trainers = {name: Trainer(text(arm, quick)) for name, arm in ARMS.items()}
@@ -65,7 +63,7 @@ def rank_main(quick: bool) -> None:
         for trainer in trainers.values():
             for _ in range(1 if quick else 4):
                 trainer.step()
-        seconds = interleave(arms, BLOCKS, dist.barrier)
+        seconds = on_all_ranks(arms, BLOCKS)
         if rank == 0:
             found = {
                 name: {

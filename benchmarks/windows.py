@@ -33,6 +33,8 @@ WARM = 4
 """Steps before the first block: lots settle in the fourth round."""
 TOGETHER = 8
 """Algorithms in one launch, for memory's sake, besides `compute-only`."""
+FIRST, LONGEST = "the first rank", "the rank that took longest"
+"""Whose seconds a window holds; of the first where it does not say, as none did once."""
 SLOW = 0.1
 """What learning rates are multiplied by: a window begins where a run has its warm-up."""
 
@@ -125,6 +127,7 @@ class Found:
         steps: of an epoch.
         parts: algorithm -> its parts, each as the share, the seconds a step of each block, and the MB.
         error: why there is nothing.
+        of: which rank's seconds they are.
     """
 
     window: Window
@@ -132,6 +135,7 @@ class Found:
     parts: Mapping[str, list[tuple[float, list[float], float]]]
     hardware: Mapping[str, object]
     error: str | None = None
+    of: str = FIRST
 
     def seconds(self, algorithm: str) -> float:
         """A step's, over the whole run."""
@@ -217,6 +221,7 @@ def measured(window: Window) -> Found:
         steps,
         {name: [(part.share, *found[part.text]) for part in each] for name, each in split.items()},
         about,
+        of=LONGEST,
     )
 
 
