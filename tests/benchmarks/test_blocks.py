@@ -14,7 +14,8 @@ from launched import tell
 from paired import Arm
 
 with ranks(60) as rank:
-    found = on_all_ranks({{"mine": Arm(lambda: time.sleep(0.3 * rank), 2, 0), "theirs": Arm(lambda: None)}}, 2)
+    arms = {{"mine": Arm(lambda: time.sleep(0.3 * rank), 2, 0), "theirs": Arm(lambda: None)}}
+    found = on_all_ranks(arms, 2)
     if rank == 0:
         tell(found)
 """
