@@ -22,9 +22,9 @@ from comparing import images_or
 from experiments import BIG, NETWORKS, PRECISIONS, Network, Scale, settled, words
 from markdown_tables import markdown
 from paired import RESULTS, ROOT
-from paper_page import every
+from paper_page import every, withheld
 from runs import COMPUTE_ONLY, Run
-from windows import Found, Window, carry_out, plan, read
+from windows import Found, Window, carry_out, held, plan
 
 FILE = RESULTS / "choosing-windows.jsonl"
 PAGE = ROOT / "docs" / "how-to-choose.md"
@@ -87,7 +87,8 @@ def table(found: Sequence[tuple[Setting, Found]]) -> str:
     dates, commits, cpus = (every(fact, [each for _, each in found]) for fact in ("date", "commit", "cpu"))
     return (
         markdown(HEAD, [_row(setting, each) for setting, each in found])
-        + f"\n\nMeasured on {dates}, at {commits}; {cpus}. Seconds are those of {whose}.\n"
+        + f"\n\nMeasured on {dates}, at {commits}; {cpus}. Seconds are those of {whose}."
+        + f"{withheld([each for _, each in found])}\n"
     )
 
 
@@ -98,10 +99,11 @@ def asked(scale: Scale) -> dict[Setting, Window]:
 
 def found_of(path: Path, scale: Scale) -> list[tuple[Setting, Found]]:
     """What the file holds of the settings, in the precision of which it holds most."""
-    held = {found.window: found for found in read(path) if found.error is None}
-    every = [asked(replace(scale, precision=precision)) for precision in PRECISIONS]
-    there = [[(each, held[w.key]) for each, w in some.items() if w.key in held] for some in every]
-    return max(there, key=len)
+    there = held(path)
+    both = [asked(replace(scale, precision=precision)) for precision in PRECISIONS]
+    return max(
+        ([(each, there[w.key]) for each, w in some.items() if w.key in there] for some in both), key=len
+    )
 
 
 def _row(setting: Setting, found: Found) -> tuple[str, ...]:
@@ -150,8 +152,7 @@ def main() -> None:
     scale = Scale(blocks=blocks, data=str(found) if found else None, quick=options.quick)
     path = ROOT / "tacit-out" / FILE.name if options.quick else FILE
     path.parent.mkdir(exist_ok=True)
-    held = [each.window for each in read(path) if each.error is None]
-    scale = settled(scale, lambda some: [window.key for window in asked(some).values()], held)
+    scale = settled(scale, lambda some: asked(some).values(), held(path))
     wanted = list(asked(scale).values())
     failed = [] if options.table else [each for each in carry_out(wanted, path) if each.error is not None]
     text = table(found_of(path, replace(scale, data=IMAGES)))

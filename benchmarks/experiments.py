@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 from runs import Run
 from windows import Window, plan
 
-T = TypeVar("T")
 Claimed: TypeAlias = Literal["time saved", "times fewer bytes", "accuracy"]
 NODES, FLAT = "2x2", "4x1"
 RATE = "@100mbit"
@@ -256,10 +255,12 @@ def fast_precision() -> str:
     return PRECISIONS[0] if is_native() else PRECISIONS[1]
 
 
-def settled(scale: Scale, wanted: Callable[[Scale], Collection[T]], held: Collection[T]) -> Scale:
+def settled(
+    scale: Scale, wanted: Callable[[Scale], Collection[Run | Window]], held: Collection[Run | Window]
+) -> Scale:
     """The scale in a precision of which all that is wanted is held, or else in the one that is fast here."""
-    every = [replace(scale, precision=each) for each in PRECISIONS]
-    there = (each for each in every if set(wanted(each)) <= set(held))
+    both = [replace(scale, precision=each) for each in PRECISIONS]
+    there = (each for each in both if {one.key for one in wanted(each)} <= set(held))
     return next(there, replace(scale, precision=fast_precision()))
 
 

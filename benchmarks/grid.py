@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from comparing import by_compare
 from paired import ROOT, hardware
-from runs import COMPUTE_ONLY, Done, Run, append, read
+from runs import COMPUTE_ONLY, Done, Run, append, held, read
 
 __all__ = [
     "COMPUTE_ONLY",
@@ -33,6 +33,7 @@ __all__ = [
     "append",
     "by_compare",
     "carry_out",
+    "held",
     "paired",
     "read",
     "student",
@@ -68,7 +69,7 @@ def carry_out(
 def _carried_out(
     wanted: Sequence[Run], path: Path, execute: Execute, tell: Callable[[str], None]
 ) -> list[Done]:
-    ok = {done.run: done for done in read(path) if done.status == "ok"}
+    ok = held(path)
     missing = [run for run in wanted if run.key not in ok]
     commits = sorted({str(ok[run.key].hardware.get("commit")) for run in wanted if run.key in ok})
     made = f", made at commit {', '.join(commits)}" if commits else ""

@@ -28,7 +28,7 @@ import mp2_page
 from comparing import images_or
 from experiments import NETWORKS, Scale, settled
 from experiments import words as words_of
-from grid import COMPUTE_ONLY, RUNS, Done, Mean, Run, carry_out, paired, read
+from grid import COMPUTE_ONLY, RUNS, Done, Mean, Run, carry_out, held, paired
 from paired import RESULTS, conclude, hardware
 
 FAST, SLOW = "4x1@1gbit", "4x1@100mbit"
@@ -82,10 +82,10 @@ class Task:
 DIGITS = Task(("digits",), 6, 22)
 
 
-def tasks(data: Path | None, held: Collection[Run] = ()) -> list[Task]:
+def tasks(data: Path | None, there: Collection[Run] = ()) -> list[Task]:
     """`digits`, and where there are images, three networks on 10,000 of them.
 
-    Each is in the precision in which all its runs are `held`, or else in the one that is faster here.
+    Each is in the precision in which all its runs are `there`, or else in the one that is faster here.
     """
     if data is None:
         return [DIGITS]
@@ -99,13 +99,13 @@ def tasks(data: Path | None, held: Collection[Run] = ()) -> list[Task]:
         return Task(words_of(network, scale), network.epochs, network.steps, MAIN)
 
     def made(of: Callable[[Scale], Task]) -> Task:
-        return of(settled(Scale(data=str(data)), lambda scale: _keys(of(scale)), held))
+        return of(settled(Scale(data=str(data)), lambda scale: _runs(of(scale)), there))
 
     return [DIGITS, made(resnet), made(partial(other, "vgg11-narrow")), made(partial(other, "alexnet"))]
 
 
-def _keys(task: Task) -> list[Run]:
-    return [task.run(arm, FAST, seed).key for seed in range(SEEDS) for arm in ("ps", *task.arms)]
+def _runs(task: Task, cluster: str = FAST, seeds: int = SEEDS) -> list[Run]:
+    return [task.run(arm, cluster, seed) for seed in range(seeds) for arm in ("ps", *task.arms)]
 
 
 @dataclass
@@ -126,8 +126,7 @@ class Found:
 
 def measured(task: Task, cluster: str, seeds: int, path: Path, into: Found) -> None:
     """Train what is missing; a row an arm, of means over the seeds."""
-    wanted = [task.run(arm, cluster, seed) for seed in range(seeds) for arm in ("ps", *task.arms)]
-    into.done += carry_out(wanted, path)
+    into.done += carry_out(_runs(task, cluster, seeds), path)
     done = {each.run: each for each in into.done if each.status == "ok"}
     for arm in task.arms:
         # Paired by seed with plain pushing, which may have trained for longer.
@@ -233,8 +232,7 @@ def verdicts(rows: Sequence[Mapping[str, Any]], share: float | None, spent: Mapp
 def found(quick: bool, only: str | None, data: Path | None, folder: Path) -> Found:
     """Measure what is missing of `only` one part, or all."""
     into, seeds, path = Found(spent=cost()), 1 if quick else SEEDS, folder / FILE
-    held = [done.run for done in read(path) if done.status == "ok"]
-    for task in tasks(data, held):
+    for task in tasks(data, held(path)):
         if only in (None, task.words[0]):
             measured(replace(task, arms=QUICK) if quick else task, FAST, seeds, path, into)
     if only in (None, "time"):

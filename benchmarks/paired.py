@@ -89,6 +89,35 @@ def hardware() -> dict[str, object]:
     }
 
 
+@dataclass(frozen=True)
+class Ticks:
+    """What all processors have done since the machine started, in the kernel's ticks.
+
+    Attributes:
+        busy: at work here; `idle`: without work.
+        stolen: with work, while the hypervisor let others have the processor.
+    """
+
+    busy: int
+    idle: int
+    stolen: int
+
+    @classmethod
+    def now(cls) -> Ticks:
+        """Until now."""
+        first = Path("/proc/stat").read_text().split("\n", 1)[0]
+        user, nice, system, idle, waiting, irq, softirq, stolen = map(int, first.split()[1:9])
+        return cls(user + nice + system + irq + softirq, idle + waiting, stolen)
+
+    def __sub__(self, before: Ticks) -> Ticks:
+        return Ticks(self.busy - before.busy, self.idle - before.idle, self.stolen - before.stolen)
+
+    @property
+    def withheld(self) -> float:
+        """The share of the time with work that the hypervisor withheld, 0..1."""
+        return self.stolen / max(1, self.busy + self.stolen)
+
+
 def commit() -> str:
     """The code's, with a `+` where src or benchmarks have changed since."""
 
@@ -113,6 +142,22 @@ def named(name: str, options: argparse.Namespace) -> str:
     """A result's: one of a part (--only), or a quick one, does not take the place of a whole one."""
     part = getattr(options, "only", None) or ""
     return "-".join(filter(None, [name, part.replace(",", "-"), "quick" if options.quick else ""]))
+
+
+def add_table(parser: argparse.ArgumentParser) -> None:
+    """The option --table FILE, whose value is what the file holds."""
+    parser.add_argument(
+        "--table", type=_saved, metavar="FILE", help="print the table of a saved run, and no more"
+    )
+
+
+def _saved(name: str) -> Any:
+    try:
+        return json.loads(Path(name).read_text())
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(
+            f"{name} cannot be read ({error}); give what --save has written"
+        ) from None
 
 
 def conclude(result: Mapping[str, Any], text: str, options: argparse.Namespace) -> None:

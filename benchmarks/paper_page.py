@@ -14,6 +14,8 @@ from windows import FIRST, Found
 
 CLOSE = 0.05
 """How near a whole run must come to what windows foretell."""
+DISTURBED = 0.02
+"""The share of the processors' time, withheld by the hypervisor, from which on a page says so."""
 ENOUGH = 200
 """Steps that such a run must have."""
 
@@ -281,7 +283,17 @@ def times(experiment: Experiment, found: Sequence[Found]) -> str:
             f" Seconds are those of {FIRST}. Where ranks wait for each other, all have the same; those of "
             f"`{COMPUTE_ONLY}` do not, and on shared cores the last may take twice as long as the first."
         )
-    return markdown(head, rows) + told
+    return markdown(head, rows) + told + withheld(found)
+
+
+def withheld(found: Sequence[Found]) -> str:
+    """In which windows a hypervisor let others have the processors; empty where it did in none."""
+    told = [
+        f"{each.withheld:.0%} ({label_of(each.window.run)} on {each.window.run.cluster})"
+        for each in found
+        if each.withheld is not None and each.withheld > DISTURBED
+    ]
+    return f" Of the processors' time the hypervisor withheld {', '.join(told)}." if told else ""
 
 
 def checks(evidence: Evidence) -> str:

@@ -30,7 +30,7 @@ import windows
 from comparing import images_or
 from experiments import EXPERIMENTS, Scale, runs, settled, whole_runs
 from experiments import windows as windows_of
-from grid import RUNS, Done, Mean, Run, carry_out, paired, read
+from grid import RUNS, Done, Mean, Run, carry_out, held, paired
 from launched import refuse_early
 from paired import RESULTS
 from paper_page import Evidence, page
@@ -54,24 +54,17 @@ def execute(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
 def trained(name: str, scale: Scale, file: Path) -> list[Run]:
     """The runs on fast links, in the precision in which they have been made, or else the faster one."""
     experiment = EXPERIMENTS[name]
-
-    def wanted(each: Scale) -> list[Run]:
-        return [run.key for run in runs(experiment, each)]
-
-    return runs(experiment, settled(scale, wanted, [done.run for done in read(file) if done.status == "ok"]))
+    return runs(experiment, settled(scale, lambda each: runs(experiment, each), held(file)))
 
 
 def timed(name: str, scale: Scale, folder: Path) -> Scale:
     """The same of windows and whole runs, which are to be in one precision."""
     experiment = EXPERIMENTS[name]
-
-    def wanted(each: Scale) -> list[Run | windows.Window]:
-        made: list[Run | windows.Window] = [run.key for run in whole_runs(experiment, each)]
-        return made + [window.key for window in windows_of(experiment, each)]
-
-    held: list[Run | windows.Window] = [done.run for done in read(folder / FILE) if done.status == "ok"]
-    held += [found.window for found in windows.read(folder / WINDOWS) if found.error is None]
-    return settled(scale, wanted, held)
+    return settled(
+        scale,
+        lambda each: [*whole_runs(experiment, each), *windows_of(experiment, each)],
+        [*held(folder / FILE), *windows.held(folder / WINDOWS)],
+    )
 
 
 def carried_out(name: str, scale: Scale, folder: Path, command: str) -> dict[str, Any]:

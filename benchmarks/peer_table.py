@@ -46,24 +46,30 @@ def table(result: Mapping[str, Any]) -> str:
 
 def _where(result: Mapping[str, Any]) -> list[str]:
     hardware = result["hardware"]
-    busy = [row["busy"] for row in result["rows"] if "busy" in row]
     seeds = sorted({row["seed"] for row in result["rows"]})
     return [
         f"{hardware['date']}, {hardware['cpu']}, {hardware['cores']} cores, Python {hardware['python']}, "
         f"torch {hardware['torch']}, tacit at {hardware['commit']}. "
         f"The recipe `digits` on `{result['cluster']}`, {result['steps']} steps, "
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}.",
-        *_others(busy),
+        *_others(result["rows"]),
     ]
 
 
-def _others(busy: Sequence[float]) -> list[str]:
-    if not busy:
-        return []
+def _others(rows: Sequence[Row]) -> list[str]:
+    told = {
+        "busy": "Just before each run, other work kept the cores busy to {}.",
+        "withheld": "Of their time in each run a hypervisor withheld {}.",
+    }
     return [
-        f"Just before each run, other work kept the cores busy to {statistics.median(busy):.0%} (median; "
-        f"{min(busy):.0%} to {max(busy):.0%})."
+        text.format(_spread(found))
+        for key, text in told.items()
+        if (found := [row[key] for row in rows if key in row])
     ]
+
+
+def _spread(shares: Sequence[float]) -> str:
+    return f"{statistics.median(shares):.0%} (median; {min(shares):.0%} to {max(shares):.0%})"
 
 
 def _cells(rows: Sequence[Row], theirs: Sequence[Row], target: float) -> list[str]:

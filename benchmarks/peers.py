@@ -30,7 +30,7 @@ from typing import Any
 
 from kept import Kept, fingerprint
 from launched import KEPT_LINES, heard, last_words, refuse_early
-from paired import ROOT, hardware, save
+from paired import ROOT, Ticks, add_table, hardware, save
 from peer_list import LOCAL, OUTER, PEERS, Environment, Peer, Unavailable, chosen
 from peer_table import table
 from tacit.cluster import Cluster
@@ -104,6 +104,7 @@ def run(row: Mapping[str, Any], python: Path, settings: Settings, logs: Path) ->
     argv = ["-c", _BECOME, str(python), "-u", str(script), json.dumps(row["task"])]
     lines: deque[str] = deque(maxlen=KEPT_LINES)
     began = {"busy": busy(), "timeout": settings.timeout}
+    before = Ticks.now()
     with TemporaryDirectory(prefix="tacit-peers-") as folder:  # for what processes leave that are killed
         result, found = heard(
             settings.cluster,
@@ -112,6 +113,7 @@ def run(row: Mapping[str, Any], python: Path, settings: Settings, logs: Path) ->
             env={"PYTHONPATH": str(ROOT / "src"), "TMPDIR": folder},
             timeout=settings.timeout,
         )
+    began["withheld"] = (Ticks.now() - before).withheld
     if found and not result.returncode:
         return {**began, "status": "ok", "message": "", **found[0]}
     logs.mkdir(parents=True, exist_ok=True)
@@ -122,15 +124,10 @@ def run(row: Mapping[str, Any], python: Path, settings: Settings, logs: Path) ->
 
 def busy(seconds: float = 0.5) -> float:
     """The share of the cores that others use, 0..1, in a moment when this program waits."""
-
-    def read() -> tuple[int, int]:
-        fields = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        return fields[3] + fields[4], sum(fields)
-
-    idle, total = read()
+    before = Ticks.now()
     time.sleep(seconds)
-    later_idle, later_total = read()
-    return 1.0 - (later_idle - idle) / max(1, later_total - total)
+    since = Ticks.now() - before
+    return 1.0 - since.idle / max(1, since.idle + since.busy + since.stolen)
 
 
 # ---- all rows -----------------------------------------------------------------------------------------
@@ -188,8 +185,8 @@ def main() -> None:
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
     )  # as Ctrl-C: leave nothing behind
-    if options.table:
-        print(table(json.loads(options.table.read_text())))
+    if options.table is not None:
+        print(table(options.table))
         return
     refuse_early(options.cluster)  # before anything is installed
     about = hardware()
@@ -231,9 +228,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", default="", help=f"one or more of {known}")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-peers.json")
-    parser.add_argument(
-        "--table", type=Path, metavar="FILE", help="print the table of a saved run, and no more"
-    )
+    add_table(parser)
     parser.add_argument("--cluster", default=CLUSTER, help=f"default: {CLUSTER}")
     parser.add_argument("--steps", type=int, help=f"default: {STEPS}")
     parser.add_argument("--seeds", type=int, help="how many; default: 2")
@@ -257,8 +252,6 @@ def _options() -> argparse.Namespace:
             f"--steps {options.steps} --seeds {options.seeds}: every period has to end with the run; "
             f"write a multiple of {LOCAL} and {OUTER}, such as {STEPS}, and at least one seed"
         )
-    if options.table is not None and not options.table.is_file():
-        parser.error(f"--table {options.table} is no file; write one that --save has made")
     options.index = ["--extra-index-url", options.extra_index_url] if options.extra_index_url else []
     return options
 

@@ -112,6 +112,11 @@ def read(path: Path) -> list[Done]:
     return list(found.values())
 
 
+def held(path: Path) -> dict[Run, Done]:
+    """The runs that a file holds and that ended well."""
+    return {done.run: done for done in read(path) if done.status == "ok"}
+
+
 def append(path: Path, line: str) -> None:
     """Write one line, behind whatever a killed writer left."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,20 +24,18 @@ cluster they would not: bytes are the better guide there. Growth is the exponent
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import scaling_table
 from kept import Kept, fingerprint
 from launched import in_testbed, refuse_early, tell
-from paired import ROOT, conclude, hardware
+from paired import ROOT, add_table, conclude, hardware
 from runs import COMPUTE_ONLY, FOREVER
 
 if TYPE_CHECKING:
@@ -270,9 +268,7 @@ def main() -> None:
     parser.add_argument("--only", choices=list(LADDERS), help="one ladder")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-scaling.json")
-    parser.add_argument(
-        "--table", type=Path, metavar="FILE", help="print the table of a saved run, and no more"
-    )
+    add_table(parser)
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     parser.add_argument("--blocks", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -280,9 +276,7 @@ def main() -> None:
         rank_main(options.rank, options.blocks)
         return
     if options.table is not None:
-        if not options.table.is_file():
-            parser.error(f"--table {options.table} is no file; write one that --save has made")
-        print(scaling_table.table(json.loads(options.table.read_text())))
+        print(scaling_table.table(options.table))
         return
     names = [options.only] if options.only else [*LADDERS]
     refuse_early(LADDERS[names[0]].clusters[0])

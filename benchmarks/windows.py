@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launched import in_testbed, tell
-from paired import hardware
+from paired import Ticks, hardware
 from runs import COMPUTE_ONLY, FOREVER, Run, append, lines
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ class Found:
         parts: algorithm -> its parts, each as the share, the seconds a step of each block, and the MB.
         error: why there is nothing.
         of: which rank's seconds they are.
+        withheld: the share of the processors' time (`paired.Ticks`); None where nobody looked.
     """
 
     window: Window
@@ -136,6 +137,7 @@ class Found:
     hardware: Mapping[str, object]
     error: str | None = None
     of: str = FIRST
+    withheld: float | None = None
 
     def seconds(self, algorithm: str) -> float:
         """A step's, over the whole run."""
@@ -175,11 +177,16 @@ def read(path: Path) -> list[Found]:
     return list({found.window: found for found in lines(path, Found.from_json)}.values())
 
 
+def held(path: Path) -> dict[Window, Found]:
+    """What the file holds of windows in which something was found."""
+    return {found.window: found for found in read(path) if found.error is None}
+
+
 def carry_out(
     windows: Sequence[Window], path: Path, measure: Callable[[Window], Found] | None = None
 ) -> list[Found]:
     """Measure the windows that the file does not hold; all that are asked for."""
-    there = {found.window for found in read(path) if found.error is None}
+    there = held(path)
     for window in windows:
         if window.key in there:
             continue
@@ -205,7 +212,7 @@ def measured(window: Window) -> Found:
     split = {COMPUTE_ONLY: [Part(COMPUTE_ONLY, 1.0)]}
     split |= {each: parts(each, epochs, steps) for each in window.algorithms}
     arms = list({part.text: part for each in split.values() for part in each}.values())
-    about = hardware()
+    about, before = hardware(), Ticks.now()
     told = {
         "recipe": window.run.recipe,
         "steps": steps,
@@ -222,6 +229,7 @@ def measured(window: Window) -> Found:
         {name: [(part.share, *found[part.text]) for part in each] for name, each in split.items()},
         about,
         of=LONGEST,
+        withheld=(Ticks.now() - before).withheld,
     )
 
 

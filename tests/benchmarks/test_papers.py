@@ -11,7 +11,8 @@ import windows
 from experiments import DASO, DGC, EXPERIMENTS, NETWORKS, PRECISIONS, Scale, runs, settled, whole_runs
 from experiments import windows as windows_of
 from grid import COMPUTE_ONLY, Done, Run
-from paper_page import Evidence, page
+from paired import Ticks
+from paper_page import Evidence, label_of, page
 from tacit import algorithms
 from windows import Found, Part, Window, parts, plan
 
@@ -219,6 +220,25 @@ def test_a_page_says_when_each_part_was_made_and_what_has_no_times() -> None:
     assert "CIFAR-10 was not there" in page(EXPERIMENTS["daso"], none)
 
 
+def test_a_page_says_of_which_windows_the_processors_were_withheld() -> None:
+    made = evidence()
+    assert "withheld" not in page(EXPERIMENTS["daso"], made)
+    first, second, *others = made.found
+    found = [replace(first, withheld=0.3), replace(second, withheld=0.01), *others]
+    text = page(EXPERIMENTS["daso"], replace(made, found=found))
+    setting = f"{label_of(first.window.run)} on {first.window.run.cluster}"
+    assert f"Of the processors' time the hypervisor withheld 30% ({setting})." in text
+
+
+def test_withheld_is_a_share_of_the_time_with_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = iter(["cpu  100 0 50 800 10 0 5 20 0 0\ncpu0 1 2", "cpu  150 5 60 900 20 5 10 45 0 0\ncpu0 1 2"])
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path: next(told))
+    before = Ticks.now()
+    since = Ticks.now() - before
+    assert since == Ticks(busy=75, idle=110, stolen=25)
+    assert since.withheld == 0.25
+
+
 # ---- MP2 ----------------------------------------------------------------------------------------------
 
 
@@ -264,9 +284,9 @@ def test_what_is_held_in_a_precision_is_not_made_in_another(monkeypatch: pytest.
     experiment = EXPERIMENTS["daso"]
 
     def wanted(scale: Scale) -> list[Run]:
-        return [run.key for run in runs(experiment, scale)]
+        return runs(experiment, scale)
 
-    held = wanted(ON_IMAGES)
+    held = [run.key for run in wanted(ON_IMAGES)]
     assert settled(ON_IMAGES, wanted, held).precision == "bf16"
     assert settled(ON_IMAGES, wanted, held[1:]).precision == "fp32", (
         "not all, so that it is made where it is fast"

@@ -34,7 +34,14 @@ def finished(side: str, seed: int, seconds: float, **more: Any) -> dict[str, Any
         {"step": 16, "seconds": seconds / 2, "loss": 0.2, "accuracy": 0.96},
         {"step": 24, "seconds": seconds, "loss": 0.3, "accuracy": 0.94},
     ]
-    found = {"busy": 0.1, "status": "ok", "message": "", "seconds": seconds, "evaluations": evaluations}
+    found = {
+        "busy": 0.1,
+        "withheld": 0.2,
+        "status": "ok",
+        "message": "",
+        "seconds": seconds,
+        "evaluations": evaluations,
+    }
     return row | found | {"mb_per_node": 12.0, "peak_mb": 300.0, "apart": 0.0} | more
 
 
@@ -290,6 +297,7 @@ def test_the_table_pairs_runs_of_one_seed_and_tells_failures() -> None:
     assert ours[2:4] == ["6.0", "3.0"]
     assert ours[-1] == "0.40 |"  # the median of 5 / 10 and 9 / 30
     assert "other work kept the cores busy to 10%" in lines[1]
+    assert "hypervisor withheld 20%" in lines[2]
     assert lines[-1].endswith("plain DDP, 1 of 3 runs: `Error: a|b`")
 
 
