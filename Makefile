@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# Without bytecode files each of a thousand processes would compile all sources anew: a second of processor time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test check docs
 setup: $(STAMP)
 

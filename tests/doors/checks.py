@@ -794,7 +794,8 @@ def a_run_that_is_resumed_is_the_run_that_never_stopped() -> None:
         TWO_PHASE["sign"],
         TWO_PHASE["sparse"],
     ):
-        for before in (1, 2, 6):  # before, while and after the lots settle
+        # Before, while and after the lots settle; while they do is also what the next check stops.
+        for before in (1, 6) if isinstance(algorithm, str) else (1, 2, 6):
             never, stopped = resumed(algorithm, before, 5, folder, "torch")
             assert torch.equal(never, stopped), f"{algorithm}, saved after {before} steps"
 
