@@ -14,6 +14,8 @@ from windows import FIRST, Found
 
 CLOSE = 0.05
 """How near a whole run must come to what windows foretell."""
+MACHINE = ("cpu", "kernel")
+"""What tells machines apart: a run of one and a window of another are not held against each other."""
 DISTURBED = 0.02
 """The share of the processors' time, withheld by the hypervisor, from which on a page says so."""
 ENOUGH = 200
@@ -323,7 +325,7 @@ def checks(evidence: Evidence) -> str:
                 f"{foretold:.1f}",
                 f"{done.seconds:.1f}",
                 f"{ratio:.3f}",
-                _verdict(done, ratio, evidence.quick),
+                _verdict(done, mine, ratio, evidence.quick),
                 f"{done.accuracy:.4f}",
                 f"{fast[0].accuracy:.4f}" if fast and fast[0].accuracy is not None else "-",
             ]
@@ -339,7 +341,9 @@ def checks(evidence: Evidence) -> str:
     )
 
 
-def _verdict(done: Done, ratio: float, quick: bool) -> str:
+def _verdict(done: Done, windows: Sequence[Found], ratio: float, quick: bool) -> str:
+    if any(done.hardware.get(fact) != each.hardware.get(fact) for each in windows for fact in MACHINE):
+        return "another machine"
     if quick or (done.steps or 0) < ENOUGH:
         return "not judged"
     return "yes" if abs(ratio - 1) <= CLOSE else "**no**"

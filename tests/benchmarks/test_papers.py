@@ -220,6 +220,15 @@ def test_a_page_says_when_each_part_was_made_and_what_has_no_times() -> None:
     assert "CIFAR-10 was not there" in page(EXPERIMENTS["daso"], none)
 
 
+def test_a_whole_run_is_not_held_against_windows_of_another_machine() -> None:
+    made = evidence()
+    older = {**MACHINE, "kernel": "5"}
+    whole = [replace(each, hardware=older) for each in made.whole]
+    text = page(EXPERIMENTS["daso"], replace(made, whole=whole))
+    assert "| 1.200 | another machine |" in text
+    assert "**no**" not in text
+
+
 def test_a_page_says_of_which_windows_the_processors_were_withheld() -> None:
     made = evidence()
     assert "withheld" not in page(EXPERIMENTS["daso"], made)
