@@ -111,7 +111,7 @@ def _row(setting: Setting, found: Found) -> tuple[str, ...]:
 
     def best(of: Sequence[str]) -> str:
         name = min(of, key=found.seconds)
-        return f"`{name}` {ddp / found.seconds(name):.1f}x"
+        return f"`{name}` {_speedup(ddp / found.seconds(name))}"
 
     return (
         setting.parameters,
@@ -121,8 +121,12 @@ def _row(setting: Setting, found: Found) -> tuple[str, ...]:
         best(HALVED),
         best(COMPRESSED),
         best(setting.seldom),
-        f"{ddp / alone:.1f}x",
+        _speedup(ddp / alone),
     )
+
+
+def _speedup(times: float) -> str:
+    return f"{times:.0f}x" if times >= 10 else f"{times:.1f}x"
 
 
 def placed(page: str, text: str) -> str:

@@ -16,6 +16,8 @@ CLOSE = 0.05
 """How near a whole run must come to what windows foretell."""
 MACHINE = ("cpu", "kernel")
 """What tells machines apart: a run of one and a window of another are not held against each other."""
+STEADY = "without warm-up"
+"""How the part is called that a long run has most of; DASO's cool-down is not in it either."""
 DISTURBED = 0.02
 """The share of the processors' time, withheld by the hypervisor, from which on a page says so."""
 ENOUGH = 200
@@ -66,7 +68,7 @@ DIFFERENCES = (
     "Small networks, few images and few epochs; four ranks on one machine. Absolute accuracies and times are "
     "not the paper's.",
     "Accuracies come from links at full speed, and times from windows on shaped ones: what these algorithms "
-    "train does not depend on the network. The section on whole runs holds that to the test.",
+    "train does not depend on the network. The section on whole runs holds the times to the test.",
 )
 
 
@@ -157,21 +159,40 @@ def _held(claim: Claim, against: str, evidence: Evidence) -> list[tuple[str, str
             continue
         setting = f"{label_of(found.window.run)}, {found.window.run.cluster}"
         (fast, few), (slow, many) = found.steady(mine), found.steady(against)
+        warms = len(found.parts[mine]) > 1
         if claim.of == "time saved":
             whole = 1 - found.seconds(mine) / found.seconds(against)
+            steady = f"{STEADY} {_less(1 - fast / slow)}, " if warms else ""
             least, most = found.saved(mine, against)
-            warm = f"{1 - fast / slow:.1%} without warm-up, " if len(found.parts[mine]) > 1 else ""
-            measured = f"{whole:.1%} less time ({warm}by blocks {least:.1%} to {most:.1%})"
+            measured = f"{_less(whole)} time ({steady}by blocks {_between(least, most)})"
             apart = _apart(100 * whole, claim, 100, ".1f", " points")
         else:
-            measured = f"{many / few:.0f} times fewer, without warm-up"
+            whole = found.megabytes(against) / found.megabytes(mine)
+            measured = f"{many / few:.0f} times fewer" + (f" {STEADY}, {whole:.0f} with it" if warms else "")
             apart = _apart(many / few, claim, 1, ".0f", " times")
         held.append((setting, f"`{against}`", measured, apart))
     return held
 
 
 def _apart(measured: float, claim: Claim, scale: float, form: str, unit: str) -> str:
-    return "" if claim.figure is None else f"{measured - scale * claim.figure:+{form}}{unit}"
+    if claim.figure is None:
+        return ""
+    if claim.most is not None and scale * claim.figure <= measured <= scale * claim.most:
+        return "within"
+    nearest = min(
+        (each for each in (claim.figure, claim.most) if each is not None),
+        key=lambda each: abs(measured - scale * each),
+    )
+    return f"{measured - scale * nearest:+{form}}{unit}"
+
+
+def _less(share: float) -> str:
+    """A share of the time, as it is saved or lost."""
+    return f"{abs(share):.1%} {'less' if share >= 0 else 'more'}"
+
+
+def _between(least: float, most: float) -> str:
+    return f"{least:.1%} to {_less(most)}" if least >= 0 else f"{_less(least)} to {_less(most)}"
 
 
 def _same(text: str, algorithm: str) -> bool:
@@ -235,7 +256,7 @@ def _label(recipe: Sequence[str], epochs: int | None) -> str:
     data = chosen.get("--data", "")
     told = {
         "cifar10": f"CIFAR-10 ({'JPEG q75' if 'jpeg-q75' in data else data})",
-    }.get(recipe[0], recipe[0])
+    }.get(recipe[0], f"`{recipe[0]}`")
     words = [told, chosen.get("--model"), chosen.get("--precision")]
     words += [f"{chosen['--limit']} images"] if "--limit" in chosen else []
     words += [f"{epochs} epoch{'s' * (epochs > 1)}"] if epochs else []
@@ -271,10 +292,10 @@ def times(experiment: Experiment, found: Sequence[Found]) -> str:
         "cluster",
         "algorithm",
         "ms a step",
-        "without warm-up",
+        STEADY,
         "MB a step and node",
         "time saved",
-        "by blocks, without warm-up",
+        f"by blocks, {STEADY}",
     ]
     told = (
         f"\n\nMedians of interleaved blocks in one launch; time saved is against `{base}` in the same one. "
@@ -295,7 +316,11 @@ def withheld(found: Sequence[Found]) -> str:
         for each in found
         if each.withheld is not None and each.withheld > DISTURBED
     ]
-    return f" Of the processors' time the hypervisor withheld {', '.join(told)}." if told else ""
+    if not told:
+        return ""
+    unknown = sum(each.withheld is None for each in found)
+    rest = f"; of {unknown} it is not known" if unknown else ""
+    return f" Of the processors' time the hypervisor withheld {', '.join(told)}{rest}."
 
 
 def checks(evidence: Evidence) -> str:
@@ -306,7 +331,7 @@ def checks(evidence: Evidence) -> str:
             continue
         mine = [each for each in evidence.found if done.run.algorithm in each.parts]
         mine = [each for each in mine if each.window.run == done.run.setting]
-        if not mine:
+        if not mine or (done.run.algorithm == COMPUTE_ONLY and not _one_machine(done, mine)):
             continue
         foretold = done.steps * statistics.median(each.seconds(done.run.algorithm) for each in mine)
         ratio = done.seconds / foretold
@@ -341,8 +366,12 @@ def checks(evidence: Evidence) -> str:
     )
 
 
+def _one_machine(done: Done, windows: Sequence[Found]) -> bool:
+    return all(done.hardware.get(fact) == each.hardware.get(fact) for each in windows for fact in MACHINE)
+
+
 def _verdict(done: Done, windows: Sequence[Found], ratio: float, quick: bool) -> str:
-    if any(done.hardware.get(fact) != each.hardware.get(fact) for each in windows for fact in MACHINE):
+    if not _one_machine(done, windows):
         return "another machine"
     if quick or (done.steps or 0) < ENOUGH:
         return "not judged"

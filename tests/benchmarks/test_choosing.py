@@ -26,7 +26,7 @@ def test_the_fastest_of_each_kind_stands_in_the_table() -> None:
     text = table([(setting, found(setting, {"ddp": 1.0, "qsgd": 0.25, "ednncomm:sync_every=16": 0.125}))])
     assert text.splitlines()[2] == (
         "| 1 million | 2x2@100mbit | 1000 ms | 90% "
-        "| `bf16` 2.0x | `qsgd` 4.0x | `ednncomm:sync_every=16` 8.0x | 10.0x |"
+        "| `bf16` 2.0x | `qsgd` 4.0x | `ednncomm:sync_every=16` 8.0x | 10x |"
     )
 
 
