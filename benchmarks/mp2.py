@@ -136,15 +136,16 @@ def measured(task: Task, cluster: str, seeds: int, path: Path, into: Found) -> N
             if mine is not None and plain is not None:
                 both += [replace(mine, run=replace(plain.run, algorithm=arm)), plain]
         about = {"task": task.name, "cluster": cluster, "epochs": task.epochs, "arm": arm}
-        into.rows += [{**about, **_told(row, arm)} for row in paired(both, "ps")]
+        attached = task.run(arm, cluster, 0).algorithm
+        into.rows += [{**about, **_told(row, attached)} for row in paired(both, "ps")]
 
 
-def _told(row: Mapping[str, Any], arm: str) -> dict[str, Any]:
+def _told(row: Mapping[str, Any], attached: str) -> dict[str, Any]:
     texts = {key: row[key] for key in ("accuracy", "baseline_accuracy", "difference", "bytes", "time")}
     plain = {key: None if each is None else each.mean for key, each in texts.items()}
     half: Mean | None = row["difference"]
     return {
-        "attached": ARMS[arm],
+        "attached": attached,
         **plain,
         "half_interval": None if half is None or half.half != half.half else half.half,
         "seeds": len(row["seeds"]),
