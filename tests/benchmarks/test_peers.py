@@ -67,6 +67,12 @@ def test_names_are_taken_in_the_order_of_the_list() -> None:
     assert peer_list.chosen("") == list(peer_list.PEERS)
 
 
+def test_a_quick_run_has_every_project_and_a_period_that_ends_with_it() -> None:
+    quick = peer_list.chosen(peers.QUICK)
+    assert {each.distribution for each in quick} == {each.distribution for each in peer_list.PEERS}
+    assert all(peers.QUICK_STEPS % each.period == 0 for each in quick)
+
+
 def test_every_peer_has_a_name_a_way_and_a_counterpart_that_can_be_read() -> None:
     assert len({peer.name for peer in peer_list.PEERS}) == len(peer_list.PEERS)
     for peer in peer_list.PEERS:
