@@ -1,7 +1,7 @@
 """How step time and bytes grow with the number of ranks: 2, 4, 8 and 16 on one machine, by family.
 
     python benchmarks/scaling.py              # about 25 minutes
-    python benchmarks/scaling.py --quick      # under 10 minutes: fewer blocks, and a cluster less
+    python benchmarks/scaling.py --quick      # about 13 minutes: fewer blocks, and a cluster less
     python benchmarks/scaling.py --only nodes # one ladder
     python benchmarks/scaling.py --table benchmarks/results/DATE-scaling.json    # the table as Markdown
 
