@@ -2,7 +2,7 @@
 
     python benchmarks/papers.py daso            # under an hour
     python benchmarks/papers.py daso --quick    # under 10 minutes, of digits; judges nothing
-    python benchmarks/papers.py all             # everything, within 3 hours on 2 cores
+    python benchmarks/papers.py all             # everything; over 4 hours on 2 cores
 
 An experiment is one of ednncomm, daso, mp2, dgc, powersgd and diloco. Its algorithms are trained from 3 seeds
 on 2 nodes of 2 ranks and on 4 nodes of 1, with links at full speed; times come from windows on links of 100
