@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from paired import RESULTS, ROOT
+from tacit.files import put
 from tacit.records import Environment
 
 RECORDS = RESULTS / "demo.jsonl"
@@ -141,8 +142,8 @@ def main() -> None:
         readme = placed(README.read_text(), table, where.date[:10], where.cores)
         pictured(folder, PICTURE)
         shutil.copy(file, RECORDS)
-        README.write_text(readme)
-        INDEX.write_text(quoted(INDEX.read_text(), table))
+        put(README, readme)
+        put(INDEX, quoted(INDEX.read_text(), table))
     print(f"wrote {README}, {INDEX} and {PICTURE}", file=sys.stderr)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from paired import ROOT
 from runs import append, lines
+from tacit.files import put
 
 
 def fingerprint(*own: str) -> str:
@@ -47,4 +48,4 @@ class Kept:
         self._rows = [each for each in self._rows if each not in self._used]
         self._used = []
         if self._path.is_file():
-            self._path.write_text("".join(json.dumps(each) + "\n" for each in self._rows))
+            put(self._path, "".join(json.dumps(each) + "\n" for each in self._rows))

@@ -6,8 +6,9 @@
 
 Accuracy and bytes are of whole trainings at 1 Gbit/s, from 3 seeds, paired with plain pushing (`ps`); times
 of trainings of `digits` at 100 Mbit/s. Ratios are such that all but plain pushing say about a ninth, both
-ways and positions included. WNN trains half as many epochs, and leaps at their end. The predictor was trained
-on other networks and other data (`tacit predictor`). What predicting costs is timed by itself, for all ranks.
+ways and positions included. Local SGD and QSGD talk without a server, on a ring. WNN trains half as many
+epochs; it leaps five times or more, and trains on. The predictor was trained on other networks and other data
+(`tacit predictor`). What predicting costs is timed by itself, for all ranks.
 The page is benchmarks/results/DATE-papers-mp2.md, where neither --quick nor --only is given.
 """
 
@@ -30,15 +31,19 @@ from experiments import NETWORKS, Scale, settled
 from experiments import words as words_of
 from grid import COMPUTE_ONLY, RUNS, Done, Mean, Run, carry_out, held, paired
 from paired import RESULTS, conclude, hardware
+from tacit.files import put
 
 FAST, SLOW = "4x1@1gbit", "4x1@100mbit"
 WORKERS = 4
 SEEDS = 3
-FILE = "mp2-runs.jsonl"
+FILE = "mp2-runs-2.jsonl"
+"""Not mp2-runs.jsonl: that holds runs of other arms, or of what these names stood for then."""
 ARMS = {
     "ps-topk": "ps-topk:ratio=0.033",
-    "ps-dgc": "ps-dgc:ratio=0.033,warmup_steps=0",
-    "wnn": "wnn:period={fifth}",
+    "ps-dgc": "ps-dgc:ratio=0.033,masking=false,warmup_steps={warmup}",
+    "localsgd": "localsgd:sync_every=9",
+    "qsgd": "qsgd",
+    "wnn": "wnn:period={period}",
     "mp2": "mp2",
     "mp2, nothing predicted": "mp2:predictor=stale",
     "mp2, exponential": "mp2:predictor=exponential",
@@ -47,12 +52,16 @@ ARMS = {
     "predictive, by default": "predictive",
 }
 QUICK = ("ps-topk", "mp2", "mp2, own steps kept", "predictive")
-MAIN = ("ps-topk", "ps-dgc", "wnn", "mp2", "mp2, own steps kept", "predictive")
+MAIN = ("ps-topk", "ps-dgc", "localsgd", "qsgd", "wnn", "mp2", "mp2, own steps kept", "predictive")
 """On the networks beside the first two."""
 HALVED = ("wnn",)
 """Trained for half as many epochs."""
 PROMISED = {"bytes": 0.1102, "time": 1 - 0.4732, "difference": -0.005, "cost": 0.2}
 """Of plain pushing's bytes and time, at most; of its accuracy, at least; of its step, for predicting."""
+LEAPS = 5
+"""How often WNN leaps at least. The paper's trains for 25 epochs and more, and leaps after every fifth."""
+WARMING = 20
+"""Which part of a training DGC's warm-up is, one in so many: the paper's is 4 epochs of 90."""
 WEIGHTY = 0.6
 """From which share of communication in a plain step on the promise of time holds."""
 
@@ -75,8 +84,19 @@ class Task:
     def run(self, arm: str, cluster: str, seed: int) -> Run:
         """One training of an arm; "ps" is plain pushing."""
         epochs = -(-self.epochs // 2) if arm in HALVED else self.epochs
-        text = ARMS.get(arm, arm).replace("{fifth}", str(epochs * self.steps // 5))
+        steps = epochs * self.steps
+        told = {"period": period_of_leaps(steps), "warmup": max(4, steps // WARMING)}
+        text = ARMS.get(arm, arm).format(**told)
         return Run(self.words, text, cluster, servers=1, seed=seed, epochs=epochs)
+
+
+def period_of_leaps(steps: int) -> int:
+    """A period such that WNN, which leaps after every fifth, does so at least five times, and trains on.
+
+    Of those between a thirtieth and a twenty-fifth of all steps: what leaves most behind the last leap.
+    """
+    periods = range(max(1, steps // (5 * (LEAPS + 1))), max(1, steps // (5 * LEAPS)) + 1)
+    return max(periods, key=lambda period: steps % (5 * period))
 
 
 DIGITS = Task(("digits",), 6, 22)
@@ -160,35 +180,42 @@ def of_communication(done: Sequence[Done]) -> float | None:
 
 
 def cost(rounds: int = 20) -> dict[str, float]:
-    """Seconds of predicting for the parameters of `digits`: a round on one rank, a step on all together."""
+    """Seconds of predicting for the parameters of `digits`: a round on one rank, a step on all together.
+
+    It is what a round of `mp2` takes more than one in which nothing is predicted, without a network.
+    """
+    predicted, stale = (_round_seconds(text, rounds) for text in ("mp2", "mp2:predictor=stale"))
+    each, every = max(0.0, predicted[0] - stale[0]), predicted[1]
+    return {"round_seconds": each, "step_seconds_of_all": each * WORKERS / every, "entries": predicted[2]}
+
+
+def _round_seconds(text: str, rounds: int) -> tuple[float, int, float]:
+    """The median of some rounds of a single rank; steps from one to the next; and entries."""
     import torch
 
     from tacit import algorithms
-    from tacit.compressors import Predicted
-    from tacit.lots import as_matrix
-    from tacit.predictors import kind_of
+    from tacit.doors.optimizer import ProgressDoor
     from tacit.recipes.digits import Digits
+    from tacit.rounds import Every
+    from tacit.session import Session
+    from tacit.transports.loopback import Loopback, Seat
 
     torch.set_num_threads(1)
-    shapes, at, matrices = [p.shape for p in Digits().model(0).parameters()], 0, []
-    for shape in shapes:
-        matrices.append(as_matrix(shape, at))
-        at += shape.numel()
-    strategy = algorithms.parse("mp2").levels[0]
-    assert isinstance(strategy.compressor, Predicted)
-    compressor = strategy.compressor.bound(tuple(matrices))
-    assert isinstance(compressor, Predicted)
-    predictor, out, seconds = compressor.predictor, torch.empty(at), []
-    past = [torch.randn(at) for _ in range(predictor.depth)]
-    for _ in range(rounds):
-        start = perf_counter()
-        for m in compressor.matrices:
-            span = slice(m.start, m.start + m.rows * m.columns)
-            predictor.write([each[span] for each in past], torch.zeros(()), kind_of(m.dims), out[span])
-        seconds.append(perf_counter() - start)
-    each = statistics.median(seconds)
-    every = compressor.every
-    return {"round_seconds": each, "step_seconds_of_all": each * WORKERS / every, "entries": float(at)}
+    (level,) = algorithms.parse(text).levels
+    named = {name: p.detach() for name, p in Digits().model(0).named_parameters()}
+    session = Session(level, named, Seat(Loopback(1), 0), [[*named]], lr=lambda: 0.1)
+    door = ProgressDoor(session, named)
+    seconds: list[float] = []
+    while len(seconds) < rounds:
+        for p in named.values():
+            p.add_(torch.randn_like(p), alpha=0.01)
+        talks, start = session.talks(), perf_counter()
+        door.after_step()
+        if talks and session.step > 20:  # before that, rounds send everything
+            seconds.append(perf_counter() - start)
+    session.close()
+    assert isinstance(level.rounds, Every)
+    return statistics.median(seconds), level.rounds.sync_every, float(sum(p.numel() for p in named.values()))
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -257,9 +284,8 @@ def images_for(quick: bool, only: str | None, told: str | None) -> Path | None:
 def written(everything: Found, command: str, folder: Path) -> Path:
     """The page of all that was measured."""
     path = folder / f"{date.today().isoformat()}-papers-mp2.md"
-    path.write_text(
-        mp2_page.page(command, everything.rows, everything.done, everything.share, everything.spent, SLOW)
-    )
+    text = mp2_page.page(command, everything.rows, everything.done, everything.share, everything.spent, SLOW)
+    put(path, text)
     print(f"wrote {path}", file=sys.stderr)
     return path
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from tacit.files import put
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -134,7 +136,7 @@ def save(name: str, result: object) -> Path:
     """Write a dated result under benchmarks/results/."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{date.today().isoformat()}-{name}.json"
-    path.write_text(json.dumps(result, indent=1, default=asdict) + "\n")
+    put(path, json.dumps(result, indent=1, default=asdict) + "\n")
     return path
 
 

@@ -9,8 +9,8 @@ on 2 nodes of 2 ranks and on 4 nodes of 1, with links at full speed; times come 
 Mbit/s (windows.py), and one run of each algorithm is made whole there, to see whether windows tell the truth.
 Images are those of CIFAR-10, from --data or where they are found; without them digits take their place.
 
-Each run and each window is a line in benchmarks/results/papers-runs.jsonl and papers-windows.jsonl; the same
-command goes on where it was interrupted, and experiments share their runs. The page is
+Each run and each window is a line in benchmarks/results/papers-runs-2.jsonl and papers-windows-2.jsonl; the
+same command goes on where it was interrupted, and experiments share their runs. The page is
 benchmarks/results/DATE-papers-EXPERIMENT.md. With --quick all of it is kept in tacit-out/. What is measured
 of MP², and how, says mp2.py.
 """
@@ -34,9 +34,11 @@ from grid import RUNS, Done, Mean, Run, carry_out, held, paired
 from launched import refuse_early
 from paired import RESULTS
 from paper_page import Evidence, page
+from tacit.files import put
 from together import together
 
-FILE, WINDOWS = "papers-runs.jsonl", "papers-windows.jsonl"
+FILE, WINDOWS = "papers-runs-2.jsonl", "papers-windows-2.jsonl"
+"""Those without a number hold runs of what some names stood for before: topk and dgc in two phases, say."""
 QUICK_SEEDS, QUICK_BLOCKS = 2, 2
 CLUSTER = "2x2@100mbit"
 """One that must be possible for anything here."""
@@ -82,7 +84,7 @@ def carried_out(name: str, scale: Scale, folder: Path, command: str) -> dict[str
         quick=scale.quick,
     )
     path = folder / f"{date.today().isoformat()}-papers-{name}.md"
-    path.write_text(page(experiment, evidence))
+    put(path, page(experiment, evidence))
     print(f"wrote {path}", file=sys.stderr)
     return {"experiment": name, "page": str(path), "accuracy": paired(evidence.done)}
 

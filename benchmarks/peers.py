@@ -34,6 +34,7 @@ from paired import ROOT, Ticks, add_table, hardware, save
 from peer_list import LOCAL, OUTER, PEERS, Environment, Peer, Unavailable, chosen
 from peer_table import table
 from tacit.cluster import Cluster
+from tacit.files import put
 
 CLUSTER = "4x1@100mbit"
 PLACE = ROOT / "build" / "peers"
@@ -120,7 +121,7 @@ def run(row: Mapping[str, Any], python: Path, settings: Settings, logs: Path) ->
         return {**began, "status": "ok", "message": "", **found[0]}
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{row['peer']}-{row['side']}-{row['seed']}.log"
-    log.write_text("\n".join(lines) + "\n")
+    put(log, "\n".join(lines) + "\n")
     return began | {"status": "failed", "message": last_words(result, list(lines), settings.timeout)}
 
 

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from tacit.files import output
+
 COMPUTE_ONLY = "compute-only"
 FOREVER = 1_000_000
 """Steps or epochs that nothing here reaches the end of."""
@@ -120,7 +122,7 @@ def held(path: Path) -> dict[Run, Done]:
 def append(path: Path, line: str) -> None:
     """Write one line, behind whatever a killed writer left."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
+    with output(path, "the record").open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":

@@ -41,6 +41,7 @@ RATE, SLOW = "4x1+3@1gbit", "4x1+1@1gbit"
 LINE = 1e9 / 8
 TENSORS, TENSOR_BYTES = 50, 2_000_000
 DDP_BUCKET = 25 << 20
+TIMEOUT = timedelta(seconds=40)
 
 Addresses = Sequence[tuple[str, int]]
 
@@ -57,12 +58,22 @@ def joined(star: Any, homes: Mapping[str, int], lots: Lots, me: tuple[int, int],
     from tacit.contracts import Place
     from tacit.transports.servers import Servers
 
-    return Servers(where, Place(*me), timedelta(seconds=60), homes, told_of(star, lots))
+    about = told_of(star, lots)
+    return Servers(where, Place(*me), TIMEOUT, homes, about, the_secret(), star.averages)
 
 
-def told_of(star: Any, lots: Lots) -> dict[str, Any]:
+def told_of(star: Any, lots: Lots) -> Any:
     """What servers are told: each lot counts as a parameter."""
-    return {"star": star, "rule": None, "model": [(name, (n,), "float32") for name, n in lots.items()]}
+    from tacit.transports.messages import About
+
+    return About(star, (), tuple((name, (n,), "float32", None) for name, n in lots.items()))
+
+
+def the_secret() -> Any:
+    """The testbed's; or one of our own, where there is none."""
+    from tacit.transports.secret import Secret, found
+
+    return found() or Secret(b"of a benchmark on one machine")
 
 
 def shared_out(servers: int, workers: int) -> tuple[dict[str, int], dict[str, int]]:
@@ -132,8 +143,7 @@ def _rate(me: tuple[int, int], where: Addresses, blocks: int) -> tuple[dict[str,
     homes, lots = shared_out(2, me[1])
     both = joined(Star(), homes, lots, me, where[:2])
     _, fewer = shared_out(1, me[1])
-    about = {**told_of(Star(), fewer), "server": 2, "servers": 1}
-    alone = Alone(Server(2, where[2], Place(*me), timedelta(seconds=60), about))
+    alone = Alone(Server(2, where[2], Place(*me), TIMEOUT, told_of(Star(), fewer), the_secret()))
 
     def arm(servers: Any, lots: Lots) -> Arm:
         xs = dict(zip(lots, whole.split([*lots.values()]), strict=True))
@@ -317,7 +327,7 @@ def _random_moment(rng: random.Random, counted: Counted) -> None:
 def _host(port: Path) -> None:
     from tacit.server.host import Host
 
-    host = Host(2, 0, timeout=20)
+    host = Host(2, 0, secret=the_secret(), timeout=20)
     unfinished = port.with_suffix(".part")
     unfinished.write_text(str(host.port))
     unfinished.replace(port)

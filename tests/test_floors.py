@@ -14,6 +14,7 @@ FLOORS = [
         "cluster",
         "records",
         "exchanges",
+        "files",
         "kernels",
         "predictors",
         "ranges",
@@ -39,11 +40,12 @@ FLOORS = [
 ]
 # On the lowest floor the words come first: everything may use the errors, exchanges speak in contracts, and
 # a check knows what a compressor is, and predictors check what they are given. Timelines are records of
-# another file.
+# another file. Whatever writes a file does it by `files`.
 BENEATH = {
     "exchanges": {"contracts"},
     "checks": {"contracts"},
-    "predictors": {"checks"},
+    "predictors": {"checks", "files"},
+    "records": {"files"},
     "timelines": {"records"},
 }
 FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names}

@@ -56,6 +56,14 @@ def test_a_newer_version_is_refused() -> None:
         ('{"kind": "end", "version": 1, "loss": NaN}', "NaN is no number in JSON: write null"),
         ('{"kind": "end", "version": ' + 5000 * "1" + "}", "not a record: Exceeds the limit"),
         ('{"kind": "run", "version": 1, "algorithm": "ddp"}', "nothing about its environment"),
+        ("[" * 100_000, "brackets within brackets"),
+        (HEAD.to_json().replace('"world_size": ', '"world_size": -'), "world_size is -.*: write 1 or more"),
+        (EPOCH.to_json().replace('"seconds": ', '"seconds": -'), "seconds is -.*: write 0 or more"),
+        (EPOCH.to_json().replace('"accuracy": ', '"accuracy": 9'), "accuracy is 9.*a number from 0 to 1"),
+        (
+            '{"kind": "end", "version": 1, "algorithm": "ddp", "status": "ok", "metrics": {"servers": [1]}}',
+            r"servers is \[1\] in the metrics of this EndRecord: write a list of objects with server, pushes",
+        ),
     ],
 )
 def test_a_broken_line_is_refused_by_name(line: str, message: str) -> None:

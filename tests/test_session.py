@@ -196,3 +196,15 @@ def test_what_is_exempt_has_the_momentum_too() -> None:
     (session, *_) = Group("dgc").sessions
     assert {(name, "velocity") for name in NAMED} <= session.named_state().keys()
     assert ("b", "inner.residual") not in session.named_state()
+
+
+@pytest.mark.parametrize("algorithm", ["powersgd:min_compression_rate=0.1", "powersgd:rank=1", "dense"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_only_the_rank_with_the_nan_is_named(algorithm: str, value: float, culprit: int) -> None:
+    """PowerSGD means twice: what the others give to the second mean comes from the first."""
+    group = Group(algorithm)
+    xs = group.gradients(1, 1)
+    xs[culprit][50] = value  # in a matrix
+    with pytest.raises(NonFinite, match=rf"in the gradient of a on rank {culprit}, in step 0"):
+        group.exchange(1, xs)

@@ -6,10 +6,11 @@ from tacit.errors import ConfigError
 from tacit.merges import Average
 from tacit.rounds import Every, EveryStep
 from tacit.strategy import Strategy
+from tacit.topologies import Flat
 
 
 def test_the_text_form_makes_a_value() -> None:
-    assert parse("topk:ratio=0.05") == Strategy(compressor=ErrorFeedback(TopK(ratio=0.05)))
+    assert parse("topk:ratio=0.05") == Strategy(compressor=ErrorFeedback(TopK(ratio=0.05)), topology=Flat())
     assert parse(" localsgd:sync_every=4 ").rounds == Every(4)
     assert parse("topk") == parse("topk:ratio=0.01")
     assert hash(parse("topk")) == hash(parse("topk:ratio=0.01"))

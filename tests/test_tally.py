@@ -16,6 +16,12 @@ def test_a_round_that_landed_before_anybody_waited_exposed_nothing() -> None:
     assert [record.exposed_seconds for record in tally.records] == [0.0, 0.0, 0.0]
     assert tally.metrics(3, 16)["compute_share"] == 1.0
     assert tally.metrics(3, 16)["compression"] == 2.0
+    # Of a period of ten steps: DDP would have sent in each.
+    assert tally.metrics(30, 16)["compression"] == 20.0
+    tally.closing = True
+    tally.sent(100)
+    assert tally.metrics(3, 16)["compression"] == 2.0
+    assert tally.metrics(3, 16)["closing_bytes_out"] == 100
 
 
 def test_waiting_is_from_when_it_began_to_the_end() -> None:
@@ -74,5 +80,6 @@ def test_levels_together_have_the_numbers_of_each() -> None:
     alone, total = near.metrics(3, 16), joined([near.metrics(3, 16), far.metrics(3, 16)])
     assert alone.keys() <= total.keys()
     assert (total["rounds"], total["bytes_out"], total["lag"]) == (4, 50, 4.0)
-    assert total["compression"] == 64 / 50
+    assert total["compression"] == 3 * 16 / 50
     assert joined([Tally().metrics(0, 16)] * 2)["compression"] == 1.0
+    assert Tally().metrics(3, 16)["compression"] == 48.0

@@ -23,9 +23,13 @@ __all__ = ["Cluster"]
 _RATES = {"gbit": Decimal(10**9), "mbit": Decimal(10**6), "kbit": Decimal(10**3)}
 _TIMES = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6")}
 _UNITS = {**_RATES, **_TIMES}
-_SHAPE = re.compile(r"(\d+)x(\d+)(?:\+(\d+))?", re.ASCII)
-_LOCAL = re.compile(r"local:(\d+)(?:\+(\d+))?", re.ASCII)
+_COUNT = r"(\d{1,100})"  # Python refuses to read a number of thousands of digits
+_SHAPE = re.compile(rf"{_COUNT}x{_COUNT}(?:\+{_COUNT})?", re.ASCII)
+_LOCAL = re.compile(rf"local:{_COUNT}(?:\+{_COUNT})?", re.ASCII)
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)", re.ASCII)
+_MOST_NODES = 1023
+"""As many ports has a bridge of Linux."""
+_MOST_RANKS = 4096
 _EXAMPLES = (
     "Write for example 2x2@100mbit (2 nodes of 2 ranks, 100 Mbit/s links), 4x1@1gbit,20ms (with latency), "
     "2x2 (links at full speed) or local:4 (4 plain local processes)."
@@ -59,6 +63,16 @@ class Cluster:
                 raise ConfigError(f"a cluster cannot have {count} {what}: at least 1 is needed. {_EXAMPLES}")
         if self.servers < 0:
             raise ConfigError(f"a cluster cannot have {self.servers} servers: write 0 or more. {_EXAMPLES}")
+        if self.places > _MOST_NODES:
+            raise ConfigError(
+                f"a cluster cannot have {self.places:,} nodes, with those of its servers: a bridge of Linux, "
+                f"which joins them, takes {_MOST_NODES:,}. {_EXAMPLES}"
+            )
+        if self.world_size > _MOST_RANKS:
+            raise ConfigError(
+                f"a cluster cannot have {self.world_size:,} ranks: each is a process with a PyTorch of its "
+                f"own, some 200 MB, and {_MOST_RANKS:,} are the most. {_EXAMPLES}"
+            )
         if self.rate is not None and not (math.isfinite(self.rate) and self.rate > 0):
             raise ConfigError(f"a link cannot carry {self.rate} bit/s: the rate must be above 0. {_EXAMPLES}")
         if not (math.isfinite(self.latency) and self.latency >= 0):

@@ -38,6 +38,19 @@ Memory: TypeAlias = Mapping[str, float]
 """What a schedule remembers: numbers only."""
 Spans: TypeAlias = tuple[tuple[int, int], ...]
 """One stretch (start, stop) of a flat tensor for each peer, in rank order; together they cover it once."""
+Factors: TypeAlias = tuple[tuple[int, int, float], ...]
+"""Stretches (start, stop) of a flat tensor, rising and disjoint, each with what it is to be multiplied by."""
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type in which state adds up small numbers round after round: of at least 32 bits."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def cut_factors(factors: Factors, start: int, stop: int) -> Factors:
+    """Those of a stretch of the tensor, counted from its start."""
+    cut = ((max(a, start) - start, min(b, stop) - start, factor) for a, b, factor in factors)
+    return tuple((a, b, factor) for a, b, factor in cut if a < b)
 
 
 # ---- wishes -------------------------------------------------------------------------------------------
@@ -47,6 +60,9 @@ Spans: TypeAlias = tuple[tuple[int, int], ...]
 class Mean:
     """Answer: the peers' mean, tensor by tensor. The payload itself may be overwritten with it.
 
+    All tensors have one type, as a transport adds them up in one message. Put several types into a `Together`
+    of one `Mean` each.
+
     Where `total` is given, the transport adds to it a sum over this rank's own payload, which it passes over
     anyway: finite if all entries are, and their sum does not overflow.
     """
@@ -54,6 +70,10 @@ class Mean:
     payload: Payload
     axis: str = ""
     total: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        types = {tensor.dtype for tensor in self.payload}
+        assert len(types) < 2, f"a Mean of {types}: put each type into a Mean of its own, inside a Together"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +188,9 @@ class Ask:
 class Reduce:
     """Answer, given by the topology and never by a transport: `(mean, sent)`; the mean is in `ctx.out`.
 
-    The topology encodes, all at once or stretch by stretch. With error feedback, `residual` is added to `x`,
-    and `owed` in the end holds all of the sum that did not arrive.
+    The topology encodes, all at once or stretch by stretch. With error feedback, `residual`, multiplied as
+    `ctx.rescale` says, is added to `x`, and `owed` in the end holds all of the sum that did not arrive. Both
+    may be of a wider type than `x`, which is the type that travels.
     """
 
     codec: OneShot
@@ -188,12 +209,26 @@ class Reduce:
         if self.residual is None or self.owed is None:
             return self._checked(self.codec.encode(x, ctx), x)
         residual, owed = self.residual[start:stop], self.owed[start:stop]
-        payload = self.codec.encode_owed(x, residual, owed, ctx)
+        factors = self.ctx.rescale and cut_factors(self.ctx.rescale, start, start + x.numel())
+        payload = None
+        if not factors and owed.dtype == x.dtype:
+            payload = self.codec.encode_owed(x, residual, owed, ctx)
         if payload is None:
-            torch.add(x, residual, out=owed)
+            add_rescaled(x, residual, factors, owed)
+            payload = self._encode_sum(owed, x, ctx)
+        return self._checked(payload, owed)
+
+    def _encode_sum(self, owed: Tensor, x: Tensor, ctx: Context) -> Payload:
+        """Encode what is owed, in the type of `x`, and take it off."""
+        if owed.dtype == x.dtype:
             payload = self.codec.encode(owed, ctx)
             self.codec.sent(payload, owed).take_from_(owed)
-        return self._checked(payload, owed)
+            return payload
+        given = ctx.scratch("given", x, x.shape, x.dtype).copy_(owed)
+        payload = self.codec.encode(given, ctx)
+        self.codec.decode_(payload, given)
+        owed.sub_(given)
+        return payload
 
     def _checked(self, payload: Payload, given: Tensor) -> Payload:
         """Nobody sees in the mean what a payload swallows: where there is cause, it is looked for here."""
@@ -207,7 +242,7 @@ class Reduce:
         sent = self.codec.sent(payload, self.x)
         if self.residual is None or self.owed is None:
             return sent
-        return lasting(sent, self.x, self.residual, self.owed)
+        return lasting(sent, self.x, self.residual, self.owed, self.ctx.rescale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,24 +356,44 @@ class Decoded(Sent):
 
 @dataclass(frozen=True, slots=True)
 class Remembered(Sent):
-    """What was given and was owed before, less what is owed now."""
+    """What was given and was owed before, less what is owed now.
+
+    Attributes:
+        factors: what `before` was multiplied by before it was added.
+    """
 
     x: Tensor
     before: Tensor
     after: Tensor
+    factors: Factors = ()
 
     def take_from_(self, owed: Tensor) -> None:
         """Leave owed what is still owed beyond it."""
-        owed.sub_(self.x).sub_(self.before).add_(self.after)
+        owed.sub_(self.x).sub_(self._before()).add_(self.after)
 
     def dense(self, like: Tensor) -> Tensor:
         """The difference."""
-        return self.x + self.before - self.after
+        return (self.x + self._before() - self.after).to(like.dtype)
+
+    def _before(self) -> Tensor:
+        if not self.factors:
+            return self.before
+        return add_rescaled(None, self.before, self.factors, torch.empty_like(self.before))
 
 
-def lasting(sent: Sent, x: Tensor, before: Tensor, after: Tensor) -> Sent:
+def lasting(sent: Sent, x: Tensor, before: Tensor, after: Tensor, factors: Factors = ()) -> Sent:
     """`sent`, where it speaks of a tensor that has since become what is owed `after`."""
-    return Remembered(x, before, after) if isinstance(sent, Everything | Rounded) else sent
+    return Remembered(x, before, after, factors) if isinstance(sent, Everything | Rounded) else sent
+
+
+def add_rescaled(x: Tensor | None, residual: Tensor, factors: Factors, out: Tensor) -> Tensor:
+    """`x` plus what was owed, multiplied as `factors` say, in `out`; without `x`, that alone."""
+    if not factors and x is not None and x.dtype == out.dtype:
+        return torch.add(x, residual, out=out)
+    out.copy_(residual)
+    for start, stop, factor in factors:
+        out[start:stop].mul_(factor)
+    return out if x is None else out.add_(x)
 
 
 EXTREME = 2.0**100
@@ -361,7 +416,7 @@ def refuse_overflow(x: Tensor, ctx: Context) -> None:
     """
     if x.is_meta or bool(x.sum().isfinite()) or bool(x.isfinite().all()):
         return
-    if ctx.word is None or not bool(ctx.word.any()):  # else a rank gave what is not finite, and says so
+    if not ctx.told_of_nan:  # else a rank gave what is not finite, and says so
         raise Overflow(
             f"in the lot of {ctx.name}, in step {ctx.step}, finite entries became too large to be sent or "
             f"owed: beyond {torch.finfo(x.dtype).max:.3g}, the largest {x.dtype}. Nothing of this step has "
@@ -411,14 +466,19 @@ class Context:
         peers: the number of ranks on the axis where compressors meet; `rank` counts from 0 among them.
         near: this rank's place among the ranks of its node; for topologies by node.
         spans: which stretch each rank of the node takes care of; for topologies by node.
-        word: one number a replica, to be averaged over all of them along the way; for topologies.
-        total: to be added up as `Mean` says, over what this rank itself gives; for topologies.
+        word: numbers to be averaged over all replicas along the way; for topologies. The first `replicas` of
+            them, one a replica, tell of a NaN.
+        total: to be added up as `Mean` says, over what this rank itself gives, a number for each `Mean`; see
+            `exchanges.watched`. For topologies.
         share: of the model's elements, how much travels in this exchange.
         step: attempts of the optimizer so far; `round`: finished rounds so far.
-        lr: the learning rate of the first parameter group, 0 where no optimizer is known.
+        lr: the largest learning rate of a group that holds any of the parameters; 0 where no optimizer is
+            known.
         alike: whether all ranks of the node give the same tensor; for topologies by node.
         turn: whose turn it is, counted up by one from round to round; for topologies that take turns.
-        name: of the lot that travels; part of every random seed.
+        name: of the lot that travels; part of every random seed, as `seed` is.
+        rescale: what is to become of what is owed of `x`, before it is added, as the learning rate has
+            changed. replicas: how many ranks `word` tells of; 0: it tells of nothing else.
     """
 
     out: Tensor
@@ -438,6 +498,13 @@ class Context:
     name: str = ""
     seed: int = 0
     prefix: str = ""
+    rescale: Factors = ()
+    replicas: int = 0
+
+    @property
+    def told_of_nan(self) -> bool:
+        """Whether a rank is known to have given something that is not finite."""
+        return self.word is not None and bool(self.word[: self.replicas or None].any())
 
     def spare(self, field: str, like: Tensor) -> Tensor:
         """The second buffer of the state field `field`, of the shape of `like` (the first)."""
@@ -518,6 +585,9 @@ class Compressor(ABC):
     """Whether a NaN or infinity of one rank may fail to reach the others through the payload."""
     light: ClassVar[bool] = False
     """Whether it costs so little that backward's own thread may do it."""
+    scales: ClassVar[bool] = False
+    """Whether a multiple of what is given makes the same multiple of what arrives, and nothing is remembered:
+    a gradient may then come with the factor of a GradScaler, which keeps it from vanishing in fp16."""
 
     @property
     def needs_server(self) -> bool:
@@ -557,6 +627,14 @@ class Compressor(ABC):
             ConfigError: for these it cannot keep what it promises.
         """
         return self
+
+    def told(self, memory: Memory) -> Compressor:
+        """The same compressor, told what is known of the training (`Rounds.needs`); most do not care."""
+        return self
+
+    def ended(self, steps: int) -> str:
+        """What the user should know of a training that ends after so many steps; "": all is as planned."""
+        return ""
 
     def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """The same compressor, told where matrices lie in the flat tensor; most do not care."""
@@ -671,11 +749,13 @@ class OneShot(Compressor):
 
 
 class Options(NamedTuple):
-    """What a session may choose its topology from: the first, unless another sends less."""
+    """What a session may choose its topology from: the first, unless another's bytes are worth it."""
 
     topologies: tuple[Topology, ...]
     because: str = ""
     """Why there is but one, where more were asked for."""
+    prices: tuple[float, ...] = ()
+    """What a byte by each of them counts for, as what it brings may be worth less; all alike if empty."""
 
 
 class Topology(ABC):
@@ -693,10 +773,6 @@ class Topology(ABC):
     def apart(self) -> bool:
         """Whether each replica goes on without the others, so that none of them is asked anything."""
         return False
-
-    def dense_share(self, peers: int) -> float:
-        """How often a rank sends a dense tensor in a round, where nothing is compressed."""
-        return 2 * (peers - 1) / peers
 
     @property
     def keeps_lots(self) -> bool:
@@ -840,14 +916,20 @@ class Landing(NamedTuple):
     lag: int = 0
     """How many steps were taken since the round left."""
     lr: float = 0.0
-    """The learning rate of the first parameter group."""
+    """The learning rate: of these parameters where the merge goes `by_rate`, else the largest of any."""
     parties: int = 1
     """How many have met: the replicas, or where they meet by node, the nodes."""
 
 
 class Merge(ABC):
-    """HOW APPLIED. A frozen dataclass of hyper-parameters; its state is equal on all ranks."""
+    """HOW APPLIED. A frozen dataclass of hyper-parameters; its state is equal on all ranks.
 
+    It is for what is trained: buffers are no subject of it, as a step beyond their mean may be no value that
+    they can have.
+    """
+
+    by_rate: ClassVar[bool] = False
+    """Whether it goes by the learning rate, and so is given parameters of one rate at a time."""
     sees_mine: ClassVar[bool] = False
     """Whether `mine` must be kept, even if the answer comes at once."""
     needs_mine: ClassVar[bool] = True
@@ -869,6 +951,9 @@ class Merge(ABC):
         self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
     ) -> None:
         """Apply an answer to a lot, in place. All tensors are flat and of its shape.
+
+        They are of its type, or of float32 where that is one of two bytes: what is below a unit in the last
+        place of a parameter then adds up in the common point and in the state.
 
         Args:
             now: this rank's parameters; overwritten.

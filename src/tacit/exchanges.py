@@ -35,9 +35,11 @@ def on(axis: str, exchange: Generator[Request, Any, T]) -> Generator[Request, An
 def watched(
     exchange: Generator[Request, Any, T], word: Tensor | None, total: Tensor | None
 ) -> Generator[Request, Any, T]:
-    """Run `exchange` with `word` averaged beside it, and what this rank gives to a `Mean` added to `total`.
+    """Run `exchange` with `word` averaged beside it, and with what this rank gives to its means added up.
 
-    None: without.
+    None: without. `total`: of shape (n,); the first `Mean` adds to its first number, and so on; those behind
+    the last to the last. So it can be told who had a NaN first: what a rank gives to a later `Mean` may come
+    from what it was answered.
     """
     if word is not None:
         exchange = _beside(exchange, say(word))
@@ -62,8 +64,15 @@ def _beside(
 
 
 def _totalled(exchange: Generator[Request, Any, T], total: Tensor) -> Generator[Request, Any, T]:
+    means = 0
+
     def add_up(request: Request) -> Generator[Request, Any, Any]:
-        return (yield replace(request, total=total) if isinstance(request, Mean) else request)
+        nonlocal means
+        if not isinstance(request, Mean):
+            return (yield request)
+        mine = total[min(means, len(total) - 1)]
+        means += 1
+        return (yield replace(request, total=mine))
 
     return _answered(exchange, add_up)
 

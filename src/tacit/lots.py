@@ -56,6 +56,11 @@ class Lot:
         """Of its first parameter; no other lot has it."""
         return self.slots[0].name
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Of all its parameters."""
+        return frozenset(slot.name for slot in self.slots)
+
     @property
     def numel(self) -> int:
         """Elements of all its parameters."""

@@ -206,12 +206,15 @@ class SlowMo(Merge):
         u    <- momentum * u - mean / lr
         then <- then - slow_lr * lr * u;   now <- then
 
-    `lr` is the optimizer's learning rate at that moment, so that a schedule of it carries the momentum along.
+    `lr` is the learning rate of the parameter's own group at that moment, so that a schedule of it carries
+    the momentum along.
 
     Attributes:
         slow_lr: above 0; the paper's alpha.
         momentum: from 0 to below 1; the paper's beta.
     """
+
+    by_rate: ClassVar[bool] = True
 
     slow_lr: float = 1.0
     momentum: float = 0.7

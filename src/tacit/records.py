@@ -22,7 +22,6 @@ from pathlib import Path
 from types import NoneType, TracebackType, UnionType
 from typing import (
     Any,
-    BinaryIO,
     ClassVar,
     Literal,
     NoReturn,
@@ -34,6 +33,7 @@ from typing import (
 )
 
 from tacit.errors import ConfigError, unknown
+from tacit.files import Log
 
 __all__ = [
     "COMPUTE_ONLY",
@@ -47,6 +47,7 @@ __all__ = [
     "Writer",
     "is_of",
     "parse",
+    "parse_also",
     "read",
     "read_lines",
 ]
@@ -59,6 +60,14 @@ VERSION = 1
 
 T = TypeVar("T", bound="Line | Environment")
 L = TypeVar("L", bound="Line")
+
+_LEAST = {
+    **dict.fromkeys(("epochs", "batch_per_rank", "world_size", "cores"), 1),
+    **dict.fromkeys(("seed", "parameters", "epoch", "step", "steps", "rank"), 0),
+    **dict.fromkeys(("seconds", "seconds_to_target", "bytes_between_nodes", "mb_between_nodes"), 0),
+}
+"""What a number of this name is at least, whatever the record."""
+_SHARES = ("accuracy", "target")
 
 Status: TypeAlias = Literal["ok", "failed", "interrupted"]
 
@@ -174,39 +183,65 @@ class EndRecord(Line):
     seconds_to_target: float | None = None
     """Training seconds at the first epoch's end that reached the target; None where none did."""
     metrics: dict[str, Any] = field(default_factory=dict)
+    """The session's numbers; "servers", if it is there, is a list of what each parameter server counted."""
     error: str | None = None
 
+    @classmethod
+    def _from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        record = super()._from_mapping(values)
+        servers = record.metrics.get("servers", [])
+        if not (isinstance(servers, list) and all(map(_is_of_server, servers))):
+            raise ConfigError(
+                f"servers is {servers!r:.60} in the metrics of this EndRecord: write a list of objects with "
+                f"{', '.join(_OF_SERVERS)}"
+            )
+        return record
 
-Record: TypeAlias = RunRecord | EpochRecord | EndRecord
-_KINDS: dict[str, type[RunRecord] | type[EpochRecord] | type[EndRecord]] = {
-    "run": RunRecord,
-    "epoch": EpochRecord,
-    "end": EndRecord,
+
+_OF_SERVERS = {
+    "server": int,
+    "pushes": int,
+    "push_bytes": int,
+    "pull_bytes": int,
+    "queue_seconds": float,
+    "stale": dict,
+    "late": int,
 }
 
 
+def _is_of_server(told: Any) -> bool:
+    """Whether these are the numbers of a parameter server."""
+    return (
+        isinstance(told, dict)
+        and all(is_of(told.get(name), kind) for name, kind in _OF_SERVERS.items())
+        and all(str(age).isdecimal() and is_of(count, int) for age, count in told["stale"].items())
+    )
+
+
+Record: TypeAlias = RunRecord | EpochRecord | EndRecord
+_KINDS: dict[str, type[Record]] = {kind.kind: kind for kind in (RunRecord, EpochRecord, EndRecord)}
+
+
 class Writer:
-    """Appends records to a file; each is on disk, as far as the system can be asked, before `write` returns.
+    """Appends records to a file; each is in the file before `write` returns.
 
     A last line that a killed writer cut short is dropped first, so that it does not spoil the next one.
 
     Raises:
-        ConfigError: The file cannot be opened for writing.
+        ConfigError: The file cannot be opened for writing, or is no regular file.
     """
 
     def __init__(self, path: Path) -> None:
         """Open `path` for appending."""
-        try:
-            self._file: BinaryIO = path.open("ab")
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
-        kept = path.read_bytes().rfind(b"\n") + 1
-        self._file.truncate(kept)
+        self._file = Log(path)
 
     def write(self, record: Line) -> None:
-        """Append one line and flush it."""
-        self._file.write(record.to_json().encode() + b"\n")
-        self._file.flush()
+        """Append one line.
+
+        Raises:
+            OSError: it cannot be written; nothing of it is in the file then.
+        """
+        self._file.write(record.to_json())
 
     def close(self) -> None:
         """Close the file."""
@@ -229,10 +264,23 @@ def parse(line: str) -> Record:
     Raises:
         ConfigError: The line is broken or written by a newer version, or a field is not of its type.
     """
+    return _parsed(line, _KINDS)
+
+
+def parse_also(line: str, more: type[L]) -> Record | L:
+    """Read one line that may also be of a kind that is no run's.
+
+    Raises:
+        ConfigError: As `parse`.
+    """
+    return _parsed(line, {**_KINDS, more.kind: more})
+
+
+def _parsed(line: str, kinds: Mapping[str, type[L]]) -> L:
     values = _mapping(line)
-    kind = _KINDS.get(values["kind"])
+    kind = kinds.get(values["kind"])
     if kind is None:
-        raise unknown("kind of record", values["kind"], _KINDS)
+        raise unknown("kind of record", values["kind"], kinds)
     return kind._from_mapping(values)
 
 
@@ -273,6 +321,8 @@ def _mapping(line: str) -> dict[str, Any]:
         raise ConfigError(f"not a record: {error.msg} at character {error.pos} of {line[:60]!r}") from error
     except ValueError as error:
         raise ConfigError(f"not a record: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"not a record, brackets within brackets without end: {line[:60]!r}") from error
     if not (
         isinstance(values, dict)
         and isinstance(values.get("kind"), str)
@@ -295,6 +345,10 @@ def _build(cls: type[T], values: Mapping[str, Any]) -> T:
     for name, value in values.items():
         if not is_of(value, kinds[name]):
             raise ConfigError(f"{name} is {value!r:.60} in this {cls.__name__}: write {_words(kinds[name])}")
+        if isinstance(value, int | float) and value < _LEAST.get(name, -math.inf):
+            raise ConfigError(f"{name} is {value!r:.60} in this {cls.__name__}: write {_LEAST[name]} or more")
+        if isinstance(value, int | float) and name in _SHARES and not 0 <= value <= 1:
+            raise ConfigError(f"{name} is {value!r:.60} in this {cls.__name__}: write a number from 0 to 1")
     try:
         return cls(**values)
     except TypeError as error:

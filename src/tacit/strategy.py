@@ -81,6 +81,12 @@ class Strategy:
 
     def _check_beside(self, what: str, given: str, kinds: Any, default: str) -> None:
         checks.word(what, given, typing.get_args(kinds))
+        if isinstance(self.topology, Star) and self.topology.optimizer == "server" and given != default:
+            raise ConfigError(
+                f"{what}={given!r} with optimizer='server' would do nothing, as workers take no steps: the "
+                "server has the momentum, and buffers are averaged by session.sync() and as the session "
+                "closes. Leave it out"
+            )
         if self.subject != "progress" and given != default:
             raise ConfigError(
                 f"{what}={given!r} with subject={self.subject!r} would do nothing: replicas that exchange "
@@ -167,13 +173,13 @@ class Strategy:
         return (self,)
 
     def told(self, memory: Memory) -> Strategy:
-        """The same strategy, whose compressor knows which steps are of which phase."""
+        """The same strategy, whose compressor knows of the training, and which steps are of which phase."""
+        compressor = self.compressor.told(memory)
         if self.blocking is None:
-            return self
+            return replace(self, compressor=compressor)
+        blocking = self.blocking.told(memory)
         stretches = [
-            (steps, self.compressor if late else self.blocking)
-            for steps, late in self.rounds.phases(memory)
-            if steps
+            (steps, compressor if late else blocking) for steps, late in self.rounds.phases(memory) if steps
         ]
         phased = Phases(tuple(stretches[:-1]), stretches[-1][1])
         return replace(self, compressor=phased, blocking=None)

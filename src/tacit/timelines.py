@@ -148,7 +148,30 @@ class Timeline(Line):
             "exchanges": _rows(Exchange, "exchanges", values),
             "changes": _rows(Change, "changes", values),
         }
-        return super()._from_mapping(typed)
+        timeline = super()._from_mapping(typed)
+        timeline._check()
+        return timeline
+
+    def _check(self) -> None:
+        """Refuse what cannot have been: times that run backwards, levels that are not there."""
+        times = [(step.begun, step.ended) for step in self.steps]
+        steps = [step.step for step in self.steps]
+        levels = []
+        for exchange in self.exchanges:
+            times += [(exchange.begun, exchange.ended), *exchange.waits]
+            steps.append(exchange.step)
+            levels.append(exchange.level)
+        for change in self.changes:
+            steps.append(change.step)
+            levels.append(change.level)
+        for begun, ended in times:
+            if begun > ended:
+                raise ConfigError(f"this Timeline has what begins at {begun} s and ends at {ended} s")
+        if min(steps, default=0) < 0:
+            raise ConfigError(f"this Timeline has a step {min(steps)}: write 0 or more")
+        for level in levels:
+            if not 0 <= level < len(self.levels):
+                raise ConfigError(f"this Timeline has a level {level}, and names {len(self.levels)}")
 
 
 def aligned(timelines: Iterable[Timeline]) -> list[Timeline]:

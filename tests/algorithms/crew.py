@@ -34,6 +34,7 @@ class Replica:
     progress: ProgressDoor
     strategy: Strategy
     gradient: None = None
+    taken: None = None
 
     @property
     def flat(self) -> Tensor:
@@ -66,8 +67,10 @@ class Crew:
         shares: Sequence[float] | None = None,
         memory: dict[str, float] | None = None,
         sizes: Mapping[str, int] = SIZES,
+        dtype: torch.dtype = torch.float32,
+        start: float = 1.0,
     ) -> None:
-        self._sizes = sizes
+        self._sizes, self._dtype, self._start = sizes, dtype, start
         strategy = parse(strategy) if isinstance(strategy, str) else strategy
         (level,) = strategy.levels
         net = Loopback(peers)
@@ -79,12 +82,14 @@ class Crew:
     def _replica(
         self, strategy: Strategy, seat: Seat, share: float, memory: dict[str, float] | None
     ) -> Replica:
-        named = {name: torch.ones(size) for name, size in self._sizes.items()}
+        named = {
+            name: torch.full((size,), self._start, dtype=self._dtype) for name, size in self._sizes.items()
+        }
         lots = [lot for part in fragments(named, strategy.rounds.parts) for lot in cut(part, named, cap=40)]
         session = Session(
             strategy, named, seat, lots, policy=lambda *_: strategy.compressor, lr=lambda: LR, memory=memory
         )
-        door = ProgressDoor(session, named, named.keys(), share, lambda: LR)
+        door = ProgressDoor(session, named, share, lambda: dict.fromkeys(named, LR))
         return Replica(named, session, door, strategy)
 
     def each(self, work: Callable[[int, Replica], None]) -> None:

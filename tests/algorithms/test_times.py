@@ -42,12 +42,13 @@ def test_daso_is_told_by_its_phases_and_by_b_w_and_l() -> None:
         (40, 2.0),
     ]
     periods = [each.values for each in changes if "period" in each.values]
-    # The first epoch that cycles is the best, and every one after it a plateau.
+    # The epoch that warms up is the best, and every one after it a plateau.
     assert periods == [
         {"period": 4.0, "delay": 2.0, "local": 1.0},
         {"period": 2.0, "delay": 1.0, "local": 1.0},
         {"period": 1.0, "delay": 1.0, "local": 1.0},
         {"period": 8.0, "delay": 2.0, "local": 2.0},
+        {"period": 4.0, "delay": 1.0, "local": 1.0},
     ]
     assert [each.step for each in changes] == sorted(each.step for each in changes)
     crew.close()

@@ -330,6 +330,40 @@ def test_adacomm_talks_more_often_as_the_loss_falls() -> None:
     crew.close()
 
 
+def periods_of(rates: list[float], losses: list[float], interval: int) -> list[float]:
+    """Those of AdaComm(16), told these after every step."""
+    rounds, found = AdaComm(16, interval), []
+    memory = rounds.start()
+    for step, (lr, loss) in enumerate(zip(rates, losses, strict=True)):
+        memory = rounds.observe(memory, {"step": step, "lr": lr, "loss": loss})
+        found.append(memory["period"])
+    return found
+
+
+def test_the_papers_eta_0_is_the_largest_learning_rate_and_its_time_begins_with_it() -> None:
+    warm = [0.01, 0.02, 0.05, 0.1]
+    rates, losses = [0.1, 0.1, 0.05, 0.02, 0.02], [0.9, 0.4, 0.15, 0.02, 0.01]
+    found = periods_of(warm + rates, [1.0] * 4 + losses, interval=1)
+    assert found[:4] == [16.0] * 4, "a rate that rises says nothing of the period"
+    expected, period = [], 16
+    for lr, loss in zip(rates, losses, strict=True):  # F_0 = 1, of the beginning
+        told = math.ceil(math.sqrt(0.1 / lr * loss / 1.0) * 16)
+        period = told if told < period else math.ceil(period / 2)
+        expected.append(float(period))
+    assert found[4:] == expected
+
+
+def test_a_warm_up_does_not_shorten_the_period_as_if_the_loss_had_fallen() -> None:
+    """The rate rises for a fifth of the run, and falls to the end; the loss falls by a third."""
+    steps = 500
+    rates = [0.1 * min((t + 1) / 100, (steps - t) / 400) for t in range(steps)]
+    losses = [2.3 - 0.8 * t / steps for t in range(steps)]
+    found = periods_of(rates, losses, interval=100)
+    assert set(found[:199]) == {16.0}
+    # The loss falls too slowly for the period to follow, so the paper's rule halves it, as on a plateau.
+    assert [found[t] for t in (199, 299, 399)] == [8.0, 4.0, 2.0]
+
+
 def test_without_the_loss_every_rank_is_told_what_to_write() -> None:
     crew = Crew(Strategy(subject="progress", rounds=AdaComm(4), merge=Average()), P)
     with pytest.raises(ConfigError, match=r"session\.observe\(loss\)"):
@@ -377,9 +411,10 @@ def test_postlocal_is_two_levels() -> None:
     [Average(), OuterStep(), OuterStep(local=0.5), SlowMo(), Elastic()],
     ids=lambda merge: repr(merge),
 )
-def test_landing_allocates_nothing_large(merge: Merge) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_landing_allocates_nothing_large(merge: Merge, dtype: torch.dtype) -> None:
     strategy = Strategy(subject="progress", rounds=Every(4), overlap=Delayed(2), merge=merge)
-    crew = Crew(strategy, 1, sizes={"a": 100_000, "b": 50_000})
+    crew = Crew(strategy, 1, sizes={"a": 100_000, "b": 50_000}, dtype=dtype)
     crew.train(10)
     (replica,) = crew.replicas
     replica.session.flush()

@@ -7,6 +7,7 @@ import pytest
 
 import mp2
 import mp2_page
+import tacit
 import windows
 from experiments import DASO, DGC, EXPERIMENTS, NETWORKS, PRECISIONS, Scale, runs, settled, whole_runs
 from experiments import windows as windows_of
@@ -302,6 +303,32 @@ def test_mp2s_networks_are_those_of_the_other_papers(monkeypatch: pytest.MonkeyP
     for task in found:
         for arm in ("ps", *task.arms):
             algorithms.parse(task.run(arm, mp2.FAST, 0).algorithm)
+
+
+def test_mp2s_arms_are_what_they_stand_for() -> None:
+    for task in mp2.tasks(Path("/somewhere/cifar10-jpeg-q75.tar.xz")):
+        level = {arm: algorithms.parse(task.run(arm, mp2.FAST, 0).algorithm).levels[0] for arm in task.arms}
+        # WNN leaps five times or more, and trains on.
+        wnn = task.run("wnn", mp2.FAST, 0)
+        nowcast, steps = level["wnn"].compressor, (wnn.epochs or 0) * task.steps
+        assert isinstance(nowcast, tacit.compressors.Nowcast)
+        leaps = steps // (5 * nowcast.period)
+        assert leaps >= 5
+        assert steps - leaps * 5 * nowcast.period >= steps // 30
+        # DGC warms up, and is not masked.
+        dgc = level["ps-dgc"].compressor
+        assert isinstance(dgc, tacit.compressors.Phases)
+        assert dgc.changes[-1] == max(4, task.epochs * task.steps // 20)
+        assert isinstance(dgc.then, tacit.compressors.MomentumCorrection)
+        assert not dgc.then.masking
+        # Local SGD, and quantized gradients, that say as little.
+        assert level["localsgd"].rounds == tacit.Every(9)
+        assert isinstance(level["qsgd"].compressor, tacit.compressors.QSGD)
+
+
+def test_runs_of_other_arms_are_not_taken_for_mp2s() -> None:
+    assert mp2.FILE != "mp2-runs.jsonl"
+    assert "mp2-runs.jsonl" in mp2_page.page("a command", [], [], None, {}, mp2.SLOW)
 
 
 # ---- precisions ---------------------------------------------------------------------------------------

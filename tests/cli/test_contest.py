@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import HEAD
+from timed import run
 
-from tacit import records
+from tacit import records, timelines
 from tacit.cli import contest
+from tacit.cli.book import Book
 from tacit.cli.display import Display
 from tacit.cli.interrupts import Interrupted
 from tacit.cli.request import Request
 from tacit.cluster import Cluster
 from tacit.errors import TestbedError
-from tacit.recipes.messages import Progress
+from tacit.recipes.messages import Progress, line_of
 from tacit.testbed import Failure, Result
 
 WELL = Result(0, (), timed_out=False, seconds=1.0)
@@ -49,9 +52,10 @@ class Bed:
         options = dict(zip(argv[2::2], argv[3::2], strict=False))
         self.log.append(f"{options['--algorithm']} for {options['--epochs']}, at most {timeout:g} s")
         assert argv[-1] == "--shaped"
-        assert Path(options["--timeline"]) == Path(options["--out"]).with_name("timeline.jsonl")
         on_line(0, PROGRESS.to_line())
         on_line(1, "a warning")
+        for record in (HEAD, run("ddp")[0]):
+            on_line(0, line_of(replace(record, algorithm=options["--algorithm"])))
         return type(self).play(options["--algorithm"])
 
 
@@ -93,11 +97,15 @@ def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
 
 def test_all_algorithms_and_the_limit_share_one_testbed(request_: Request) -> None:
     screen = Screen()
-    contest.hold(request_, screen)
+    book = Book(request_)
+    contest.hold(request_, screen, book)
     turns = [f"{name} for 3, at most 60 s" for name in ("ddp", "topk", "compute-only")]
     assert log == ["built 2x2@100mbit", *turns, "gone"]
     assert screen.seen == ["ddp", PROGRESS, "topk", PROGRESS, "compute-only", PROGRESS]
     assert request_.output.read_text().splitlines()[0] == "[ddp, node 1] a warning"
+    assert [record.algorithm for record in book.records] == ["ddp", "topk", "compute-only"]
+    assert list(records.read(request_.records)) == book.records
+    assert [each.algorithm for each in timelines.read(request_.timeline)] == ["ddp", "topk", "compute-only"]
 
 
 @pytest.mark.parametrize(
@@ -120,11 +128,11 @@ def test_a_failure_names_rank_and_reason_and_ends_it_all(
 ) -> None:
     monkeypatch.setattr(Bed, "play", staticmethod(lambda algorithm: result if algorithm == "topk" else WELL))
     with pytest.raises(TestbedError) as caught:
-        contest.hold(request_, Screen())
+        contest.hold(request_, Screen(), Book(request_))
     assert str(caught.value).splitlines()[0] == message
     assert str(caught.value).endswith("output.log")
     assert log[-2:] == ["topk for 3, at most 60 s", "gone"]
-    (end,) = records.read(request_.records)
+    *_, end = records.read(request_.records)
     assert isinstance(end, records.EndRecord)
     assert (end.algorithm, end.status, end.seconds) == ("topk", "failed", None)
     assert message in (end.error or "")
@@ -138,8 +146,8 @@ def test_an_interrupt_is_on_record_and_goes_on_its_way(
 
     monkeypatch.setattr(Bed, "play", staticmethod(play))
     with pytest.raises(Interrupted):
-        contest.hold(replace(request_, algorithms=("ddp",)), Screen())
+        contest.hold(replace(request_, algorithms=("ddp",)), Screen(), Book(request_))
     assert log[-1] == "gone"
-    (end,) = records.read(request_.records)
+    *_, end = records.read(request_.records)
     assert isinstance(end, records.EndRecord)
     assert (end.status, end.error) == ("interrupted", "stopped by SIGTERM")

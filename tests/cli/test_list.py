@@ -68,11 +68,18 @@ def test_json_lists_what_is_known() -> None:
     assert told["ddp"]["collective"] == "DDP's own all-reduce"
     assert told["bf16"]["collective"] == told["powersgd"]["collective"] == "all-reduce"
     assert told["signsgd"]["collective"] == "all-gather"
-    for name in ("efsign", "topk", "dgc", "qsgd"):
-        assert told[name]["collective"].startswith("all-gather, or where that sends less by two phases")
-    assert told["topk"]["parameters"] == [
-        {"name": "ratio", "type": "float", "default": 0.01, "required": False}
-    ]
+    for name in ("int8", "qsgd"):
+        assert told[name]["collective"].startswith("all-gather, or where it is worth it by two phases")
+    for name in ("topk", "dgc", "sign"):
+        assert told[name]["collective"] == "all-gather"
+    for name in ("stc", "efsign", "onebit"):
+        assert told[name]["collective"] == "two phases, which compress the mean too"
+    assert told["topk"]["parameters"][0] == {
+        "name": "ratio",
+        "type": "float",
+        "default": 0.01,
+        "required": False,
+    }
     # What is told can be typed: every default is accepted behind the colon.
     for name, each in told.items():
         given = [f"{p['name']}={p['default']}" for p in each["parameters"] if not p["required"]]

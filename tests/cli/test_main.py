@@ -232,7 +232,7 @@ def test_what_is_asked_for_is_downloaded(
 
 
 def ranks_of(folder: Path) -> dict[int, int]:
-    """The ranks that write to this folder: rank -> process id."""
+    """The ranks that were started with a cache in this folder: rank -> process id."""
     found = {}
     for process in Path("/proc").iterdir():
         try:
@@ -240,11 +240,8 @@ def ranks_of(folder: Path) -> dict[int, int]:
             environment = (process / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if (
-            b"tacit.recipes.worker" in words
-            and str(folder).encode() in b" ".join(words)
-            and words[1] == b"-u"
-        ):
+        ours = f"TACIT_CACHE={folder}/cache".encode() in environment
+        if ours and b"tacit.recipes.worker" in words and words[1] == b"-u":
             rank = next(int(word[5:]) for word in environment if word.startswith(b"RANK="))
             found[rank] = int(process.name)
     return found
@@ -258,7 +255,9 @@ def running(tmp_path: Path) -> Iterator[Process]:
     """A long comparison, past its first step."""
     words = ["compare", "digits", "--cluster", "local:2", "--algorithms", "ddp", "--epochs", "1000"]
     command = [*TACIT, *words, "--out", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    env = {**os.environ, "TACIT_CACHE": str(tmp_path / "cache")}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, env=env, text=True) as process:
         assert process.stderr is not None
         try:
             while "step" not in (line := process.stderr.readline()):

@@ -11,6 +11,7 @@ from timed import run
 
 from tacit import cli, records
 from tacit.cli import compare, report, request
+from tacit.cli.book import Book
 
 
 @pytest.fixture
@@ -98,10 +99,9 @@ def test_the_commands_agree_on_the_names_of_files() -> None:
 def run_compare(monkeypatch: pytest.MonkeyPatch, folder: Path, error: BaseException | None) -> int:
     """The exit code of a comparison that writes a run down and ends so, without training anything."""
 
-    def hold(asked: request.Request, shown: object) -> None:
-        with records.Writer(asked.records) as writer:
-            writer.write(HEAD)
-            writer.write(DDP if error is None else replace(DDP, status="interrupted", error=str(error)))
+    def hold(asked: request.Request, shown: object, book: Book) -> None:
+        book.keep(HEAD)
+        book.keep(DDP if error is None else replace(DDP, status="interrupted", error=str(error)))
         if error is not None:
             raise error
 

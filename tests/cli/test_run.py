@@ -265,10 +265,17 @@ tacit.attach(model, optimizer, "topk")
 """
     ran = Ran(tmp_path, TRAIN + script, "--algorithm", "topk")
     assert ran.code == 1
-    summary = ran.err[ran.err.index("\ntacit: ") :]
-    assert "failed: rank " in summary.splitlines()[1]
-    assert summary.splitlines()[2] == "Traceback (most recent call last):"
-    assert "AttachError: 'topk' is attached to this model already: close it first" in summary
+    error = "tacit.errors.AttachError: 'topk' is attached to this model already: close it first"
+    assert ran.err.count(error) == 1
+    lines = [line for line in ran.err.splitlines() if line]
+    assert lines[0].endswith("train.py failed: ranks 0 and 1 ended with exit code 1")
+    assert lines[1].endswith('train.py", line 16, in <module>')
+    assert lines[lines.index(error) + 1] == "Whole tracebacks: errors/rank0.txt, errors/rank1.txt"
+    assert len(lines) <= 12
+    for rank in (0, 1):
+        whole = (tmp_path / "out" / "errors" / f"rank{rank}.txt").read_text()
+        assert whole.startswith("Traceback (most recent call last):")
+        assert whole.endswith(error + "\n")
 
 
 def test_a_text_that_is_no_algorithm_is_named_with_its_variable(tmp_path: Path) -> None:
@@ -309,13 +316,87 @@ def test_an_exception_on_one_rank_ends_all_and_comes_first(
     summary = ran.err[ran.err.index("\ntacit: ") :].splitlines()
     node = 0 if cluster == "local:2" else 1
     assert summary[1].endswith(f"failed: rank 1 ended with exit code 1 (node {node})")
-    assert summary[2] == "Traceback (most recent call last):"
+    assert summary[2].lstrip().startswith("File ")
+    assert "ValueError: a bad batch" in summary
+    assert ran.err.count("a bad batch") == (3 if script == IN_TRAINING else 2), (
+        "the line, the error, the other"
+    )
     told = json.loads(ran.out.splitlines()[-1])
     assert (told["status"], told["exit_code"]) == ("failed", 1)
     assert told["failures"][0]["rank"] == 1
     trace = told["failures"][0]["traceback"]
     assert trace.endswith("ValueError: a bad batch")
-    assert trace.splitlines() == summary[2 : 2 + len(trace.splitlines())]
+    assert (tmp_path / "out" / "errors" / "rank1.txt").read_text() == trace + "\n"
+    assert told["errors"][0]["ranks"] == [1]
+
+
+FROZEN = """
+with tacit.attach(model, optimizer, tacit.from_env(), timeout=timedelta(seconds=4)):
+    train(3)
+    if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)
+    train(1000000)
+"""
+PLAIN = """
+if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)
+train(1000000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (FROZEN, "rank 1 froze: it did not answer in round 3 (node 0)"),
+        (PLAIN, "rank 1 froze: it was stopped, and answered nobody (node 0)"),
+    ],
+)
+def test_a_rank_that_freezes_is_named_and_not_a_survivor(tmp_path: Path, script: str, said: str) -> None:
+    text = TRAIN.replace('"gloo"', '"gloo", timeout=timedelta(seconds=4)')
+    text = "import os, signal\nfrom datetime import timedelta\n" + text
+    started = time.monotonic()
+    ran = Ran(tmp_path, text + script, "--algorithm", "topk" if script == FROZEN else "ddp")
+    assert ran.code == 1
+    assert f"train.py failed: {said}" in ran.err
+    assert ran.kept["failures"][0]["rank"] == 1
+    assert time.monotonic() - started < 60, "torchrun waits half a minute for what is stopped"
+
+
+def test_a_rank_that_leaves_early_is_named(tmp_path: Path) -> None:
+    script = """
+with tacit.attach(model, optimizer, tacit.from_env()):
+    train(3)
+    if rank == 1: sys.exit(0)
+    train(1000000)
+"""
+    ran = Ran(tmp_path, TRAIN + script, "--algorithm", "topk")
+    assert ran.code == 1
+    assert "failed: rank 1 left early: it has left in round 3: SystemExit: 0 (node 0)" in ran.err
+
+
+def test_a_supervisor_that_is_killed_leaves_a_record_and_no_folder(tmp_path: Path) -> None:
+    script, out, temporary = tmp_path / "train.py", tmp_path / "out", tmp_path / "tmp"
+    script.write_text("print('up', flush=True)\nimport time; time.sleep(1000)\n")
+    temporary.mkdir()
+    command = [*TACIT, "--cluster", "local:1", "--out", str(out), "--", str(script)]
+    env = {**os.environ, "TMPDIR": str(temporary)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        assert len(list(temporary.glob("tacit-*"))) == 1
+        (supervisor,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        launchers = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+        os.kill(int(supervisor), signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Traceback" not in err
+    assert "the supervisor of the testbed was killed" in err
+    kept = json.loads((out / "run.json").read_text())
+    assert (kept["status"], kept["exit_code"]) == ("failed", 1)
+    assert "supervisor" in kept["error"]
+    assert list(temporary.glob("tacit-*")) == []
+    for launcher in launchers:
+        assert not Path(f"/proc/{launcher}").exists() or "Z" in Path(f"/proc/{launcher}/stat").read_text()
+    assert left_behind(script) == []
 
 
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137)])

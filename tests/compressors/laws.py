@@ -14,7 +14,7 @@ class Bench:
     """A workspace that makes what it is asked for: laws care about values, not about allocations."""
 
     def spare(self, field: str, like: Tensor) -> Tensor:
-        return torch.full_like(like, torch.nan)
+        return torch.full_like(like, torch.nan if like.is_floating_point() else 77)
 
     def scratch(self, key: str, like: Tensor, shape: object, dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype)  # type: ignore[call-overload]

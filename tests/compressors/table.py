@@ -207,7 +207,7 @@ TABLE = {
         1.0,
         rounding=1e-5,
     ),
-    "majority": Row(MajoritySign(), gather(125), 1.1, votes=True),
+    "majority": Row(MajoritySign(), gather(125 + 2), 1.1, votes=True),
     "qsgd": Row(QSGD(), gather(4 * 125 + 2 * 4), 1 / 7),
     "qsgd 3 bits + ef": Row(
         ErrorFeedback(QSGD(bits=3, bucket=128)), gather(3 * 125 + 8 * 4), 1 / 3, conserves=True
@@ -287,9 +287,10 @@ TABLE = {
     "predicted, in bf16": Row(
         replace(MIRRORED, values=BF16()), lambda p: ring(97 * 4)(p) + ring(3 * 4)(p), 1.0, rounding=2**-7
     ),
-    # 75 values, their low bytes, and ceil((75 + 3) / 8) of high parts are what fits into 97 values.
+    # 7 are drawn at random. 70 values, their low bytes, and ceil((70 + 3) / 8) of high parts are what fits
+    # into the bytes of the other 90.
     "predicted, the largest sent": Row(
-        replace(MIRRORED, subset="magnitude"), gather(75 * 4 + 75 + 10 + 3 * 4), 1.0
+        replace(MIRRORED, subset="magnitude"), gather(70 * 4 + 70 + 10 + 7 * 4 + 3 * 4), 1.0
     ),
     "predictive coding of topk 1% + ef": Row(
         PredictiveCoding(ErrorFeedback(TopK(ratio=0.01)), matrices=MATRICES),

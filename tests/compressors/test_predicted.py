@@ -1,119 +1,61 @@
-"""What is sent by turns, what is predicted, and when predictions are trusted."""
+"""What is sent by turns, within which budget; and what ranks tell each other of what they predict."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from laws import Bench, Peers, tensors
-from torch import Tensor, nn
+from torch import Tensor
 
-from tacit.compressors import BF16, QSGD, Predicted
+from tacit import algorithms
+from tacit.compressors import BF16, QSGD, Clip, Dense, ErrorFeedback, Phases, Predicted
 from tacit.compressors.budget import Subset
-from tacit.contracts import Context, Matrix, Mean
+from tacit.contracts import Compressor, Context, Exchange, Matrix, Mean, Outcome, Request
 from tacit.errors import ConfigError, RoundError
-from tacit.predictors import KINDS, MP2, Exponential, Linear, Predictor, Stale, files
-from tacit.predictors.mp2 import Network
+from tacit.exchanges import leaves
+from tacit.predictors import Linear, Stale
+from tacit.topologies import Flat
+from tacit.transports.loopback import Loopback
 
 N = 1000
 MATRICES = (Matrix(0, 20, 30), Matrix(600, 16, 20, 4), Matrix(920, 80, 1, 1))
 TENTH = Predicted(
     budget=0.2, predictor=Linear(), full_steps=0, horizon=10**6, whole_below=1, matrices=MATRICES
 )
-
-
-@dataclass(frozen=True)
-class Trend(Predictor):
-    """With the trend, or against it; of convolutions, always with it."""
-
-    sign: int = 1
-
-    def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
-        return torch.full_like(past[0], float(trend)) * (1 if kind == "convolution" else self.sign)
-
-
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> MP2:
-    torch.manual_seed(0)
-    networks = {kind: Network() for kind in KINDS}
-    for each in networks.values():
-        nn.init.normal_(each.last.weight, std=0.1)
-    file = tmp_path_factory.mktemp("mp2") / "weights.pt"
-    weights = {kind: {k: p.detach() for k, p in n.named_parameters()} for kind, n in networks.items()}
-    files.write(file, "mp2", weights)
-    return MP2(str(file))
+STALE = replace(TENTH, predictor=Stale())
 
 
 def at(round_: int, seed: int = 0) -> Context:
     return Context(out=torch.empty(N), work=Bench(), peers=2, round=round_, name="lot", seed=seed)
 
 
+def positions(compressor: Predicted, round_: int, seed: int = 0) -> Tensor:
+    return compressor.turn(False, at(round_, seed)).where
+
+
+def payload_of(*requests: Request) -> list[Tensor]:
+    """What travels, all of it in means."""
+    wishes = [wish for request in requests for wish in leaves(request)]
+    assert all(isinstance(wish, Mean) for wish in wishes)
+    return [tensor for wish in wishes for tensor in wish.payload]  # type: ignore[union-attr]
+
+
 def test_every_entry_has_its_turn_equally_often_and_vectors_always_travel() -> None:
-    turns = TENTH.turns
+    turns = STALE.turns
     assert turns == 200 - 80 - 3
     longest = -(-920 // turns)
-    seen = Counter(int(i) for r in range(longest * 20) for i in TENTH.positions(at(r)))
+    seen = Counter(int(i) for r in range(longest * 20) for i in positions(STALE, r))
     assert all(seen[i] == longest * 20 for i in range(920, 1000))
     assert all(longest * 20 / longest - 1 <= seen[i] <= longest * 20 / (longest - 1) + 1 for i in range(920))
     for r in range(3):
-        chosen = TENTH.positions(at(r))
-        assert len(chosen) == turns + 80
-        assert bool((chosen.diff() > 0).all())
-        assert not torch.equal(chosen, TENTH.positions(at(r + 1)))
-        assert not torch.equal(chosen, TENTH.positions(at(r, seed=1)))
-
-
-def test_steady_motion_is_told_exactly() -> None:
-    """Four full rounds fill the history; from then on what is not sent moves as if it were."""
-    peers = Peers(replace(TENTH, budget=1.0), 3, N)
-    xs = tensors(3, N)
-    for _ in range(4):
-        peers.exchange(xs)
-    peers.compressor = TENTH
-    for _ in range(5):
-        (first, *_) = peers.exchange(xs)
-        torch.testing.assert_close(first.mean, torch.stack(xs).mean(0), rtol=1e-5, atol=1e-6)
-
-
-def test_ranks_stay_equal_and_predict_what_the_network_says(network: MP2) -> None:
-    compressor = replace(TENTH, predictor=network, shrink=0.5, patience=100)
-    peers, answers = Peers(compressor, 3, N), [torch.zeros(N) for _ in range(4)]
-    for r in range(12):
-        xs = tensors(3, N, seed=r)
-        chosen = compressor.positions(at(r))
-        outcomes = peers.exchange(xs)
-        expected = torch.zeros(N)
-        for m in MATRICES[:2] if r >= 4 else ():
-            span = slice(m.start, m.start + m.rows * m.columns)
-            mine = chosen[(chosen >= span.start) & (chosen < span.stop)]
-            trend = torch.stack(xs).mean(0)[mine].mean()
-            kind = "linear" if m.dims == 2 else "convolution"
-            past = torch.stack(answers[-4:])[:, span]
-            expected[span] = 0.5 * network.change(past, trend, kind)
-        expected[chosen] = torch.stack(xs).mean(0)[chosen]
-        torch.testing.assert_close(outcomes[0].mean, expected, rtol=1e-4, atol=1e-5)
-        assert all(torch.equal(outcomes[0].mean, other.mean) for other in outcomes[1:])
-        for field, tensor in outcomes[0].state.items():
-            assert compressor.is_shared(field)
-            assert all(torch.equal(tensor, other.state[field]) for other in outcomes[1:])
-        answers.append(outcomes[0].mean.clone())
-
-
-def test_what_is_worse_than_no_change_is_not_predicted_until_it_is_better_again() -> None:
-    compressor = replace(TENTH, predictor=Trend(-1), patience=3)
-    peers, x = Peers(compressor, 2, N), torch.ones(N)
-    others: list[tuple[float, float]] = []
-    for _ in range(10):
-        mean = peers.exchange([x.clone(), x.clone()])[0].mean
-        others.append((float(mean[:600].min()), float(mean[600:920].min())))
-    assert others[:4] == [(0.0, 0.0)] * 4  # no history
-    assert others[4:7] == [(-1.0, 1.0)] * 3
-    assert others[7:] == [(0.0, 1.0)] * 3
-    assert peers.states[0]["faults"].tolist() == [3.0, 0.0, 0.0]
-    peers.compressor = replace(compressor, predictor=Trend())
-    peers.exchange([x.clone(), x.clone()])
-    assert peers.states[0]["faults"].tolist()[0] == 0.0
-    assert float(peers.exchange([x.clone(), x.clone()])[0].mean[:600].min()) > 0.0
+        for compressor in (STALE, TENTH):
+            chosen = positions(compressor, r)
+            assert len(chosen) == turns + 80
+            assert bool((chosen.diff() > 0).all())
+            assert not torch.equal(chosen, positions(compressor, r + 1))
+            assert not torch.equal(chosen, positions(compressor, r, seed=1))
 
 
 @pytest.mark.parametrize("budget", [0.2, 0.35, 0.9])
@@ -123,9 +65,7 @@ def test_the_budget_counts_everything(budget: float) -> None:
     for step in range(99):
         x = torch.ones(N)
         ctx = replace(at(step), step=step)
-        wish = next(compressor.exchange(x, compressor.init(x), ctx))
-        assert isinstance(wish, Mean)
-        sent += sum(t.numel() for t in wish.payload)
+        sent += sum(t.numel() for t in payload_of(next(compressor.exchange(x, compressor.init(x), ctx))))
     sent += N  # the end
     assert budget - 0.002 <= sent / (100 * N) <= budget
 
@@ -134,7 +74,7 @@ def test_a_lot_that_is_mostly_small_still_takes_turns() -> None:
     """80 of 1000 travel whole, more than a budget of 5 %: of the others 5 % do, but for the marks."""
     tight = replace(TENTH, budget=0.05)
     assert tight.turns == int(0.05 * 920) - 3
-    assert len(tight.positions(at(0))) == 80 + tight.turns
+    assert len(positions(tight, 0)) == 80 + tight.turns
 
 
 def test_a_budget_that_cannot_be_is_refused() -> None:
@@ -156,6 +96,69 @@ def test_a_budget_that_cannot_be_is_refused() -> None:
         replace(TENTH, values=QSGD())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"values=BF16\(\) with subset='magnitude'"):
         replace(TENTH, values=BF16(), subset="magnitude")
+
+
+EPOCHS = {"steps_per_epoch": 78.0, "epochs": 8.0}
+
+
+def test_a_budget_is_for_as_many_steps_as_are_known() -> None:
+    (mp2,) = algorithms.parse("mp2").levels
+    assert planned(mp2.compressor) == 100
+    assert planned(mp2.told({}).compressor) == planned(mp2.told({"epochs": 8.0}).compressor) == 100
+    assert planned(mp2.told(EPOCHS).compressor) == 624
+    (explicit,) = algorithms.parse("mp2:horizon=200").levels
+    assert planned(explicit.told(EPOCHS).compressor) == 200
+    # Of 624 steps fewer are spent on rounds that send everything, so that more is left for the others.
+    large = (Matrix(0, 64, 200),)
+    shares = [level.told(EPOCHS).compressor.fitted(large).share for level in (mp2, explicit)]  # type: ignore[attr-defined]
+    assert shares[0] > shares[1]
+
+
+def planned(compressor: Compressor) -> int:
+    assert isinstance(compressor, Predicted)
+    return compressor.planned
+
+
+def test_what_is_around_it_passes_on_how_long_the_training_is() -> None:
+    for wrapper in (Clip(STALE, 1.0), ErrorFeedback(STALE)):
+        short = replace(wrapper, inner=replace(STALE, horizon=None))
+        told = short.told(EPOCHS)
+        assert planned(told.inner) == 624  # type: ignore[attr-defined]
+        assert "the budget was for 624 steps" in told.ended(3)
+    inner = replace(STALE, horizon=None)
+    phased = Phases(((10, inner),), inner).told(EPOCHS)
+    assert isinstance(phased, Phases)
+    assert [planned(phased.phases[0][1]), planned(phased.then)] == [624, 624]
+
+
+def test_a_training_that_ends_early_says_that_more_was_sent_than_the_budget() -> None:
+    (mp2,) = algorithms.parse("mp2").levels
+    known = mp2.told(EPOCHS).compressor
+    assert "the budget was for 624 steps, and training ended after 60" in known.ended(60)
+    assert [known.ended(steps) for steps in (624, 625, 6240)] == [""] * 3
+    assert "was for 100 steps, and training ended after 40" in mp2.compressor.ended(40)
+    assert not mp2.compressor.ended(100)
+    assert not algorithms.parse("mp2:budget=1.0").levels[0].compressor.ended(5)
+    assert not Dense().ended(3)
+
+
+@pytest.mark.parametrize("steps", [20, 60, 99])
+def test_what_it_says_of_an_early_end_is_what_was_sent(steps: int) -> None:
+    compressor = replace(STALE, budget=0.3, full_steps=5, horizon=100)
+    x, sent = torch.ones(N), N  # the end
+    for step in range(steps):
+        ctx = replace(at(step), step=step)
+        sent += sum(t.numel() for t in payload_of(next(compressor.exchange(x, compressor.init(x), ctx))))
+    (said,) = re.findall(r"about ([0-9.]+)%", compressor.ended(steps)) or ["30.0"]
+    assert float(said) / 100 == pytest.approx(sent / (steps * N), abs=0.003)
+
+
+def test_so_few_steps_that_no_budget_can_be_kept_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    (mp2,) = algorithms.parse("mp2").levels
+    told = mp2.told({"steps_per_epoch": 10.0, "epochs": 2.0}).compressor
+    assert planned(told) == 100
+    assert "budget=0.11 cannot be kept in 20 steps" in caplog.text
+    assert "training ended after 20" in told.ended(20)
 
 
 def test_a_model_that_leaves_nothing_to_take_turns_is_refused_at_once() -> None:
@@ -181,11 +184,10 @@ def test_a_learning_rate_that_falls_far_has_everything_sent_and_not_too_often() 
     x, state, whole = torch.ones(N), compressor.init(torch.ones(N)), []
     for step, lr in enumerate([1.0, 1.0, 0.6, 0.5, 0.5, 0.4, 0.2, 0.2, 0.05, 0.05, 0.05]):
         talk = compressor.exchange(x, state, replace(at(step), step=step, lr=lr))
-        wish = next(talk)
-        assert isinstance(wish, Mean)
-        whole.append(wish.payload[0].numel() == N)
+        wishes = leaves(next(talk))
+        whole.append(payload_of(*wishes)[0].numel() == N)
         try:
-            talk.send(wish.payload)
+            talk.send([wish.payload for wish in wishes])  # type: ignore[union-attr]
         except StopIteration as end:
             state = end.value.state
     # In the round after 0.5 was heard, and after 0.2; the third time the budget has nothing left.
@@ -195,10 +197,10 @@ def test_a_learning_rate_that_falls_far_has_everything_sent_and_not_too_often() 
 @pytest.mark.parametrize("subset", ["random", "layers"])
 def test_other_subsets_move_too_and_reach_all(subset: Subset) -> None:
     compressor = replace(TENTH, subset=subset)
-    seen = Counter(int(i) for r in range(80) for i in compressor.positions(at(r)))
+    seen = Counter(int(i) for r in range(80) for i in positions(compressor, r))
     assert set(range(920, N)) <= set(seen)
     assert len(seen) == N
-    chosen = compressor.positions(at(3))
+    chosen = positions(compressor, 3)
     assert len(chosen) == compressor.turns + 80
     assert bool((chosen.diff() > 0).all())
 
@@ -219,18 +221,55 @@ def test_a_lot_of_small_parameters_travels_whole() -> None:
 
 
 def test_histories_that_differ_are_an_error_on_every_rank() -> None:
-    peers = Peers(TENTH, 3, N)
-    for seed in range(2):
-        peers.exchange(tensors(3, N, seed))
+    """In the round after they have led to another prediction, or soon: a checksum has 5 bits."""
+    peers = Peers(replace(TENTH, budget=1.0), 3, N)
+    for _ in range(3):
+        peers.exchange(tensors(3, N))
+    peers.compressor = TENTH
     apart = dict(peers.states[1])
-    apart["past1"] = apart["past1"] + torch.eye(1, N)[0] * 1e-3
+    apart["last"] = apart["last"] + torch.eye(1, N)[0] * 1e-3
     peers.states[1] = apart
+
+    def on() -> None:
+        for _ in range(4):
+            peers.exchange(tensors(3, N))
+
     with pytest.raises(RoundError, match="predict differently in the lot of lot"):
-        peers.exchange(tensors(3, N, 2))
+        on()
 
 
-def test_of_a_short_history_nothing_is_predicted() -> None:
-    peers = Peers(replace(TENTH, predictor=Exponential()), 2, N)
-    for r in range(4):
-        (first, _) = peers.exchange(tensors(2, N, r))
-        assert int(first.mean.ne(0).sum()) == TENTH.turns + 80
+TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("peers", [16, 32, 64])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_many_ranks_that_agree_are_never_told_to_differ(dtype: torch.dtype, peers: int) -> None:
+    """In 40 rounds nearly all of the 32 checksums come up."""
+    group = Peers(TENTH, peers, N)
+    group.states = [TENTH.init(torch.empty(N, dtype=dtype)) for _ in range(peers)]
+    for r in range(40):
+        (first, *others) = group.exchange([x.to(dtype) for x in tensors(peers, N, r)])
+        assert all(torch.equal(first.mean, other.mean) for other in others)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_is_sent_and_the_marks_travel_in_one_message_where_their_types_are_equal(
+    dtype: torch.dtype,
+) -> None:
+    sent = []
+
+    def spied(exchange: Exchange) -> Exchange:
+        answer = None
+        while True:
+            try:
+                wish = exchange.send(answer)
+            except StopIteration as end:
+                outcome: Outcome = end.value
+                return outcome
+            sent.append(wish)
+            answer = yield wish
+
+    x = torch.ones(N, dtype=dtype)
+    ctx = replace(at(0), out=torch.empty_like(x), peers=1)
+    Loopback(1).run([spied(Flat().conduct(x, TENTH, TENTH.init(x), ctx))])
+    assert len(sent) == (1 if dtype == torch.float32 else 2)

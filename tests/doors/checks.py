@@ -92,6 +92,20 @@ def everything_kept_is_ddp() -> None:
 def dgc_that_sends_all_is_ddp_with_momentum() -> None:
     close_to(trained("dgc:ratio=1.0,masking=false"), trained("ddp"))
 
+    def decaying(algorithm: str, **options: object) -> Tensor:
+        model = wrapped()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.05, **options)
+        with tacit.attach(model, optimizer, algorithm):
+            steps(model, optimizer, 5)
+            optimizer.param_groups[0]["weight_decay"] = 0.02
+            steps(model, optimizer, 5, seed=2)
+        return flat(model)
+
+    for options in ({}, {"nesterov": True}, {"maximize": True}, {"fused": True}):
+        text = f"dgc:ratio=1.0,masking=false,nesterov={'nesterov' in options}"
+        ddp, start = decaying("ddp", **options), flat(network())
+        close_to(decaying(text, **options), ddp, 2e-6 * (1 + float((ddp - start).abs().max())))
+
     def nesterov(algorithm: str) -> Tensor:
         model = wrapped()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.8, nesterov=True)
@@ -100,6 +114,32 @@ def dgc_that_sends_all_is_ddp_with_momentum() -> None:
         return flat(model)
 
     close_to(nesterov("dgc:ratio=1.0,masking=false,momentum=0.8,nesterov=true"), nesterov("ddp"))
+
+
+@check
+def the_momentum_of_weight_decay_is_in_a_checkpoint() -> None:
+    def run(stops: bool) -> Tensor:
+        model = wrapped()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+        with tacit.attach(model, optimizer, "dgc:ratio=0.05") as session:
+            steps(model, optimizer, 6)
+            saved = session.state_dict()
+        if not stops:
+            session = tacit.attach(model, optimizer, "dgc:ratio=0.05")
+        else:
+            again = wrapped()
+            again.load_state_dict(model.state_dict())
+            model, optimizer = (
+                again,
+                torch.optim.SGD(again.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1),
+            )
+            session = tacit.attach(model, optimizer, "dgc:ratio=0.05")
+        session.load_state_dict(saved)
+        steps(model, optimizer, 6, seed=1)
+        session.close()
+        return flat(model)
+
+    assert torch.equal(run(False), run(True))
 
 
 @check
@@ -405,10 +445,10 @@ def in_two_phases_everything_kept_is_ddp_and_compressed_it_learns() -> None:
 
 
 @check
-def not_told_four_ranks_send_signs_in_two_phases() -> None:
+def not_told_four_ranks_send_bytes_in_two_phases() -> None:
     model = wrapped()
     optimizer = sgd(model)
-    with tacit.attach(model, optimizer, "efsign") as session:
+    with tacit.attach(model, optimizer, "int8") as session:
         at_work = session.session
         assert at_work.strategy.topology == tacit.TwoPhase()
         foretold = {type(each).__name__: sent for each, sent in at_work.choice.sent.items()}
@@ -867,7 +907,7 @@ def poisoned(model: DDP, name: str) -> None:
 
 @check
 def an_infinity_on_one_rank_stops_all_by_name() -> None:
-    for algorithm in ("dense", "bf16", "topk", "localsgd:sync_every=1"):
+    for algorithm in ("dense", "bf16", "topk", "powersgd:min_compression_rate=0.1", "localsgd:sync_every=1"):
         model = wrapped()
         optimizer = sgd(model)
         before = flat(model)

@@ -1,6 +1,7 @@
 """DASO on real Gloo processes, 2 nodes of 2: against its authors' procedure, written out as a plain loop."""
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -73,8 +74,12 @@ def daso(
 class Written:
     """Heat's procedure, by its pseudo-code; but node mates are averaged, and lags are what they are."""
 
-    def __init__(self, cycle: tuple[int, int, int], warm: int, cool: int, epochs: int) -> None:
+    def __init__(
+        self, cycle: tuple[int, int, int], warm: int, cool: int, epochs: int, patience: int = 100
+    ) -> None:
         self.cycle, self.blocking = cycle, [*range(warm), *range(epochs - cool, epochs)]
+        self.warm, self.cool, self.epochs, self.patience = warm, cool, epochs, patience
+        self.best, self.bad, self.cycles = math.inf, 0, [cycle]
         groups = [dist.new_group(ranks) for ranks in NODES]
         self.node = groups[dist.get_rank() // 2]
         self.model = network()
@@ -82,7 +87,7 @@ class Written:
         self.pending: tuple[Tensor, int] | None = None
         self.inside = True
 
-    def run(self, data: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def run(self, data: list[tuple[Tensor, Tensor]], losses: list[float] | None = None) -> Tensor:
         for step, batch in enumerate(data):
             self.optimizer.zero_grad()
             loss_of(self.model, batch).backward()
@@ -92,7 +97,21 @@ class Written:
                     p.grad = self.mates(p.grad)
             self.optimizer.step()
             self.put(self.after(step, flat(self.model)))
+            if losses is not None and step % EPOCH == EPOCH - 1:
+                self.epoch_loss_logic(step // EPOCH + 1, losses[step // EPOCH])
         return flat(self.model)
+
+    def epoch_loss_logic(self, epoch: int, loss: float) -> None:
+        """Of an epoch that has ended, when the counter of epochs has moved on."""
+        if epoch < self.warm or epoch >= self.epochs - self.cool:
+            return  # and with epoch == warm, the loss of the last epoch that warms up is judged
+        better = loss < self.best * 0.95
+        self.best, self.bad = (loss, 0) if better else (self.best, self.bad + 1)
+        if self.bad > self.patience:
+            (every, wait, skip), self.bad = self.cycle, 0
+            shorter = every // 2, max(1, wait - 1), max(1, skip // 2)
+            self.cycle = shorter if every > 1 else (8, 2, 2)
+        self.cycles.append(self.cycle)
 
     def mates(self, x: Tensor) -> Tensor:
         dist.all_reduce(x := x / 2, group=self.node)
@@ -148,6 +167,27 @@ def daso_is_its_authors_loop() -> None:
             # One epoch's loss after the other is below the best: no plateau comes in between.
             found = daso(f"{text},patience=100,bits=32,by={by}", data, epochs=4)
             close_to(found, expected, 2e-5)
+
+
+@check
+def daso_changes_its_periods_when_its_authors_loop_does() -> None:
+    epochs = 7
+    data = batches(epochs * EPOCH)
+    # Better than the last epoch that warms up is none of the next three; then one is.
+    losses = [2.0, 1.0, 1.1, 1.2, 1.3, 0.5, 0.5]
+    expected = Written((4, 1, 1), 2, 1, epochs, patience=1)
+    there = expected.run(data, losses)
+    assert expected.cycles == [(4, 1, 1), (4, 1, 1), (4, 1, 1), (2, 1, 1), (2, 1, 1)]
+    ddp = wrapped()
+    optimizer = sgd(ddp)
+    text = "daso:warmup_epochs=2,cooldown_epochs=1,patience=1,bits=32"
+    with tacit.attach(ddp, optimizer, text, steps_per_epoch=EPOCH, epochs=epochs) as session:
+        for step, batch in enumerate(data):
+            optimizer.zero_grad()
+            loss_of(ddp, batch).backward()
+            session.observe(losses[step // EPOCH])
+            optimizer.step()
+        close_to(flat(ddp), there, 5e-5)
 
 
 @check

@@ -33,7 +33,7 @@ def go_wrong() -> None:
         os.kill(os.getpid(), signal.SIGINT)
     if fault == "raises":
         raise ValueError("a bad batch")
-    time.sleep(60)
+    time.sleep(9 if fault == "slow" else 60)
 
 
 start = time.monotonic()

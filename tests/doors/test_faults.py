@@ -13,6 +13,7 @@ SAYS = {
     "raises": "rank 1 has left in round 5: ValueError: a bad batch",
     "overflows": "finite entries became too large to be sent or owed",
     "interrupted": "rank 1 has left in round 5: KeyboardInterrupt",
+    "slow": "rank 1 did not enter round 5 in time",
 }
 FAULTS = [
     ("killed", "topk"),
@@ -28,6 +29,9 @@ FAULTS = [
     ("interrupted", "odsgd"),
     ("killed", "daso:delay=3"),
     ("interrupted", "daso:delay=3"),
+    ("slow", "topk"),
+    ("slow", "ddp"),
+    ("slow", "localsgd:sync_every=1"),
 ]
 AT_ONCE = 2
 """Launches side by side: most of their time passes in waiting for what does not come."""
@@ -64,4 +68,15 @@ def test_the_others_name_it(
         # Where answers come late, the round in which the others notice is a matter of luck.
         says = re.sub(r"in round \d+", "in round 5", str(said["says"])) if late else str(said["says"])
         assert SAYS[fault] in says, said
+        assert float(str(said["seconds"])) < 25
+
+
+@pytest.mark.parametrize("moment", ["recut", "state_dict"])
+def test_it_is_named_also_where_ranks_put_their_state_together(moment: str) -> None:
+    """As DDP's own buckets become the lots, behind the third round, and in a checkpoint."""
+    ended = ranks("rebuilding.py", 4, moment, lost=1)
+    for rank in (0, 2, 3):
+        (said,) = ended[rank].said
+        assert said["kind"] == "PeerLost", said
+        assert "rank 1 did not answer in round" in str(said["says"])
         assert float(str(said["seconds"])) < 25

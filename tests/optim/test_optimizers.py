@@ -26,13 +26,13 @@ def lars(w: Tensor, gradients: list[Tensor], rates: list[float], layered: bool) 
 
 
 def lamb(w: Tensor, gradients: list[Tensor], rates: list[float], layered: bool) -> Tensor:
-    """You et al. 2020, algorithm 2."""
+    """You et al. 2020, algorithm 2; the authors' code leaves biases and norms out of decay and adaptation."""
     m, v, decay = torch.zeros_like(w), torch.zeros_like(w), 0.1 if layered else 0.0
     for t, (g, lr) in enumerate(zip(gradients, rates, strict=True), start=1):
         m = 0.8 * m + 0.2 * g
         v = 0.99 * v + 0.01 * g.square()
         r = (m / (1 - 0.8**t)) / ((v / (1 - 0.99**t)).sqrt() + 1e-3) + decay * w
-        w = w - lr * w.norm() / r.norm() * r
+        w = w - lr * (w.norm() / r.norm() if layered else 1.0) * r
     return w
 
 

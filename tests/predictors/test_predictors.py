@@ -15,15 +15,16 @@ from tacit.predictors import (
     WNN,
     Exponential,
     Linear,
+    Persistent,
     Predictor,
+    Seen,
     Stale,
     files,
+    in_a_row,
     kind_of,
 )
 from tacit.predictors import trained as opened
 from tacit.predictors.mp2 import FLOPS, SHAPES, SHIPPED, Network, flops, normalised
-
-NOWHERE = torch.tensor(0.0)
 
 
 def trained(seed: int, width: int = 4) -> files.Weights:
@@ -43,51 +44,72 @@ def weights(tmp_path: Path) -> str:
 
 
 def noise(n: int, seed: int = 0) -> Tensor:
-    return torch.randn(4, n, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(2, n, generator=torch.Generator().manual_seed(seed))
+
+
+def heard(changes: list[float], ages: list[int]) -> Seen:
+    """Of one element: changes that were heard of, older first, and how many rounds ago."""
+    return in_a_row(torch.tensor(changes).unsqueeze(1))._replace(
+        ages=torch.tensor(ages, dtype=torch.float32).unsqueeze(1)
+    )
 
 
 def test_a_line_goes_on() -> None:
-    assert Linear().change(torch.full((4, 3), 0.5), NOWHERE, "linear").tolist() == [0.5] * 3
-    # The slope of 0, 0, 0, 0, 1 over 0 .. 4 by least squares: 2 / 10.
-    bent = torch.tensor([0.0, 0.0, 0.0, 1.0]).unsqueeze(1)
-    assert float(Linear().change(bent, NOWHERE, "linear")) == pytest.approx(0.2)
+    assert Linear().change(in_a_row(torch.full((2, 3), 0.5)), "linear").tolist() == [0.5] * 3
+    # The slope of 0, 0, 1 over 0 .. 2 by least squares.
+    assert float(Linear().change(heard([0.0, 1.0], [2, 1]), "linear")) == pytest.approx(0.5)
 
 
-def test_a_decay_goes_on() -> None:
-    decay = torch.tensor([1.0, 0.5, 0.25, 0.125]).unsqueeze(1).repeat(1, 2) * torch.tensor([1.0, -1e-20])
+def test_a_decay_goes_on_from_wherever_it_was_heard_of() -> None:
+    decay = torch.tensor([1.0, 0.5]).unsqueeze(1).repeat(1, 2) * torch.tensor([1.0, -1e-20])
     torch.testing.assert_close(
-        Exponential().change(decay, NOWHERE, "linear"), torch.tensor([0.0625, -0.0625e-20])
+        Exponential().change(in_a_row(decay), "linear"), torch.tensor([0.25, -0.25e-20])
     )
-    turning = torch.tensor([1.0, -1.0, 1.0, -1.0]).unsqueeze(1)
-    assert float(Exponential().change(turning, NOWHERE, "linear")) == 0
+    # 0.5 a round, heard of four and two rounds ago: 1/16 and 1/64 of what it was before both.
+    assert float(Exponential().change(heard([1.0, 0.25], [4, 2]), "linear")) == pytest.approx(1 / 16)
+    assert float(Exponential().change(heard([1.0, -1.0], [2, 1]), "linear")) == 0
+
+
+def test_a_change_after_none_goes_on() -> None:
+    """Rounds in which an element was not heard of are no changes of 0: of 0, d, and two such, d is known."""
+    assert float(Exponential().change(heard([0.0, 0.7], [4, 3]), "linear")) == pytest.approx(0.7)
+
+
+def test_a_share_is_left_of_a_change_for_each_round_since() -> None:
+    assert float(Persistent(0.5).change(heard([0.0, 0.8], [4, 3]), "linear")) == pytest.approx(0.1)
+    assert float(Persistent(0.0).change(heard([0.0, 0.8], [4, 3]), "linear")) == 0
 
 
 def test_stale_predicts_nothing() -> None:
-    assert not bool(Stale().change(noise(5), NOWHERE, "linear").any())
+    assert not bool(Stale().change(in_a_row(noise(5)), "linear").any())
 
 
-@pytest.mark.parametrize("which", ["stale", "linear", "exponential", "mp2"])
+@pytest.mark.parametrize("which", ["stale", "linear", "exponential", "persistent", "wnn", "mp2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_what_never_moved_stays_and_the_past_is_left_alone(
     which: str, dtype: torch.dtype, weights: str
 ) -> None:
-    each: Predictor = {"stale": Stale(), "linear": Linear(), "exponential": Exponential()}.get(
-        which, MP2(weights)
-    )
+    each: Predictor = {
+        "stale": Stale(),
+        "linear": Linear(),
+        "exponential": Exponential(),
+        "persistent": Persistent(),
+        "wnn": WNN(),
+    }.get(which, MP2(weights))
     past = noise(50).to(dtype)
     past[:, 7] = 0
     before = past.clone()
-    change = each.change(past, torch.tensor(0.1), "linear")
+    change = each.change(in_a_row(past), "linear")
     assert change.shape == (50,)
     assert change.dtype == dtype
     assert bool(change.isfinite().all())
     assert float(change[7]) == 0
     assert torch.equal(past, before)
-    assert torch.equal(change, each.change(past, torch.tensor(0.1), "linear"))
+    assert torch.equal(change, each.change(in_a_row(past), "linear"))
 
 
 def test_the_untrained_network_predicts_no_change() -> None:
-    x, _ = normalised(noise(10), NOWHERE)
+    x, _ = normalised(in_a_row(noise(10)))
     assert not bool(Network()(x).any())
 
 
@@ -97,7 +119,7 @@ def test_it_is_convolution_channel_attention_and_max_pooling(width: int) -> None
     weights = trained(5, width)["linear"]
     network = Network(width)
     network.load_state_dict(weights)
-    x, _ = normalised(noise(50, 6), torch.tensor(0.3))
+    x, _ = normalised(Seen(noise(50, 6), noise(50, 7).abs() + 1, noise(50, 8).exp()))
     y = network.second(network.first(x.permute(2, 0, 1)).relu()).relu()
     y = y * network.excite(network.squeeze(y.mean(2)).relu()).sigmoid().unsqueeze(2)
     expected = network.last(max_pool1d(y, 2).flatten(1)).squeeze(1)
@@ -105,14 +127,26 @@ def test_it_is_convolution_channel_attention_and_max_pooling(width: int) -> None
 
 
 def test_prediction_scales_with_the_motion(weights: str) -> None:
-    past, trend = noise(30, 1), torch.tensor(0.2)
-    small = MP2(weights).change(past, trend, "convolution")
+    past = noise(30, 1)
+    small = MP2(weights).change(in_a_row(past), "convolution")
     assert bool(small.any())
-    torch.testing.assert_close(MP2(weights).change(past * 1024, trend * 1024, "convolution"), small * 1024)
+    torch.testing.assert_close(MP2(weights).change(in_a_row(past * 1024), "convolution"), small * 1024)
+
+
+def test_how_old_changes_are_and_how_the_layer_swings_is_told(weights: str) -> None:
+    seen = in_a_row(noise(30, 1))
+    changes = [
+        MP2(weights).change(each, "convolution")
+        for each in (seen, seen._replace(ages=seen.ages + 1), seen._replace(swings=seen.swings / 2))
+    ]
+    assert not torch.equal(changes[0], changes[1])
+    assert not torch.equal(changes[0], changes[2])
+    for swings in (torch.zeros(2, 30), torch.full((2, 30), torch.inf)):
+        assert bool(MP2(weights).change(seen._replace(swings=swings), "convolution").isfinite().all())
 
 
 def test_each_kind_has_its_own_network(weights: str) -> None:
-    changes = [MP2(weights).change(noise(30), NOWHERE, kind) for kind in KINDS]
+    changes = [MP2(weights).change(in_a_row(noise(30)), kind) for kind in KINDS]
     assert all(not torch.equal(changes[0], other) for other in changes[1:])
 
 
@@ -120,8 +154,8 @@ def test_kinds_without_a_network_do_not_change(tmp_path: Path) -> None:
     files.write(tmp_path / "one.pt", "mp2", {"linear": trained(0)["linear"]})
     predictor = MP2(str(tmp_path / "one.pt"))
     assert predictor.kinds() == ("linear",)
-    assert bool(predictor.change(noise(5), NOWHERE, "linear").any())
-    assert not bool(predictor.change(noise(5), NOWHERE, "convolution").any())
+    assert bool(predictor.change(in_a_row(noise(5)), "linear").any())
+    assert not bool(predictor.change(in_a_row(noise(5)), "convolution").any())
 
 
 def test_a_network_costs_what_an_element_may() -> None:
@@ -161,7 +195,7 @@ def of_two_widths() -> files.Weights:
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        ({"version": 9}, "of version 9, and this tacit reads version 1"),
+        ({"version": 9}, "of version 9, and this tacit reads version 2"),
         ({"format": "else"}, "holds no predictor of tacit"),
         ({"network": "wnn"}, "for the network 'wnn', not 'mp2'"),
         ({"kinds": {}}, "for no kind of layer"),
@@ -203,13 +237,15 @@ def test_shapes_are_those_of_the_network() -> None:
 
 @pytest.mark.parametrize("kind", ["convolution", "linear", "vector"])
 def test_what_comes_with_tacit_knows_momentum(kind: str) -> None:
-    """Changes that shrink by a tenth, as momentum without gradients does; it follows them some of the way."""
+    """Changes that shrink by a tenth a step, as momentum without gradients does, four steps a round."""
     assert kind in MP2().kinds()
     first = noise(200)[0] * 1e-3
-    past = torch.stack([first * 0.9**i for i in range(4)])
-    followed = MP2().change(past, NOWHERE, kind) / (first * 0.9**4)
-    assert float(followed.min()) > 0.1
-    assert float(followed.max()) < 1
+    for ages in (2, 1), (4, 2):
+        seen = in_a_row(torch.stack([first * 0.656**-age for age in ages]))
+        seen = seen._replace(ages=torch.tensor(ages, dtype=torch.float32).unsqueeze(1).expand(2, 200))
+        followed = MP2().change(seen, kind) / first
+        assert float(followed.min()) > 0.1
+        assert float(followed.max()) < 1.7
 
 
 @pytest.mark.parametrize("network", ["mp2", "wnn"])
@@ -221,7 +257,7 @@ def test_what_comes_with_tacit_is_small_and_says_how_it_was_made(network: str) -
 
 
 def test_wnn_comes_with_weights_that_go_on_where_things_went() -> None:
-    line = WNN().change(torch.full((4, 1), 0.01), NOWHERE, "linear")
+    line = WNN().change(in_a_row(torch.full((4, 1), 0.01)), "linear")
     assert 0 < float(line) < 0.02
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tacit.predictors import WNN, files
+from tacit.predictors import WNN, files, in_a_row
 from tacit.predictors.wnn import Network, forecast, networks
 
 GOLDEN = os.environ.get("TACIT_WNN", "")
@@ -67,8 +67,19 @@ def test_a_round_goes_a_fifth_of_the_way(tmp_path: object) -> None:
     past: Tensor = torch.randn(4, 9, generator=torch.Generator().manual_seed(5))
     values = torch.cat((torch.zeros(1, 9), past.cumsum(0)))
     expected = (forecast(values, network) - values[-1]) / 5
-    assert torch.equal(WNN(file).change(past, torch.tensor(0.0), "linear"), expected)
-    assert not bool(WNN(file).change(past, torch.tensor(0.0), "convolution").any())
+    assert torch.equal(WNN(file).change(in_a_row(past), "linear"), expected)
+    assert not bool(WNN(file).change(in_a_row(past), "convolution").any())
+
+
+def test_of_two_changes_four_are_made_that_lead_from_one_to_the_other(tmp_path: object) -> None:
+    file = f"{tmp_path}/wnn.pt"
+    files.write(file, "wnn", {"linear": {k: p.detach() for k, p in made(4).named_parameters()}})
+    two = torch.randn(2, 9, generator=torch.Generator().manual_seed(5))
+    two[:, 3] = 0.0
+    four = torch.stack([two[0] + (two[1] - two[0]) * i / 3 for i in range(4)])
+    change = WNN(file).change(in_a_row(two), "linear")
+    torch.testing.assert_close(change, WNN(file).change(in_a_row(four), "linear"), rtol=1e-4, atol=1e-6)
+    assert float(change[3]) == 0.0, "it never moved"
 
 
 @pytest.mark.skipif(not GOLDEN, reason="TACIT_WNN names no file of the authors' weights")

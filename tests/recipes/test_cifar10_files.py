@@ -137,7 +137,7 @@ def test_a_binary_form_that_cannot_be_is_refused(tmp_path: Path, few: Files) -> 
         (without(name), r"lacks data_batch_3.bin of CIFAR-10's binary form"),
         (having(name, few[name][:-1]), r"data_batch_3.bin .* has 21,510 bytes, but"),
         (having(name, few[name][:-3073]), r"data_batch_3.bin .* has 18,438 bytes, but"),
-        (having(name, few[name] + b"x"), r"data_batch_3.bin .* has 21,512 bytes, but"),
+        (having(name, few[name] + b"x"), r"data_batch_3.bin .* has more than 21,511 bytes"),
         (
             having(name, labelled(few[name], 4, 10)),
             r"image 4 in data_batch_3.bin .* has class 10, the last is 9",

@@ -1,5 +1,6 @@
 """Records of trainings, predictors that are trained on them, and how these are judged."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,14 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tacit.compressors.turns import in_turn
 from tacit.errors import ConfigError
-from tacit.predictors import MP2, WNN, Linear, Predictor, Stale, files
+from tacit.predictors import MP2, WNN, Linear, Predictor, Seen, Stale, files, in_a_row
 from tacit.recipes.prediction import gains, mp2, wnn
 from tacit.recipes.prediction.dataset import load, save
 from tacit.recipes.prediction.judging import judge
 from tacit.recipes.prediction.layers import Layer, Recorder
 from tacit.recipes.prediction.made_up import MadeUp
-from tacit.recipes.prediction.motions import motions, roll_out
+from tacit.recipes.prediction.motions import motions, reach, roll_out, when
 from tacit.recipes.prediction.runs import Run, Sampling, plan, record
 from tacit.recipes.prediction.simulation import Round, Simulation, kinds
 from tacit.recipes.prediction.trials import End, Trial, evaluate, in_the_loop, predicting
@@ -36,8 +38,7 @@ def layer_of(changes: Tensor, kind: str = "linear", **other: object) -> Layer:
         "steps": torch.arange(1, rounds + 1),
         "lr": torch.full((rounds,), 0.1),
         "changes": changes,
-        "trends": changes.mean(1),
-        "answers": changes,
+        "swings": changes.square().mean(1).sqrt(),
     }
     return Layer(**(told | other))  # type: ignore[arg-type]
 
@@ -145,15 +146,14 @@ def test_a_record_holds_what_every_layer_did() -> None:
     assert [(each.name, each.kind, each.shape) for each in layers[:5]] == [
         ("0.weight", "convolution", (4, 1, 3, 3)),
         ("0.bias", "vector", (4,)),
-        ("2.weight", "embedding", (6, 2)),
+        ("2.weight", "linear", (6, 2)),
         ("3.weight", "linear", (3, 16)),
         ("3.bias", "vector", (3,)),
     ]
     last = layers[8]
     assert (last.name, last.phase, last.depth, last.steps.tolist()) == ("3.weight", 1, 0.6, [3, 4])
     assert last.changes.tolist() == [[3.0] * 10, [4.0] * 10]
-    assert last.answers.tolist() == [[1.5] * 10, [2.0] * 10]
-    assert last.trends.tolist() == [3.0, 4.0]
+    assert last.swings.tolist() == [3.0, 4.0]
     assert layers[4].changes.shape == (2, 3), "all of a small layer"
 
 
@@ -197,23 +197,22 @@ def test_a_training_that_leaves_the_finite_is_refused() -> None:
 
 def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     one = decaying(0.5)
-    other = replace(one, split="data", answers=one.changes / 2)
+    other = replace(one, split="data")
     save(tmp_path / "r.safetensors", [one, other])
     mine, theirs = load(tmp_path / "r.safetensors")
     assert (mine.run, mine.split, mine.shape, theirs.split) == ("a", "train", (60, 1), "data")
-    for name in ("steps", "lr", "changes", "trends", "answers"):
+    for name in ("steps", "lr", "changes", "swings"):
         assert torch.equal(getattr(mine, name), getattr(one, name))
-    assert torch.equal(theirs.answers, other.answers)
 
 
-HEAD = {"format": "tacit-record", "version": "2"}
+HEAD = {"format": "tacit-record", "version": "3"}
 
 
 @pytest.mark.parametrize(
     ("metadata", "says"),
     [
         ({}, "holds no record"),
-        ({**HEAD, "version": "7"}, "of version 7, and this tacit reads version 2"),
+        ({**HEAD, "version": "7"}, "of version 7, and this tacit reads version 3"),
         (HEAD, "its header names no layers"),
         ({**HEAD, "layers": "[]"}, "its header names no layers"),
         ({**HEAD, "layers": '[{"run": "a"}]'}, "layer 0 should have run, split"),
@@ -230,7 +229,7 @@ def test_other_files_are_refused(tmp_path: Path, metadata: dict[str, str], says:
     ("change", "says"),
     [
         (lambda tensors: tensors.pop("0.lr"), "tensors of layer 0 do not fit"),
-        (lambda tensors: tensors.update({"0.trends": torch.ones(3)}), "tensors of layer 0 do not fit"),
+        (lambda tensors: tensors.update({"0.swings": torch.ones(3)}), "tensors of layer 0 do not fit"),
         (lambda tensors: tensors["0.changes"].fill_(torch.nan), "finite"),
     ],
 )
@@ -258,18 +257,43 @@ def test_a_record_cut_short_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "absent")
 
 
-# ---- histories ----------------------------------------------------------------------------------------
+# ---- what is known of the past ------------------------------------------------------------------------
 
 
-def test_windows_are_consecutive() -> None:
-    (motion,) = motions([layer_of(torch.arange(12.0).view(6, 2))])
-    w = motion.windows(motion.changes)
-    assert w.past.t().tolist() == [[0, 2, 4, 6], [1, 3, 5, 7], [2, 4, 6, 8], [3, 5, 7, 9]]
-    assert w.true.tolist() == [8, 9, 10, 11]
-    assert w.trend.tolist() == [8.5, 8.5, 10.5, 10.5]
-    drawn = motion.draw(motion.changes, 50, torch.Generator().manual_seed(0))
-    assert {tuple(column) for column in drawn.past.t().tolist()} == {tuple(c) for c in w.past.t().tolist()}
-    assert torch.equal(drawn.true, drawn.past[-1] + 2)
+def test_windows_hold_what_was_heard_of_and_when() -> None:
+    """Of each element change t is 10 t, and its own number: so that it says of itself which it is."""
+    changes = 10.0 * torch.arange(20.0).unsqueeze(1) + torch.arange(3.0)
+    (motion,) = motions([layer_of(changes, swings=2.0 ** torch.arange(20))])
+    for share, pairs in ((1.0, {(2, 1)}), (0.5, {(3, 1)}), (0.4, {(3, 1), (4, 1), (5, 2)})):
+        for w in (
+            motion.windows(share),
+            motion.draw(share, 200, torch.Generator().manual_seed(0)),
+        ):
+            rounds = w.true // 10
+            assert set(rounds.tolist()) == set(range(reach(share), 20))
+            assert {(int(a), int(b)) for a, b in w.seen.ages.t()} == pairs
+            torch.testing.assert_close(w.seen.changes, w.true - 10 * w.seen.ages)
+            torch.testing.assert_close(w.seen.swings, 2.0**w.seen.ages)
+    assert motion.windows(0.5).true.numel() == 3 * (20 - 4)
+
+
+@pytest.mark.parametrize("share", [0.11, 0.3, 0.35, 0.4, 0.5, 0.7])
+def test_what_is_heard_of_is_as_old_as_where_entries_take_turns(share: float) -> None:
+    total, last, gap = 3000, torch.zeros(3000), torch.zeros(3000)
+    found: Counter[tuple[int, int]] = Counter()
+    for number in range(120):
+        sent = in_turn(total, round(share * total), number, seed=1)
+        rest = torch.ones(total, dtype=torch.bool).index_fill(0, sent, False)
+        if number > 40:
+            age = number - last[rest]
+            found.update(zip((age + gap[rest]).int().tolist(), age.int().tolist(), strict=True))
+        gap[sent] = number - last[sent]
+        last[sent] = number
+    drawn = when(share, 200_000, torch.Generator().manual_seed(0)).t().tolist()
+    made = Counter((older, age) for older, age in drawn)
+    assert max(older for older, _ in made) < reach(share)
+    for pair in found.keys() | made.keys():
+        assert made[pair] / made.total() == pytest.approx(found[pair] / found.total(), abs=0.01)
 
 
 def test_layers_are_drawn_from_alike_however_large() -> None:
@@ -282,40 +306,42 @@ def test_layers_are_drawn_from_alike_however_large() -> None:
         layer_of(small[:4]),
         decaying(0.5, "vector"),
     ]
-    (motion,) = motions(layers, "linear")
-    true = motion.draw(motion.changes, 4000, torch.Generator().manual_seed(0)).true
+    (motion,) = motions(layers, "linear", share=0.5)
+    true = motion.draw(0.5, 4000, torch.Generator().manual_seed(0)).true
     assert float((true == 2).float().mean()) == pytest.approx(0.5, abs=0.05)
 
 
-def test_in_the_closed_loop_the_past_is_what_was_predicted() -> None:
-    """Each element is true in one round of the period, and else a function of its own answers."""
+def test_along_a_motion_what_is_not_sent_is_told_from_what_was() -> None:
+    """Each element is true in one round of the period, and else a function of when it last was."""
     torch.manual_seed(0)
     (motion,) = motions([layer_of(torch.randn(30, 90))])
-    answers = roll_out(lambda past, trend: past[-1] * 0.5, motion, period=5, seed=3)
-    assert torch.equal(answers[:4], motion.changes[:4])
-    true = answers[4:] == motion.changes[4:]
-    guessed = answers[4:] == answers[3:-1] * 0.5
-    assert bool((true ^ guessed).all())
-    turns = true.nonzero()[:, 0].view(-1)
-    assert all(int((turns % 5 == i).sum()) > 0 for i in range(5))
-    for column in true.t():
-        places = column.nonzero().flatten()
+    answers = roll_out(lambda seen: seen.changes[-1] * 100 + seen.ages[-1], motion, period=5, seed=3)
+    assert torch.equal(answers[:10], motion.changes[:10])
+    true = answers == motion.changes
+    for element, column in enumerate(true.t()):
+        places = column[10:].nonzero().flatten()
         assert places.diff().tolist() == [5] * (len(places) - 1)
+        turn = int(places[0]) % 5
+        for t in range(10, 30):
+            age = (t - turn) % 5
+            if age:
+                expected = motion.changes[t - age, element] * 100 + age
+                assert float(answers[t, element]) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_everything_sent_leaves_nothing_to_predict() -> None:
     (motion,) = motions([decaying(0.5)])
-    assert torch.equal(roll_out(lambda past, trend: past[0] * 0, motion, period=1), motion.changes)
+    assert torch.equal(roll_out(lambda seen: seen.changes[0] * 0, motion, period=1), motion.changes)
 
 
 # ---- training -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("loss", "loop"), [("l1", "open"), ("mse", "open"), ("l1", "closed")])
-def test_a_trained_network_foretells_what_it_has_learnt(tmp_path: Path, loss: str, loop: str) -> None:
+@pytest.mark.parametrize(("loss", "share"), [("l1", 1.0), ("mse", 0.5), ("l1", 0.4)])
+def test_a_trained_network_foretells_what_it_has_learnt(tmp_path: Path, loss: str, share: float) -> None:
     """A decay that no other predictor is told of; other elements than those it learnt from."""
     seen = [decaying(0.7), decaying(0.7, "convolution")]
-    weights = mp2.train(seen, steps=300, batch=512, loss=loss, loop=loop)
+    weights = mp2.train(seen, steps=300, batch=512, loss=loss, share=share)
     assert set(weights) == {"linear", "convolution"}
     files.write(tmp_path / "w.pt", "mp2", weights)
     others = [decaying(0.7, seed=1)]
@@ -324,34 +350,26 @@ def test_a_trained_network_foretells_what_it_has_learnt(tmp_path: Path, loss: st
         "line": Linear(),
         "mp2": MP2(str(tmp_path / "w.pt")),
     }
-    scores = {s.predictor: s for s in evaluate(predictors, others)}
+    scores = {s.predictor: s for s in evaluate(predictors, others, share)}
     assert scores["still"].absolute == scores["still"].squared == pytest.approx(1.0)
-    assert scores["mp2"].absolute < 0.15 < scores["line"].absolute
+    assert scores["mp2"].absolute < 0.2 < scores["line"].absolute
 
 
-def test_the_closed_loop_learns_from_other_histories_than_the_open() -> None:
+def test_a_network_learns_from_what_is_known_at_its_share() -> None:
     torch.manual_seed(1)
     layers = [layer_of(torch.randn(40, 50).cumsum(0) * 0.1)]
-    known = {"steps": 20, "batch": 64, "width": 2}
-    opened, closed = (mp2.train(layers, loop=loop, **known)["linear"] for loop in ("open", "closed"))  # type: ignore[arg-type]
-    assert not torch.equal(opened["last.weight"], closed["last.weight"])
-    again = mp2.train(layers, loop="closed", **known)["linear"]  # type: ignore[arg-type]
-    assert torch.equal(again["last.weight"], closed["last.weight"])
-    alone = mp2.train(layers, loop="closed", repetitions=1, **known)["linear"]  # type: ignore[arg-type]
-    assert torch.equal(alone["last.weight"], opened["last.weight"]), (
-        "before the first rolling out, all is true"
-    )
+    made = [
+        mp2.train(layers, share=share, steps=20, batch=64, width=2)["linear"] for share in (0.2, 0.5, 0.5)
+    ]
+    assert not torch.equal(made[0]["last.weight"], made[1]["last.weight"])
+    assert torch.equal(made[1]["last.weight"], made[2]["last.weight"])
 
 
-def test_recorded_answers_are_what_the_closed_loop_learns_from() -> None:
-    layer = decaying(0.8)
-    halved = replace(layer, answers=layer.changes / 2)
-    weights = mp2.train([halved], steps=300, batch=256, repetitions=1)["linear"]
-    network = mp2.Network()
-    network.load_state_dict(weights)
-    x, size = mp2.normalised(halved.answers[4:8], halved.trends[8])
-    error = network(x).detach() * size - halved.changes[8]
-    assert float(error.abs().mean()) < 0.2 * float(halved.changes[8].abs().mean())
+def test_what_travels_whole_learns_from_the_last_two_rounds() -> None:
+    """Vectors: they are not predicted in part, so that the share is nothing to them."""
+    layers = [decaying(0.7, "vector"), decaying(0.6, "vector")]
+    made = [mp2.train(layers, share=share, steps=20, batch=64)["vector"] for share in (0.2, 0.5)]
+    assert torch.equal(made[0]["last.weight"], made[1]["last.weight"])
 
 
 def test_what_never_moves_teaches_nothing() -> None:
@@ -366,10 +384,8 @@ def test_wnn_learns_where_lines_lead(tmp_path: Path) -> None:
     slopes = torch.randn(1, 80, generator=torch.Generator().manual_seed(0)).expand(40, 80)
     weights = wnn.train([layer_of(slopes)], period=2, steps=250, batch=256, lr=3e-3)
     files.write(tmp_path / "w.pt", "wnn", weights)
-    past = torch.full((4, 1), 0.3)
-    assert float(WNN(str(tmp_path / "w.pt")).change(past, torch.tensor(0.0), "linear")) == pytest.approx(
-        0.3, rel=0.2
-    )
+    line = WNN(str(tmp_path / "w.pt")).change(in_a_row(torch.full((4, 1), 0.3)), "linear")
+    assert float(line) == pytest.approx(0.3, rel=0.2)
 
 
 def test_the_gain_is_that_with_which_trainings_end_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,8 +415,8 @@ def test_the_gain_is_that_with_which_trainings_end_best(monkeypatch: pytest.Monk
 def test_predictions_are_scaled_in_the_loop() -> None:
     """By a gain in the file as by one in the strategy."""
     torch.manual_seed(0)
-    weights = mp2.train([decaying(0.7), decaying(0.7, "convolution")], steps=40, batch=64, repetitions=1)
-    trial = Trial(MadeUp("lenet"), 1, workers=16)
+    weights = mp2.train([decaying(0.7), decaying(0.7, "convolution")], steps=40, batch=64)
+    trial = Trial(MadeUp("lenet"), 1, workers=16, share=0.3, sync_every=1)
     with TemporaryDirectory() as folder:
         for name, each in (("all", weights), ("half", gains.scaled(weights, 0.5))):
             files.write(f"{folder}/{name}.pt", "mp2", each)
@@ -415,14 +431,14 @@ def test_predictions_are_scaled_in_the_loop() -> None:
 
 
 def test_a_training_in_the_loop_of_everything_is_a_full_push() -> None:
-    trial = Trial(Line(), 2, workers=2, share=1.0)
+    trial = Trial(Line(), 2, workers=2, share=1.0, sync_every=1)
     told = judge(trial, {"stale": Stale(), "line": Linear()}, moments=2, held_out=[decaying(0.5)])
     assert [row.loss for row in told.rows] == [pytest.approx(told.loss, rel=1e-3)] * 2
     assert [row.within for row in told.rows] == [True, True]
     assert told.rows[0].assembled == pytest.approx(told.next_loss)
     assert told.rows[0].errors["linear"] == pytest.approx(1.0)
     assert told.rows[0].held_out == {"train, linear": pytest.approx(1.0)}
-    assert [row.operations for row in told.rows] == [0, 5]
+    assert [row.operations for row in told.rows] == [0, 2]
     assert all((row.microseconds or 0) > 0 for row in told.rows)
     assert len(told.paths) == 2, "one layer of two dimensions"
     assert list(told.paths[0].led["stale"]) == list(told.paths[0].true)
@@ -430,8 +446,8 @@ def test_a_training_in_the_loop_of_everything_is_a_full_push() -> None:
 
 def test_what_predicts_nonsense_is_not_within() -> None:
     class Wild(Linear):
-        def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
-            return past[-1] * -3
+        def change(self, seen: Seen, kind: str) -> Tensor:
+            return seen.changes[-1] * -3
 
     trial = Trial(MadeUp("lenet"), 1, workers=8)
     wild, still = in_the_loop(trial, Wild()), in_the_loop(trial, Stale())

@@ -13,7 +13,7 @@ ARCHIVES = ["data.tar", "data.tar.gz", "data.tar.xz", "data.tar.bz2", "data.zip"
 
 
 def content(path: Path) -> dict[str, bytes]:
-    return {str(file.name): file.read() for file in sources.files(path)}
+    return {str(file.name): file.read(1 << 22) for file in sources.files(path)}
 
 
 @pytest.mark.parametrize("name", ARCHIVES)

@@ -155,9 +155,67 @@ def test_the_delay_stays_below_the_period() -> None:
     assert found[3::3] == [(8, 7, 4), (4, 3, 2), (2, 1, 1), (1, 1, 1)]
 
 
-def test_blocking_epochs_are_not_judged() -> None:
-    assert after_epochs(Cycling(warmup_epochs=4), [1.0] * 7) == [(4, 1, 1)] * 7
-    assert after_epochs(Cycling(warmup_epochs=4), [1.0] * 8)[-1] == (2, 1, 1)
+def heats(losses: list[float], warm: int, cool: int, total: int) -> list[tuple[int, int, int]]:
+    """(B, W, L) after each epoch, by Heat's `epoch_loss_logic`; (0, 0, 0) is blocking."""
+    gs, wait, local, best, bad = 0, 0, 0, math.inf, 0
+    found = []
+    for epoch, loss in enumerate(losses, 1):  # its counter has moved on when it is told the loss
+        if epoch < warm:
+            gs, wait, local = 0, 0, 0
+        else:
+            if epoch == warm:
+                gs, wait, local = 4, 1, 1
+            if epoch >= total - cool:
+                gs, wait, local = 0, 0, 0
+            else:
+                if warm == 0 and epoch == 1:
+                    gs, wait, local = 4, 1, 1  # as ours begins where there is no warm-up
+                better = loss < (best * 0.95 if best >= 0 else best * 1.05)
+                best, bad = (loss, 0) if better else (best, bad + 1)
+                flat, bad = bad > 2, 0 if bad > 2 else bad
+                if flat and gs > 1:
+                    gs, wait, local = gs // 2, max(1, wait - 1), max(1, local // 2)
+                elif flat:
+                    gs, wait, local = 8, 2, 2
+        found.append((gs, wait, local))
+    return found
+
+
+LOSSES = {
+    "flat": [1.0] * 24,
+    "falling in the warm-up": [0.9**i for i in range(24)],
+    "lowest at the end of the warm-up": [2.0, 1.8, 1.0, 1.2, *[1.1] * 20],
+    "negative": [-1.0, -1.04, -1.02, -1.06, *[-1.07 - 0.001 * i for i in range(20)]],
+    "below zero later": [1.0, 0.5, 0.1, -0.1, *[-0.1] * 20],
+}
+
+
+@pytest.mark.parametrize("warm", [0, 1, 3, 4])
+@pytest.mark.parametrize("losses", LOSSES)
+def test_plateaus_are_those_of_the_authors_code(losses: str, warm: int) -> None:
+    cool, total = 2, 24
+    schedule = Cycling(warmup_epochs=warm, cooldown_epochs=cool)
+    now, found = memory(schedule, epochs=total), []
+    for epoch, loss in enumerate(LOSSES[losses]):
+        now = schedule.observe(now, {"step": (epoch + 1) * (LAST + 1) - 1, "lr": 0.1, "loss": loss})
+        found.append((now["period"], now["delay"], now["local"]))
+    expected = heats(LOSSES[losses], warm, cool, total)
+    assert len({each for each in expected if each[0]}) > 1 or losses == "falling in the warm-up"
+    for epoch in range(max(warm - 1, 0), total - cool - 1):
+        assert found[epoch] == expected[epoch], f"after epoch {epoch}"
+
+
+def test_blocking_epochs_are_not_judged_but_for_the_last_that_warms_up() -> None:
+    assert after_epochs(Cycling(warmup_epochs=4), [1.0] * 6) == [(4, 1, 1)] * 6
+    assert after_epochs(Cycling(warmup_epochs=4), [1.0] * 7)[-1] == (2, 1, 1)
+    assert after_epochs(Cycling(warmup_epochs=4), [0.1] * 3 + [1.0] * 4)[-1] == (2, 1, 1)
+
+
+def test_the_authors_two_factors_may_be_others() -> None:
+    schedule = Cycling(9, 3, 9, most=27, warmup_epochs=0, patience=0, skip_reduction_factor=3)
+    assert after_epochs(schedule, [1.0] * 4) == [(9, 3, 9), (3, 2, 3), (1, 1, 1), (27, 6, 6)]
+    schedule = Cycling(1, most=8, warmup_epochs=0, patience=0, local_skip_factor=2)
+    assert after_epochs(schedule, [1.0] * 2)[-1] == (8, 4, 4)
 
 
 # ---- chosen -------------------------------------------------------------------------------------------
@@ -219,6 +277,8 @@ def test_what_comes_at_once_is_taken() -> None:
         ({"local": 0}, "local=0 is not possible"),
         ({"warmup_epochs": -1}, "warmup_epochs=-1 is not possible: write 0 or more epochs"),
         ({"threshold": 1.0}, "threshold=1.0 is not possible"),
+        ({"skip_reduction_factor": 1}, "skip_reduction_factor=1 is not possible: write 2 or more"),
+        ({"local_skip_factor": 0}, "local_skip_factor=0 is not possible: write 2 or more"),
         ({"patience": math.nan}, "patience=nan is not possible"),
     ],
 )

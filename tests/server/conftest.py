@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from known import SECRET
 
 from tacit.server.host import Host
 
@@ -21,8 +23,8 @@ def serve() -> Iterator[Callable[..., Host]]:
     """Starts a server; at the end, each has come to its own end."""
     threads: list[tuple[threading.Thread, Host]] = []
 
-    def start(workers: int, kept: Path | None = None, **options: float) -> Host:
-        host = Host(workers, 0, timeout=options.pop("timeout", 20.0), kept=kept, **options)
+    def start(workers: int, kept: Path | None = None, **options: Any) -> Host:
+        host = Host(workers, 0, secret=SECRET, **{"timeout": 20.0, "kept": kept} | options)
         thread = threading.Thread(target=host.run, daemon=True)
         thread.start()
         threads.append((thread, host))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import time
@@ -33,11 +34,12 @@ class Crowd:
     """Processes that are gone when the block is left."""
 
     def __init__(self) -> None:
+        self.secret = secrets.token_hex(32)
         self._stores = [_store()]
         self._all: list[subprocess.Popen[str]] = []
 
     def _start(self, command: Sequence[str], **env: object) -> subprocess.Popen[str]:
-        common = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        common = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TACIT_SERVER_SECRET": self.secret}
         process = Forked(command, os.environ | common | {key: str(value) for key, value in env.items()})
         self._all.append(process)
         return process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -149,6 +150,7 @@ def test_a_port_in_use_is_said_by_the_server(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             timeout=100,
+            env=os.environ | {"TACIT_SERVER_SECRET": "a secret of the tests"},
         )
     assert done.returncode == 2
-    assert f"port {port} cannot be opened, perhaps another server has it: give another --port" in done.stderr
+    assert f"port {port} of 127.0.0.1 cannot be opened, perhaps another server has it: give" in done.stderr

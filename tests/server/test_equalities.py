@@ -40,6 +40,16 @@ def test_every_way_of_using_servers_trains_and_ends_equal() -> None:
         assert_passed(together(crowd, "learns", [1] * 8), 8)
 
 
+def test_what_stands_beside_the_parameters_is_averaged_where_a_server_steps() -> None:
+    with Crowd() as crowd:
+        assert_passed(together(crowd, "beside", [1, 2, 2, 1]), 4)
+
+
+def test_a_server_steps_each_group_as_its_own() -> None:
+    with Crowd() as crowd:
+        assert_passed(together(crowd, "by_group", [1, 2, 1]), 3)
+
+
 def test_a_run_that_is_resumed_goes_on(tmp_path: Path) -> None:
     with Crowd() as crowd:
         assert_passed(together(crowd, "resumed", [1, 1, 1, 1, 1, 2], str(tmp_path)), 2)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from known import SECRET
 from torch import Tensor
 
 from tacit.compressors import Dense, Sign
@@ -19,18 +20,30 @@ from tacit.errors import AttachError, ConfigError, PayloadError, PeerLost, Serve
 from tacit.server.desks import Work
 from tacit.server.host import Host
 from tacit.topologies import Asynchronous, StaleSynchronous, Star, Synchronous
+from tacit.transports.messages import About
+from tacit.transports.secret import Secret
 from tacit.transports.servers import Server, addresses
 
 N = 1000
 PIECE = Piece(Dense(), N, torch.float32)
 BACK = Piece(None, N, torch.float32)
-MODEL = [("a", (N,), "float32")]
+MODEL = (("a", (N,), "float32", None),)
 
 
-def join(host: Host, worker: int, workers: int = 2, star: Star | None = None, **about: Any) -> Server:
-    told = {"star": star or Star(), "rule": None, "model": MODEL, "server": 0, "servers": 1} | about
-    seconds = timedelta(seconds=about.pop("seconds", 20))
-    return Server(0, ("127.0.0.1", host.port), Place(worker, workers), seconds, told)
+def join(
+    host: Host,
+    worker: int,
+    workers: int = 2,
+    star: Star | None = None,
+    *,
+    model: Any = MODEL,
+    number: int = 0,
+    seconds: float = 20,
+    secret: Secret = SECRET,
+) -> Server:
+    about = About(star or Star(), (), model)
+    place, patience = Place(worker, workers), timedelta(seconds=seconds)
+    return Server(number, ("127.0.0.1", host.port), place, patience, about, secret)
 
 
 def push(server: Server, x: Tensor) -> Tensor:
@@ -104,9 +117,9 @@ def refusal(host: Host, **about: Any) -> Exception:
 
 def test_another_model_is_refused_naming_the_first_parameter_that_differs(serve: Callable[..., Host]) -> None:
     host = serve(2)
-    model = [("fc.weight", (5, 4), "float32"), ("fc.bias", (5,), "float32")]
+    model = (("fc.weight", (5, 4), "float32", None), ("fc.bias", (5,), "float32", None))
     join(host, 0, model=model)
-    other = [("fc.weight", (5, 4), "float32"), ("fc.bias", (6,), "float32")]
+    other = (("fc.weight", (5, 4), "float32", None), ("fc.bias", (6,), "float32", None))
     says = "its parameter fc.bias of shape (6,) and float32 is the server's parameter fc.bias of shape (5,)"
     assert f"worker 1 has another model: {says}" in str(refusal(host, worker=1, model=other))
     assert "its end of the parameters is the server's parameter fc.bias" in str(
@@ -119,14 +132,14 @@ def test_another_strategy_number_or_place_is_refused(serve: Callable[..., Host])
     join(host, 0)
     assert "attaches Star(" in str(refusal(host, worker=1, star=Star(Asynchronous())))
     assert "start it with --workers 3" in str(refusal(host, worker=1, workers=3))
-    assert "in the same order everywhere" in str(refusal(host, worker=1, server=1))
+    assert "in the same order everywhere" in str(refusal(host, worker=1, number=1))
 
 
 def test_a_second_session_of_a_process_is_refused_and_the_first_goes_on(serve: Callable[..., Host]) -> None:
     host = serve(2)
     mine, theirs = join(host, 0), join(host, 1)
     says = "rank 0 has a session with these servers already.*close that session first"
-    for other in ({}, {"model": MODEL * 2}):
+    for other in ({}, {"model": (*MODEL, ("b", (1,), "float32", None))}):
         with pytest.raises(AttachError, match=says):
             join(host, 0, **other)
     found = each(*(lambda server=server: push(server, torch.ones(N)) for server in (mine, theirs)))
@@ -137,13 +150,15 @@ def test_a_second_session_of_a_process_is_refused_and_the_first_goes_on(serve: C
 
 def test_a_port_in_use_is_named(serve: Callable[..., Host]) -> None:
     host = serve(2)
-    with pytest.raises(ConfigError, match=f"port {host.port} cannot be opened, perhaps another"):
-        Host(2, host.port)
+    with pytest.raises(
+        ConfigError, match=rf"port {host.port} of 127\.0\.0\.1 cannot be opened, perhaps another"
+    ):
+        Host(2, host.port, secret=SECRET)
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(ServerLost, match=r"server 0 \(127.0.0.1:9\) cannot be reached"):
-        Server(0, ("127.0.0.1", 9), Place(0, 1), timedelta(seconds=1), {})
+        Server(0, ("127.0.0.1", 9), Place(0, 1), timedelta(seconds=-3), About(Star(), (), MODEL), SECRET)
 
 
 @pytest.mark.parametrize("text", ["", "here", "here:", ":5", "here:99999", "here:x"])
@@ -194,7 +209,9 @@ def test_a_worker_that_is_silent_is_named_or_left_behind(serve: Callable[..., Ho
         push(servers[0], torch.ones(N))
 
 
-def test_a_restarted_server_goes_on(serve: Callable[..., Host], tmp_path: Path) -> None:
+def test_a_restarted_server_goes_on(
+    serve: Callable[..., Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, star = tmp_path / "server.pt", Star(Asynchronous())
     host = serve(1, file)
     server = join(host, 0, 1, star)
@@ -207,9 +224,9 @@ def test_a_restarted_server_goes_on(serve: Callable[..., Host], tmp_path: Path) 
     server = join(again, 0, 1, star)
     assert torch.equal(server.enter(torch.zeros(N), "a/0", BACK), found)
     assert torch.equal(push(server, torch.ones(N)), found + 1)
-    assert server.call is not None
+    monkeypatch.setattr("tacit.transports.servers._PROCESS", "another")
     with pytest.raises(AttachError, match="has another model"):
-        join(again, 0, 1, star, model=[("b", (N,), "float32")], process="another")
+        join(again, 0, 1, star, model=(("b", (N,), "float32", None),))
 
 
 def test_a_restarted_server_that_averages_goes_on_too(serve: Callable[..., Host], tmp_path: Path) -> None:
@@ -282,8 +299,10 @@ def test_what_is_no_checkpoint_is_refused(serve: Callable[..., Host], tmp_path: 
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
         case "folder":
             file.mkdir()
-    with pytest.raises(ConfigError, match=r"server\.pt is no checkpoint of a server .* move it away"):
-        Host(1, 0, kept=file)
+    folder = r"cannot write --checkpoint .*server\.pt: it is a folder"
+    other = r"server\.pt is no checkpoint of a server .* move it away"
+    with pytest.raises(ConfigError, match=folder if how == "folder" else other):
+        Host(1, 0, secret=SECRET, kept=file)
 
 
 def test_lots_that_differ_are_refused(serve: Callable[..., Host], tmp_path: Path) -> None:
@@ -333,9 +352,9 @@ def test_a_checkpoint_of_other_workers_or_in_no_folder_is_refused(
 ) -> None:
     kept(serve, tmp_path / "server.pt")
     with pytest.raises(ConfigError, match=r"is of a run of 1 workers, and there are 2: run 1, or give"):
-        Host(2, 0, kept=tmp_path / "server.pt")
+        Host(2, 0, secret=SECRET, kept=tmp_path / "server.pt")
     with pytest.raises(ConfigError, match=r"as there is no folder .*nowhere: make it"):
-        Host(1, 0, kept=tmp_path / "nowhere" / "server.pt")
+        Host(1, 0, secret=SECRET, kept=tmp_path / "nowhere" / "server.pt")
 
 
 def test_backup_workers_do_not_wait(serve: Callable[..., Host]) -> None:

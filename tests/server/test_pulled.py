@@ -11,13 +11,14 @@ from torch import Tensor
 
 import tacit
 from tacit.compressors import BF16, Clip, Predicted, Pulled
-from tacit.contracts import Ask, Context, Matrix, Message, Outcome, Sender, State
+from tacit.contracts import Ask, Context, Matrix, Message, Outcome, Piece, Sender, State
 from tacit.errors import ConfigError, RoundError
-from tacit.predictors import Exponential, Predictor
+from tacit.predictors import Exponential, Predictor, Seen
 from tacit.server.averager import Averager, Round
 from tacit.server.desks import Enter, Push
+from tacit.server.words import KNOWN
 from tacit.topologies import Flat, Star
-from tacit.transports.pairs import dumps, loads
+from tacit.transports import told
 
 P, N = 3, 1000
 MATRICES = (Matrix(0, 20, 30), Matrix(600, 16, 20, 4), Matrix(920, 80, 1, 1))
@@ -65,8 +66,7 @@ class Served:
         for i, talk in enumerate(talks):
             ask = next(talk)
             assert isinstance(ask, Ask)
-            pieces, pulls = (loads(dumps([*each])) for each in (ask.pieces, ask.pulls))
-            push = Push(ask.payloads, tuple(pieces), tuple(pulls), ask.lr)
+            push = Push(ask.payloads, travelled(ask.pieces), travelled(ask.pulls), ask.lr)
             message = Message(self.round + 1, push)
             replies, self.server = self.service.on(Sender(i, 1), message, self.server)
         self.round += 1
@@ -78,6 +78,11 @@ class Served:
         pushed = sum(part.numel() for payload in ask.payloads for part in payload)
         self.bytes = (4 * pushed, 4 * sum(part.numel() for part in replies[0].payloads[0]))
         return outcomes
+
+
+def travelled(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    found: tuple[Piece, ...] = told.read(told.write(pieces), tuple[Piece, ...], KNOWN)
+    return found
 
 
 def _ended(talk: Any, payloads: object) -> Outcome:
@@ -101,7 +106,7 @@ def test_workers_pull_what_they_would_have_come_to_together(subset: str) -> None
             seen = mine.sent.dense(x)
             torch.testing.assert_close(seen, other.sent.dense(x), rtol=1e-5, atol=1e-6)
         pushed, back = served.bytes
-        sent = N if r < 2 else len(compressor.positions(at(r)))
+        sent = N if r < 2 else len(compressor.turn(False, at(r)).where)
         assert (pushed, back) == (4 * (sent + 3), 4 * N)
     assert served.states[0].keys() == {"rates"}
 
@@ -169,8 +174,8 @@ def test_what_cannot_be_is_refused() -> None:
 class Foreign(Predictor):
     """Not tacit's own."""
 
-    def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
-        return past[0]
+    def change(self, seen: Seen, kind: str) -> Tensor:
+        return seen.changes[-1]
 
 
 def test_a_server_is_told_of_tacits_predictors_only() -> None:
@@ -178,4 +183,4 @@ def test_a_server_is_told_of_tacits_predictors_only() -> None:
         Star().conduct(torch.zeros(N), pulled(predictor=Foreign()), pulled().init(torch.zeros(N)), at(0))
     )
     with pytest.raises(ConfigError, match="a server can read only what tacit's own"):
-        loads(dumps([*piece.pieces]))
+        travelled(piece.pieces)

@@ -19,6 +19,7 @@ from tacit.transports import stretches
 from tacit.transports.servers import Server
 
 LONG = 1_500_001
+MODEL = tuple((name, (LONG,), "float32", None) for name in "ab")
 
 
 def asked(x: Tensor, codec: OneShot, back: OneShot | None = None) -> Ask:
@@ -67,7 +68,7 @@ def test_it_comes_back_as_if_it_were_whole(
             found.append(tuple(tuple(part.clone() for part in payload) for payload in posted.answer()))
         return found
 
-    servers = each(lambda: join(host, 0), lambda: join(host, 1))
+    servers = each(lambda: join(host, 0, model=MODEL), lambda: join(host, 1, model=MODEL))
     long = each(*[lambda i=i, s=s: work(i, "post_long", "a/0", s) for i, s in enumerate(servers)])
     whole = each(*[lambda i=i, s=s: work(i, "post", "b/0", s) for i, s in enumerate(servers)])
     for mine, theirs in zip(long[0], whole[0], strict=True):
@@ -79,7 +80,7 @@ def test_it_comes_back_as_if_it_were_whole(
 
 def test_a_peer_that_is_gone_is_named_once(serve: Callable[..., Host]) -> None:
     host = serve(2, timeout=1.5)
-    servers = [join(host, i) for i in range(2)]
+    servers = [join(host, i, model=MODEL) for i in range(2)]
     posted = servers[0].post_long(asked(torch.ones(LONG), Dense()), "a/0")
     called = threading.Event()
     posted.on_done(called.set)

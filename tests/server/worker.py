@@ -47,12 +47,13 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return torch.randn(8, 20, generator=generator), torch.randint(0, 5, (8,), generator=generator)
 
 
-def step(model: DDP, optimizer: torch.optim.Optimizer, number: int, clip: float = 1.0) -> float:
+def step(model: DDP, optimizer: torch.optim.Optimizer, number: int, clip: float | None = 1.0) -> float:
     x, y = batch(number)
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    if clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
     return float(loss)
 
@@ -136,6 +137,114 @@ def _of(text: str) -> Compressor:
     return parse(text).levels[0].compressor
 
 
+class Masked(nn.Module):
+    """A norm, and a constant buffer that is not finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(60)
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+BESIDE = [
+    "ps:optimizer=server",
+    "ps:optimizer=server,backup_workers=1",
+    "ps-async:optimizer=server,pull=int8",
+]
+BESIDE += ["ps-ssp:bound=0,optimizer=server"]
+
+
+def beside(groups: list[list[str]]) -> None:
+    """Where a server steps, buffers are averaged at a sync, and as a session closes."""
+    for algorithm, servers in zip(BESIDE, groups, strict=True):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), Masked(), nn.Linear(60, 5))
+        model = DDP(network, gradient_as_bucket_view=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        norm, mask = model.module[2].norm, model.module[2].mask.clone()
+        wrong = []
+        with tacit.attach(model, optimizer, algorithm, servers=servers) as session:
+            for until in (3, 6):
+                for number in range(until - 3, until):
+                    step(model, optimizer, number)
+                mine = torch.cat([norm.running_mean, norm.running_var])
+                mean = mine.clone()
+                dist.all_reduce(mean)
+                mean /= dist.get_world_size()
+                if until == 3:
+                    session.sync()
+                    now = torch.cat([norm.running_mean, norm.running_var])
+                    wrong += [] if torch.allclose(now, mean, atol=1e-6) else ["sync"]
+                    norm.running_mean = norm.running_mean.clone()  # as some modules do with what they update
+        wrong += [] if same_everywhere(flat(model)) else ["parameters"]
+        now = torch.cat([norm.running_mean, norm.running_var])
+        if "backup" not in algorithm:
+            wrong += [] if torch.allclose(now, mean, atol=1e-6) else ["close"]
+        wrong += [] if same_everywhere(now) and not torch.equal(mine, now) else ["buffers"]
+        wrong += [] if torch.equal(model.module[2].mask, mask) else ["mask"]
+        wrong += [] if int(norm.num_batches_tracked) == 6 else ["counts"]
+        say(check=algorithm, error=", ".join(wrong) or None)
+
+
+def stepped(
+    make: Callable[[DDP], torch.optim.Optimizer], algorithm: str, servers: list[str] | None
+) -> Tensor:
+    """A training whose groups have learning rates that fall at different speeds."""
+    model = DDP(network(), gradient_as_bucket_view=True)
+    optimizer = make(model)
+    count = len(optimizer.param_groups)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, [lambda n, i=i: (i + 1) ** -n for i in range(count)]
+    )
+    with tacit.attach(model, optimizer, algorithm, servers=servers):
+        for number in range(8):
+            step(model, optimizer, number, None)
+            schedule.step()
+    assert same_everywhere(flat(model))
+    return flat(model)
+
+
+def decayed(model: DDP) -> torch.optim.Optimizer:
+    """Biases and norms without decay; the head at a rate of its own; and a group that stands still."""
+    first, *middle, head, bias = model.parameters()
+    return torch.optim.SGD(
+        [
+            {"params": [first], "lr": 0.0},
+            {"params": [*middle], "lr": 0.05},
+            {"params": [head], "weight_decay": 0.1, "lr": 0.02},
+            {"params": [bias], "weight_decay": 0.0, "lr": 0.1, "momentum": 0.0, "nesterov": False},
+        ],
+        momentum=0.9,
+        nesterov=True,
+    )
+
+
+def adam(model: DDP) -> torch.optim.Optimizer:
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    return torch.optim.AdamW(
+        [{"params": weights, "betas": (0.8, 0.99)}, {"params": others, "weight_decay": 0.0, "lr": 3e-3}],
+        lr=1e-3,
+    )
+
+
+def by_group(groups: list[list[str]]) -> None:
+    """A server steps each parameter as its group would."""
+    for make, servers in zip((decayed, adam), groups, strict=False):
+        apart = float(
+            (stepped(make, "ps:optimizer=server", servers) - stepped(make, "ddp", None)).abs().max()
+        )
+        say(check=make.__name__, error=None if apart < 1e-5 else f"{apart}")
+    # Where nobody waits, a push is a step of its own; but a group that stands still does so.
+    start, end = flat(DDP(network())), stepped(decayed, "ps-ssp:bound=0,optimizer=server", groups[2])
+    still, others = (end - start).split([1200, len(start) - 1200])
+    wrong = bool(still.any()) or float(others.abs().max()) < 1e-3
+    say(check="at no rate", error="moved" if wrong else None)
+
+
 def resumed(groups: list[list[str]], folder: Path) -> None:
     """A run that is stopped and resumed ends where the one that was not does; also with a server more."""
     for algorithm, (servers, again, third) in (
@@ -169,16 +278,19 @@ def faulty(algorithm: str, how: str) -> None:
                 if number == 5:
                     say(at=5)
                     start = time.monotonic()
+                    if RANK == 1 and how == "early":
+                        break
                     if RANK == 1:
                         go_wrong(how, model)
                 if how == "server" and number > 5:
                     time.sleep(0.2)
-                step(model, optimizer, number)
+                step(model, optimizer, number, None if how == "nan" else 1.0)
             numbers = session.metrics()
     except Exception as error:
         say(kind=type(error).__name__, says=str(error), seconds=time.monotonic() - start)
         os._exit(1)
-    say(total=float(flat(model).double().sum()), staleness=numbers["staleness"])
+    seconds = time.monotonic() - start
+    say(total=float(flat(model).double().sum()), staleness=numbers["staleness"], seconds=seconds)
     os._exit(0)
 
 
@@ -187,8 +299,12 @@ def go_wrong(how: str, model: DDP) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "frozen":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if how == "exits":
+        os._exit(3)
+    if how == "raises":
+        raise ValueError("a bad batch")
     if how == "nan":
-        next(model.parameters()).register_hook(lambda g: g * float("nan"))
+        [*model.parameters()][-1].register_hook(lambda g: g * float("nan"))
 
 
 def counts(steps: int, pause: float, until: str = "") -> None:
@@ -225,6 +341,8 @@ def main() -> None:
     calls: dict[str, Callable[[], None]] = {
         "equal": lambda: equal(groups),
         "learns": lambda: learns(groups),
+        "beside": lambda: beside(groups),
+        "by_group": lambda: by_group(groups),
         "resumed": lambda: resumed(groups, Path(arguments[0])),
         "faulty": lambda: faulty(arguments[0], arguments[1]),
         "counts": lambda: counts(int(arguments[0]), float(arguments[1]), *arguments[2:]),

@@ -13,7 +13,7 @@ import pytest
 
 from tacit.cluster import Cluster
 from tacit.errors import ConfigError, TestbedError
-from tacit.testbed import Testbed
+from tacit.testbed import Testbed, rank
 from tacit.testbed.links import burst
 
 pytestmark = pytest.mark.testbed
@@ -97,6 +97,7 @@ def test_environment_of_the_ranks(programs: Path, monkeypatch: pytest.MonkeyPatc
             "TACIT_NODES": "2",
             "TACIT_CLUSTER": "2x1",
             "TACIT_INTERFACE": "eth0",
+            "TACIT_NOTES": rank.MARK,
         }
 
 

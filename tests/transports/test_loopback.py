@@ -32,6 +32,13 @@ def test_axes_are_answered_apart() -> None:
     assert [answers[0][0].item() for answers in got] == [0.5, 0.5, 2.5, 2.5]
 
 
+def test_a_mean_of_two_types_cannot_be_asked_for() -> None:
+    """A transport adds up one message in one type, and would take the bits of the others for it."""
+    for other in (torch.float64, torch.bfloat16, torch.int32):
+        with pytest.raises(AssertionError, match="put each type into a Mean of its own"):
+            Mean((torch.ones(1), torch.ones(1, dtype=other)))
+
+
 def test_a_deadlock_says_who_waits_for_whom() -> None:
     with pytest.raises(
         RuntimeError, match="rank 0 wants Mean on 'world' and waits for rank 1, which wants Gather"

@@ -137,3 +137,49 @@ def test_threads_end(three: Ranks) -> None:
     assert three.all_close([0.0] * 3) == [None] * 3
     assert threading.active_count() <= before
     assert not any(call._thread.is_alive() for call in three.calls)
+
+
+# ---- who it was ----------------------------------------------------------------------------------------
+
+
+def verdict(*answers: str, timeout: float = 6.0) -> str:
+    """Of ranks 0, 1, 2 that answer so; "" for none."""
+    return rollcall._verdict([0, 1, 2], {i: each for i, each in enumerate(answers) if each}, "why", timeout)
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        (("h5 6 7.0", "", "h5 6 7.0"), "rank 1 did not answer in round 5: gone or frozen (why)"),
+        (("h5 6 7.0", "lKeyError: 1", "h5 6 7.0"), "rank 1 has left in round 5: KeyError: 1"),
+        (
+            ("h5 6 7.0", "h4 5 7.0", "h5 6 7.0"),
+            "rank 1 did not enter round 5 in time (still in round 4) (why)",
+        ),
+        (("h5 6 7.0", "h5 5 7.0", "h5 6 7.0"), "rank 1 did not enter round 5 in time (why)"),
+        (("h5 6 7.0", "h5 5 7.0", "h5 5 7.0"), "ranks 1, 2 did not enter round 5 in time (why)"),
+        (
+            ("h5 6 6.5", "h5 6 0.2", "h5 6 7.0"),
+            "rank 1 did not enter round 5 in time, but some 7 s late (why)",
+        ),
+        (
+            ("h5 6 6.5", "h5 6 5.2", "h5 6 7.0"),
+            "a round failed although every rank is alive and has entered it: why",
+        ),
+    ],
+)
+def test_who_is_missing_is_told_by_the_answers(answers: tuple[str, ...], says: str) -> None:
+    assert verdict(*answers) == says
+
+
+def test_a_rank_that_begins_late_is_told_from_those_that_waited(three: Ranks) -> None:
+    """It has begun as much as they have when it is asked."""
+    three.reached = [Reached(5, 5)] * 3
+    for call in three.calls:
+        call._timeout = 1.0
+    time.sleep(0.2)
+    three.reached[0] = three.reached[2] = Reached(5, 6)
+    time.sleep(1.2)
+    three.reached[1] = Reached(5, 6)
+    time.sleep(0.2)
+    assert "rank 1 did not enter round 0 in time, but some 1 s late" in str(three.calls[0].alarm("timed out"))

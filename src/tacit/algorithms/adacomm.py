@@ -6,7 +6,8 @@ The paper's rule, after interval l of T_0 seconds:           here:
     every tau_l steps: x_r <- mean_r(x_r)                    Average
 
 F is the mean training loss that `session.observe(loss)` was told since the facts before; the interval counts
-steps, so that a run does not depend on the machine's mood.
+steps, so that a run does not depend on the machine's mood. lr_0 is the largest learning rate so far, and
+intervals are counted from the end of a warm-up, which the paper does not have.
 """
 
 from __future__ import annotations

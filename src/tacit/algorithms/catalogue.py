@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from tacit.algorithms import ALGORITHMS, parse
 from tacit.compressors.dense import Dense
 from tacit.strategy import Strategy, alternatives, parameters
-from tacit.topologies import Auto, Flat, Hierarchical, Star
+from tacit.topologies import Auto, Flat, Hierarchical, Star, TwoPhase
 
 Family: TypeAlias = Literal[
     "synchronous",
@@ -301,11 +301,13 @@ def _way(level: Strategy) -> str:
         return "DDP's own all-reduce"
     if isinstance(level.topology, Star):
         return "push and pull, by parameter servers"
-    if not isinstance(level.topology, Auto | Flat | Hierarchical):
+    if not isinstance(level.topology, Auto | Flat | Hierarchical | TwoPhase):
         return f"{level.topology}"
     options = level.topology.options([level.compressor, level.compressor.exempted() or Dense()])
     if len(options.topologies) > 1:
-        return "all-gather, or where that sends less by two phases, which compress the mean too"
+        return "all-gather, or where it is worth it by two phases, which compress the mean too"
+    if isinstance(level.topology, TwoPhase):
+        return "two phases, which compress the mean too"
     spoken = level.compressor.spoken(0)
     return "all-reduce" if spoken is None or spoken.codec.additive else "all-gather"
 

@@ -7,8 +7,9 @@ On each worker r:                                   here:
     e_r <- a_r - s_r q_r                            ErrorFeedback: keep what was not sent
     x   <- x - lr * mean_r(s_r q_r)                 Auto: all-gather, then widen and add P messages
 
-Where that sends less, as from 3 ranks on, each rank averages one stretch for all and sends the mean
-compressed too, with error feedback of its own (Auto, TwoPhase). `topology=Flat()` sends it as it is.
+Where that sends less, and the second rounding adds little for it, each rank averages one stretch for all and
+sends the mean compressed too, with error feedback of its own (Auto, TwoPhase). `topology=all-gather` sends it
+as it is, `topology=two-phase` always so.
 
 Differences from the paper: it describes the formats and scales per tensor, for all of training; here one
 scale serves a lot, only for the way between the ranks; and there is error feedback.
@@ -18,11 +19,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tacit.algorithms.ways import Way, way
 from tacit.compressors.cast import FP8
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy
 
 
-def fp8(format: Literal["e4m3", "e5m2"] = "e4m3") -> Strategy:
+def fp8(format: Literal["e4m3", "e5m2"] = "e4m3", topology: Way = "auto") -> Strategy:
     """A byte an entry, finest where the entry is small; the rest is owed."""
-    return Strategy(compressor=ErrorFeedback(FP8(format=format)), name="fp8")
+    compressor = ErrorFeedback(FP8(format=format))
+    return Strategy(compressor=compressor, topology=way(topology), name="fp8")

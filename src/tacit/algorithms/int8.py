@@ -7,8 +7,9 @@ On each worker r, for each block b of 512 entries:  here:
     e_r <- a_r - s_r q_r                            ErrorFeedback: keep what was not sent
     x   <- x - lr * mean_r(s_r q_r)                 Auto: all-gather, then multiply and add P messages
 
-Where that sends less, as from 3 ranks on, each rank averages one stretch for all and sends the mean
-compressed too, with error feedback of its own (Auto, TwoPhase). `topology=Flat()` sends it as it is.
+Where that sends less, and the second rounding adds little for it, each rank averages one stretch for all and
+sends the mean compressed too, with error feedback of its own (Auto, TwoPhase). `topology=all-gather` sends it
+as it is, `topology=two-phase` always so.
 
 Differences from the paper: equal steps in place of its dynamic tree, a scale for each block in place of one
 for each matrix, and error feedback; biases and norms are sent densely in the same message.
@@ -16,11 +17,12 @@ for each matrix, and error feedback; biases and norms are sent densely in the sa
 
 from __future__ import annotations
 
+from tacit.algorithms.ways import Way, way
 from tacit.compressors.int8 import Int8
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy
 
 
-def int8() -> Strategy:
+def int8(topology: Way = "auto") -> Strategy:
     """A byte an entry, in equal steps of each block's range; the rest is owed."""
-    return Strategy(compressor=ErrorFeedback(Int8()), name="int8")
+    return Strategy(compressor=ErrorFeedback(Int8()), topology=way(topology), name="int8")

@@ -58,7 +58,7 @@ def mp2(
     shrink: float = 1.0,
     full_rounds: int = 2,
     drops: int = 0,
-    horizon: int = 100,
+    horizon: int | None = None,
     pull: Literal["subset", "full"] = "subset",
 ) -> Strategy:
     """Send the share `budget` of what plain training would, every `sync_every` steps; predict the rest."""

@@ -7,19 +7,20 @@ The paper's algorithm, on each worker r, for each entry t of its gradient, with 
         else sign(t) 2^(a + 1)
     x    <- x - lr * mean_r(C(g_r))                 Auto: all-gather, then put together and add P messages
 
-Where that sends less, as from 3 ranks on, each rank averages one stretch for all, and the mean is rounded at
-random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not
-averaged over the ranks. `topology=Flat()` rounds once.
+Where that sends less, and the second rounding adds little for it, each rank averages one stretch for all, and
+the mean is rounded at random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second
+rounding is not averaged over the ranks. `topology=all-gather` rounds once, `topology=two-phase` always twice.
 
 Differences from the paper: 2^127 is the largest power.
 """
 
 from __future__ import annotations
 
+from tacit.algorithms.ways import Way, way
 from tacit.compressors.natural import Natural
 from tacit.strategy import Strategy
 
 
-def natural() -> Strategy:
+def natural(topology: Way = "auto") -> Strategy:
     """Nine bits an entry: its sign and a power of two next to it, at random; nothing is owed."""
-    return Strategy(compressor=Natural(), name="natural")
+    return Strategy(compressor=Natural(), topology=way(topology), name="natural")

@@ -7,9 +7,9 @@ The paper's algorithm, on each worker r, for each bucket v of its gradient, with
     Q_s(v_i) <- |v| sign(v_i) xi_i                  a level from -s to s in `bits` bits, |v| / s a bucket
     x   <- x - lr * mean_r(Q_s(g_r))                Auto: all-gather, then unpack and add P messages
 
-Where that sends less, as from 3 ranks on, each rank averages one stretch for all, and the mean is rounded at
-random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not
-averaged over the ranks. `topology=Flat()` rounds once.
+Where that sends less, and the second rounding adds little for it, each rank averages one stretch for all, and
+the mean is rounded at random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second
+rounding is not averaged over the ranks. `topology=all-gather` rounds once, `topology=two-phase` always twice.
 
 Differences from the paper: levels of fixed width where it has Elias's code; |v| is the largest magnitude,
 as in its experiments (`QSGD(scale="norm")` is its theorem's); buckets are cut from a lot, not from each
@@ -18,10 +18,11 @@ tensor; biases and norms are sent densely in the same message.
 
 from __future__ import annotations
 
+from tacit.algorithms.ways import Way, way
 from tacit.compressors.qsgd import QSGD
 from tacit.strategy import Strategy
 
 
-def qsgd(bits: int = 4, bucket: int = 512) -> Strategy:
+def qsgd(bits: int = 4, bucket: int = 512, topology: Way = "auto") -> Strategy:
     """Levels of `bits` bits, rounded at random so that the mean is right; nothing is owed."""
-    return Strategy(compressor=QSGD(bits=bits, bucket=bucket), name="qsgd")
+    return Strategy(compressor=QSGD(bits=bits, bucket=bucket), topology=way(topology), name="qsgd")

@@ -6,6 +6,9 @@ The paper's algorithm, on each worker r:            here:
     m_r <- a_r - s_r                                ErrorFeedback: keep what was not sent
     x   <- x - lr * mean_r(s_r)                     a dense all-reduce of k numbers; no positions travel
 
+With `unbiased` the entries are multiplied by 1 / ratio and nothing is owed: right in the mean, with 1 / ratio
+times the variance (Wangni et al., NeurIPS 2018).
+
 Differences from the paper: all workers choose the same entries; biases and norms are sent densely.
 """
 
@@ -16,6 +19,7 @@ from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy
 
 
-def randomk(ratio: float = 0.01) -> Strategy:
-    """One entry in 1 / `ratio` is sent, at random; the rest is owed."""
-    return Strategy(compressor=ErrorFeedback(RandomK(ratio=ratio)), name="randomk")
+def randomk(ratio: float = 0.01, unbiased: bool = False) -> Strategy:
+    """One entry in 1 / `ratio` is sent, at random; the rest is owed, or made up for if `unbiased`."""
+    inner = RandomK(ratio=ratio, unbiased=unbiased)
+    return Strategy(compressor=inner if unbiased else ErrorFeedback(inner), name="randomk")

@@ -8,8 +8,9 @@ The paper's algorithm, on each worker r:            here:
 Every entry moves by lr in every step: write a learning rate as for Adam, a hundred to a thousand times below
 that of SGD, let it fall, and leave momentum 0 or let it average signs. Differences from the paper: votes are
 gathered by all ranks, as there is no server, and never in two phases unless told (`TwoPhase`), as one bit
-could not say that a vote was a tie; ties give 0; a gradient of exactly 0 votes 1. Its variant Signum
-takes the sign of each worker's momentum, which is not this.
+could not say that a vote was a tie; ties give 0; a gradient of exactly 0 has no vote where 64 side by side
+are 0, and votes for and against by turns elsewhere (`MajoritySign`). Its variant Signum takes the sign of
+each worker's momentum, which is not this.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ The paper's algorithm, on each worker r:            here:
                                                         rank and entry
     x   <- x - lr * mean_r(s_r sign(g_r) b_r)       Auto: all-gather, then unpack and add P messages
 
-Where that sends less, as from 3 ranks on, each rank averages one stretch for all, and the mean is rounded at
-random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second rounding is not
-averaged over the ranks. `topology=Flat()` rounds once.
+Where that sends less, and the second rounding adds little for it, each rank averages one stretch for all, and
+the mean is rounded at random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second
+rounding is not averaged over the ranks. `topology=all-gather` rounds once, `topology=two-phase` always twice.
 
 Differences from the paper: a bucket of 512 entries where it has a layer; sigma counts from zero; no sharing
 of scalers, as the mean is taken of decoded numbers; biases and norms are sent densely in the same message.
@@ -17,10 +17,11 @@ of scalers, as the mean is taken of decoded numbers; biases and norms are sent d
 
 from __future__ import annotations
 
+from tacit.algorithms.ways import Way, way
 from tacit.compressors.terngrad import TernGrad
 from tacit.strategy import Strategy
 
 
-def terngrad(clip: float | None = 2.5) -> Strategy:
+def terngrad(clip: float | None = 2.5, topology: Way = "auto") -> Strategy:
     """Two bits an entry: a scale, its negative or nothing, at random; nothing is owed."""
-    return Strategy(compressor=TernGrad(clip=clip), name="terngrad")
+    return Strategy(compressor=TernGrad(clip=clip), topology=way(topology), name="terngrad")

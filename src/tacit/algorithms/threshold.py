@@ -4,11 +4,10 @@ The paper's algorithm, on each worker r:            here:
     a_r <- a_r + g_r                                ErrorFeedback: add what is owed
     for a_r[i] >= +tau: send (i, +), a_r[i] -= tau  Threshold.encode: positions and signs
     for a_r[i] <= -tau: send (i, -), a_r[i] += tau  ErrorFeedback: keep what was not sent
-    x   <- x - lr * sum_r(tau of the signs sent)    Auto: all-gather, then the mean of P messages
+    x   <- x - lr * sum_r(tau of the signs sent)    Flat: all-gather, then the mean of P messages
 
-Where that sends less, as from 3 ranks on, each rank averages one stretch for all and sends the mean
-compressed too, with error feedback of its own (Auto, TwoPhase): an entry of
-it waits until it reaches tau. `topology=Flat()` sends it as it is.
+By `topology=two-phase` each rank averages one stretch for all and sends the mean compressed too, with error
+feedback of its own: fewer bytes from 3 ranks on, and an entry of the mean waits until it reaches tau.
 
 Differences from the paper: a round sends each entry at most once, and at most a share of the entries, the
 largest; so that the size of a message is known beforehand. The mean, not the sum, is applied, by the
@@ -17,11 +16,13 @@ optimizer. Biases and norms are sent densely in the same message.
 
 from __future__ import annotations
 
+from tacit.algorithms.ways import Way, way
 from tacit.compressors.threshold import Threshold
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy
 
 
-def threshold(tau: float = 0.01, capacity: float = 0.01) -> Strategy:
+def threshold(tau: float = 0.01, capacity: float = 0.01, topology: Way = "all-gather") -> Strategy:
     """Entries of magnitude `tau` or more are sent as plus or minus `tau`; the rest is owed."""
-    return Strategy(compressor=ErrorFeedback(Threshold(tau=tau, capacity=capacity)), name="threshold")
+    compressor = ErrorFeedback(Threshold(tau=tau, capacity=capacity))
+    return Strategy(compressor=compressor, topology=way(topology), name="threshold")

@@ -8,7 +8,7 @@ The paper's procedure:                                  here:
 
 It says as much in a round as `ddp` does; what it can save is rounds, as a run may end earlier. Where there
 are parameter servers, they average. The paper leaves batch norm's layers out, and forecasts biases; here all
-that moves is forecast where the file has a network for its kind.
+tensors of one dimension are left out, as nothing tells a bias from batch norm's statistics there.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -10,6 +11,7 @@ import typer
 
 from tacit.cli import compare, listing, predictor, report, run
 from tacit.cli.interrupts import Interrupted
+from tacit.cli.texts import clipped
 from tacit.errors import ConfigError, TacitError
 
 __all__ = ["app", "main"]
@@ -21,6 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+_UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
+"""What typer raises for a command line that it cannot read; it exports this one of its kinds alone."""
 app.command(name="compare", epilog=compare.EPILOG)(compare.command)
 app.command(name="report")(report.command)
 app.command(name="run", epilog=run.EPILOG)(run.command)
@@ -56,7 +60,13 @@ def main() -> None:
     SIGHUP, SIGINT (Ctrl-C) and SIGTERM; of tacit run: the script's own, see there.
     """
     try:
-        app()
+        _check_folder()
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except _UsageError as error:
+        error.message = clipped(error.message)
+        error.show()
+        sys.exit(2)
     except Interrupted as error:
         _complain(str(error))
         sys.exit(error.code)
@@ -65,5 +75,15 @@ def main() -> None:
         sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
+def _check_folder() -> None:
+    """All paths are taken from the folder that the command was started in."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "the folder that this was started in is gone: change to one that is there"
+        ) from error
+
+
 def _complain(message: str) -> None:
-    typer.secho(f"tacit: {message}", err=True, fg=typer.colors.RED)
+    typer.secho(clipped(f"tacit: {message}"), err=True, fg=typer.colors.RED)

@@ -55,10 +55,11 @@ def command(
         ),
     ] = None,
     data: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             help="Where the images of cifar10 or mnist are: a folder or an archive, "
             "e.g. cifar-10-binary.tar.gz",
+            metavar="PATH",
             show_default=False,
         ),
     ] = None,
@@ -98,17 +99,19 @@ def command(
         float, typer.Option(help="Seconds that one algorithm may take, launch included, e.g. 600")
     ] = 3600,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             help="Folder for the records, made if needed, e.g. my-run; by default tacit-out/DATE-TIME-RECIPE",
+            metavar="PATH",
             show_default=False,
         ),
     ] = None,
     tensorboard: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             help="Folder for TensorBoard, with a run for each algorithm: loss, accuracy and the session's "
             "numbers by step, e.g. curves; then tensorboard --logdir curves",
+            metavar="PATH",
             show_default=False,
         ),
     ] = None,
@@ -125,7 +128,8 @@ def command(
     from rich.console import Console
 
     from tacit import records, reports
-    from tacit.cli import contest, request
+    from tacit.cli import contest, request, texts
+    from tacit.cli.book import Book
     from tacit.cli.display import display
     from tacit.recipes import Choices
 
@@ -137,24 +141,24 @@ def command(
         target=target,
         seed=seed,
         timeout=timeout,
-        out=out,
-        tensorboard=tensorboard,
+        out=texts.path("--out", out),
+        tensorboard=texts.path("--tensorboard", tensorboard),
         servers=servers,
-        choices=Choices(model=model, data=data, limit=limit, precision=precision),
+        choices=Choices(model=model, data=texts.path("--data", data), limit=limit, precision=precision),
         download=download,
         tell=lambda text: typer.echo(text, err=True),
     )
-    screen = Console(stderr=True)
+    screen, book = Console(stderr=True), Book(asked)
     with interruptible():
         try:
             with display(screen, [*asked.algorithms, records.COMPUTE_ONLY]) as shown:
-                contest.hold(asked, shown)
+                contest.hold(asked, shown, book)
         except BaseException:
             # What had been trained until then is worth a look.
-            if asked.records.stat().st_size:
+            if book.records:
                 _tell(screen, _page(asked.records))
             raise
-    comparison = reports.compare(records.read(asked.records))
+    comparison = reports.compare(book.records)
     _print(comparison, asked.records, screen if as_json else Console())
     if as_json:
         typer.echo(json.dumps(comparison.to_dict()))

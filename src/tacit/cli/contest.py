@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TextIO
 
+from tacit.cli.book import Book
 from tacit.cli.display import Display
 from tacit.cli.interrupts import Interrupted
 from tacit.cli.request import Request, takes_servers
 from tacit.errors import TestbedError
-from tacit.recipes.messages import Progress
-from tacit.records import COMPUTE_ONLY, EndRecord, Status, Writer
+from tacit.recipes.messages import Progress, record_in
+from tacit.records import COMPUTE_ONLY, EndRecord, Status
 from tacit.testbed import Failure, Result, Serving, Testbed
 
 __all__ = ["hold"]
 
 
-def hold(request: Request, display: Display) -> None:
-    """Train all algorithms and once without communication; the records are in the request's folder.
+def hold(request: Request, display: Display, book: Book) -> None:
+    """Train all algorithms and once without communication; the book keeps the records.
 
     Raises:
         TestbedError: The cluster cannot be emulated, or a rank failed; the message names rank and reason.
         Interrupted: A signal came. In every case the testbed is gone, and what had finished is on record.
     """
-    with request.output.open("a", encoding="utf-8") as log, Testbed(request.cluster) as bed:
+    with Testbed(request.cluster) as bed:
         for algorithm in (*request.algorithms, COMPUTE_ONLY):
-            _Heat(request, display, log, algorithm).train(bed)
+            _Heat(request, display, book, algorithm).train(bed)
 
 
 class _Heat:
     """One algorithm's turn."""
 
-    def __init__(self, request: Request, display: Display, log: TextIO, algorithm: str) -> None:
-        self._request, self._display, self._log = request, display, log
+    def __init__(self, request: Request, display: Display, book: Book, algorithm: str) -> None:
+        self._request, self._display, self._book = request, display, book
         self._algorithm = algorithm
 
     def train(self, bed: Testbed) -> None:
@@ -63,8 +63,6 @@ class _Heat:
             "--epochs": request.epochs,
             "--seed": request.seed,
             "--target": request.target,
-            "--out": request.records,
-            "--timeline": request.timeline,
         }
         if request.tensorboard is not None:
             options["--tensorboard"] = request.tensorboard
@@ -78,16 +76,15 @@ class _Heat:
         ]
 
     def _hear(self, node: int, line: str) -> None:
-        progress = Progress.from_line(line)
-        if progress is not None:
+        if (progress := Progress.from_line(line)) is not None:
             self._display.advanced(progress)
+        elif (record := record_in(line)) is not None:
+            self._book.keep(record)
         else:
-            self._log.write(f"[{self._algorithm}, node {node}] {line}\n")
-            self._log.flush()
+            self._book.print(f"[{self._algorithm}, node {node}] {line}")
 
     def _ended(self, status: Status, error: str) -> None:
-        with Writer(self._request.records) as writer:
-            writer.write(EndRecord(algorithm=self._algorithm, status=status, error=error))
+        self._book.keep(EndRecord(algorithm=self._algorithm, status=status, error=error))
 
     def _reason(self, result: Result) -> str:
         if result.timed_out:

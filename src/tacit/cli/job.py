@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
+from tacit import files
+from tacit.cli import texts
 from tacit.cluster import Cluster
 from tacit.errors import ConfigError
 from tacit.testbed.launch import Serving
@@ -92,7 +95,7 @@ def check(
         script=words,
         cluster=parsed,
         asked=asked,
-        timeout=_timeout(timeout),
+        timeout=None if timeout is None else texts.seconds("--timeout", timeout, 600),
         tensorboard=_curves(tensorboard),
         restarts=_restarts(restarts, parsed, asked, tensorboard),
         serving=_serving(parsed, checkpoint, checkpoint_every),
@@ -106,16 +109,23 @@ def _script(words: tuple[str, ...]) -> tuple[str, ...]:
     if words[0] == "-m":
         if len(words) == 1:
             raise ConfigError(f"no module was given after -m: {_EXAMPLE}, or -m package.train --epochs 3")
-        top = words[1].partition(".")[0]
-        if not (PathFinder.find_spec(top, [str(Path.cwd())]) or find_spec(top)):
+        if not _is_module(words[1]):
             raise ConfigError(f"there is no module {words[1]!r}: run tacit where python -m {words[1]} works")
     elif words[0].startswith("-"):
         raise ConfigError(f"{words[0]!r} stands where the script must: {_EXAMPLE}")
-    elif not Path(words[0]).is_file():
+    elif not os.path.isfile(words[0]):  # it says no, too, where a name is too long
         raise ConfigError(f"there is no script {words[0]!r} in {Path.cwd()}: {_EXAMPLE}")
     elif words[0].endswith(".py"):
         _check_syntax(Path(words[0]))
     return words
+
+
+def _is_module(name: str) -> bool:
+    """Whether there is one of this name, or at least the package that it says it is in."""
+    top = name.partition(".")[0]
+    if not all(part.isidentifier() for part in name.split(".")):
+        return False
+    return bool(PathFinder.find_spec(top, [str(Path.cwd())]) or find_spec(top))
 
 
 def _check_syntax(script: Path) -> None:
@@ -160,8 +170,7 @@ def _cluster(text: str, servers: int, asked: str | None) -> Cluster:
 
 
 def _serving(cluster: Cluster, checkpoint: Path | None, every: float) -> Serving | None:
-    if not every > 0:
-        raise ConfigError(f"--checkpoint-every {every} must be more than 0, e.g. --checkpoint-every 30")
+    texts.seconds("--checkpoint-every", every, 30)
     if checkpoint is None:
         return Serving() if cluster.servers else None
     if not cluster.servers:
@@ -179,8 +188,7 @@ def _restarts(count: int | None, cluster: Cluster, asked: str | None, curves: Pa
 
     if count is None:
         return None
-    if count < 0:
-        raise ConfigError(f"--restarts {count} must be 0 or more, e.g. --restarts 1")
+    texts.whole("--restarts", count, least=0)
     if asked is None or not all(level.topology.apart for level in algorithms.parse(asked).levels):
         raise ConfigError(
             f"--restarts {count} is for workers that go on without each other, and those of "
@@ -201,6 +209,7 @@ def _restarts(count: int | None, cluster: Cluster, asked: str | None, curves: Pa
 
 def _check_files(folder: Path, serving: Serving, servers: int) -> None:
     """What is there is of so many servers, or nothing is: half of a model is none."""
+    files.folder(folder, "--checkpoint")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -214,12 +223,6 @@ def _check_files(folder: Path, serving: Serving, servers: int) -> None:
         )
 
 
-def _timeout(seconds: float | None) -> float | None:
-    if seconds is not None and not seconds > 0:
-        raise ConfigError(f"--timeout {seconds} must be more than 0, e.g. --timeout 600")
-    return seconds
-
-
 def _curves(root: Path | None) -> Path | None:
     if root is None:
         return None
@@ -230,11 +233,26 @@ def _curves(root: Path | None) -> Path | None:
 
 
 def _folder(folder: Path) -> Path:
-    folder = folder.absolute()
-    if (folder / "run.json").exists() or (folder / "ranks").exists():
-        raise ConfigError(f"{folder} holds the record of another run: give another --out")
+    folder = files.folder(folder.absolute(), "--out")
+    record, ranks = folder / "run.json", folder / "ranks"
+    if os.path.lexists(record) or os.path.lexists(ranks):
+        raise ConfigError(
+            f"{folder} holds the record of another run: give another --out"
+            if _is_whole(record)
+            else f"{folder} holds what is left of a run that goes on or was cut off: give another --out, or "
+            f"remove {record} and {ranks}"
+        )
     try:
-        (folder / "ranks").mkdir(parents=True)
+        ranks.mkdir(parents=True)
     except OSError as error:
         raise ConfigError(f"cannot write to --out {folder}: {error.strerror}") from error
     return folder
+
+
+def _is_whole(record: Path) -> bool:
+    """Whether a run was written down to its end."""
+    try:
+        told = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(told, dict) and told.get("status") != "unfinished"

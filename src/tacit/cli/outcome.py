@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
+from tacit.cli.endings import Group, grouped, kept, told
+from tacit.cli.interrupts import Interrupted
 from tacit.cli.job import DEFAULT, Job
 from tacit.cluster import Cluster
 from tacit.records import Environment, Status
 from tacit.testbed import Failure, Result
+from tacit.testbed.results import verb
 
-__all__ = ["MEANINGS", "Outcome", "interrupted", "judge"]
+__all__ = ["MEANINGS", "Outcome", "cut_off", "judge", "unfinished"]
 
 MEANINGS = {
     "seconds": "from the launch to the end of all, imports included",
@@ -25,6 +30,8 @@ MEANINGS = {
 """What the lines of the summary say."""
 
 NOTHING = "–"
+_LAST = 20
+"""Lines of a launcher that failed by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +43,16 @@ class Outcome:
         algorithm: What the script was told to use.
         attached: The strategies that it did attach.
         cluster: The emulated cluster.
-        status: Whether it ended well.
-        exit_code: What to exit with; 124 after the time limit, 128 + n after signal n.
+        status: Whether it ended well; "unfinished" while it goes on, and where the command was killed.
+        exit_code: What to exit with; 124 after the time limit, 128 + n after signal n; None: unfinished.
         seconds: From the launch to the end of all ranks; None where it was interrupted.
         mb_between_nodes: What the nodes' interfaces sent; None where there are none.
         mb_by_formulas: What all ranks sent by the collectives' formulas; None where no round was counted,
             as with plain DDP.
         compute_share: The mean over ranks, 0..1; None where no rank counted two rounds.
         failures: One for each node that failed, the first failure first.
+        errors: Ranks that ended alike, the first failure first: which, how, and what they said.
+        tracebacks: The files with each rank's traceback, in the folder of the record.
         error: Why the run is no good, in one line; None where it is.
         ranks: What each rank left: which doors it called, and its sessions' numbers.
         servers: What each parameter server left: what it has counted.
@@ -54,13 +63,15 @@ class Outcome:
     algorithm: str
     attached: tuple[str, ...] = ()
     cluster: str
-    status: Status
-    exit_code: int
+    status: Status | Literal["unfinished"]
+    exit_code: int | None
     seconds: float | None = None
     mb_between_nodes: float | None = None
     mb_by_formulas: float | None = None
     compute_share: float | None = None
     failures: tuple[Failure, ...] = ()
+    errors: tuple[Group, ...] = ()
+    tracebacks: tuple[str, ...] = ()
     error: str | None = None
     ranks: tuple[Mapping[str, Any], ...] = ()
     servers: tuple[Mapping[str, Any], ...] = ()
@@ -85,8 +96,12 @@ class Outcome:
     def _failure(self) -> list[str]:
         if self.error is None:
             return []
-        trace = (self.failures[0].traceback or "") if self.failures else ""
-        return [f"tacit: {self.error}", *trace.rstrip().splitlines(), ""]
+        lines = [f"tacit: {self.error}", *told(self.errors, self.error)]
+        if not self.errors and self.failures and self.failures[0].traceback:
+            lines += self.failures[0].traceback.splitlines()[-_LAST:]  # what the launcher printed last
+        if self.tracebacks:
+            lines.append(f"Whole tracebacks: {', '.join(self.tracebacks)}")
+        return [*lines, ""]
 
 
 def judge(job: Job, result: Result) -> Outcome:
@@ -98,9 +113,11 @@ def judge(job: Job, result: Result) -> Outcome:
     shares = [each["compute_share"] for each in counted if each["rounds"] > 1]
     attached = sorted({session["strategy"] for session in sessions})
     if result.ok:
-        error = _without_effect(job, ranks, attached) or _without_curves(job, ranks)
+        # Where something could not be written down, it is not known what was called.
+        error = None if result.notes else _without_effect(job, ranks, attached) or _without_curves(job, ranks)
     else:
         error = _why(job, result)
+    traces, errors = kept(result.endings, job.folder / "errors"), grouped(result.endings)
     return Outcome(
         script=job.script,
         algorithm=job.algorithm,
@@ -110,9 +127,13 @@ def judge(job: Job, result: Result) -> Outcome:
         exit_code=_exit_code(result) or (2 if error else 0),
         seconds=result.seconds,
         mb_between_nodes=_megabytes(processes, servers, job.cluster),
-        mb_by_formulas=sum(each["bytes_out"] for each in counted) / 1e6 if counted else None,
+        mb_by_formulas=sum(each["bytes_out"] + each["closing_bytes_out"] for each in counted) / 1e6
+        if counted
+        else None,
         compute_share=fmean(shares) if shares else None,
         failures=result.failures,
+        errors=tuple(errors) if result.failures else (),
+        tracebacks=tuple(str(Path("errors", name)) for name in traces),
         error=error,
         ranks=tuple(ranks),
         servers=tuple(servers),
@@ -120,23 +141,36 @@ def judge(job: Job, result: Result) -> Outcome:
     )
 
 
-def interrupted(job: Job, code: int, error: str) -> Outcome:
-    """A run that was cut off; its ranks were killed, so there are no numbers."""
+def unfinished(job: Job) -> Outcome:
+    """A run that begins: what is on record of it if the command is killed."""
     return Outcome(
         script=job.script,
         algorithm=job.algorithm,
         cluster=str(job.cluster),
-        status="interrupted",
-        exit_code=code,
-        error=error,
+        status="unfinished",
+        exit_code=None,
+        error=f"it goes on, or tacit run (process {os.getpid()}) was killed",
         environment=Environment.here(),
     )
+
+
+def cut_off(job: Job, error: BaseException) -> Outcome:
+    """A run that a signal or a failure of the testbed ended; without numbers, as its ranks were killed."""
+    came = replace(unfinished(job), error=str(error) or type(error).__name__)
+    if isinstance(error, Interrupted):
+        return replace(came, status="interrupted", exit_code=error.code)
+    return replace(came, status="failed", exit_code=1)
 
 
 def _why(job: Job, result: Result) -> str:
     if result.timed_out:
         return f"{job.name} was stopped after {job.timeout:g} s, see --timeout"
-    return f"{job.name} failed: {result.failures[0] if result.failures else f'exit code {result.returncode}'}"
+    if not result.failures:
+        return f"{job.name} failed: exit code {result.returncode}"
+    first, together = result.failures[0], next(iter(grouped(result.endings)), None)
+    if together is not None and len(together.ranks) > 1 and first.rank in together.ranks:
+        return f"{job.name} failed: {together.who} {verb(together.reason)}"
+    return f"{job.name} failed: {first}"
 
 
 def _without_effect(job: Job, ranks: Sequence[Mapping[str, Any]], attached: Sequence[str]) -> str | None:
@@ -187,8 +221,11 @@ def _megabytes(
 
 
 def _left(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """What the ranks left, in their order."""
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob(f"{kind}*.json")]
+    """What the ranks left, in their order; a file that cannot be read is as good as none."""
+    found = []
+    for file in folder.glob(f"{kind}*.json"):
+        with suppress(OSError, ValueError):
+            found.append(json.loads(file.read_text(encoding="utf-8")))
     return sorted(found, key=lambda each: int(each["rank"]))
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import typer
 
 from tacit.errors import ConfigError, unknown
+from tacit.files import output, put
 from tacit.predictors import MP2, WNN, Exponential, Linear, Predictor, Stale, files, trained
 from tacit.recipes.prediction import dataset, mp2, wnn
 from tacit.recipes.prediction.gains import best
@@ -62,13 +63,6 @@ def numbers(option: str, text: str, kind: type[N]) -> list[N]:
     return found
 
 
-def _writable(path: Path) -> Path:
-    """Refuse what cannot be written before anything is trained."""
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ConfigError(f"--out {path} cannot be written: give the name of a file in a folder that exists")
-    return path
-
-
 def record(
     *,
     data: Sequence[str],
@@ -86,7 +80,7 @@ def record(
     """Train, and write down what elements did."""
     runs = plan(data, models, rates=rates, seeds=seeds, hold_model=hold_model, hold_data=hold_data)
     what = Sampling(**sampling)
-    _writable(out)
+    output(out, "--out")
     if loop is not None:
         steps = (what.length or what.rounds) * what.every
         strategy = predicting(trained(str(loop)), share=what.share, sync_every=what.every, steps=steps)
@@ -106,10 +100,10 @@ class _Trying(NamedTuple):
     @classmethod
     def of(cls, given: Mapping[str, Any], share: float | None) -> _Trying:
         networks = words(given["tried-on"] or "vgg11-narrow")
-        gains = numbers("--gains", given["gains"] or "0.25,0.5,1", float)
-        every = 1 if given["sync-every"] is None else given["sync-every"]
+        gains = numbers("--gains", given["gains"] or "1", float)
+        every = 4 if given["sync-every"] is None else given["sync-every"]
         trials = [
-            Trial(MadeUp(name, steady=True), 1, share=share or 0.11, sync_every=every) for name in networks
+            Trial(MadeUp(name, steady=True), 1, share=share or 0.4, sync_every=every) for name in networks
         ]
         for trial in trials:
             check(trial)
@@ -142,7 +136,7 @@ def train(
             raise ConfigError(f"--{name} {given} would do nothing for {network}: leave it out")
     told = {**_given(own), **common}
     trying = _Trying.of(of_gains, of_mp2["share"]) if network == "mp2" else None
-    _writable(out)
+    output(out, "--out")
     layers = [layer for path in records for layer in dataset.load(path) if layer.split == "train"]
     if not layers:
         raise ConfigError(
@@ -182,11 +176,11 @@ def evaluate(
     check(trial, within, moments)
     held = [layer for layer in dataset.load(records) if layer.split != "train"] if records else []
     if out is not None:
-        _writable(out)
+        output(out, "--out")
     told = judge(trial, judged, within=within, moments=moments, held_out=held, tell=tell)
     _show(told, to_stderr=as_json)
     if out is not None:
-        out.write_text(reports.page(told), encoding="utf-8")
+        put(out, reports.page(told))
         tell(f"Page: {out}")
     if as_json:
         typer.echo(json.dumps(told.to_dict()))

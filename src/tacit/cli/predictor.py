@@ -12,12 +12,16 @@ __all__ = ["app"]
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Make predictors for mp2. E.g. tacit predictor record"
 )
-RECORD = Path("record.safetensors")
+RECORD = "record.safetensors"
+BATCH = 1_000_000
+REPLICAS = 1024
+"""At most, as all are in one process."""
 
 Share = Annotated[
     float,
     typer.Option(
-        help="What share of the elements a round sends, as mp2's budget; the rest is predicted, e.g. 0.2"
+        help="What share of the elements a round sends: mp2's budget times the steps from one round to the "
+        "next, or a little less; the rest is predicted, e.g. 0.2"
     ),
 ]
 
@@ -41,11 +45,12 @@ def record(
         typer.Option(
             help="The networks for made-up, cifar10 and mnist, separated by commas, e.g. lenet,resnet8"
         ),
-    ] = "lenet,vgg11-narrow",
+    ] = "lenet,vgg11-narrow,resnet8",
     path: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--data",
+            metavar="PATH",
             help="Where the images of cifar10 or mnist are, e.g. cifar-10-binary.tar.gz",
             show_default=False,
         ),
@@ -73,48 +78,51 @@ def record(
             help="Rounds of each run; by default as many as are recorded, e.g. 2000", show_default=False
         ),
     ] = None,
-    every: Annotated[int, typer.Option(help="Steps of the optimizer from one round to the next, e.g. 4")] = 1,
+    every: Annotated[int, typer.Option(help="Steps of the optimizer from one round to the next, e.g. 1")] = 4,
     elements: Annotated[
         int, typer.Option(help="Elements of each layer, at random; all where it has fewer, e.g. 256")
     ] = 128,
     workers: Annotated[int, typer.Option(help="Replicas that average their steps, e.g. 8")] = 4,
-    share: Share = 0.11,
+    share: Share = 0.4,
     loop: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--predictor",
+            metavar="PATH",
             help="Push --share and predict the rest with this file while recording, in place of pushing all: "
-            "so that histories are those of the loop, and trainings react to them, e.g. mp2.pt",
+            "so that trainings react to predictions, e.g. mp2.pt",
             show_default=False,
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The file to write, e.g. my-record.safetensors")] = RECORD,
+    out: Annotated[
+        str, typer.Option(metavar="PATH", help="The file to write, e.g. my-record.safetensors")
+    ] = RECORD,
 ) -> None:
     """Record how single elements of every layer move in ordinary trainings: what predictors learn from.
 
     Held out are one network and one recipe, by run. E.g. tacit predictor record --rounds 120
     """
-    from tacit.cli import predicting
+    from tacit.cli import predicting, texts
 
     predicting.record(
         data=predicting.words(data),
         models=predicting.words(models),
-        path=path,
+        path=texts.path("--data", path),
         hold_model=predicting.or_none(hold_model),
         hold_data=predicting.or_none(hold_data),
         rates=predicting.numbers("--rates", rates, float),
-        seeds=predicting.numbers("--seeds", seeds, int),
+        seeds=[texts.seed("--seeds", each) for each in predicting.numbers("--seeds", seeds, int)],
         sampling={
-            "rounds": rounds,
-            "phases": phases,
-            "length": length,
-            "every": every,
-            "elements": elements,
-            "workers": workers,
+            "rounds": texts.at_most("--rounds", rounds),
+            "phases": texts.at_most("--phases", phases),
+            "length": None if length is None else texts.at_most("--length", length),
+            "every": texts.at_most("--every", every),
+            "elements": texts.at_most("--elements", elements),
+            "workers": texts.at_most("--workers", workers, most=REPLICAS),
             "share": share,
         },
-        loop=loop,
-        out=out,
+        loop=texts.path("--predictor", loop),
+        out=texts.path("--out", out) or Path(RECORD),
         tell=_say,
     )
 
@@ -122,7 +130,7 @@ def record(
 @app.command()
 def train(
     records: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
             help="Files that tacit predictor record wrote; by default record.safetensors, e.g. a.safetensors",
             show_default=False,
@@ -140,26 +148,19 @@ def train(
             help="Channels of mp2's network, 4 by default and 8 at most, e.g. 8", show_default=False
         ),
     ] = None,
-    loop: Annotated[
-        str | None,
-        typer.Option(
-            help="Which histories mp2's network learns from: closed (the default), as they are where most "
-            "are its own predictions; or open, the true ones, e.g. open",
-            show_default=False,
-        ),
-    ] = None,
     share: Annotated[
         float | None,
         typer.Option(
-            help="What share of the elements a round sends in the closed loop, 0.11 by default, e.g. 0.2",
+            help="What share of the elements a round sends, 0.4 by default: so old are the changes that "
+            "mp2's network learns from, e.g. 0.11",
             show_default=False,
         ),
     ] = None,
     gains: Annotated[
         str | None,
         typer.Option(
-            help="What mp2's predictions are multiplied by, 0.25,0.5,1 by default: that with which trainings "
-            "on made-up images end best; a single one is not tried, e.g. 1",
+            help="What mp2's predictions are multiplied by, 1 by default; of several, that with which "
+            "trainings on made-up images end best, e.g. 0.25,0.5,1",
             show_default=False,
         ),
     ] = None,
@@ -173,7 +174,7 @@ def train(
     sync_every: Annotated[
         int | None,
         typer.Option(
-            help="Steps from one round to the next where gains are tried, 1 by default, e.g. 4",
+            help="Steps from one round to the next where gains are tried, 4 by default, e.g. 1",
             show_default=False,
         ),
     ] = None,
@@ -192,24 +193,32 @@ def train(
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides the initial weights and the samples, e.g. 1")] = 0,
     out: Annotated[
-        Path | None,
-        typer.Option(help="The file to write; by default mp2.pt or wnn.pt, e.g. mine.pt", show_default=False),
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="The file to write; by default mp2.pt or wnn.pt, e.g. mine.pt",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Train a predictor on records, a network for each kind of layer; what is held out is left alone.
 
     The file is used by mp2:weights=FILE. E.g. tacit predictor train record.safetensors --width 4
     """
-    from tacit.cli import predicting
+    from tacit.cli import predicting, texts
 
     predicting.train(
-        records=records or [RECORD],
+        records=texts.paths("RECORDS", records or [RECORD]),
         network=network,
-        of_mp2={"width": width, "loop": loop, "share": share, "loss": loss},
+        of_mp2={"width": width, "share": share, "loss": loss},
         of_gains={"gains": gains, "tried-on": tried_on, "sync-every": sync_every},
         of_wnn={"period": period},
-        common={"steps": steps, "batch": batch, "seed": seed},
-        out=out or Path(f"{network}.pt"),
+        common={
+            "steps": texts.at_most("--steps", steps),
+            "batch": texts.at_most("--batch", batch, most=BATCH),
+            "seed": texts.seed("--seed", seed),
+        },
+        out=texts.path("--out", out) or Path(f"{network}.pt"),
         tell=_say,
     )
 
@@ -217,14 +226,17 @@ def train(
 @app.command()
 def evaluate(
     predictor: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="A file that tacit predictor train wrote, to judge, too, e.g. mp2.pt", show_default=False
+            metavar="PATH",
+            help="A file that tacit predictor train wrote, to judge, too, e.g. mp2.pt",
+            show_default=False,
         ),
     ] = None,
     records: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
+            metavar="PATH",
             help="A record, for the errors on what is held out in it, e.g. record.safetensors",
             show_default=False,
         ),
@@ -247,15 +259,19 @@ def evaluate(
         typer.Option(help="The network for made-up, cifar10 or mnist, e.g. alexnet", show_default=False),
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(help="Where the images of cifar10 or mnist are, e.g. my-images/", show_default=False),
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Where the images of cifar10 or mnist are, e.g. my-images/",
+            show_default=False,
+        ),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Epochs; by default the recipe's own, e.g. 2", show_default=False)
     ] = None,
     workers: Annotated[int, typer.Option(help="Replicas, all in this process, e.g. 8")] = 4,
-    share: Share = 0.11,
-    sync_every: Annotated[int, typer.Option(help="Steps from one round to the next, e.g. 4")] = 1,
+    share: Share = 0.44,
+    sync_every: Annotated[int, typer.Option(help="Steps from one round to the next, e.g. 1")] = 4,
     within: Annotated[
         float, typer.Option(help="By what share the loss may be above that of the full push, e.g. 0.05")
     ] = 0.02,
@@ -266,9 +282,11 @@ def evaluate(
         int, typer.Option(help="Decides the initial weights and the order of the data, e.g. 1")
     ] = 0,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="A page with the table and elements' paths, e.g. predictors.html", show_default=False
+            metavar="PATH",
+            help="A page with the table and elements' paths, e.g. predictors.html",
+            show_default=False,
         ),
     ] = None,
     as_json: Annotated[
@@ -282,20 +300,25 @@ def evaluate(
 
     A training whose loss ends within 2 % of the full push's passes. E.g. tacit predictor evaluate --epochs 2
     """
-    from tacit.cli import predicting
+    from tacit.cli import predicting, texts
 
     predicting.evaluate(
-        predictor=predictor,
-        records=records,
+        predictor=texts.path("--predictor", predictor),
+        records=texts.path("--records", records),
         candidates=predicting.words(candidates),
         recipe=recipe,
         model=model,
-        data=data,
-        epochs=epochs,
-        how={"workers": workers, "share": share, "sync_every": sync_every, "seed": seed},
+        data=texts.path("--data", data),
+        epochs=None if epochs is None else texts.at_most("--epochs", epochs),
+        how={
+            "workers": texts.at_most("--workers", workers, most=REPLICAS),
+            "share": share,
+            "sync_every": texts.at_most("--sync-every", sync_every),
+            "seed": texts.seed("--seed", seed),
+        },
         within=within,
-        moments=moments,
-        out=out,
+        moments=texts.at_most("--moments", moments),
+        out=texts.path("--out", out),
         as_json=as_json,
         tell=_say,
     )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tacit import files
+from tacit.cli import texts
 from tacit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,13 +29,14 @@ TRACES = "traces"
 
 def command(
     folder: Annotated[
-        Path, typer.Argument(help="The folder that tacit compare wrote, e.g. my-run", metavar="DIR")
+        str, typer.Argument(help="The folder that tacit compare wrote, e.g. my-run", metavar="DIR")
     ],
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
+            metavar="PATH",
             help="Where to write the page; by default DIR/report.html, e.g. page.html. The folder traces is "
-            "made beside it"
+            "made beside it",
         ),
     ] = None,
 ) -> None:
@@ -42,9 +45,11 @@ def command(
     Beside it goes a trace of each algorithm, traces/ALGORITHM.json, for ui.perfetto.dev or chrome://tracing,
     where the folder tells what the ranks did when. E.g. tacit report tacit-out/20260101-120000-digits
     """
-    if not (folder / RECORDS).is_file():
-        raise ConfigError(f"{folder} holds no {RECORDS}: give the folder that tacit compare wrote")
-    for line in write(folder / RECORDS, out or folder / PAGE):
+    source, page = texts.path("DIR", folder), texts.path("--out", out)
+    assert source is not None
+    if not os.path.isfile(source / RECORDS):  # it says no where a name is too long, and raises nothing
+        raise ConfigError(f"{source} holds no {RECORDS}: give the folder that tacit compare wrote")
+    for line in write(source / RECORDS, page or source / PAGE):
         typer.echo(line)
 
 
@@ -60,8 +65,7 @@ def write(records: Path, target: Path) -> list[str]:
     found, cut = reports.salvage(records, schema.read)
     beside = records.with_name(TIMELINE)
     timed = reports.salvage(beside, timelines.read)[0] if beside.is_file() else []
-    # An error message may hold bytes of a file name that are no text.
-    _put(reports.page(found, timed, cut=cut), target)
+    files.put(target, reports.page(found, timed, cut=cut))
     said = [f"Report: {target}"]
     if timed:
         folder = target.with_name(TRACES)
@@ -81,15 +85,5 @@ def _put_traces(timelines: Sequence[Timeline], folder: Path) -> None:
     for algorithm in dict.fromkeys(each.algorithm for each in timelines):
         ranks = {each.rank: each for each in timelines if each.algorithm == algorithm}
         name = re.sub(r"[^\w.,=+-]", "_", algorithm)
-        _put(json.dumps(reports.trace(ranks.values()), separators=(",", ":")), folder / f"{name}.json")
-
-
-def _put(text: str, target: Path) -> None:
-    """Write a file, and put it in place at once."""
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8", errors="replace")
-        draft.replace(target)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise ConfigError(f"cannot write {target}: {error.strerror}") from error
+        trace = json.dumps(reports.trace(ranks.values()), separators=(",", ":"))
+        files.put(folder / f"{name}.json", trace)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
 
-from tacit import algorithms, recipes
-from tacit.cli.texts import split_algorithms
+from tacit import algorithms, files, recipes
+from tacit.cli import texts
 from tacit.cluster import Cluster
 from tacit.doors import served
 from tacit.errors import ConfigError
@@ -20,7 +20,6 @@ __all__ = ["Request", "check"]
 
 RECORDS = "records.jsonl"
 TIMELINE = "timeline.jsonl"
-N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +95,10 @@ def check(
         recipe=recipe,
         cluster=parsed,
         algorithms=names,
-        epochs=_positive("epochs", chosen.epochs if epochs is None else epochs),
+        epochs=texts.whole("--epochs", chosen.epochs if epochs is None else epochs),
         target=_share("target", chosen.target if target is None else target),
-        seed=_seed(seed),
-        timeout=_positive("timeout", timeout),
+        seed=texts.seed("--seed", seed),
+        timeout=texts.seconds("--timeout", timeout, 600),
         folder=(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-{recipe}").absolute(),
         tensorboard=_curves(tensorboard, names),
         choices=choices,
@@ -137,14 +136,14 @@ def _check_data(request: Request) -> None:
 
 
 def _algorithms(text: str) -> tuple[str, ...]:
-    texts = split_algorithms(text)
-    for each in texts:
+    names = texts.split_algorithms(text)
+    for each in names:
         if each == COMPUTE_ONLY:
             raise ConfigError(f"{COMPUTE_ONLY} is always trained beside the algorithms: leave it out")
-        if texts.count(each) > 1:
+        if names.count(each) > 1:
             raise ConfigError(f"{each!r} is listed twice: name each algorithm once")
         algorithms.parse(each)
-    return tuple(texts)
+    return tuple(names)
 
 
 def with_servers(cluster: Cluster, servers: int) -> Cluster:
@@ -183,21 +182,9 @@ def _check_servers(names: Sequence[str], servers: int) -> None:
         )
 
 
-def _positive(name: str, value: N) -> N:
-    if not value > 0:
-        raise ConfigError(f"--{name} {value} must be more than 0")
-    return value
-
-
 def _share(name: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise ConfigError(f"--{name} {value} must be between 0 and 1, e.g. --{name} 0.95")
-    return value
-
-
-def _seed(value: int) -> int:
-    if value < 0:
-        raise ConfigError(f"--seed {value} must be 0 or more")
     return value
 
 
@@ -211,8 +198,9 @@ def _curves(root: Path | None, names: Sequence[str]) -> Path | None:
 
 
 def _make(folder: Path) -> None:
-    if (folder / RECORDS).exists() or (folder / TIMELINE).exists():
+    if any(os.path.lexists(folder / name) for name in (RECORDS, TIMELINE)):
         raise ConfigError(f"{folder} holds the records of another comparison: give another --out")
+    files.folder(folder, "--out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit.cli.interrupts import Interrupted, interruptible
+from tacit.cli.interrupts import interruptible
+from tacit.files import put, spared
 
 if TYPE_CHECKING:
     from tacit.cli.job import Job
@@ -21,7 +22,8 @@ EPILOG = (
     "over the nodes. MB by the formulas is what the sessions of all ranks sent by the formulas of the "
     "collectives, also inside nodes; it and compute share are empty where no round was counted, as with "
     "ddp. The exit code is the script's own, that of the rank that failed first; 2 where what was asked "
-    "for cannot be, or had no effect; 124 after the time limit; 130 and 143 after a signal."
+    "for cannot be, or had no effect; 124 after the time limit; 130 and 143 after a signal. An error that "
+    "several ranks raise is printed once; the traceback of each is in the folder of run.json, in errors."
 )
 _TALLY = Path(__file__).with_name("tally.py")
 
@@ -57,10 +59,11 @@ def command(
         ),
     ] = 0,
     checkpoint: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             help="Folder in which each parameter server keeps its state, made if needed; a run that finds "
             "it there goes on from it, e.g. servers",
+            metavar="PATH",
             show_default=False,
         ),
     ] = None,
@@ -81,17 +84,19 @@ def command(
         typer.Option(help="Seconds after which all is ended; by default never, e.g. 600", show_default=False),
     ] = None,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             help="Folder for run.json, made if needed, e.g. my-run; by default tacit-out/DATE-TIME-run",
+            metavar="PATH",
             show_default=False,
         ),
     ] = None,
     tensorboard: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             help="Folder for TensorBoard: the session's numbers by step, while the script trains, e.g. "
             "curves; then tensorboard --logdir curves",
+            metavar="PATH",
             show_default=False,
         ),
     ] = None,
@@ -107,26 +112,26 @@ def command(
 
     E.g. tacit run --cluster 2x2@100mbit --algorithm topk:ratio=0.01 -- train.py --epochs 3
     """
-    from tacit.cli import job
+    from tacit.cli import job, texts
 
     asked = job.check(
         script=script or [],
         cluster=cluster,
         algorithm=algorithm,
         servers=servers,
-        checkpoint=checkpoint,
+        checkpoint=texts.path("--checkpoint", checkpoint),
         checkpoint_every=checkpoint_every,
         restarts=restarts,
         timeout=timeout,
-        out=out,
-        tensorboard=tensorboard,
+        out=texts.path("--out", out),
+        tensorboard=texts.path("--tensorboard", tensorboard),
     )
     with interruptible():
         came = _carry_out(asked)
-    typer.echo("\n".join(["", *came.lines(), f"Record: {asked.record}"]), err=True)
+    typer.echo("\n".join(["", *came.lines(), *_kept(asked, came)]), err=True)
     if as_json:
         typer.echo(came.to_json())
-    raise typer.Exit(came.exit_code)
+    raise typer.Exit(came.exit_code or 0)
 
 
 def _carry_out(job: Job) -> Outcome:
@@ -143,13 +148,35 @@ def _carry_out(job: Job) -> Outcome:
     env = {VARIABLE: job.algorithm, "TACIT_FOOTPRINT": str(job.footprint)}
     if job.tensorboard is not None:
         env["TACIT_TENSORBOARD"] = str(job.tensorboard)
+    _keep(job, outcome.unfinished(job))
     try:
         with Testbed(job.cluster) as bed:
             argv = [str(_TALLY), str(job.footprint), *job.script]
-            result = bed.run(argv, env=env, timeout=job.timeout, servers=job.serving, restarts=job.restarts)
-    except Interrupted as error:
-        job.record.write_text(outcome.interrupted(job, error.code, str(error)).to_json() + "\n")
+            result = bed.run(
+                argv,
+                env=env,
+                timeout=job.timeout,
+                servers=job.serving,
+                restarts=job.restarts,
+                hold_errors=True,
+            )
+    except BaseException as error:
+        _keep(job, outcome.cut_off(job, error))
         raise
     came = outcome.judge(job, result)
-    job.record.write_text(came.to_json() + "\n")
+    _keep(job, came)
     return came
+
+
+def _kept(job: Job, came: Outcome) -> list[str]:
+    """Where the record is; nothing where it could not be written, which has been said."""
+    try:
+        whole = job.record.read_text(encoding="utf-8") == came.to_json() + "\n"
+    except OSError:
+        whole = False
+    return [f"Record: {job.record}"] if whole else []
+
+
+def _keep(job: Job, came: Outcome) -> None:
+    with spared(f"{job.record} is not written"):
+        put(job.record, came.to_json() + "\n")

@@ -13,9 +13,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from tacit import files
 from tacit.testbed import counters
 from tacit.testbed.linux import die_with_parent
 
@@ -50,11 +52,10 @@ def _sent() -> int | None:
 def _write(folder: Path, facts: dict[str, int | None]) -> None:
     rank, node = int(os.environ.get("TACIT_WORKER", os.environ["RANK"])), int(os.environ["TACIT_NODE"])
     file = folder / f"process{rank}.json"
-    if file.exists():  # a rank that was started again began when its first process did
+    with suppress(OSError):  # a rank that was started again began when its first process did
         facts["before"] = json.loads(file.read_text(encoding="utf-8"))["before"]
-    unfinished = file.with_suffix(".part")
-    unfinished.write_text(json.dumps({"rank": rank, "node": node, **facts}), encoding="utf-8")
-    unfinished.replace(file)
+    with files.spared(f"the bytes of the nodes are not kept in {folder}"):
+        files.put(file, json.dumps({"rank": rank, "node": node, **facts}))
 
 
 def _end_by(number: int) -> None:

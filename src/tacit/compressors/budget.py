@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from bisect import bisect_right
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,12 +19,13 @@ from tacit.compressors.cast import Cast
 from tacit.compressors.dense import Dense
 from tacit.compressors.mirrored import MARKS
 from tacit.compressors.topk import TopK
-from tacit.compressors.turns import at_random, by_layers, in_turn, places, size
+from tacit.compressors.turns import at_random, beside, by_layers, in_turn, placed, places, size
 from tacit.contracts import (
     Compressor,
     Context,
     Matrix,
     Mean,
+    Memory,
     Reduce,
     Request,
     Together,
@@ -32,12 +34,33 @@ from tacit.contracts import (
 from tacit.errors import ConfigError
 from tacit.kernels.positions import nbytes
 
+_log = logging.getLogger("tacit")
+
+UNTOLD = 100
+"""For how many steps a budget is where nobody says how many there will be."""
+DRAWN = 16
+"""Of so many entries that travel by turns one is drawn at random, where predictions are judged."""
 DROP = 0.5
 """A learning rate that has fallen to this share of what it was asks for a round that sends everything."""
 
 Subset: TypeAlias = Literal["rotating", "random", "layers", "magnitude"]
-Heard: TypeAlias = Generator[Request, Any, tuple[Tensor, Tensor, Tensor]]
-"""Gives (where, the mean there, what this rank gave there)."""
+Answered: TypeAlias = Generator[Request, Any, tuple[Tensor, Tensor, Tensor, Tensor]]
+"""Gives (where, the mean there, what this rank gave there, which drawn ones stand for those not sent)."""
+
+
+class Turn(NamedTuple):
+    """Which entries travel in a round, rising.
+
+    Attributes:
+        full: whether it is a round in which all do.
+        where: all that do.
+        drawn: of these, those that were drawn at random from all whose turn it was not. They were heard of as
+            long ago as the entries that do not travel: what is found of them holds of those too.
+    """
+
+    full: bool
+    where: Tensor
+    drawn: Tensor
 
 
 @dataclass(frozen=True)
@@ -64,7 +87,9 @@ class Budgeted(Compressor):
         drops: how many more rounds send everything, each behind one in which the learning rate was half of
             what it was at the last such round, or less.
         every: steps from round to round.
-        horizon: how many steps the budget is for; a shorter training sends more than it.
+        horizon: how many steps the budget is for. None: as many as `attach` is told of (`steps_per_epoch`
+            times `epochs`), or 100. A longer training stays within the budget. A shorter one sends more, and
+            the log says so.
         whole_below: parameters of fewer elements, and all of one dimension, travel in every round.
         share: of the entries that take turns, how many travel in a round; filled in when it is attached.
         matrices: where the parameters lie in the flat tensor; filled in when it is attached.
@@ -76,7 +101,7 @@ class Budgeted(Compressor):
     full_steps: int = 2
     drops: int = 0
     every: int = 1
-    horizon: int = 100
+    horizon: int | None = None
     whole_below: int = 1024
     share: float | None = None
     matrices: tuple[Matrix, ...] = ()
@@ -96,11 +121,12 @@ class Budgeted(Compressor):
         checks.whole("drops", self.drops, 0, None, hint)
         checks.whole("every", self.every, 1, None, "write 1 for a round after every step")
         hint = "it is for how many steps the budget is, more than are sent in full"
-        checks.whole("horizon", self.horizon, 1, None, hint)
-        if self.full >= self.room < 1:
+        if self.horizon is not None:
+            checks.whole("horizon", self.horizon, 1, None, hint)
+        if not self._can_be_kept_in(self.planned):
             raise ConfigError(
                 f"budget={self.budget} is no more than what full_steps={self.full_steps}, drops={self.drops} "
-                f"and the end send of horizon={self.horizon} steps, with a round every {self.every}: write a "
+                f"and the end send of horizon={self.planned} steps, with a round every {self.every}: write a "
                 "larger budget, or a longer horizon"
             )
         checks.whole("whole_below", self.whole_below, 1, None, "1024 is usual; 1 for none")
@@ -109,9 +135,21 @@ class Budgeted(Compressor):
         checks.matrices(self.matrices)
 
     @property
+    def planned(self) -> int:
+        """How many steps the budget is for."""
+        return UNTOLD if self.horizon is None else self.horizon
+
+    @property
     def full(self) -> float:
         """f: the share of rounds that send everything; the end of a training is one."""
-        return (self.full_steps + (self.drops + 1) * self.every) / self.horizon
+        return self._full_of(self.planned)
+
+    def _full_of(self, steps: int) -> float:
+        return (self.full_steps + (self.drops + 1) * self.every) / steps
+
+    def _can_be_kept_in(self, steps: int) -> bool:
+        """Whether rounds that send everything leave something of the budget, in so many steps."""
+        return self.room == 1 or self._full_of(steps) < self.room
 
     @property
     def room(self) -> float:
@@ -126,6 +164,34 @@ class Budgeted(Compressor):
     def exempts(self, shape: torch.Size) -> bool:
         """None: small ones travel whole, but are counted."""
         return False
+
+    def told(self, memory: Memory) -> Compressor:
+        """The same, for as many steps as there will be, if that is known and `horizon` says nothing else."""
+        if self.horizon is not None or not {"steps_per_epoch", "epochs"} <= memory.keys():
+            return self
+        steps = int(memory["steps_per_epoch"] * memory["epochs"])
+        if self._can_be_kept_in(steps):
+            return replace(self, horizon=steps)
+        _log.warning(
+            "budget=%g cannot be kept in %d steps, as rounds that send everything take all of it: more will "
+            "be sent, as if it were the beginning of %d steps. Write full_steps=0 (mp2: full_rounds=0), or a "
+            "larger budget",
+            *(self.budget, steps, UNTOLD),
+        )
+        return self
+
+    def ended(self, steps: int) -> str:
+        """What a training that ends early has sent more than the budget."""
+        full = self.full_steps + self.every  # the first rounds, and the end
+        partly = max(0, steps - self.full_steps) * self._each / self.every
+        sent = (min(full, steps + self.every) / self.every + partly) / max(steps, 1)
+        if self.room == 1 or steps >= self.planned or sent <= 1.01 * self.budget:
+            return ""
+        return (
+            f"the budget was for {self.planned} steps, and training ended after {steps}: about {sent:.1%} of "
+            f"dense rounds' bytes were sent, where budget={self.budget:g}. Give attach steps_per_epoch and "
+            f"epochs, or write horizon={steps}"
+        )
 
     def fitted(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """The same, which knows what the budget leaves for the entries that take turns.
@@ -147,6 +213,11 @@ class Budgeted(Compressor):
         """The same for these parameters."""
         return replace(self, matrices=matrices)
 
+    @property
+    def judges(self) -> bool:
+        """Whether some entries are to be drawn at random in every round."""
+        return False
+
     # ---- who travels ----------------------------------------------------------------------------------
 
     @cached_property
@@ -158,42 +229,69 @@ class Budgeted(Compressor):
         share = self._left(n, n - rest) if self.share is None else self.share
         return min(rest, max(1, int(share * rest - MARKS / (1 - self.full) + 0.01)))
 
+    @property
+    def _each(self) -> float:
+        """What a round in which not all is sent may send, as a share of a dense one's bytes."""
+        return (self.room - self.full) / (1 - self.full) if self.full < self.room else 1.0
+
     def _left(self, n: int, always: int) -> float:
         """The share of entries taking turns that travels in a round, where so many of n always travel.
 
         Where these are all that the budget has room for, the others get as much as if there were none: other
         lots may be larger.
         """
-        each = (self.room - self.full) / (1 - self.full) if self.full < self.room else 1.0
+        each = self._each
         if always >= n:
             return each
         left = (each * n - always) / (n - always)
         return left if left > 0 else each
 
-    def travelling(self, full: bool, ctx: Context) -> Tensor:
-        """The entries that travel in a round: all, or `positions`."""
-        return places(self.matrices) if full else self.positions(ctx)
+    def turn(self, full: bool, ctx: Context) -> Turn:
+        """Which entries travel in a round in which all do, or not; equal on all peers."""
+        always = zlib.crc32(f"{ctx.seed}|{ctx.name}|{ctx.prefix}|whose turn".encode())
+        now = zlib.crc32(f"{always}|{ctx.round}".encode())
+        chosen = torch.empty(0, dtype=torch.int64)
+        if not full:
+            chosen = self._whose_turn(always, now, ctx.round)
+        drawn = beside(self._turning, self._drawn, chosen, zlib.crc32(f"{now}|drawn".encode()))
+        if full:
+            return Turn(True, places(self.matrices), placed(self._taking_turns, drawn))
+        both = placed(self._taking_turns, torch.cat((chosen, drawn)))
+        return Turn(False, torch.cat((self._always, both)).sort().values, both[len(chosen) :])
 
-    def positions(self, ctx: Context) -> Tensor:
-        """The entries that travel in a round in which not all do, rising; equal on all peers."""
-        turning = self._taking_turns
-        seed = zlib.crc32(f"{ctx.seed}|{ctx.name}|{ctx.prefix}|whose turn".encode())
+    def _whose_turn(self, always: int, now: int, round_: int) -> Tensor:
+        """Of all entries that take turns, counted one after the other. Seeds: of the lot, of the round."""
+        total, count = self._turning, self._room - self._drawn
         if self.subset == "layers":
-            chosen = by_layers(turning, self._room, ctx.round)
-        elif self.subset == "random":
-            chosen = at_random(turning, self._room, zlib.crc32(f"{seed}|{ctx.round}".encode()))
-        else:
-            chosen = in_turn(turning, self._room, ctx.round, seed)
-        return torch.cat((self._always, chosen)).sort().values
+            return by_layers(total, count, round_)
+        if self.subset == "random":
+            return at_random(total, count, now)
+        if self.subset == "magnitude":
+            return torch.empty(0, dtype=torch.int64)
+        return in_turn(total, count, round_, always)
 
     @cached_property
     def _room(self) -> int:
-        """How many entries travel in the bytes of `turns`."""
-        most = sum(map(size, self._taking_turns))
-        if self.subset == "magnitude":
-            fit = bisect_right(range(most), 4 * self.turns, key=lambda k: 4 * k + nbytes(most, k)) - 1
-            return max(1, fit)
-        return min(most, self.turns * (2 if isinstance(self.values, Cast) else 1))
+        """How many entries travel in the bytes of `turns`, those that are drawn among them."""
+        return min(self._turning, self.turns * (2 if isinstance(self.values, Cast) else 1))
+
+    @cached_property
+    def _turning(self) -> int:
+        """How many entries take turns."""
+        return sum(map(size, self._taking_turns))
+
+    @cached_property
+    def _most(self) -> int:
+        """How many of the largest travel, with their positions, in the bytes that those drawn leave."""
+        room, most = 4 * (self.turns - self._drawn), self._turning
+        return max(1, bisect_right(range(most), room, key=lambda k: 4 * k + nbytes(most, k)) - 1)
+
+    @cached_property
+    def _drawn(self) -> int:
+        """How many entries travel that are drawn at random, from all whose turn it is not."""
+        if not self.judges:
+            return 0
+        return max(0, min(self._turning - self._room, self._room - 1, -(-self._room // DRAWN)))
 
     @cached_property
     def _always(self) -> Tensor:
@@ -209,39 +307,42 @@ class Budgeted(Compressor):
 
     # ---- the conversation -----------------------------------------------------------------------------
 
-    def heard(self, x: Tensor, full: bool, marks: Tensor, ctx: Context) -> Heard:
+    def heard(self, x: Tensor, turn: Turn, marks: Tensor, ctx: Context) -> Answered:
         """Average what travels in this round, and `marks` beside it."""
-        by_size = self.subset == "magnitude" and not full and self.turns > 0
-        return self._largest(x, marks, ctx) if by_size else self._chosen(x, full, marks, ctx)
+        by_size = self.subset == "magnitude" and not turn.full and self.turns > 0
+        return self._largest(x, turn, marks, ctx) if by_size else self._chosen(x, turn, marks, ctx)
 
-    def _chosen(self, x: Tensor, full: bool, marks: Tensor, ctx: Context) -> Heard:
+    def _chosen(self, x: Tensor, turn: Turn, marks: Tensor, ctx: Context) -> Answered:
         """Average all entries, or those whose turn it is."""
-        index = self.travelling(full, ctx).to(x.device)
+        index, drawn = turn.where.to(x.device), turn.drawn.to(x.device)
         values = x[index]
         refuse_overflow(values, ctx)
-        if full or isinstance(self.values, Dense):
+        if turn.full or isinstance(self.values, Dense):
             mine = values.clone()
-            yield Mean((values, marks))
-            return index, values, mine
+            yield Together((Mean((values,)), Mean((marks,))))
+            return index, values, mine, drawn
         inside = ctx.inside("values", out=ctx.scratch("mean", x, values.shape, x.dtype))
         (mean, sent), _ = yield Together((Reduce(self.values, values, inside), Mean((marks,))))
-        return index, mean, sent.dense(values)
+        return index, mean, sent.dense(values), drawn
 
-    def _largest(self, x: Tensor, marks: Tensor, ctx: Context) -> Heard:
-        """Average the largest entries of each rank, and those that always travel."""
-        turning, always = places(self._taking_turns).to(x.device), self._always.to(x.device)
-        values, small = x[turning], x[always]
+    def _largest(self, x: Tensor, turn: Turn, marks: Tensor, ctx: Context) -> Answered:
+        """Average the largest entries of each rank, and those that travel whatever their size."""
+        turning, index, drawn = places(self._taking_turns).to(x.device), turn.where.to(x.device), turn.drawn
+        values, small = x[turning], x[index]
         refuse_overflow(values, ctx)
         mine = small.clone()
         inside = ctx.inside("largest", out=ctx.scratch("mean", x, values.shape, x.dtype))
-        largest = TopK(ratio=self._room / values.numel())
-        (mean, sent), _ = yield Together((Reduce(largest, values, inside), Mean((small, marks))))
+        largest = TopK(ratio=self._most / values.numel())
+        (mean, sent), *_ = yield Together((Reduce(largest, values, inside), Mean((small,)), Mean((marks,))))
         if x.is_meta:
-            return torch.cat((turning, always)), torch.cat((values, small)), torch.cat((values, mine))
-        heard = mean.nonzero().squeeze(1)
-        index, order = torch.cat((turning[heard], always)).sort()
+            return torch.cat((turning, index)), torch.cat((values, small)), torch.cat((values, mine)), drawn
+        large = mean != 0
+        heard = (large & ~torch.isin(turning, index, assume_unique=True)).nonzero().squeeze(1)
+        where, order = torch.cat((turning[heard], index)).sort()
         own = torch.cat((sent.dense(values)[heard], mine))
-        return index, torch.cat((mean[heard], small))[order], own[order]
+        # What is large is not predicted, so that predictions are not judged by it either.
+        drawn = drawn[~torch.isin(drawn, turning[large], assume_unique=True)]
+        return where, torch.cat((mean[heard], small))[order], own[order], drawn
 
     # ---- when everything travels ----------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ class Cast(OneShot):
     swallows: ClassVar[bool] = False
     light: ClassVar[bool] = True
     entrywise: ClassVar[bool] = True
+    scales: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype]
 
     def exempts(self, shape: torch.Size) -> bool:
@@ -94,6 +95,7 @@ class FP8(OneShot):
     format: Literal["e4m3", "e5m2"] = "e4m3"
 
     additive: ClassVar[bool] = False
+    scales: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.word("format", self.format, tuple(_FORMATS))

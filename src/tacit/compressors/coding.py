@@ -37,7 +37,8 @@ class PredictiveCoding(Wrapper):
     State: `past0` and so on, the last answers in turn, equal on all ranks; and that of the one inside.
 
     Attributes:
-        predictor: tells the next answer. It knows no trend, as nothing of this round has been heard.
+        predictor: tells the next answer, from those of the last rounds. An answer is what all ranks did, also
+            where it was predicted, so that all of them count as heard of.
         matrices: where the parameters lie in the flat tensor; filled in when it is attached.
     """
 

@@ -22,6 +22,7 @@ class Dense(OneShot):
     additive: ClassVar[bool] = True
     swallows: ClassVar[bool] = False
     light: ClassVar[bool] = True
+    scales: ClassVar[bool] = True
     entrywise: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:

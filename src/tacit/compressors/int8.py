@@ -24,6 +24,7 @@ class Int8(OneShot):
     a dynamic tree.
     """
 
+    scales: ClassVar[bool] = True
     additive: ClassVar[bool] = False
 
     def exempts(self, shape: torch.Size) -> bool:

@@ -28,6 +28,7 @@ class Levels(OneShot):
     """Send each entry's level, in a few bits, and each bucket's unit."""
 
     additive: ClassVar[bool] = False
+    scales: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
     bucket: int
 

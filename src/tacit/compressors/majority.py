@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,20 +12,34 @@ from torch import Tensor
 
 from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
 from tacit.kernels.payloads import expect_parts
-from tacit.kernels.signs import Values, add_signs_, blocks, encode_signs
+from tacit.kernels.philox import philox
+from tacit.kernels.signs import BLOCK, Values, add_signs_, blocks, encode_signs
+
+GROUP = 64
+"""Entries of which a rank may say that it has no opinion, as all are 0."""
+PIECE = 1 << 14
+"""Entries that are looked through at a time where some are 0; whole blocks, and whole bytes of groups."""
 
 
 @dataclass(frozen=True)
 class MajoritySign(OneShot):
-    """Send the sign of every entry; the answer is the sign of their sum: ceil(n / 8) bytes, to P - 1 peers.
+    """Send the sign of every entry; the answer is the sign of their sum.
 
-    The answer is 1, -1, or 0 where the vote is a tie, whatever the gradient's size; a rank votes 1 for an
-    entry that is 0. So every entry moves by the learning rate in every step: choose it as for Adam, a hundred
-    to a thousand times smaller than for SGD, and let it fall. Clipping by norm, and weight decay as a part of
-    the gradient, mean nothing here. All parameters take part, also biases: the answer has one scale only.
-    Differences from the paper: ranks exchange votes with each other (all-gather), as there is no server; ties
-    give 0, but in `TwoPhase`, which must be told: one bit sends them back as 1. Under `ErrorFeedback` it
-    would owe the difference from 1 and is not made for that: use `Sign`.
+    Bytes: ceil(n / 8) + ceil(n / 512), to P - 1 peers. The answer is 1, -1, or 0 where the vote is a tie,
+    whatever the gradient's size. So every entry moves by the learning rate in every step: choose it as for
+    Adam, a hundred to a thousand times smaller than for SGD, and let it fall. Clipping by norm, and weight
+    decay as a part of the gradient, mean nothing here. All parameters take part, also biases: the answer has
+    one scale only.
+
+    The paper's sign of 0 is 0, which one bit cannot say. Where 64 entries side by side are 0, as in the rows
+    of an embedding that no batch has used, the rank abstains there. Single zeros vote by turns: for the entry
+    in one round and against it in the next, and of two neighbouring ranks one for and one against it. So what
+    is 0 on all ranks is a tie where their number is even; else it moves to and fro by the learning rate, and
+    does not drift.
+
+    Differences from the paper: ranks exchange votes with each other (all-gather), as there is no server;
+    single zeros; ties give 0, but in `TwoPhase`, which must be told: there they vote as single zeros do.
+    Under `ErrorFeedback` it would owe the difference from 1 and is not made for that: use `Sign`.
     """
 
     additive: ClassVar[bool] = False
@@ -34,31 +49,44 @@ class MajoritySign(OneShot):
         return False
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """(packed signs,)."""
-        bits = ctx.scratch("bits", x, (-(-x.numel() // 8),), torch.uint8)
-        encode_signs(x, bits, ctx.scratch("means", x, (blocks(x.numel()),), torch.float32), None)
-        return (bits,)
+        """(packed signs, a bit for each 64 entries: whether all are 0)."""
+        numel = x.numel()
+        bits = ctx.scratch("bits", x, (-(-numel // 8),), torch.uint8)
+        means = ctx.scratch("means", x, (blocks(numel),), torch.float32)
+        abstains = ctx.scratch("abstains", x, (-(-numel // (8 * GROUP)),), torch.uint8)
+        encode_signs(x, bits, means, None)
+        abstains.zero_()
+        if not x.is_meta and int(torch.count_nonzero(x)) < numel:
+            for start in range(0, numel, PIECE):
+                _vote_of_zeros(x, start, bits, means, abstains, ctx)
+        return bits, abstains
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Signs alone."""
-        expect_parts(payload, out.numel(), ("signs", -(-out.numel() // 8), torch.uint8))
+        """Signs, and who abstains."""
+        numel = out.numel()
+        signs = ("signs", -(-numel // 8), torch.uint8)
+        expect_parts(payload, numel, signs, ("abstentions", -(-numel // (8 * GROUP)), torch.uint8))
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """A vote alone: 1 or -1."""
-        self.check(payload, out)
-        add_signs_([_vote(payload)], 1.0, out, fresh=True)
+        """A vote alone: 1, -1, or 0 where it abstains."""
+        self._count([payload], 1.0, out, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Add a vote."""
-        self.check(payload, out)
-        add_signs_([_vote(payload)], weight, out, fresh=False)
+        self._count([payload], weight, out, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
         """Count the votes, and keep the sign."""
+        self._count(payloads, 1.0, out, fresh=True)
+        out.sign_()
+
+    def _count(self, payloads: Sequence[Payload], weight: float, out: Tensor, fresh: bool) -> None:
         for payload in payloads:
             self.check(payload, out)
-        add_signs_([_vote(payload) for payload in payloads], 1.0, out, fresh=True)
-        out.sign_()
+        add_signs_([_vote(payload) for payload in payloads], weight, out, fresh)
+        for _, abstains in payloads:
+            if not out.is_meta and bool(abstains.any()):
+                _withdraw(abstains, weight, out)
 
     def sent(self, payload: Payload, x: Tensor) -> Sent:
         """This rank's vote."""
@@ -66,5 +94,53 @@ class MajoritySign(OneShot):
 
 
 def _vote(payload: Payload) -> Values:
-    (bits,) = payload
+    bits, _ = payload
     return bits, torch.ones(1, device=bits.device), None
+
+
+def _vote_of_zeros(
+    x: Tensor, start: int, bits: Tensor, means: Tensor, abstains: Tensor, ctx: Context
+) -> None:
+    """Write the signs of a piece anew if it holds zeros, which otherwise all vote for."""
+    piece = x[start : start + PIECE]
+    zeros = piece == 0
+    if not bool(zeros.any()):
+        return
+    size = piece.numel()
+    groups = -(-size // GROUP)
+    empty = zeros.new_ones(groups * GROUP)
+    empty[:size] = zeros
+    empty = empty.view(groups, GROUP).all(1)
+    first = start // (8 * GROUP)
+    abstains[first : first + -(-groups // 8)] = _packed(empty)
+    at = zeros.nonzero().squeeze(1)
+    votes = piece.clone()
+    votes[at] = _by_turns(at + start, ctx).to(votes.dtype)
+    votes.view(-1).masked_fill_(empty.repeat_interleave(GROUP)[:size], 1.0)
+    span = slice(start // BLOCK, -(-(start + size) // BLOCK))
+    encode_signs(votes, bits[start // 8 : start // 8 + -(-size // 8)], means[span], None)
+
+
+def _by_turns(at: Tensor, ctx: Context) -> Tensor:
+    """1 or -1: by chance for the entry, then turning with every round and from rank to rank."""
+    seed = zlib.crc32(f"{ctx.seed}|{ctx.name}|{ctx.prefix}|by turns".encode())
+    chance = philox(seed, at.cpu())[0].to(at.device)
+    return 1 - 2 * ((chance + ctx.round + ctx.rank) & 1)
+
+
+def _packed(flags: Tensor) -> Tensor:
+    padded = flags.new_zeros(-(-flags.numel() // 8) * 8)
+    padded[: flags.numel()] = flags
+    return (padded.view(-1, 8).to(torch.uint8) << _BITS.to(flags.device)).sum(1, dtype=torch.uint8)
+
+
+def _withdraw(abstains: Tensor, weight: float, out: Tensor) -> None:
+    """Take back the votes for groups of which the rank has no opinion."""
+    flags = ((abstains.unsqueeze(1) >> _BITS.to(abstains.device)) & 1).view(-1).bool()
+    for group in torch.split(flags.nonzero().squeeze(1), PIECE // GROUP):
+        at = (group.unsqueeze(1) * GROUP + torch.arange(GROUP, device=out.device)).view(-1)
+        at = at[at < out.numel()]
+        out.index_add_(0, at, out.new_full((1,), -weight).expand(at.numel()))
+
+
+_BITS = torch.arange(8, dtype=torch.uint8)

@@ -16,12 +16,23 @@ MARKS = 3
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def mark(marks: Tensor, answer: Tensor, lr: float) -> None:
-    """A checksum of 5 bits, and its square: their means tell on every rank whether all are equal. And lr."""
+_CHECKS = 32
+
+
+def checksum(answer: Tensor) -> int:
+    """Of the bits of an answer: a number of 5 bits, which fp32 holds exactly, and its square."""
+    return int(answer.view(_BITS[answer.element_size()]).sum()) % _CHECKS
+
+
+def mark(marks: Tensor, checksums: Tensor, lr: float) -> None:
+    """Write the checksum of the parameters' checksums, its square, and the learning rate.
+
+    The means of the first two tell on every rank whether all ranks have the same.
+    """
     if marks.is_meta:
         return
-    checksum = int(answer.view(_BITS[answer.element_size()]).sum()) % 32
-    marks[0], marks[1], marks[2] = checksum, checksum * checksum, lr
+    whole = int(checksums.sum()) % _CHECKS
+    marks[0], marks[1], marks[2] = whole, whole * whole, lr
 
 
 def compare(marks: Tensor, ctx: Context) -> None:

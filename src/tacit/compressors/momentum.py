@@ -10,7 +10,17 @@ from torch import Tensor
 from tacit import checks
 from tacit.compressors.dense import Dense
 from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
-from tacit.contracts import Compressor, Context, Everything, Exchange, Momentum, Remembered, Rounded, State
+from tacit.contracts import (
+    Compressor,
+    Context,
+    Everything,
+    Exchange,
+    Momentum,
+    Remembered,
+    Rounded,
+    State,
+    state_dtype,
+)
 
 
 @dataclass(frozen=True)
@@ -21,9 +31,9 @@ class MomentumCorrection(Wrapper):
     sent. A gradient that waits is so moved on as momentum would have moved it. Attaching takes the momentum
     from the optimizer, which must be SGD. Parameters that the one inside exempts travel dense, as momentum.
 
-    State: `velocity`, u, rank-local, of the tensor's shape. u is kept as torch's SGD keeps it; the authors'
-    code keeps m u where `nesterov` is set, and gives the same. Difference from the authors' code: weight
-    decay stays with the optimizer, and has no momentum.
+    State: `velocity`, u, rank-local, of the tensor's shape, in fp32 where that is of two bytes. u is kept as
+    torch's SGD keeps it; the authors' code keeps m u where `nesterov` is set, and gives the same. Weight
+    decay stays with the optimizer; attaching gives it its momentum, as the authors' optimizer does.
 
     Attributes:
         momentum: m, in (0, 1).
@@ -54,16 +64,20 @@ class MomentumCorrection(Wrapper):
 
     def init(self, like: Tensor) -> State:
         """At rest."""
-        return {"velocity": torch.zeros_like(like), **outer_state(self.inner.init(like), "inner")}
+        velocity = torch.zeros_like(like, dtype=state_dtype(like.dtype))
+        return {"velocity": velocity, **outer_state(self.inner.init(like), "inner")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Move the velocity on, let the one inside speak of it, forget it where that was heard."""
         velocity = ctx.spare("velocity", state["velocity"])
         torch.add(x, state["velocity"], alpha=self.momentum, out=velocity)
         given = velocity
-        if self.nesterov:
+        if self.nesterov or velocity.dtype != x.dtype:
             given = ctx.scratch("ahead", x, x.shape, x.dtype)
-            torch.add(x, velocity, alpha=self.momentum, out=given)
+            if self.nesterov:
+                torch.add(x, velocity, alpha=self.momentum, out=given)
+            else:
+                given.copy_(velocity)
         done = yield from self.inner.exchange(given, inner_state(state, "inner"), ctx.inside("inner"))
         sent = done.sent
         if self.masking and not x.is_meta:

@@ -24,6 +24,7 @@ class Natural(OneShot):
     """
 
     additive: ClassVar[bool] = False
+    scales: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.compressors.past import Shifted, fields, foretell_
 from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
-from tacit.contracts import Context, Exchange, Matrix, State
+from tacit.contracts import Compressor, Context, Exchange, Matrix, State
 from tacit.errors import ConfigError
 from tacit.predictors import Predictor, Stale
 
@@ -28,8 +28,12 @@ class Nowcast(Wrapper):
     will be five periods later, and all ranks go there. Nothing travels for it: what it is told from are the
     answers, which all ranks have. What training then needs less of is steps, and with them bytes.
 
-    State, equal on all ranks: `past0` to `past3`, the changes of the last periods, `moved`, that of this
-    one; and that of the one inside.
+    Tensors of one dimension do not leap. The paper leaves out the layers of batch norm, whose running
+    variance must not come below 0, and forecasts biases; of a flat vector it is not known which of them it
+    is, so all stay with the one inside.
+
+    State, equal on all ranks: `past0` to `past3`, the changes of the last periods, of which one is under way;
+    and that of the one inside.
 
     Attributes:
         predictor: told four changes, it gives the mean change of the next five periods: `WNN()`.
@@ -43,12 +47,18 @@ class Nowcast(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.predictor, Predictor) or self.predictor.depth != DEPTH:
-            raise ConfigError(
-                f"predictor={self.predictor!r} does not look at {DEPTH} changes: write WNN() or Linear()"
-            )
+        if not isinstance(self.predictor, Predictor):
+            raise ConfigError(f"predictor={self.predictor!r} is no Predictor: write WNN() or Linear()")
         checks.whole("period", self.period, 1, None, "write how many rounds an epoch has, say")
         checks.matrices(self.matrices)
+
+    def exempts(self, shape: torch.Size) -> bool:
+        """Tensors of one dimension; and what the one inside exempts."""
+        return len(shape) < 2 or self.inner.exempts(shape)
+
+    def exempted(self) -> Compressor | None:
+        """The one inside, or what handles vectors where it exempts them."""
+        return self.inner.exempted() if self.inner.exempts(torch.Size((1,))) else self.inner
 
     def spoken(self, step: int) -> None:
         """A conversation of its own, now and then: a server could not leap."""
@@ -60,31 +70,31 @@ class Nowcast(Wrapper):
 
     def is_shared(self, field: str) -> bool:
         """What it remembers is."""
-        return field == "moved" or field.startswith("past") or super().is_shared(field)
+        return field.startswith("past") or super().is_shared(field)
 
     def init(self, like: Tensor) -> State:
         """Nothing has moved yet."""
-        mine = {field: torch.zeros_like(like) for field in ("moved", *fields(DEPTH, 0))}
+        mine = {field: torch.zeros_like(like) for field in fields(DEPTH, 0)}
         return {**mine, **outer_state(self.inner.init(like), "inner")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Average; at the end of a period remember it; at the end of every fifth, leap."""
+        """Average, and add it to what has moved in this period; at the end of every fifth, leap."""
         leap = ctx.scratch("leap", x, x.shape, x.dtype)
         done = yield from self.inner.exchange(x, inner_state(state, "inner"), ctx.inside("inner"))
-        moved = ctx.spare("moved", state["moved"])
-        torch.add(state["moved"], done.mean, out=moved)
-        kept = {field: tensor for field, tensor in state.items() if not field.startswith("inner.")}
-        after = {**kept, "moved": moved, **outer_state(done.state, "inner")}
-        ended, rest = divmod(ctx.round + 1, self.period)
-        if rest:
-            return done._replace(state=after)
-        oldest = fields(DEPTH, ended)[0]
-        after[oldest] = ctx.spare(oldest, state[oldest]).copy_(moved)
-        moved.zero_()
-        if ended % VALUES or x.is_meta:
+        number, over = divmod(ctx.round, self.period)
+        field = fields(DEPTH, number)[0]  # that of four periods ago, which nobody looks at any more
+        moved = ctx.spare(field, state[field])
+        if over:
+            torch.add(state[field], done.mean, out=moved)
+        else:
+            moved.copy_(done.mean)
+        kept = {name: tensor for name, tensor in state.items() if not name.startswith("inner.")}
+        after = {**kept, field: moved, **outer_state(done.state, "inner")}
+        ends = over == self.period - 1 and number % VALUES == VALUES - 1
+        if not ends or x.is_meta:
             return done._replace(state=after)
         leap.zero_()
-        past = [after[field] for field in fields(DEPTH, ended + 1)]
+        past = [after[name] for name in fields(DEPTH, number + 1)]
         foretell_(leap, self.predictor, past, self.matrices, VALUES)
         torch.add(done.mean, leap, out=ctx.out)
         return done._replace(mean=ctx.out, sent=Shifted(leap, done.sent), state=after)

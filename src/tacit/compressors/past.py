@@ -1,4 +1,4 @@
-"""The last answers, which all ranks remember alike, and what is foretold from them."""
+"""What all ranks remember alike of changes, and what is foretold from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Matrix, Sent
-from tacit.predictors import Predictor, kind_of
+from tacit.predictors import Predictor, Seen, in_a_row, kind_of
 
 
 def fields(depth: int, round_: int) -> list[str]:
@@ -20,14 +20,19 @@ def fields(depth: int, round_: int) -> list[str]:
 def foretell_(
     out: Tensor, predictor: Predictor, past: Sequence[Tensor], matrices: Sequence[Matrix], scale: float = 1.0
 ) -> None:
-    """Overwrite these parameters in `out` (flat) with `scale` times what the predictor says, without a trend.
+    """Overwrite these parameters in `out` (flat) with `scale` times what the predictor says.
 
-    Where no parameters are given, all of it is one vector.
+    `past`: all changes of the last rounds, oldest first. Where no parameters are given, all of it is one
+    vector.
     """
     for m in matrices or (Matrix(0, 1, out.numel()),):
-        span = slice(m.start, m.start + m.rows * m.columns)
-        seen = [each[span] for each in past]
-        predictor.write(seen, torch.zeros(()), kind_of(m.dims), out[span], scale)
+        mine = slice(m.start, m.start + m.rows * m.columns)
+        parts = [each[mine] for each in past]
+
+        def seen(piece: slice, parts: Sequence[Tensor] = parts) -> Seen:
+            return in_a_row(torch.stack([part[piece] for part in parts]))
+
+        predictor.write(seen, kind_of(m.dims), out[mine], scale)
 
 
 @dataclass(frozen=True)

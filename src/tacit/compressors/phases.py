@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit import checks
-from tacit.contracts import Compressor, Context, Exchange, Matrix, Momentum, Spoken, State
+from tacit.contracts import Compressor, Context, Exchange, Matrix, Memory, Momentum, Spoken, State
 from tacit.errors import ConfigError
 
 
@@ -82,6 +82,15 @@ class Phases(Compressor):
         """Pass it on."""
         phases = tuple((steps, compressor.fitted(matrices)) for steps, compressor in self.phases)
         return replace(self, phases=phases, then=self.then.fitted(matrices))
+
+    def told(self, memory: Memory) -> Compressor:
+        """Pass it on."""
+        phases = tuple((steps, compressor.told(memory)) for steps, compressor in self.phases)
+        return replace(self, phases=phases, then=self.then.told(memory))
+
+    def ended(self, steps: int) -> str:
+        """As the one at work."""
+        return self._at(steps).ended(steps)
 
     def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """Pass it on."""

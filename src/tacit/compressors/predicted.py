@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -13,12 +14,13 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.compressors.budget import Budgeted
-from tacit.compressors.mirrored import MARKS, Mirrored, compare, mark
-from tacit.compressors.past import fields
+from tacit.compressors.gain import SUMS, gains, judged
+from tacit.compressors.heard import FIELDS, ROUNDS, SWINGS, Heard, first, remembered, swings_after
+from tacit.compressors.mirrored import MARKS, Mirrored, checksum, compare, mark
 from tacit.compressors.turns import size
 from tacit.contracts import Compressor, Context, Exchange, Matrix, Outcome, State, refuse_overflow
 from tacit.errors import ConfigError
-from tacit.predictors import Predictor, Stale, kind_of
+from tacit.predictors import Predictor, Seen, Stale, kind_of
 
 _log = logging.getLogger("tacit")
 
@@ -31,34 +33,37 @@ class Predicted(Budgeted):
 
         S     <- the w, and k of the others, as `Budgeted` says
         a     <- mean of x over S                                2 (P - 1) / P x (w + k) bytes of `values`
-        p     <- shrink x predictor(the last `depth` answers, a layer's mean of a); 0 before there are so many
+        p     <- gain x shrink x predictor(the last two changes that were heard of, and their ages)
         result: a on S, p elsewhere
 
     With three numbers beside them. A prediction does not travel, as its inputs are equal on all ranks, and so
     are its bits: in every round ranks compare a checksum of the last answer.
 
+    The gain, one for each parameter, from 0 to 1, is what the predictions of the rounds before should have
+    been multiplied by (`gain.gains`). A sixteenth of the k entries is drawn at random from all whose turn it
+    is not. Of these the prediction is made too, and compared with what is heard. So predictions are judged by
+    entries that were heard of as long ago as those for which they are used, and nothing travels for it: the k
+    entries are within the budget. A predictor that is wrong comes to a gain of about 0, which is `Stale`.
+
     What a rank's own x was where it has not been sent is lost, as in the paper, unless the merge is `Keep`.
     `ErrorFeedback` around this would owe it, which with momentum in the optimizer lets it be applied twice,
     and diverges.
 
-    State, equal on all ranks, beside that of `Budgeted`: `past0` and so on, the last answers, in turn;
-    `faults`, for how many rounds in a row the predictor was worse than no change, by parameter. That is seen
-    on S, where both are known; it says nothing of where many predictions lead, one upon the other.
+    State, equal on all ranks, beside that of `Budgeted`: of each entry `last` and `before`, the changes that
+    were heard of, and in int16 `age` and `gap`, for how many rounds each was the last one: in fp32 the memory
+    of 3 parameters, and as much again while a round is under way. Of each parameter `swings`, the root mean
+    square of the changes of 16 rounds, and `judged`, the sums behind the gain; `answered`, a checksum. With
+    `Stale` there are `rates` and `answered` alone.
 
     Attributes:
         predictor: what tells the next change; `Stale` leaves at rest what is not sent.
-        shrink: what predictions are multiplied by, in (0, 1]. Less trusts them less.
-        patience: after so many rounds worse than no change in a row a parameter is not predicted, until it
-            would have been better again.
+        shrink: what predictions are multiplied by beside the gain, in (0, 1]. Less trusts them less.
     """
 
     predictor: Predictor = Stale()
     shrink: float = 1.0
-    patience: int = 3
 
-    shared: ClassVar[frozenset[str]] = frozenset(
-        {"faults", "rates", *(f"past{i}" for i in range(Predictor.depth))}
-    )
+    shared: ClassVar[frozenset[str]] = frozenset({"rates", "answered", SWINGS, "judged", *FIELDS})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +72,11 @@ class Predicted(Budgeted):
                 f"predictor={self.predictor!r} is no Predictor: write Stale(), Linear() or MP2()"
             )
         checks.real("shrink", self.shrink, "write 1, or less to trust predictions less", above=0, most=1)
-        checks.whole("patience", self.patience, 1, None, "3 is usual")
+
+    @property
+    def judges(self) -> bool:
+        """Where something is predicted."""
+        return not isinstance(self.predictor, Stale)
 
     def fitted(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """See `Budgeted`; kinds of layers that are not predicted are said."""
@@ -77,69 +86,93 @@ class Predicted(Budgeted):
         return super().fitted(matrices)
 
     def widths(self, field: str) -> tuple[int, ...] | None:
-        """Each parameter has its count of faults, and its learning rates."""
-        width = {"faults": 1, "rates": 3}.get(field)
+        """Each parameter has its learning rates, its checksum, its swings, and its sums."""
+        width = {"rates": 3, "answered": 1, SWINGS: ROUNDS, "judged": SUMS}.get(field)
         return None if width is None else tuple(width for _ in self.matrices)
 
     def init(self, like: Tensor) -> State:
-        """Nothing has moved yet."""
-        past = {field: torch.zeros_like(like) for field in fields(self.predictor.depth, 0)}
-        count = len(self.matrices)
-        rates = torch.zeros(3 * count, dtype=torch.float32, device=like.device)
-        return {**past, "faults": like.new_zeros(count), "rates": rates}
+        """Nothing has been heard of yet."""
+        count, device = len(self.matrices), like.device
+        state = {
+            "rates": torch.zeros(3 * count, dtype=torch.float32, device=device),
+            "answered": torch.zeros(count, dtype=torch.float32, device=device),
+        }
+        if self.judges:
+            state |= first(like)
+            state[SWINGS] = torch.zeros(ROUNDS * count, dtype=torch.float64, device=device)
+            state["judged"] = torch.zeros(SUMS * count, dtype=torch.float64, device=device)
+        return state
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Average the subset, predict the rest, and remember both."""
-        oldest, *_, newest = fields(self.predictor.depth, ctx.round)
+        """Average the subset, predict the rest, and remember what was heard."""
         marks = ctx.scratch("marks", x, (MARKS,), torch.float32)
-        mark(marks, state[newest], ctx.lr)
-        full = self.is_full(state["rates"], ctx)
-        index, values, mine = yield from self.heard(x, full, marks, ctx)
+        mark(marks, state["answered"], ctx.lr)
+        turn = self.turn(self.is_full(state["rates"], ctx), ctx)
+        index, values, mine, drawn = yield from self.heard(x, turn, marks, ctx)
         compare(marks, ctx)
-        faults = self._predict(index, values, state, ctx)
+        after = dict(state)
+        ctx.out.zero_()
+        if self.judges and not x.is_meta:
+            after |= self._predict(index, values, drawn, state, ctx)
         ctx.out.index_copy_(0, index, values)
         refuse_overflow(ctx.out, ctx)
-        answer = ctx.spare(oldest, state[oldest]).copy_(ctx.out)
-        rates = self.rates_after(state["rates"], float(marks[2]) if not x.is_meta else 0.0, full, ctx)
-        after = {**state, oldest: answer, "faults": faults, "rates": rates}
+        after["answered"] = self._checksums(state["answered"], ctx)
+        lr = 0.0 if x.is_meta else float(marks[2])
+        after["rates"] = self.rates_after(state["rates"], lr, turn.full, ctx)
+        answer = ctx.scratch("answer", x, x.shape, x.dtype).copy_(ctx.out)
         return Outcome(ctx.out, Mirrored(answer, index, mine), after)
 
     # ---- what becomes of the others -------------------------------------------------------------------
 
-    def _predict(self, index: Tensor, values: Tensor, state: State, ctx: Context) -> Tensor:
-        """Overwrite `ctx.out` with predictions, of all entries; return the new count of faults."""
-        faults = ctx.spare("faults", state["faults"])
-        ctx.out.zero_()
-        if ctx.out.is_meta or ctx.round < self.predictor.depth or isinstance(self.predictor, Stale):
-            return faults.copy_(state["faults"])
-        past = [state[field] for field in fields(self.predictor.depth, ctx.round)]
-        counts = state["faults"].tolist()
-        for i, (m, (a, b)) in enumerate(zip(self.matrices, self._parts(index), strict=True)):
-            if not self.takes_turns(m) or a == b:
-                continue
-            self._predict_one(m, past, values[a:b].float().mean(), ctx.out)
-            worse = _worse(ctx.out[index[a:b]], values[a:b])
-            if counts[i] >= self.patience:
-                ctx.out[m.start : m.start + size(m)] = 0
-            counts[i] = min(counts[i] + 1, self.patience) if worse else 0
-        return faults.copy_(torch.tensor(counts))
+    def _predict(
+        self, index: Tensor, values: Tensor, drawn: Tensor, state: State, ctx: Context
+    ) -> dict[str, Tensor]:
+        """Write predictions to `ctx.out`, of all entries that take turns; return what is remembered."""
+        swings, ratios = swings_after(state, self._by_parameter(index, values), ctx)
+        heard = Heard(state, ratios)
+        sums = ctx.spare("judged", state["judged"])
+        sums.view(-1, SUMS).copy_(self._judged(index, values, drawn, heard))
+        for i, gain in enumerate(gains(sums.view(-1, SUMS))):
+            m = self.matrices[i]
+            if gain and self.takes_turns(m):
+                self._write(i, m, gain, heard, ctx.out)
+        return {SWINGS: swings, "judged": sums, **remembered(state, index, values, ctx)}
 
-    def _predict_one(self, m: Matrix, past: list[Tensor], trend: Tensor, out: Tensor) -> None:
+    def _by_parameter(self, index: Tensor, values: Tensor) -> Sequence[Tensor]:
+        """The values of each; `index` rises."""
+        stops = torch.tensor([m.start + size(m) for m in self.matrices], device=index.device)
+        ends = torch.searchsorted(index, stops).tolist()
+        return torch.split(values, [end - start for start, end in pairwise([0, *ends])])
+
+    def _judged(self, index: Tensor, values: Tensor, drawn: Tensor, heard: Heard) -> Tensor:
+        """The sums behind the gains, with what was heard of the entries that were drawn."""
+        stops = torch.tensor([m.start + size(m) for m in self.matrices], device=index.device)
+        owner = torch.searchsorted(stops, drawn, right=True)
+        seen, known = heard.judging(drawn, owner)
+        true = values[torch.searchsorted(index, drawn)]
+        guess = torch.zeros_like(true)
+        kinds = [kind_of(m.dims) for m in self.matrices]
+        for kind in dict.fromkeys(kinds):
+            mine = known & torch.tensor([each == kind for each in kinds], device=index.device)[owner]
+            if bool(mine.any()):
+                guess[mine] = self.predictor.change(Seen(*(each[:, mine] for each in seen)), kind)
+        sums = heard.state["judged"].view(-1, SUMS)
+        return judged(sums, owner[known], guess[known] * self.shrink, true[known])
+
+    def _write(self, i: int, m: Matrix, gain: float, heard: Heard, out: Tensor) -> None:
+        def seen(piece: slice) -> Seen:
+            return heard.seen(slice(m.start + piece.start, m.start + piece.stop), i)
+
         span = slice(m.start, m.start + size(m))
-        seen = [each[span] for each in past]
-        self.predictor.write(seen, trend, kind_of(m.dims), out[span], self.shrink)
+        self.predictor.write(seen, kind_of(m.dims), out[span], gain * self.shrink)
 
-    def _parts(self, index: Tensor) -> Iterator[tuple[int, int]]:
-        """Which of the chosen entries belong to each parameter, as (first, behind the last)."""
-        edges = [[m.start, m.start + size(m)] for m in self.matrices]
-        at = torch.searchsorted(index, torch.tensor(edges, device=index.device))
-        return ((a, b) for a, b in at.tolist())
-
-
-def _worse(guess: Tensor, true: Tensor) -> bool:
-    """Whether it is farther from the truth than zero is."""
-    guess, true = guess.float(), true.float()
-    return bool(torch.linalg.vector_norm(guess - true) > torch.linalg.vector_norm(true))
+    def _checksums(self, before: Tensor, ctx: Context) -> Tensor:
+        """Of what `ctx.out` holds of each parameter."""
+        found = ctx.spare("answered", before)
+        if ctx.out.is_meta:
+            return found
+        sums = [checksum(ctx.out[m.start : m.start + size(m)]) for m in self.matrices]
+        return found.copy_(torch.tensor(sums, dtype=torch.float32))
 
 
 @cache

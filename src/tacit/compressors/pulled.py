@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from tacit.contracts import (
     refuse_overflow,
 )
 from tacit.errors import ConfigError, RoundError
+from tacit.exchanges import as_asked, leaves
 
 NOTES = 3
 """Numbers that workers add to what they push: rounds so far, the learning rate, whether all of it is sent."""
@@ -73,7 +74,7 @@ class Pulled(Predicted):
                 "less), or let all ranks predict (pull='subset')"
             )
         full = self.is_full(state["rates"], ctx)
-        index = self.travelling(full, ctx).to(x.device)
+        index = self.turn(full, ctx).where.to(x.device)
         mine = x[index]
         refuse_overflow(mine, ctx)
         notes = mine.new_tensor([ctx.round % _COUNTED, ctx.lr, ctx.step < self.full_steps])
@@ -165,17 +166,18 @@ class Foretelling(Dense):
             lr=lr,
         )
         full = self.by.is_full(memory["rates"], ctx)
-        x[self.by.travelling(full, ctx)] = mean[:-NOTES]
+        x[self.by.turn(full, ctx).where] = mean[:-NOTES]
         outcome = _alone(self.by.exchange(x, memory, ctx))
         return (out,), {**outcome.state, "rounds": memory["rounds"] + 1}
 
 
 def _alone(talk: Exchange) -> Outcome:
     """An exchange of one who has no peers: a mean of his own is what he gave."""
-    answer = None
+    answer: Any = None
     while True:
         try:
-            answer = talk.send(answer).payload  # type: ignore[union-attr]
+            request = talk.send(answer)
+            answer = as_asked(request, iter([each.payload for each in leaves(request)]))  # type: ignore[union-attr]
         except StopIteration as end:
             outcome: Outcome = end.value
             return outcome

@@ -1,4 +1,4 @@
-"""Which entries of some parameters travel in a round, so that each has its turn."""
+"""Which entries travel in a round, so that each has its turn; they are counted over all that take turns."""
 
 from __future__ import annotations
 
@@ -21,43 +21,47 @@ def places(matrices: Sequence[Matrix]) -> Tensor:
     return torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64)
 
 
-def in_turn(matrices: Sequence[Matrix], count: int, round_: int, seed: int) -> Tensor:
-    """`count` entries of the matrices, rising: of so many equal stretches one each, the next in every round.
+def in_turn(total: int, count: int, round_: int, seed: int) -> Tensor:
+    """`count` of `total` entries, rising: of so many equal stretches one each, the next in every round.
 
     With which of its entries a stretch begins follows from the seed.
     """
-    if not count:
-        return torch.empty(0, dtype=torch.int64)
-    bounds = _stretches(matrices, count)
-    first = torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    bounds = _stretches(total, count)
     sizes = bounds.diff()
-    return _placed(matrices, bounds[:-1] + ((first * sizes).long() + round_) % sizes)
+    return bounds[:-1] + ((_draws(count, seed) * sizes).long() + round_) % sizes
 
 
-def at_random(matrices: Sequence[Matrix], count: int, seed: int) -> Tensor:
-    """`count` entries of the matrices, rising: of so many equal stretches one each, whichever falls out."""
-    if not count:
-        return torch.empty(0, dtype=torch.int64)
-    bounds = _stretches(matrices, count)
-    draw = torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return _placed(matrices, bounds[:-1] + (draw * bounds.diff()).long())
+def at_random(total: int, count: int, seed: int) -> Tensor:
+    """`count` of `total` entries, rising: of so many equal stretches one each, whichever falls out."""
+    bounds = _stretches(total, count)
+    return bounds[:-1] + (_draws(count, seed) * bounds.diff()).long()
 
 
-def by_layers(matrices: Sequence[Matrix], count: int, round_: int) -> Tensor:
-    """`count` entries of the matrices, rising: one layer after the other, from where the last ones ended."""
-    total = sum(map(size, matrices))
-    if not count:
-        return torch.empty(0, dtype=torch.int64)
-    return _placed(matrices, ((torch.arange(count) + round_ * count) % total).sort().values)
+def by_layers(total: int, count: int, round_: int) -> Tensor:
+    """`count` of `total` entries, rising: one behind the other, from where the last ones ended."""
+    return ((torch.arange(count) + round_ * count) % max(total, 1)).sort().values
 
 
-def _stretches(matrices: Sequence[Matrix], count: int) -> Tensor:
-    total = sum(map(size, matrices))
-    return torch.arange(count + 1) * total // count
+def beside(total: int, count: int, taken: Tensor, seed: int) -> Tensor:
+    """`count` of those of `total` entries that are not `taken` (rising), drawn at random; rising."""
+    at = at_random(total - len(taken), count, seed)
+    # How many that are not taken lie before each that is.
+    before = taken - torch.arange(len(taken))
+    return at + torch.searchsorted(before, at, right=True)
 
 
-def _placed(matrices: Sequence[Matrix], at: Tensor) -> Tensor:
+def _stretches(total: int, count: int) -> Tensor:
+    return torch.arange(count + 1) * total // max(count, 1)
+
+
+def _draws(count: int, seed: int) -> Tensor:
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def placed(matrices: Sequence[Matrix], at: Tensor) -> Tensor:
     """Where the entries lie that are the `at`-th of all matrices, joined."""
+    if not len(at):
+        return torch.empty(0, dtype=torch.int64)
     ends = torch.tensor([0, *map(size, matrices)]).cumsum(0)
     starts = torch.tensor([m.start for m in matrices]) - ends[:-1]
     return at + starts[torch.bucketize(at, ends[1:], right=True)]

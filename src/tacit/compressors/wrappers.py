@@ -14,7 +14,9 @@ from tacit.contracts import (
     Compressor,
     Context,
     Exchange,
+    Factors,
     Matrix,
+    Memory,
     Momentum,
     OneShot,
     Outcome,
@@ -23,8 +25,11 @@ from tacit.contracts import (
     Spans,
     Spoken,
     State,
+    add_rescaled,
+    cut_factors,
     lasting,
     refuse_overflow,
+    state_dtype,
 )
 from tacit.errors import ConfigError
 from tacit.exchanges import fuse
@@ -88,6 +93,14 @@ class Wrapper(Compressor):
         """Pass it on."""
         return replace(self, inner=self.inner.fitted(matrices))
 
+    def told(self, memory: Memory) -> Compressor:
+        """Pass it on."""
+        return replace(self, inner=self.inner.told(memory))
+
+    def ended(self, steps: int) -> str:
+        """As the one inside."""
+        return self.inner.ended(steps)
+
     def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """Pass it on."""
         return replace(self, inner=self.inner.bound(matrices))
@@ -105,9 +118,23 @@ class Wrapper(Compressor):
 class ErrorFeedback(Wrapper):
     """What a round does not send is owed, and added to the next (Seide 2014; Stich 2018; Karimireddy 2019).
 
-    State: `residual`, rank-local, of the tensor's shape. Nothing is lost: the sum of all that was sent plus
-    the residual is the sum of all that was given.
+    State: `residual`, rank-local, of the tensor's shape, in fp32 where that is of two bytes. Nothing is lost:
+    the sum of all that was sent plus the residual is the sum of all that was given.
+
+    The optimizer multiplies what arrives by its learning rate of that step, and what waited was made at the
+    rate of an earlier one. So what is owed of a gradient is multiplied by lr_then / lr_now when the rate has
+    changed: the step that it stands for stays the same. That is EF-signSGD as its paper has it, where lr g is
+    what is compressed (Karimireddy et al. 2019, algorithm 1), and dist-EF-SGD (Zheng et al. 2019).
+
+    Attributes:
+        rescale: whether what is owed follows the learning rate; off, it stays in units of the gradient.
     """
+
+    rescale: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.flag("rescale", self.rescale)
 
     def spoken(self, step: int) -> Spoken | None:
         """The one inside, and what it does not say is owed."""
@@ -116,21 +143,29 @@ class ErrorFeedback(Wrapper):
 
     def init(self, like: Tensor) -> State:
         """Nothing is owed yet."""
-        return {"residual": torch.zeros_like(like), **outer_state(self.inner.init(like), "inner")}
+        residual = torch.zeros_like(like, dtype=state_dtype(like.dtype))
+        return {"residual": residual, **outer_state(self.inner.init(like), "inner")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Add what is owed, let the one inside speak, keep what it did not say."""
-        owed = ctx.spare("residual", state["residual"])
+        if ctx.rescale and not self.rescale:
+            ctx = replace(ctx, rescale=())
+        residual, owed = state["residual"], ctx.spare("residual", state["residual"])
+        inside = ctx.inside("inner")
         if isinstance(self.inner, OneShot):
-            inside = ctx.inside("inner")
-            mean, sent = yield Reduce(self.inner, x, inside, state["residual"], owed)
+            mean, sent = yield Reduce(self.inner, x, inside, residual, owed)
             return Outcome(mean, sent, {**state, "residual": owed})
-        torch.add(x, state["residual"], out=owed)
+        given = add_rescaled(x, residual, ctx.rescale, owed)
+        if owed.dtype != x.dtype:
+            given = ctx.scratch("given", x, x.shape, x.dtype).copy_(owed)
         if self.inner.swallows:
-            refuse_overflow(owed, ctx)
-        done = yield from self.inner.exchange(owed, inner_state(state, "inner"), ctx.inside("inner"))
-        done.sent.take_from_(owed)
-        sent = lasting(done.sent, x, state["residual"], owed)
+            refuse_overflow(given, ctx)
+        done = yield from self.inner.exchange(given, inner_state(state, "inner"), inside)
+        if given is owed:
+            done.sent.take_from_(owed)
+        else:
+            owed.sub_(done.sent.dense(given))
+        sent = lasting(done.sent, x, residual, owed, ctx.rescale)
         return done._replace(sent=sent, state={"residual": owed, **outer_state(done.state, "inner")})
 
 
@@ -225,6 +260,8 @@ class Select(Compressor):
         for i, (part, piece) in enumerate(zip(self.parts, taken, strict=True)):
             mean = ctx.scratch(f"mean{i}", x, piece.shape, x.dtype)
             inside = ctx.inside(f"part{i}", out=mean, of=part.numel / x.numel())
+            if ctx.rescale:
+                inside = replace(inside, rescale=_taken(ctx.rescale, part.spans))
             talks.append(part.compressor.exchange(piece, inner_state(state, f"part{i}"), inside))
         main, *others = yield from fuse(talks)
         for mine, done in zip(
@@ -262,6 +299,16 @@ class Select(Compressor):
             for start, stop in part.spans:
                 ctx.out[start:stop] = 0
         return ctx.out
+
+
+def _taken(factors: Factors, spans: Spans) -> Factors:
+    """The factors of these spans, joined."""
+    found: list[tuple[int, int, float]] = []
+    at = 0
+    for start, stop in spans:
+        found += [(at + a, at + b, factor) for a, b, factor in cut_factors(factors, start, stop)]
+        at += stop - start
+    return tuple(found)
 
 
 def _put(mean: Tensor, spans: tuple[tuple[int, int], ...], out: Tensor) -> None:

@@ -24,18 +24,22 @@ from torch.optim import Optimizer
 from tacit import checks
 from tacit.algorithms import parse
 from tacit.contracts import NODE, WORLD, Memory, Rounds
-from tacit.doors import footprint, live, momentum, served, state
-from tacit.doors.ddp import Switchboard, no_exchange, plain_mean
+from tacit.doors import ending, footprint, live, momentum, served, state
+from tacit.doors.accumulating import Accumulating, linear
+from tacit.doors.buffers import OwnBuffers, found_in
+from tacit.doors.ddp import Answer, Switchboard, no_exchange, plain_mean
+from tacit.doors.given import ddp_of, optimizers_of
 from tacit.doors.level import Level, own_timeout
 from tacit.doors.nodes import read_nodes
-from tacit.doors.optimizer import OwnBuffers
+from tacit.doors.rates import Rates
 from tacit.doors.scaling import ScaledSteps, agreed_on, at_work
-from tacit.doors.trainable import StillTrained, trainable
+from tacit.doors.trainable import StillTrained, refuse_sparse, trainable
 from tacit.doors.uneven import Backwards, refuse_join, untouched
 from tacit.errors import AttachError, ConfigError, PeerLost
 from tacit.kernels.payloads import FORMAT
 from tacit.kernels.pick import pick
 from tacit.lots import Policy, choice, exempting
+from tacit.overlap import Delayed
 from tacit.rounds import EveryEpoch, EveryStep, Inside, OnPlateau, Until
 from tacit.session import Session, joined, timeline
 from tacit.strategy import AnyStrategy, Strategy
@@ -45,6 +49,8 @@ from tacit.transports.rollcall import RollCall
 from tacit.transports.torch import abort
 
 VARIABLE = "TACIT_ALGORITHM"
+MOST_SEED = 2**63 - 1
+CLOSE = "write `with tacit.attach(...):` around the loop, or session.close() behind it"
 
 _log = logging.getLogger("tacit")
 
@@ -79,13 +85,14 @@ def attach(
     mesh: DeviceMesh | None = None,
     weight: float | None = None,
     servers: Sequence[str] | None = None,
+    seed: int = 0,
 ) -> Attached:
     """Put a strategy to work on a DDP model. A collective call: every rank of the model's group makes it.
 
     Args:
-        model: the wrapped model; torch is entered by its own hooks, and nothing is patched.
+        model: the wrapped model, compiled or not; torch is entered by its own hooks, and nothing is patched.
         optimizer: of the model's parameters, or several; a step counts when the last of them has stepped.
-            None will do for strategies that exchange gradients.
+            Wrappers of Accelerate and Lightning are fine. None will do where gradients are exchanged.
         strategy: a value, or its text form such as "topk:ratio=0.01".
         scaler: the one that scales the loss, if any. A step in which a gradient overflows is then passed over
             on all ranks, where without it an infinity is an error; a replica that moves on its own passes
@@ -101,6 +108,8 @@ def attach(
             samples (FedAvg: McMahan et al. 2017); all alike where no rank gives one.
         servers: host:port of each parameter server, in the same order everywhere; where not given, those
             that the launcher tells (`TACIT_SERVERS`).
+        seed: of all random draws of the strategy, the same on every rank: which entries travel, how levels
+            are rounded. From 0 on.
 
     Returns:
         The attached session: a context manager. `close` (or leaving the block) takes the optimizer's hooks
@@ -112,9 +121,7 @@ def attach(
     """
     footprint.called("attach")
     strategy = parse(strategy) if isinstance(strategy, str) else strategy
-    optimizers = (
-        [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else [*optimizer]
-    )
+    model, optimizers = ddp_of(model), optimizers_of(optimizer)
     named = checked(model, optimizers, strategy)
     scaler = at_work(scaler, strategy)
     known = {"steps_per_epoch": steps_per_epoch, "epochs": epochs}
@@ -124,6 +131,7 @@ def attach(
     memory = {name: float(value) for name, value in known.items() if value is not None}
     _check_memory(strategy, memory)
     _check_weight(strategy, weight)
+    checks.whole("seed", seed, 0, MOST_SEED, "it is the same on every rank")
     where = served.found(strategy, servers)
     strategy = served.resolved(strategy, where)
     return Attached(
@@ -138,20 +146,18 @@ def attach(
         mesh,
         weight=weight,
         servers=where,
+        seed=seed,
     )
 
 
-def checked(model: object, optimizers: Sequence[Optimizer], strategy: AnyStrategy) -> dict[str, Tensor]:
+def checked(
+    model: DistributedDataParallel, optimizers: Sequence[Optimizer], strategy: AnyStrategy
+) -> dict[str, Tensor]:
     """The trainable parameters by name, if the strategy can work on them.
 
     Raises:
         AttachError: it cannot.
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise AttachError(
-            f"the model is a {type(model).__name__}, not a DistributedDataParallel: write "
-            "attach(DistributedDataParallel(model), optimizer, ...)"
-        )
     if model in _ATTACHED:
         raise AttachError(
             f"{_ATTACHED[model].strategy.name!r} is attached to this model already: close it first"
@@ -185,8 +191,21 @@ def checked(model: object, optimizers: Sequence[Optimizer], strategy: AnyStrateg
                     f"{name} is {p.dtype}: only parameters of float32, float64, float16 and bfloat16 are "
                     f"supported. {_instead(p)}, or use 'ddp', which leaves DDP as it is"
                 )
+        if "gradient" in subjects:
+            refuse_sparse(model, strategy.name)
+    if isinstance(strategy.levels[0].overlap, Delayed) and strategy.levels[0].subject == "gradient":
+        _refuse_unused(model, strategy)
     _check_optimizers(named, optimizers)
     return named
+
+
+def _refuse_unused(model: DistributedDataParallel, strategy: AnyStrategy) -> None:
+    if model.find_unused_parameters:
+        raise AttachError(
+            f"{strategy.name!r} gives a step the mean of the step before, and with "
+            "find_unused_parameters=True DDP throws it away for a parameter that no rank uses in this one: "
+            "make the model with find_unused_parameters=False, or attach another algorithm, such as 'dense'"
+        )
 
 
 _TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -304,29 +323,36 @@ class Attached:
         board: Switchboard | None = None,
         weight: float | None = None,
         servers: served.Addresses = (),
+        seed: int = 0,
     ) -> None:
         group = model.process_group
-        self._model, self._group, self._optimizers = model, group, optimizers
+        self._model, self._group, self._optimizers, self._named = model, group, optimizers, named
+        self._timeout = timeout or own_timeout(group)
         self._handles: list[Any] = []
         self._undo: list[Callable[[], None]] = []
         self._rollcall: RollCall | None = None
         self._backwards = Backwards(model)
+        self._accumulating: Accumulating | None = None
+        self._hinted = False
+        self._still = StillTrained(model)
         self._quiet = strategy.levels[0].subject == "nothing"
         self.strategy = strategy
         self._momentum = momentum.planned(strategy, policy, optimizers, named)
         if not self._quiet:
             board = board or Switchboard.of(model)
-            _agree(group, strategy, named, scaler, policy, memory)
+            _agree(group, strategy, named, scaler, policy, memory, seed, model)
         nodes = read_nodes(group, mesh) if _goes_by_node(strategy) else ()
         options: dict[str, Any] = {
             "nodes": nodes,
             "policy": policy,
-            "timeout": timeout or own_timeout(group),
-            "lr": self._lr,
+            "timeout": self._timeout,
+            "rates": Rates(optimizers, named),
             "memory": memory,
             "share": _share(group, strategy, weight),
             "optimizers": optimizers,
             "servers": servers,
+            "seed": seed,
+            "taken": self._momentum,
             "alike": weight is None and scaler is None and _alike_by_node(strategy),
         }
         self.levels: list[Level] = []
@@ -339,20 +365,19 @@ class Attached:
             self._scaled = None if scaler is None or self._quiet else ScaledSteps(scaler, self.levels, named)
             self._watch()
             self._enter(board)
+            ending.watch(dist.get_process_group_ranks(group))
         except BaseException:
             self._leave()
             raise
         _ATTACHED[model] = self
         footprint.began(self)
         live.began(self)
+        ending.began(self)
 
     @property
     def session(self) -> Session:
         """The session of the nearest level; of the only one, where there are no levels."""
         return self.levels[0].session
-
-    def _lr(self) -> float:
-        return float(self._optimizers[0].param_groups[0]["lr"]) if self._optimizers else 0.0
 
     # ---- in -------------------------------------------------------------------------------------------
 
@@ -370,6 +395,7 @@ class Attached:
             self._rounds,
             self._reached,
             self._peer_lost,
+            self._timeout.total_seconds(),
         )
         for level in self.levels:
             level.session.explain = self._explain
@@ -428,18 +454,25 @@ class Attached:
     def _enter(self, board: Switchboard | None) -> None:
         if board is not None:
             self._undo.append(lambda: setattr(board, "answer", plain_mean(self._group)))
-            answer = self.levels[0].gradient or no_exchange
-            scaled = answer if self._scaled is None else self._scaled.around(answer)
-            board.answer = self._backwards.around(scaled)
+            answer: Answer = self.levels[0].gradient or no_exchange
+            if self._optimizers and self.levels[0].gradient is not None and not linear(self.session):
+                scaled = self._scaled is not None
+                self._accumulating = Accumulating(self._model, self.session, self._named, scaled)
+                self._undo.append(self._accumulating.close)
+                answer = self._accumulating.around(answer)
+            if self._scaled is not None:
+                answer = self._scaled.around(answer)
+            board.answer = self._backwards.around(answer)
         if any(level.progress is not None or level.stepped is not None for level in self.levels):
             self._undo.append(OwnBuffers(self._model).restore)
         if not self._quiet:
-            still = StillTrained(self._model)
-            self._handles += [each.register_step_pre_hook(still) for each in self._optimizers]
+            self._handles += [each.register_step_pre_hook(self._still) for each in self._optimizers]
         for level in self.levels:
             if level.stepped is not None:
                 before = level.stepped.before_step
                 self._handles += [each.register_step_pre_hook(before) for each in self._optimizers]
+        if self.levels[-1].progress is not None:
+            self._handles.append(self._model.module.register_state_dict_pre_hook(self._hint))
         if self._momentum is not None:
             self._momentum.take()
             self._undo.append(self._momentum.restore)
@@ -449,12 +482,26 @@ class Attached:
             self.levels[0].gradient.counts_steps = True
 
     def _after_step(self, *_: Any) -> None:
+        if self._accumulating is not None:
+            self._accumulating.stepped()
         if self._scaled is not None:
             self._scaled.after_step()
         else:
             for level in self.levels:
                 level.after_step()
         self.session.tally.stepped(self.levels[-1].session.step)
+
+    def _hint(self, *_: object) -> None:
+        """Somebody takes the model's parameters: between two rounds they are those of this rank alone."""
+        apart = self._apart()
+        if apart is not None and not self._hinted:
+            self._hinted = True
+            _log.warning(
+                "rank %d saves its own replica: the replicas of %r, %s, agree again after the next round. "
+                "Call session.sync() on every rank before, or save behind session.close(). A checkpoint of "
+                "every rank, with session.state_dict(), is fine as it is",
+                *(dist.get_rank(), self.strategy.name, apart),
+            )
 
     # ---- at work --------------------------------------------------------------------------------------
 
@@ -476,8 +523,14 @@ class Attached:
             level.session.flush()
 
     def sync(self) -> None:
-        """Make all replicas equal now, by a round where the strategy lets them differ. A collective call."""
+        """Make all replicas equal now, by a round where the strategy lets them differ. A collective call.
+
+        Raises:
+            AttachError: a Parameter of the model has been replaced by another.
+            RoundError: the round failed.
+        """
         self.flush()
+        self._still.check_objects()
         self.levels[-1].sync()
 
     def state_dict(self) -> dict[str, Any]:
@@ -505,8 +558,9 @@ class Attached:
 
         * `steps`, and `rounds`; `void_rounds`: of these, how many came to nothing as a scaled gradient
           overflowed;
-        * `bytes_out`: sent by this rank, by the formulas of the collectives; `compression`: how many times as
-          much dense all-reduces (with parameter servers: dense pushes) would send in the same rounds;
+        * `bytes_out`: sent by this rank in training, by the formulas of the collectives; `ddp_bytes_out`:
+          what DDP's own all-reduce would have sent of a rank in as many steps; `compression`: how many times
+          as much that is. `closing_bytes_out`: sent by closing the session, where replicas are averaged;
         * `exchange_seconds`: with a round under way; `exposed_seconds`: of these, with training waiting;
           `compute_share`: the share of the time between rounds that was not spent waiting;
         * `lag`: how many steps after its round had left an answer was applied, on average.
@@ -574,8 +628,10 @@ class Attached:
             if self._failure is None or any(level.session.unheard for level in self.levels):
                 if self._rollcall is not None and self._failure is None:
                     self._rollcall.meet()
+                self._now_closing()
                 self.sync()
                 self.levels[-1].settle()
+                self._say_how_it_ended()
                 if self._scaled is not None:
                     self._scaled.settle()
                 if self._rollcall is not None:
@@ -584,6 +640,16 @@ class Attached:
                 raise self._failure  # found by the roll call, and perhaps not yet raised
         finally:
             self._leave()
+
+    def _now_closing(self) -> None:
+        self.flush()  # what is under way is training's
+        for level in self.levels:
+            level.session.tally.closing = True
+
+    def _say_how_it_ended(self) -> None:
+        for level in self.levels if self._group.rank() == 0 else ():
+            if note := level.strategy.compressor.ended(level.session.step):
+                _log.warning("%s", note)
 
     def _leave(self) -> None:
         _ATTACHED.pop(self._model, None)
@@ -596,8 +662,40 @@ class Attached:
         failed = self._failure is not None
         for level in self.levels:
             level.close(failed)
+        ending.ended(self)
         footprint.ended(self)
         live.ended(self)
+
+    def end(self, where: str, error: BaseException | None) -> None:
+        """Close what nobody has closed, at `where`; see `doors.ending`. Says what it did, or could not do."""
+        apart = self._apart()
+        try:
+            if error is not None:
+                self._lost(error)
+                self._leave()
+                return
+            self.close()
+        except Exception as failure:
+            undone = "" if apart is None else f" The replicas, {apart}, were not averaged."
+            _log.warning(
+                "the session of %r was open at %s, and could not be closed: %s.%s Close it yourself: %s",
+                *(self.strategy.name, where, _first_line(failure), undone, CLOSE),
+            )
+        else:
+            if apart is not None and dist.get_rank() == 0:
+                _log.warning(
+                    "the session of %r was open at %s. The replicas, %s, have been averaged now: what was "
+                    "saved or evaluated before was one rank's own. Close it where training ends: %s",
+                    *(self.strategy.name, where, apart, CLOSE),
+                )
+
+    def _apart(self) -> str | None:
+        """Since when the replicas differ, in words; None: they do not."""
+        progress = self.levels[-1].progress
+        since = None if progress is None else progress.apart
+        if since is None:
+            return None
+        return f"which differ after {since} steps of their own"
 
     def __enter__(self) -> Self:
         return self
@@ -666,17 +764,26 @@ def _agree(
     scaler: GradScaler | None,
     policy: Policy | None,
     memory: Memory,
+    seed: int,
+    model: DistributedDataParallel,
 ) -> None:
     """Check that all ranks mean the same: one small message, so that a mismatch is no hang later."""
     here = {
         "version of tacit": f"payloads of format {FORMAT}",
         "strategy": repr(strategy),
         "model": "\n".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named.items()),
+        "buffers": "\n".join(_buffers(strategy, model)),
         "compressor by its policy": "\n".join(_chosen(strategy, named, policy)),
         "scaler": agreed_on(scaler, strategy),
         "steps_per_epoch or number of epochs": repr(memory),
+        "seed": repr(seed),
     }
-    shown = {**here, "model": f"{len(named)} parameters", "compressor by its policy": "see the policy"}
+    shown = {
+        **here,
+        "model": f"{len(named)} parameters",
+        "buffers": "see their names, shapes and types",
+        "compressor by its policy": "see the policy",
+    }
     sums = torch.tensor([zlib.crc32(line.encode()) for line in here.values()])
     all_ = [torch.empty_like(sums) for _ in range(group.size())]
     dist.all_gather(all_, sums, group=group)
@@ -687,6 +794,13 @@ def _agree(
                 f"ranks {different} attach another {what} than rank 0: give every rank the same one "
                 f"(here: {shown[what]})"
             )
+
+
+def _buffers(strategy: AnyStrategy, model: DistributedDataParallel) -> Iterator[str]:
+    """What of them replicas that move on their own average."""
+    found = dict(model.module.named_buffers())
+    for name in found_in(model) if _periodic(strategy) else ():
+        yield f"{name} {tuple(found[name].shape)} {found[name].dtype}"
 
 
 def _chosen(strategy: AnyStrategy, named: dict[str, Tensor], policy: Policy | None) -> Iterator[str]:

@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tacit import ranges
 from tacit.doors.late import LateMeans
-from tacit.doors.trainable import misfit
+from tacit.doors.trainable import misfit, sparse
+from tacit.doors.unused import Used
 from tacit.errors import AttachError
 from tacit.lots import Lot
 from tacit.session import Session
@@ -156,8 +157,9 @@ class _Bucket:
 class GradientDoor:
     """Cuts DDP's buckets into the session's lots, and answers each bucket when its lots have landed."""
 
-    def __init__(self, session: Session, named: dict[str, Tensor]) -> None:
+    def __init__(self, session: Session, named: dict[str, Tensor], used: Used | None = None) -> None:
         self._session = session
+        self._used = used
         self._names = {id(p): name for name, p in named.items()}
         self._routes: dict[tuple[int, ...], list[_Whole | _Piece]] = {}
         self._routed = session.lots
@@ -180,6 +182,8 @@ class GradientDoor:
         if not session.talks():
             return no_exchange(bucket)
         parameters = bucket.parameters()
+        if bucket.buffer().is_sparse:
+            raise sparse(self._names.get(id(parameters[0]), "a parameter"), session.strategy.name)
         if bucket.index() == 0:
             self._begin()
         route = self._route(parameters)
@@ -214,6 +218,8 @@ class GradientDoor:
     def _ended(self) -> None:
         self._waiting.__exit__(None, None, None)
         self._session.raise_failure()
+        if self._used is not None:
+            self._used.clear()
         if self.counts_steps:
             self._session.step += 1
             self._session.tally.stepped(self._session.step)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import ConfigError
-from tacit.exchanges import hear, say
+from tacit.exchanges import hear
 from tacit.session import Flight, Session
 
 
@@ -86,19 +86,30 @@ class Facts:
             session.wait(flight)
         total, count = self.losses.tolist()
         mine = torch.tensor([total / max(count, 1), min(count, 1), self._apart], dtype=torch.float64)
-        session.ask(lambda: say(mine, session.strategy.topology.scope), "facts")
-        loss, told, apart = mine.tolist()
-        if "loss" in self._wants and told < 1:
-            raise ConfigError(
-                f"rounds={session.strategy.rounds} go by the loss, and after step {step} "
-                f"{'no rank' if told == 0 else 'not every rank'} has told it: write session.observe(loss) "
-                "in every step, on every rank"
-            )
+        all_ = session.ask(lambda: hear(mine, session.strategy.topology.scope), "facts")
+        losses, told, apart = zip(*(each.tolist() for each in all_), strict=True)
+        if "loss" in self._wants:
+            self._check_told(step, told)
         self.losses.zero_()
-        facts = {"step": step, "lr": self._lr(), "loss": loss}
+        facts = {"step": step, "lr": self._lr(), "loss": _mean(losses)}
         if "drift" in self._wants:
-            facts["drift"] = max(0.0, apart - _square(mean))
+            facts["drift"] = max(0.0, _mean(apart) - _square(mean))
         session.memory = session.strategy.rounds.observe(session.memory, facts)
+
+    def _check_told(self, step: int, told: Sequence[float]) -> None:
+        silent = [rank for rank, each in zip(self._session.ranks, told, strict=True) if not each]
+        if not silent:
+            return
+        who = "no rank has" if len(silent) == len(told) else f"ranks {silent} have not"
+        raise ConfigError(
+            f"rounds={self._session.strategy.rounds} go by the loss, and up to step {step} {who} told it: "
+            "write session.observe(loss) in every step, on every rank"
+        )
+
+
+def _mean(values: Sequence[float]) -> float:
+    """In rank order, so that all ranks get the same bits."""
+    return sum(values) / len(values)
 
 
 def _ratio(flown: Sequence[float], steps: Sequence[float]) -> float:

@@ -3,6 +3,7 @@
 Where the environment variable `TACIT_FOOTPRINT` names a folder, every rank keeps one small file there,
 `rank<r>.json`. Where it is not set, nothing happens. A file is replaced as a whole, so that a reader never
 meets half of one. The last word is left when the interpreter ends, so sessions that nobody closes count too.
+A folder that cannot be written is said once, and the script goes on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 from pathlib import Path
 from typing import Any, Protocol
 
+from tacit import files
 from tacit.strategy import AnyStrategy
 
 
@@ -33,11 +35,7 @@ _CLOSED: list[dict[str, Any]] = []
 
 
 def called(door: str) -> None:
-    """Note that the script called this door, before anything can go wrong in it.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Note that the script called this door, before anything can go wrong in it."""
     if VARIABLE in os.environ and door not in _CALLED:
         _CALLED.append(door)
         _write()
@@ -53,11 +51,7 @@ def began(session: Counted) -> None:
 
 
 def ended(session: Counted) -> None:
-    """Write the numbers of a session that was closed, and let go of it.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write the numbers of a session that was closed, and let go of it."""
     if session in _OPEN:
         _OPEN.remove(session)
         _CLOSED.append(_told(session, closed=True))
@@ -72,7 +66,6 @@ def _write() -> None:
     rank = int(os.environ.get("TACIT_WORKER", os.environ.get("RANK", "0")))
     open_ = [_told(session, closed=False) for session in _OPEN]
     text = json.dumps({"rank": rank, "called": _CALLED, "sessions": [*_CLOSED, *open_]})
-    file = Path(os.environ[VARIABLE], f"rank{rank}.json")
-    unfinished = file.with_suffix(".part")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(file)
+    folder = Path(os.environ[VARIABLE])
+    with files.spared(f"the numbers of the sessions are not kept in {folder}"):
+        files.put(folder / f"rank{rank}.json", text)

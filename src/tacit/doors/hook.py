@@ -17,6 +17,7 @@ from tacit.algorithms import parse
 from tacit.doors import footprint
 from tacit.doors.attach import Attached, checked
 from tacit.doors.ddp import Switchboard
+from tacit.doors.given import ddp_of
 from tacit.doors.scaling import at_work
 from tacit.doors.served import found
 from tacit.errors import AttachError
@@ -63,6 +64,7 @@ class CommState:
         if farther or nearest.subject != "gradient":
             why = _INSTEAD["progress" if farther else nearest.subject]
             raise AttachError(f"{strategy.name!r} {why.format(strategy.name)}")
+        model = ddp_of(model)
         named = checked(model, [], strategy)
         where = found(strategy, None)
         self._board = Switchboard.unregistered(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,12 +12,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit.contracts import Memory
-from tacit.doors import served
+from tacit.doors import buffers, served
+from tacit.doors.beside import Beside, homes_of
+from tacit.doors.buffers import Buffers
 from tacit.doors.ddp import GradientDoor
 from tacit.doors.moments import Moments
+from tacit.doors.momentum import TakenMomentum
 from tacit.doors.optimizer import ProgressDoor, fragments
-from tacit.doors.stepped import SteppedDoor, described
-from tacit.lots import Policy, cut
+from tacit.doors.replica import Present
+from tacit.doors.stepped import Groups, SteppedDoor
+from tacit.doors.unused import Used
+from tacit.lots import Policy, cut, fitting
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies.star import Star
@@ -34,13 +39,16 @@ class Level:
         gradient: the door in backward, where gradients are exchanged.
         progress: the door after `optimizer.step`, where replicas move on their own.
         stepped: the door around it, where a server steps.
-        moments: what stands beside the parameters there.
+        moments: what the optimizers keep of the parameters there.
+        buffers: what the model has beside its parameters there; None where servers have it.
+        taken: the momentum that was taken from the optimizers of the gradients' level.
     """
 
     gradient: GradientDoor | None = None
     progress: ProgressDoor | None = None
     stepped: SteppedDoor | None = None
     moments: Moments | None = None
+    buffers: Buffers | None = None
 
     def __init__(
         self,
@@ -51,46 +59,88 @@ class Level:
         nodes: Sequence[Sequence[int]] = (),
         policy: Policy | None = None,
         timeout: timedelta,
-        lr: Callable[[], float] = lambda: 0.0,
+        rates: Callable[[], Mapping[str, float]] = dict,
         memory: Memory | None = None,
         share: float = 1.0,
         alike: bool = False,
         optimizers: Sequence[Optimizer] = (),
         servers: served.Addresses = (),
+        seed: int = 0,
+        taken: TakenMomentum | None = None,
     ) -> None:
         self.strategy = strategy = strategy.told(memory or {})
+        self.taken = taken if strategy.subject == "gradient" else None
         self.transport: TorchTransport | StarTransport = TorchTransport(model.process_group, timeout, nodes)
         quiet = strategy.subject == "nothing"
-        buffers = _float_buffers(model) if strategy.subject == "progress" else {}
-        local = strategy.buffers == "local"
-        tensors = named if local else {**named, **buffers}
+        tensors = {**named, **_at_servers(strategy, model)}
         cap = int(model.bucket_bytes_cap)
         parts = [] if quiet else fragments(tensors, strategy.rounds.parts)
-        lots = [
-            lot for part in parts for group in _apart(part, named, alike) for lot in cut(group, tensors, cap)
-        ]
+        lots = [lot for part in parts for group in _apart(part, named) for lot in cut(group, tensors, cap)]
+        groups: Groups | None = None
+        beside: Beside | None = None
         if isinstance(strategy.topology, Star):
-            homes = served.homes(tensors, len(servers))
+            stepped = strategy.topology.optimizer == "server"
+            groups = Groups(optimizers, named) if stepped else None
+            still = dict(Present(model.module, buffers.numbers_in(model))) if stepped else {}
+            homes = served.homes(tensors, len(servers)) | homes_of([*still], len(servers))
             cap = served.lot_cap(strategy, tensors, len(servers), model.process_group.size(), cap)
-            lots = [lot for part in parts for lot in served.cut_by_home(part, tensors, homes, cap)]
-            rule = described(optimizers) if strategy.topology.optimizer == "server" else None
-            self.transport = served.connect(self.transport, strategy, tensors, servers, homes, timeout, rule)
-        chosen = None if policy is None else _of_parameters(policy, named)
-        self.session = Session(strategy, tensors, self.transport, lots, chosen, lr, memory)
+            kinds = groups.of if groups is not None else dict.fromkeys(tensors)
+            lots = [
+                lot
+                for part in parts
+                for group in _apart(part, named)
+                for lot in served.cut_by_home(group, tensors, homes, cap, kinds)
+            ]
+            self.transport = served.connect(
+                *(self.transport, strategy, {**tensors, **still}, servers, homes, timeout),
+                *(groups.rules if groups is not None else (), kinds),
+            )
+            if groups is not None:
+                beside = Beside(model.module, [*still], self.transport.servers, homes, cap)
+        chosen = _of_parameters(policy or fitting(strategy.compressor, named), named)
+        lr = _largest(rates)
+        self.used = Used.of(model, named) if strategy.subject == "gradient" else None
+        idle = None if self.used is None else self.used.idle
+        self.session = Session(
+            strategy,
+            tensors,
+            self.transport,
+            lots,
+            chosen,
+            lr,
+            memory,
+            rates=rates,
+            idle=idle,
+            seed=seed,
+            trained=named,
+        )
         self.session.alike = frozenset(named if alike else ())
         if quiet:
             return
+        together = strategy.subject == "progress" and not strategy.topology.apart
+        if together:
+            self.session.more_stages = Buffers.stages(self.session)
         self.transport.open(self.session.stages)
-        if isinstance(strategy.topology, Star) and strategy.topology.optimizer == "server":
-            self.stepped = SteppedDoor(self.session, tensors, strategy.topology.back)
+        if groups is not None and beside is not None:
+            assert isinstance(strategy.topology, Star)
+            self.stepped = SteppedDoor(self.session, tensors, strategy.topology.back, groups, beside)
             self.fetch()
         elif strategy.subject == "gradient":
-            self.gradient = GradientDoor(self.session, tensors)
+            self.gradient = GradientDoor(self.session, tensors, self.used)
         else:
-            self.progress = ProgressDoor(self.session, tensors, named, share, lr)
+            if together:
+                self.moments = Moments(self.session, optimizers, named)
+                self.buffers = Buffers(self.session, Present(model.module, buffers.found_in(model)), share)
+            self.progress = ProgressDoor(
+                self.session,
+                Present(model.module, tensors),
+                share,
+                rates,
+                self.buffers if strategy.buffers == "averaged" else None,
+                () if together else buffers.variances_in(model.module),
+            )
             self.fetch()
-        if self.progress is not None and not strategy.topology.apart:
-            self.moments = Moments(self.session, optimizers, named, buffers if local else {})
+        if self.progress is not None and self.moments is not None:
             self.progress.landed = self.moments.landed
 
     def fetch(self) -> None:
@@ -135,29 +185,39 @@ class Level:
         """Average what has stayed local beside the parameters."""
         if self.moments is not None:
             self.moments.settle()
+        if self.buffers is not None and self.strategy.buffers == "local":
+            self.buffers.meet()
+            self.buffers.meet_others()
 
     def close(self, failed: bool = False) -> None:
         """Drain, and leave the process groups to others; but after a failure messages may be on their way."""
         self.session.close()
+        if self.used is not None:
+            self.used.close()
         if failed:
             self.transport.abort()
         self.transport.close()
 
 
-def _apart(part: list[str], named: dict[str, Tensor], alike: bool) -> list[list[str]]:
-    """What the ranks of a node have alike, and what they have not: it travels apart, where that matters."""
-    if not alike:
-        return [part]
+def _at_servers(strategy: Strategy, model: DistributedDataParallel) -> dict[str, Tensor]:
+    """The buffers that servers keep beside the parameters, as workers do not wait for each other."""
+    if strategy.subject != "progress" or not strategy.topology.apart:
+        return {}
+    return dict(Present(model.module, buffers.numbers_in(model)))
+
+
+def _apart(part: list[str], named: dict[str, Tensor]) -> list[list[str]]:
+    """Parameters and buffers, which travel apart."""
     return [[name for name in part if (name in named) == ours] for ours in (True, False)]
 
 
 def _of_parameters(policy: Policy, named: dict[str, Tensor]) -> Policy:
-    """Buffers that travel along are dense, and the policy is not asked about them."""
+    """Buffers are dense, and the policy is not asked about them."""
     return lambda name, tensor: policy(name, tensor) if name in named else None
 
 
-def _float_buffers(model: DistributedDataParallel) -> dict[str, Tensor]:
-    return {n: b for n, b in model.module.named_buffers() if b.is_floating_point() and b.numel()}
+def _largest(rates: Callable[[], Mapping[str, float]]) -> Callable[[], float]:
+    return lambda: max(rates().values(), default=0.0)
 
 
 def own_timeout(group: dist.ProcessGroup) -> timedelta:

@@ -1,7 +1,8 @@
 """Curves of a script's sessions while they are at work, for `tacit run --tensorboard`.
 
 Where the environment variable `TACIT_TENSORBOARD` names a folder, rank 0 writes the numbers of every session
-there once a second, each session as a run of its own. Where it is not set, nothing happens.
+there once a second, each session as a run of its own. Where it is not set, nothing happens. A folder that
+cannot be written is said once, and the script goes on.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch.distributed as dist
 
+from tacit import files
 from tacit.doors import scalars
 from tacit.doors.footprint import Counted
 
@@ -35,7 +38,8 @@ class _Pen:
 
     def _run(self) -> None:
         while not self._closing.wait(SECONDS):
-            self._write()
+            with _spared():
+                self._write()
 
     def _write(self) -> None:
         step = int(self._session.metrics()["steps"])
@@ -46,8 +50,9 @@ class _Pen:
     def close(self) -> None:
         self._closing.set()
         self._thread.join()
-        self._write()
-        self._writer.close()
+        with _spared():
+            self._write()
+            self._writer.close()
 
 
 def began(session: Counted) -> None:
@@ -59,9 +64,14 @@ def began(session: Counted) -> None:
     if VARIABLE not in os.environ:
         return
     root = Path(os.environ[VARIABLE])
-    scalars.check(root, ())  # on all ranks, so that none waits for one that has ended
+    scalars.check_installed()  # on all ranks, so that none waits for one that has ended
     if dist.get_rank() == 0:
-        _OPEN[session] = _Pen(session, root)
+        with _spared():
+            _OPEN[session] = _Pen(session, root)
+
+
+def _spared() -> AbstractContextManager[None]:
+    return files.spared(f"curves are not drawn any more in {os.environ.get(VARIABLE)}")
 
 
 def ended(session: Counted) -> None:

@@ -1,4 +1,4 @@
-"""What stands beside the parameters where replicas move on their own: optimizers' state, and buffers."""
+"""What optimizers keep of the parameters where replicas move on their own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 from torch.optim import ASGD, LBFGS, Adafactor, NAdam, Optimizer, Rprop
 
-from tacit.contracts import Mean
 from tacit.errors import AttachError
 from tacit.exchanges import hear, say
 from tacit.session import Session
-from tacit.transports.wire import ring_bytes
 
 _log = logging.getLogger("tacit")
 
@@ -24,16 +22,14 @@ _NOT_FROM_ZERO = (ASGD, LBFGS, Adafactor, NAdam, Rprop)
 
 
 class Moments:
-    """The optimizers' own state of the parameters (momentum, Adam's moments), and buffers that stay local.
+    """The optimizers' own state of the parameters: momentum, Adam's moments.
 
-    The strategy says what becomes of them: `momentum` in every round, when its answer is applied; `buffers`
-    that stay local are averaged once, when the session closes, as plain DDP would take those of rank 0.
+    The strategy says what becomes of it in every round, when its answer is applied.
 
     Args:
         session: of the replicas that agree in a round.
         optimizers: of the parameters.
         named: the parameters.
-        buffers: floating-point buffers that no round exchanges.
 
     Raises:
         AttachError: an optimizer's state cannot start from zero.
@@ -44,10 +40,8 @@ class Moments:
         session: Session,
         optimizers: Sequence[Optimizer],
         named: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
     ) -> None:
-        self._session, self._optimizers = session, optimizers
-        self._named, self._buffers = named, buffers
+        self._session, self._optimizers, self._named = session, optimizers, named
         self._kind = session.strategy.momentum
         self._warned = False
         self._flat: dict[torch.dtype, Tensor] = {}
@@ -74,7 +68,6 @@ class Moments:
         if self._kind == "local":
             for lot in self._session.lots:
                 self._average([slot.name for slot in lot.slots])
-        self._mean([buffer.detach() for buffer in self._buffers.values()], "buffers")
         self._flat.clear()
 
     def _states(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -120,8 +113,6 @@ class Moments:
             self._session.ask(partial(say, flat, scope), f"{what} {dtype}")
             for each, piece in zip(same, pieces, strict=True):
                 each.copy_(piece.view_as(each))
-            place = self._session.transport.place(scope)
-            self._session.tally.totals.bytes_out += ring_bytes(Mean((flat,), scope), place)
 
     def _room(self, dtype: torch.dtype, numel: int) -> Tensor:
         if dtype not in self._flat or self._flat[dtype].numel() < numel:

@@ -10,6 +10,7 @@ from torch.optim import SGD, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from tacit.contracts import Compressor, Momentum
+from tacit.doors.decay import DecayMomentum
 from tacit.errors import AttachError
 from tacit.lots import Policy, choice, exempting
 from tacit.strategy import AnyStrategy
@@ -82,6 +83,8 @@ class TakenMomentum:
         for optimizer, group in self._groups:
             _check(momentum, optimizer, group)
         self._before = [group["momentum"] for _, group in self._groups]
+        self.decay = DecayMomentum(momentum, named)
+        self.decay.prepare(group for _, group in self._groups)
 
     def __str__(self) -> str:
         return f"{_words(self.momentum)} taken over from SGD"
@@ -99,6 +102,7 @@ class TakenMomentum:
                     f"the optimizer's momentum was set to {group['momentum']}, and the strategy has momentum "
                     "in itself: leave it at 0; schedulers such as OneCycleLR take cycle_momentum=False"
                 )
+        self.decay.before_step(optimizer, [group for mine, group in self._groups if mine is optimizer])
 
     def restore(self) -> None:
         """Give it back; the optimizer gathers momentum anew, as what it had is of long ago."""
@@ -114,7 +118,8 @@ def _check(momentum: Momentum, optimizer: Optimizer, group: Mapping[str, Any]) -
     if not isinstance(optimizer, SGD):
         raise AttachError(
             f"the strategy has momentum in itself, and {type(optimizer).__name__} has one that cannot be "
-            "taken from it: use torch.optim.SGD, or a strategy that leaves momentum alone, such as topk"
+            "taken from it: use torch.optim.SGD; or attach 'topk:warmup_steps=N', which sends the largest "
+            "entries as well, sets in as gently over N steps, and leaves the optimizer as it is"
         )
     theirs = group["momentum"]
     if theirs == 0:

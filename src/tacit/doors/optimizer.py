@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import groupby
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from tacit import ranges
 from tacit.contracts import NODE, Landing, State
+from tacit.doors.buffers import Buffers
 from tacit.doors.facts import Facts
-from tacit.doors.flat import flat_view
+from tacit.doors.replica import Replica, wide_like
 from tacit.errors import AttachError
 from tacit.exchanges import say
-from tacit.lots import Kept
+from tacit.lots import Kept, Slot
 from tacit.session import Flight, Session
 
 COMMON = "last common point"
 MERGE = "merge."
 MEAN, MINE = "arrived", "sent"
 """The state fields of a round that is under way: its mean, once it is there, and this rank's own part."""
+PUT = "put"
+"""Where a replica that keeps something of its own was put, before it was rounded to the parameters' type."""
+RANKS_OWN = (MINE, PUT)
+"""Fields that each rank has its own of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,24 +54,26 @@ class ProgressDoor:
 
     Args:
         session: exchanges the progress; its lots are those of the parts, one part after the other.
-        named: the parameters; buffers that are averaged with them come behind.
-        trained: the names of the parameters; nobody else keeps the buffers equal.
+        named: the parameters, looked up anew in each round; where nobody waits for others, buffers too.
         share: how much this rank counts for in the mean; 1 on average over the ranks.
-        lr: reads the present learning rate.
+        rates: reads the present learning rate of each parameter.
+        buffers: averaged beside the parameters.
+        variances: names of what is never below zero, and may be so at a server.
     """
 
     def __init__(
         self,
         session: Session,
         named: Mapping[str, Tensor],
-        trained: Collection[str],
         share: float = 1.0,
-        lr: Callable[[], float] = lambda: 0.0,
+        rates: Callable[[], Mapping[str, float]] = dict,
+        buffers: Buffers | None = None,
+        variances: Collection[str] = (),
     ) -> None:
         self._session = session
-        self._named, self._trained = named, frozenset(trained)
-        self._share, self._lr = share, lr
-        self.facts = Facts(session, lr)
+        self._named, self._share, self._rates = named, share, rates
+        self._buffers, self._variances = buffers, frozenset(variances)
+        self.facts = Facts(session, lambda: max(rates().values(), default=0.0))
         self.landed: Callable[[list[str]], None] = lambda names: None
         """Called with the names to which a round's answer has just been applied."""
         self.follow_lots()
@@ -75,25 +81,26 @@ class ProgressDoor:
     def follow_lots(self, under_way: Iterable[UnderWay] = ()) -> None:
         """Take the present parameters as the common point, in the session's present lots."""
         session, lots = self._session, self._session.lots
-        self._places = [
-            [(flat_view(self._named[slot.name].detach()), slot.start, slot.stop) for slot in lot.slots]
-            for lot in lots
-        ]
         rounds, merge = session.strategy.rounds, session.strategy.merge
         self._late = session.strategy.overlap.lands(0) > 0 or rounds.late
         keeps = merge.sees_mine or (self._late and merge.needs_mine)
         self._unsent = merge.keeps_unsent
-        self._then = [lot.like(lot.device) for lot in lots]
-        self._flat = [torch.zeros_like(then) for then in self._then]
+        self._then = [wide_like(lot) for lot in lots]
+        self._replica = Replica(lots, self._named, self._then, stays=merge.meets and not self._late)
+        self._flat = [torch.zeros_like(lot.like(lot.device)) for lot in lots]
         self._mine = [torch.zeros_like(then) if keeps else None for then in self._then]
+        self._owed = [
+            None if not self._unsent else mine if flat.dtype == then.dtype else torch.zeros_like(flat)
+            for flat, mine, then in zip(self._flat, self._mine, self._then, strict=True)
+        ]
         self._states: list[State] = [merge.init(then) for then in self._then]
         largest = {lot.dtype: lot for lot in sorted(lots, key=lambda lot: lot.numel)}
-        self._now = {dtype: lot.like(lot.device) for dtype, lot in largest.items()}
-        self._before = {dtype: torch.empty_like(now) for dtype, now in self._now.items() if rounds.late}
+        self._before = {dtype: wide_like(lot) for dtype, lot in largest.items() if rounds.late}
         self._parts = _parts(session, self._named)
-        for i, then in enumerate(self._then):
-            self._read(i, then)
+        if self._buffers is not None:
+            self._buffers.forget()
         self._met_at: int | None = None
+        self._same_at: int | None = None
         self.under_way: list[UnderWay] = list(under_way)
 
     # ---- steps ----------------------------------------------------------------------------------------
@@ -132,10 +139,17 @@ class ProgressDoor:
 
     def _start_here(self) -> None:
         """Take the present parameters, which are equal on all ranks, for the common point."""
-        for lot, then in zip(self._session.lots, self._then, strict=True):
-            for slot in lot.slots:
-                if slot.name in self._trained:
-                    then[slot.start : slot.stop] = flat_view(self._named[slot.name].detach())
+        for i, then in enumerate(self._then):
+            self._replica.stand(i, then)
+
+    @property
+    def apart(self) -> int | None:
+        """How many steps the replicas have taken since they were equal; None where they are."""
+        session = self._session
+        met = self._met_at or 0
+        if session.step == met or session.strategy.rounds.sleeps(session.step, session.memory):
+            return None
+        return session.step - met
 
     def sync(self) -> None:
         """A round of all parts, now: afterwards every replica stands at the common point.
@@ -147,26 +161,33 @@ class ProgressDoor:
             RoundError: the round failed; no parameter has changed.
         """
         session = self._session
-        if session.step == self._met_at:
-            return
-        with ranges.within(session.strategy.name, "sync"):
-            last = session.step - 1
-            self._land_until(last, every=True)
-            if session.strategy.rounds.sleeps(session.step, session.memory):
-                self._start_here()
-            if self._unsent:
-                self._meet()
-            else:
-                self._meet_in_a_round(last)
-        self._met_at = session.step
+        if session.step != self._met_at:
+            with ranges.within(session.strategy.name, "sync"):
+                self._sync()
+            self._met_at = session.step
+        if self._buffers is not None and session.step != self._same_at:
+            self._buffers.meet_others()
+            self._same_at = session.step
+
+    def _sync(self) -> None:
+        session, last = self._session, self._session.step - 1
+        self._land_until(last, every=True)
+        if session.strategy.rounds.sleeps(session.step, session.memory):
+            self._start_here()
+        if self._unsent:
+            self._meet()
+        else:
+            self._meet_in_a_round(last)
 
     def _meet(self) -> None:
         """Average the replicas densely, with what they have not said."""
-        session = self._session
+        session, scope = self._session, self._session.strategy.topology.scope
         for i, (lot, then) in enumerate(zip(session.lots, self._then, strict=True)):
-            self._read(i, then)
-            session.ask(partial(say, then, session.strategy.topology.scope), lot.name)
-            self._write(i, then)
+            self._replica.progress(i, then, self._flat[i])
+            session.ask(partial(say, self._flat[i], scope), lot.name)
+            self._replica.write(i, then.add_(self._replica.widened(i, self._flat[i])))
+        if self._buffers is not None:
+            self._buffers.meet()
 
     def _meet_in_a_round(self, last: int) -> None:
         way = self._leave(last, range(len(self._session.lots)), lands=last)
@@ -174,20 +195,23 @@ class ProgressDoor:
             self._session.wait(way.flight)
         for i, then in enumerate(self._then):
             self._settle(i, then)
-            self._write(i, then)
+            self._replica.write(i, then)
+        if self._buffers is not None:
+            self._buffers.land(lag=0)
         self._end(way)
 
     def _settle(self, i: int, then: Tensor) -> None:
         if self._session.agree(i, self._flat[i]):
             then.copy_(self._flat[i])
         else:
-            self._session.strategy.merge.settle_(then, self._flat[i])
+            self._session.strategy.merge.settle_(then, self._replica.widened(i, self._flat[i]))
 
     def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
         """Go on from what a server has; `bring` tells it of a lot, and says what it has of it."""
         for i, lot in enumerate(self._session.lots):
-            self._then[i].copy_(bring(lot.name, self._then[i]))
-            self._write(i, self._then[i])
+            self._replica.read(i, self._flat[i])
+            self._then[i].copy_(bring(lot.name, self._flat[i]))
+            self._replica.write(i, self._then[i])
 
     # ---- rounds ---------------------------------------------------------------------------------------
 
@@ -210,23 +234,38 @@ class ProgressDoor:
 
     def _leave(self, step: int, lots: Sequence[int], lands: int, read: Collection[int] = ()) -> UnderWay:
         """Start a round. `read`: the lots whose progress is there already."""
-        session = self._session
+        session, beside = self._session, self._beside(lots)
+        if beside is not None:
+            beside.collect()
         for i in lots:
-            flat, mine = self._flat[i], self._mine[i]
-            if i not in read:
-                self._read(i, flat)
-                flat.sub_(self._then[i])
-            if mine is not None:
-                mine.copy_(flat)
+            exact = self._flat[i] if i in read else self._replica.progress(i, self._then[i], self._flat[i])
+            self._note_mine(i, exact)
         self.facts.measure([self._flat[i] for i in lots])
         flight = session.begin(lots)
+        if beside is not None:
+            beside.leave(flight)
         for i in lots:
             if self._share != 1.0:
                 self._flat[i].mul_(self._share)
-            session.submit(i, self._flat[i], lambda: None, self._mine[i] if self._unsent else None)
+            session.submit(i, self._flat[i], lambda: None, self._owed[i])
         way = UnderWay(tuple(lots), step, lands, flight)
         self.under_way.append(way)
         return way
+
+    def _note_mine(self, i: int, exact: Tensor) -> None:
+        """Keep this rank's part, if the merge asks for it: what is sent, or what in the end is not."""
+        mine, owed = self._mine[i], self._owed[i]
+        if mine is None:
+            return
+        if owed is None or owed is mine:
+            mine.copy_(self._flat[i])
+        else:
+            owed.copy_(self._flat[i])
+            torch.sub(exact, self._replica.widened(i, owed), out=mine)  # rounding keeps it back
+
+    def _beside(self, lots: Iterable[int]) -> Buffers | None:
+        """The buffers, if they travel with these lots: they do with those of the last part."""
+        return self._buffers if set(self._parts[-1]) & set(lots) else None
 
     def _land_until(self, step: int, every: bool = False) -> None:
         for way in [way for way in self.under_way if every or way.lands <= step]:
@@ -239,36 +278,56 @@ class ProgressDoor:
             with self.facts.waits():
                 session.wait(way.flight)
         lag = max(0, step - way.step)
-        at = Landing(len(session.ranks), lag, self._lr(), session.parties)
+        rates = self._rates()
+        at = Landing(len(session.ranks), lag, max(rates.values(), default=0.0), session.parties)
         session.tally.applied(at.lag)
         self.facts.flown(way.flight, at.lag)
         parted = at.lag > 0 and session.by_node and session.strategy.rounds.parted(step, session.memory)
         for i in way.lots:
-            then = self._then[i]
-            now = self._now[then.dtype][: len(then)]
-            self._read(i, now)
+            then, now = self._then[i], self._replica.now(i)
             if leaves:
-                before = self._before[then.dtype][: len(then)].copy_(now)
+                before = self._before[session.lots[i].dtype][: len(then)].copy_(now)
             if parted:
-                session.ask(partial(say, now, NODE), "node")
-            session.strategy.merge.apply_(now, then, self._flat[i], self._mine[i], self._states[i], at)
-            self._write(i, now)
+                self._meet_mates(i, now)
+            self._apply(i, now, at, rates)
+            self._replica.write(i, now)
             if leaves:
-                torch.sub(before, then, out=self._flat[i])
+                self._flat[i].copy_(before.sub_(then))
+        if (beside := self._beside(way.lots)) is not None:
+            beside.land(at.lag)
         self._end(way)
+
+    def _meet_mates(self, i: int, now: Tensor) -> None:
+        """Overwrite `now` with the mean of the replicas of this node, which have drifted apart."""
+        then = self._then[i]
+        apart = self._replica.narrowed(i, now.sub_(then))
+        self._session.ask(partial(say, apart, NODE), "node")
+        torch.add(then, self._replica.widened(i, apart), out=now)
+
+    def _apply(self, i: int, now: Tensor, at: Landing, rates: Mapping[str, float]) -> None:
+        """Have the merge apply the answer about a lot; if it goes by the learning rate, rate by rate."""
+        merge, state, lot = self._session.strategy.merge, self._states[i], self._session.lots[i]
+        mine, owed = self._mine[i], self._owed[i]
+        if mine is not None and owed is not None and owed is not mine:
+            mine.add_(self._replica.widened(i, owed))
+        mean, then = self._replica.widened(i, self._flat[i]), self._then[i]
+        for start, stop, lr in _runs(lot.slots, rates) if merge.by_rate else [(0, lot.numel, at.lr)]:
+            cut = slice(start, stop)
+            merge.apply_(
+                now[cut],
+                then[cut],
+                mean[cut],
+                None if mine is None else mine[cut],
+                {field: each[cut] for field, each in state.items()},
+                at._replace(lr=lr),
+            )
+        for slot in lot.slots:
+            if slot.name in self._variances:
+                now[slot.start : slot.stop].clamp_(min=0.0)
 
     def _end(self, way: UnderWay) -> None:
         self.under_way.remove(way)
         self.landed([slot.name for i in way.lots for slot in self._session.lots[i].slots])
-
-    def _read(self, i: int, flat: Tensor) -> None:
-        for p, start, stop in self._places[i]:
-            flat[start:stop] = p
-
-    def _write(self, i: int, flat: Tensor) -> None:
-        with torch.no_grad():
-            for p, start, stop in self._places[i]:
-                p.copy_(flat[start:stop])
 
     # ---- what it keeps --------------------------------------------------------------------------------
 
@@ -283,15 +342,28 @@ class ProgressDoor:
                 found |= self._fields([(i, tensor)], MERGE + field)
         if self._late:
             found |= self._fields(enumerate(self._flat), MEAN)
-            found |= self._fields([(i, each) for i, each in enumerate(self._mine) if each is not None], MINE)
-        return found
+            found |= self._fields(enumerate(self._mine), MINE)
+        if self._late or not self._session.strategy.merge.meets:
+            found |= self._fields(enumerate(self._replica.put), PUT)
+        return found if self._buffers is None else found | self._buffers.kept()
 
-    def _fields(self, tensors: Iterable[tuple[int, Tensor]], field: str) -> dict[tuple[str, str], Kept]:
+    def _fields(
+        self, tensors: Iterable[tuple[int, Tensor | None]], field: str
+    ) -> dict[tuple[str, str], Kept]:
+        shared = field not in RANKS_OWN
         return {
-            (slot.name, field): Kept(flat[slot.start : slot.stop], field != MINE, 0, slot.stop - slot.start)
+            (slot.name, field): Kept(flat[slot.start : slot.stop], shared, 0, slot.stop - slot.start)
             for i, flat in tensors
+            if flat is not None
             for slot in self._session.lots[i].slots
         }
+
+
+def _runs(slots: Sequence[Slot], rates: Mapping[str, float]) -> Iterator[tuple[int, int, float]]:
+    """Stretches of a lot whose parameters have one learning rate."""
+    for lr, run in groupby(slots, lambda slot: rates.get(slot.name, 0.0)):
+        same = list(run)
+        yield same[0].start, same[-1].stop, lr
 
 
 def _parts(session: Session, named: Mapping[str, Tensor]) -> list[list[int]]:
@@ -323,16 +395,3 @@ def fragments(named: Mapping[str, Tensor], count: int) -> list[list[str]]:
         parts[-1].append(name)
         done += p.numel()
     return parts
-
-
-class OwnBuffers:
-    """Takes over DDP's broadcast of buffers, which is a barrier across all nodes before every forward."""
-
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._ddp: Any = ddp
-        self._before = ddp.broadcast_buffers
-        self._ddp.broadcast_buffers = False
-
-    def restore(self) -> None:
-        """Hand it back."""
-        self._ddp.broadcast_buffers = self._before

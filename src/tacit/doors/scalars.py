@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.util import find_spec
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Protocol
 
+from tacit import files
 from tacit.errors import ConfigError, installing
 
 FLUSH_SECONDS = 5
@@ -41,10 +44,11 @@ def check(root: Path, names: Iterable[str]) -> None:
     """See to it that runs of these names can write their curves below `root`.
 
     Raises:
-        ConfigError: TensorBoard's package is missing, or there are curves of such a run already.
+        ConfigError: TensorBoard's package is missing, no folder can be there, or there are curves of such a
+            run already.
     """
-    if find_spec("tensorboard") is None:
-        raise ConfigError(f"curves need the package tensorboard: {installing('tensorboard')}")
+    check_installed()
+    files.folder(root, "--tensorboard")
     for name in names:
         if _taken(root, name):
             raise ConfigError(
@@ -53,16 +57,43 @@ def check(root: Path, names: Iterable[str]) -> None:
             )
 
 
+def check_installed() -> None:
+    """See to it that curves can be drawn at all.
+
+    Raises:
+        ConfigError: TensorBoard's package is missing.
+    """
+    if find_spec("tensorboard") is None:
+        raise ConfigError(f"curves need the package tensorboard: {installing('tensorboard')}")
+
+
 def open_writer(root: Path, name: str) -> Any:
     """A `SummaryWriter` in a folder of its own below `root`: TensorBoard lays such curves over each other.
 
     Raises:
         ConfigError: TensorBoard's package is missing.
     """
-    check(root, ())
+    check_installed()
     from torch.utils.tensorboard import SummaryWriter
 
+    _hush_threads()
     return SummaryWriter(str(_folder(root, name)), flush_secs=FLUSH_SECONDS)
+
+
+@cache
+def _hush_threads() -> None:
+    """Let TensorBoard's threads print no traceback of a disk that is full.
+
+    The next call of the writer raises the same error, where it can be handled.
+    """
+    others = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        of_writer = type(args.thread).__module__.startswith("tensorboard.")
+        if not (of_writer and isinstance(args.exc_value, OSError)):
+            others(args)
+
+    threading.excepthook = hook
 
 
 def free(root: Path, name: str) -> str:

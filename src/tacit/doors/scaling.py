@@ -15,13 +15,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.amp import GradScaler
 
-from tacit.contracts import WORLD, Transport
+from tacit.contracts import WORLD
 from tacit.doors.ddp import Answer, BucketFuture, after_backward
 from tacit.doors.level import Level
-from tacit.engine import drive
 from tacit.errors import AttachError
 from tacit.exchanges import hear, say
 from tacit.overlap import Delayed
+from tacit.session import Session
 from tacit.strategy import AnyStrategy
 
 
@@ -108,7 +108,7 @@ class ScaledSteps:
     def settle(self) -> None:
         """Give all scalers the smallest factor of any: plain DDP needs them equal. A collective call."""
         if self._levels[-1].progress is not None:
-            _equalize(self._scaler, self._levels[-1].transport)
+            _equalize(self._scaler, self._levels[-1].session)
 
     def _begin(self) -> None:
         self._hold_rounds()  # nobody has stepped since, as where gradients accumulate with no `no_sync`
@@ -152,9 +152,9 @@ def _anywhere(overflow: bool, level: Level) -> bool:
     return bool(word > 0)
 
 
-def _equalize(scaler: GradScaler, transport: Transport) -> None:
+def _equalize(scaler: GradScaler, session: Session) -> None:
     state = scaler.state_dict()
     mine = torch.tensor([state["scale"], state["_growth_tracker"]], dtype=torch.float64)
-    all_ = torch.stack(drive(hear(mine, WORLD), transport, slot="scaler"))
+    all_ = torch.stack(session.drive(hear(mine, WORLD), slot="scaler"))
     scale, tracker = all_.amin(0).tolist()
     scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": int(tracker)})

@@ -6,19 +6,21 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tacit.contracts import Place
-from tacit.errors import AttachError, TacitError
+from tacit.errors import AttachError, ConfigError, TacitError
 from tacit.lots import cut
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.topologies.auto import Auto
 from tacit.topologies.star import Star
+from tacit.transports import secret as secrets
+from tacit.transports.messages import About, Parameter, Rule
 from tacit.transports.meter import like
+from tacit.transports.secret import Secret
 from tacit.transports.servers import VARIABLE, WORKER, WORKERS, Servers, StarTransport, addresses
 from tacit.transports.torch import TorchTransport
 from tacit.transports.wire import nbytes
@@ -63,13 +65,34 @@ def found(strategy: AnyStrategy, given: Sequence[str] | None) -> Addresses:
             )
         return ()
     where = addresses(os.environ.get(VARIABLE, "") if given is None else ",".join(given))
+    if where:
+        the_secret()
     if not where and served(strategy):
         raise AttachError(
             f"{strategy.name!r} needs a parameter server, and there is none: run with --servers 1 (tacit "
-            "run, tacit compare), or start `python -m tacit.server --workers N --port 29600` and write "
-            f"attach(..., servers=['host:29600']), or {VARIABLE}=host:29600"
+            "run, tacit compare), or start `python -m tacit.server --host HOST --port 29600 --workers N` and "
+            f"write attach(..., servers=['HOST:29600']), or {VARIABLE}=HOST:29600"
         )
     return where
+
+
+def the_secret() -> Secret:
+    """What workers and servers share.
+
+    Raises:
+        AttachError: it is not there, or cannot be used.
+    """
+    try:
+        secret = secrets.found()
+    except ConfigError as error:
+        raise AttachError(str(error)) from error
+    if secret is None:
+        raise AttachError(
+            "there are parameter servers, and no secret by which they and the workers would know each other: "
+            f"set {secrets.VARIABLE} to the same 16 bytes or more for all of them, or "
+            f"{secrets.FILE_VARIABLE} to a file with these that only you can read ({secrets.MAKE} makes them)"
+        )
+    return secret
 
 
 def homes(tensors: Mapping[str, Tensor], servers: int) -> dict[str, int]:
@@ -124,14 +147,19 @@ def _heavier(strategy: Strategy, workers: int) -> float | None:
 
 
 def cut_by_home(
-    names: Sequence[str], tensors: Mapping[str, Tensor], homes: Mapping[str, int], cap: int
+    names: Sequence[str],
+    tensors: Mapping[str, Tensor],
+    homes: Mapping[str, int],
+    cap: int,
+    rules: Mapping[str, int | None] | None = None,
 ) -> list[list[str]]:
-    """Lots of parameters that have one home, in the order in which the first of each stands."""
+    """Lots of parameters that have one home, and are moved by one rule, in the order of the first of each."""
     place = {name: i for i, name in enumerate(names)}
+    kinds = {name: (homes[name], None if rules is None else rules[name]) for name in names}
     lots = [
         lot
-        for home in sorted(set(homes.values()))
-        for lot in cut([name for name in names if homes[name] == home], tensors, cap)
+        for kind in dict.fromkeys(kinds.values())
+        for lot in cut([name for name in names if kinds[name] == kind], tensors, cap)
     ]
     return sorted(lots, key=lambda lot: place[lot[0]])
 
@@ -143,20 +171,29 @@ def connect(
     where: Addresses,
     homes: Mapping[str, int],
     timeout: timedelta,
-    rule: Mapping[str, Any] | None,
+    rules: Sequence[Rule] = (),
+    rule_of: Mapping[str, int | None] | None = None,
 ) -> StarTransport:
     """Join the servers. A collective call of the workers: if one is refused, all raise.
+
+    `rules`: how a server steps, where it does; `rule_of`: which of them moves a parameter, None for none.
 
     Raises:
         AttachError: a server refuses this worker, or another one.
         ServerLost: a server cannot be reached.
     """
-    model = [(name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in tensors.items()]
-    about = {"star": strategy.topology, "rule": rule, "model": model}
+    rule_of = rule_of or {}
+    model: tuple[Parameter, ...] = tuple(
+        (name, tuple(p.shape), str(p.dtype).removeprefix("torch."), rule_of.get(name))
+        for name, p in tensors.items()
+    )
+    star = strategy.topology
+    assert isinstance(star, Star)
+    about = About(star, tuple(rules), model)
     error: TacitError | None = None
     servers = None
     try:
-        servers = Servers(where, _me(peers, strategy), _patience(timeout), homes, about)
+        servers = Servers(where, _me(peers, strategy), timeout, homes, about, the_secret(), star.averages)
     except TacitError as refused:
         error = refused
     ill = _who(peers.parent, error is not None)
@@ -172,11 +209,6 @@ def connect(
 def wait_for_all(peers: TorchTransport) -> None:
     """None pushes before all have entered: it would move where the others start."""
     _who(peers.parent, False)
-
-
-def _patience(timeout: timedelta) -> timedelta:
-    """A server that waits for a worker says who is missing; so whoever waits for a server waits longer."""
-    return timeout * 1.5 + timedelta(seconds=5)
 
 
 def _me(peers: TorchTransport, strategy: Strategy) -> Place:

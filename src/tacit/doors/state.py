@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tacit.contracts import NET, WORLD
 from tacit.doors.ddp import GradientDoor
-from tacit.doors.optimizer import MINE, ProgressDoor, UnderWay
+from tacit.doors.momentum import TakenMomentum
+from tacit.doors.optimizer import RANKS_OWN, ProgressDoor, UnderWay
 from tacit.doors.resize import Shares
 from tacit.errors import CheckpointError
 from tacit.lots import Kept
@@ -21,8 +22,11 @@ from tacit.session import Session
 from tacit.session.holdings import is_topologys
 from tacit.strategy import AnyStrategy, Strategy
 
-VERSION = 2
+VERSION = 3
 LATE = "late mean"
+DECAY = "velocity of the weight decay"
+RATES = "learning rates"
+"""In whose units stands what is owed; states of before have it not, and then go on from the present rates."""
 
 _log = logging.getLogger("tacit")
 
@@ -41,6 +45,7 @@ class AtWork(Protocol):
     session: Session
     gradient: GradientDoor | None
     progress: ProgressDoor | None
+    taken: TakenMomentum | None
 
 
 def save(strategy: AnyStrategy, levels: Sequence[AtWork]) -> dict[str, Any]:
@@ -73,6 +78,7 @@ def told(
         "memory": json.dumps([dict(level.session.memory) for level in levels]),
         "under way": json.dumps([_under_way(level) for level in levels]),
         "layouts": [level.gradient.layout if level.gradient is not None else None for level in levels],
+        RATES: json.dumps([_rates(level) for level in levels]),
     }
     for i, (level, whole) in enumerate(zip(levels, wholes, strict=True)):
         for (name, field), kept in {**whole, **_of_door(level)}.items():
@@ -158,6 +164,8 @@ def _resume(
     given = {key: session.memory[key] for key in session.strategy.rounds.needs}
     memory = json.loads(state["memory"])[i] if same else session.strategy.rounds.start(state["steps"][i])
     session.resume(state["steps"][i], state["rounds"][i], {**memory, **given})
+    if session.rescaling is not None and RATES in state:
+        session.rescaling.resume(json.loads(state[RATES])[i])
     if level.gradient is not None:
         level.gradient.resume(state["layouts"][i])
     if level.progress is not None:
@@ -172,12 +180,21 @@ def _resume(
 
 
 def _of_door(level: AtWork) -> dict[tuple[str, str], Kept]:
-    """What the progress door keeps, or the means that the gradient door gives to the next step."""
+    """What the progress door keeps; or the gradient door's late means, and the velocity of the decay."""
     if level.progress is not None:
         return level.progress.kept()
     late = None if level.gradient is None else level.gradient.late
-    means = {} if late is None else late.kept()
-    return {(name, LATE): Kept(mean, True, 0, mean.numel()) for name, mean in means.items()}
+    found = {LATE: {} if late is None else late.kept()}
+    found[DECAY] = {} if level.taken is None else level.taken.decay.kept()
+    return {
+        (name, field): Kept(each, True, 0, each.numel())
+        for field in found
+        for name, each in found[field].items()
+    }
+
+
+def _rates(level: AtWork) -> dict[str, list[float]]:
+    return {} if level.session.rescaling is None else level.session.rescaling.state()
 
 
 def _under_way(level: AtWork) -> list[list[Any]]:
@@ -205,7 +222,7 @@ def _may_change(level: Strategy) -> bool:
 
 def _key(i: int, session: Session, name: str, field: str, shared: bool) -> str:
     """Where a field lies in a checkpoint."""
-    if field == MINE:
+    if field in RANKS_OWN:
         return f"rank{session.transport.place(WORLD).rank}/{i}/{name}/{field}"
     return f"{_owner(session, shared)}/{i}/{name}/{field}"
 
@@ -230,7 +247,7 @@ def _found(
         if is_topologys(field) and elsewhere and (name, field) not in found:
             continue  # nothing was owed there
         if resized:
-            by_node = session.by_node and field != MINE
+            by_node = session.by_node and field not in RANKS_OWN
             found[name, field] = shares.of(i, name, field, shared, by_node, width)
             continue
         key = _key(i, session, name, field, shared)

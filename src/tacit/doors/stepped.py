@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tacit.contracts import Piece
-from tacit.errors import AttachError
+from tacit.doors.beside import Beside
+from tacit.errors import AttachError, ConfigError
 from tacit.session import Session
 
 _TOLD: dict[type[Optimizer], tuple[str, ...]] = {
@@ -21,31 +22,75 @@ _TOLD: dict[type[Optimizer], tuple[str, ...]] = {
 """Which hyper-parameters a server is told; the learning rate goes with each push."""
 
 
-def described(optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-    """The worker's optimizer in plain values, for a server to step as it would.
+class Groups:
+    """The worker's optimizer, for a server to step each parameter as its group would.
+
+    Args:
+        optimizers: of the parameters; one.
+        named: the parameters.
 
     Raises:
-        AttachError: a server has none like it.
+        AttachError: a server has none like it, or it does not hold all parameters.
+
+    Attributes:
+        rules: the groups' hyper-parameters; the learning rate goes with each push.
+        of: the number of each parameter's group.
     """
-    if len(optimizers) != 1 or type(optimizers[0]) not in _TOLD:
-        kinds = ", ".join(type(each).__name__ for each in optimizers) or "none"
-        raise AttachError(
-            f"with optimizer='server' the server steps as the worker's optimizer would, and {kinds} is no "
-            "torch.optim.SGD, Adam or AdamW: give attach one of these, or write optimizer='worker'"
-        )
-    (optimizer,) = optimizers
-    groups = [
-        {key: group[key] for key in ("lr", *_TOLD[type(optimizer)])} for group in optimizer.param_groups
-    ]
-    if any(group != groups[0] for group in groups):
-        raise AttachError(
-            "with optimizer='server' all parameters are stepped alike, and the optimizer's groups differ: "
-            "make them equal, or write optimizer='worker'"
-        )
-    for flag in ("maximize", "amsgrad"):
-        if any(group.get(flag) for group in optimizer.param_groups):
-            raise AttachError(f"a server has no {flag}=True: leave it out, or write optimizer='worker'")
-    return {"kind": type(optimizer).__name__, **{k: v for k, v in groups[0].items() if k != "lr"}}
+
+    def __init__(self, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]) -> None:
+        if len(optimizers) != 1 or type(optimizers[0]) not in _TOLD:
+            kinds = ", ".join(type(each).__name__ for each in optimizers) or "none"
+            raise AttachError(
+                f"with optimizer='server' the server steps as the worker's optimizer would, and {kinds} is "
+                "no torch.optim.SGD, Adam or AdamW: give attach one of these, or write optimizer='worker'"
+            )
+        (self._optimizer,) = optimizers
+        groups = self._optimizer.param_groups
+        for flag in ("maximize", "amsgrad"):
+            if any(group.get(flag) for group in groups):
+                raise AttachError(f"a server has no {flag}=True: leave it out, or write optimizer='worker'")
+        number = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
+        without = [name for name, p in named.items() if id(p) not in number]
+        if without:
+            raise AttachError(
+                f"with optimizer='server' the server steps every parameter, and {without[0]} is in no group "
+                f"of the optimizer: add it, or freeze it ({without[0]}.requires_grad_(False)) before DDP"
+            )
+        self.of: dict[str, int | None] = {name: number[id(p)] for name, p in named.items()}
+        self.rules = tuple(self._rule(group) for group in groups)
+
+    def _rule(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        kind = type(self._optimizer)
+        return {"kind": kind.__name__, **{key: _plain(group[key]) for key in _TOLD[kind]}}
+
+    def rate(self, name: str) -> float:
+        """The present learning rate of a parameter."""
+        group = self.of[name]
+        assert group is not None
+        return float(self._optimizer.param_groups[group]["lr"])
+
+    def check(self) -> None:
+        """Refuse a schedule of what a server was told once, at attach.
+
+        Raises:
+            ConfigError: names what has changed, and its group.
+        """
+        for i, (group, told) in enumerate(zip(self._optimizer.param_groups, self.rules, strict=False)):
+            now = self._rule(group)
+            if now != told:
+                what = next(key for key in told if told[key] != now[key])
+                raise ConfigError(
+                    f"{what} of the optimizer's group {i} is {now[what]} now, and the server steps by "
+                    f"{told[what]}, as it was at attach: only learning rates may change. Leave that schedule "
+                    "out (OneCycleLR(..., cycle_momentum=False)), or write optimizer='worker'"
+                )
+
+
+def _plain(value: Any) -> Any:
+    """A hyper-parameter as numbers: some may be tensors."""
+    if isinstance(value, Sequence):
+        return tuple(_plain(each) for each in value)
+    return value if isinstance(value, bool) else float(value)
 
 
 class SteppedDoor:
@@ -55,12 +100,21 @@ class SteppedDoor:
         session: exchanges them.
         named: the parameters.
         back: how those of a lot come back.
+        groups: the worker's optimizer; the parameters of a lot are of one of its groups.
+        beside: buffers, which no gradient moves.
     """
 
     def __init__(
-        self, session: Session, named: Mapping[str, Tensor], back: Callable[[Tensor], Piece]
+        self,
+        session: Session,
+        named: Mapping[str, Tensor],
+        back: Callable[[Tensor], Piece],
+        groups: Groups,
+        beside: Beside,
     ) -> None:
         self._session, self._named = session, named
+        self._groups, self._beside = groups, beside
+        session.rate = lambda i: groups.rate(session.lots[i].name)
         self._flat = [torch.zeros_like(lot.like(lot.device)) for lot in session.lots]
         self._have = [torch.zeros_like(flat) for flat in self._flat]
         self._whole = all(back(flat).codec is None for flat in self._flat)
@@ -72,6 +126,7 @@ class SteppedDoor:
     def before_step(self, *_: Any) -> None:
         """To be called before `optimizer.step`, which finds no gradients."""
         self._session.raise_failure()
+        self._groups.check()
         for name, p in self._named.items():
             if p.grad is not None:
                 self._taken[name] = p.grad
@@ -101,16 +156,18 @@ class SteppedDoor:
         session.step += 1
 
     def sync(self) -> None:
-        """Wait until all workers have pushed what they have, and take what came of it."""
+        """Wait until all workers have pushed what they have, take what came of it, and average buffers."""
         self._session.flush()
         for i, flat in enumerate(self._flat):
             if self._session.agree(i, flat):
                 self._write(i, flat, whole=True)
+        self._beside.meet()  # now that all have come so far, none of them waits for a push of another
 
     def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
         """Go on from what a server has; `bring` tells it of a lot, and says what it has of it."""
         for i, lot in enumerate(self._session.lots):
             self._write(i, bring(lot.name, self._have[i]), whole=True)
+        self._beside.enter()
 
     def _write(self, i: int, answer: Tensor, whole: bool) -> None:
         have = self._have[i]

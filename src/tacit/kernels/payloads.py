@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tacit.errors import PayloadError
 
-FORMAT = 1
+FORMAT = 2
 """Of all payloads' bytes; ranks compare it when they attach. One more when any payload's bytes change."""
 
 

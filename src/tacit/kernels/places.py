@@ -52,14 +52,15 @@ def _unpack(source: Any, size: Any, k: Any, low: Any, places: Any) -> Any:
 
 @inlined
 def scattered(index: Any, values: Any, weight: Any, out: Any) -> int:
-    """Add `weight` times the values to `out`; how many positions were outside of it, and left out."""
+    """Add `weight` times the values to `out`; how many positions are outside of it: then nothing is added."""
     outside = 0
     size = np.uint32(out.shape[0])
     for j in range(index.shape[0]):
-        if np.uint32(index[j]) < size:
-            out[np.uint32(index[j])] += weight * values[j]
-        else:
+        if np.uint32(index[j]) >= size:
             outside += 1
+    if outside == 0:
+        for j in range(index.shape[0]):
+            out[np.uint32(index[j])] += weight * values[j]
     return outside
 
 

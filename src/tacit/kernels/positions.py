@@ -74,7 +74,11 @@ def unpack_positions(packed: Tensor, numel: int, k: int, room: Tensor | None = N
 
 
 def scatter_add_(index: Tensor, values: Tensor, out: Tensor, weight: float = 1.0) -> None:
-    """Add `weight` times the values to `out` (flat) at the positions, of which none stands twice."""
+    """Add `weight` times the values to `out` (flat) at the positions, of which none stands twice.
+
+    Raises:
+        PayloadError: a position is not in `out`. On the CPU nothing is added then.
+    """
     if out.is_meta:
         return
     expect(values, "entries", index.numel(), out.dtype, out.numel())

@@ -23,8 +23,8 @@ class LAMB(Optimizer):
         r = m' / (sqrt(v') + eps) + weight_decay * w
         w <- w - lr * phi(|w|) / |r| * r            phi(z) = z
 
-    Where |w| = 0 or |r| = 0, the ratio is 1. The decay leaves parameters of fewer than two dimensions
-    (biases, norms) alone, as in the authors' runs.
+    Where |w| = 0 or |r| = 0, the ratio is 1. Parameters of fewer than two dimensions (biases, norms) neither
+    decay nor have their step sized, as in the authors' runs: for them it is Adam.
 
     Args:
         params: as for torch's optimizers.
@@ -92,10 +92,13 @@ class LAMB(Optimizer):
         r.div_((1 - beta2**t) ** 0.5).add_(group["eps"])
         torch.div(m, r, out=r)
         r.div_(1 - beta1**t)
-        if p.ndim > 1 and group["weight_decay"]:
-            r.add_(p, alpha=group["weight_decay"])
-        size, length = float(p.norm()), float(r.norm())
-        p.sub_(r, alpha=float(group["lr"]) * (size / length if size and length else 1.0))
+        ratio = 1.0
+        if p.ndim > 1:
+            if group["weight_decay"]:
+                r.add_(p, alpha=group["weight_decay"])
+            size, length = float(p.norm()), float(r.norm())
+            ratio = size / length if size and length else 1.0
+        p.sub_(r, alpha=float(group["lr"]) * ratio)
 
     def _room(self, p: Tensor) -> Tensor:
         """Memory for one update; no state, so it is in no checkpoint."""

@@ -3,7 +3,7 @@
 from tacit.predictors.extrapolation import Exponential, Linear, Persistent, Stale
 from tacit.predictors.mp2 import MP2
 from tacit.predictors.opening import trained
-from tacit.predictors.predictor import KINDS, Predictor, kind_of
+from tacit.predictors.predictor import KINDS, Predictor, Seen, in_a_row, kind_of
 from tacit.predictors.wnn import WNN
 
 __all__ = [
@@ -14,7 +14,9 @@ __all__ = [
     "Linear",
     "Persistent",
     "Predictor",
+    "Seen",
     "Stale",
+    "in_a_row",
     "kind_of",
     "trained",
 ]

@@ -9,21 +9,23 @@ import torch
 from torch import Tensor
 
 from tacit import checks
-from tacit.predictors.predictor import Predictor
+from tacit.predictors.predictor import Predictor, Seen
 
 
 @dataclass(frozen=True)
 class Stale(Predictor):
     """No change: what is not sent stays as it is. The least that any other has to beat."""
 
+    depth: ClassVar[int] = 1
+
     @property
     def operations(self) -> int:
         """None to do."""
         return 0
 
-    def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
+    def change(self, seen: Seen, kind: str) -> Tensor:
         """Zeros."""
-        return torch.zeros_like(past[0])
+        return torch.zeros_like(seen.changes[-1])
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Persistent(Predictor):
     """Each change is followed by a share of itself, whatever was before it: momentum, as a receiver sees it.
 
     Attributes:
-        factor: the share, in [0, 1]. More trusts the last change more.
+        factor: the share that is left from round to round, in [0, 1]. More trusts the last change more.
     """
 
     factor: float = 0.5
@@ -41,46 +43,52 @@ class Persistent(Predictor):
     def __post_init__(self) -> None:
         checks.real("factor", self.factor, "write 0.5, as is usual", least=0, most=1)
 
-    def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
-        """The last change, times the factor."""
-        return past[-1] * self.factor
+    def change(self, seen: Seen, kind: str) -> Tensor:
+        """The last change that was heard of, times the factor for each round since then."""
+        change: Tensor = seen.changes[-1] * torch.pow(self.factor, seen.ages[-1])
+        return change.to(seen.changes.dtype)
 
 
 @dataclass(frozen=True)
 class Linear(Predictor):
-    """The line of least squares through the last five values, at the next: its slope is the change.
+    """Things go on as they went: the mean of the last two changes that were heard of.
 
-    With changes d1 .. d4 (d4 the newest) between the values, the slope is (4 d1 + 6 d2 + 6 d3 + 4 d4) / 20.
+    That is the slope of the line of least squares through three values, between which they lie.
     """
 
     @property
     def operations(self) -> int:
-        """Three sums, two products."""
-        return 5
+        """A sum and a product."""
+        return 2
 
-    def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
-        """The slope."""
-        ends, middle = past[0] + past[3], past[1] + past[2]
-        return ends * 0.2 + middle * 0.3
+    def change(self, seen: Seen, kind: str) -> Tensor:
+        """The mean."""
+        before, last = seen.changes[-2:]
+        change: Tensor = before * 0.5 + last * 0.5
+        return change
 
 
 @dataclass(frozen=True)
 class Exponential(Predictor):
-    """Changes that shrink by a constant factor, as towards a limit: the last one, times that factor.
+    """Changes that shrink by a constant factor a round, as towards a limit.
 
-    The factor is that of least squares from each change to the next, sum(d_i d_(i+1)) / sum(d_i^2), kept
-    within [0, 1]: growth is not extrapolated, and what turns back and forth is not predicted.
+    With the last change d1 that was heard of, a rounds ago, and d0 before it, g rounds earlier:
+
+        factor = (d1 / d0)^(1 / g), within [0, 1];   change = d1 factor^a
+
+    Growth is not extrapolated, nor is that from nothing (d0 = 0): the factor is 1. What turns back and forth
+    is not predicted.
     """
 
     @property
     def operations(self) -> int:
-        """Four magnitudes, their largest, four quotients, two sums of three products, and the factor."""
-        return 28
+        """A quotient, its bounds, a difference and a quotient of ages, a power, a product."""
+        return 8
 
-    def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
+    def change(self, seen: Seen, kind: str) -> Tensor:
         """The last change, shrunk."""
-        size = past.abs().amax(0)
-        unit = past / torch.where(size > 0, size, 1.0)  # squares of very small or large changes are not told
-        down = (unit[:-1] * unit[:-1]).sum(0)
-        factor = (unit[:-1] * unit[1:]).sum(0) / torch.where(down > 0, down, 1.0)
-        return past[-1] * factor.clamp(0.0, 1.0)
+        before, last = seen.changes[-2:]
+        factor = torch.where(before == 0, 1.0, last / before).clamp(0.0, 1.0)
+        older, age = seen.ages[-2:]
+        change: Tensor = last * factor.pow(age / (older - age)).to(last.dtype)
+        return change

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
+import io
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,23 +12,25 @@ import torch
 from torch import Tensor
 
 from tacit.errors import ConfigError
+from tacit.files import put
 
-VERSION = 1
+VERSION = 2
 """Of the format; another one is refused."""
-
-_DAMAGED = (RuntimeError, OSError, pickle.UnpicklingError, EOFError, ValueError, KeyError)
-"""What torch.load raises, by where the damage is."""
 
 Weights: TypeAlias = dict[str, dict[str, Tensor]]
 """kind -> the weights of that kind's network, by name."""
 
 
 def write(path: str | Path, network: str, weights: Weights, note: str = "") -> None:
-    """Write the weights of `network`; `note` says what they were trained on."""
-    torch.save(
-        {"format": "tacit-predictor", "version": VERSION, "network": network, "note": note, "kinds": weights},
-        path,
-    )
+    """Write the weights of `network`; `note` says what they were trained on.
+
+    Raises:
+        ConfigError: the file cannot be written, or is no regular file.
+    """
+    whole = io.BytesIO()
+    told = {"format": "tacit-predictor", "version": VERSION, "network": network}
+    torch.save({**told, "note": note, "kinds": weights}, whole)
+    put(Path(path), whole.getvalue())
 
 
 def read(
@@ -87,11 +90,11 @@ def _header(path: str | Path) -> dict[str, Any]:
 
 
 def _opened(path: str | Path) -> Any:
-    if not Path(path).is_file():
+    if not os.path.isfile(path):  # it says no, too, where a name is too long
         raise ConfigError(f"there is no predictor file {path}: write the path of one, or leave it out")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except _DAMAGED as error:
+    except Exception as error:  # torch.load raises whatever the damage leads to
         raise ConfigError(
             f"{path} is damaged, or no predictor file: train it anew, or copy it again"
         ) from error

@@ -1,29 +1,55 @@
-"""What a predictor is: a pure function of an element's last changes, equal to the bit wherever it runs."""
+"""What a predictor is: a pure function of what was heard of an element, the same on every rank."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 PIECE = 8192
 """Elements that are predicted at a time: what they take then stays in a core's cache."""
-KINDS = ("convolution", "linear", "embedding", "vector")
-"""What an element may belong to; "vector": a bias, or a norm's weight."""
+KINDS = ("convolution", "linear", "vector")
+"""What an element may belong to; "linear": any matrix, an embedding too; "vector": a bias, or a norm's
+weight."""
 
 
 def kind_of(dims: int) -> str:
-    """The kind of a parameter of so many dims, as far as these tell it: an embedding looks like a linear."""
+    """The kind of a parameter of so many dims."""
     return "vector" if dims < 2 else "linear" if dims == 2 else "convolution"
+
+
+class Seen(NamedTuple):
+    """What is known of `n` elements of one layer: changes that all ranks have heard of, never predictions.
+
+    Attributes:
+        changes: shape (k, n): the last k changes that were heard of, newest last.
+        ages: shape (k, n), fp32: how many rounds ago each was made, 1 or more; 1: in the round before.
+        swings: shape (k, n), fp32: the root mean square of the layer's changes in this round, divided by that
+            in the round of each change; 1 where it is not known.
+    """
+
+    changes: Tensor
+    ages: Tensor
+    swings: Tensor
+
+    def newest(self, count: int) -> Seen:
+        """The last `count` changes."""
+        return Seen(*(each[-count:] for each in self))
+
+
+def in_a_row(changes: Tensor) -> Seen:
+    """Changes (k, n) of rounds that followed one another up to the round before, all of them heard of."""
+    ages = torch.arange(len(changes), 0, -1, dtype=torch.float32).unsqueeze(1).expand(changes.shape)
+    return Seen(changes, ages, torch.ones(()).expand(changes.shape))
 
 
 class Predictor(ABC):
     """Predicts the next change of each element. A frozen dataclass: a value, without state."""
 
-    depth: ClassVar[int] = 4
+    depth: ClassVar[int] = 2
     """How many changes it looks back."""
 
     def kinds(self) -> tuple[str, ...]:
@@ -36,23 +62,20 @@ class Predictor(ABC):
         return None
 
     @abstractmethod
-    def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
-        """The next change of `n` elements of one layer.
+    def change(self, seen: Seen, kind: str) -> Tensor:
+        """The next change of `n` elements of one layer, 0 where none of the changes seen is another.
 
         Args:
-            past: shape (depth, n), the last changes, newest last; not altered.
-            trend: a scalar, the mean of the layer's next change over those elements of which it is known.
+            seen: the last `depth` changes of each element, or the last 2, where `depth` is more and only they
+                are known. Not altered.
             kind: one of `KINDS`.
 
         Returns:
-            Shape (n,), in the type of `past`. The same elements in the same calls give the same bits.
+            Shape (n,), in the type of the changes. The same elements in the same calls give the same bits.
         """
 
-    def write(
-        self, past: Sequence[Tensor], trend: Tensor, kind: str, out: Tensor, scale: float = 1.0
-    ) -> None:
-        """Overwrite `out`, (n,), with `scale` times the next changes; `past`: `depth` tensors like it."""
+    def write(self, seen: Callable[[slice], Seen], kind: str, out: Tensor, scale: float = 1.0) -> None:
+        """Overwrite `out`, (n,), with `scale` times the next changes; `seen`: what is known of a piece."""
         for start in range(0, out.numel(), PIECE):
-            piece = slice(start, start + PIECE)
-            seen = torch.stack([each[piece] for each in past])
-            torch.mul(self.change(seen, trend, kind), scale, out=out[piece])
+            piece = slice(start, min(start + PIECE, out.numel()))
+            torch.mul(self.change(seen(piece), kind), scale, out=out[piece])

@@ -18,16 +18,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
 from tacit.predictors import files
-from tacit.predictors.predictor import KINDS, Predictor
+from tacit.predictors.predictor import KINDS, Predictor, Seen
 
 AHEAD = 5
-"""How many periods after the last value the forecast is for."""
+"""How many values it is shown, and how many periods after the last one the forecast is for."""
 SLOPE = 0.3
 SHIPPED = Path(__file__).parent / "wnn.pt"
 
@@ -88,7 +89,8 @@ class WNN(Predictor):
     """A fifth of the way to WNN's forecast: it is for five periods after the last.
 
     The paper forecasts once in five epochs, from the ends of epochs; rounds that are many steps apart are
-    more like these than single steps, whose noise it takes for motion.
+    more like these than single steps, whose noise it takes for motion. Where fewer than four changes are
+    known, it is shown four that lead from the first of them to the last in equal steps.
 
     Attributes:
         file: the path of trained weights, made by `files.write` for the network "wnn"; "": those that come
@@ -96,6 +98,8 @@ class WNN(Predictor):
     """
 
     file: str = ""
+
+    depth: ClassVar[int] = AHEAD - 1
 
     def kinds(self) -> tuple[str, ...]:
         """The kinds that it has a network for."""
@@ -106,13 +110,22 @@ class WNN(Predictor):
         """A product and a sum for each weight, and about four for each of the 64 activations of a stream."""
         return 2 * sum(p.numel() for p in Network().parameters()) + 2 * 4 * 64
 
-    def change(self, past: Tensor, trend: Tensor, kind: str) -> Tensor:
-        """(forecast - last value) / 5; no change for kinds without weights."""
-        network = networks(self.file).get(kind)
+    def change(self, seen: Seen, kind: str) -> Tensor:
+        """(forecast - last value) / 5; no change for kinds without weights, and of what never moved."""
+        network, past = networks(self.file).get(kind), _even(seen.changes.float())
         if network is None:
-            return torch.zeros_like(past[0])
-        values = torch.cat((past.new_zeros(1, past.shape[1]), past.cumsum(0))).float()
-        return ((forecast(values, network) - values[-1]) / AHEAD).to(past.dtype)
+            return torch.zeros_like(seen.changes[-1])
+        values = torch.cat((past.new_zeros(1, past.shape[1]), past.cumsum(0)))
+        change = (forecast(values, network) - values[-1]) / AHEAD
+        return change.masked_fill_(~past.any(0), 0.0).to(seen.changes.dtype)
+
+
+def _even(changes: Tensor) -> Tensor:
+    """Four changes."""
+    if len(changes) == AHEAD - 1:
+        return changes
+    weights = torch.linspace(0, 1, AHEAD - 1).unsqueeze(1)
+    return torch.lerp(changes[-2].expand(AHEAD - 1, -1), changes[-1].expand(AHEAD - 1, -1), weights)
 
 
 @cache

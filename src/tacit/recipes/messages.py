@@ -1,4 +1,8 @@
-"""What a worker tells the command that started it: marked lines of JSON among whatever else it prints."""
+"""What a worker tells the command that started it: marked lines of JSON among whatever else it prints.
+
+How far it is (`Progress`), and its records and timelines: the command writes these down, so that a disk that
+takes nothing more is no matter of the ranks.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,14 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Self
 
-__all__ = ["Progress"]
+from tacit.errors import ConfigError
+from tacit.records import Line, Record, parse_also
+from tacit.timelines import Timeline
+
+__all__ = ["Progress", "line_of", "record_in"]
 
 _MARK = "@tacit-progress "
+_RECORD = "@tacit-record "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,3 +50,19 @@ class Progress:
             return cls(**json.loads(text)) if mark else None
         except (json.JSONDecodeError, TypeError):
             return None  # two ranks' output may run into one line, and a message is never worth a crash
+
+
+def line_of(record: Line) -> str:
+    """A record or a timeline as a line that `record_in` knows again."""
+    return _RECORD + record.to_json()
+
+
+def record_in(line: str) -> Record | Timeline | None:
+    """The record or the timeline in a line of output; None where the line holds none, or only part of one."""
+    _, mark, text = line.partition(_RECORD)
+    if not mark:
+        return None
+    try:
+        return parse_also(text, Timeline)
+    except ConfigError:
+        return None

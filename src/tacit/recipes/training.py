@@ -138,7 +138,9 @@ def _replica(task: Task, recipe: Recipe) -> Iterator[Replica]:
         return
     model = DistributedDataParallel(module, gradient_as_bucket_view=True)
     steps = recipe.steps_per_epoch(dist.get_world_size())
-    with attach(model, optimizer, task.algorithm, steps_per_epoch=steps, epochs=task.epochs) as session:
+    with attach(
+        model, optimizer, task.algorithm, steps_per_epoch=steps, epochs=task.epochs, seed=task.seed
+    ) as session:
         yield Replica(module, model, optimizer, session)
 
 

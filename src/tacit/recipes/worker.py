@@ -1,4 +1,7 @@
-"""One rank of a run: `torchrun ... -m tacit.recipes.worker --recipe digits --algorithm topk --out FILE`."""
+"""One rank of a run: `torchrun ... -m tacit.recipes.worker --recipe digits --algorithm topk`.
+
+Rank 0 prints how far it is and what is worth a record, each as a line that `tacit.recipes.messages` knows.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,7 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -17,10 +19,11 @@ import torch.distributed as dist
 
 from tacit import recipes
 from tacit.doors import scalars
+from tacit.files import spared
 from tacit.recipes.curves import Curves
+from tacit.recipes.messages import line_of
 from tacit.recipes.training import Task, train
-from tacit.records import COMPUTE_ONLY, Line, Writer
-from tacit.timelines import Timeline
+from tacit.records import COMPUTE_ONLY, Line
 
 __all__ = ["main"]
 
@@ -53,36 +56,32 @@ def _train(options: argparse.Namespace) -> None:
         shaped=options.shaped,
     )
     if options.tensorboard is not None:
-        scalars.check(options.tensorboard, ())
+        scalars.check_installed()
     dist.init_process_group("gloo", timeout=timedelta(seconds=options.timeout))
     if dist.get_rank() == 0:
-        with Writer(options.out) as writer, _timelines(options) as keep, _curves(options) as curves:
-            train(task, recipe, writer.write, curves, keep)
+        curves = _curves(options)
+        try:
+            train(task, recipe, _tell, curves, _tell)
+        finally:
+            curves.close()
     else:
-        train(task, recipe, _keep_nothing)
+        train(task, recipe, _tell_nobody)
     dist.destroy_process_group()
 
 
-@contextmanager
-def _timelines(options: argparse.Namespace) -> Iterator[Callable[[Timeline], None]]:
-    if options.timeline is None:
-        yield _keep_nothing
-        return
-    with Writer(options.timeline) as writer:
-        yield writer.write
+def _curves(options: argparse.Namespace) -> Curves:
+    if options.tensorboard is not None:
+        with spared(f"curves are not drawn in {options.tensorboard}"):
+            return Curves(scalars.open_writer(options.tensorboard, options.algorithm))
+    return Curves()
 
 
-@contextmanager
-def _curves(options: argparse.Namespace) -> Iterator[Curves]:
-    if options.tensorboard is None:
-        yield Curves()
-        return
-    with scalars.open_writer(options.tensorboard, options.algorithm) as writer:
-        yield Curves(writer)
+def _tell(record: Line) -> None:
+    print(line_of(record), flush=True)
 
 
-def _keep_nothing(record: Line) -> None:
-    """Rank 0 writes for all."""
+def _tell_nobody(record: Line) -> None:
+    """Rank 0 tells for all."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,8 +92,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", type=int, help="default: the recipe's own")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", type=float, help="accuracy to reach, 0..1; default: the recipe's own")
-    parser.add_argument("--out", type=Path, required=True, help="file that rank 0 appends its records to")
-    parser.add_argument("--timeline", type=Path, help="file that rank 0 appends what the ranks did when to")
     parser.add_argument("--tensorboard", type=Path, help="folder for curves, in one named by the algorithm")
     parser.add_argument("--timeout", type=float, default=60, help="seconds after which a silent peer is lost")
     parser.add_argument("--shaped", action="store_true", help="write down that the links are shaped")

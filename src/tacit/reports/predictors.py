@@ -22,7 +22,6 @@ COLOURS = 7
 TRUE = Style("--base")
 _BROKEN = {
     "convolution": "convo-\nlution",
-    "embedding": "embed-\nding",
     "assembled": "assem-\nbled",
     "accuracy": "accu-\nracy",
     "architecture": "archi-\ntecture",
@@ -104,7 +103,7 @@ class Evaluation:
     def columns(self) -> dict[str, str]:
         """The columns behind the names, and what each means."""
         kinds = dict.fromkeys(kind for row in self.rows for kind in row.errors)
-        ahead = "mean absolute error of the next change of {} layers, from true ones / that of no change"
+        ahead = "mean absolute error of the next change of {} layers / that of no change"
         within = f"the loss is at most {1 + self.tolerance:g} of the full push's"
         return {
             **{kind: ahead.format(kind) for kind in kinds},

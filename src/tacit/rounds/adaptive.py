@@ -37,6 +37,8 @@ class AdaComm(_Adaptive):
 
     F_0 is the loss over the steps before the first round, F_l over those before the interval's end; the
     paper takes the loss at the point itself. The interval is in steps, where the paper has 60 seconds.
+    lr_0 is the initial learning rate, which in the paper is the largest one. Where a warm-up precedes it,
+    lr_0 is the largest rate so far, and intervals are counted from when the rate no longer rises.
 
     Attributes:
         sync_every: the first period, tau_0.
@@ -60,6 +62,8 @@ class AdaComm(_Adaptive):
         memory = {**memory, "last": done}
         if "loss_0" not in memory:
             return {**memory, "loss_0": loss, "lr_0": lr, "choice": float(self.interval)}
+        if lr > memory["lr_0"]:
+            return {**memory, "lr_0": lr, "choice": done + self.interval}
         if done < memory["choice"]:
             return memory
         rates = memory["lr_0"] / lr if lr else 1.0
@@ -155,10 +159,10 @@ def plateau(memory: Memory, loss: float, patience: int, threshold: float) -> tup
     """Whether the loss of an epoch shows a plateau, and what is then remembered: "best", and "bad" epochs.
 
     Better is what is below the best by a share of `threshold`; a plateau, more than `patience` epochs in a
-    row that are not. Counting then begins anew, and the best stays.
+    row that are not. Counting then begins anew, and the best stays. Losses may be negative.
     """
     best = memory.get("best", math.inf)
-    better = loss < best * (1 - threshold) if best < math.inf else True
+    better = loss < best - abs(best) * threshold if best < math.inf else True
     bad = 0.0 if better else memory.get("bad", 0.0) + 1
     flat = bad > patience
     return flat, {**memory, "best": loss if better else best, "bad": 0.0 if flat else bad}

@@ -19,7 +19,7 @@ def check(name: str, value: object, least: int) -> None:
             if name == "patience" or name.endswith("epochs")
             else "steps"
         )
-        what = "" if name == "factor" else f" {what}"
+        what = "" if name.endswith("factor") else f" {what}"
         raise ConfigError(f"{name}={value!r} is not possible: write {least} or more{what}")
 
 

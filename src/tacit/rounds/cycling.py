@@ -24,7 +24,8 @@ class Cycling(Rounds):
     In the first and last epochs a round follows every step, and is applied at once. In between, one leaves
     every B steps, and its answer is applied W steps later; every epoch ends with a round that is applied at
     once. Batches are counted within the epoch. Where the loss of an epoch has stopped to fall, B and L are
-    halved and W is one less; where B is 1 already, they become (`most`, `most` / 4, `most` / 4).
+    divided by `skip_reduction_factor` and W is one less; where B is 1 already, B becomes `most`, and W and L
+    become `most` / `local_skip_factor`. The first loss that is judged is that of the last warm-up epoch.
 
     What would land just before the next round leaves, lands with it (so in the authors' code): with B = 2 and
     W = 1 the lag is 2. It is then weighted by the lag that it has.
@@ -42,6 +43,10 @@ class Cycling(Rounds):
         warmup_epochs: None: a tenth of the epochs, and 4 at most. So for `cooldown_epochs`.
         patience: how many epochs in a row may pass without improvement before it counts as a plateau.
         threshold: by what share the loss must fall below the best to count as improved, from 0 to below 1.
+        skip_reduction_factor: what B and L are divided by on a plateau, 2 or more.
+        local_skip_factor: how many times W and L are smaller than B after the reset, 2 or more. This and
+            `skip_reduction_factor` have the names that they have in the authors' code; the text form of
+            `daso` does not take them.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"steps_per_epoch", "epochs"})
@@ -55,6 +60,8 @@ class Cycling(Rounds):
     cooldown_epochs: int | None = None
     patience: int = 2
     threshold: float = 0.05
+    skip_reduction_factor: int = 2
+    local_skip_factor: int = 4
 
     def __post_init__(self) -> None:
         if self.period != "auto":
@@ -76,6 +83,8 @@ class Cycling(Rounds):
             if getattr(self, name) is not None:
                 check(name, getattr(self, name), 0)
         check("patience", self.patience, 0)
+        check("skip_reduction_factor", self.skip_reduction_factor, 2)
+        check("local_skip_factor", self.local_skip_factor, 2)
         check_share("threshold", self.threshold)
 
     @property
@@ -161,9 +170,13 @@ class Cycling(Rounds):
         return k == last or probes
 
     def observe(self, memory: Memory, facts: Memory) -> Memory:
-        """After a cycling epoch: halve on a plateau. Where the period is to be chosen: choose it."""
+        """After a cycling epoch: divide on a plateau. Where the period is to be chosen: choose it.
+
+        The loss of the last warm-up epoch is compared with, as in the authors' code; others that block are
+        not looked at.
+        """
         step = int(facts["step"])
-        if self._blocks(step, memory):
+        if self._blocks(step, memory) and (self.period == "auto" or not self._warmed_up(step, memory)):
             return memory
         if self.period == "auto":
             return self._chosen(memory, facts["transfer"])
@@ -171,18 +184,21 @@ class Cycling(Rounds):
         if not flat:
             return memory
         if memory["period"] == 1:
-            quarter = float(max(1, self.most // 4))
-            parted = max(memory["parted"], float(quarter > 1))
-            return {
-                **memory,
-                "period": float(self.most),
-                "delay": quarter,
-                "local": quarter,
-                "parted": parted,
-            }
-        period = memory["period"] // 2
+            return self._begun_again(memory)
+        period = max(1.0, memory["period"] // self.skip_reduction_factor)
         delay = max(1.0, min(memory["delay"] - 1, period - 1))
-        return {**memory, "period": period, "delay": delay, "local": max(1.0, memory["local"] // 2)}
+        local = max(1.0, memory["local"] // self.skip_reduction_factor)
+        return {**memory, "period": period, "delay": delay, "local": local}
+
+    def _warmed_up(self, step: int, memory: Memory) -> bool:
+        """Whether the next step is the first one that cycles."""
+        warm, cool = self._epochs(memory)
+        return step + 1 == warm * int(memory["steps_per_epoch"]) and warm < cool
+
+    def _begun_again(self, memory: Memory) -> Memory:
+        part = float(max(1, self.most // self.local_skip_factor))
+        parted = max(memory["parted"], float(part > 1))
+        return {**memory, "period": float(self.most), "delay": part, "local": part, "parted": parted}
 
     def _chosen(self, memory: Memory, transfer: float) -> Memory:
         memory = {**memory, "asked": memory["asked"] + 1}

@@ -1,4 +1,7 @@
-"""One parameter server: `python -m tacit.server --workers 4 --port 29600`."""
+"""One parameter server: `python -m tacit.server --workers 4 --host 10.0.0.5 --port 29600`.
+
+Workers know it by a secret that both have: TACIT_SERVER_SECRET, or a file that only you can read.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,11 @@ from typing import Any
 
 import torch
 
-from tacit.errors import TacitError
+from tacit import checks
+from tacit.errors import ConfigError, TacitError
+from tacit.files import put, spared
 from tacit.server.host import Host
+from tacit.transports import secret
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,13 +30,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="tacit.server: %(message)s")
     torch.set_num_threads(1)
     try:
+        _check(options)
         host = Host(
             options.workers,
             options.port,
             options.number,
-            options.timeout,
-            options.checkpoint,
-            options.every,
+            secret=_secret(options.secret_file),
+            host=options.host,
+            timeout=options.timeout,
+            kept=options.checkpoint,
+            every=options.every,
         )
     except TacitError as error:
         print(f"tacit.server: {error}", file=sys.stderr, flush=True)
@@ -44,14 +53,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _check(options: argparse.Namespace) -> None:
+    """Refuse numbers that cannot be."""
+    checks.whole("--workers", options.workers, 1, None, "write how many there are, such as 4")
+    checks.whole("--number", options.number, 0, None, "write which server it is, from 0")
+    checks.real("--every", options.every, "write seconds, such as 30", above=0)
+    if options.timeout is not None:
+        checks.real("--timeout", options.timeout, "write seconds, such as 60", above=0)
+
+
+def _secret(file: Path | None) -> secret.Secret:
+    found = secret.found(file)
+    if found is None:
+        raise ConfigError(
+            f"no secret was given by which workers and servers know each other: set {secret.VARIABLE} to the "
+            f"same 16 bytes or more for all of them ({secret.MAKE} makes some), or give a file that only you "
+            f"can read by --secret-file or {secret.FILE_VARIABLE}"
+        )
+    return found
+
+
 def _leave(number: int, facts: dict[str, Any]) -> None:
     """Where `tacit run` has named a folder, leave there what the server has counted."""
     folder = os.environ.get("TACIT_FOOTPRINT")
     if folder is not None:
-        file = Path(folder, f"server{number}.json")
-        unfinished = file.with_suffix(".part")
-        unfinished.write_text(json.dumps({"rank": number, **facts}), encoding="utf-8")
-        unfinished.replace(file)
+        with spared(f"what the servers have counted is not kept in {folder}"):
+            put(Path(folder, f"server{number}.json"), json.dumps({"rank": number, **facts}))
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -59,9 +86,23 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tacit.server", description=__doc__)
     parser.add_argument("--workers", type=int, required=True, help="how many there are, such as 4")
     parser.add_argument("--port", type=int, required=True, help="where workers find it, such as 29600")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="the address to listen on, such as 10.0.0.5, or 0.0.0.0 for all that the machine has; where not "
+        "given 127.0.0.1, for workers on this machine alone",
+    )
+    parser.add_argument(
+        "--secret-file",
+        type=Path,
+        help="file with the secret, which only you can read, such as key",
+    )
     parser.add_argument("--number", type=int, default=0, help="which of several servers it is, from 0")
     parser.add_argument(
-        "--timeout", type=float, default=60, help="seconds after which a worker that others wait for is gone"
+        "--timeout",
+        type=float,
+        help="seconds after which a worker that others wait for is gone; where not given, the workers' own: "
+        "that of attach(..., timeout=), or of their process group",
     )
     parser.add_argument(
         "--checkpoint",

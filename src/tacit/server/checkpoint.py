@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
-import os
 import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from tacit.errors import ConfigError
-from tacit.transports.pairs import dumps, loads
+from tacit.errors import ConfigError, TacitError
+from tacit.files import output, put
+from tacit.server.words import KNOWN
+from tacit.transports import told
+from tacit.transports.messages import About
 
 _log = logging.getLogger("tacit")
 
-VERSION = 2
-_UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.PickleError)
+VERSION = 3
+_UNREADABLE = (
+    *(OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, EOFError, pickle.PickleError),
+    TacitError,
+)
+
+
+class Saved(NamedTuple):
+    """What a server knows.
+
+    Attributes:
+        about: what all workers have in common.
+        shards: of each lot, by its key, what its service has saved.
+    """
+
+    about: About
+    shards: Mapping[str, Mapping[str, Any]]
 
 
 class Kept:
@@ -34,7 +50,7 @@ class Kept:
         workers: how many there are; a checkpoint knows each of them.
 
     Raises:
-        ConfigError: the folder that the file is to be in is not there.
+        ConfigError: the folder that the file is to be in is not there, or there is no regular file.
     """
 
     def __init__(self, path: Path | None, every: float, workers: int) -> None:
@@ -43,12 +59,13 @@ class Kept:
                 f"--checkpoint {path} cannot be written, as there is no folder {path.parent}: make it, or "
                 "give another file"
             )
-        self._path, self._every, self._workers = path, every, workers
+        self._path = path and output(path, "--checkpoint")
+        self._every, self._workers = every, workers
         self._last = time.monotonic()
         self._told = False
         self._writing: threading.Thread | None = None
 
-    def load(self) -> Mapping[str, Any] | None:
+    def load(self) -> Saved | None:
         """What was saved; None where there is no file.
 
         Raises:
@@ -60,20 +77,20 @@ class Kept:
             saved = torch.load(self._path, weights_only=True)
             if saved["version"] != VERSION:
                 raise ValueError(f"it is of version {saved['version']}, and this tacit reads {VERSION}")
-            found = {**saved, **loads(saved["about"])}
+            workers, found = saved["workers"], Saved(told.read(saved["about"], About, KNOWN), saved["shards"])
         except _UNREADABLE as error:
             raise ConfigError(
                 f"{self._path} is no checkpoint of a server that can be resumed ({error}): give another "
                 "--checkpoint, or move it away"
             ) from error
-        if found["workers"] != self._workers:
+        if workers != self._workers:
             raise ConfigError(
-                f"{self._path} is of a run of {found['workers']} workers, and there are {self._workers}: run "
-                f"{found['workers']}, or give another --checkpoint"
+                f"{self._path} is of a run of {workers} workers, and there are {self._workers}: run "
+                f"{workers}, or give another --checkpoint"
             )
         return found
 
-    def save(self, state: Callable[[], Mapping[str, Any] | None], last: bool = False) -> None:
+    def save(self, state: Callable[[], Saved | None], last: bool = False) -> None:
         """Save it, if it is time and the last time is over; `last`: now, and wait until it is written."""
         if self._path is None:
             return
@@ -85,9 +102,13 @@ class Kept:
         self._last = time.monotonic()
         if found is None:
             return
-        about = {key: value for key, value in found.items() if key != "shards"} | {"workers": self._workers}
-        told = {"version": VERSION, "about": dumps(about), "shards": found["shards"]}
-        self._writing = threading.Thread(target=self._write, args=(self._path, told), name="tacit-save")
+        whole = {
+            "version": VERSION,
+            "workers": self._workers,
+            "about": told.write(found.about),
+            "shards": found.shards,
+        }
+        self._writing = threading.Thread(target=self._write, args=(self._path, whole), name="tacit-save")
         self._writing.start()
         if last:
             self._join()
@@ -100,22 +121,15 @@ class Kept:
         if self._writing is not None:
             self._writing.join()
 
-    def _write(self, path: Path, told: Mapping[str, Any]) -> None:
-        unfinished = path.with_name(path.name + ".part")
-        whole = io.BytesIO()
-        torch.save(told, whole)
+    def _write(self, path: Path, whole: Mapping[str, Any]) -> None:
+        packed = io.BytesIO()
+        torch.save(whole, packed)
         try:
-            with unfinished.open("wb") as file:
-                file.write(whole.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
+            put(path, packed.getvalue(), durable=True)
+        except ConfigError as error:
             if not self._told:
                 _log.error(
                     "the checkpoint %s cannot be written, and stays as it was; training goes on: %s",
-                    *(path, error.strerror or error),
+                    *(path, getattr(error.__cause__, "strerror", None) or error),
                 )
             self._told = True

@@ -149,6 +149,18 @@ def check(push: Push, work: Work) -> None:
             raise PayloadError(f"a push holds {there}, and {piece.numel} of {piece.dtype} were expected")
 
 
+def check_places(push: Push, numel: int) -> None:
+    """Refuse a push about entries that a lot of `numel` has not.
+
+    Raises:
+        PayloadError: says which.
+    """
+    for piece in push.pieces:
+        fits = piece.numel == numel if piece.spans is None else all(b <= numel for _, b in piece.spans)
+        if not fits:
+            raise PayloadError(f"a push is about {piece.numel} entries, and the lot has {numel}")
+
+
 def add_(push: Push, out: Tensor, weight: float) -> None:
     """Add `weight` times what a push says to the lot `out`; nothing, if a part of it cannot be read.
 

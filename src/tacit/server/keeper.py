@@ -23,6 +23,7 @@ from tacit.server.desks import (
     add_,
     changed,
     check,
+    check_places,
     leaves,
 )
 from tacit.server.rules import Rule
@@ -176,6 +177,7 @@ class Keeper(Service[Books]):
         worker, desk = sender.worker, state.desks[sender.worker]
         desk.check(sender, message)
         check(push, self.work[worker])
+        check_places(push, self.back.numel)
         if state.x is None:
             raise PayloadError(f"worker {worker} pushes to {self.name} before it has entered: enter first")
         stale = state.version - desk.pulled
@@ -272,8 +274,7 @@ class Keeper(Service[Books]):
         if isinstance(self.star.consistency, Synchronous):
             return state.waiting[worker][0] not in state.pushed
         if isinstance(self.star.consistency, StaleSynchronous):
-            slowest = min(desk.clock for desk in state.desks if desk.present)
-            return state.desks[worker].clock - slowest <= self.star.consistency.bound
+            return state.desks[worker].clock - _slowest(state) <= self.star.consistency.bound
         return True
 
     def _whole(self, worker: int, state: Books) -> tuple[Books, Payload]:
@@ -313,7 +314,7 @@ class Keeper(Service[Books]):
         if state.meeting:
             found |= present - state.meeting.keys()
         if state.waiting and isinstance(self.star.consistency, StaleSynchronous):
-            slowest = min(desk.clock for desk in state.desks if desk.present)
+            slowest = _slowest(state)
             found |= {worker for worker in present if state.desks[worker].clock == slowest}
         if state.pushed:
             found |= present - {sender.worker for sender in state.pushed}
@@ -345,6 +346,17 @@ class Keeper(Service[Books]):
     def facts(self, state: Books) -> Mapping[str, Any]:
         """What it can tell of the pushes."""
         return {"stale": dict(state.stale), "late": state.late}
+
+
+def _slowest(state: Books) -> int:
+    """The least clock of those that may still push; who meets has nothing more to push for now.
+
+    Whoever waits for a push is one of them.
+    """
+    may = [
+        desk.clock for worker, desk in enumerate(state.desks) if desk.present and worker not in state.meeting
+    ]
+    return min(may)
 
 
 def _but(asked: Mapping[int, T], worker: int) -> Mapping[int, T]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.contracts import State
 from tacit.errors import ConfigError
 
@@ -36,6 +37,11 @@ class Sgd(Rule):
     weight_decay: float = 0.0
     nesterov: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("momentum", "dampening", "weight_decay"):
+            checks.real(name, getattr(self, name), "write a number that torch's SGD takes")
+        checks.flag("nesterov", self.nesterov)
+
     def init(self, like: Tensor) -> State:
         """No velocity yet."""
         return {"velocity": torch.zeros_like(like), "steps": torch.zeros(())} if self.momentum else {}
@@ -60,6 +66,14 @@ class Adam(Rule):
     eps: float = 1e-8
     weight_decay: float = 0.0
     decoupled: bool = False
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.betas, tuple) and len(self.betas) == 2):
+            raise ConfigError(f"betas={self.betas!r} are not two numbers: write those of torch's Adam")
+        for name, value in (("betas", self.betas[0]), ("betas", self.betas[1])):
+            checks.real(name, value, "write numbers that torch's Adam takes", least=0, below=1)
+        for name in ("eps", "weight_decay"):
+            checks.real(name, getattr(self, name), "write a number that torch's Adam takes")
 
     def init(self, like: Tensor) -> State:
         """Moments of zero."""
@@ -89,9 +103,13 @@ def rule_of(told: Mapping[str, Any]) -> Rule:
     Raises:
         ConfigError: it is none of these.
     """
-    values = {key: value for key, value in told.items() if key != "kind"}
-    if told["kind"] == "SGD":
-        return Sgd(**values)
-    if told["kind"] in ("Adam", "AdamW"):
-        return Adam(**{**values, "betas": tuple(values["betas"])}, decoupled=told["kind"] == "AdamW")
-    raise ConfigError(f"a server has no {told['kind']}: use SGD, Adam or AdamW, or optimizer='worker'")
+    kind, values = told.get("kind"), {key: value for key, value in told.items() if key != "kind"}
+    try:
+        if kind == "SGD":
+            return Sgd(**values)
+        if kind in ("Adam", "AdamW"):
+            betas = tuple(values.pop("betas", (0.9, 0.999)))
+            return Adam(betas=betas, **values, decoupled=kind == "AdamW")
+    except TypeError as error:
+        raise ConfigError(f"a server has no {kind} of {told!r:.300}: {error}") from error
+    raise ConfigError(f"a server has no {kind!r:.60}: use SGD, Adam or AdamW, or optimizer='worker'")

@@ -10,7 +10,11 @@ from typing import Any
 from tacit.contracts import Piece, Sender
 from tacit.server.averager import Averager
 from tacit.server.keeper import Keeper
+from tacit.server.limits import Limits
+from tacit.transports.messages import Declared, Hello
 from tacit.transports.pairs import Header, Pair, Parcel
+
+NOBODY = Sender(-1, 0)
 
 
 @dataclass
@@ -30,34 +34,44 @@ class Spec:
     leaving: Parcel
 
     @classmethod
-    def told(cls, told: Mapping[str, Any]) -> Spec:
+    def told(cls, told: Declared) -> Spec:
         """As a worker has declared it."""
-        pieces, pulls = tuple(told["pieces"]), tuple(told["pulls"])
-        return cls(told["key"], pieces, pulls, told.get("back"), Parcel(pieces), Parcel(pulls))
+        return cls(told.key, told.pieces, told.pulls, told.back, Parcel(told.pieces), Parcel(told.pulls))
 
 
 @dataclass(eq=False)
 class Seat:
-    """A connected worker.
+    """A connection that has proved itself, and from its first message on, a worker.
 
     Attributes:
+        address: where it comes from.
+        sender: which life of which worker it is; `NOBODY` before it is welcome.
+        limits: what it may declare; None before it is welcome.
         refused: of declared messages, why they cannot be read.
-        heard: when it last was.
+        open: the numbers of the declared messages that have come and were not answered.
+        since: when it came.
+        here: when it last said that it is still there.
         left: whether it has said goodbye.
         why: why others were told that it is gone; empty while they were not.
         broken: whether its connection has closed.
         process: which process it is in; of no meaning but that it is equal of equal ones.
+        timeout: seconds after which it takes a peer that does not answer for lost.
     """
 
-    sender: Sender
     pair: Pair
+    address: str
+    sender: Sender = NOBODY
+    limits: Limits | None = None
     specs: dict[int, Spec] = field(default_factory=dict)
     refused: dict[int, Exception] = field(default_factory=dict)
-    heard: float = field(default_factory=time.monotonic)
+    open: set[int] = field(default_factory=set)
+    since: float = field(default_factory=time.monotonic)
+    still_here: float = 0.0
     left: bool = False
     why: str = ""
     broken: bool = False
     process: str = ""
+    timeout: float = 60.0
 
     @property
     def name(self) -> str:
@@ -86,6 +100,32 @@ class Broken:
 
     seat: Seat
     why: str
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A worker that wants to join, while another process has its place and was asked whether it is there.
+
+    Attributes:
+        since: when it was asked; `until`: when it is taken for gone.
+    """
+
+    seat: Seat
+    header: Header
+    hello: Hello
+    others: tuple[Seat, ...]
+    since: float
+    until: float
+
+    @property
+    def answer(self) -> Seat | None:
+        """One of the others that is still there."""
+        return next((each for each in self.others if each.here and each.still_here >= self.since), None)
+
+    @property
+    def over(self) -> bool:
+        """Whether none of the others is there any more, or none has answered in time."""
+        return time.monotonic() > self.until or not any(each.here for each in self.others)
 
 
 @dataclass

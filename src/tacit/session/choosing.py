@@ -1,4 +1,4 @@
-"""Which topology, where the strategy leaves it open: the one that sends the fewest bytes."""
+"""Which topology, where the strategy leaves it open: by the bytes it sends, and what arrives for them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,26 @@ class Choice:
         sent: for each candidate, the bytes that the busiest rank sends where compressors meet, for all lots
             once: in a round, or where parts have rounds of their own, in one of each. Empty where there was
             nothing to choose.
+        prices: what a byte by each counts for.
         because: why there was nothing to choose, where a choice was asked for.
     """
 
     topology: Topology
     sent: Mapping[Topology, int] = field(default_factory=dict)
     because: str = ""
+    prices: Mapping[Topology, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if not self.sent:
             return f"{self.topology}" + (f", as {self.because}" if self.because else "")
-        mine = f"{self.topology}, chosen: {self.sent[self.topology]:,} bytes a rank and round"
-        return ", ".join([mine, *(f"{t} {n:,}" for t, n in self.sent.items() if t != self.topology)])
+        mine = f"{self.topology}, chosen: {self._told(self.topology)} a rank and round"
+        return ", ".join(
+            [mine, *(f"{each} {self._told(each)}" for each in self.sent if each != self.topology)]
+        )
+
+    def _told(self, topology: Topology) -> str:
+        price = self.prices[topology]
+        return f"{self.sent[topology]:,} bytes" + (f" (counted {price:.2g} times)" if price > 1.005 else "")
 
 
 def choose(ground: Ground, names: Sequence[Sequence[str]]) -> Choice:
@@ -45,15 +53,16 @@ def choose(ground: Ground, names: Sequence[Sequence[str]]) -> Choice:
     if not names:
         return Choice(ground.topology)
     compressors = dict.fromkeys(choice(name, p, ground.policy) for name, p in ground.tensors.items())
-    options, because = ground.topology.options(compressors)
+    options, because, prices = ground.topology.options(compressors)
+    counts = dict(zip(options, prices or [1.0] * len(options), strict=True))
     sent: dict[Topology, int] = {}
     if len(options) > 1:
         sent = {each: foretold(replace(ground, topology=each), names) for each in options}
     few = ground.spot.here.peers <= FEW
-    chosen = options[0] if few or not sent else min(options, key=lambda each: sent[each])
+    chosen = options[0] if few or not sent else min(options, key=lambda each: sent[each] * counts[each])
     for compressor in compressors:
         chosen.fields(compressor)
-    return Choice(chosen, sent, because)
+    return Choice(chosen, sent, because, counts)
 
 
 def foretold(ground: Ground, names: Sequence[Sequence[str]]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.contracts import NODE, Collect, Outcome, Place, Request, Spans, State
+from tacit.contracts import NODE, Collect, Outcome, Place, Request, Spans, State, state_dtype
 from tacit.lots import Kept, Lot, cut, named_state, stretch_state
 from tacit.session.plan import Ground, Plan, Spot
 from tacit.transports.meter import Rehearsal
@@ -50,7 +50,7 @@ class Holdings:
 
     Attributes:
         bills: what a round of each lot costs.
-        words: for each lot, one number a replica, in which they tell of a NaN.
+        words: for each lot, one number a replica, in which they tell of a NaN; see `Plan.word`.
     """
 
     def __init__(self, ground: Ground, names: Sequence[Sequence[str]]) -> None:
@@ -65,7 +65,7 @@ class Holdings:
         rehearsals = [Rehearsal() for _ in each]
         self.bills = [plan.rehearse(i, rehearsals[i]) for i in each]
         self._buffers = [Buffers(*each) for each in zip(self._pieces, self._states, rehearsals, strict=True)]
-        self.words = [torch.zeros(len(ground.ranks)) for _ in each]
+        self.words = [plan.word(i) for i in each]
         self._phases = [0 for _ in each]
 
     # ---- exchanges ------------------------------------------------------------------------------------
@@ -113,25 +113,38 @@ class Holdings:
         tensor = self._ground.tensors[name]
         return str(tensor.dtype), str(tensor.device)
 
-    def commit(self, outcomes: Mapping[int, Outcome]) -> None:
-        """Keep the states that a round has led to."""
+    def commit(self, outcomes: Mapping[int, Outcome], idle: Set[str] = frozenset()) -> None:
+        """Keep the states that a round has led to; of parameters that were `idle`, what was kept before."""
         for i, outcome in outcomes.items():
             old = self._states[i]
+            if not idle.isdisjoint(self.lots[i].names):
+                self._keep(i, old, outcome.state, idle)
             self._states[i] = dict(outcome.state)
             for name, tensor in outcome.state.items():
                 if tensor is self._buffers[i].spares.get(name):
                     self._buffers[i].spares[name] = old[name]
+
+    def _keep(self, i: int, old: State, new: State, idle: Set[str]) -> None:
+        """DDP throws the answer for these away, so that nothing of their state may have changed."""
+        before, after = self._views(i, old), self._views(i, new)
+        for key, kept in after.items():
+            if key[0] in idle and kept.tensor.data_ptr() != before[key].tensor.data_ptr():
+                kept.tensor.copy_(before[key].tensor)
 
     # ---- state by parameter ---------------------------------------------------------------------------
 
     def named_state(self) -> Fields:
         """All state that this rank keeps."""
         views: Fields = {}
-        for i, (piece, state) in enumerate(zip(self._pieces, self._states, strict=True)):
-            mine = self._plan.keeps(i, self._ground.spot)
-            views |= named_state(piece, {field: t for field, t in state.items() if field not in mine})
-            for field, span in mine.items():
-                views |= stretch_state(piece, span, field, state[field])
+        for i, state in enumerate(self._states):
+            views |= self._views(i, state)
+        return views
+
+    def _views(self, i: int, state: State) -> Fields:
+        piece, mine = self._pieces[i], self._plan.keeps(i, self._ground.spot)
+        views = named_state(piece, {field: t for field, t in state.items() if field not in mine})
+        for field, span in mine.items():
+            views |= stretch_state(piece, span, field, state[field])
         return views
 
     @cached_property
@@ -155,7 +168,7 @@ class Holdings:
         """What the topology keeps there, of lot `i`."""
         piece, found = self._plan.piece(i, spot.near), Fields()
         for field, (start, stop) in self._plan.keeps(i, spot).items():
-            meta = torch.empty(stop - start, dtype=piece.dtype, device="meta")
+            meta = torch.empty(stop - start, dtype=state_dtype(piece.dtype), device="meta")
             found |= stretch_state(piece, (start, stop), field, meta)
         return found
 
@@ -173,8 +186,8 @@ class Holdings:
         mine = self.named_state()
         whole: Fields = {}
         for key, (together, width) in self.widths().items():
-            parameter = self._ground.tensors[key[0]]
-            full = torch.zeros(width, dtype=parameter.dtype, device=parameter.device)
+            device = self._ground.tensors[key[0]].device
+            full = torch.zeros(width, dtype=self._dtype(key), device=device)
             if key in mine:
                 full[mine[key].start : mine[key].start + mine[key].tensor.numel()] = mine[key].tensor
             if len(self.layout[key]) > 1:
@@ -182,6 +195,11 @@ class Holdings:
                 yield Collect(full, _spans(self.layout[key]), axis)
             whole[key] = Kept(full, together, 0, width)
         return whole
+
+    def _dtype(self, key: tuple[str, str]) -> torch.dtype:
+        """The type of a field, wherever it is kept; where it is kept nowhere, of what would be there."""
+        kept = next((part.tensor.dtype for part in self.layout[key] if part is not None), None)
+        return kept or state_dtype(self._ground.tensors[key[0]].dtype)
 
     def restore(self, whole: Mapping[tuple[str, str], Tensor]) -> set[str]:
         """Take what is this rank's of the state that `gathered` gave, here or in another run.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.contracts import NODE, Context, Place, Spans, Topology, Transport, Workspace
+from tacit.contracts import NODE, Context, Place, Spans, Topology, Transport, Workspace, state_dtype
 from tacit.lots import Lot, Policy, make_lots
 from tacit.transports.meter import Bill, Rehearsal, rehearse
 
@@ -28,12 +28,17 @@ class Ground:
 
     Attributes:
         tensors: the trainable parameters, by name.
+        idle: tells whether a parameter took no part in this rank's backward, where what the ranks agree on
+            for it is applied only if it did on some rank. None: all is applied.
+        seed: part of every random draw.
     """
 
     topology: Topology
     transport: Transport
     tensors: Mapping[str, Tensor]
     policy: Policy
+    idle: Callable[[str], bool] | None = None
+    seed: int = 0
 
     @cached_property
     def ranks(self) -> list[int]:
@@ -107,12 +112,13 @@ class Plan:
         piece = self.piece(i, spot.near)
         state = dict(piece.compressor.init(piece.like(device)))
         for field, (start, stop) in self.keeps(i, spot).items():
-            state[field] = torch.zeros(stop - start, dtype=piece.dtype, device=device)
+            state[field] = torch.zeros(stop - start, dtype=state_dtype(piece.dtype), device=device)
         return state
 
     def context(self, i: int, spot: Spot, x: Tensor, work: Workspace, word: Tensor) -> Context:
-        """Where a payload could swallow a NaN, a word for each rank goes along."""
+        """Where a payload could swallow a NaN, or parameters may be idle, `word` goes along."""
         lot = self.lots[i]
+        speaks = lot.compressor.swallows or self.ground.topology.apart or self.tells_of_idle(i)
         return Context(
             out=x,
             work=work,
@@ -120,17 +126,27 @@ class Plan:
             rank=spot.here.rank,
             near=spot.near,
             spans=self.spans[i],
-            word=word if lot.compressor.swallows or self.ground.topology.apart else None,
+            word=word if speaks else None,
+            replicas=len(self.ground.ranks),
             name=lot.name,
+            seed=self.ground.seed,
         )
+
+    def tells_of_idle(self, i: int) -> bool:
+        """Whether the ranks must know which parameters were idle on all of them: where something is kept."""
+        return self.ground.idle is not None and bool(self.first_state(i, self.ground.spot))
+
+    def word(self, i: int, device: torch.device | str = "cpu") -> Tensor:
+        """A number a rank, in which they tell of a NaN, and perhaps one a parameter: whether it was idle."""
+        slots = len(self.lots[i].slots) if self.tells_of_idle(i) else 0
+        return torch.zeros(len(self.ground.ranks) + slots, device=device)
 
     def rehearse(self, i: int, rehearsal: Rehearsal, spot: Spot | None = None, step: int = 0) -> Bill:
         """What an exchange of lot `i` costs the rank there, this one or another; on meta tensors."""
         ground, spot = self.ground, spot or self.ground.spot
         lot, compressor = self.lots[i], self.piece(i, spot.near).compressor
         state, x = self.first_state(i, spot), lot.like()
-        word = torch.empty(len(ground.ranks), device="meta")
-        ctx = replace(self.context(i, spot, x, rehearsal, word), step=step)
+        ctx = replace(self.context(i, spot, x, rehearsal, self.word(i, "meta")), step=step)
 
         def place(axis: str) -> Place:
             if axis == ground.topology.meets:

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from tacit.compressors.dense import Dense
-from tacit.contracts import Memory, Outcome, Request, Transport
+from tacit.contracts import WORLD, Memory, Outcome, Request, Transport
 from tacit.engine import Job, Lane, drive
-from tacit.errors import NonFinite, RoundError
+from tacit.errors import NonFinite, PeerLost, RoundError
 from tacit.exchanges import say
 from tacit.lots import Kept, Lot, Policy, fitting
 from tacit.overlap import Delayed
 from tacit.session.choosing import choose
 from tacit.session.holdings import Holdings
 from tacit.session.plan import Ground
+from tacit.session.rescaling import Rescaling
 from tacit.session.tally import KEPT, Tally, Watch
 from tacit.strategy import Strategy
 from tacit.transports.meter import Bill, counted
 from tacit.transports.wire import divide_
 
 T = TypeVar("T")
+
+MEANS = 4
+"""Of an exchange, that are told apart when it is asked who had a NaN first."""
 
 SCALER_HINT = ". With a GradScaler, write attach(..., scaler=scaler): such a step is then passed over"
 
@@ -41,8 +45,11 @@ class Flight:
     Attributes:
         moment: when it began: the step, the number of the round, the learning rate.
         parted: whether the ranks of a node may differ in what they give.
+        beside: how many exchanges of it that are none of a lot have not ended.
         sent: bytes that this rank has sent in it, by the collectives' formulas.
         seconds: how long it was under way, once it has landed.
+        rates: the learning rates of the parameters whose residual is rescaled in it.
+        idle: the parameters that took no part in backward on any rank.
         over: set when it has landed, or has failed.
     """
 
@@ -50,9 +57,12 @@ class Flight:
     moment: Mapping[str, Any]
     parted: bool = False
     outcomes: dict[int, Outcome] = field(default_factory=dict)
+    beside: int = 0
     sent: int = 0
     void: bool = False
     seconds: float = 0.0
+    rates: Mapping[str, float] = field(default_factory=dict)
+    idle: set[str] = field(default_factory=set)
     watch: Watch = field(default_factory=Watch)
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -73,6 +83,10 @@ class Session:
             than two dimensions where the compressor exempts them.
         lr: reads the present learning rate.
         memory: what else the rounds need to know of the training.
+        rates: reads the present learning rate of each parameter; for what is owed of gradients.
+        idle: see `Ground`.
+        seed: part of every random draw.
+        trained: the names of what DDP would exchange; all where not said.
     """
 
     def __init__(
@@ -84,6 +98,10 @@ class Session:
         policy: Policy | None = None,
         lr: Callable[[], float] = lambda: 0.0,
         memory: Memory | None = None,
+        rates: Callable[[], Mapping[str, float]] | None = None,
+        idle: Callable[[str], bool] | None = None,
+        seed: int = 0,
+        trained: Collection[str] | None = None,
     ) -> None:
         self.step = 0
         self.round = 0
@@ -95,28 +113,36 @@ class Session:
         round void on all ranks, where without it it is an error."""
         self.void = False
         """Whether the last round was void: all lots have landed, and no state was kept."""
+        self.rate: Callable[[int], float] | None = None
+        """Reads the present learning rate of a lot, where not all have the same."""
         self.explain: Callable[[BaseException], BaseException] = lambda error: error
         self.tell: Callable[[BaseException], None] = lambda error: None
         """Called with an error that all ranks of the scope know of, and no others."""
         self.tally = Tally()
         self.schedule_log: deque[tuple[int, Memory]] = deque(maxlen=KEPT)
         """(step, values): what of the memory is worth showing, noted where it changes; the last thousand."""
+        self.more_stages: Mapping[str, int] = {}
+        """How many times what is submitted beside the lots speaks on each axis."""
         self.alike: frozenset[str] = frozenset()
         """What the ranks of a node have alike after every step, but where the rounds have parted them."""
         self._leader: Session | None = None
         self.memory = {**strategy.rounds.start(), **(memory or {})}
         self.transport = transport
+        named_ = named if trained is None else {name: named[name] for name in trained}
+        self._dense = sum(p.numel() * p.element_size() for p in named_.values())
         self._lr = lr
         self._lane: Lane | None = None
         self._heard = False
         self._flights: dict[int, Flight] = {}
         policy = policy or fitting(strategy.compressor, named)
-        ground = Ground(strategy.topology, transport, dict(named), policy)
+        ground = Ground(strategy.topology, transport, dict(named), policy, idle, seed)
         self.choice = choose(ground, names)
         """The topology at work, and how it compares where the strategy leaves it open; for good."""
         self.strategy = replace(strategy, topology=self.choice.topology)
         self._ground = replace(ground, topology=self.choice.topology)
         self._holdings = Holdings(self._ground, names)
+        self.rescaling = Rescaling(rates or dict) if strategy.subject == "gradient" else None
+        """What is owed of gradients follows the learning rate; progress is in units of the parameters."""
 
     @property
     def memory(self) -> Memory:
@@ -164,7 +190,7 @@ class Session:
     @property
     def stages(self) -> dict[str, int]:
         """How many times the longest exchange speaks on each axis; see `Holdings.stages`."""
-        return self._holdings.stages
+        return dict(Counter(self._holdings.stages) | Counter(self.more_stages))
 
     def recut(self, names: Sequence[Sequence[str]], carry: bool = True) -> None:
         """Travel in these lots from now on; state follows its parameters. Not during a round.
@@ -174,7 +200,8 @@ class Session:
         """
         before = self.whole_state() if carry else {}
         self._holdings = Holdings(self._ground, names)
-        self.transport.open(self.stages)
+        with self._explaining():
+            self.transport.open(self.stages)
         self.restore({key: kept.tensor for key, kept in before.items()})
 
     def named_state(self) -> dict[tuple[str, str], Kept]:
@@ -190,8 +217,31 @@ class Session:
         return self._holdings.gathered()
 
     def whole_state(self) -> dict[tuple[str, str], Kept]:
-        """See `gathered`. A collective call where ranks share the lots out."""
-        return drive(self.gathered(), self.transport)
+        """See `gathered`. A collective call where ranks share the lots out.
+
+        Raises:
+            RoundError: it failed.
+        """
+        return self.drive(self.gathered())
+
+    def drive(self, exchange: Generator[Request, Any, T], slot: str = "alone") -> T:
+        """Run an exchange to its end in this thread, where nothing else is under way.
+
+        Raises:
+            RoundError: it failed.
+        """
+        with self._explaining():
+            return drive(exchange, self.transport, slot)
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Say of a failed collective whose fault it was, as the lane does."""
+        try:
+            yield
+        except RuntimeError as error:
+            found = self._explained(error)
+            self.failure = self.failure or found
+            raise found from (None if found is error else error)
 
     def restore(self, whole: Mapping[tuple[str, str], Tensor]) -> set[str]:
         """Take what is this rank's of the state that `gathered` gave; see `Holdings.restore`."""
@@ -214,19 +264,24 @@ class Session:
         flight = self._flight(i)
         scale = self._scale_of(lot)
         word.zero_()
+        if len(word) > len(self.ranks):
+            self._tell_idle(lot, word)
         total, apart = None, self.strategy.topology.apart
         if lot.compressor.swallows or apart:
             word[me] = self._first_broken(lot, x, scale)
         else:
-            total = torch.zeros(())
+            total = torch.zeros(MEANS)
             if scale != 1.0:
                 x.div_(scale)
+        moment = flight.moment if self.rate is None else {**flight.moment, "lr": self.rate(i)}
         alike = not flight.parted and self.alike.issuperset(slot.name for slot in lot.slots)
-        talk = self._holdings.talk(i, x, total, alike=alike, **flight.moment)
+        rescale = self.rescaling.factors(lot, flight.rates) if self.rescaling and flight.rates else ()
+        talk = self._holdings.talk(i, x, total, alike=alike, rescale=rescale, **moment)
         outcome, sent = yield from counted(talk, self.transport.place)
         flight.sent += sent
         if scale != 1.0:
             x.mul_(scale)
+        word = self._idle_apart(lot, word, flight)
         if total is None:
             self._check(lot, word, flight)
         # In types of two bytes a level may be beyond what the entry was, and so beyond the type.
@@ -236,17 +291,35 @@ class Session:
             if self.scale is not None:  # the mean is equal on all ranks, so all of them see it
                 flight.void = True
                 return outcome
-            word[me] = 0.0 if total is None or bool(total.isfinite()) else 1.0
+            word.zero_()
+            word[me] = 0.0 if total is None else _first_infinite(total)
             yield from say(word, self.strategy.topology.scope)
             self._check_mean(lot, outcome.mean, word, flight)
         return outcome
 
+    def _tell_idle(self, lot: Lot, word: Tensor) -> None:
+        """Behind the numbers of the ranks: which parameters took no part in this rank's backward."""
+        assert self._ground.idle is not None
+        idle = [float(self._ground.idle(slot.name)) for slot in lot.slots]
+        word[len(self.ranks) :] = torch.tensor(idle)
+
+    def _idle_apart(self, lot: Lot, word: Tensor, flight: Flight) -> Tensor:
+        """Note which parameters were idle on all ranks; what remains is what tells of a NaN."""
+        ranks = len(self.ranks)
+        for slot, share in zip(lot.slots, word[ranks:].tolist(), strict=False):
+            if share > 1 - 0.5 / ranks:  # a mean of ones, but for rounding
+                flight.idle.add(slot.name)
+        return word[:ranks]
+
     def _scale_of(self, lot: Lot) -> float:
         """What to divide a gradient by: residuals outlive the scaler's factor, and norms are not those of it.
 
-        1 for a plain mean, which is as well taken of scaled gradients.
+        1 where what arrives scales with what is given: the factor is there to keep it from vanishing on its
+        way.
         """
-        return 1.0 if self.scale is None or isinstance(lot.compressor, Dense) else self.scale()
+        if self.scale is None or all(each.scales for each in lot.chosen):
+            return 1.0
+        return self.scale()
 
     def _first_broken(self, lot: Lot, x: Tensor, scale: float) -> int:
         """Divide `x`; 0 where it is finite, else 1 + the place in the lot of the first parameter that is not.
@@ -268,25 +341,32 @@ class Session:
         if self.scale is not None:
             flight.void = True
             return
+        # Where replicas go on without each other, the word is this rank's own: nobody has averaged it.
+        times = 1 if self.strategy.topology.apart else len(word)
         found = [
-            (rank, round(float(w) * len(word)) - 1) for rank, w in zip(self.ranks, word, strict=True) if w > 0
+            (rank, round(float(w) * times) - 1) for rank, w in zip(self.ranks, word, strict=True) if w > 0
         ]
         where = ", ".join(f"{lot.slots[slot].name} on rank {rank}" for rank, slot in found)
-        raise self._nonfinite(where, flight.moment["step"])
+        raise self._nonfinite(where, flight.moment["step"], "this rank has pushed nothing")
 
     def _check_mean(self, lot: Lot, mean: Tensor, word: Tensor, flight: Flight) -> None:
         names = [slot.name for slot in lot.slots if not _finite(mean[slot.start : slot.stop])]
-        ranks = [str(rank) for rank, w in zip(self.ranks, word, strict=True) if w > 0]
+        # The first to have it: what others gave to later means came of the first.
+        first = min((float(w) for w in word if w > 0), default=0.0)
+        ranks = [str(rank) for rank, w in zip(self.ranks, word, strict=True) if 0 < w <= first]
         where = f"on rank {', '.join(ranks)}" if ranks else "summed over the ranks, each of which is finite"
-        raise self._nonfinite(f"{', '.join(names)} {where}", flight.moment["step"])
+        so = "this rank has taken nothing of what came back"
+        raise self._nonfinite(f"{', '.join(names)} {where}", flight.moment["step"], so)
 
-    def _nonfinite(self, where: str, step: int) -> NonFinite:
+    def _nonfinite(self, where: str, step: int, apart: str) -> NonFinite:
+        """`apart`: what is so where replicas go on without each other."""
         gradient = self.strategy.subject == "gradient"
         what = "the gradient of" if gradient else "the parameter"
         hint = SCALER_HINT if gradient and not self.late else ""
+        so = apart if self.strategy.topology.apart else "no rank has applied anything"
         return NonFinite(
-            f"NaN or infinity in {what} {where}, in step {step}: no rank has applied anything of this "
-            f"step. Lower the learning rate, clip the gradient, or look at the batch{hint}"
+            f"NaN or infinity in {what} {where}, in step {step}: {so} of this step. Lower the learning rate, "
+            f"clip the gradient, or look at the batch{hint}"
         )
 
     # ---- rounds ---------------------------------------------------------------------------------------
@@ -307,6 +387,8 @@ class Session:
         }
         parted = rounds.parted(self.step, self.memory)
         flight = Flight(tuple(range(len(self.lots)) if lots is None else lots), moment, parted)
+        if self.rescaling is not None:
+            flight.rates = self.rescaling.changes()
         self.begun += 1
         self._flights |= dict.fromkeys(flight.lots, flight)
         return flight
@@ -319,8 +401,6 @@ class Session:
 
         `owed`: `x` once more, from which what the peers have seen of it is taken when they have.
         """
-        if self._lane is None:
-            self._lane = Lane(self.transport, self._explained, self.strategy.name)
         flight = self._flight(i)
         flight.watch.begin()
 
@@ -336,7 +416,40 @@ class Session:
             landed()
 
         lot = self.lots[i]
-        self._lane.submit(Job(lot.name, lambda: self.open(i, x), land, fail, lot.compressor.light))
+        self._running.submit(Job(lot.name, lambda: self.open(i, x), land, fail, lot.compressor.light))
+
+    def submit_beside(
+        self,
+        flight: Flight,
+        open: Callable[[], Generator[Request, Any, T]],
+        slot: str,
+        landed: Callable[[T], None],
+    ) -> None:
+        """Exchange in this round what is none of its lots, of which none has been submitted yet.
+
+        `landed` is called in the lane, with the answer.
+        """
+        flight.beside += 1
+        flight.watch.begin()
+
+        def land(answer: tuple[T, int]) -> None:
+            found, sent = answer
+            landed(found)
+            flight.sent += sent
+            flight.beside -= 1
+            self._ended(flight)
+
+        def fail(error: BaseException) -> None:
+            self.failure = error
+            flight.over.set()
+
+        self._running.submit(Job(slot, lambda: counted(open(), self.transport.place), land, fail))
+
+    @property
+    def _running(self) -> Lane:
+        if self._lane is None:
+            self._lane = Lane(self.transport, self._explained, self.strategy.name)
+        return self._lane
 
     def waiting(self) -> None:
         """Say that training waits for what is under way from now on: until then it was hidden."""
@@ -359,12 +472,12 @@ class Session:
         Raises:
             RoundError: it failed, or an earlier exchange did.
         """
-        if self._lane is None:
-            self._lane = Lane(self.transport, self._explained, self.strategy.name)
         answers: list[T] = []
         over = threading.Event()
 
-        def land(answer: T) -> None:
+        def land(found: tuple[T, int]) -> None:
+            answer, sent = found
+            self.tally.sent(sent)
             answers.append(answer)
             over.set()
 
@@ -373,7 +486,7 @@ class Session:
             over.set()
 
         waited_for = [flight for flight in [*self._flights.values()] if flight.watch.wait()]
-        self._lane.submit(Job(slot, open, land, fail))
+        self._running.submit(Job(slot, lambda: counted(open(), self.transport.place), land, fail))
         over.wait()
         for flight in waited_for:
             flight.watch.go_on()
@@ -395,11 +508,16 @@ class Session:
         """Note that lot `i` has landed; the last one of a round commits it, unless it is void."""
         flight = self._flights[i]
         flight.outcomes[i] = outcome
-        if len(flight.outcomes) < len(flight.lots):
+        self._ended(flight)
+
+    def _ended(self, flight: Flight) -> None:
+        if len(flight.outcomes) < len(flight.lots) or flight.beside:
             return
         self.void = flight.void
         if not self.void:
-            self._holdings.commit(flight.outcomes)
+            self._holdings.commit(flight.outcomes, flight.idle)
+            if self.rescaling is not None and flight.rates:
+                self.rescaling.commit(flight.rates, flight.idle)
         for each in flight.lots:
             del self._flights[each]
         flight.seconds = self.tally.ended(
@@ -418,7 +536,8 @@ class Session:
         self.step, self.round, self.begun, self.memory = step, round, round, memory
 
     def _explained(self, error: BaseException) -> BaseException:
-        if not isinstance(error, RoundError):
+        # A server knows which connection broke, and the ranks together why: it may have been the second.
+        if isinstance(error, PeerLost) or not isinstance(error, RoundError):
             return self.explain(error)
         self.tell(error)
         return error
@@ -469,15 +588,20 @@ class Session:
         """The session in numbers.
 
         `steps`; `rounds`; `void_rounds`, of these, that came to nothing as a scaled gradient overflowed;
-        `bytes_out`, sent by this rank by the collectives' formulas; `exchange_seconds`, with a round under
-        way; `exposed_seconds`, of these, with training waiting; `compute_share`, the share of the time
-        between rounds that was not spent waiting; `compression`, dense bytes over sent bytes; `lag`, how many
+        `bytes_out`, sent by this rank by the collectives' formulas; `closing_bytes_out`, sent by closing it;
+        `ddp_bytes_out`, what DDP would have sent in as many steps; `compression`, the last over the first;
+        `exchange_seconds`, with a round under way; `exposed_seconds`, of these, with training waiting;
+        `compute_share`, the share of the time between rounds that was not spent waiting; `lag`, how many
         steps after its round had left an answer was applied, on average.
         """
-        peers = len(self.ranks)
-        dense = sum(lot.numel * lot.dtype.itemsize for lot in self.lots)
-        share = self.strategy.topology.dense_share(peers) / self.strategy.rounds.parts
-        return self.tally.metrics(self.step, share * dense)
+        peers = self.transport.place(WORLD).peers
+        return self.tally.metrics(self.step, 2 * (peers - 1) / peers * self._dense)
+
+
+def _first_infinite(total: Tensor) -> float:
+    """1 + the place of the first number that is not finite; 0 where all are."""
+    broken = total.isfinite().logical_not().nonzero()
+    return 1.0 + float(broken[0]) if len(broken) else 0.0
 
 
 def _finite(x: Tensor) -> bool:

@@ -45,6 +45,7 @@ class Totals:
     rounds: int = 0
     void_rounds: int = 0
     bytes_out: int = 0
+    closing_bytes_out: int = 0
     seconds: float = 0.0
     exposed_seconds: float = 0.0
     apart_seconds: float = 0.0
@@ -88,12 +89,14 @@ class Tally:
     Attributes:
         records: the last thousand rounds.
         steps: how many steps had been taken, and when by `time.perf_counter`; the last thousand.
+        closing: whether what is sent from now on is sent by closing the session, and not by training.
     """
 
     def __init__(self) -> None:
         self.records: deque[RoundRecord] = deque(maxlen=KEPT)
         self.steps: deque[tuple[int, float]] = deque([(0, time.perf_counter())], maxlen=KEPT + 1)
         self.totals = Totals()
+        self.closing = False
         self._last_end: float | None = None
 
     def stepped(self, steps: int) -> None:
@@ -121,6 +124,13 @@ class Tally:
         self._add(record)
         return record.seconds
 
+    def sent(self, bytes_out: int) -> None:
+        """This rank has sent so many bytes."""
+        if self.closing:
+            self.totals.closing_bytes_out += bytes_out
+        else:
+            self.totals.bytes_out += bytes_out
+
     def applied(self, lag: int) -> None:
         """An answer was applied, so many steps after its round had left."""
         self.totals.applied += 1
@@ -130,7 +140,7 @@ class Tally:
         totals = self.totals
         totals.rounds += 1
         totals.void_rounds += record.void
-        totals.bytes_out += record.bytes_out
+        self.sent(record.bytes_out)
         totals.seconds += record.seconds
         totals.exposed_seconds += record.exposed_seconds
         if record.apart_seconds is not None:
@@ -140,22 +150,32 @@ class Tally:
     def metrics(self, steps: int, dense_bytes: float) -> dict[str, float]:
         """The numbers of `Session.metrics`.
 
-        `dense_bytes`: what a rank would send in a round, were nothing compressed.
+        `dense_bytes`: what DDP's own all-reduce would send of a rank in one step.
         """
         totals = self.totals
         share = totals.exposed_when_apart / totals.apart_seconds if totals.apart_seconds else 0.0
-        dense = dense_bytes * totals.rounds
+        dense = dense_bytes * steps
         return {
             "steps": steps,
             "rounds": totals.rounds,
             "void_rounds": totals.void_rounds,
             "bytes_out": totals.bytes_out,
+            "closing_bytes_out": totals.closing_bytes_out,
+            "ddp_bytes_out": dense,
             "exchange_seconds": totals.seconds,
             "exposed_seconds": totals.exposed_seconds,
             "compute_share": 1.0 - share,
-            "compression": dense / totals.bytes_out if totals.bytes_out else 1.0,
+            "compression": _ratio(dense, totals.bytes_out),
             "lag": totals.lag / totals.applied if totals.applied else 0.0,
         }
+
+
+_SUMS = ("rounds", "void_rounds", "bytes_out", "closing_bytes_out", "exchange_seconds", "exposed_seconds")
+
+
+def _ratio(dense: float, sent: float) -> float:
+    """How many times less was sent; 1 where there was nothing to send. Nothing counts as one byte."""
+    return dense / max(sent, 1) if dense else 1.0
 
 
 def joined(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -163,11 +183,10 @@ def joined(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
     `compression` is of all that they sent, `lag` that of the farthest.
     """
-    total: dict[str, float] = {"steps": levels[0]["steps"]}
-    for key in ("rounds", "void_rounds", "bytes_out", "exchange_seconds", "exposed_seconds"):
+    total: dict[str, float] = {key: levels[-1][key] for key in ("steps", "ddp_bytes_out")}
+    for key in _SUMS:
         total[key] = sum(level[key] for level in levels)
-    dense = sum(level["compression"] * level["bytes_out"] for level in levels)
-    total["compression"] = dense / total["bytes_out"] if total["bytes_out"] else 1.0
+    total["compression"] = _ratio(total["ddp_bytes_out"], total["bytes_out"])
     total["lag"] = levels[-1]["lag"]
     total["compute_share"] = max(0.0, 1.0 - sum(1.0 - level["compute_share"] for level in levels))
     for i, level in enumerate(levels):

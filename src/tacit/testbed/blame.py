@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from tacit.testbed.results import Failure
+from tacit.testbed.results import Ending, Failure
 
-_LOST_PEER = re.compile(r"onnection (closed|reset) by peer|Broken pipe|got 0 bytes|\b(Peer|Server)Lost\b")
+_LOST_PEER = re.compile(
+    r"onnection (closed|reset) by peer|Broken pipe|got 0 bytes|Timed out waiting \d+ms for"
+    r"|\b(Peer|Server)Lost\b"
+)
+_ACCUSED = re.compile(
+    r"PeerLost: ranks? (?P<ranks>\d+(?:, \d+)*) (?P<did>did not answer|did not enter|has left|was silent)"
+    r"(?P<how>[^\n(]*)"
+)
+"""What survivors say, in the words of `transports.rollcall`: who it was, and what he did."""
 _SUMMARY = "Root Cause (first observed failure)"
 _SUMMARY_ENTRY = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: (-?\d+)")
 
 
 @dataclass(frozen=True)
 class Report:
-    """How a rank ended, and when it began to."""
+    """How a rank ended, and when it began to; `frozen`: it had been stopped, and had to be killed."""
 
     rank: int
     code: int
     time: float
     traceback: str | None = None
+    frozen: bool = False
 
     @property
     def lost(self) -> bool:
         """Whether it fell with another: it says that it lost a peer, or the launcher ended it."""
-        return self.code == -signal.SIGTERM or bool(self.traceback and _LOST_PEER.search(self.traceback))
+        ended = self.code == -signal.SIGTERM or self.frozen
+        return ended or bool(self.traceback and _LOST_PEER.search(self.traceback))
 
     @property
     def order(self) -> tuple[bool, float]:
@@ -59,17 +69,25 @@ class Node:
     ended: float = 0.0
     stopped: bool = False
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
+    heard: dict[int, Report] = field(default_factory=dict)
     _reports: dict[int, Report] = field(default_factory=dict)
     _tracebacks: dict[int, str] = field(default_factory=dict)
 
-    def hear(self, text: str) -> None:
-        """Take in a piece of a report; what ranks do after we stopped them is no failure."""
-        message = json.loads(text)
+    def hear(self, message: Mapping[str, Any]) -> Report | None:
+        """Take in a piece of a report; the report when it is whole.
+
+        What ranks do after we stopped them is no failure, but is heard all the same.
+        """
         rank = message["rank"]
         if "traceback" in message:
             self._tracebacks[rank] = self._tracebacks.get(rank, "") + message["traceback"]
-        elif not self.stopped:
-            self._reports[rank] = Report(rank, message["code"], message["time"], self._tracebacks.get(rank))
+            return None
+        trace, frozen = self._tracebacks.pop(rank, None), bool(message.get("frozen"))
+        report = Report(rank, int(message["code"]), float(message["time"]), trace, frozen)
+        self.heard[rank] = report
+        if not self.stopped:
+            self._reports[rank] = report
+        return report
 
     @property
     def failed(self) -> bool:
@@ -97,6 +115,46 @@ class Node:
             return Failure(self.number, cause.rank, reason(cause.code), cause.traceback, cause.code)
         last = "\n".join(self.last_lines) or None
         return Failure(self.number, None, reason(self.code or 0), last, self.code, self.server)
+
+    def endings(self) -> list[tuple[Report, Ending]]:
+        """How those of its ranks ended of which something was heard."""
+        return [
+            (report, Ending(rank, self.number, reason(report.code), report.traceback, report.lost))
+            for rank, report in self.heard.items()
+        ]
+
+
+def silent(nodes: Sequence[Node], ranks_per_node: int) -> Failure | None:
+    """The rank that failed without a word, if all that others say is that they have lost it.
+
+    It is named by the survivors' errors, or by its keeper, which found it stopped.
+    """
+    reports = {report.rank: report for node in nodes for report in node.heard.values()}
+    failed = [report for node in nodes for report in node._reports.values()]
+    if not failed or not all(report.lost for report in failed):
+        return None
+    for report in sorted(failed, key=lambda report: report.time):
+        found = _ACCUSED.search(report.traceback or "")
+        if found is not None:
+            rank = int(found["ranks"].split(",")[0])
+            return _accused(rank, rank // ranks_per_node, found, reports.get(rank))
+    frozen = next((report for report in reports.values() if report.frozen), None)
+    if frozen is None:
+        return None
+    return Failure(frozen.rank // ranks_per_node, frozen.rank, "froze: it was stopped, and answered nobody")
+
+
+def _accused(rank: int, node: int, found: re.Match[str], report: Report | None) -> Failure | None:
+    """What is said of a rank, by what its own end was: None where that says it better."""
+    if report is not None and not report.lost:
+        return None
+    said = f"{found['did']}{found['how']}".strip().removesuffix(": gone or frozen")
+    if found["did"] == "has left":
+        return Failure(node, rank, f"left early: it {said}")
+    if found["did"] == "did not answer":
+        how = "froze" if report is not None and report.frozen else "froze, or was cut off"
+        return Failure(node, rank, f"{how}: it {said}")
+    return Failure(node, rank, f"was late: it {said}")
 
 
 def reason(code: int) -> str:

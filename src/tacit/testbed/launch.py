@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tacit.cluster import Cluster
+from tacit.files import NOTES
 from tacit.testbed.nodes import INTERFACE, address
-from tacit.testbed.rank import RESTORE
+from tacit.testbed.rank import MARK, RESTORE
 
 _FIRST_PORT = 29500
 _FIRST_SERVER_PORT = 40000  # one for each server of each run
 SERVERS = "TACIT_SERVERS"
 """An environment variable: where ranks find the parameter servers."""
+SECRET, SECRET_FILE = "TACIT_SERVER_SECRET", "TACIT_SERVER_SECRET_FILE"
+"""And what servers and ranks know each other by; another one for each run."""
 WORKER, WORKERS = "TACIT_WORKER", "TACIT_WORKERS"
 """Two more: which worker a rank is, and of how many, where it is a world of its own."""
 _RANK = Path(__file__).with_name("rank.py")
@@ -27,7 +30,7 @@ _STALE = ("PET_", "TORCHELASTIC_")
 _STALE_NAMES = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-    *("MASTER_ADDR", "MASTER_PORT", "TACIT_INTERFACE", "TACIT_SERVERS", "TACIT_WORKER", "TACIT_WORKERS"),
+    *("MASTER_ADDR", "MASTER_PORT", "TACIT_INTERFACE", SERVERS, SECRET, SECRET_FILE, WORKER, WORKERS),
 }
 
 
@@ -56,12 +59,13 @@ class Serving:
     """How parameter servers are run.
 
     Attributes:
-        timeout: seconds after which a server takes a worker for lost that others wait for.
+        timeout: seconds after which a server takes a worker for lost that others wait for; None: the ranks'
+            own time-out.
         checkpoint: the folder in which each keeps a file of its own; None for none.
         every: seconds between two saves.
     """
 
-    timeout: float = 60.0
+    timeout: float | None = None
     checkpoint: Path | None = None
     every: float = 30.0
 
@@ -71,14 +75,16 @@ class Serving:
         return f"server{number}.pt"
 
 
-def server_arguments(cluster: Cluster, number: int, port: int, serving: Serving) -> list[str]:
-    """The command line of a parameter server."""
+def server_arguments(cluster: Cluster, number: int, point: tuple[str, int], serving: Serving) -> list[str]:
+    """The command line of a parameter server that listens at this point."""
     options: dict[str, object] = {
         "--workers": cluster.world_size,
-        "--port": port,
+        "--host": point[0],
+        "--port": point[1],
         "--number": number,
-        "--timeout": serving.timeout,
     }
+    if serving.timeout is not None:
+        options |= {"--timeout": serving.timeout}
     if serving.checkpoint is not None:
         options |= {"--checkpoint": serving.checkpoint / serving.name(number), "--every": serving.every}
     words = [str(word) for pair in options.items() for word in pair]
@@ -128,6 +134,7 @@ def environment(cluster: Cluster, node: int, extra: Mapping[str, str]) -> dict[s
         "TACIT_NODE": str(node),
         "TACIT_NODES": str(cluster.nodes),
         "TACIT_CLUSTER": str(cluster),
+        NOTES: MARK,
     }
     if cluster.namespaces:
         ours["TACIT_INTERFACE"] = INTERFACE

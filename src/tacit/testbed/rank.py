@@ -2,8 +2,8 @@
 
 torchrun starts this in place of the rank, as a plain script without site packages, so that it costs a few
 milliseconds; it must import nothing but the standard library. The rank's output passes through here for two
-reasons: lines of several ranks that share a pipe are not torn, and the last traceback is known. The report
-goes to stderr, in lines that begin with `MARK`; whoever started the launcher takes them out.
+reasons: lines of several ranks that share a pipe are not torn, and tracebacks are known as such. These and
+the report go to stderr, in lines that begin with `MARK`; whoever started the launcher takes them out.
 """
 
 from __future__ import annotations
@@ -19,27 +19,34 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 MARK = "\x1etacit "
 RESTORE = "TACIT_RESTORE"  # an environment variable: what the launcher has otherwise than its ranks
 _PR_SET_PDEATHSIG = 1
+_LOOK = 1.0  # seconds after a signal
 _CHUNK = 500  # characters; escaped they must stay below PIPE_BUF, so that a report is written in one piece
 _HEADER = "Traceback (most recent call last):"
+_PREFIX = re.compile(r"(\[rank\d+\]: )?")
 _UNCAUGHT = re.compile(rf"\[rank\d+\]: {re.escape(_HEADER)}")  # torch's own excepthook writes it so
+BREAKING = re.compile(
+    r"terminate called after throwing an instance of 'gloo::|  what\(\):  \["
+    r"|(\[rank\d+\]:)?\[W[^\]]* TCPStore\.cpp|Exception raised from \w+ at /__w/"
+    r"|frame #\d+: |<omitting python frames>"
+)
+"""What C++ prints of a rank whose connections break as it ends; its traceback says why."""
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 
 
 class Stream:
     """One output of the rank, handed on line by line."""
 
-    def __init__(self, source: int, target: int, keep: int = 0) -> None:
-        """Read from one file, write to another, and keep some of the last lines."""
+    def __init__(self, source: int, write: Callable[[bytes], None]) -> None:
+        """Read from a file, and hand whole lines to `write`."""
         self.source = source
-        self._target = target
+        self._write = write
         self._rest = b""
-        self.kept: deque[tuple[float, str]] = deque(maxlen=keep)
         os.set_blocking(source, False)
 
     def pump(self) -> bool:
@@ -63,14 +70,66 @@ class Stream:
             pass
         self._write(self._rest + b"\n" if self._rest else b"")
 
-    def _write(self, data: bytes) -> None:
-        now = time.monotonic()
-        if self.kept.maxlen:
-            text = data.decode(errors="replace").removesuffix("\n")
-            self.kept.extend((now, line) for line in text.split("\n") if data)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._target, view) :]
+
+def to_stdout(data: bytes) -> None:
+    """Write all of it."""
+    _write(1, data)
+
+
+class Errors:
+    """Writes what the rank says on stderr, its tracebacks marked, and keeps some of the last lines."""
+
+    def __init__(self, keep: int = 1000) -> None:
+        """Nothing has been said."""
+        self.kept: deque[tuple[float, str]] = deque(maxlen=keep)
+        self._block = Block()
+
+    def write(self, data: bytes) -> None:
+        """Write whole lines."""
+        now, plain = time.monotonic(), b""
+        for line in data.splitlines(keepends=True):
+            text = line.decode(errors="replace").rstrip("\r\n")
+            self.kept.append((now, text))
+            if self._block.holds(text):
+                _write(2, plain)
+                _say_text("line", text)
+                plain = b""
+            else:
+                plain += line
+        _write(2, plain)
+
+
+class Block:
+    """Tells the lines of tracebacks from others, as they come."""
+
+    def __init__(self) -> None:
+        """No traceback has begun."""
+        self._prefix: str | None = None
+        self._said = False  # the error itself, after which a traceback without prefixes ends
+
+    def holds(self, line: str) -> bool:
+        """Whether this line is one of a traceback."""
+        if line.endswith(_HEADER) and _PREFIX.fullmatch(line.removesuffix(_HEADER)):
+            self._prefix, self._said = line.removesuffix(_HEADER), False
+            return True
+        if BREAKING.match(line):
+            return True
+        if self._prefix is None:
+            return False
+        if self._prefix:
+            return line.startswith(self._prefix) or line in ("", self._prefix.rstrip())
+        if not self._said:
+            self._said = not line.startswith(" ")
+            return True
+        if line and not any(phrase in line for phrase in _CHAINED):
+            self._prefix = None
+        return self._prefix is not None
+
+
+def _write(target: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(target, view) :]
 
 
 def select_now(source: int) -> bool:
@@ -92,7 +151,7 @@ def last_traceback(lines: Sequence[tuple[float, str]]) -> tuple[float, str] | No
         start = heads.pop()
     # torch writes "[rank0]: " before each line, and other lines may follow the traceback.
     prefix = lines[start][1].removesuffix(_HEADER)
-    ours = [line for _, line in lines[start:] if line.startswith(prefix) or line == prefix.rstrip()]
+    ours = [line for _, line in lines[start:] if line.startswith(prefix) or line in ("", prefix.rstrip())]
     return lines[start][0], "\n".join(line[len(prefix) :] for line in ours)
 
 
@@ -110,17 +169,25 @@ def verdict(code: int, ended: float, lines: Sequence[tuple[float, str]]) -> tupl
     return code, ended, ""
 
 
-def report(code: int, ended: float, lines: Sequence[tuple[float, str]]) -> None:
+def report(code: int, ended: float, lines: Sequence[tuple[float, str]], frozen: bool = False) -> None:
     """Say on stderr how the rank ended; in pieces, each written at once."""
-    rank = int(os.environ.get("TACIT_WORKER", os.environ.get("RANK", "-1")))
     code, began, text = verdict(code, ended, lines)
-    for at in range(0, len(text), _CHUNK):
-        _say({"rank": rank, "traceback": text[at : at + _CHUNK]})
-    _say({"rank": rank, "code": code, "time": began})
+    if text:
+        _say_text("traceback", text)
+    _say({"code": code, "time": began, "frozen": frozen})
+
+
+def _say_text(what: str, text: str) -> None:
+    """In pieces, of which all but the last say that there is more."""
+    pieces = [text[at : at + _CHUNK] for at in range(0, len(text), _CHUNK)] or [""]
+    for piece in pieces[:-1]:
+        _say({what: piece, "more": True})
+    _say({what: pieces[-1]})
 
 
 def _say(message: dict[str, object]) -> None:
-    os.write(2, (MARK + json.dumps(message) + "\n").encode())
+    rank = int(os.environ.get("TACIT_WORKER", os.environ.get("RANK", "-1")))
+    os.write(2, (MARK + json.dumps({"rank": rank, **message}) + "\n").encode())
 
 
 def _die_with_launcher() -> None:
@@ -128,7 +195,8 @@ def _die_with_launcher() -> None:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """The launcher signals the whole process group, so the rank has its own copy."""
+    """The launcher signals the whole process group, so the rank has its own copy; look how it takes it."""
+    signal.setitimer(signal.ITIMER_REAL, _LOOK, _LOOK)
 
 
 def watch(argv: Sequence[str]) -> int:
@@ -142,14 +210,37 @@ def watch(argv: Sequence[str]) -> int:
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    streams = [Stream(process.stdout.fileno(), 1), Stream(process.stderr.fileno(), 2, keep=1000)]
+    errors, frozen = Errors(), []
+    streams = [Stream(process.stdout.fileno(), to_stdout), Stream(process.stderr.fileno(), errors.write)]
+    signal.signal(signal.SIGALRM, lambda *_: frozen.extend(_kill_stopped(process.pid)))
     ended = _pump_until_exit(process.pid, streams)
     for stream in streams:
         stream.drain()
     code = process.wait()
     if code:
-        report(code, ended, list(streams[1].kept))
+        report(code, ended, list(errors.kept), bool(frozen))
     return code
+
+
+def _kill_stopped(pid: int) -> list[int]:
+    """Kill those of a process and all below it that are stopped: SIGTERM does not reach them."""
+    found = []
+    try:
+        if _state(pid) == "T":
+            os.kill(pid, signal.SIGKILL)
+            found.append(pid)
+        with open(f"/proc/{pid}/task/{pid}/children") as children:
+            for child in children.read().split():
+                found += _kill_stopped(int(child))
+    except OSError:
+        pass  # it has ended meanwhile
+    return found
+
+
+def _state(pid: int) -> str:
+    """The letter that the system gives; it stands behind the name, which may hold anything."""
+    with open(f"/proc/{pid}/stat", errors="replace") as stat:
+        return stat.read().rpartition(")")[2].split()[0]
 
 
 def _environment() -> dict[str, str]:

@@ -9,6 +9,25 @@ TIMED_OUT = 124
 
 
 @dataclass(frozen=True)
+class Ending:
+    """How one rank ended that did not end well, whatever the cause.
+
+    Attributes:
+        rank: The global rank.
+        node: Where it was.
+        reason: How it ended, such as "killed by SIGKILL" or "exit code 1".
+        traceback: The Python traceback that it printed last, if it printed one.
+        lost: Whether it fell with another: it says so itself, or the launcher ended it.
+    """
+
+    rank: int
+    node: int
+    reason: str
+    traceback: str | None = None
+    lost: bool = False
+
+
+@dataclass(frozen=True)
 class Failure:
     """A node that failed.
 
@@ -16,7 +35,7 @@ class Failure:
         node: The node.
         rank: The global rank that failed first on it; None when its launcher failed by itself.
         server: Which parameter server it is; None where it has ranks.
-        reason: How it ended, such as "killed by SIGKILL" or "exit code 1".
+        reason: How it ended, such as "killed by SIGKILL", "exit code 1", or "froze: it did not answer".
         traceback: The Python traceback that the rank printed last, if it printed one.
         code: The exit code that the reason speaks of, minus the signal for one; None where it is not known.
     """
@@ -33,9 +52,9 @@ class Failure:
         who = f"the launcher of node {self.node}" if self.rank is None else f"rank {self.rank}"
         if self.server is not None:
             who = f"parameter server {self.server}"
-        verb = "was" if self.reason.startswith("killed") else "ended with"
-        where = "" if self.rank is None else f" (node {self.node})"
-        return f"{who} {verb} {self.reason}{where}"
+        if self.server is not None or self.rank is None:
+            return f"{who} {verb(self.reason)}"
+        return f"{who} {verb(self.reason)} (node {self.node})"
 
 
 @dataclass(frozen=True)
@@ -47,14 +66,25 @@ class Result:
         failures: One for each node that failed, the first failure first.
         timed_out: Whether the run was stopped at its time limit.
         seconds: How long it took.
+        notes: What ranks could not write down, each once.
+        endings: How each rank ended that did not end well, the first failure first.
     """
 
     returncode: int
     failures: tuple[Failure, ...]
     timed_out: bool
     seconds: float
+    notes: tuple[str, ...] = ()
+    endings: tuple[Ending, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Whether every node ended well."""
         return self.returncode == 0
+
+
+def verb(reason: str) -> str:
+    """A reason as it stands behind who it was: "was killed by SIGKILL", "ended with exit code 1"."""
+    if reason.startswith("killed"):
+        return f"was {reason}"
+    return f"ended with {reason}" if reason.startswith("exit code") else reason

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TextIO
+from collections.abc import Sequence
 
+from tacit import files
 from tacit.errors import TestbedError
 from tacit.testbed import wire
-from tacit.testbed.blame import Node
-from tacit.testbed.rank import MARK
+from tacit.testbed.blame import Node, silent
+from tacit.testbed.outputs import OnLine, Output
 from tacit.testbed.results import TIMED_OUT, Result
-
-OnLine = Callable[[int, str], None]
 
 GRACE = 5.0
 """Seconds that the other nodes have to print their own errors once one has failed."""
@@ -25,41 +24,11 @@ GRACE = 5.0
 DISMISSAL = 5.0
 """Seconds that parameter servers have to end once all ranks have."""
 
+_NAP = 3600.0
+"""Seconds: the system's own clock for waiting ends at some weeks."""
+
 TERMINATION = 3.0
 """Seconds between SIGTERM and SIGKILL."""
-
-
-class Output:
-    """One output of a node's launcher, cut into lines."""
-
-    def __init__(self, node: Node, stream: TextIO, on_line: OnLine | None) -> None:
-        """Give lines to the function, or print them on the stream."""
-        self._node = node
-        self._stream = stream
-        self._on_line = on_line
-        self._rest = b""
-        self._summarize = stream is sys.stderr
-
-    def feed(self, data: bytes) -> None:
-        """Take in what was read; nothing means the end."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if not data and self._rest:
-            lines, self._rest = [self._rest], b""
-        for line in lines:
-            self._line(line.decode(errors="replace"))
-
-    def _line(self, line: str) -> None:
-        line, mark, report = line.partition(MARK)
-        if mark:
-            self._node.hear(report)
-            if not line:
-                return
-        if self._summarize:
-            self._node.last_lines.append(line)
-        if self._on_line is not None:
-            self._on_line(self._node.number, line)
-        else:
-            print(line, file=self._stream, flush=True)
 
 
 class Run:
@@ -73,6 +42,8 @@ class Run:
         timeout: float | None,
         servers: int = 0,
         alone: bool = False,
+        holding: bool = False,
+        ranks_per_node: int = 1,
     ) -> None:
         """Begin to follow.
 
@@ -83,16 +54,21 @@ class Run:
             timeout: Seconds until all is killed.
             servers: How many more nodes there are, of parameter servers; they end with the others.
             alone: Whether a node goes on when another has failed, as long as the servers do.
+            holding: Whether tracebacks that end ranks are in the result alone, and not printed.
+            ranks_per_node: How many ranks each has, in order.
         """
         self._control = control
         self._nodes = [Node(number) for number in range(count)]
         self._nodes += [Node(count + number, number) for number in range(servers)]
         self._on_line = on_line
         self._alone = alone
+        self._holding, self._ranks_per_node = holding, ranks_per_node
+        self._outputs: list[Output] = []
         self._start = time.monotonic()
         self._limit = None if timeout is None else self._start + timeout
         self._first_failure: float | None = None
         self._dismissed: float | None = None
+        self._notes: list[str] = []
         self._terminated = self._sweeping = self._swept = self._timed_out = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
@@ -102,9 +78,10 @@ class Run:
         ends = []
         for stream in (sys.stdout, sys.stderr):
             read, write = os.pipe()
-            self._selector.register(
-                read, selectors.EVENT_READ, Output(self._nodes[number], stream, self._on_line)
-            )
+            node = self._nodes[number]
+            output = Output(node, stream, self._on_line, self._note, self._holding and node.server is None)
+            self._outputs.append(output)
+            self._selector.register(read, selectors.EVENT_READ, output)
             ends.append(write)
         return ends[0], ends[1]
 
@@ -116,11 +93,15 @@ class Run:
                     self._hear()
                 else:
                     self._read(key)
+            for output in self._outputs:
+                output.flush(time.monotonic())
             self._decide()
         return self._result()
 
     def close(self) -> None:
-        """Close the pipes."""
+        """Close the pipes; what was held is printed."""
+        for output in self._outputs:
+            output.flush()
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 os.close(key.fd)
@@ -144,16 +125,23 @@ class Run:
             node = self._nodes[message["ended"]]
             node.code, node.ended = message["code"], time.monotonic()
 
+    def _note(self, note: str) -> None:
+        """Say what a rank could not write down, once for all ranks."""
+        if note not in self._notes:
+            self._notes.append(note)
+            files.say(note)
+
     def _patience(self) -> float | None:
-        """Seconds until the next decision; None when only an event can bring one."""
+        """Seconds until the next decision, or to look once more; None when only an event can bring one."""
+        marks = [output.until for output in self._outputs if output.until < math.inf]
         if self._sweeping:
-            return None
-        marks = [] if self._limit is None else [self._limit]
+            return max(0.0, min(marks) - time.monotonic()) if marks else None
+        marks += [] if self._limit is None else [self._limit]
         if self._dismissed is not None:
             marks.append(self._dismissed + DISMISSAL + self._terminated * TERMINATION)
         if self._first_failure is not None:
             marks.append(self._first_failure + GRACE + self._terminated * TERMINATION)
-        return max(0.0, min(marks) - time.monotonic()) if marks else None
+        return min(max(0.0, min(marks) - time.monotonic()), _NAP) if marks else None
 
     def _decide(self) -> None:
         if self._sweeping:
@@ -202,5 +190,18 @@ class Run:
         failed = sorted((node for node in self._nodes if node.failed), key=lambda node: node.order)
         code = (failed[0].code or 0) if failed else 0
         seconds = time.monotonic() - self._start
-        failures = tuple(node.failure() for node in failed)
-        return Result(TIMED_OUT if self._timed_out else code, failures, self._timed_out, seconds)
+        failures = [node.failure() for node in failed]
+        guilty = None if self._timed_out or self._alone else silent(self._nodes, self._ranks_per_node)
+        if guilty is not None:
+            failures = [guilty, *(each for each in failures if each.rank != guilty.rank)]
+        endings = sorted(
+            (each for node in self._nodes for each in node.endings()), key=lambda each: each[0].order
+        )
+        return Result(
+            TIMED_OUT if self._timed_out else code,
+            tuple(failures),
+            self._timed_out,
+            seconds,
+            tuple(self._notes),
+            tuple(ending for _, ending in endings),
+        )

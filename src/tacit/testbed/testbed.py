@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from tacit.errors import ConfigError, TestbedError
 from tacit.testbed import launch, wire
 from tacit.testbed.launch import Serving
 from tacit.testbed.nodes import INTERFACE, hostname
+from tacit.testbed.outputs import OnLine
 from tacit.testbed.results import Result
-from tacit.testbed.running import OnLine, Run
+from tacit.testbed.running import Run
 
 _BUILD_SECONDS = 60.0
 _CLOSE_SECONDS = 10.0
@@ -80,11 +82,13 @@ class Testbed:
         if control is not None:
             control.close()
         if process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 process.wait(_CLOSE_SECONDS)
-                return
-            process.kill()
-            process.wait()
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._scratch and not self.cluster.namespaces:  # else it is inside of them, and gone with them
+            shutil.rmtree(self._scratch, ignore_errors=True)  # the supervisor was killed, perhaps
 
     def run(
         self,
@@ -95,6 +99,7 @@ class Testbed:
         timeout: float | None = None,
         servers: Serving | None = None,
         restarts: int | None = None,
+        hold_errors: bool = False,
     ) -> Result:
         """Run a program on all nodes with torchrun, one launcher a node, and wait for all of them.
 
@@ -110,6 +115,8 @@ class Testbed:
             restarts: Each rank is a worker of the servers for itself, knows of no other rank, and is started
                 again up to so many times when it fails, while the others go on. None: the ranks are one
                 world, and end together.
+            hold_errors: Print no traceback that a rank ends by, and nothing that torchrun says of it: for
+                callers that print the result's endings.
         """
         control = self._control
         if control is None:
@@ -126,10 +133,20 @@ class Testbed:
                 f"together: use a cluster with one rank a node, such as {self.cluster.world_size}x1"
             )
         points = [] if servers is None else launch.server_points(self.cluster, self._runs)
-        run = Run(control, self.cluster.nodes, on_line, timeout, len(points), restarts is not None)
+        run = Run(
+            control,
+            self.cluster.nodes,
+            on_line,
+            timeout,
+            len(points),
+            alone=restarts is not None,
+            holding=hold_errors,
+            ranks_per_node=self.cluster.ranks_per_node,
+        )
         try:
             if servers is not None:
-                env = {**env, launch.SERVERS: ",".join(f"{host}:{port}" for host, port in points)}
+                where = ",".join(f"{host}:{port}" for host, port in points)
+                env = {**env, launch.SERVERS: where, launch.SECRET: secrets.token_hex(32)}
                 self._launch_servers(control, run, points, servers, env)
             self._launch(control, run, argv, env, restarts)
             return run.follow()
@@ -162,8 +179,8 @@ class Testbed:
         serving: Serving,
         env: Mapping[str, str],
     ) -> None:
-        for number, (_, port) in enumerate(points):
-            command = launch.server_arguments(self.cluster, number, port, serving)
+        for number, point in enumerate(points):
+            command = launch.server_arguments(self.cluster, number, point, serving)
             path = {**env, "PYTHONPATH": _path()}
             self._begin(control, run, self.cluster.nodes + number, command, path)
 

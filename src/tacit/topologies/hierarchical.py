@@ -28,6 +28,7 @@ from tacit.contracts import (
     Spans,
     State,
     Topology,
+    cut_factors,
 )
 from tacit.errors import ConfigError
 from tacit.exchanges import say
@@ -113,7 +114,8 @@ class Hierarchical(Topology):
         done = Outcome(mine, Everything(mine), state)
         if stop > start:
             total = ctx.total if ctx.alike else None
-            here = replace(ctx, out=mine, total=total, share=ctx.share * mine.numel() / x.numel())
+            share, rescale = ctx.share * mine.numel() / x.numel(), cut_factors(ctx.rescale, start, stop)
+            here = replace(ctx, out=mine, total=total, share=share, rescale=rescale)
             done = yield from self.far.conduct(mine, compressor, state, here)
         yield Collect(ctx.out, spans, NODE)
         yield from _pass_on(ctx.word, spans)

@@ -146,10 +146,6 @@ class Star(Topology):
         """Where the server keeps the parameters."""
         return not self.averages
 
-    def dense_share(self, peers: int) -> float:
-        """Once, whoever else there is."""
-        return 1.0
-
     @property
     def keeps_lots(self) -> bool:
         """The server keeps state lot by lot."""
@@ -241,7 +237,7 @@ class Star(Topology):
     def _kept(
         self, talk: Exchange, x: Tensor, compressor: Compressor, state: State, ctx: Context
     ) -> Exchange:
-        if ctx.word is not None and not x.is_meta and bool(ctx.word.any()):
+        if not x.is_meta and ctx.told_of_nan:
             talk.close()
             return Outcome(x, Everything(x), state)  # nothing leaves: the session says what is not finite
         request = next(talk)

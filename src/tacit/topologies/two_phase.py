@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +23,7 @@ from tacit.contracts import (
     Spans,
     Spoken,
     State,
+    cut_factors,
 )
 from tacit.errors import ConfigError
 from tacit.exchanges import on, reduced, watched
@@ -118,7 +119,8 @@ def _in_two_phases(
     _clear(mean, not_ours)
     if SECOND in owed:
         before, owed[SECOND] = owed[SECOND], ctx.spare(SECOND, owed[SECOND])
-        payload = _encoded_again(request, mean, before, owed[SECOND])
+        again = replace(request.ctx, rescale=cut_factors(request.ctx.rescale, start, stop))
+        payload = _encoded_again(replace(request, ctx=again), mean, before, owed[SECOND])
         _clear(owed[SECOND], not_ours)
     else:
         payload = codec.encode(mean, request.ctx.inside("again"))
@@ -136,7 +138,7 @@ def _encoded_again(request: Reduce, mean: Tensor, before: Tensor, after: Tensor)
     short = before.numel()
     if short == mean.numel():
         return Reduce(request.codec, mean, request.ctx, before, after).encode(part="again")
-    padded = [request.ctx.scratch(f"padded{i}", mean, mean.shape, mean.dtype) for i in range(2)]
+    padded = [request.ctx.scratch(f"padded{i}", mean, mean.shape, before.dtype) for i in range(2)]
     padded[0][:short] = before
     padded[0][short:] = 0
     payload = Reduce(request.codec, mean, request.ctx, *padded).encode(part="again")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch._C._distributed_c10d import Store
+from tacit.transports.bounded import BoundedStore
 
 SILENT_SECONDS = 15.0
 """After which a rank of which nothing is heard while others close is gone or frozen. It says each second that
@@ -47,7 +47,7 @@ class Rendezvous:
         rank: this rank; `ranks` take part.
     """
 
-    def __init__(self, store: Store, rank: int, ranks: Sequence[int]) -> None:
+    def __init__(self, store: BoundedStore, rank: int, ranks: Sequence[int]) -> None:
         self._store, self._rank, self._ranks = store, rank, ranks
         self._first: _First | None = None
         self._arrived = False
@@ -61,12 +61,12 @@ class Rendezvous:
         self._arrived = True
         if self._first.reached.steps != here.steps:
             return _uneven(self._first, _First(self._rank, here), "after")
-        self._count("closed")
+        self._count("closed", self._store)
         return None
 
     def complete(self) -> bool:
         """Whether all ranks have arrived."""
-        return self._all("closed")
+        return self._all("closed", self._store)
 
     def look(self, here: Reached) -> str | None:
         """To be called each second, by a thread that lives however long training takes.
@@ -88,9 +88,10 @@ class Rendezvous:
 
     def part(self, seconds: float) -> None:
         """Let rank 0, whose process may hold the store, go last; not before, but at most so many seconds."""
-        self._count("parted")
+        store = self._store.within(seconds)
+        self._count("parted", store)
         deadline = time.monotonic() + seconds
-        while self._rank == 0 and not self._all("parted") and time.monotonic() < deadline:
+        while self._rank == 0 and not self._all("parted", store) and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def _missed(self) -> str | None:
@@ -107,12 +108,12 @@ class Rendezvous:
                 return f"nothing was heard of rank {rank} for {SILENT_SECONDS:g} s while sessions were closed"
         return None
 
-    def _count(self, what: str) -> None:
-        if self._store.add(what, 1) == len(self._ranks):
-            self._store.set(f"all {what}", "")
+    def _count(self, what: str, store: BoundedStore) -> None:
+        if store.add(what, 1) == len(self._ranks):
+            store.set(f"all {what}", "")
 
-    def _all(self, what: str) -> bool:
-        return bool(self._store.check([f"all {what}"]))
+    def _all(self, what: str, store: BoundedStore) -> bool:
+        return store.check([f"all {what}"])
 
 
 UNEVEN = "uneven: "

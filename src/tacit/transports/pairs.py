@@ -1,27 +1,29 @@
-"""One worker and one parameter server: a process group of two, and the frames that travel in it.
+"""One worker and one parameter server: a connection between them, and the frames that travel on it.
 
-A frame is a header of fixed size, and a body of as many bytes as the header says. The group is made through
-the server's store, under the number of the worker's incarnation: so a worker that comes back never meets what
-was meant for the one before it.
+A frame is a header of fixed size, and a body of as many bytes as the header says. The connection is a TCP
+socket of our own on which both ends have proved themselves (`handshake`), and not a group of
+torch.distributed: whoever reaches the port of a TCPStore can read and change all in it, and Gloo takes
+the first that connects to one of its ports for the peer it waits for.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
+import contextlib
+import select
+import socket
 import struct
+import threading
+import time
+from collections import deque
 from collections.abc import Sequence
-from datetime import timedelta
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store
 
 from tacit.contracts import Payload, Piece
-from tacit.errors import ConfigError
+from tacit.errors import PayloadError
 from tacit.transports.meter import like
 from tacit.transports.wire import nbytes, pack_, unpack
 
@@ -39,6 +41,7 @@ class Kind(IntEnum):
     MEET = 7
     STATS = 8
     LEAVE = 9
+    HERE = 10
     # from a server
     ANSWER = 20
     WAIT = 21
@@ -46,6 +49,11 @@ class Kind(IntEnum):
     REFUSED = 23
     MISFIT = 24
     DROPPED = 25
+    STILL_HERE = 26
+
+
+ALL = -1
+"""In place of a message's number: what an error is about when it is about all of them."""
 
 
 class Header(NamedTuple):
@@ -71,64 +79,201 @@ class Header(NamedTuple):
 
 _FORM = struct.Struct("<4qd2q")
 
-_Leaving: TypeAlias = tuple[Any, Tensor]
-"""A message on its way, and what it holds."""
+_LOOK_SECONDS = 1.0
+"""How often whoever waits for bytes comes back to see whether it still is to."""
+_CLOSE_SECONDS = 5.0
+_MOST_LEAVING = 1 << 16
+"""Parts of frames that may wait to leave; at more, the other end does not read what it is sent."""
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class Pair:
-    """This end of a group of two. One thread sends and one receives; they may be two.
+    """One end of a connection. One thread receives; any may send, and none waits for the network.
+
+    What the kernel does not take of a frame at once, a thread of the connection's own sends on.
 
     Args:
-        store: the server's; `name` is told to nobody else.
-        me: 0 for the server, 1 for the worker.
-        timeout: how long to wait for the other end to come.
+        connection: on which both ends have proved themselves.
+
+    Attributes:
+        heard: when bytes last came.
     """
 
-    def __init__(self, store: Store, name: str, me: int, timeout: timedelta) -> None:
-        self._peer = 1 - me
-        self._group: Any = dist.ProcessGroupGloo(PrefixStore(name, store), me, 2, timeout)
-        self._leaving: dict[int, tuple[list[_Leaving], list[_Leaving]]] = {}
+    def __init__(self, connection: socket.socket) -> None:
+        self.heard = time.monotonic()
+        self._socket = connection
+        self._leaving: deque[memoryview] = deque()
+        self._changed = threading.Condition()
+        self._sender: threading.Thread | None = None
+        self._closed = False
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wait = struct.pack("@ll", int(_LOOK_SECONDS), int(_LOOK_SECONDS % 1 * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
+        self.be_patient(60.0)
+
+    def be_patient(self, seconds: float) -> None:
+        """How long the other end's machine may be out of reach before the connection is given up."""
+        options = self._socket.setsockopt
+        options(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        each = min(30_000, max(1, int(seconds / 4)))
+        for name, value in (
+            ("TCP_KEEPIDLE", each),
+            ("TCP_KEEPINTVL", each),
+            ("TCP_KEEPCNT", 4),
+            ("TCP_USER_TIMEOUT", min(2**31 - 1, int(1000 * seconds))),
+        ):
+            if hasattr(socket, name):  # not every system has all of them
+                with contextlib.suppress(OSError):
+                    options(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    # ---- sending --------------------------------------------------------------------------------------
 
     def send(self, header: Header, body: Sequence[Tensor] = ()) -> None:
         """Send a frame; its body, bytes, must stay as it is until the other end has answered.
 
         Raises:
-            RuntimeError: the other end is gone.
+            ConnectionError: the other end is gone, or reads nothing of what it is sent.
         """
         size = sum(part.numel() for part in body)
-        head = torch.frombuffer(bytearray(_FORM.pack(*header._replace(nbytes=size))), dtype=torch.uint8)
-        sent = [(self._group.send([part], self._peer, 0), part) for part in (head, *body) if part.numel()]
-        # Gloo gives up a message of which nobody keeps hold. What was sent up to the last answer has arrived,
-        # as the other end has asked again; frames that have told it since then to wait perhaps have not.
-        _, now = self._leaving.get(header.spec, ([], []))
-        now += sent
-        self._leaving[header.spec] = ([], now) if header.kind == Kind.WAIT else (now, [])
+        parts = [memoryview(_FORM.pack(*header._replace(nbytes=size)))]
+        parts += [_bytes(part) for part in body if part.numel()]
+        with self._changed:
+            if self._closed:
+                raise ConnectionError("the connection was closed")
+            if not self._leaving:
+                parts = self._at_once(parts)
+            if not parts:
+                return
+            if len(self._leaving) > _MOST_LEAVING:
+                raise ConnectionError("it reads nothing of what it is sent")
+            self._leaving += parts
+            if self._sender is None:
+                self._sender = threading.Thread(target=self._send_on, name="tacit-send", daemon=True)
+                self._sender.start()
+            self._changed.notify_all()
 
-    def drop(self) -> None:
-        """Close the connection, so that the other end knows; nothing can be sent afterwards."""
-        self._leaving.clear()
-        self._group = None
+    def _at_once(self, parts: list[memoryview]) -> list[memoryview]:
+        """What is left of them when the kernel has taken what it has room for."""
+        try:
+            sent = self._socket.sendmsg(parts, [], socket.MSG_DONTWAIT | _NO_SIGNAL)
+        except BlockingIOError:
+            return parts
+        while parts and sent >= len(parts[0]):
+            sent -= len(parts.pop(0))
+        if parts:
+            parts[0] = parts[0][sent:]
+        return parts
 
-    def header(self, timeout: timedelta) -> Header:
-        """Wait for the next frame's header.
+    def _send_on(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._leaving or self._closed)
+                if self._closed:
+                    return
+                part = self._leaving[0]
+            try:
+                sent = self._socket.send(part, _NO_SIGNAL)
+            except OSError:
+                self.drop()  # whoever receives says so
+                return
+            with self._changed:
+                if self._leaving:
+                    if sent < len(part):
+                        self._leaving[0] = part[sent:]
+                    else:
+                        self._leaving.popleft()
+                self._changed.notify_all()
+
+    def drain(self, seconds: float) -> None:
+        """Wait until all has left, or so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._leaving, seconds)
+
+    # ---- receiving ------------------------------------------------------------------------------------
+
+    def ready(self, seconds: float) -> bool:
+        """Wait until something has come, or the other end is gone; False after so many seconds."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1000 * seconds))
+
+    def header(self, seconds: float | None = None) -> Header:
+        """Wait for the next frame's header; see `body`."""
+        head = bytearray(_FORM.size)
+        self._fill(memoryview(head), seconds)
+        return Header(*_FORM.unpack(head))
+
+    def body(self, into: Tensor, seconds: float | None = None) -> None:
+        """Wait for bytes, however slowly they come; for the first and after each other at most `seconds`.
 
         Raises:
-            RuntimeError: the other end is gone, or silent for so long; then the group is of no more use.
+            ConnectionError: the other end is gone.
+            TimeoutError: nothing came for so long.
         """
-        head = torch.empty(_FORM.size, dtype=torch.uint8)
-        self.body(head, timeout)
-        return Header(*_FORM.unpack(head.numpy().tobytes()))
-
-    def body(self, into: Tensor, timeout: timedelta) -> None:
-        """Wait for bytes."""
         if into.numel():
-            self._group.recv([into], self._peer, 0).wait(timeout)
+            self._fill(_bytes(into), seconds)
 
-    def text(self, header: Header, timeout: timedelta) -> bytes:
-        """Wait for a body that is no payload."""
-        into = torch.empty(header.nbytes, dtype=torch.uint8)
-        self.body(into, timeout)
-        return into.numpy().tobytes()
+    def text(self, header: Header, most: int, seconds: float | None = None) -> bytes:
+        """Wait for a body that is no payload.
+
+        Raises:
+            PayloadError: it would have more than `most` bytes, or fewer than none.
+        """
+        if not 0 <= header.nbytes <= most:
+            raise PayloadError(f"a text of {header.nbytes} bytes, where at most {most} belong")
+        whole = bytearray(header.nbytes)
+        self._fill(memoryview(whole), seconds)
+        return bytes(whole)
+
+    def skip(self, size: int) -> None:
+        """Let so many bytes come, and forget them."""
+        room = memoryview(bytearray(min(size, 1 << 16)))
+        while size:
+            part = room[: min(size, len(room))]
+            self._fill(part, None)
+            size -= len(part)
+
+    def _fill(self, room: memoryview, seconds: float | None) -> None:
+        since = time.monotonic()
+        while room:
+            try:
+                got = self._socket.recv_into(room, 0, socket.MSG_WAITALL)
+            except BlockingIOError:  # nothing came since it last was looked
+                if self._closed:
+                    raise ConnectionError("the connection was closed") from None
+                if seconds is not None and time.monotonic() - since > seconds:
+                    raise TimeoutError(f"nothing came for {seconds:g} s") from None
+                continue
+            if not got:
+                raise ConnectionError("connection closed by peer")
+            since = self.heard = time.monotonic()
+            room = room[got:]
+
+    # ---- the end --------------------------------------------------------------------------------------
+
+    def drop(self) -> None:
+        """End the connection, so that the other end knows, and whoever waits here; from any thread."""
+        with self._changed:
+            self._closed = True
+            self._leaving.clear()
+            self._changed.notify_all()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give it back to the system, once nobody receives any more."""
+        self.drop()
+        if self._sender not in (None, threading.current_thread()):
+            assert self._sender is not None
+            self._sender.join(_CLOSE_SECONDS)
+        self._socket.close()
+
+
+def _bytes(x: Tensor) -> memoryview:
+    """The memory of a uint8 tensor."""
+    whole: Any = x.detach().numpy()
+    return memoryview(whole)
 
 
 def as_body(text: bytes) -> list[Tensor]:
@@ -178,58 +323,3 @@ class Parcel:
         """The payloads that lie in the buffer, as views."""
         flat = iter(unpack(self.buffer, self._flat))
         return tuple(tuple(next(flat) for _ in each) for each in self._likes)
-
-
-# ---- what is told of payloads -------------------------------------------------------------------------
-
-
-def dumps(told: Any) -> bytes:
-    """Plain values, pieces and tacit's own hyper-parameters, as bytes."""
-    return pickle.dumps(_plain(told))
-
-
-def loads(text: bytes) -> Any:
-    """Them back.
-
-    Raises:
-        ConfigError: there is something else among them, of which a server knows nothing.
-    """
-    return _rich(_Known(io.BytesIO(text)).load())
-
-
-_TOLD = ("tacit.compressors.", "tacit.predictors.")
-
-
-class _Known(pickle.Unpickler):
-    """Makes only what tacit itself declares: nobody can have a server run anything else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.startswith(_TOLD) or module in ("tacit.contracts", "tacit.topologies.star"):
-            found = super().find_class(module, name)
-            if isinstance(found, type) and found.__module__ == module:
-                return found
-        raise ConfigError(
-            f"a server can read only what tacit's own compressors say, and was told of {module}.{name}: use "
-            "one of tacit.compressors"
-        )
-
-
-_PIECE = "\0piece"
-
-
-def _plain(told: Any) -> Any:
-    if isinstance(told, Piece):
-        dtype = str(told.dtype).removeprefix("torch.")
-        return (_PIECE, told.codec, told.numel, dtype, told.owes, told.spans)
-    if isinstance(told, list):
-        return [_plain(each) for each in told]
-    return {key: _plain(each) for key, each in told.items()} if isinstance(told, dict) else told
-
-
-def _rich(told: Any) -> Any:
-    if isinstance(told, tuple) and told[:1] == (_PIECE,):
-        _, codec, numel, dtype, owes, spans = told
-        return Piece(codec, numel, getattr(torch, dtype), owes, spans)
-    if isinstance(told, list):
-        return [_rich(each) for each in told]
-    return {key: _rich(each) for key, each in told.items()} if isinstance(told, dict) else told

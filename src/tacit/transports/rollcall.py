@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from typing import NamedTuple
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from tacit.errors import PeerLost, UnevenData
+from tacit.transports.bounded import BoundedStore, Unreachable
 from tacit.transports.closing import UNEVEN, Reached, Rendezvous
 
 POLL_SECONDS = 1.0
 """How often each rank looks whether somebody raised the alarm: one small message to the store."""
 GRACE_SECONDS = 5.0
-"""How long a rank may take to answer the roll call."""
+"""How long a rank may take to answer the roll call, and the store once a round has failed."""
 
 
 class RollCall:
@@ -24,9 +26,12 @@ class RollCall:
 
     A rank whose round fails raises the alarm. Every rank that still lives answers it with the round that it
     has reached, from a thread of its own, so that a rank that hangs in a collective answers too. Who does not
-    answer is gone or frozen; who answers with an error has left; who answers with the lowest round is late.
+    answer is gone or frozen; who answers with an error has left; who has begun less than others is late, and
+    so is who has begun as much, but only when the others had waited for him long enough.
     Before they close, all ranks meet: who closes earlier than others go on has other data than they.
     The first alarm stands: what comes later is often only that a connection broke, as the first rank went.
+
+    Where the store's node cannot be reached, that is what was found, some seconds after the time-out.
 
     Args:
         store: of the process group; its host is the launcher, which outlives the ranks.
@@ -35,6 +40,7 @@ class RollCall:
         round: reads how many rounds this rank has entered.
         reached: reads how many steps it has taken, and begun.
         on_alarm: called once, in this thread, with what was found; must end what hangs.
+        timeout: seconds after which a peer that does not answer is an error.
     """
 
     def __init__(
@@ -46,13 +52,18 @@ class RollCall:
         round: Callable[[], int],
         reached: Callable[[], Reached],
         on_alarm: Callable[[PeerLost], None],
+        timeout: float = 60.0,
     ) -> None:
         # A store client serves one call at a time: a copy never waits for the program's own calls.
         clone = getattr(store, "clone", lambda: store)  # an older torch has none
-        self._store = PrefixStore(f"tacit/{key}", clone())
+        # Longer than the time-out: a link that is back within it must cost nothing.
+        self._store = BoundedStore(PrefixStore(f"tacit/{key}", clone()), timeout + GRACE_SECONDS)
+        self._soon = self._store.within(GRACE_SECONDS)
         self._rank, self._ranks, self._round, self._on_alarm = rank, ranks, round, on_alarm
         self._reached = reached
         self._rendezvous = Rendezvous(self._store, rank, ranks)
+        self._timeout = timeout
+        self._begun, self._since = -1, time.monotonic()
         self._found: PeerLost | None = None
         self._told = threading.Event()
         self._closing = threading.Event()
@@ -61,14 +72,18 @@ class RollCall:
 
     def alarm(self, reason: str) -> PeerLost:
         """Raise the alarm, and say who is missing."""
-        self._try(lambda: self._raise(f"rank {self._rank}: {reason}"))
-        self._told.wait(POLL_SECONDS + 2 * GRACE_SECONDS)
+        try:
+            self._raise(f"rank {self._rank}: {reason}", self._soon)
+        except dist.DistError as error:
+            self._found = self._found or _gone(error, reason)
+        else:
+            self._told.wait(POLL_SECONDS + 2 * GRACE_SECONDS)
         return self._found or PeerLost(f"a round failed and the store does not answer: {reason}")
 
     def leave(self, reason: str) -> None:
         """Tell the others that this rank stops, so that they need not wait for it."""
-        self._try(lambda: self._store.set(f"left/{self._rank}", reason))
-        self._try(lambda: self._raise(f"rank {self._rank} has left: {reason}"))
+        self._try(lambda: self._soon.set(f"left/{self._rank}", reason))
+        self._try(lambda: self._raise(f"rank {self._rank} has left: {reason}", self._soon))
         self.close()
 
     def meet(self) -> None:
@@ -82,7 +97,7 @@ class RollCall:
             uneven = self._rendezvous.arrive(self._reached())
             self._store.set("news", "")
             if uneven is not None:
-                self._raise(uneven)
+                self._raise(uneven, self._store)
             delay = 0.001
             while not (self._told.wait(delay) or self._rendezvous.complete()):
                 delay = min(2 * delay, 0.05)
@@ -93,14 +108,20 @@ class RollCall:
 
     def part(self) -> None:
         """End the thread when all is done that ranks do together."""
-        self.close()
+        self._end()
         self._try(lambda: self._rendezvous.part(GRACE_SECONDS))
+        self._store.close()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the threads."""
+        self._end()
+        self._store.close()
+
+    def _end(self) -> None:
+        """End the watch; where it waits for a store that cannot be reached, let it wait."""
         self._closing.set()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(GRACE_SECONDS)
 
     def _watch(self) -> None:
         while not self._closing.wait(POLL_SECONDS):
@@ -118,25 +139,29 @@ class RollCall:
             return
 
     def _look(self) -> PeerLost | None:
+        begun = self._reached().begun
+        if begun != self._begun:
+            self._begun, self._since = begun, time.monotonic()
         if not self._store.check(["news"]):
             return None
         if not self._store.check(["alarm"]):
             wrong = self._rendezvous.look(self._reached())
             if wrong is None:
                 return None
-            self._raise(wrong)
+            self._raise(wrong, self._store)
         return self._call()
 
-    def _raise(self, text: str) -> None:
+    def _raise(self, text: str, store: BoundedStore) -> None:
         """Raise the alarm; the first counts."""
-        self._store.compare_set("alarm", "", text)
-        self._store.set("news", "")
+        store.compare_set("alarm", "", text)
+        store.set("news", "")
 
     def _call(self) -> PeerLost:
         alarm = self._store.get("alarm").decode()
         if alarm.startswith(UNEVEN):
             return UnevenData(alarm.removeprefix(UNEVEN))
-        self._store.set(f"here/{self._rank}", str(self._round()))
+        here = _Here(self._round(), self._begun, time.monotonic() - self._since)
+        self._store.set(f"here/{self._rank}", here.to_text())
         deadline = time.monotonic() + GRACE_SECONDS
         answers: dict[int, str] = {}
         while len(answers) < len(self._ranks) and time.monotonic() < deadline:
@@ -145,34 +170,57 @@ class RollCall:
                     if rank not in answers and self._store.check([key]):
                         answers[rank] = key[0] + self._store.get(key).decode()
             time.sleep(0.05)
-        return PeerLost(_verdict(self._ranks, answers, alarm))
+        return PeerLost(_verdict(self._ranks, answers, alarm, self._timeout))
 
     def _try(self, call: Callable[[], object]) -> None:
-        try:
-            self._store.set_timeout(timedelta(seconds=GRACE_SECONDS))
+        with contextlib.suppress(dist.DistError):  # the store is gone: the watch says so
             call()
-        except dist.DistError:
-            pass  # the store is gone: the watch says so
 
 
-def _gone(error: dist.DistError) -> PeerLost:
-    return PeerLost(f"the launcher's store is gone, and with it the node that held it: {error}")
+def _gone(error: dist.DistError, reason: str = "") -> PeerLost:
+    after = f" ({reason})" if reason else ""
+    if isinstance(error, Unreachable):
+        return PeerLost(f"{error}: this rank is cut off from the node that holds it, or that node is{after}")
+    return PeerLost(f"the launcher's store is gone, and with it the node that held it: {error}{after}")
 
 
-def _verdict(ranks: list[int], answers: dict[int, str], alarm: str) -> str:
+class _Here(NamedTuple):
+    """How a rank answers: rounds that have ended, what it has begun, and for how many seconds it has so."""
+
+    round: int
+    begun: int
+    age: float
+
+    def to_text(self) -> str:
+        return f"{self.round} {self.begun} {self.age:.3f}"
+
+    @classmethod
+    def from_text(cls, text: str) -> _Here:
+        round, begun, age = text.split()
+        return cls(int(round), int(begun), float(age))
+
+
+def _verdict(ranks: list[int], answers: dict[int, str], alarm: str, timeout: float) -> str:
     absent = [rank for rank in ranks if rank not in answers]
     left = {rank: text[1:] for rank, text in answers.items() if text[0] == "l"}
-    rounds = {rank: int(text[1:]) for rank, text in answers.items() if text[0] == "h"}
-    now = max(rounds.values(), default=0)
-    late = [rank for rank, reached in rounds.items() if reached < now]
+    here = {rank: _Here.from_text(text[1:]) for rank, text in answers.items() if text[0] == "h"}
+    now = max((each.round for each in here.values()), default=0)
     if absent:
         return f"{_names(absent)} did not answer in round {now}: gone or frozen ({alarm})"
     if left:
         return "; ".join(f"rank {rank} has left in round {now}: {why}" for rank, why in left.items())
+    most = max(each.begun for each in here.values())
+    behind = [rank for rank, each in here.items() if each.round < now]
+    late = behind or [rank for rank, each in here.items() if each.begun < most]
     if late:
-        reached = rounds[late[0]]
-        return f"{_names(late)} did not enter round {now} in time (still in round {reached}) ({alarm})"
-    return f"a round failed although every rank is alive: {alarm}"
+        still = f" (still in round {here[late[0]].round})" if behind else ""
+        return f"{_names(late)} did not enter round {now} in time{still} ({alarm})"
+    longest = max(each.age for each in here.values())
+    just = [rank for rank, each in here.items() if longest - each.age > timeout / 2]
+    if just:
+        seconds = longest - min(here[rank].age for rank in just)
+        return f"{_names(just)} did not enter round {now} in time, but some {seconds:.0f} s late ({alarm})"
+    return f"a round failed although every rank is alive and has entered it: {alarm}"
 
 
 def _names(ranks: list[int]) -> str:

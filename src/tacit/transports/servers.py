@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
 
 from tacit.contracts import SERVER, WORLD, Ask, Collective, Piece, Place, Posted
 from tacit.errors import AttachError, ConfigError, PayloadError, PeerLost, ServerLost
-from tacit.transports import stretches
+from tacit.transports import stretches, told
+from tacit.transports.joining import joined
+from tacit.transports.messages import About, Declared, Facts, Hello, Welcome
 from tacit.transports.meter import like
-from tacit.transports.pairs import Header, Kind, Pair, Parcel, as_body, dumps, loads
+from tacit.transports.pairs import ALL, Header, Kind, Pair, Parcel, as_body
+from tacit.transports.secret import Secret
 from tacit.transports.torch import TorchTransport
 
 VARIABLE = "TACIT_SERVERS"
@@ -36,6 +38,9 @@ _ERRORS = {
     Kind.MISFIT: AttachError,
     Kind.DROPPED: ServerLost,
 }
+_KINDS = frozenset(Kind)
+_FROM_SERVERS = {told.name_of(Welcome): Welcome}
+_LOOK_SECONDS = 1.0
 _FRAMES = {"push": Kind.PUSH, "pull": Kind.PULL, "meet": Kind.MEET}
 
 
@@ -48,7 +53,8 @@ def addresses(text: str) -> list[tuple[str, int]]:
     found = []
     for each in filter(None, (part.strip() for part in text.split(","))):
         host, colon, port = each.rpartition(":")
-        if not (colon and host and port.isdigit() and 0 < int(port) < 1 << 16):
+        host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16):
             raise ConfigError(f"{each!r} is no address of a server: write host:port, such as 10.0.0.5:29600")
         found.append((host, int(port)))
     return found
@@ -110,49 +116,54 @@ class Counts:
 
 
 class Server:
-    """One server. Questions leave from any thread; a thread waits for the answers, while there are any.
+    """One server. Questions leave from any thread; a thread of its own hears the answers.
 
     Args:
         number: which of the servers it is.
-        address: host and port of its store.
+        address: its host and port.
         me: which worker this is, and of how many.
-        timeout: after which a server that says nothing is lost.
+        timeout: after which a peer that does not answer is lost. Whoever waits for a server waits longer, as
+            it waits for other workers, and says who is missing.
         about: what the server is told, and may refuse.
+        secret: that server and workers share.
 
     Raises:
         ServerLost: it cannot be reached.
-        AttachError: it serves another model, strategy, or number of workers.
+        AttachError: it has another secret or version, or serves another model, strategy or number of workers.
     """
 
     def __init__(
-        self, number: int, address: tuple[str, int], me: Place, timeout: timedelta, about: Mapping[str, Any]
+        self,
+        number: int,
+        address: tuple[str, int],
+        me: Place,
+        timeout: timedelta,
+        about: About,
+        secret: Secret,
     ) -> None:
         self.name = f"server {number} ({address[0]}:{address[1]})"
         self.counts = Counts()
-        self._timeout = timeout
+        self._patience = 1.5 * timeout.total_seconds() + 5
         self._failure: BaseException | None = None
         self._specs: dict[tuple[Any, ...], tuple[int, Parcel, Parcel]] = {}
         self._clocks: dict[str, int] = {}
         self._wholes: dict[str, Tensor] = {}
         self._open: dict[int, Asked] = {}
+        self._opened = 0.0
         self._changed = threading.Condition()
         self._closing = self._closed = False
-        self._pair = self._connect(address, me, about)
+        self._pair: Pair = joined(address, secret, self._patience, self.name)
+        self._pair.be_patient(self._patience)
         self._thread = threading.Thread(target=self._listen, name="tacit-pull", daemon=True)
         self._thread.start()
-        hello = {"process": f"{_PROCESS}/{os.getpid()}", **about, "worker": me.rank, "workers": me.peers}
-        told = loads(self.call(Kind.HELLO, dumps(hello)))
-        self._clocks |= told["clocks"]
-
-    def _connect(self, address: tuple[str, int], me: Place, about: Mapping[str, Any]) -> Pair:
+        process = f"{_PROCESS}/{os.getpid()}"
+        hello = Hello(me.rank, me.peers, number, process, timeout.total_seconds(), about)
         try:
-            store = TCPStore(*address, is_master=False, wait_for_workers=False, timeout=self._timeout)
-            incarnation = store.add(f"incarnation/{me.rank}", 1)
-            name = f"pair/{me.rank}/{incarnation}"
-            store.set(f"knock/{store.add('knocks', 1)}", f"{me.rank} {incarnation}")
-            return Pair(store, name, 1, self._timeout)
-        except (dist.DistError, RuntimeError) as error:
-            raise ServerLost(f"{self.name} cannot be reached: {_first_line(error)}") from error
+            welcome = told.read(self.call(Kind.HELLO, told.write(hello)), Welcome, _FROM_SERVERS)
+        except BaseException as error:
+            self.abort(error)
+            raise
+        self._clocks |= welcome.clocks
 
     # ---- asking ---------------------------------------------------------------------------------------
 
@@ -190,7 +201,7 @@ class Server:
         """Begin with a lot whose parameters are `x`; what the server has of it is returned."""
         whole = Piece(None, x.numel(), x.dtype)
         ask = Ask((), (), (whole,), do="meet")
-        spec, _, arriving = self._spec(ask, key, {"back": back})
+        spec, _, arriving = self._spec(ask, key, back)
         for kind, body in ((Kind.ENTER, []), (Kind.OFFER, [x.view(torch.uint8)])):
             asked = self._wait(self._send(Header(kind, spec), body, Asked(arriving)))
             assert asked.header is not None
@@ -214,21 +225,21 @@ class Server:
         asked.answer()
         return asked
 
-    def _spec(self, ask: Ask, key: str, more: Mapping[str, Any] | None = None) -> tuple[int, Parcel, Parcel]:
+    def _spec(self, ask: Ask, key: str, back: Piece | None = None) -> tuple[int, Parcel, Parcel]:
         """The number under which the server knows how such a message is read; tells it, the first time."""
         known = (key, ask.do, ask.pieces, ask.pulls)
         if known not in self._specs:
             number = len(self._specs) + 1
-            told = {"spec": number, "key": key, "pieces": list(ask.pieces), "pulls": list(ask.pulls)}
-            self._frame(Header(Kind.DECLARE, -number), as_body(dumps(told | dict(more or {}))))
+            declared = Declared(key, ask.pieces, ask.pulls, back)
+            self._frame(Header(Kind.DECLARE, -number), as_body(told.write(declared)))
             self._specs[known] = (number, Parcel(ask.pieces), Parcel(ask.pulls))
         return self._specs[known]
 
     def _send(self, header: Header, body: Sequence[Tensor], asked: Asked) -> Asked:
         with self._changed:
             assert header.spec not in self._open, f"{self.name} was asked twice at once"
+            self._opened = self._opened if self._open else time.monotonic()
             self._open[header.spec] = asked
-            self._changed.notify()
         self._frame(header, body)
         return asked
 
@@ -243,34 +254,45 @@ class Server:
     # ---- answers --------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Until closed; only while something is asked, so that nothing hangs in Gloo as the process ends."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._open or self._closing)
-                if not self._open:
-                    return
-            try:
+        """Until the connection ends, or says nothing for too long while something is asked."""
+        try:
+            while True:
+                while not self._pair.ready(_LOOK_SECONDS):
+                    heard = max(self._pair.heard, self._opened)
+                    if self._open and time.monotonic() - heard > self._patience:
+                        raise TimeoutError
                 self._hear()
-            except BaseException as error:
+        except BaseException as error:
+            if not self._closing:
                 self.abort(self._lost(error))
-                return
+        finally:
+            self._pair.close()
 
     def _hear(self) -> None:
-        header = self._pair.header(self._timeout)
+        header = self._pair.header(self._patience)
         if header.kind == Kind.WAIT:
             return
+        if header.kind == Kind.STILL_HERE:
+            self._pair.send(Header(Kind.HERE))
+            return
         asked = self._open.get(header.spec)
-        if header.kind != Kind.ANSWER or asked is None or asked.parcel is None or not header.nbytes:
-            found: Any = self._pair.text(header, self._timeout)
-            error = None
-            if header.kind in _ERRORS:
-                error = _ERRORS[Kind(header.kind)](found.decode())
-        else:
-            self._pair.body(asked.parcel.buffer, self._timeout)
+        found: Any
+        if header.kind == Kind.ANSWER and asked is not None and asked.parcel is not None and header.nbytes:
+            if header.nbytes != asked.parcel.nbytes:
+                raise PayloadError(
+                    f"it answered {header.nbytes} bytes, where {asked.parcel.nbytes} were asked"
+                )
+            self._pair.body(asked.parcel.buffer, self._patience)
             found, error = asked.parcel.unpack(), None
             self.counts.pulled += header.nbytes
             self.counts.stale += header.stale
             self.counts.queued += header.queued / 1e6
+        else:
+            found = self._pair.text(header, told.MOST_BYTES, self._patience)
+            kind = _ERRORS.get(Kind(header.kind)) if header.kind in _KINDS else None
+            error = None if kind is None else kind(found.decode(errors="replace"))
+            if error is not None and header.spec == ALL:
+                raise error
         with self._changed:
             self._open.pop(header.spec, None)
         if asked is not None:
@@ -279,21 +301,20 @@ class Server:
     def _lost(self, error: BaseException) -> BaseException:
         if self._failure is not None:
             return self._failure
-        text = _first_line(error)
-        if "imed out" in text:
-            return ServerLost(
-                f"{self.name} said nothing for {self._timeout.total_seconds():g} s: gone or frozen"
-            )
-        return ServerLost(f"{self.name} is gone: {text}")
+        if isinstance(error, ServerLost):
+            return ServerLost(f"{self.name} has ended the connection: {error}")
+        if isinstance(error, TimeoutError) and error.errno is None:
+            return ServerLost(f"{self.name} said nothing for {self._patience:g} s: gone or frozen")
+        return ServerLost(f"{self.name} is gone: {_first_line(error)}")
 
     def abort(self, error: BaseException) -> None:
         """Answer all that is asked with this error, and whatever is asked from now on."""
         self._failure = self._failure or error
         with self._changed:
             asked, self._open, self._closing = [*self._open.values()], {}, True
-            self._changed.notify()
         for each in asked:
             each.end(error=self._failure)
+        self._pair.drop()
 
     def close(self) -> None:
         """Say goodbye, where there is somebody to hear it, and let go of the connection; idempotent."""
@@ -303,15 +324,14 @@ class Server:
         if self._failure is None:
             asked = self._send(Header(Kind.LEAVE), (), Asked(None))
             asked.done.wait(LEAVE_SECONDS)
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        if self._failure is None:
-            self._thread.join(LEAVE_SECONDS)
+        self._closing = True
         self._pair.drop()
+        self._thread.join(LEAVE_SECONDS)
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
@@ -324,8 +344,11 @@ class Servers:
     Args:
         where: their addresses.
         me: which worker this is, and of how many.
+        timeout: after which a peer that does not answer is lost.
         homes: for each parameter, which server has it.
-        about: what the servers are told; each is told of its own parameters as "model".
+        about: what the servers are told; each is told of its own parameters.
+        secret: that they and the workers share.
+        average: whether they only average; else they keep the parameters.
     """
 
     def __init__(
@@ -334,16 +357,17 @@ class Servers:
         me: Place,
         timeout: timedelta,
         homes: Mapping[str, int],
-        about: Mapping[str, Any],
+        about: About,
+        secret: Secret,
+        average: bool,
     ) -> None:
         self._homes = homes
-        self.average = about["star"].averages
+        self.average = average
         self.each: list[Server] = []
         try:
             for number, address in enumerate(where):
-                mine = [line for line in about["model"] if homes[line[0]] == number]
-                told = {**about, "model": mine, "server": number, "servers": len(where)}
-                self.each.append(Server(number, address, me, timeout, told))
+                mine = tuple(line for line in about.model if homes[line[0]] == number)
+                self.each.append(Server(number, address, me, timeout, replace(about, model=mine), secret))
         except BaseException as error:
             for server in self.each:
                 server.abort(error)
@@ -370,7 +394,7 @@ class Servers:
 
     def facts(self) -> list[dict[str, Any]]:
         """What each server can tell of itself."""
-        return [loads(server.call(Kind.STATS)) for server in self.each]
+        return [dict(told.read(server.call(Kind.STATS), Facts, {})) for server in self.each]
 
 
 @dataclass(eq=False)

@@ -49,7 +49,7 @@ def cached(kind: str, path: Path, read: Callable[[Path], Images]) -> Images:
     Raises:
         ConfigError: `read` raises it, or the cache cannot be written.
     """
-    if not path.exists():
+    if not os.path.exists(path):  # it says no, too, where a name is too long
         raise ConfigError(f"there is nothing at {path}: give a folder or an archive that exists")
     file = folder() / f"{kind}-{_identity(path)}.images"
     images = _load(file)

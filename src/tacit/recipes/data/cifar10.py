@@ -42,9 +42,9 @@ def read(path: Path) -> Images:
     other: list[str] = []
     for file in sources.files(path):
         if file.name.name in TRAIN + TEST:
-            batches[file.name.name] = file.read()
+            batches[file.name.name] = file.read(IMAGES * RECORD)
         elif folder.is_picture(file.name):
-            pictures.append(folder.Picture(file.name, file.read()))
+            pictures.append(folder.Picture(file.name, file.read(folder.LARGEST)))
         else:
             other.append(file.name.name)
     if batches and pictures:

@@ -20,6 +20,8 @@ from tacit.recipes.data.splits import Images, Split
 __all__ = ["Picture", "decode", "is_picture"]
 
 SIDE = 32
+LARGEST = 1 << 20
+"""Bytes of a picture's file; one of 32x32 pixels in colour has 3 KiB before it is packed."""
 SPLITS = ("train", "test")
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp")
 FORMATS = ("JPEG", "PNG", "PPM", "BMP")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from math import prod
 from pathlib import Path
@@ -24,6 +25,10 @@ FILES = (
     "t10k-labels-idx1-ubyte",
 )
 SIDE = 28
+HEAD = 16
+"""Bytes of the longest head: that of the images."""
+LARGEST = 256 << 20
+"""Bytes of a file; MNIST's largest has 47 million."""
 CLASSES = 10
 UINT8 = 0x08
 """IDX's code for bytes; the third byte of a file."""
@@ -62,13 +67,23 @@ def _plain(name: str) -> str:
 
 
 def _unpacked(file: sources.File, path: Path) -> bytes:
-    content = file.read()
+    content = file.read(LARGEST)
     if file.name.suffix != ".gz":
         return content
     try:
-        return gzip.decompress(content)
+        with gzip.open(io.BytesIO(content)) as packed:
+            head = packed.read(HEAD)
+            return head + packed.read(min(_size(head), LARGEST) + 1 - len(head))
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{file.name} of {path} cannot be unpacked: {error}. Fetch it once more") from error
+
+
+def _size(head: bytes) -> int:
+    """How many bytes an IDX file says that it has; no more than its beginning where it is none."""
+    dims = head[3] if len(head) == HEAD and head[:3] == bytes([0, 0, UINT8]) else 0
+    if not 0 < dims <= 3:
+        return len(head)
+    return 4 + 4 * dims + prod(int(size) for size in np.frombuffer(head, ">u4", dims, 4))
 
 
 def _split(found: dict[str, bytes], start: str, path: Path) -> Split:

@@ -1,4 +1,4 @@
-"""The files in a folder, or in an archive of one, one after the other."""
+"""The files in a folder, or in an archive of one, one after the other; only what is asked for is unpacked."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO, Self, cast
 
 from tacit.errors import ConfigError
 
 __all__ = ["File", "files", "paths"]
 
+_MOST_FILES = 1_000_000
+_LONGEST_NAME = 1 << 20
 _FORMS = ".tar, .tar.gz, .tar.xz, .tar.bz2 or .zip"
 _ZIP = b"PK\x03\x04"
 _PACKED: dict[bytes, Callable[[Path], io.BufferedIOBase]] = {
@@ -37,11 +39,28 @@ class File:
 
     Attributes:
         name: Its path from the folder, or in the archive.
-        read: All its bytes.
+        start: So many of its bytes, or all of them where there are fewer.
+        source: The folder or archive.
     """
 
     name: PurePosixPath
-    read: Callable[[], bytes]
+    start: Callable[[int], bytes]
+    source: Path
+
+    def read(self, most: int) -> bytes:
+        """All its bytes, of which there are not more than `most`; of more, as many are unpacked.
+
+        Raises:
+            ConfigError: There are more, or the source is broken.
+        """
+        with _blaming(self.source):
+            content = self.start(most + 1)
+        if len(content) > most:
+            raise ConfigError(
+                f"{self.name} of {self.source} has more than {most:,} bytes, and no file of this data set "
+                "has: give the original one"
+            )
+        return content
 
 
 def files(path: Path) -> Iterator[File]:
@@ -52,25 +71,43 @@ def files(path: Path) -> Iterator[File]:
     Raises:
         ConfigError: There is nothing at `path`, it is no folder and no archive, or it is broken.
     """
-    if not path.exists():
+    if not os.path.exists(path):  # it says no, too, where a name is too long
         raise ConfigError(f"there is nothing at {path}: give a folder or an archive that exists")
     with _blaming(path):
         found = _folder(path) if path.is_dir() else _archive(path)
         for file in found:
             if not _hidden(file.name):
-                yield File(file.name, partial(_read, file, path))
+                yield file
 
 
 def paths(folder: Path) -> Iterator[Path]:
-    """All files in a folder and those below it, in an order that their names decide."""
+    """All regular files in a folder and those below it, in an order that their names decide.
+
+    Links are followed, each folder is entered once.
+
+    Raises:
+        ConfigError: There are more than any data set has.
+    """
+    entered: set[tuple[int, int]] = set()
+    count = 0
     for here, folders, names in os.walk(folder, followlinks=True):
-        folders.sort()
-        yield from (Path(here, name) for name in sorted(names))
+        folders[:] = [name for name in sorted(folders) if _is_new(Path(here, name), entered)]
+        for file in (Path(here, name) for name in sorted(names)):
+            if file.is_file() or file.is_symlink():  # a link that leads nowhere is an error where it is read
+                yield file
+                count += 1
+        if count > _MOST_FILES:
+            raise ConfigError(
+                f"{folder} holds more than {_MOST_FILES:,} files: give the folder of the data set"
+            )
 
 
-def _read(file: File, path: Path) -> bytes:
-    with _blaming(path):
-        return file.read()
+def _is_new(folder: Path, entered: set[tuple[int, int]]) -> bool:
+    facts = folder.stat()
+    key = (facts.st_dev, facts.st_ino)
+    new = key not in entered
+    entered.add(key)
+    return new
 
 
 def _hidden(name: PurePosixPath) -> bool:
@@ -88,10 +125,17 @@ def _blaming(path: Path) -> Iterator[None]:
 
 def _folder(path: Path) -> Iterator[File]:
     for file in paths(path):
-        yield File(PurePosixPath(file.relative_to(path).as_posix()), file.read_bytes)
+        yield File(PurePosixPath(file.relative_to(path).as_posix()), partial(_start, file.open), path)
+
+
+def _start(opened: Callable[..., IO[bytes]], size: int) -> bytes:
+    with opened("rb") as file:
+        return _upto(file, size)
 
 
 def _archive(path: Path) -> Iterator[File]:
+    if not path.is_file():
+        raise ConfigError(f"{path} is neither a folder nor a file: give a folder, or an archive as {_FORMS}")
     with path.open("rb") as file:
         head = file.read(6)
     if head.startswith(_ZIP):
@@ -106,14 +150,20 @@ def _zip(path: Path) -> Iterator[File]:
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             if not member.is_dir():
-                yield File(PurePosixPath(member.filename), partial(archive.read, member))
+                opened = partial(archive.open, member)
+                yield File(PurePosixPath(member.filename), partial(_unzipped, opened), path)
+
+
+def _unzipped(opened: Callable[[], IO[bytes]], size: int) -> bytes:
+    with opened() as file:
+        return _upto(file, size)
 
 
 def _tar(path: Path, unpack: Callable[[Path], io.BufferedIOBase]) -> Iterator[File]:
     with unpack(path) as unpacked:
         stream = _Tail(cast(IO[bytes], unpacked))
         try:
-            archive = tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|")  # noqa: SIM115
+            archive = tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|", tarinfo=_Member)  # noqa: SIM115
         except tarfile.ReadError as error:
             raise ConfigError(
                 f"{path} is packed, but what is in it is no archive: give a folder, or one as {_FORMS}"
@@ -121,14 +171,35 @@ def _tar(path: Path, unpack: Callable[[Path], io.BufferedIOBase]) -> Iterator[Fi
         with archive:
             for member in archive:
                 if member.isfile():
-                    yield File(PurePosixPath(member.name), partial(_content, archive, member))
+                    yield File(PurePosixPath(member.name), partial(_content, archive, member), path)
             stream.check()
 
 
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, size: int) -> bytes:
     file = archive.extractfile(member)
     assert file is not None, "only files are asked for"
-    return file.read()
+    return _upto(file, size)
+
+
+def _upto(file: IO[bytes], size: int) -> bytes:
+    """The first bytes of a file; memory is taken for those that there are."""
+    pieces = []
+    while size and (piece := file.read(min(size, 1 << 20))):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose own description is short: tarfile reads the whole of it into memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """A member from its header."""
+        member = super().frombuf(buf, encoding, errors)
+        if not member.isreg() and member.size > _LONGEST_NAME:
+            raise tarfile.ReadError(f"the name of a member has more than {_LONGEST_NAME:,} bytes")
+        return member
 
 
 class _Tail:

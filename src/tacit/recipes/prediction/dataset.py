@@ -3,51 +3,47 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tacit.errors import ConfigError, installing
+from tacit.files import put
 from tacit.predictors import KINDS
 from tacit.recipes.prediction.layers import Layer
 
 __all__ = ["SPLITS", "load", "save"]
 
-VERSION = 2
+VERSION = 3
 SPLITS = ("train", "architecture", "data")
 TOLD = {"run": str, "split": str, "name": str, "kind": str, "shape": list, "depth": float, "phase": int}
 """What stands of a layer in the header, and of which type."""
-COMMON = ("steps", "lr", "trends")
-"""Tensors of one number a round; `changes` and `answers` have one an element, too."""
+COMMON = ("steps", "lr", "swings")
+"""Tensors of one number a round; `changes` have one an element, too."""
 
 
 def save(path: str | Path, layers: Sequence[Layer]) -> None:
-    """Write a data set; answers that are the changes themselves are not written twice.
+    """Write a data set.
 
     Raises:
-        ConfigError: safetensors is not installed, or the file cannot be written.
+        ConfigError: safetensors is not installed, or the file cannot be written, or is no regular file.
     """
     _check_installed()
-    from safetensors.torch import save_file
+    from safetensors import torch as safetensors
 
     header = [{name: getattr(layer, name) for name in TOLD} for layer in layers]
-    tensors = {f"{i}.{name}": each for i, layer in enumerate(layers) for name, each in _tensors(layer)}
+    # Copies, as the format refuses tensors that share memory.
+    tensors = {
+        f"{i}.{name}": getattr(layer, name).clone()
+        for i, layer in enumerate(layers)
+        for name in (*COMMON, "changes")
+    }
     told = {"format": "tacit-record", "version": str(VERSION), "layers": json.dumps(header)}
-    try:
-        save_file(tensors, path, told)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _tensors(layer: Layer) -> Iterable[tuple[str, Tensor]]:
-    for name in (*COMMON, "changes"):
-        yield name, getattr(layer, name).clone()  # the format refuses tensors that share memory
-    if not torch.equal(layer.answers, layer.changes):
-        yield "answers", layer.answers.clone()
+    put(Path(path), safetensors.save(tensors, told))
 
 
 def load(path: str | Path) -> list[Layer]:
@@ -59,7 +55,7 @@ def load(path: str | Path) -> list[Layer]:
     _check_installed()
     from safetensors import SafetensorError, safe_open
 
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise ConfigError(
             f"there is no record of trainings {path}: write the path of one, or make it by tacit predictor "
             "record"
@@ -112,16 +108,12 @@ def _layer(path: str | Path, i: int, told: Any, tensors: dict[str, Tensor]) -> L
     if told["kind"] not in KINDS or told["split"] not in SPLITS:
         raise _damaged(path, f"layer {i} is of kind {told['kind']!r} and for {told['split']!r}")
     named = {name.partition(".")[2]: tensor for name, tensor in tensors.items()}
-    named.setdefault("answers", named.get("changes", torch.empty(0)))
     rounds = len(named.get("steps", ()))
-    if {*named} != {*COMMON, "changes", "answers"} or any(
-        len(each) != rounds or each.dim() != (2 if name in ("changes", "answers") else 1)
-        for name, each in named.items()
+    if {*named} != {*COMMON, "changes"} or any(
+        len(each) != rounds or each.dim() != (2 if name == "changes" else 1) for name, each in named.items()
     ):
         raise _damaged(path, f"the tensors of layer {i} do not fit each other")
-    if named["changes"].shape != named["answers"].shape or not all(
-        bool(each.isfinite().all()) for each in named.values()
-    ):
+    if not all(bool(each.isfinite().all()) for each in named.values()):
         raise _damaged(path, f"layer {i} should hold finite numbers")
     fields: dict[str, Any] = {name: told[name] for name in TOLD} | named
     return Layer(**fields | {"shape": tuple(told["shape"])})

@@ -8,7 +8,7 @@ from tacit import checks
 from tacit.errors import ConfigError
 from tacit.predictors import Predictor
 from tacit.recipes.prediction.layers import Layer
-from tacit.recipes.prediction.motions import DEPTH, motions, period_of
+from tacit.recipes.prediction.motions import motions, reach
 from tacit.recipes.prediction.trials import (
     Assembled,
     Trial,
@@ -39,12 +39,11 @@ def check(trial: Trial, within: float = 0.02, moments: int = 1) -> None:
     checks.whole("seed", trial.seed, 0, None, "0 is usual")
     checks.whole("moments", moments, 1, None, "5 are usual")
     checks.real("within", within, "0.02 is usual", least=0)
-    period_of(trial.share)
-    rounds = trial.steps // trial.sync_every
-    if rounds < DEPTH + moments + 1:
+    rounds, least = trial.steps // trial.sync_every, reach(trial.share) + moments + 1
+    if rounds < least:
         raise ConfigError(
             f"{trial.epochs} epochs of {trial.recipe.name} on {trial.workers} workers have {rounds} rounds, "
-            f"and {DEPTH + moments + 1} are needed: write more epochs, or fewer moments"
+            f"and {least} are needed: write more epochs, a larger share, or fewer moments"
         )
 
 
@@ -69,9 +68,9 @@ def judge(
     end, layers = full_push(trial, [assembled.note])
     true = mean_of(assembled.true)
     tell(f"full push: loss {end.loss:.4f}, accuracy {end.accuracy:.4f}")
-    errors = _by_name(predictors, layers)
+    errors = _by_name(predictors, layers, trial.share)
     rest = {
-        split: _by_name(predictors, [layer for layer in held_out if layer.split == split])
+        split: _by_name(predictors, [layer for layer in held_out if layer.split == split], trial.share)
         for split in dict.fromkeys(layer.split for layer in held_out)
     }
     rows = []
@@ -110,9 +109,11 @@ def judge(
     )
 
 
-def _by_name(predictors: Mapping[str, Predictor], layers: Sequence[Layer]) -> dict[str, dict[str, float]]:
+def _by_name(
+    predictors: Mapping[str, Predictor], layers: Sequence[Layer], share: float
+) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {name: {} for name in predictors}
-    for score in evaluate(predictors, layers):
+    for score in evaluate(predictors, layers, share):
         found[score.predictor][score.kind] = score.absolute
     return found
 

@@ -30,8 +30,7 @@ class Layer:
         steps: shape (rounds,), after which step of the optimizer each round came.
         lr: shape (rounds,).
         changes: shape (rounds, elements), the workers' mean progress.
-        trends: shape (rounds,), its mean over a random part of the layer: what ranks know online.
-        answers: shape (rounds, elements), what was applied; the changes themselves in a full push.
+        swings: shape (rounds,), its root mean square over a random part of the layer: what ranks know online.
     """
 
     run: str
@@ -44,16 +43,14 @@ class Layer:
     steps: Tensor
     lr: Tensor
     changes: Tensor
-    trends: Tensor
-    answers: Tensor
+    swings: Tensor
 
 
 @dataclass
 class _Notes:
     chosen: Tensor
     changes: list[Tensor] = field(default_factory=list)
-    answers: list[Tensor] = field(default_factory=list)
-    trends: list[Tensor] = field(default_factory=list)
+    swings: list[Tensor] = field(default_factory=list)
 
 
 class Recorder:
@@ -63,8 +60,8 @@ class Recorder:
 
     Args:
         run: what it is called; `split`, what it is for.
-        share: of which part of a layer the trend is the mean.
-        seed: decides which elements, and of which part the trend is.
+        share: of which part of a layer the swing is measured.
+        seed: decides which elements, and which part.
     """
 
     def __init__(
@@ -74,7 +71,7 @@ class Recorder:
         run: str = "",
         split: str = "train",
         elements: int = 128,
-        share: float = 0.11,
+        share: float = 0.4,
         seed: int = 0,
     ) -> None:
         self._run, self._split, self._share, self._elements = run, split, share, elements
@@ -93,9 +90,8 @@ class Recorder:
         for name, notes in self._phases[phase].items():
             moved = told.progress[name].reshape(-1)
             some = torch.rand(moved.numel(), generator=self._generator) < self._share
-            notes.trends.append((moved[some] if bool(some.any()) else moved).mean())
+            notes.swings.append((moved[some] if bool(some.any()) else moved).square().mean().sqrt())
             notes.changes.append(moved[notes.chosen])
-            notes.answers.append(told.answer[name].reshape(-1)[notes.chosen])
 
     def layers(self) -> list[Layer]:
         """All that was noted."""
@@ -121,6 +117,5 @@ class Recorder:
             steps=torch.tensor(steps),
             lr=torch.tensor(lr),
             changes=torch.stack(notes.changes).float(),
-            trends=torch.stack(notes.trends).float(),
-            answers=torch.stack(notes.answers).float(),
+            swings=torch.stack(notes.swings).float(),
         )

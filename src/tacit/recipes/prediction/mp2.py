@@ -9,14 +9,13 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.errors import ConfigError
-from tacit.predictors import files
+from tacit.predictors import Seen, files
 from tacit.predictors.mp2 import LIMIT, Network, normalised
 from tacit.recipes.prediction.layers import Layer
-from tacit.recipes.prediction.motions import Guess, Motion, Windows, motions, period_of, roll_out
+from tacit.recipes.prediction.motions import Motion, motions, reach
 
-__all__ = ["LOOPS", "LOSSES", "train"]
+__all__ = ["LOSSES", "train"]
 
-LOOPS = ("closed", "open")
 LOSSES = ("l1", "mse")
 
 
@@ -28,49 +27,39 @@ def train(
     batch: int = 4096,
     lr: float = 3e-3,
     loss: str = "l1",
-    loop: str = "closed",
-    share: float = 0.11,
-    repetitions: int = 5,
+    share: float = 0.4,
     seed: int = 0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> files.Weights:
     """A network for each kind of layer that was recorded.
 
-    What is learnt is always the true next change; `loop` says from which past:
-
-    * "open": the true changes before it. In use a predictor never sees such a past, since most of it is
-      what it has itself predicted.
-    * "closed": the past as the closed loop makes it. After each of `repetitions` parts of the training the
-      network, as it is then, predicts along the recorded motion, of which each element is sent in one round
-      of 1 / `share` only (`roll_out`); from then on it learns from those histories and the recorded answers,
-      in halves. So it meets its own errors (DAgger: Ross, Gordon & Bagnell, AISTATS 2011). Vectors, which
-      `compressors.Predicted` sends whole, learn from true changes.
+    What is learnt is the true next change, from the last two changes that would have been heard of where a
+    share of the elements takes turns (`motions.when`). Vectors, which `compressors.Predicted` sends whole,
+    learn from the changes of the last two rounds.
 
     Every layer, large or small, is drawn from equally often. lr falls to zero, as a cosine.
 
     Args:
         width: channels; see `tacit.predictors.mp2.Network`.
         loss: "l1" or "mse", between delta and the true change in the same units, within +-5.
+        share: of the elements that a round sends.
         tell: is told how training goes, a line now and then.
 
     Raises:
         ConfigError: a parameter cannot be, or no layer is long enough.
     """
     checks.word("loss", loss, LOSSES)
-    checks.word("loop", loop, LOOPS)
     checks.whole("steps", steps, 1, None, "3000 are usual")
-    checks.whole("repetitions", repetitions, 1, None, "5 are usual")
-    period = period_of(share)
+    reach(share)
     weights: files.Weights = {}
     for kind in dict.fromkeys(layer.kind for layer in layers):
-        found = motions(layers, kind)
+        sent = 1.0 if kind == "vector" else share
+        found = motions(layers, kind, sent)
         if not found:
             continue
         torch.manual_seed(seed)
         network = Network(width)
-        times = repetitions if loop == "closed" and kind != "vector" else 1
-        fit = _Fit(network, found, steps, batch, lr, loss, seed)
-        error = fit.run(times, period, follow=loop == "closed")
+        error = _Fit(network, found, sent, steps, batch, lr, loss, seed).run()
         tell(f"{kind}: error {error:.3f} in units of an element's usual change")
         weights[kind] = {name: p.detach().clone() for name, p in network.named_parameters()}
     if not weights:
@@ -85,13 +74,14 @@ class _Fit:
         self,
         network: Network,
         found: Sequence[Motion],
+        share: float,
         steps: int,
         batch: int,
         lr: float,
         loss: str,
         seed: int,
     ) -> None:
-        self._network, self._motions, self._steps, self._seed = network, found, steps, seed
+        self._network, self._motions, self._share, self._steps = network, found, share, steps
         self._squared = loss == "mse"
         self._optimizer = torch.optim.Adam(network.parameters(), lr=lr)
         self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, steps)
@@ -99,25 +89,11 @@ class _Fit:
         layers = sum(len(each.starts) for each in found)
         self._counts = [max(1, batch * len(each.starts) // layers) for each in found]
 
-    def run(self, times: int, period: int, *, follow: bool) -> float:
-        """Train in so many parts, each on what the network did after the one before; the last mean error."""
-        histories = [[each.answers if follow else each.changes] for each in self._motions]
-        taken, error = 0, 0.0
-        for part in range(times):
-            stop = self._steps * (part + 1) // times
-            error = self._learn(stop - taken, histories)
-            taken = stop
-            if part + 1 < times:
-                guess = _of(self._network)
-                histories = [
-                    [each.answers, roll_out(guess, each, period, self._seed + part)] for each in self._motions
-                ]
-        return error
-
-    def _learn(self, steps: int, histories: Sequence[Sequence[Tensor]]) -> float:
+    def run(self) -> float:
+        """The last mean error."""
         last = torch.zeros(())
-        for _ in range(steps):
-            x, y = self._drawn(histories)
+        for _ in range(self._steps):
+            x, y = self._drawn()
             error = self._network(x) - y
             loss = error.square().mean() if self._squared else error.abs().mean()
             self._optimizer.zero_grad()
@@ -127,24 +103,14 @@ class _Fit:
             last = last.lerp(error.detach().abs().mean(), 0.1)
         return float(last)
 
-    def _drawn(self, histories: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
-        """Inputs (2, depth, n) and targets (n,), without elements that have not moved."""
+    def _drawn(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets (n,), without elements that have not moved."""
         drawn = [
-            motion.draw(history, max(1, count // len(each)), self._generator)
-            for motion, each, count in zip(self._motions, histories, self._counts, strict=True)
-            for history in each
+            motion.draw(self._share, count, self._generator)
+            for motion, count in zip(self._motions, self._counts, strict=True)
         ]
-        w = Windows(*(torch.cat(parts, -1) for parts in zip(*drawn, strict=True)))
-        x, size = normalised(w.past, w.trend)
+        seen = Seen(*(torch.cat(parts, -1) for parts in zip(*(each.seen for each in drawn), strict=True)))
+        true = torch.cat([each.true for each in drawn])
+        x, size = normalised(seen)
         moved = size > 0
-        return x[:, :, moved], (w.true[moved] / size[moved]).clamp(-LIMIT, LIMIT)
-
-
-def _of(network: Network) -> Guess:
-    def guess(past: Tensor, trend: Tensor) -> Tensor:
-        with torch.no_grad():
-            x, size = normalised(past, trend)
-            delta: Tensor = network(x)
-            return delta.clamp_(-LIMIT, LIMIT) * size
-
-    return guess
+        return x[:, :, moved], (true[moved] / size[moved]).clamp(-LIMIT, LIMIT)

@@ -58,7 +58,7 @@ class Sampling:
         length: rounds of the run; None: as many as are recorded.
         every: steps of the optimizer from one round to the next.
         elements: of each parameter, at most.
-        share: of which part of a layer the trend is the mean.
+        share: of which part of a layer its swing is measured.
         workers: how many replicas average their progress.
         algorithm: what answers; None: everything is pushed.
     """
@@ -66,9 +66,9 @@ class Sampling:
     rounds: int = 120
     phases: int = 3
     length: int | None = None
-    every: int = 1
+    every: int = 4
     elements: int = 128
-    share: float = 0.11
+    share: float = 0.4
     workers: int = 4
     algorithm: AnyStrategy | None = None
 
@@ -83,7 +83,7 @@ class Sampling:
         checks.whole("every", self.every, 1, None, "1 records every step")
         checks.whole("elements", self.elements, 1, None, "128 of each layer are usual")
         checks.whole("workers", self.workers, 1, None, "4 are usual")
-        checks.real("share", self.share, "0.11 is usual", above=0, most=1)
+        checks.real("share", self.share, "0.4 is usual", above=0, most=1)
 
     def phase_of(self, number: int) -> int | None:
         """In which stretch a round lies; None: it is not recorded."""

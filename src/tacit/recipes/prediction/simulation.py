@@ -13,6 +13,7 @@ from tacit.algorithms import parse
 from tacit.doors.optimizer import ProgressDoor
 from tacit.errors import ConfigError
 from tacit.lots import cut, exempting
+from tacit.predictors import kind_of
 from tacit.recipes.recipe import Batch, Recipe
 from tacit.session import Session
 from tacit.strategy import AnyStrategy
@@ -89,7 +90,7 @@ class Simulation:
             policy=exempting(level.compressor),
             lr=lambda: self.lr,
         )
-        door = ProgressDoor(session, named, named.keys(), lr=lambda: self.lr)
+        door = ProgressDoor(session, named, rates=lambda: dict.fromkeys(named, self.lr))
         before = {name: p.clone() for name, p in named.items()}
         number = count()
         try:
@@ -147,16 +148,7 @@ class Simulation:
 
 def kinds(model: nn.Module) -> dict[str, str]:
     """The kind of each parameter, one of `tacit.predictors.KINDS`."""
-    found: dict[str, str] = {}
-    for prefix, module in model.named_modules():
-        for name, p in module.named_parameters(prefix=prefix, recurse=False):
-            if p.dim() < 2:
-                found[name] = "vector"
-            elif isinstance(module, nn.Embedding):
-                found[name] = "embedding"
-            else:
-                found[name] = "convolution" if p.dim() > 2 else "linear"
-    return found
+    return {name: kind_of(p.dim()) for name, p in model.named_parameters()}
 
 
 def _of_progress(strategy: AnyStrategy) -> AnyStrategy:

@@ -26,10 +26,10 @@ from tacit.algorithms.localsgd import localsgd
 from tacit.algorithms.mp2 import mp2
 from tacit.compressors.predicted import Predicted
 from tacit.errors import ConfigError, NonFinite
-from tacit.predictors import Predictor
+from tacit.predictors import Predictor, in_a_row
 from tacit.predictors.predictor import PIECE
 from tacit.recipes.prediction.layers import Layer, Recorder
-from tacit.recipes.prediction.motions import DEPTH, Windows, motions, period_of, roll_out
+from tacit.recipes.prediction.motions import Motion, Windows, motions, period_of, roll_out
 from tacit.recipes.prediction.simulation import Round, Simulation, kinds
 from tacit.recipes.recipe import Recipe
 from tacit.strategy import Strategy
@@ -76,15 +76,15 @@ class Trial(NamedTuple):
     """A recipe, and how it is trained where predictors are tried on it.
 
     Attributes:
-        share: how much is sent, of what a full push sends.
+        share: how much a round sends, of what a full push sends.
         sync_every: steps of the optimizer from one round to the next.
     """
 
     recipe: Recipe
     epochs: int
     workers: int = 4
-    share: float = 0.11
-    sync_every: int = 1
+    share: float = 0.44
+    sync_every: int = 4
     seed: int = 0
 
     @property
@@ -115,12 +115,12 @@ def predicting(
 # ---- one step ahead -----------------------------------------------------------------------------------
 
 
-def evaluate(predictors: Mapping[str, Predictor], layers: Iterable[Layer]) -> list[Score]:
-    """Open loop: each change from the true ones before it. Every layer counts alike."""
+def evaluate(predictors: Mapping[str, Predictor], layers: Iterable[Layer], share: float = 1.0) -> list[Score]:
+    """Each change from those that would have been heard of, were a share sent. Every layer counts alike."""
     by_kind: dict[str, list[Windows]] = {}
     for layer in layers:
-        for motion in motions([layer]):
-            by_kind.setdefault(layer.kind, []).append(motion.windows(motion.changes))
+        for motion in motions([layer], share=share):
+            by_kind.setdefault(layer.kind, []).append(motion.windows(share))
     scores = []
     for name, predictor in predictors.items():
         for kind, found in by_kind.items():
@@ -131,7 +131,7 @@ def evaluate(predictors: Mapping[str, Predictor], layers: Iterable[Layer]) -> li
 
 
 def _errors(predictor: Predictor, kind: str, w: Windows) -> tuple[float, float]:
-    guess = predictor.change(w.past, w.trend, kind)
+    guess = predictor.change(w.seen, kind)
     least = torch.finfo(torch.float32).tiny
     return (
         float((guess - w.true).abs().sum() / w.true.abs().sum().clamp(min=least)),
@@ -146,14 +146,14 @@ class Assembled:
     """Puts the next model of a full push together of pushed and predicted parameters, at some moments of it.
 
     Each parameter of two dimensions or more and 1,024 elements is pushed in part, one element in every few;
-    the others wholly. Predictions are made from the true changes of the rounds before.
+    the others wholly. Predictions are made from the true changes of the rounds in which it was pushed.
     """
 
     def __init__(self, predictors: Mapping[str, Predictor], trial: Trial, moments: int) -> None:
         self._predictors, self._recipe, self._period = predictors, trial.recipe, period_of(trial.share)
-        rounds = trial.steps // trial.sync_every
-        self._moments = {DEPTH + (i + 1) * (rounds - DEPTH) // (moments + 1) for i in range(moments)}
-        self._past: deque[Mapping[str, Tensor]] = deque(maxlen=DEPTH)
+        rounds, first = trial.steps // trial.sync_every, 2 * self._period
+        self._moments = {first + (i + 1) * (rounds - first) // (moments + 1) for i in range(moments)}
+        self._past: deque[Mapping[str, Tensor]] = deque(maxlen=first)
         self._kinds: dict[str, str] = {}
         self.true: list[End] = []
         """Of the true next models."""
@@ -162,7 +162,7 @@ class Assembled:
 
     def note(self, told: Round, model: nn.Module) -> None:
         """Be told of a round of a full push, after which the model is as given."""
-        if told.number in self._moments and len(self._past) == DEPTH:
+        if told.number in self._moments and len(self._past) == self._past.maxlen:
             self._kinds = self._kinds or kinds(model)
             self.true.append(End(*self._recipe.evaluate(model)))
             for name, predictor in self._predictors.items():
@@ -178,11 +178,16 @@ class Assembled:
         true = told.answer[name]
         if true.dim() < 2 or true.numel() < WHOLE_BELOW:
             return torch.zeros_like(true)
-        flat = true.reshape(-1)
-        sent = (torch.arange(flat.numel()) + told.number) % self._period == 0
-        past, off = [each[name].reshape(-1) for each in self._past], torch.empty_like(flat)
-        predictor.write(past, flat[sent].mean(), self._kinds[name], off)
-        return off.sub_(flat).masked_fill_(sent, 0.0).view(true.shape)
+        changes = torch.stack([*(each[name].reshape(-1) for each in self._past), true.reshape(-1)])
+        off = roll_out(lambda seen: predictor.change(seen, self._kinds[name]), _whole(changes), self._period)
+        return (off[-1] - changes[-1]).view(true.shape)
+
+
+def _whole(changes: Tensor) -> Motion:
+    """All elements of one layer, over consecutive rounds."""
+    swings = changes.square().mean(1).sqrt()
+    count = torch.tensor([changes.shape[1]])
+    return Motion(changes, swings.unsqueeze(1).expand_as(changes), count.new_zeros(1), count)
 
 
 def mean_of(ends: Sequence[End]) -> End:
@@ -255,7 +260,7 @@ def paths(
     shown = order[[-1, len(order) // 2]]
     period = period_of(share)
     led = {
-        name: roll_out(lambda past, trend, by=each: by.change(past, trend, kind), motion, period)  # type: ignore[misc]
+        name: roll_out(lambda seen, by=each: by.change(seen, kind), motion, period)  # type: ignore[misc]
         for name, each in predictors.items()
     }
     return (
@@ -268,11 +273,10 @@ def paths(
 def cost(predictor: Predictor, seconds: float = 0.2) -> float:
     """Microseconds an element, as measured here, on as many threads as torch has; the least of some."""
     checks.real("seconds", seconds, "0.2 is usual", above=0)
-    past = torch.randn(DEPTH, PIECE, generator=torch.Generator().manual_seed(0))
-    trend, least = torch.tensor(0.01), float("inf")
-    predictor.change(past, trend, "linear")
+    seen, least = in_a_row(torch.randn(2, PIECE, generator=torch.Generator().manual_seed(0))), float("inf")
+    predictor.change(seen, "linear")
     end = time.perf_counter() + seconds
     while (start := time.perf_counter()) < end:
-        predictor.change(past, trend, "linear")
+        predictor.change(seen, "linear")
         least = min(least, time.perf_counter() - start)
     return least / PIECE * 1e6

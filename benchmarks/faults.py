@@ -1,0 +1,133 @@
+"""Hundreds of short trainings in which something breaks: who ends, when, naming whom, and what is left.
+
+    python benchmarks/faults.py                  # about 3 hours; goes on where it was stopped
+    python benchmarks/faults.py --quick          # about 7 minutes: 14 faults, and 8 ranks in three layouts
+    python benchmarks/faults.py --only faults    # or worlds
+
+* `worlds`: every family of algorithms on 1 to 8 ranks, in every layout on nodes, without a fault.
+* `faults`: one fault a trial, of kinds that end a training (a rank is killed, freezes, exits, raises, has a
+NaN,
+  ends early, is cut off; the launcher, a server, the supervisor or the command is killed) and of kinds that
+  must not (a rank freezes for 3 s or is slow, a link is down for 2 s, the disk is full, the folder of results
+  is gone).
+
+Judged: all ends within the process group's time-out and ten seconds (and the seconds in which the command
+ends the other nodes); the summary names the rank that had the fault; no process, interface, namespace or
+folder is left; where the fault was of the second sort, all parameters are those of the run without it, to the
+bit. Needs root, for links and disks. Trials are drawn from --seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from fault_runs import Found, judge, made
+from fault_trials import FATAL, Trial, faults, worlds
+from kept import Kept, fingerprint
+from paired import RESULTS, hardware, save
+
+OWN = ("faults.py", "fault_rank.py", "fault_runs.py", "fault_trials.py")
+QUICK_LAYOUTS = ("1x7", "3x2", "8x1")
+
+
+class Campaign:
+    """Trials, of which those that are kept are not made again."""
+
+    def __init__(self, kept: Kept, code: str) -> None:
+        self._kept, self._code = kept, code
+        self._plain: dict[str, Found] = {}
+
+    def judged(self, trial: Trial) -> dict[str, Any]:
+        """Its row."""
+        about = {"trial": trial.key, "code_of": self._code}
+        row = self._kept.find(about)
+        if row is None:
+            found = made(trial)
+            found.wrong = judge(trial, found, self._undisturbed(trial))
+            row = {**about, "found": found.row}
+            self._kept.keep(row)
+        return row
+
+    def _undisturbed(self, trial: Trial) -> Found | None:
+        """The same training without a fault, where what it ends with is to be compared."""
+        if trial.kind == "none" or trial.kind in FATAL:
+            return None
+        same = trial.undisturbed
+        key = json.dumps(same.key)
+        if key not in self._plain:
+            row = self.judged(same)
+            self._plain[key] = Found(**row["found"])
+        return self._plain[key]
+
+
+def rows_of(trials: Sequence[Trial], campaign: Campaign, jobs: int) -> list[dict[str, Any]]:
+    """Make all trials, so many at a time."""
+    rows = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for i, row in enumerate(pool.map(campaign.judged, trials), 1):
+            trial, found = row["trial"], row["found"]
+            family = "+".join(trial["families"])[:20]
+            said = "; ".join(found["wrong"]) or "ok"
+            what = f"{trial['kind']:18} {family:20} {trial['cluster']:4} ranks {trial['ranks']}"
+            print(f"{i:4}/{len(trials)} {what} {found['seconds']:6.1f} s  {said}", flush=True)
+            rows.append(row)
+    return rows
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What is counted of the trials."""
+    wrong = [each for row in rows for each in row["found"]["wrong"]]
+    ending = [row for row in rows if row["trial"]["kind"] in FATAL]
+    misnamed = sum("wrong name" in each for each in wrong)
+    return {
+        "trials": len(rows),
+        "faults": sum(row["trial"]["kind"] != "none" for row in rows),
+        "kinds": dict(sorted(Counter(row["trial"]["kind"] for row in rows).items())),
+        "hangs": sum(each.startswith(("hang", "the command had")) for each in wrong),
+        "wrong results": sum(each.startswith("wrong result") for each in wrong),
+        "leftovers": sum(each.startswith("left behind") for each in wrong),
+        "misnamed": misnamed,
+        "right rank named": 1 - misnamed / len(ending) if ending else None,
+        "other faults": sum(
+            not each.startswith(("hang", "the command had", "wrong", "left behind")) for each in wrong
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--count", type=int, default=320, help="how many faults")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time; with more, times mean less")
+    parser.add_argument("--only", choices=("worlds", "faults"))
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--kept", type=Path, default=RESULTS / "faults-trials.jsonl", help="where rows are")
+    parser.add_argument("--save", action="store_true", help="keep the result in benchmarks/results")
+    options = parser.parse_args()
+    if os.geteuid() != 0:
+        parser.error("links and disks are broken by root only: run it as root, in a container, say")
+    trials: list[Trial] = []
+    if options.only != "faults":
+        plain = list(worlds(options.seed))
+        trials += [each for each in plain if not options.quick or each.cluster in QUICK_LAYOUTS]
+    if options.only != "worlds":
+        drawn = faults(options.count, options.seed)
+        trials += drawn[:14] if options.quick else drawn
+    campaign = Campaign(Kept(options.kept), fingerprint(*OWN))
+    rows = rows_of(trials, campaign, options.jobs)
+    counted = summary(rows)
+    print(json.dumps(counted, indent=1))
+    if options.save:
+        result = {"hardware": hardware(), "seed": options.seed, "summary": counted, "rows": rows}
+        print(save("faults-quick" if options.quick else "faults", result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""How compressed gradients meet, as the text form names it."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from tacit import checks
+from tacit.topologies.auto import Auto
+from tacit.topologies.axis import OnAxis
+from tacit.topologies.flat import Flat
+from tacit.topologies.two_phase import TwoPhase
+
+Way: TypeAlias = Literal["all-gather", "two-phase", "auto"]
+"""The parameter `topology` of an algorithm.
+
+"all-gather": every rank gets the payloads of all, and adds them up; all that was sent arrives. "two-phase":
+each rank averages a stretch for all, and sends the mean compressed again. "auto": the session picks.
+"""
+
+_WAYS: dict[str, OnAxis] = {"all-gather": Flat(), "two-phase": TwoPhase(), "auto": Auto()}
+
+
+def way(topology: str) -> OnAxis:
+    """The topology of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    checks.word("topology", topology, tuple(_WAYS))
+    return _WAYS[topology]

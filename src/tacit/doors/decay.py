@@ -1,0 +1,76 @@
+"""Momentum of the weight decay, where a compressor has taken the gradient's momentum from SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tacit.contracts import Momentum, state_dtype
+
+Group = dict[str, Any]
+
+
+class DecayMomentum:
+    """Gives weight decay the momentum that SGD would have given it.
+
+    SGD adds decay to the gradient, and both go through its momentum. A compressor that has momentum in itself
+    sees the gradient alone. So the decay has a velocity of its own here, as in the authors' optimizer for
+    DGC: d <- m d + decay * x. SGD, which now has no momentum, adds decay * x itself; this adds the rest, m
+    times the velocity, to the gradient before the step. Parameters are equal on all ranks, and so is d:
+    nothing travels.
+
+    Args:
+        momentum: the compressor's.
+        named: the parameters.
+    """
+
+    def __init__(self, momentum: Momentum, named: Mapping[str, Tensor]) -> None:
+        self._momentum = momentum
+        self._names = {id(p): name for name, p in named.items()}
+        self._velocities: dict[str, Tensor] = {}
+
+    def prepare(self, groups: Iterable[Group]) -> None:
+        """Have a velocity for every parameter that decays."""
+        for group in groups:
+            for p in group["params"]:
+                if group["weight_decay"] and id(p) in self._names:
+                    self._velocity(p)
+
+    @torch.no_grad()
+    def before_step(self, optimizer: Optimizer, groups: Iterable[Group]) -> None:
+        """Add momentum's share of the decay to the gradients. Of a step that will be passed over: nothing."""
+        found = getattr(optimizer, "found_inf", None)  # a fused optimizer passes over steps by itself
+        if found is not None and bool(found):
+            return
+        scale = getattr(optimizer, "grad_scale", None)
+        for group in groups:
+            sign = -1.0 if group["maximize"] else 1.0
+            weight = sign * (1.0 if scale is None else float(scale))
+            for p in group["params"]:
+                if p.grad is not None and id(p) in self._names:
+                    self._add(p, p.grad, group["weight_decay"], weight)
+
+    def kept(self) -> dict[str, Tensor]:
+        """The velocities by parameter, flat; equal on all ranks."""
+        return {name: velocity.view(-1) for name, velocity in self._velocities.items()}
+
+    def _add(self, p: Tensor, grad: Tensor, decay: float, weight: float) -> None:
+        if not decay and self._names[id(p)] not in self._velocities:
+            return
+        m, velocity = self._momentum.factor, self._velocity(p)
+        if self._momentum.nesterov:
+            velocity.mul_(m).add_(p, alpha=decay)
+            grad.add_(velocity, alpha=weight * m)
+        else:
+            grad.add_(velocity, alpha=weight * m)
+            velocity.mul_(m).add_(p, alpha=decay)
+
+    def _velocity(self, p: Tensor) -> Tensor:
+        name = self._names[id(p)]
+        if name not in self._velocities:
+            self._velocities[name] = torch.zeros(p.shape, dtype=state_dtype(p.dtype), device=p.device)
+        return self._velocities[name]

@@ -1,0 +1,174 @@
+"""This rank's parameters as flat lots, wherever they lie now, and as exact as the common point is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tacit.errors import AttachError
+from tacit.lots import Lot
+
+
+class Present(Mapping[str, Tensor]):
+    """Parameters and buffers by name, each looked up in its module when it is asked for.
+
+    A module may assign a buffer anew in every step, `self.ema = 0.9 * self.ema + ...`.
+    """
+
+    def __init__(self, module: nn.Module, names: Iterable[str]) -> None:
+        self._homes = {
+            name: (module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        home, key = self._homes[name]
+        found = getattr(home, key)
+        if not isinstance(found, Tensor):
+            raise AttachError(
+                f"{name} was a tensor when the session began, and is {found!r} now: assign tensors alone to "
+                "it, or close the session before"
+            )
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """In which type what adds up over many rounds is kept, for parameters of this one: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a parameter lies in its lot, and where it was found last."""
+
+    name: str
+    start: int
+    stop: int
+    shape: torch.Size
+    dtype: torch.dtype
+    where: tuple[int, tuple[int, ...]] | None = None
+    view: Tensor | None = None
+
+
+class Replica:
+    """Reads and writes this rank's parameters, lot by lot, in the order of their dimensions.
+
+    Parameters in types of two bytes are put where the nearest number of that type is. What this rounding
+    takes away is added again when they are read, so that a step below half a unit in the last place is not
+    undone.
+
+    Args:
+        lots: which parameters travel together.
+        named: the parameters, looked up anew in each round.
+        common: the common point of each lot, in the `wide` type; overwritten with the parameters.
+        stays: whether replicas are always put at it, and so need not remember where they were put.
+    """
+
+    def __init__(
+        self, lots: Sequence[Lot], named: Mapping[str, Tensor], common: Sequence[Tensor], stays: bool
+    ) -> None:
+        self._lots, self._named = lots, named
+        self._places = [
+            [_Place(slot.name, slot.start, slot.stop, slot.shape, lot.dtype) for slot in lot.slots]
+            for lot in lots
+        ]
+        largest = {lot.dtype: lot for lot in sorted(lots, key=lambda lot: lot.numel)}
+        narrow = {dtype: lot for dtype, lot in largest.items() if wide(dtype) != dtype}
+        self._now = {dtype: wide_like(lot) for dtype, lot in largest.items()}
+        self._wide = {dtype: wide_like(lot) for dtype, lot in narrow.items()}
+        self._rounded = {dtype: lot.like(lot.device) for dtype, lot in narrow.items()}
+        self.put: list[Tensor | None] = [
+            None if lot.dtype not in narrow else then if stays else torch.empty_like(then)
+            for lot, then in zip(lots, common, strict=True)
+        ]
+        """Where each lot was put before it was rounded; None in types in which nothing is."""
+        self._own = not stays
+        for i, then in enumerate(common):
+            self.read(i, then)
+            self._remember(i, then)
+
+    def read(self, i: int, out: Tensor) -> None:
+        """Overwrite `out` with the parameters of lot `i` as they are."""
+        for place in self._places[i]:
+            there = self._view(place)
+            flat = out[place.start : place.stop]
+            (flat if there.dim() == 1 else flat.view(place.shape)).copy_(there)
+
+    def now(self, i: int) -> Tensor:
+        """The parameters of lot `i` with what rounding took away; good until the next lot is asked for."""
+        lot = self._lots[i]
+        now = self._now[lot.dtype][: lot.numel]
+        self.read(i, now)
+        put = self.put[i]
+        if put is not None:
+            rounded = self._rounded[lot.dtype][: lot.numel].copy_(put)
+            now.sub_(self._wide[lot.dtype][: lot.numel].copy_(rounded)).add_(put)
+        return now
+
+    def progress(self, i: int, then: Tensor, out: Tensor) -> Tensor:
+        """Overwrite `out` with how far lot `i` is from `then`; returns it as it was before rounding."""
+        if self.put[i] is None:
+            self.read(i, out)
+            return out.sub_(then)
+        exact = self.now(i).sub_(then)
+        out.copy_(exact)
+        return exact
+
+    def widened(self, i: int, x: Tensor) -> Tensor:
+        """`x`, of lot `i`, in the `wide` type: itself, or a copy that is good until the next."""
+        return x if self.put[i] is None else self._wide[x.dtype][: len(x)].copy_(x)
+
+    def narrowed(self, i: int, x: Tensor) -> Tensor:
+        """`x`, of lot `i`, in the lot's type: itself, or a copy that is good until the next lot's."""
+        return x if self.put[i] is None else self._rounded[self._lots[i].dtype][: len(x)].copy_(x)
+
+    def write(self, i: int, now: Tensor) -> None:
+        """Put the parameters of lot `i` there."""
+        with torch.no_grad():
+            for place in self._places[i]:
+                there = self._view(place)
+                flat = now[place.start : place.stop]
+                there.copy_(flat if there.dim() == 1 else flat.view(place.shape))
+        self._remember(i, now)
+
+    def stand(self, i: int, then: Tensor) -> None:
+        """Take the parameters of lot `i` as they are for the point where they were put, and `then` too."""
+        self.read(i, then)
+        self._remember(i, then)
+
+    def _remember(self, i: int, now: Tensor) -> None:
+        put = self.put[i]
+        if put is not None and self._own:
+            put.copy_(now)
+
+    def _view(self, place: _Place) -> Tensor:
+        """The tensor where it is now: a row, or where its memory is in another order, as it is."""
+        tensor = self._named[place.name]
+        where = tensor.data_ptr(), tensor.stride()
+        if place.view is None or where != place.where or tensor.shape != place.shape:
+            _check_same(place, tensor)
+            plain = tensor.detach()
+            place.where, place.view = where, plain.view(-1) if plain.is_contiguous() else plain
+        return place.view
+
+
+def _check_same(place: _Place, tensor: Tensor) -> None:
+    if tensor.shape != place.shape or tensor.dtype != place.dtype:
+        raise AttachError(
+            f"{place.name} had the shape {tuple(place.shape)} and the type {place.dtype} when the session "
+            f"began, and has {tuple(tensor.shape)} and {tensor.dtype} now: close the session, change the "
+            "model, wrap it in a new DistributedDataParallel, and attach again"
+        )
+
+
+def wide_like(lot: Lot) -> Tensor:
+    """An uninitialised tensor of the shape of the lot, in the `wide` type."""
+    return torch.empty(lot.numel, dtype=wide(lot.dtype), device=lot.device)

@@ -1,0 +1,64 @@
+"""What is owed of a gradient follows the learning rate that will be applied to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from tacit.contracts import Factors
+from tacit.lots import Lot
+
+TOLERANCE = 0.02
+"""By what share a rate may differ from the one in whose units a residual stands. A schedule that changes the
+rate a little in every step so costs a pass over the residual in one step of many."""
+LEAST = 1e-3
+"""The share of its largest rate below which a parameter's rate counts as that share: where a schedule ends at
+almost nothing, what is owed would become arbitrarily large numbers."""
+
+
+class Rescaling:
+    """Of each parameter the learning rate in whose units stands what is owed of it.
+
+    Args:
+        rates: reads the present rate of each parameter that has one.
+    """
+
+    def __init__(self, rates: Callable[[], Mapping[str, float]]) -> None:
+        self._rates = rates
+        self._units: dict[str, float] = {}
+        self._largest: dict[str, float] = {}
+
+    def changes(self) -> dict[str, float]:
+        """The parameters whose rate has changed since, with their rates; new ones are taken as they are.
+
+        While a rate is 0 nothing is applied, and nothing changes.
+        """
+        changed: dict[str, float] = {}
+        for name, rate in self._rates().items():
+            largest = self._largest[name] = max(rate, self._largest.get(name, 0.0))
+            now = max(rate, LEAST * largest) if rate else 0.0
+            then = self._units.setdefault(name, now)
+            if now and abs(now - then) > TOLERANCE * then:
+                changed[name] = now
+        return changed
+
+    def factors(self, lot: Lot, changes: Mapping[str, float]) -> Factors:
+        """What to multiply the residual of a lot by."""
+        here = [slot for slot in lot.slots if slot.name in changes]
+        return tuple(
+            (slot.start, slot.stop, self._units[slot.name] / changes[slot.name])
+            for slot in here
+            if slot.stop > slot.start
+        )
+
+    def commit(self, changes: Mapping[str, float], but: Collection[str]) -> None:
+        """A round has rescaled what is owed, except of some parameters."""
+        self._units |= {name: rate for name, rate in changes.items() if name not in but}
+
+    def state(self) -> dict[str, list[float]]:
+        """For a checkpoint: of each parameter the rate of its units, and the largest so far."""
+        return {name: [rate, self._largest[name]] for name, rate in self._units.items()}
+
+    def resume(self, state: Mapping[str, list[float]]) -> None:
+        """Go on from a checkpoint."""
+        self._units = {name: units for name, (units, _) in state.items()}
+        self._largest = {name: largest for name, (_, largest) in state.items()}

@@ -1,0 +1,125 @@
+"""A store whose calls end: torch's own wait for ever where its node cannot be reached any more."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import torch.distributed as dist
+
+__all__ = ["BoundedStore", "Keys", "Unreachable"]
+
+T = TypeVar("T")
+
+
+class Unreachable(dist.DistNetworkError):
+    """The launcher's store has not answered in time."""
+
+
+class Keys(Protocol):
+    """What is asked of a store; torch's has it."""
+
+    def get(self, key: str, /) -> bytes:
+        """The value of a key; waits for one."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Give a key a value."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Count; what has been counted."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all these keys have values."""
+
+    def compare_set(self, key: str, expected: str, value: str, /) -> bytes:
+        """Give a key a value, unless it has another than expected; what it has then."""
+
+
+class BoundedStore:
+    """Asks the store in a thread of its own, and waits so long for each answer and no longer.
+
+    `set_timeout` of torch's stores bounds `get` and `wait` alone; an answer to anything else is waited for
+    until TCP gives up, which takes a quarter of an hour. After a call without an answer the others are not
+    even tried: the one thread still waits.
+
+    Args:
+        store: a client that nobody else uses.
+        seconds: how long an answer is waited for.
+    """
+
+    def __init__(self, store: Keys, seconds: float) -> None:
+        self._clerk = _Clerk(store)
+        self._seconds = seconds
+
+    def within(self, seconds: float) -> BoundedStore:
+        """The same store, for callers that wait no longer than so."""
+        other = BoundedStore.__new__(BoundedStore)
+        other._clerk, other._seconds = self._clerk, min(seconds, self._seconds)
+        return other
+
+    def close(self) -> None:
+        """End the thread, once it has no call under way; who asks later is told that it is too late."""
+        self._clerk.closed = True
+        self._clerk.calls.put(None)
+
+    def get(self, key: str) -> bytes:
+        """As torch's."""
+        return self._ask(lambda store: store.get(key))
+
+    def set(self, key: str, value: str) -> None:
+        """As torch's."""
+        self._ask(lambda store: store.set(key, value))
+
+    def add(self, key: str, amount: int) -> int:
+        """As torch's."""
+        return self._ask(lambda store: store.add(key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        """As torch's."""
+        return self._ask(lambda store: store.check(keys))
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """As torch's."""
+        return self._ask(lambda store: store.compare_set(key, expected, value))
+
+    def _ask(self, call: Callable[[Keys], T]) -> T:
+        return self._clerk.ask(call, self._seconds)
+
+
+class _Clerk:
+    """The thread that asks."""
+
+    def __init__(self, store: Keys) -> None:
+        self.calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._store = store
+        self._unreachable = self.closed = False
+        threading.Thread(target=self._run, name="tacit-store", daemon=True).start()
+
+    def ask(self, call: Callable[[Keys], T], seconds: float) -> T:
+        mine = _Call(call)
+        self.calls.put(mine)
+        self._unreachable = self._unreachable or self.closed or not mine.over.wait(seconds)
+        if self._unreachable:
+            raise Unreachable(f"the launcher's store cannot be reached: no answer within {seconds:g} s")
+        if mine.error is not None:
+            raise mine.error
+        answer: T = mine.answer
+        return answer
+
+    def _run(self) -> None:
+        while (call := self.calls.get()) is not None:
+            try:
+                call.answer = call.ask(self._store)
+            except BaseException as error:
+                call.error = error
+            call.over.set()
+
+
+class _Call:
+    def __init__(self, ask: Callable[[Keys], Any]) -> None:
+        self.ask = ask
+        self.answer: Any = None
+        self.error: BaseException | None = None
+        self.over = threading.Event()

@@ -1,0 +1,202 @@
+"""Replicas of a small network with BatchNorm in threads of one process, for every way to apply an answer."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tacit.contracts import SERVER, WORLD, Ask, Collective, Posted, Sender
+from tacit.contracts import Message as Sent
+from tacit.doors import state
+from tacit.doors.buffers import Buffers
+from tacit.doors.optimizer import ProgressDoor, fragments
+from tacit.doors.replica import Present
+from tacit.lots import cut
+from tacit.server.desks import Enter, Push
+from tacit.server.keeper import Keeper
+from tacit.session import Session
+from tacit.strategy import Strategy
+from tacit.transports.loopback import Answer, Loopback, Seat
+
+LR = 0.1
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3))
+
+
+class Desk(Seat):
+    """A seat of a worker that has a parameter server too, in the same process."""
+
+    def __init__(self, net: Loopback, rank: int, keepers: dict[str, Kept]) -> None:
+        super().__init__(net, rank)
+        self._me, self._keepers = rank, keepers
+
+    def ranks(self, axis: str) -> list[int]:
+        return super().ranks(WORLD if axis == SERVER else axis)
+
+    def post(self, request: Collective, stage: int, slot: str) -> Posted:
+        if not isinstance(request, Ask):
+            return super().post(request, stage, slot)
+        return self._keepers[slot].push(self._me, request)
+
+
+class Kept:
+    """A lot at the server; its messages are taken one after the other."""
+
+    def __init__(self, strategy: Strategy, x: Tensor, workers: int) -> None:
+        back = strategy.topology.back(x)  # type: ignore[attr-defined]
+        self._keeper = Keeper(workers, strategy.topology, back)  # type: ignore[arg-type]
+        self._state, self._clocks = self._keeper.start(), [0] * workers
+        self._lock = threading.Lock()
+        for worker in range(workers):
+            for offer in (None, x):
+                told = Sent(0, Enter(offer))
+                _, self._state = self._keeper.on(Sender(worker, 1), told, self._state)
+
+    def push(self, worker: int, ask: Ask) -> Posted:
+        answer = Answer()
+        with self._lock:
+            self._clocks[worker] += 1
+            payloads = tuple(tuple(t.clone() for t in payload) for payload in ask.payloads)
+            told = Sent(self._clocks[worker], Push(payloads, ask.pieces, ask.pulls, ask.lr))
+            replies, self._state = self._keeper.on(Sender(worker, 1), told, self._state)
+            (reply,) = replies
+            assert reply.refused is None, reply.refused
+            answer.give(tuple(tuple(t.clone() for t in payload) for payload in reply.payloads))
+        return answer
+
+
+@dataclass
+class Member:
+    """One rank; also what `doors.state` keeps of a level."""
+
+    module: nn.Module
+    session: Session
+    progress: ProgressDoor
+    strategy: Strategy
+    gradient: None = None
+
+    def save(self) -> dict[str, object]:
+        self.session.flush()
+        return {"module": copy.deepcopy(self.module.state_dict()), "tacit": state.save(self.strategy, [self])}
+
+    def load(self, saved: Mapping[str, object]) -> None:
+        self.module.load_state_dict(saved["module"])  # type: ignore[arg-type]
+        state.load(saved["tacit"], self.strategy, [self])  # type: ignore[arg-type]
+
+
+class Normed:
+    """Replicas of P ranks, all with the same strategy."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        peers: int = 3,
+        make: Callable[[], nn.Module] = network,
+        memory: dict[str, float] | None = None,
+        rates: Mapping[str, float] | None = None,
+        share: Callable[[int], float] = lambda rank: 1.0,
+    ) -> None:
+        net, keepers = Loopback(peers), dict[str, Kept]()
+        self._peers, self._strategy = peers, strategy
+        self._make, self._memory, self._rates, self._share = make, memory, rates, share
+        self.members = [self._member(net, rank, keepers) for rank in range(peers)]
+        apart = strategy.topology.apart
+        for lot in self.members[0].session.lots if apart else ():
+            named = Present(self.members[0].module, [slot.name for slot in lot.slots])
+            x = torch.cat([each.detach().reshape(-1) for each in named.values()])
+            keepers[lot.name] = Kept(strategy, x, peers)
+
+    def _member(self, net: Loopback, rank: int, keepers: dict[str, Kept]) -> Member:
+        strategy, module = self._strategy, self._make()
+        named = dict(module.named_parameters())
+        apart = strategy.topology.apart
+        floats = [name for name, b in module.named_buffers() if b.is_floating_point()]
+        tensors = {**named, **(dict(Present(module, floats)) if apart else {})}
+        lots = [
+            lot
+            for part in fragments(tensors, strategy.rounds.parts)
+            for group in ([n for n in part if n in named], [n for n in part if n not in named])
+            for lot in cut(group, tensors, cap=200)
+        ]
+        rates = self._rates or dict.fromkeys(named, LR)
+        session = Session(
+            strategy,
+            tensors,
+            Desk(net, rank, keepers),
+            lots,
+            policy=lambda name, _: strategy.compressor if name in named else None,
+            lr=lambda: max(rates.values()),
+            memory=self._memory,
+        )
+        names = [name for name, _ in module.named_buffers()]
+        buffers = None if apart else Buffers(session, Present(module, names), self._share(rank))
+        variances = [name for name in floats if name.endswith("running_var")]
+        door = ProgressDoor(
+            session,
+            Present(module, tensors),
+            self._share(rank),
+            lambda: rates,
+            buffers,
+            variances if apart else (),
+        )
+        return Member(module, session, door, strategy)
+
+    def each(self, work: Callable[[int, Member], None]) -> None:
+        """Have every replica do it, in a thread of its own."""
+        errors: list[BaseException] = []
+
+        def run(rank: int, member: Member) -> None:
+            try:
+                work(rank, member)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=each, daemon=True) for each in enumerate(self.members)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        if errors:
+            raise errors[0]
+        assert not any(thread.is_alive() for thread in threads), "a replica hangs"
+
+    def train(
+        self,
+        steps: int,
+        after: Callable[[int, int, nn.Module], None] = lambda rank, step, module: None,
+        spread: float = 0.14,
+    ) -> None:
+        """Steps of SGD on data of each rank's own; `after` is called with the rank, the step, the module."""
+
+        def work(rank: int, member: Member) -> None:
+            for _ in range(steps):
+                step, module = member.session.step, member.module
+                g = torch.Generator().manual_seed(1000 * step + rank)
+                x = spread * torch.randn(16, 6, generator=g)
+                y = torch.randint(0, 3, (16,), generator=g)
+                module.zero_grad()
+                loss = nn.functional.cross_entropy(module(x), y)
+                loss.backward()
+                member.progress.facts.observe(1.0)
+                with torch.no_grad():
+                    for p in module.parameters():
+                        p.sub_(LR * p.grad)  # type: ignore[operator]
+                member.progress.after_step()
+                after(rank, step, module)
+
+        self.each(work)
+
+    def sync(self) -> None:
+        self.each(lambda _, member: member.progress.sync())
+
+    def close(self) -> None:
+        for member in self.members:
+            member.session.close()

@@ -1,0 +1,42 @@
+"""What all ranks know together, in worlds of any size."""
+
+import re
+
+import pytest
+from crew import Crew
+
+from tacit.errors import ConfigError
+from tacit.merges import Average, StaleMean
+from tacit.rounds import AdaComm, Cycling
+from tacit.strategy import Strategy
+
+BY_THE_LOSS = {
+    "adacomm": Strategy(subject="progress", rounds=AdaComm(2, interval=2), merge=Average()),
+    "daso": Strategy(subject="progress", rounds=Cycling(2, patience=0), merge=StaleMean()),
+}
+
+
+@pytest.mark.parametrize("name", BY_THE_LOSS)
+@pytest.mark.parametrize("peers", range(1, 33))
+def test_a_loss_that_every_rank_has_told_is_known_to_all(name: str, peers: int) -> None:
+    crew = Crew(BY_THE_LOSS[name], peers, memory={"steps_per_epoch": 3.0, "epochs": 4.0})
+    crew.train(6, loss=lambda step: 1.0)
+    memories = [replica.session.memory for replica in crew.replicas]
+    crew.close()
+    assert all(memory == memories[0] for memory in memories)
+
+
+@pytest.mark.parametrize("silent", [(3,), (0, 6), range(7)])
+def test_who_has_not_told_the_loss_is_named(silent: tuple[int, ...]) -> None:
+    crew = Crew(BY_THE_LOSS["adacomm"], 7)
+
+    def work(rank: int, replica) -> None:  # type: ignore[no-untyped-def]
+        for _ in range(2):
+            if rank not in silent:
+                replica.progress.facts.observe(1.0)
+            replica.progress.after_step()
+
+    who = "no rank has" if len(silent) == 7 else f"ranks {[*silent]} have not"
+    says = re.escape(f"{who} told it: write session.observe(loss)")
+    with pytest.raises(ConfigError, match=says):
+        crew.each(work)

@@ -1,0 +1,93 @@
+"""The campaign of faults: what is drawn, how it is judged, and a few trials of it."""
+
+import os
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from fault_runs import Found, judge, made
+from fault_trials import APART, FAMILIES, FATAL, KINDS, LAYOUTS, TRANSIENT, Trial, faults, worlds
+from faults import summary
+from tacit.algorithms import catalogue, parse
+
+
+def test_a_campaign_has_all_kinds_and_families_and_is_drawn_alike_again() -> None:
+    trials = faults(320, seed=0)
+    assert trials == faults(320, seed=0) != faults(320, seed=1)
+    kinds, families = (Counter(each) for each in zip(*((t.kind, t.families[0]) for t in trials), strict=True))
+    assert kinds.keys() == KINDS.keys()
+    assert len(kinds) >= 12
+    assert families.keys() == FAMILIES.keys()
+    assert min(kinds.values()) >= 15
+    assert min(families.values()) >= 6
+    assert {trial.world for trial in trials} >= {2, 3, 4, 5, 6, 7, 8}
+    assert all(0 <= rank < trial.world for trial in trials for rank in trial.ranks)
+
+
+def test_the_worlds_are_all_layouts_of_up_to_eight_ranks() -> None:
+    assert len(LAYOUTS) == 20
+    assert {trial.cluster for trial in worlds(0)} == {*LAYOUTS}
+    assert {family for trial in worlds(0) for family in trial.families} == FAMILIES.keys()
+
+
+def test_every_family_has_an_algorithm() -> None:
+    for text in FAMILIES.values():
+        parse(text)
+    families = {catalogue.ENTRIES[text.partition(":")[0]].family for text in FAMILIES.values()}
+    assert families == {entry.family for entry in catalogue.ENTRIES.values()}
+
+
+SPARSE = Trial(0, ("sparse",), "2x2", "kill", (3,), 5)
+WELL = Found(0, 3.0, sums={str(rank): {"topk:ratio=0.1": 7} for rank in range(4)})
+
+
+def test_what_ends_a_training_is_judged_by_its_end_and_the_name() -> None:
+    named = Found(137, 5.0, named=[3], summary="tacit: script failed: rank 3 was killed by SIGKILL")
+    assert judge(SPARSE, named, None) == []
+    assert judge(SPARSE, replace(named, named=[0]), None)[0].startswith("wrong name")
+    assert judge(SPARSE, replace(named, code=0), None)[0].startswith("exit code 0")
+    assert judge(SPARSE, replace(named, seconds=60.0), None)[0].startswith("hang")
+    assert judge(SPARSE, replace(named, left=["process x"]), None) == ["left behind: process x"]
+    assert "hang" in judge(SPARSE, replace(named, code=None), None)[0]
+
+
+def test_what_passes_is_judged_by_the_result() -> None:
+    slow = replace(SPARSE, kind="slow")
+    assert judge(slow, WELL, WELL) == []
+    other = replace(WELL, sums={rank: {"topk:ratio=0.1": 8} for rank in WELL.sums})
+    assert judge(slow, other, WELL) == ["wrong result: topk:ratio=0.1 is not what it is without the fault"]
+    drifted = replace(WELL, sums=WELL.sums | {"0": {"topk:ratio=0.1": 9}})
+    assert "wrong result: replicas of topk:ratio=0.1 differ" in judge(slow, drifted, WELL)
+    assert judge(slow, replace(WELL, sums={}), WELL) == ["0 of 4 ranks came to the end"]
+    assert judge(slow, replace(WELL, code=1), WELL)[0].startswith("exit code 1")
+
+
+def test_a_summary_counts_what_is_wrong() -> None:
+    rows = [
+        {"trial": {"kind": "kill"}, "found": {"wrong": ["wrong name: x", "left behind: y"]}},
+        {"trial": {"kind": "freeze"}, "found": {"wrong": ["hang: not over"]}},
+        {"trial": {"kind": "slow"}, "found": {"wrong": ["wrong result: z"]}},
+        {"trial": {"kind": "none"}, "found": {"wrong": []}},
+    ]
+    counted = summary(rows)
+    assert (counted["trials"], counted["faults"], counted["hangs"]) == (4, 3, 1)
+    assert (counted["wrong results"], counted["leftovers"], counted["right rank named"]) == (1, 1, 0.5)
+
+
+@pytest.mark.testbed
+@pytest.mark.skipif(os.geteuid() != 0, reason="links are cut by root only")
+@pytest.mark.parametrize(
+    ("family", "kind", "rank"),
+    [
+        ("sparse", "kill", 3),
+        ("by node", "freeze 3 s", 2),
+        ("periodic", "link 2 s", 2),
+        ("low rank", "nan", 1),
+    ],
+)
+def test_a_trial(family: str, kind: str, rank: int) -> None:
+    trial = Trial(0, (family,), "2x2", kind, (rank,), 5)
+    undisturbed = made(trial.undisturbed) if kind in TRANSIENT and family not in APART else None
+    assert kind in FATAL or undisturbed is not None
+    assert judge(trial, made(trial), undisturbed) == []

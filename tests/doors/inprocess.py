@@ -1,0 +1,187 @@
+"""The same training without DDP, Gloo or processes: replicas in threads, whose messages are a loopback's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from features import STEPS, Feature, flat, passes, rates
+from torch import Tensor, nn
+
+from tacit.algorithms import parse
+from tacit.doors import momentum
+from tacit.doors.attach import _alike_by_node, _fully_named
+from tacit.doors.level import Level
+from tacit.doors.rates import Rates
+from tacit.overlap import Delayed
+from tacit.transports.loopback import Loopback, Seat
+
+SETTLED = 3
+"""The round from which lots are DDP's buckets."""
+Layouts = Sequence[Sequence[Sequence[str]]]
+
+
+class Member:
+    """One replica."""
+
+    def __init__(
+        self, rank: int, feature: Feature, algorithm: str, nets: Sequence[Loopback], **known: Any
+    ) -> None:
+        self.rank, self.feature = rank, feature
+        strategy = parse(algorithm)
+        self.net = feature.net()
+        self.optimizer = feature.optimizer(self.net)
+        self.first = [group["lr"] for group in self.optimizer.param_groups]
+        self.data = torch.Generator().manual_seed(rank)
+        self.named = {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+        ddp: Any = SimpleNamespace(
+            module=self.net,
+            process_group=SimpleNamespace(size=lambda: nets[0].world, rank=lambda: rank),
+            bucket_bytes_cap=int(feature.cap * 1024 * 1024),
+            find_unused_parameters=bool(feature.ddp.get("find_unused_parameters")),
+            parameters_to_ignore=set(),
+        )
+        self.taken = momentum.planned(strategy, None, [self.optimizer], self.named)
+        options: dict[str, Any] = {
+            "nodes": nets[0].groups("node"),
+            "timeout": None,
+            "rates": Rates([self.optimizer], self.named),
+            "memory": {name: float(value) for name, value in known.items()},
+            "optimizers": [self.optimizer],
+            "taken": self.taken,
+            "alike": not feature.scaled and _alike_by_node(strategy),
+        }
+        self.levels = []
+        for net, level in zip(nets, _fully_named(strategy), strict=False):
+            with patch("tacit.doors.level.TorchTransport", lambda *_, net=net: Seat(net, rank)):
+                self.levels.append(Level(level, ddp, self.named, **options))
+        for level in self.levels:
+            if level.strategy.rounds.follows:
+                level.session.follow(self.levels[-1].session)
+        if self.taken is not None:
+            self.taken.take()
+        self.before: list[Tensor] | None = None
+
+    @property
+    def near(self) -> Level:
+        """What exchanges gradients, if anything does."""
+        return self.levels[0]
+
+    def backward(self, step: int) -> None:
+        """Gradients of this replica's own."""
+        rates(self.feature, self.optimizer, self.first, step)
+        self.optimizer.zero_grad()
+        loss = passes(self.feature, self.net, self.net, self.data, lambda loss: loss)
+        for level in self.levels:
+            if level.progress is not None:
+                level.progress.facts.observe(loss)
+
+    def exchange(self, layout: Sequence[Sequence[str]]) -> None:
+        """Means in place of gradients, where gradients are exchanged in this step."""
+        session = self.near.session
+        if self.near.gradient is None or not session.talks():
+            return
+        session.discard()
+        here = [[slot.name for slot in lot.slots] for lot in session.lots]
+        if session.round >= SETTLED and here != layout:
+            session.recut(layout)
+        flats = [lot.like("cpu").zero_() for lot in session.lots]
+        for i, lot in enumerate(session.lots):
+            for slot in lot.slots:
+                grad = self.named[slot.name].grad
+                if grad is not None:
+                    flats[i][slot.start : slot.stop] = grad.reshape(-1)
+            session.submit(i, flats[i], lambda: None)
+        used = self.near.used
+        idle = set() if used is None else {name for name in self.named if used.idle(name)}
+        session.flush()
+        if used is not None:
+            used.clear()
+        self.given = {
+            slot.name: flats[i][slot.start : slot.stop]
+            for i, lot in enumerate(session.lots)
+            for slot in lot.slots
+        }
+        self.idle = idle
+        if isinstance(session.strategy.overlap, Delayed):
+            now = {name: each.clone() for name, each in self.given.items()}
+            self.given = now if self.before is None else self.before  # type: ignore[assignment]
+            self.before = now  # type: ignore[assignment]
+
+    def step(self, step: int, unused: set[str]) -> None:
+        """The optimizer's step, and a round of progress behind it."""
+        if self.near.gradient is not None and self.near.session.talks():
+            for name, p in self.named.items():
+                if name not in unused:
+                    p.grad = self.given[name].view_as(p).clone()
+        if self.feature.clip is not None:
+            nn.utils.clip_grad_norm_(self.net.parameters(), self.feature.clip)
+        self.optimizer.step()
+        for level in self.levels:
+            level.after_step()
+        self.feature.after(self.net, step)
+
+    def close(self) -> None:
+        """End what runs."""
+        for level in self.levels:
+            level.session.close()
+        if self.taken is not None:
+            self.taken.restore()
+
+
+def trained(
+    feature: Feature, algorithm: str, nodes: int, ranks: int, layouts: Layouts, **known: Any
+) -> list[Tensor]:
+    """What every replica has after its steps; `layouts`: DDP's lots, step by step."""
+    levels = len(parse(algorithm).levels)
+    nets = [Loopback.of_nodes(nodes, ranks) for _ in range(levels)]
+    crew = [Member(rank, feature, algorithm, nets, **known) for rank in range(nodes * ranks)]
+    for step in range(STEPS):
+        if crew[0].near.gradient is not None and len(crew[0].levels) == 1:
+            _broadcast_buffers(crew)
+        for member in crew:  # one after the other: networks draw from one generator, and count their passes
+            member.backward(step)
+        each(len(crew), lambda rank, step=step: crew[rank].exchange(layouts[step]))
+        idle = [getattr(member, "idle", set()) for member in crew]
+        unused = set.intersection(*idle) if crew[0].near.used is not None else set()
+        each(len(crew), lambda rank, step=step, unused=unused: crew[rank].step(step, unused))
+    found = [flat(member.net) for member in crew]
+    for member in crew:
+        member.close()
+    return found
+
+
+def _broadcast_buffers(crew: Sequence[Member]) -> None:
+    """As DDP does before every forward."""
+    first = dict(crew[0].net.named_buffers())
+    for member in crew[1:]:
+        for name, b in member.net.named_buffers():
+            b.copy_(first[name])
+
+
+def each(count: int, work: Callable[[int], None]) -> None:
+    """Have every replica do it, in a thread of its own.
+
+    Raises:
+        BaseException: what one of them raised first.
+    """
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            work(rank)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "a replica hangs"

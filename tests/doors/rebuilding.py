@@ -1,0 +1,35 @@
+"""Rank 1 is killed as DDP's buckets become the lots, or a checkpoint is put together; what the others say."""
+
+import json
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from checks import sgd, steps, wrapped
+
+import tacit
+
+moment = sys.argv[1]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", timeout=timedelta(seconds=6))
+strategy = tacit.Strategy(compressor=tacit.ErrorFeedback(tacit.TopK(ratio=0.1)), topology=tacit.TwoPhase())
+model = wrapped()
+optimizer = sgd(model)
+session = tacit.attach(model, optimizer, strategy)
+start = time.monotonic()
+try:
+    steps(model, optimizer, 3 if moment == "recut" else 5)
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    if moment == "state_dict":
+        session.state_dict()
+    steps(model, optimizer, 5)
+except Exception as error:
+    seconds = time.monotonic() - start
+    print(json.dumps({"kind": type(error).__name__, "says": str(error), "seconds": seconds}), flush=True)
+    os._exit(1)

@@ -1,0 +1,40 @@
+"""A rank that is cut off from the node of the launcher's store ends soon after its time-out, and says why."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tacit.cluster import Cluster
+from tacit.testbed import Testbed
+
+HERE = Path(__file__).parent
+TIMEOUT = 8.0
+
+
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize(
+    ("algorithm", "moment"),
+    [("topk", "training"), ("localsgd:sync_every=100", "closing"), ("ddp", "training")],
+)
+def test_it_ends_within_seconds_of_its_time_out(tmp_path: Path, algorithm: str, moment: str) -> None:
+    if shutil.which("ip") is None:
+        pytest.skip("there is no program ip, which takes the link down")
+    lines: list[str] = []
+    with Testbed(Cluster.parse("2x1")) as bed:
+        bed.run(
+            [str(HERE / "cut_off.py"), algorithm, str(tmp_path), moment],
+            env={"PYTHONPATH": ":".join(sys.path)},
+            on_line=lambda node, line: lines.append(f"{node}: {line}"),
+            timeout=120,
+        )
+    file = tmp_path / "rank1.json"
+    assert file.exists(), "\n".join(lines)
+    said = json.loads(file.read_text())
+    print(said)
+    assert said["seconds"] < TIMEOUT + 10, said
+    if algorithm != "ddp":
+        assert said["kind"] == "PeerLost", said
+        assert "the launcher's store cannot be reached" in said["says"]

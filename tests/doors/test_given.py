@@ -1,0 +1,83 @@
+"""What is given to `attach`: wrappers are taken off where that is plain, and everything else is named."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+
+import tacit
+from tacit.doors.given import ddp_of, optimizers_of
+
+
+class Accelerated(Optimizer):
+    """As Accelerate's: it says that it is an optimizer, and is only around one."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+
+class Lightning:
+    """As Lightning's: around an optimizer, and none itself."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+
+def sgd() -> SGD:
+    return SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+
+
+def test_wrapped_optimizers_are_unwrapped() -> None:
+    mine, other = sgd(), sgd()
+    assert optimizers_of(None) == []
+    assert optimizers_of(mine) == [mine]
+    assert optimizers_of(Accelerated(mine)) == [mine]
+    assert optimizers_of(Lightning(Accelerated(mine))) == [mine]
+    assert optimizers_of([Lightning(mine), other]) == [mine, other]
+    assert optimizers_of(each for each in (mine, other)) == [mine, other]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (StepLR(sgd(), 1), "a StepLR, which is a schedule: give attach the optimizer that it was made for"),
+        (ReduceLROnPlateau(sgd()), "a ReduceLROnPlateau, which is a schedule"),
+        (nn.Linear(2, 2), r"the second argument is a model: write attach\(model, optimizer, ...\)"),
+        (0.1, "the optimizer is a float: give attach a torch.optim.Optimizer"),
+        ("sgd", "the optimizer is a str"),
+        ([sgd(), None], "the optimizer is a NoneType"),
+        ({"lr": 0.1}, "the optimizer is a str"),
+    ],
+)
+def test_what_is_no_optimizer_is_named(given: object, says: str) -> None:
+    with pytest.raises(tacit.AttachError, match=says):
+        optimizers_of(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (sgd(), r"the first argument is an optimizer: write attach\(model, optimizer, ...\)"),
+        (nn.Linear(2, 2), r"a Linear, not a DistributedDataParallel: write attach\(DistributedDataParallel"),
+        (nn.Embedding(2, 2), "the model is an Embedding, not a DistributedDataParallel"),
+        (None, "the model is a NoneType"),
+        (
+            torch.compile(nn.Linear(2, 2), backend="eager"),
+            r"an OptimizedModule.*write attach\(torch.compile\(DistributedDataParallel\(model\)\), optimizer",
+        ),
+    ],
+)
+def test_what_is_no_ddp_model_is_named(given: object, says: str) -> None:
+    with pytest.raises(tacit.AttachError, match=says):
+        ddp_of(given)
+    with pytest.raises(tacit.AttachError, match=says):
+        tacit.attach(given, sgd(), "topk")  # type: ignore[arg-type]
+
+
+def test_a_sharded_model_is_named() -> None:
+    from torch.distributed.fsdp import FSDPModule
+
+    sharded = type("FSDPLinear", (FSDPModule, nn.Linear), {"__new__": lambda cls, *_: nn.Module.__new__(cls)})
+    with pytest.raises(tacit.AttachError, match=r"the model is sharded \(FSDP\), and only"):
+        ddp_of(sharded(2, 2))

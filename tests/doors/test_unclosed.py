@@ -1,0 +1,77 @@
+"""A session that nobody closes: closed as torch.distributed is shut down, or at exit, or it says why not."""
+
+import time
+
+import pytest
+from launching import Ended, ranks
+
+WORLD = 3
+
+
+def run(how: str, algorithm: str = "diloco") -> list[Ended]:
+    # Of a forked process only the test's own interpreter would know the end.
+    return ranks("unclosed.py", WORLD, how, algorithm, fresh=how == "exits")
+
+
+def said(ended: list[Ended], words: str) -> list[int]:
+    return [rank for rank, each in enumerate(ended) if words in each.text]
+
+
+@pytest.mark.parametrize("algorithm", ["diloco", "localsgd:sync_every=5", "easgd", "predictive"])
+def test_shutting_torch_distributed_down_averages_the_replicas(algorithm: str) -> None:
+    ended = run("is destroyed", algorithm)
+    assert [each.code for each in ended] == [0] * WORLD, ended[0].text
+    assert len({each.said[-1]["sum"] for each in ended}) == 1
+    if algorithm == "diloco":  # no outer step: the mean of the replicas
+        assert float(ended[0].said[-1]["off"]) < 1e-6  # type: ignore[arg-type]
+    assert said(ended, "was open at destroy_process_group. The replicas, which differ after") == [0]
+
+
+@pytest.mark.parametrize(
+    ("how", "algorithm"),
+    [("is destroyed", "ddp"), ("is destroyed", "topk"), ("says exit", "dense"), ("exits", "topk")],
+)
+def test_replicas_that_are_equal_need_no_words(how: str, algorithm: str) -> None:
+    ended = run(how, algorithm)
+    assert [each.code for each in ended] == [0] * WORLD
+    assert said(ended, "session") == []
+
+
+def test_at_exit_it_is_closed_too() -> None:
+    ended = run("exits")
+    assert [each.code for each in ended] == [0] * WORLD
+    assert said(ended, "was open at the end of the program. The replicas, which differ after 12 steps") == [0]
+
+
+def test_a_rank_that_raises_tells_the_others_and_nobody_waits() -> None:
+    begun = time.monotonic()
+    ended = run("raises")
+    assert time.monotonic() - begun < 60
+    assert [each.code for each in ended] == [0, 1, 0]
+    assert said(
+        ended, "could not be closed: rank 1 has left in round 0: ValueError: of the script's own"
+    ) == [0, 2]
+    assert said(ended, "were not averaged") == [0, 2]
+
+
+def test_a_rank_that_ends_early_is_named() -> None:
+    ended = run("ends early")
+    assert [each.code for each in ended] == [0] * WORLD
+    assert said(ended, "rank 1 closed its session after 6 steps") == [0, 1, 2]
+
+
+def test_a_rank_that_is_killed_is_named_and_the_others_end() -> None:
+    ended = run("is killed")
+    assert [each.code for each in ended] == [0, -9, 0]
+    assert said(ended, "could not be closed: ") == [0, 2]
+    assert said(ended, "rank 1") == [0, 2]
+
+
+def test_who_saves_between_rounds_is_told_once() -> None:
+    ended = run("saves", "localsgd:sync_every=8")
+    assert said(ended, "saves its own replica") == [0]
+    assert (
+        ended[0].text.count("saves its own replica: the replicas of 'localsgd:sync_every=8', which differ")
+        == 1
+    )
+    assert said(run("saves", "localsgd:sync_every=4"), "saves its own replica") == []

@@ -1,0 +1,88 @@
+"""Pushes of random bytes, of the right length: a service takes them or refuses them, and lives."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from services import World
+from table import TABLE
+
+from tacit.compressors import Dense
+from tacit.contracts import Message, OneShot, Piece, Sender
+from tacit.errors import TacitError
+from tacit.server.averager import Averager
+from tacit.server.desks import Enter, Push
+from tacit.server.keeper import Keeper
+from tacit.server.rules import Sgd
+from tacit.topologies import Asynchronous, Star, Synchronous
+from tacit.transports.pairs import Parcel
+
+N = 1500
+BACK = Piece(None, N, torch.float32)
+CODECS = sorted(
+    {
+        spoken.codec
+        for row in TABLE.values()
+        if (spoken := row.compressor.spoken(0)) is not None and isinstance(spoken.codec, OneShot)
+    },
+    key=repr,
+)
+
+
+def noise(codec: OneShot, rng: random.Random, span: tuple[tuple[int, int], ...] | None = None) -> Push:
+    numel = N if span is None else sum(b - a for a, b in span)
+    piece = Piece(codec, numel, torch.float32, spans=span)
+    parcel = Parcel((piece,))
+    raw = bytes(parcel.nbytes) if rng.random() < 0.1 else rng.randbytes(parcel.nbytes)
+    if rng.random() < 0.1:
+        raw = b"\xff" * parcel.nbytes
+    parcel.buffer.copy_(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+    return Push(parcel.unpack(), (piece,), (BACK,), 0.1)
+
+
+SERVICES = {
+    "averages": Averager(2, "lot"),
+    "keeps": Keeper(2, Star(Asynchronous()), BACK, None, "lot"),
+    "keeps rounds": Keeper(2, Star(Synchronous(1)), BACK, None, "lot"),
+    "steps": Keeper(2, Star(Asynchronous(), optimizer="server"), BACK, Sgd(0.9), "lot"),
+}
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES.keys())
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_a_service_lives_through_noise(codec: OneShot, service: Averager | Keeper) -> None:
+    rng = random.Random(repr(codec))
+    state: Any = service.start()
+    senders = [Sender(i, 1) for i in range(2)]
+    for sender in senders:
+        _, state = service.on(sender, Message(0, Enter(torch.zeros(N))), state)
+    for _ in range(30):
+        for sender in senders:
+            before, x = state, state.x.clone() if isinstance(service, Keeper) else None
+            message = Message(state.desks[sender.worker].clock + 1, noise(codec, rng))
+            replies, state = service.on(sender, message, state)
+            refused = [reply.refused for reply in replies if reply.refused is not None]
+            assert all(isinstance(each, TacitError) for each in refused)
+            if refused and x is not None:
+                assert state is before
+                assert torch.equal(state.x.nan_to_num(), x.nan_to_num()), (
+                    "a push that is refused changes nothing"
+                )
+
+
+def test_a_push_about_entries_that_are_not_there_is_refused() -> None:
+    world = World(Keeper(1, Star(Asynchronous()), BACK, None, "lot"), 1, torch.zeros(N))
+    world.enter(0)
+    rng = random.Random(0)
+    for span, numel in (((N - 1, N + 1),), None), (None, 2 * N):
+        push = noise(Dense(), rng, span)
+        if numel is not None:
+            piece = Piece(Dense(), numel, torch.float32)
+            push = Push(((torch.zeros(numel),),), (piece,), (BACK,))
+        (reply,), state = world.service.on(world.workers[0].sender, Message(1, push), world.state)
+        assert reply.refused is not None
+        assert "entries, and the lot has 1500" in str(reply.refused)
+        assert state is world.state

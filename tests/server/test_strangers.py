@@ -1,0 +1,143 @@
+"""Every attack of benchmarks/attacks.py on a server whose workers train on, to the last bit as without it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from known import SECRET
+from test_host import BACK, MODEL, N, each, join, push
+from torch import Tensor
+
+import attacks
+from attacks import ATTACKS, Target
+from tacit.server.host import Host
+from tacit.topologies import Asynchronous, Star
+from tacit.transports import handshake
+from tacit.transports.messages import About
+from tacit.transports.servers import Server
+
+LEAST, WORKERS = 10, 2
+WORSE = {"scans", "idle", "flood", "crowd", "impostor", "misfits", "reset"}
+"""Of these not every connection is one that the server is to end."""
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times that real networks need, and tests need not wait for."""
+    monkeypatch.setattr(handshake, "SECONDS", 1.0)
+    monkeypatch.setattr("tacit.server.host._HELLO_SECONDS", 1.0)
+    monkeypatch.setattr(attacks, "PATIENCE", 6.0)
+
+
+def assaulted(name: str, at: Target) -> tuple[threading.Thread, list[attacks.Seen]]:
+    """An attack that has begun; what it has seen, once it is over."""
+    seen: list[attacks.Seen] = []
+    attack = threading.Thread(
+        target=lambda: seen.append(ATTACKS[name].run(at, random.Random(0))), daemon=True
+    )
+    attack.start()
+    return attack, seen
+
+
+def target(host: Host, star: Star, free: int | None = None) -> Target:
+    return Target(
+        ("127.0.0.1", host.port),
+        SECRET,
+        handshake.reply(SECRET, handshake.greeting()),
+        About(star, (), MODEL),
+        host.workers,
+        free,
+        seconds=0.5,
+        many=200,
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, known in ATTACKS.items() if known.who != "worker"])
+def test_workers_train_on_as_if_nobody_was_there(
+    name: str, serve: Callable[..., Host], caplog: pytest.LogCaptureFixture
+) -> None:
+    host, star = serve(WORKERS, timeout=20), Star()
+    servers = [join(host, i) for i in range(WORKERS)]
+    stop, steps = threading.Event(), 0
+    attack, seen = assaulted(name, target(host, star))
+    while attack.is_alive() or steps < LEAST:
+        xs = [torch.full((N,), steps + 10.0 * i) for i in range(WORKERS)]
+        means = each(*(lambda s=s, x=x: push(s, x) for s, x in zip(servers, xs, strict=True)))
+        for mean in means:
+            assert isinstance(mean, Tensor), mean
+            assert torch.equal(mean, torch.full((N,), steps + 5.0)), f"step {steps}"
+        steps += 1
+        stop.wait(0.02)
+    assert seen, "the attack itself failed"
+    assert seen[0].opened > 0
+    if name not in WORSE:
+        assert seen[0].ended == seen[0].opened, seen
+    join_again = join_and_close(host, servers[0])
+    assert join_again, "nobody else is let in"
+    for server in servers[1:]:
+        server.close()
+    host.thread.join(10)  # type: ignore[attr-defined]
+    assert not host.thread.is_alive()  # type: ignore[attr-defined]
+    assert len(caplog.records) <= 4, "said once of each address, and then ever more seldom"
+    assert not [
+        each for each in caplog.records if "this server" in each.message and "cannot take" in each.message
+    ]
+    assert not Path("/tmp/tacit-was-called").exists()
+
+
+def join_and_close(host: Host, first: Server) -> bool:
+    """Leave, come back, and leave."""
+    first.close()
+    again = join(host, 0)
+    again.close()
+    return True
+
+
+@pytest.mark.parametrize("name", [name for name, known in ATTACKS.items() if known.who == "worker"])
+def test_a_worker_that_does_what_none_would_is_alone_in_it(name: str, serve: Callable[..., Host]) -> None:
+    star = Star(Asynchronous())
+    host = serve(WORKERS + 1, timeout=20)
+    servers = [join(host, i, WORKERS + 1, star) for i in range(WORKERS)]
+    each(*[lambda s=s: s.enter(torch.zeros(N), "a/0", BACK) for s in servers])
+    seen: list[attacks.Seen] = []
+    attack = threading.Thread(
+        target=lambda: seen.append(ATTACKS[name].run(target(host, star, WORKERS), random.Random(0))),
+        daemon=True,
+    )
+    attack.start()
+    steps = 0
+    while attack.is_alive() or steps < LEAST:
+        for server in servers:
+            last = push(server, torch.ones(N))
+            steps += 1
+            assert torch.allclose(last, torch.full((N,), steps / (WORKERS + 1))), f"step {steps}"
+    assert seen, "the attack itself failed"
+    assert seen[0].ended == seen[0].opened
+    (facts,) = [host.facts()]
+    assert sum(facts["stale"].values()) == steps
+    for server in servers:
+        server.close()
+
+
+def test_with_every_place_taken_by_strangers_a_worker_still_comes_in(serve: Callable[..., Host]) -> None:
+    host, star = serve(1), Star()
+    lines = [attacks.dialled(target(host, star)) for _ in range(1000)]
+    server = join(host, 0, 1, seconds=10)
+    assert torch.equal(push(server, torch.ones(N)), torch.ones(N))
+    server.close()
+    for line in lines:
+        line.close()
+
+
+def test_seconds_of_a_worker_are_not_those_of_a_stranger(serve: Callable[..., Host]) -> None:
+    """Proved and welcome, a connection may be silent for as long as it likes."""
+    host = serve(1)
+    server = join(host, 0, 1)
+    threading.Event().wait(2.5)
+    assert torch.equal(push(server, torch.ones(N)), torch.ones(N))
+    server.close()

@@ -1,0 +1,187 @@
+"""What a node's launcher prints: tracebacks wait for their rank's end, and are then in its report alone."""
+
+import io
+import json
+import math
+import sys
+import time
+
+import pytest
+
+from tacit.testbed import Failure, outputs, rank
+from tacit.testbed.blame import Node, Report, silent
+from tacit.testbed.outputs import Output
+
+HEAD = "Traceback (most recent call last):"
+UNCAUGHT = [f"[rank1]: {HEAD}", '[rank1]:   File "a.py", line 1', "[rank1]: ValueError: bad"]
+LOST = (
+    f"{HEAD}\n  File\ntacit.errors.PeerLost: rank 1 did not answer in round 20: gone or frozen (rank 0: why)"
+)
+
+
+def held(*lines: str) -> list[str]:
+    """Those that are taken for lines of tracebacks."""
+    block = rank.Block()
+    return [line for line in lines if block.holds(line)]
+
+
+def test_lines_of_tracebacks_are_told_from_others() -> None:
+    assert held("a", *UNCAUGHT, "b", "[rank1]: more of it", "[rank2]: other") == [
+        *UNCAUGHT,
+        "[rank1]: more of it",
+    ]
+    plain = [HEAD, '  File "a.py", line 1', "    f()", "ValueError: bad"]
+    assert held("a", *plain, "b", "  indented") == plain
+    chained = [*plain, "", "During handling of the above exception, another exception occurred:", "", *plain]
+    assert held(*chained, "b") == chained
+    assert held("we print Traceback (most recent call last):", "  indented") == []
+    noise = [
+        "terminate called after throwing an instance of 'gloo::IoException'",
+        "  what():  [/__w/pytorch/pair.cc:553] Connection closed",
+        "[rank2]:[W1122 18:12:31.617992401 TCPStore.cpp:125] [c10d] recvValue failed",
+        "frame #0: c10::Error::Error(...)",
+    ]
+    assert held(*noise, "  what(): my own") == noise
+
+
+class Launcher:
+    """Prints as keepers in a launcher do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, holding: bool = True) -> None:
+        self.screen = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", self.screen)
+        self.node = Node(0)
+        self.notes: list[str] = []
+        self.output = Output(self.node, sys.stderr, None, self.notes.append, holding)
+
+    def says(self, *messages: "dict[str, object] | str") -> None:
+        for each in messages:
+            line = each if isinstance(each, str) else rank.MARK + json.dumps({"rank": 1, **each})
+            self.output.feed(line.encode() + b"\n")
+
+    @property
+    def lines(self) -> list[str]:
+        return self.screen.getvalue().split("\n")[:-1]
+
+
+def report(text: str, code: int = 1) -> list[dict[str, object]]:
+    return [{"traceback": text}, {"code": code, "time": 1.0}]
+
+
+def test_what_a_rank_ends_by_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\n".join(line.removeprefix("[rank1]: ") for line in UNCAUGHT)
+    launcher = Launcher(monkeypatch)
+    noise = "terminate called after throwing an instance of 'gloo::IoException'"
+    launcher.says("before", *({"line": line} for line in UNCAUGHT), "between", {"line": noise}, *report(text))
+    launcher.says("after", f"{HEAD}", "  torchrun's own", "ChildFailedError")
+    launcher.output.flush()
+    assert launcher.lines == ["before", "between", "after"]
+    assert launcher.node.heard[1].traceback == text
+
+
+def test_a_rank_that_goes_on_has_its_traceback_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Launcher(monkeypatch)
+    launcher.says({"line": HEAD}, {"line": "ValueError: ", "more": True}, {"line": "logged"})
+    launcher.output.flush(time.monotonic())
+    assert launcher.lines == []
+    assert 0 < launcher.output.until - time.monotonic() <= 3
+    launcher.output.flush(launcher.output.until + 1)
+    assert launcher.lines == [HEAD, "ValueError: logged"]
+    assert launcher.output.until == math.inf
+    launcher.says({"line": HEAD}, {"line": "KeyError: 1"}, {"code": -9, "time": 1.0})
+    assert launcher.lines[2:] == [HEAD, "KeyError: 1"], "it did not end by that"
+
+
+def test_without_holding_all_is_printed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Launcher(monkeypatch, holding=False)
+    launcher.says(*({"line": line} for line in UNCAUGHT), *report("x"), HEAD, "of torchrun")
+    assert launcher.lines == [*UNCAUGHT, HEAD, "of torchrun"]
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "nonsense", '{"rank": "x", "code": 1}', '{"rank": 1}', "1" * 5000]
+)
+def test_a_program_that_prints_the_mark_disturbs_nothing(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    launcher = Launcher(monkeypatch)
+    launcher.says(rank.MARK + text)
+    assert launcher.lines == [rank.MARK + text]
+
+
+def test_notes_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Launcher(monkeypatch)
+    launcher.says({"note": "the disk is full"})
+    assert (launcher.notes, launcher.lines) == (["the disk is full"], [])
+
+
+# ---- who it was ----------------------------------------------------------------------------------------
+
+
+def nodes(*reports: Report, stopped: bool = False) -> list[Node]:
+    """Two nodes of two ranks."""
+    found = [Node(0), Node(1)]
+    for each in reports:
+        message = {"rank": each.rank, "code": each.code, "time": each.time, "frozen": each.frozen}
+        node = found[each.rank // 2]
+        node.stopped = stopped and each.code < 0
+        if each.traceback:
+            node.hear({"rank": each.rank, "traceback": each.traceback})
+        node.hear(message)
+    return found
+
+
+SURVIVOR = Report(0, 1, 5.0, LOST)
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        ((), "froze, or was cut off: it did not answer in round 20"),
+        ((Report(1, -15, 9.0),), "froze, or was cut off: it did not answer in round 20"),
+        ((Report(1, -9, 9.0, frozen=True),), "froze: it did not answer in round 20"),
+        (
+            (Report(3, 1, 4.0, "RuntimeError: Connection closed by peer"),),
+            "froze, or was cut off: it did not",
+        ),
+    ],
+)
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_rank_that_says_nothing_is_named_by_the_survivors(
+    others: tuple[Report, ...], reason: str, stopped: bool
+) -> None:
+    found = silent(nodes(SURVIVOR, *others, stopped=stopped), 2)
+    assert found is not None
+    assert (found.rank, found.node) == (1, 0)
+    assert found.reason.startswith(reason)
+
+
+def test_one_that_says_why_it_failed_is_not_named_by_others() -> None:
+    assert silent(nodes(SURVIVOR, Report(1, 1, 9.0, f"{HEAD}\nValueError: bad")), 2) is None
+    assert silent(nodes(SURVIVOR, Report(1, -9, 9.0)), 2) is None
+    assert silent(nodes(Report(2, 1, 9.0, f"{HEAD}\nValueError: bad")), 2) is None
+    assert silent(nodes(), 2) is None
+
+
+def test_other_ways_to_be_missing() -> None:
+    def reason(said: str) -> str:
+        found = silent(nodes(Report(0, 1, 5.0, f"{HEAD}\ntacit.errors.PeerLost: {said}")), 2)
+        assert found is not None
+        return str(found)
+
+    assert reason("rank 3 has left in round 20: SystemExit: 0") == (
+        "rank 3 left early: it has left in round 20: SystemExit: 0 (node 1)"
+    )
+    assert reason("ranks 2, 3 did not enter round 7 in time (still in round 6) (x)") == (
+        "rank 2 was late: it did not enter round 7 in time (node 1)"
+    )
+
+
+def test_a_plain_script_whose_rank_is_stopped() -> None:
+    timeout = f"{HEAD}\nRuntimeError: [gloo] Timed out waiting 8000ms for recv operation to complete"
+    found = silent(nodes(Report(0, 1, 5.0, timeout), Report(3, -9, 9.0, frozen=True)), 2)
+    assert found == Failure(1, 3, "froze: it was stopped, and answered nobody")
+
+
+def test_patience_is_longer_with_what_nothing_has_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Launcher(monkeypatch)
+    launcher.says({"line": UNCAUGHT[0]})
+    assert launcher.output.until - time.monotonic() > outputs.PATIENCE - 1
