@@ -62,7 +62,8 @@ TRANSIENT: dict[str, Where] = {
 """After these a training is to end as if nothing had been."""
 KINDS = {**FATAL, **TRANSIENT}
 LINKS = ("link down", "link 2 s")
-WORLDS = ("2x1", "3x1", "2x2", "5x1", "3x2", "7x1", "4x2", "1x4", "2x4")
+WORLDS = (*3 * ("2x1", "3x1", "2x2", "1x4"), "1x3", "5x1", "3x2", "7x1", "4x2", "2x4")
+"""What is drawn from: mostly small ones, which take fewer seconds."""
 LAYOUTS = tuple(f"{nodes}x{ranks}" for nodes in range(1, 9) for ranks in range(1, 9) if nodes * ranks <= 8)
 """Every way to lay out up to eight ranks on nodes of as many each."""
 

@@ -40,14 +40,14 @@ QUICK_LAYOUTS = ("1x7", "3x2", "8x1")
 class Campaign:
     """Trials, of which those that are kept are not made again."""
 
-    def __init__(self, kept: Kept, code: str) -> None:
-        self._kept, self._code = kept, code
+    def __init__(self, kept: Kept, code: str, mixed: bool = False) -> None:
+        self._kept, self._code, self._mixed = kept, code, mixed
         self._plain: dict[str, Found] = {}
 
     def judged(self, trial: Trial) -> dict[str, Any]:
         """Its row."""
         about = {"trial": trial.key, "code_of": self._code}
-        row = self._kept.find(about)
+        row = self._kept.find({"trial": trial.key} if self._mixed else about)
         if row is None:
             found = made(trial)
             found.wrong = judge(trial, found, self._undisturbed(trial))
@@ -88,6 +88,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     misnamed = sum("wrong name" in each for each in wrong)
     return {
         "trials": len(rows),
+        "code": dict(Counter(row["code_of"] for row in rows)),
         "faults": sum(row["trial"]["kind"] != "none" for row in rows),
         "kinds": dict(sorted(Counter(row["trial"]["kind"] for row in rows).items())),
         "hangs": sum(each.startswith(("hang", "the command had")) for each in wrong),
@@ -108,6 +109,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time; with more, times mean less")
     parser.add_argument("--only", choices=("worlds", "faults"))
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument(
+        "--mixed", action="store_true", help="take rows that other code has made, too, and say so"
+    )
     parser.add_argument("--kept", type=Path, default=RESULTS / "faults-trials.jsonl", help="where rows are")
     parser.add_argument("--save", action="store_true", help="keep the result in benchmarks/results")
     options = parser.parse_args()
@@ -120,7 +124,7 @@ def main() -> None:
     if options.only != "worlds":
         drawn = faults(options.count, options.seed)
         trials += drawn[:14] if options.quick else drawn
-    campaign = Campaign(Kept(options.kept), fingerprint(*OWN))
+    campaign = Campaign(Kept(options.kept), fingerprint(*OWN), options.mixed)
     rows = rows_of(trials, campaign, options.jobs)
     counted = summary(rows)
     print(json.dumps(counted, indent=1))

@@ -161,7 +161,7 @@ print("to stderr", file=sys.stderr)
     assert (ran.kept["status"], ran.kept["algorithm"]) == ("ok", "topk:ratio=0.1")
     assert ran.kept["attached"] == ["topk:ratio=0.1"]
     sessions = [session for rank in ran.kept["ranks"] for session in rank["sessions"]]
-    assert [(each["closed"], each["metrics"]["rounds"]) for each in sessions] == [(False, 6)] * 2
+    assert [(each["closed"], each["metrics"]["rounds"]) for each in sessions] == [(True, 6)] * 2
     assert ran.kept["mb_by_formulas"] == sum(each["metrics"]["bytes_out"] for each in sessions) / 1e6 > 0
     shares = [each["metrics"]["compute_share"] for each in sessions]
     assert ran.kept["compute_share"] == pytest.approx(sum(shares) / 2)

@@ -70,7 +70,8 @@ def test_a_summary_counts_what_is_wrong() -> None:
         {"trial": {"kind": "slow"}, "found": {"wrong": ["wrong result: z"]}},
         {"trial": {"kind": "none"}, "found": {"wrong": []}},
     ]
-    counted = summary(rows)
+    counted = summary([{**row, "code_of": code} for row, code in zip(rows, "aaab", strict=True)])
+    assert counted["code"] == {"a": 3, "b": 1}
     assert (counted["trials"], counted["faults"], counted["hangs"]) == (4, 3, 1)
     assert (counted["wrong results"], counted["leftovers"], counted["right rank named"]) == (1, 1, 0.5)
 
