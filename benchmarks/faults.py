@@ -109,9 +109,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time; with more, times mean less")
     parser.add_argument("--only", choices=("worlds", "faults"))
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument(
-        "--mixed", action="store_true", help="take rows of other code, too, and say so"
-    )
+    parser.add_argument("--mixed", action="store_true", help="take rows of other code, too, and say so")
     parser.add_argument("--kept", type=Path, default=RESULTS / "faults-trials.jsonl", help="where rows are")
     parser.add_argument("--save", action="store_true", help="keep the result in benchmarks/results")
     options = parser.parse_args()
