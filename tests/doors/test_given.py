@@ -1,5 +1,8 @@
 """What is given to `attach`: wrappers are taken off where that is plain, and everything else is named."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -81,3 +84,9 @@ def test_a_sharded_model_is_named() -> None:
     sharded = type("FSDPLinear", (FSDPModule, nn.Linear), {"__new__": lambda cls, *_: nn.Module.__new__(cls)})
     with pytest.raises(tacit.AttachError, match=r"the model is sharded \(FSDP\), and only"):
         ddp_of(sharded(2, 2))
+
+
+def test_what_shards_models_is_not_imported_to_look_for_it() -> None:
+    """It imports a symbolic algebra system: a second of processor time in every process."""
+    code = "import sys, tacit; tacit.attach; sys.exit('torch.distributed.fsdp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -27,7 +27,7 @@ def ddp_of(model: object) -> DistributedDataParallel:
         return model
     if isinstance(model, Optimizer):
         raise AttachError("the first argument is an optimizer: write attach(model, optimizer, ...)")
-    if isinstance(model, FSDPModule | FullyShardedDataParallel):
+    if _sharded(model):
         raise AttachError(
             "the model is sharded (FSDP), and only DistributedDataParallel is supported as yet: wrap the "
             "unsharded model, attach(DistributedDataParallel(model), optimizer, ...)"
@@ -75,6 +75,12 @@ def _optimizer(given: Any) -> Optimizer:
             "list of several"
         )
     return given
+
+
+def _sharded(model: object) -> bool:
+    # Who has a sharded model has imported this; importing it here would cost every process a second.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(model, fsdp.FSDPModule | fsdp.FullyShardedDataParallel)
 
 
 def _a(thing: object) -> str:
