@@ -508,8 +508,8 @@ class Session:
     def agree(self, xs: Sequence[Tensor]) -> bool:
         """Whether the lots need more than a round for all to agree; then `xs` now are what they agree on.
 
-        Of all lots at once: a server ends a round without the workers that meet, lot by lot, and a worker that
-        meets in one lot and not yet in the next would wait for one that waits for its push there.
+        Of all lots at once: a server ends a round without the workers that meet, lot by lot, and one that
+        meets in one lot and not yet in the next would wait for another that waits for its push there.
 
         Raises:
             RoundError: it failed, or an earlier exchange did.
