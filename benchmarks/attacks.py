@@ -39,6 +39,7 @@ class Target:
         about: what its workers tell of themselves; `workers`: how many there are.
         free: the number of a worker whose place is free; None where none is.
         seconds: how long to go on with what needs time; `many`: how many connections are many.
+        source: the address to come from; None: any. Of each, a server says why it has closed connections.
     """
 
     address: tuple[str, int]
@@ -49,6 +50,7 @@ class Target:
     free: int | None = None
     seconds: float = 2.0
     many: int = 1000
+    source: str | None = None
 
 
 class Seen(NamedTuple):
@@ -75,6 +77,8 @@ class Known(NamedTuple):
 
 
 ATTACKS: dict[str, Known] = {}
+SPARED = frozenset({"scans", "idle", "flood", "crowd", "impostor", "misfits", "reset"})
+"""Of these not every connection is one that the server is to end."""
 
 
 def by(who: Who) -> Callable[[Attack], Attack]:
@@ -92,7 +96,8 @@ def by(who: Who) -> Callable[[Attack], Attack]:
 
 def dialled(target: Target) -> socket.socket:
     """A connection to the server."""
-    return socket.create_connection(target.address, timeout=5)
+    source = None if target.source is None else (target.source, 0)
+    return socket.create_connection(target.address, timeout=5, source_address=source)
 
 
 def ended(line: socket.socket, seconds: float = PATIENCE) -> bool:
