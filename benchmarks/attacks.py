@@ -39,6 +39,7 @@ class Target:
         about: what its workers tell of themselves; `workers`: how many there are.
         free: the number of a worker whose place is free; None where none is.
         seconds: how long to go on with what needs time; `many`: how many connections are many.
+        source: the address to come from; None: any. Of each, a server says why it has closed connections.
     """
 
     address: tuple[str, int]
@@ -49,6 +50,7 @@ class Target:
     free: int | None = None
     seconds: float = 2.0
     many: int = 1000
+    source: str | None = None
 
 
 class Seen(NamedTuple):
@@ -75,6 +77,8 @@ class Known(NamedTuple):
 
 
 ATTACKS: dict[str, Known] = {}
+SPARED = frozenset({"scans", "idle", "flood", "crowd", "impostor", "misfits", "reset"})
+"""Of these not every connection is one that the server is to end."""
 
 
 def by(who: Who) -> Callable[[Attack], Attack]:
@@ -92,7 +96,8 @@ def by(who: Who) -> Callable[[Attack], Attack]:
 
 def dialled(target: Target) -> socket.socket:
     """A connection to the server."""
-    return socket.create_connection(target.address, timeout=5)
+    source = None if target.source is None else (target.source, 0)
+    return socket.create_connection(target.address, timeout=5, source_address=source)
 
 
 def ended(line: socket.socket, seconds: float = PATIENCE) -> bool:
@@ -129,13 +134,22 @@ def said(target: Target, *messages: bytes) -> Seen:
 def greeted(target: Target) -> tuple[socket.socket, bytes]:
     """A connection, and the server's greeting."""
     line = dialled(target)
+    return line, exactly(line, handshake.GREETING_BYTES)
+
+
+def exactly(line: socket.socket, size: int) -> bytes:
+    """So many bytes of what the server says.
+
+    Raises:
+        ConnectionError: it says less.
+    """
     got = b""
-    while len(got) < handshake.GREETING_BYTES:
-        part = line.recv(handshake.GREETING_BYTES - len(got))
+    while len(got) < size:
+        part = line.recv(size - len(got))
         if not part:
-            raise ConnectionError("no greeting")
+            raise ConnectionError(f"the server has ended the connection, {len(got)} of {size} bytes came")
         got += part
-    return line, got
+    return got
 
 
 def answered(target: Target, answer: Callable[[bytes], bytes]) -> Seen:
@@ -150,12 +164,7 @@ def inside(target: Target) -> socket.socket:
     line, greeting = greeted(target)
     reply = handshake.reply(target.secret, greeting)
     line.sendall(reply)
-    verdict = b""
-    while len(verdict) < handshake.VERDICT_BYTES:
-        part = line.recv(handshake.VERDICT_BYTES - len(verdict))
-        if not part:
-            raise ConnectionError("no verdict")
-        verdict += part
+    verdict = exactly(line, handshake.VERDICT_BYTES)
     handshake.check_verdict(target.secret, greeting, reply, verdict, "the server")
     return line
 
@@ -192,24 +201,17 @@ def seated(target: Target) -> socket.socket:
         ConnectionError: the server would not have it.
     """
     assert target.free is not None
-    for _ in range(50):
+    deadline = time.monotonic() + 2 * PATIENCE
+    while time.monotonic() < deadline:
         line = inside(target)
         line.sendall(framed(hello(target, target.free)))
-        head = b""
-        while len(head) < FORM.size:
-            part = line.recv(FORM.size - len(head))
-            if not part:
-                raise ConnectionError("no answer to a HELLO")
-            head += part
-        header = Header(*FORM.unpack(head))
-        rest = header.nbytes
-        while rest:
-            rest -= len(line.recv(rest))
+        header = Header(*FORM.unpack(exactly(line, FORM.size)))
+        why = exactly(line, header.nbytes)
         if header.kind == Kind.ANSWER:
             return line
         line.close()  # the one before is still being sent away
         time.sleep(0.1)
-    raise ConnectionError("the place is taken")
+    raise ConnectionError(f"the place is taken: {why.decode(errors='replace')}")
 
 
 def declared(target: Target, number: int = 1, **changes: Any) -> bytes:

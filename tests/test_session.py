@@ -1,5 +1,9 @@
 """The session without a network: rounds, commits, lots, and what happens to a round that fails."""
 
+import threading
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -208,3 +212,42 @@ def test_only_the_rank_with_the_nan_is_named(algorithm: str, value: float, culpr
     xs[culprit][50] = value  # in a matrix
     with pytest.raises(NonFinite, match=rf"in the gradient of a on rank {culprit}, in step 0"):
         group.exchange(1, xs)
+
+
+class Meeting(Seat):
+    """Answers a lot when all lots have been asked, as a server may have to: see `Session.agree`."""
+
+    def __init__(self) -> None:
+        super().__init__(Loopback(1), 0)
+        self.asked: list[tuple[int, Callable[[], None]]] = []
+
+    def ranks(self, axis: str) -> list[int]:
+        return [0]
+
+    def post(self, request: Any, stage: int, slot: str) -> Any:
+        return Answer(request.pulls[0].numel, self.asked)
+
+
+class Answer:
+    def __init__(self, numel: int, asked: list[tuple[int, Callable[[], None]]]) -> None:
+        self.numel, self.asked = numel, asked
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        self.asked.append((self.numel, call))
+        if len(self.asked) == len(LOTS):
+            for _, answered in self.asked:
+                answered()
+
+    def answer(self) -> Any:
+        return ((torch.full((self.numel,), float(self.numel)),),)
+
+
+def test_workers_that_meet_do_so_in_all_lots_at_once() -> None:
+    """Else one meets in the first lot, and another waits for its push in the second: both for ever."""
+    session = Session(parse("ps:backup_workers=1"), NAMED, Meeting(), LOTS)
+    xs = [torch.zeros(lot.numel) for lot in session.lots]
+    meeting = threading.Thread(target=session.agree, args=(xs,), daemon=True)
+    meeting.start()
+    meeting.join(20)
+    assert not meeting.is_alive(), "it waits for an answer in one lot before it asks in the next"
+    assert all(torch.equal(x, torch.full_like(x, x.numel())) for x in xs)

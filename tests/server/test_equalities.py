@@ -16,8 +16,10 @@ def together(crowd: Crowd, what: str, servers: list[int], *arguments: str) -> li
     told = ";".join(",".join(address for address, _ in group) for group in made)
     workers = [crowd.worker(WORLD, rank, what, *arguments, GROUPS=told) for rank in range(WORLD)]
     ended = [crowd.ended(worker) for worker in workers]
-    for rank, each in enumerate(ended):
-        assert each.code == 0, f"rank {rank}:\n{each.text[-3000:]}"
+    failed = [f"rank {rank}:\n{each.text[-3000:]}" for rank, each in enumerate(ended) if each.code]
+    assert not failed, "\n".join(
+        failed
+    )  # of all: who fails first is seen by the others as a closed connection
     for group in made:
         for _, process in group:
             assert process.wait(60) == 0, "a server outlives its workers"

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import TCPStore
 import attacks
 from tacit.contracts import Ask
 from tacit.errors import AttachError, ConfigError, PeerLost, ServerLost
+from tacit.server.__main__ import arguments
 from tacit.server.host import Host
 from tacit.topologies import Asynchronous, StaleSynchronous, Star
 from tacit.transports import handshake
@@ -191,7 +192,15 @@ def test_it_listens_where_it_is_told(serve: Serve) -> None:
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", host.port), 2).close()
     socket.create_connection(("127.0.0.2", host.port), 2).close()
-    assert serve(1).port, "the loopback, where not told"
+
+
+def test_not_told_it_listens_on_the_loopback_alone(serve: Serve) -> None:
+    assert arguments().parse_args(["--workers", "1", "--port", "1"]).host == "127.0.0.1"
+    host = serve(1)
+    socket.create_connection(("127.0.0.1", host.port), 2).close()
+    for elsewhere in ("127.0.0.2", "::1"):
+        with pytest.raises(OSError, match="refused|assign requested|not supported"):
+            socket.create_connection((elsewhere, host.port), 2).close()
 
 
 @pytest.mark.parametrize(

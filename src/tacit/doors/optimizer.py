@@ -193,18 +193,16 @@ class ProgressDoor:
         way = self._leave(last, range(len(self._session.lots)), lands=last)
         if way.flight is not None:
             self._session.wait(way.flight)
+        agreed = self._session.agree(self._flat)
         for i, then in enumerate(self._then):
-            self._settle(i, then)
+            if agreed:
+                then.copy_(self._flat[i])
+            else:
+                self._session.strategy.merge.settle_(then, self._replica.widened(i, self._flat[i]))
             self._replica.write(i, then)
         if self._buffers is not None:
             self._buffers.land(lag=0)
         self._end(way)
-
-    def _settle(self, i: int, then: Tensor) -> None:
-        if self._session.agree(i, self._flat[i]):
-            then.copy_(self._flat[i])
-        else:
-            self._session.strategy.merge.settle_(then, self._replica.widened(i, self._flat[i]))
 
     def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
         """Go on from what a server has; `bring` tells it of a lot, and says what it has of it."""

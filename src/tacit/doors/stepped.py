@@ -158,8 +158,8 @@ class SteppedDoor:
     def sync(self) -> None:
         """Wait until all workers have pushed what they have, take what came of it, and average buffers."""
         self._session.flush()
-        for i, flat in enumerate(self._flat):
-            if self._session.agree(i, flat):
+        if self._session.agree(self._flat):
+            for i, flat in enumerate(self._flat):
                 self._write(i, flat, whole=True)
         self._beside.meet()  # now that all have come so far, none of them waits for a push of another
 

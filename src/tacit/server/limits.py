@@ -54,6 +54,11 @@ class Limits:
         """Bytes that a message may have."""
         return _TIMES * self.nbytes + _BESIDE
 
+    @property
+    def _most_kinds(self) -> int:
+        """Of messages, and of pieces in one of them."""
+        return _KINDS_A_PARAMETER * len(self.names) + _KINDS_BESIDE
+
     def check(self, told: Declared) -> None:
         """Refuse what is of no lot of the model, before any memory is spent on it.
 
@@ -63,8 +68,13 @@ class Limits:
         lot = lot_of(told.key, self.names)
         if lot is None:
             raise PayloadError(f"a message about {told.key!r:.60}, which is no lot of the worker's model")
+        pieces = (*told.pieces, *told.pulls, *([] if told.back is None else [told.back]))
+        if len(pieces) > self._most_kinds:
+            raise PayloadError(
+                f"a message of {len(pieces)} pieces, for a model of {len(self.names)} parameters"
+            )
         most = self.entries + _BESIDE
-        for piece in (*told.pieces, *told.pulls, *([] if told.back is None else [told.back])):
+        for piece in pieces:
             if not 0 <= piece.numel <= most:
                 raise PayloadError(f"a message of {piece.numel} entries, where the model has {self.entries}")
             spans = piece.spans or ()
@@ -73,7 +83,7 @@ class Limits:
             if spans and sum(b - a for a, b in spans) != piece.numel:
                 raise PayloadError(f"a message of {piece.numel} entries, for spans of another number")
         self.kinds += 1
-        if self.kinds > _KINDS_A_PARAMETER * len(self.names) + _KINDS_BESIDE:
+        if self.kinds > self._most_kinds:
             raise PayloadError(f"{self.kinds} kinds of messages, for a model of {len(self.names)} parameters")
 
     def check_size(self, *parcels: Parcel) -> None:

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -472,37 +473,54 @@ class Session:
         Raises:
             RoundError: it failed, or an earlier exchange did.
         """
-        answers: list[T] = []
-        over = threading.Event()
+        return self._ask_at_once([(open, slot)])[0]
 
-        def land(found: tuple[T, int]) -> None:
+    def _ask_at_once(self, asked: Sequence[tuple[Callable[[], Generator[Request, Any, T]], str]]) -> list[T]:
+        answers: dict[int, T] = {}
+        over = [threading.Event() for _ in asked]
+
+        def land(i: int, found: tuple[T, int]) -> None:
             answer, sent = found
             self.tally.sent(sent)
-            answers.append(answer)
-            over.set()
+            answers[i] = answer
+            over[i].set()
 
-        def fail(error: BaseException) -> None:
+        def fail(i: int, error: BaseException) -> None:
             self.failure = error
-            over.set()
+            over[i].set()
 
         waited_for = [flight for flight in [*self._flights.values()] if flight.watch.wait()]
-        self._running.submit(Job(slot, lambda: counted(open(), self.transport.place), land, fail))
-        over.wait()
+        for i, (open, slot) in enumerate(asked):
+            opened = partial(self._counted, open)
+            self._running.submit(Job(slot, opened, partial(land, i), partial(fail, i)))
+        for each in over:
+            each.wait()
         for flight in waited_for:
             flight.watch.go_on()
         self.raise_failure()
-        return answers[0]
+        return [answers[i] for i in range(len(asked))]
 
-    def agree(self, i: int, x: Tensor) -> bool:
-        """Whether lot `i` needs more than a round for all to agree; then `x` now is what they agree on.
+    def _counted(
+        self, open: Callable[[], Generator[Request, Any, T]]
+    ) -> Generator[Request, Any, tuple[T, int]]:
+        return counted(open(), self.transport.place)
+
+    def agree(self, xs: Sequence[Tensor]) -> bool:
+        """Whether the lots need more than a round for all to agree; then `xs` now are what they agree on.
+
+        Of all lots at once: a server ends a round without the workers that meet, lot by lot, and one that
+        meets in one lot and not yet in the next would wait for another that waits for its push there.
 
         Raises:
             RoundError: it failed, or an earlier exchange did.
         """
-        talk = self.strategy.topology.agree(x)
-        if talk is not None:
-            self.ask(lambda: talk, self.lots[i].name)
-        return talk is not None
+        talks = [self.strategy.topology.agree(x) for x in xs]
+        asked = [
+            (_always(talk), lot.name) for talk, lot in zip(talks, self.lots, strict=True) if talk is not None
+        ]
+        if asked:
+            self._ask_at_once(asked)
+        return bool(asked)
 
     def land(self, i: int, outcome: Outcome) -> None:
         """Note that lot `i` has landed; the last one of a round commits it, unless it is void."""
@@ -596,6 +614,11 @@ class Session:
         """
         peers = self.transport.place(WORLD).peers
         return self.tally.metrics(self.step, 2 * (peers - 1) / peers * self._dense)
+
+
+def _always(x: T) -> Callable[[], T]:
+    """What gives just this."""
+    return lambda: x
 
 
 def _first_infinite(total: Tensor) -> float:
