@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
@@ -26,26 +25,26 @@ from tacit.algorithms import parse
 from tacit.contracts import NODE, WORLD, Memory, Rounds
 from tacit.doors import ending, footprint, live, momentum, served, state
 from tacit.doors.accumulating import Accumulating, linear
-from tacit.doors.buffers import OwnBuffers, found_in
+from tacit.doors.agreeing import Meant, agree
+from tacit.doors.buffers import OwnBuffers
 from tacit.doors.ddp import Answer, Switchboard, no_exchange, plain_mean
 from tacit.doors.given import ddp_of, optimizers_of
 from tacit.doors.level import Level, own_timeout
 from tacit.doors.nodes import read_nodes
-from tacit.doors.rates import Rates
-from tacit.doors.scaling import ScaledSteps, agreed_on, at_work
+from tacit.doors.rates import Notes, Rates
+from tacit.doors.scaling import ScaledSteps, at_work
 from tacit.doors.trainable import StillTrained, refuse_sparse, trainable
-from tacit.doors.uneven import Backwards, refuse_join, untouched
+from tacit.doors.uneven import Backwards, joins, refuse_join, untouched
 from tacit.errors import AttachError, ConfigError, PeerLost
-from tacit.kernels.payloads import FORMAT
 from tacit.kernels.pick import pick
-from tacit.lots import Policy, choice, exempting
+from tacit.lots import Policy
 from tacit.overlap import Delayed
 from tacit.rounds import EveryEpoch, EveryStep, Inside, OnPlateau, Until
 from tacit.session import Session, joined, timeline
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.timelines import Timeline
 from tacit.transports.closing import Reached
-from tacit.transports.rollcall import RollCall
+from tacit.transports.rollcall import Posted, RollCall
 from tacit.transports.torch import abort
 
 VARIABLE = "TACIT_ALGORITHM"
@@ -338,15 +337,21 @@ class Attached:
         self._quiet = strategy.levels[0].subject == "nothing"
         self.strategy = strategy
         self._momentum = momentum.planned(strategy, policy, optimizers, named)
+        agree(
+            model, strategy, Meant(named, optimizers, scaler=scaler, policy=policy, memory=memory, seed=seed)
+        )
         if not self._quiet:
             board = board or Switchboard.of(model)
-            _agree(group, strategy, named, scaler, policy, memory, seed, model)
         nodes = read_nodes(group, mesh) if _goes_by_node(strategy) else ()
+        rates = Rates(optimizers, named)
+        # A replica that moves on its own may pass over steps of its own with a scaler.
+        noting = optimizers and not (scaler is not None and _periodic(strategy)) and not joins(model)
+        self._notes = Notes(rates) if noting else None
         options: dict[str, Any] = {
             "nodes": nodes,
             "policy": policy,
             "timeout": self._timeout,
-            "rates": Rates(optimizers, named),
+            "rates": rates,
             "memory": memory,
             "share": _share(group, strategy, weight),
             "optimizers": optimizers,
@@ -396,6 +401,8 @@ class Attached:
             self._reached,
             self._peer_lost,
             self._timeout.total_seconds(),
+            None if self._quiet else self._posted,
+            self._notes,
         )
         for level in self.levels:
             level.session.explain = self._explain
@@ -412,6 +419,13 @@ class Attached:
         if self._quiet:
             return self.session.step
         return sum(level.session.round for level in self.levels)
+
+    def _posted(self) -> Posted:
+        """What this rank has given to collectives, and when the last of it."""
+        sessions = [level.session for level in self.levels]
+        begun = self._backwards.begun if self._scaled is not None else 0
+        since = max(session.posted_at for session in sessions)
+        return Posted(sum(session.posted for session in sessions) + begun, since)
 
     def _reached(self) -> Reached:
         """How far this rank is, as ranks compare it when one closes its session."""
@@ -489,7 +503,10 @@ class Attached:
         else:
             for level in self.levels:
                 level.after_step()
-        self.session.tally.stepped(self.levels[-1].session.step)
+        step = self.levels[-1].session.step
+        if self._notes is not None:
+            self._notes.stepped(step)
+        self.session.tally.stepped(step)
 
     def _hint(self, *_: object) -> None:
         """Somebody takes the model's parameters: between two rounds they are those of this rank alone."""
@@ -620,6 +637,7 @@ class Attached:
 
         Raises:
             UnevenData: ranks have taken different numbers of steps.
+            RatesDiffer: with different learning rates.
             RoundError: the last round failed, or an earlier one did.
         """
         if self._model not in _ATTACHED:
@@ -755,57 +773,3 @@ def _fully_named(strategy: AnyStrategy) -> Sequence[Strategy]:
         return strategy.levels
     whole = strategy.name.partition(":")[0]
     return [replace(level, name=f"{whole}.{level.name}") for level in strategy.levels]
-
-
-def _agree(
-    group: dist.ProcessGroup,
-    strategy: AnyStrategy,
-    named: dict[str, Tensor],
-    scaler: GradScaler | None,
-    policy: Policy | None,
-    memory: Memory,
-    seed: int,
-    model: DistributedDataParallel,
-) -> None:
-    """Check that all ranks mean the same: one small message, so that a mismatch is no hang later."""
-    here = {
-        "version of tacit": f"payloads of format {FORMAT}",
-        "strategy": repr(strategy),
-        "model": "\n".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named.items()),
-        "buffers": "\n".join(_buffers(strategy, model)),
-        "compressor by its policy": "\n".join(_chosen(strategy, named, policy)),
-        "scaler": agreed_on(scaler, strategy),
-        "steps_per_epoch or number of epochs": repr(memory),
-        "seed": repr(seed),
-    }
-    shown = {
-        **here,
-        "model": f"{len(named)} parameters",
-        "buffers": "see their names, shapes and types",
-        "compressor by its policy": "see the policy",
-    }
-    sums = torch.tensor([zlib.crc32(line.encode()) for line in here.values()])
-    all_ = [torch.empty_like(sums) for _ in range(group.size())]
-    dist.all_gather(all_, sums, group=group)
-    for column, what in enumerate(here):
-        different = [rank for rank, theirs in enumerate(all_) if theirs[column] != all_[0][column]]
-        if different:
-            raise AttachError(
-                f"ranks {different} attach another {what} than rank 0: give every rank the same one "
-                f"(here: {shown[what]})"
-            )
-
-
-def _buffers(strategy: AnyStrategy, model: DistributedDataParallel) -> Iterator[str]:
-    """What of them replicas that move on their own average."""
-    found = dict(model.module.named_buffers())
-    for name in found_in(model) if _periodic(strategy) else ():
-        yield f"{name} {tuple(found[name].shape)} {found[name].dtype}"
-
-
-def _chosen(strategy: AnyStrategy, named: dict[str, Tensor], policy: Policy | None) -> Iterator[str]:
-    """Which compressor each parameter came to, level by level."""
-    for level in strategy.levels:
-        choose = policy or exempting(level.compressor)
-        for name, p in named.items():
-            yield f"{name} {choice(name, p, choose)!r}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -107,6 +108,8 @@ class Session:
         self.round = 0
         """How many rounds have landed; `begun`, how many have left."""
         self.begun = 0
+        self.posted, self.posted_at = 0, time.monotonic()
+        """How many exchanges this rank has given to its lane, and when the last of them."""
         self.failure: BaseException | None = None
         self.scale: Callable[[], float] | None = None
         """Reads the factor on all gradients, where a GradScaler puts one: what is not finite then makes the
@@ -416,7 +419,7 @@ class Session:
             landed()
 
         lot = self.lots[i]
-        self._running.submit(Job(lot.name, lambda: self.open(i, x), land, fail, lot.compressor.light))
+        self._post(Job(lot.name, lambda: self.open(i, x), land, fail, lot.compressor.light))
 
     def submit_beside(
         self,
@@ -443,7 +446,11 @@ class Session:
             self.failure = error
             flight.over.set()
 
-        self._running.submit(Job(slot, lambda: counted(open(), self.transport.place), land, fail))
+        self._post(Job(slot, lambda: counted(open(), self.transport.place), land, fail))
+
+    def _post(self, job: Job) -> None:
+        self.posted, self.posted_at = self.posted + 1, time.monotonic()
+        self._running.submit(job)
 
     @property
     def _running(self) -> Lane:
@@ -486,7 +493,7 @@ class Session:
             over.set()
 
         waited_for = [flight for flight in [*self._flights.values()] if flight.watch.wait()]
-        self._running.submit(Job(slot, lambda: counted(open(), self.transport.place), land, fail))
+        self._post(Job(slot, lambda: counted(open(), self.transport.place), land, fail))
         over.wait()
         for flight in waited_for:
             flight.watch.go_on()
