@@ -496,6 +496,8 @@ class Attached:
             self.levels[0].gradient.counts_steps = True
 
     def _after_step(self, *_: Any) -> None:
+        if self._quiet:
+            self.session.raise_failure()  # DDP does not know of it
         if self._accumulating is not None:
             self._accumulating.stepped()
         if self._scaled is not None:

@@ -118,9 +118,8 @@ class RollCall:
             PeerLost: a rank is gone or frozen.
         """
         try:
-            wrong = self._rendezvous.arrive(self._reached())
-            if wrong is None and self._comparing is not None:
-                wrong = self._comparing.end()
+            differs = (lambda: None) if self._comparing is None else self._comparing.end
+            wrong = self._rendezvous.arrive(self._reached(), differs)
             self._store.set("news", "")
             if wrong is not None:
                 self._raise(wrong, self._store)
