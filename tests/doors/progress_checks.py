@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 import torch.distributed as dist
-from replicas import Checks, close_to, everywhere, flat, raises, same_on_all_ranks, sgd, wrapped
+from replicas import Checks, close_to, everywhere, flat, network, raises, same_on_all_ranks, sgd, wrapped
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -252,6 +252,52 @@ def a_buffer_that_becomes_nan_on_one_rank_is_named_on_all() -> None:
         raises(NonFinite, optimizer.step, says)
         assert not torch.equal(flat(model), before), "the step was taken, and the round came to nothing"
         session.close()
+
+
+@check
+def a_nan_is_told_with_where_it_began_and_not_where_it_came_to() -> None:
+    """In one gradient of rank 1, in step 2; by the next round, in step 7, all of its parameters hold it."""
+    for algorithm, net, name in (
+        ("localsgd:sync_every=8", network(), "4.bias"),
+        ("localsgd:sync_every=8", network(), "2.weight"),
+        ("predictive:sync_every=8", network(), "4.bias"),
+        ("localsgd:sync_every=8", Quiet(), "first.weight"),
+    ):
+        model = wrapped(net)
+        optimizer = sgd(model)
+        session = tacit.attach(model, optimizer, algorithm)
+
+        def train(model: DDP = model, optimizer: torch.optim.Optimizer = optimizer, name: str = name) -> None:
+            for step in range(8):
+                x, y = batch(step)
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                if dist.get_rank() == 1 and step == 2:
+                    grad = dict(model.module.named_parameters())[name].grad
+                    assert grad is not None
+                    grad.view(-1)[0] = torch.nan
+                optimizer.step()
+
+        raises(NonFinite, train, f"Rank 1 had it first in step 2, in {name}. Lower")
+        session.close()
+
+
+@check
+def a_loss_that_is_nan_may_have_begun_anywhere() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    session = tacit.attach(model, optimizer, "localsgd:sync_every=4")
+
+    def train() -> None:
+        for step in range(4):
+            x, y = batch(step)
+            loss = nn.functional.cross_entropy(model(x), y)
+            (loss * (torch.nan if dist.get_rank() == 2 and step == 1 else 1.0)).backward()
+            optimizer.step()
+
+    says = "Rank 2 had it first in step 1, in 0.weight and in others too, so it may have begun in any of them"
+    raises(NonFinite, train, says)
+    session.close()
 
 
 @check

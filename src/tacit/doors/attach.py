@@ -26,6 +26,7 @@ from tacit.contracts import NODE, WORLD, Memory, Rounds
 from tacit.doors import ending, footprint, live, momentum, served, state
 from tacit.doors.accumulating import Accumulating, linear
 from tacit.doors.agreeing import Meant, agree
+from tacit.doors.broken import Broken
 from tacit.doors.buffers import OwnBuffers
 from tacit.doors.ddp import Answer, Switchboard, no_exchange, plain_mean
 from tacit.doors.given import ddp_of, optimizers_of
@@ -485,6 +486,11 @@ class Attached:
             if level.stepped is not None:
                 before = level.stepped.before_step
                 self._handles += [each.register_step_pre_hook(before) for each in self._optimizers]
+        if self.levels[-1].progress is not None and self._scaled is None:
+            far = self.levels[-1].session
+            broken = Broken(self._named, lambda: far.step)
+            far.origin = broken.origin
+            self._handles += [each.register_step_pre_hook(broken) for each in self._optimizers]
         if self.levels[-1].progress is not None:
             self._handles.append(self._model.module.register_state_dict_pre_hook(self._hint))
         if self._momentum is not None:
