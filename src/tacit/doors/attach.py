@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,8 +21,9 @@ from torch.optim import Optimizer
 
 from tacit import checks
 from tacit.algorithms import parse
-from tacit.contracts import NODE, WORLD, Memory, Rounds
+from tacit.contracts import NODE, WORLD, Memory
 from tacit.doors import ending, footprint, live, momentum, served, state
+from tacit.doors import epochs as epochs_said
 from tacit.doors.accumulating import Accumulating, linear
 from tacit.doors.agreeing import Meant, agree
 from tacit.doors.broken import Broken
@@ -31,7 +31,7 @@ from tacit.doors.buffers import OwnBuffers
 from tacit.doors.ddp import Answer, Switchboard, no_exchange, plain_mean
 from tacit.doors.given import ddp_of, optimizers_of
 from tacit.doors.level import Level, own_timeout
-from tacit.doors.nodes import read_nodes
+from tacit.doors.nodes import read_nodes, warn_of_one
 from tacit.doors.rates import Notes, Rates
 from tacit.doors.scaling import ScaledSteps, at_work
 from tacit.doors.trainable import StillTrained, refuse_sparse, trainable
@@ -40,7 +40,7 @@ from tacit.errors import AttachError, ConfigError, PeerLost
 from tacit.kernels.pick import pick
 from tacit.lots import Policy
 from tacit.overlap import Delayed
-from tacit.rounds import EveryEpoch, EveryStep, Inside, OnPlateau, Until
+from tacit.rounds import EveryStep, Inside, Until
 from tacit.session import Session, joined, timeline
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.timelines import Timeline
@@ -101,7 +101,8 @@ def attach(
             keeps it dense. Without it: the strategy's, and dense for parameters of fewer than two dimensions
             where its compressor exempts them.
         timeout: after which a peer that does not answer is an error; the process group's where not given.
-        steps_per_epoch: for strategies that go by epochs.
+        steps_per_epoch: for strategies that go by epochs: steps of the optimizer, len(loader) // accumulation
+            where that many backward passes make one.
         epochs: how many there will be, for strategies that end otherwise than they begin.
         mesh: of nodes x ranks of a node, for strategies that go by node; torchrun and Slurm tell it too.
         weight: how much this rank counts for when replicas are averaged, above 0, such as its number of
@@ -125,11 +126,11 @@ def attach(
     named = checked(model, optimizers, strategy)
     scaler = at_work(scaler, strategy)
     known = {"steps_per_epoch": steps_per_epoch, "epochs": epochs}
-    for name, hint in _SAID.items():
+    for name, hint in epochs_said.SAID.items():
         if known[name] is not None:
             checks.whole(name, known[name], 1, None, f"write {hint}")
     memory = {name: float(value) for name, value in known.items() if value is not None}
-    _check_memory(strategy, memory)
+    epochs_said.check(strategy, memory)
     _check_weight(strategy, weight)
     checks.whole("seed", seed, 0, MOST_SEED, "it is the same on every rank")
     where = served.found(strategy, servers)
@@ -227,43 +228,6 @@ def _check_optimizers(named: dict[str, Tensor], optimizers: Sequence[Optimizer])
             )
 
 
-_SAID = {"steps_per_epoch": "len(loader)", "epochs": "10"}
-_SAID_WORDS = {"steps_per_epoch": "how long an epoch is", "epochs": "how many there will be"}
-
-
-def _check_memory(strategy: AnyStrategy, memory: Memory) -> None:
-    for level in strategy.levels:
-        unsaid = [name for name in _SAID if name in level.rounds.needs - memory.keys()]
-        if unsaid:
-            by_steps = (
-                f", or give it a number of steps, such as {strategy.name.partition(':')[0]}:sync_every=50"
-                if isinstance(level.rounds, EveryEpoch)
-                else ""
-            )
-            raise AttachError(
-                f"{strategy.name!r} goes by epochs, and {' and '.join(_SAID_WORDS[name] for name in unsaid)} "
-                f"was not said: write attach(..., {', '.join(f'{name}={_SAID[name]}' for name in unsaid)})"
-                f"{by_steps}"
-            )
-        _check_period(level.rounds, memory.get("steps_per_epoch", math.inf))
-
-
-def _check_period(rounds: Rounds, steps: float) -> None:
-    period = getattr(rounds, "sync_every", 0)
-    if period <= steps:
-        return
-    if isinstance(rounds, OnPlateau):
-        raise AttachError(
-            f"sync_every={period} is longer than an epoch of {steps:g} steps, at the end of which there is a "
-            f"round anyway: write {steps:g} at most"
-        )
-    _log.warning(
-        "sync_every=%d is longer than an epoch of %d steps: replicas differ at the end of most epochs. Call "
-        "session.sync() where they must not",
-        *(period, steps),
-    )
-
-
 def _periodic(strategy: AnyStrategy) -> bool:
     return any(level.subject == "progress" for level in strategy.levels)
 
@@ -334,6 +298,7 @@ class Attached:
         self._backwards = Backwards(model)
         self._accumulating: Accumulating | None = None
         self._hinted = False
+        self._passes = epochs_said.Passes.of(strategy, named, memory)
         self._still = StillTrained(model)
         self._quiet = strategy.levels[0].subject == "nothing"
         self.strategy = strategy
@@ -344,6 +309,8 @@ class Attached:
         if not self._quiet:
             board = board or Switchboard.of(model)
         nodes = read_nodes(group, mesh) if _goes_by_node(strategy) else ()
+        if dist.get_rank(group) == 0:
+            warn_of_one(strategy, nodes)
         rates = Rates(optimizers, named)
         # A replica that moves on its own may pass over steps of its own with a scaler.
         noting = optimizers and not (scaler is not None and _periodic(strategy)) and not joins(model)
@@ -514,6 +481,8 @@ class Attached:
         step = self.levels[-1].session.step
         if self._notes is not None:
             self._notes.stepped(step)
+        if self._passes is not None:
+            self._passes.stepped()
         self.session.tally.stepped(step)
 
     def _hint(self, *_: object) -> None:
@@ -683,6 +652,8 @@ class Attached:
             handle.remove()
         for undo in self._undo:
             undo()
+        if self._passes is not None:
+            self._passes.close()
         if self._rollcall is not None:
             self._rollcall.close()
         failed = self._failure is not None
