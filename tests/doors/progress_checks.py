@@ -490,7 +490,7 @@ def by_node_on_one_node_is_plain_ddp_and_says_so() -> None:
         assert len(told) == (warns and dist.get_rank() == 0), said
         for text in told:
             assert text.startswith(f"all 4 ranks are on one node, where {algorithm!r} is plain DDP")
-            assert "tacit run --cluster 2x4" in text
+            assert "tacit run --cluster 2x2, or" in text
             assert '("cpu", (2, 2), mesh_dim_names' in text
 
 

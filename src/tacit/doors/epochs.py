@@ -86,7 +86,8 @@ class Passes:
         self._strategy, self._told = strategy, told
         self._passes = self._steps = 0
         last = [*named.values()][-1]
-        self._handle: RemovableHandle = last.register_post_accumulate_grad_hook(self._passed)
+        hook: RemovableHandle = last.register_post_accumulate_grad_hook(self._passed)  # type: ignore[no-untyped-call]
+        self._handle = hook
 
     @classmethod
     def of(cls, strategy: AnyStrategy, named: Mapping[str, Tensor], memory: Memory) -> Passes | None:

@@ -51,9 +51,9 @@ def warn_of_one(strategy: AnyStrategy, nodes: Sequence[Sequence[int]]) -> None:
     _log.warning(
         "all %d ranks are on one node, where %r is plain DDP: it averages gradients inside the node, and "
         "there is no other node to save messages to. Start it on several nodes. To try it on one machine: "
-        'tacit run --cluster 2x%d, or attach(..., mesh=init_device_mesh("cpu", (%d, %d), '
+        'tacit run --cluster %dx%d, or attach(..., mesh=init_device_mesh("cpu", (%d, %d), '
         'mesh_dim_names=("net", "node")))',
-        *(ranks, strategy.name, ranks, ranks // inner, inner),
+        *(ranks, strategy.name, ranks // inner, inner, ranks // inner, inner),
     )
 
 
