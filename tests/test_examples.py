@@ -17,6 +17,7 @@ def run(folder: Path, name: str, *options: str) -> tuple[str, dict[str, Any]]:
     """What the script printed, and what the command told of it."""
     command = [sys.executable, "-m", "tacit.cli", "run", *options, "--out", str(folder), "--json"]
     done = subprocess.run([*command, "--", str(EXAMPLES / name)], capture_output=True, text=True, check=False)
+    print(done.stderr, file=sys.stderr)
     assert done.returncode == 0, done.stderr
     *printed, last = done.stdout.splitlines()
     return "\n".join(printed), json.loads(last)
@@ -63,6 +64,17 @@ def test_a_bare_hook_takes_any_algorithm_of_gradients(tmp_path: Path) -> None:
     printed, told = run(tmp_path, "04_bare_hook.py", *words)
     assert float(printed.partition("accuracy ")[2].split()[0]) > 0.85
     assert told["attached"] == ["powersgd:rank=2"]
+
+
+def test_epochs_and_the_loss_are_told(
+    namespaces: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On seven ranks: whether all have told is asked of a sum of sevenths, which is not 1."""
+    printed, told = run(tmp_path, "05_epochs_and_loss.py", "--cluster", "1x7", "--algorithm", "daso")
+    assert float(printed.partition("accuracy ")[2].split()[0]) > 0.8
+    assert told["attached"] == ["daso"]
+    assert {rank["sessions"][0]["metrics"]["steps"] for rank in told["ranks"]} == {240}
+    assert "all 7 ranks are on one node, where 'daso' is plain DDP" in capfd.readouterr().err
 
 
 def test_plain_torchrun_uses_the_algorithm_of_the_title() -> None:

@@ -15,7 +15,7 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 def test_the_names_are_these() -> None:
     errors = {"AttachError", "CheckpointError", "ConfigError", "NonFinite", "PeerLost", "TacitError"}
-    errors |= {"ServerLost", "UnevenData"}
+    errors |= {"RatesDiffer", "ServerLost", "UnevenData"}
     compressors = {
         "BF16",
         "Clip",

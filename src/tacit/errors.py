@@ -9,7 +9,8 @@ TacitError
 ├── TestbedError                      the emulated cluster could not be built, or its programs failed
 └── RoundError                        a round of communication failed
     ├── PeerLost                      a rank died, or did not answer within the time-out
-    │   └── UnevenData                a rank closed its session after fewer steps than others
+    │   ├── UnevenData                a rank closed its session after fewer steps than others
+    │   └── RatesDiffer               ranks have taken a step with different learning rates
     ├── ServerLost                    a parameter server died, was silent, or has dropped this worker
     └── NonFinite                     a gradient or parameter holds NaN or infinity
 """
@@ -27,6 +28,7 @@ __all__ = [
     "Overflow",
     "PayloadError",
     "PeerLost",
+    "RatesDiffer",
     "RoundError",
     "ServerLost",
     "TacitError",
@@ -83,6 +85,10 @@ class PeerLost(RoundError):
 
 class UnevenData(PeerLost):
     """A rank closed its session after fewer steps than others; the message says which, and by how much."""
+
+
+class RatesDiffer(PeerLost):
+    """Ranks have taken a step with different learning rates; the message names two, and both rates."""
 
 
 class ServerLost(RoundError):

@@ -571,7 +571,9 @@ def ednncomm_by_the_epoch() -> None:
     model = wrapped()
     optimizer = sgd(model)
     raises(
-        tacit.AttachError, lambda: tacit.attach(model, optimizer, "ednncomm"), "steps_per_epoch=len(loader)"
+        tacit.AttachError,
+        lambda: tacit.attach(model, optimizer, "ednncomm"),
+        "steps_per_epoch=len(loader) // accumulation",
     )
     with tacit.attach(model, optimizer, "ednncomm", steps_per_epoch=5) as session:
         steps(model, optimizer, 5)

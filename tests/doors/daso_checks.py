@@ -367,12 +367,13 @@ def daso_refuses_what_it_cannot_know() -> None:
     raises(
         tacit.AttachError,
         lambda: tacit.attach(ddp, optimizer, "daso", steps_per_epoch=5),
-        "how many there will be was not said: write attach(..., epochs=10)",
+        "how many there will be was not said: write attach(..., epochs=10), and session.observe(loss) before",
     )
     raises(
         tacit.AttachError,
         lambda: tacit.attach(ddp, optimizer, "daso"),
-        "write attach(..., steps_per_epoch=len(loader), epochs=10)",
+        "write attach(..., steps_per_epoch=len(loader) // accumulation, epochs=10), and session.observe("
+        "loss) before each optimizer.step(); accumulation: how many backward passes make a step, 1 where",
     )
     session = tacit.attach(ddp, optimizer, "daso", steps_per_epoch=5, epochs=2)
 

@@ -1,13 +1,27 @@
 """Replicas that move on their own, on real Gloo processes, 2 nodes of 2: their memory, buffers and rates."""
 
+import contextlib
 import copy
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
 import torch.distributed as dist
-from replicas import Checks, close_to, everywhere, flat, raises, same_on_all_ranks, sgd, wrapped
+from replicas import (
+    Checks,
+    close_to,
+    everywhere,
+    flat,
+    network,
+    raises,
+    same_on_all_ranks,
+    sgd,
+    steps,
+    wrapped,
+)
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
@@ -255,6 +269,52 @@ def a_buffer_that_becomes_nan_on_one_rank_is_named_on_all() -> None:
 
 
 @check
+def a_nan_is_told_with_where_it_began_and_not_where_it_came_to() -> None:
+    """In one gradient of rank 1, in step 2; by the next round, in step 7, all of its parameters hold it."""
+    for algorithm, net, name in (
+        ("localsgd:sync_every=8", network(), "4.bias"),
+        ("localsgd:sync_every=8", network(), "2.weight"),
+        ("predictive:sync_every=8", network(), "4.bias"),
+        ("localsgd:sync_every=8", Quiet(), "first.weight"),
+    ):
+        model = wrapped(net)
+        optimizer = sgd(model)
+        session = tacit.attach(model, optimizer, algorithm)
+
+        def train(model: DDP = model, optimizer: torch.optim.Optimizer = optimizer, name: str = name) -> None:
+            for step in range(8):
+                x, y = batch(step)
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                if dist.get_rank() == 1 and step == 2:
+                    grad = dict(model.module.named_parameters())[name].grad
+                    assert grad is not None
+                    grad.view(-1)[0] = torch.nan
+                optimizer.step()
+
+        raises(NonFinite, train, f"Rank 1 had it first in step 2, in {name}. Lower")
+        session.close()
+
+
+@check
+def a_loss_that_is_nan_may_have_begun_anywhere() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    session = tacit.attach(model, optimizer, "localsgd:sync_every=4")
+
+    def train() -> None:
+        for step in range(4):
+            x, y = batch(step)
+            loss = nn.functional.cross_entropy(model(x), y)
+            (loss * (torch.nan if dist.get_rank() == 2 and step == 1 else 1.0)).backward()
+            optimizer.step()
+
+    says = "Rank 2 had it first in step 1, in 0.weight and in others too, so it may have begun in any of them"
+    raises(NonFinite, train, says)
+    session.close()
+
+
+@check
 def buffers_that_differ_when_a_session_begins_agree_after_a_round() -> None:
     model = DDP(Keeps(), gradient_as_bucket_view=True)
     optimizer = sgd(model)
@@ -384,6 +444,54 @@ def slow_momentum_is_in_units_of_each_groups_own_rate() -> None:
             close_to(flat(model), flat(reference), 1e-5)
     moved = [not torch.equal(a, b) for a, b in pairwise([*Quiet().parameters(), *model.parameters()])]
     assert any(moved)
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[list[str]]:
+    """What tacit warns of meanwhile."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("tacit").addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger("tacit").removeHandler(handler)
+
+
+@check
+def epochs_are_of_steps_and_not_of_batches() -> None:
+    for algorithm, passes, warns in (("ednncomm", 4, True), ("ednncomm", 1, False), ("localsgd", 4, False)):
+        model = wrapped()
+        optimizer = sgd(model)
+        known = {"steps_per_epoch": 100} if algorithm == "ednncomm" else {}
+        with heard() as said, tacit.attach(model, optimizer, algorithm, **known):
+            steps(model, optimizer, 40, micro=passes)
+        told = [each for each in said if "backward passes make a step" in each]
+        assert len(told) == (warns and dist.get_rank() == 0), said
+        for text in told:
+            assert text.startswith("4 backward passes make a step here, and steps_per_epoch=100 counts steps")
+            assert "steps_per_epoch=len(loader) // 4, here 25" in text
+
+
+@check
+def by_node_on_one_node_is_plain_ddp_and_says_so() -> None:
+    for algorithm, shape, warns in (
+        ("ednncomm", (1, 4), True),
+        ("daso", (1, 4), True),
+        ("ednncomm", (2, 2), False),
+        ("daso", (4, 1), False),
+    ):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("net", "node"))
+        model = wrapped()
+        with heard() as said:
+            tacit.attach(model, sgd(model), algorithm, steps_per_epoch=5, epochs=2, mesh=mesh).close()
+        told = [each for each in said if "plain DDP" in each]
+        assert len(told) == (warns and dist.get_rank() == 0), said
+        for text in told:
+            assert text.startswith(f"all 4 ranks are on one node, where {algorithm!r} is plain DDP")
+            assert "tacit run --cluster 2x2, or" in text
+            assert '("cpu", (2, 2), mesh_dim_names' in text
 
 
 if __name__ == "__main__":

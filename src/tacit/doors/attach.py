@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
@@ -23,29 +21,31 @@ from torch.optim import Optimizer
 
 from tacit import checks
 from tacit.algorithms import parse
-from tacit.contracts import NODE, WORLD, Memory, Rounds
+from tacit.contracts import NODE, WORLD, Memory
 from tacit.doors import ending, footprint, live, momentum, served, state
+from tacit.doors import epochs as epochs_said
 from tacit.doors.accumulating import Accumulating, linear
-from tacit.doors.buffers import OwnBuffers, found_in
+from tacit.doors.agreeing import Meant, agree
+from tacit.doors.broken import Broken
+from tacit.doors.buffers import OwnBuffers
 from tacit.doors.ddp import Answer, Switchboard, no_exchange, plain_mean
 from tacit.doors.given import ddp_of, optimizers_of
 from tacit.doors.level import Level, own_timeout
-from tacit.doors.nodes import read_nodes
-from tacit.doors.rates import Rates
-from tacit.doors.scaling import ScaledSteps, agreed_on, at_work
+from tacit.doors.nodes import read_nodes, warn_of_one
+from tacit.doors.rates import Notes, Rates
+from tacit.doors.scaling import ScaledSteps, at_work
 from tacit.doors.trainable import StillTrained, refuse_sparse, trainable
-from tacit.doors.uneven import Backwards, refuse_join, untouched
+from tacit.doors.uneven import Backwards, joins, refuse_join, untouched
 from tacit.errors import AttachError, ConfigError, PeerLost
-from tacit.kernels.payloads import FORMAT
 from tacit.kernels.pick import pick
-from tacit.lots import Policy, choice, exempting
+from tacit.lots import Policy
 from tacit.overlap import Delayed
-from tacit.rounds import EveryEpoch, EveryStep, Inside, OnPlateau, Until
+from tacit.rounds import EveryStep, Inside, Until
 from tacit.session import Session, joined, timeline
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.timelines import Timeline
 from tacit.transports.closing import Reached
-from tacit.transports.rollcall import RollCall
+from tacit.transports.rollcall import Posted, RollCall
 from tacit.transports.torch import abort
 
 VARIABLE = "TACIT_ALGORITHM"
@@ -101,7 +101,8 @@ def attach(
             keeps it dense. Without it: the strategy's, and dense for parameters of fewer than two dimensions
             where its compressor exempts them.
         timeout: after which a peer that does not answer is an error; the process group's where not given.
-        steps_per_epoch: for strategies that go by epochs.
+        steps_per_epoch: for strategies that go by epochs: steps of the optimizer, len(loader) // accumulation
+            where that many backward passes make one.
         epochs: how many there will be, for strategies that end otherwise than they begin.
         mesh: of nodes x ranks of a node, for strategies that go by node; torchrun and Slurm tell it too.
         weight: how much this rank counts for when replicas are averaged, above 0, such as its number of
@@ -125,11 +126,11 @@ def attach(
     named = checked(model, optimizers, strategy)
     scaler = at_work(scaler, strategy)
     known = {"steps_per_epoch": steps_per_epoch, "epochs": epochs}
-    for name, hint in _SAID.items():
+    for name, hint in epochs_said.SAID.items():
         if known[name] is not None:
             checks.whole(name, known[name], 1, None, f"write {hint}")
     memory = {name: float(value) for name, value in known.items() if value is not None}
-    _check_memory(strategy, memory)
+    epochs_said.check(strategy, memory)
     _check_weight(strategy, weight)
     checks.whole("seed", seed, 0, MOST_SEED, "it is the same on every rank")
     where = served.found(strategy, servers)
@@ -227,43 +228,6 @@ def _check_optimizers(named: dict[str, Tensor], optimizers: Sequence[Optimizer])
             )
 
 
-_SAID = {"steps_per_epoch": "len(loader)", "epochs": "10"}
-_SAID_WORDS = {"steps_per_epoch": "how long an epoch is", "epochs": "how many there will be"}
-
-
-def _check_memory(strategy: AnyStrategy, memory: Memory) -> None:
-    for level in strategy.levels:
-        unsaid = [name for name in _SAID if name in level.rounds.needs - memory.keys()]
-        if unsaid:
-            by_steps = (
-                f", or give it a number of steps, such as {strategy.name.partition(':')[0]}:sync_every=50"
-                if isinstance(level.rounds, EveryEpoch)
-                else ""
-            )
-            raise AttachError(
-                f"{strategy.name!r} goes by epochs, and {' and '.join(_SAID_WORDS[name] for name in unsaid)} "
-                f"was not said: write attach(..., {', '.join(f'{name}={_SAID[name]}' for name in unsaid)})"
-                f"{by_steps}"
-            )
-        _check_period(level.rounds, memory.get("steps_per_epoch", math.inf))
-
-
-def _check_period(rounds: Rounds, steps: float) -> None:
-    period = getattr(rounds, "sync_every", 0)
-    if period <= steps:
-        return
-    if isinstance(rounds, OnPlateau):
-        raise AttachError(
-            f"sync_every={period} is longer than an epoch of {steps:g} steps, at the end of which there is a "
-            f"round anyway: write {steps:g} at most"
-        )
-    _log.warning(
-        "sync_every=%d is longer than an epoch of %d steps: replicas differ at the end of most epochs. Call "
-        "session.sync() where they must not",
-        *(period, steps),
-    )
-
-
 def _periodic(strategy: AnyStrategy) -> bool:
     return any(level.subject == "progress" for level in strategy.levels)
 
@@ -334,19 +298,28 @@ class Attached:
         self._backwards = Backwards(model)
         self._accumulating: Accumulating | None = None
         self._hinted = False
+        self._passes = epochs_said.Passes.of(strategy, named, memory)
         self._still = StillTrained(model)
         self._quiet = strategy.levels[0].subject == "nothing"
         self.strategy = strategy
         self._momentum = momentum.planned(strategy, policy, optimizers, named)
+        agree(
+            model, strategy, Meant(named, optimizers, scaler=scaler, policy=policy, memory=memory, seed=seed)
+        )
         if not self._quiet:
             board = board or Switchboard.of(model)
-            _agree(group, strategy, named, scaler, policy, memory, seed, model)
         nodes = read_nodes(group, mesh) if _goes_by_node(strategy) else ()
+        if dist.get_rank(group) == 0:
+            warn_of_one(strategy, nodes)
+        rates = Rates(optimizers, named)
+        # A replica that moves on its own may pass over steps of its own with a scaler.
+        noting = optimizers and not (scaler is not None and _periodic(strategy)) and not joins(model)
+        self._notes = Notes(rates) if noting else None
         options: dict[str, Any] = {
             "nodes": nodes,
             "policy": policy,
             "timeout": self._timeout,
-            "rates": Rates(optimizers, named),
+            "rates": rates,
             "memory": memory,
             "share": _share(group, strategy, weight),
             "optimizers": optimizers,
@@ -396,6 +369,8 @@ class Attached:
             self._reached,
             self._peer_lost,
             self._timeout.total_seconds(),
+            None if self._quiet else self._posted,
+            self._notes,
         )
         for level in self.levels:
             level.session.explain = self._explain
@@ -412,6 +387,13 @@ class Attached:
         if self._quiet:
             return self.session.step
         return sum(level.session.round for level in self.levels)
+
+    def _posted(self) -> Posted:
+        """What this rank has given to collectives, and when the last of it."""
+        sessions = [level.session for level in self.levels]
+        begun = self._backwards.begun if self._scaled is not None else 0
+        since = max(session.posted_at for session in sessions)
+        return Posted(sum(session.posted for session in sessions) + begun, since)
 
     def _reached(self) -> Reached:
         """How far this rank is, as ranks compare it when one closes its session."""
@@ -471,6 +453,11 @@ class Attached:
             if level.stepped is not None:
                 before = level.stepped.before_step
                 self._handles += [each.register_step_pre_hook(before) for each in self._optimizers]
+        if self.levels[-1].progress is not None and self._scaled is None:
+            far = self.levels[-1].session
+            broken = Broken(self._named, lambda: far.step)
+            far.origin = broken.origin
+            self._handles += [each.register_step_pre_hook(broken) for each in self._optimizers]
         if self.levels[-1].progress is not None:
             self._handles.append(self._model.module.register_state_dict_pre_hook(self._hint))
         if self._momentum is not None:
@@ -482,6 +469,8 @@ class Attached:
             self.levels[0].gradient.counts_steps = True
 
     def _after_step(self, *_: Any) -> None:
+        if self._quiet:
+            self.session.raise_failure()  # DDP does not know of it
         if self._accumulating is not None:
             self._accumulating.stepped()
         if self._scaled is not None:
@@ -489,7 +478,12 @@ class Attached:
         else:
             for level in self.levels:
                 level.after_step()
-        self.session.tally.stepped(self.levels[-1].session.step)
+        step = self.levels[-1].session.step
+        if self._notes is not None:
+            self._notes.stepped(step)
+        if self._passes is not None:
+            self._passes.stepped()
+        self.session.tally.stepped(step)
 
     def _hint(self, *_: object) -> None:
         """Somebody takes the model's parameters: between two rounds they are those of this rank alone."""
@@ -620,6 +614,7 @@ class Attached:
 
         Raises:
             UnevenData: ranks have taken different numbers of steps.
+            RatesDiffer: with different learning rates.
             RoundError: the last round failed, or an earlier one did.
         """
         if self._model not in _ATTACHED:
@@ -657,6 +652,8 @@ class Attached:
             handle.remove()
         for undo in self._undo:
             undo()
+        if self._passes is not None:
+            self._passes.close()
         if self._rollcall is not None:
             self._rollcall.close()
         failed = self._failure is not None
@@ -755,57 +752,3 @@ def _fully_named(strategy: AnyStrategy) -> Sequence[Strategy]:
         return strategy.levels
     whole = strategy.name.partition(":")[0]
     return [replace(level, name=f"{whole}.{level.name}") for level in strategy.levels]
-
-
-def _agree(
-    group: dist.ProcessGroup,
-    strategy: AnyStrategy,
-    named: dict[str, Tensor],
-    scaler: GradScaler | None,
-    policy: Policy | None,
-    memory: Memory,
-    seed: int,
-    model: DistributedDataParallel,
-) -> None:
-    """Check that all ranks mean the same: one small message, so that a mismatch is no hang later."""
-    here = {
-        "version of tacit": f"payloads of format {FORMAT}",
-        "strategy": repr(strategy),
-        "model": "\n".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named.items()),
-        "buffers": "\n".join(_buffers(strategy, model)),
-        "compressor by its policy": "\n".join(_chosen(strategy, named, policy)),
-        "scaler": agreed_on(scaler, strategy),
-        "steps_per_epoch or number of epochs": repr(memory),
-        "seed": repr(seed),
-    }
-    shown = {
-        **here,
-        "model": f"{len(named)} parameters",
-        "buffers": "see their names, shapes and types",
-        "compressor by its policy": "see the policy",
-    }
-    sums = torch.tensor([zlib.crc32(line.encode()) for line in here.values()])
-    all_ = [torch.empty_like(sums) for _ in range(group.size())]
-    dist.all_gather(all_, sums, group=group)
-    for column, what in enumerate(here):
-        different = [rank for rank, theirs in enumerate(all_) if theirs[column] != all_[0][column]]
-        if different:
-            raise AttachError(
-                f"ranks {different} attach another {what} than rank 0: give every rank the same one "
-                f"(here: {shown[what]})"
-            )
-
-
-def _buffers(strategy: AnyStrategy, model: DistributedDataParallel) -> Iterator[str]:
-    """What of them replicas that move on their own average."""
-    found = dict(model.module.named_buffers())
-    for name in found_in(model) if _periodic(strategy) else ():
-        yield f"{name} {tuple(found[name].shape)} {found[name].dtype}"
-
-
-def _chosen(strategy: AnyStrategy, named: dict[str, Tensor], policy: Policy | None) -> Iterator[str]:
-    """Which compressor each parameter came to, level by level."""
-    for level in strategy.levels:
-        choose = policy or exempting(level.compressor)
-        for name, p in named.items():
-            yield f"{name} {choice(name, p, choose)!r}"

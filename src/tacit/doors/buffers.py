@@ -16,6 +16,7 @@ from tacit.errors import AttachError, NonFinite
 from tacit.exchanges import hear, say
 from tacit.lots import Kept
 from tacit.session import Flight, Session
+from tacit.session.origins import Origin, beginnings
 from tacit.transports.meter import counted
 
 COMMON, MOVES, ARRIVED, MOVED = "last common value", "travels", "arrived value", "has arrived"
@@ -186,7 +187,8 @@ class Buffers:
 
     def _compared(self, which: Sequence[int]) -> Talk:
         """Their means, entry by entry; what is not finite must be the same everywhere."""
-        mine = torch.cat([self._mine(i) for i in which]).mul_(self._share)
+        began = torch.tensor([self._session.told_origin(self._step)], dtype=self._kind)
+        mine = torch.cat([*(self._mine(i) * self._share for i in which), began])
         every = torch.stack((yield from hear(mine, self._scope)))
         found, broken, at = {}, [], 0
         for i in which:
@@ -202,7 +204,7 @@ class Buffers:
             mean = (theirs / len(theirs)).cumsum(0)[-1]  # in rank order, so that all get the same bits
             found[i] = torch.where(alike & ~theirs[0].isfinite(), theirs[0], mean)
         if broken:
-            raise self._nonfinite(broken)
+            raise self._nonfinite(broken, self._session.origins_of(every[:, -1].tolist()))
         return found
 
     def _mine(self, i: int) -> Tensor:
@@ -220,15 +222,17 @@ class Buffers:
             arrived.copy_(mean)
             self._moved[i] = 1.0
 
-    def _nonfinite(self, broken: Iterable[tuple[str, Sequence[int]]]) -> NonFinite:
+    def _nonfinite(
+        self, broken: Iterable[tuple[str, Sequence[int]]], began: Mapping[int, Origin]
+    ) -> NonFinite:
         ranks = self._session.ranks
         where = ", ".join(
             f"{name} on rank {', '.join(str(ranks[place]) for place in places)}" for name, places in broken
         )
         return NonFinite(
             f"NaN or infinity in the buffer {where}, in step {self._step}: no rank has applied "
-            "anything of this round. Lower the learning rate, clip the gradient, or look at the batch. To "
-            f"have a buffer left alone: {_IGNORE}"
+            f"anything of this round. {beginnings(began, self._step)}Lower the learning rate, clip the "
+            f"gradient, or look at the batch. To have a buffer left alone: {_IGNORE}"
         )
 
     # ---- rows and messages ----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
 from collections.abc import Sequence
@@ -10,7 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from tacit.contracts import NODE
 from tacit.errors import AttachError
+from tacit.strategy import AnyStrategy
+
+_log = logging.getLogger("tacit")
 
 VARIABLES = ("GROUP_RANK", "SLURM_NODEID")
 """Where torchrun and Slurm say which node a process is on."""
@@ -34,6 +39,22 @@ def read_nodes(group: dist.ProcessGroup, mesh: DeviceMesh | None) -> list[list[i
                 "algorithm without levels"
             )
     return nodes
+
+
+def warn_of_one(strategy: AnyStrategy, nodes: Sequence[Sequence[int]]) -> None:
+    """Say so where all ranks are on one node, and a strategy by nodes is what plain DDP is."""
+    near = strategy.levels[0]
+    if len(nodes) != 1 or len(nodes[0]) == 1 or (near.subject, near.topology.scope) != ("gradient", NODE):
+        return
+    ranks = len(nodes[0])
+    inner = ranks // 2 if ranks % 2 == 0 else 1
+    _log.warning(
+        "all %d ranks are on one node, where %r is plain DDP: it averages gradients inside the node, and "
+        "there is no other node to save messages to. Start it on several nodes. To try it on one machine: "
+        'tacit run --cluster %dx%d, or attach(..., mesh=init_device_mesh("cpu", (%d, %d), '
+        'mesh_dim_names=("net", "node")))',
+        *(ranks, strategy.name, ranks // inner, inner, ranks // inner, inner),
+    )
 
 
 def _by_mesh(group: dist.ProcessGroup, mesh: DeviceMesh) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""The learning rate of each parameter, as the optimizers' groups have it at this moment."""
+"""The learning rates, as the optimizers' groups have them now, and whether all ranks have the same."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
+
+from tacit.transports.comparing import Noted
 
 
 class Rates:
@@ -39,6 +41,11 @@ class Rates:
         each = [float(optimizer.param_groups[i]["lr"]) for optimizer, i, _ in self._looked_up()]
         return max(each, default=0.0)
 
+    def by_group(self) -> list[float]:
+        """The rate of each group that holds one of the parameters, in their order."""
+        each = [optimizer.param_groups[i].get("lr") for optimizer, i, _ in self._looked_up()]
+        return [float(lr) for lr in each if lr is not None and not _elsewhere(lr)]
+
     def _looked_up(self) -> list[tuple[Optimizer, int, list[str]]]:
         sizes = [[len(group["params"]) for group in each.param_groups] for each in self._optimizers]
         if sizes != self._sizes:
@@ -50,3 +57,61 @@ class Rates:
             ]
             self._groups = [entry for entry in found if entry[2]]
         return self._groups
+
+
+def _elsewhere(lr: object) -> bool:
+    """Whether to read it would have to wait for an accelerator."""
+    return isinstance(lr, Tensor) and lr.device.type != "cpu"
+
+
+class Notes:
+    """Notes the rates after every step; ranks compare now and then what they noted after the same one.
+
+    Nobody tells anybody which step that will be. Of the steps since it was asked last, a rank offers the one
+    that is divisible by the largest power of two. Powers that are longer than the way between two questions
+    are offered by all. So ranks meet at one within about three times that way, or in the step that follows
+    where steps are slow.
+
+    Args:
+        rates: reads them.
+    """
+
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
+        self._sum = 0.0
+        self._offered: Noted | None = None
+        self.last: Noted | None = None
+
+    def stepped(self, step: int) -> None:
+        """To be called after every step, with how many there have been."""
+        now = self._rates.by_group()
+        self._sum += sum(now)
+        self.last = Noted(step, f"{', '.join(map(repr, now))}; {self._sum!r}")
+        offered = self._offered
+        if offered is None or _power(step) >= _power(offered.step):
+            self._offered = self.last
+
+    def take(self) -> Noted | None:
+        """What to compare, of the steps since the last time; from another thread."""
+        offered, self._offered = self._offered, None
+        return offered
+
+    def differ(self, one: int, ones: Noted, other: int, others: Noted) -> str:
+        """What to say of two ranks whose notes differ."""
+        if one > other:
+            one, ones, other, others = other, others, one, ones
+        ours, theirs = (each.text.partition(";")[0] for each in (ones, others))
+        found = (
+            f"rank {one} has taken step {ones.step} with the learning rate {ours}, rank {other} with {theirs}"
+        )
+        if ours == theirs:
+            found = f"ranks {one} and {other} had different learning rates in a step before {ones.step}"
+        return (
+            f"{found}, so their replicas drift apart: have all ranks change it alike, by the same schedule, "
+            "and where that goes by a loss (ReduceLROnPlateau), by the mean of the ranks' losses"
+        )
+
+
+def _power(step: int) -> int:
+    """The largest power of two that divides it."""
+    return step & -step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from tacit.lots import Kept, Lot, Policy, fitting
 from tacit.overlap import Delayed
 from tacit.session.choosing import choose
 from tacit.session.holdings import Holdings
+from tacit.session.origins import Origin, beginnings, decode, encode
 from tacit.session.plan import Ground
 from tacit.session.rescaling import Rescaling
 from tacit.session.tally import KEPT, Tally, Watch
@@ -108,6 +110,8 @@ class Session:
         self.round = 0
         """How many rounds have landed; `begun`, how many have left."""
         self.begun = 0
+        self.posted, self.posted_at = 0, time.monotonic()
+        """How many exchanges this rank has given to its lane, and when the last of them."""
         self.failure: BaseException | None = None
         self.scale: Callable[[], float] | None = None
         """Reads the factor on all gradients, where a GradScaler puts one: what is not finite then makes the
@@ -119,6 +123,8 @@ class Session:
         self.explain: Callable[[BaseException], BaseException] = lambda error: error
         self.tell: Callable[[BaseException], None] = lambda error: None
         """Called with an error that all ranks of the scope know of, and no others."""
+        self.origin: Callable[[int], Origin | None] = lambda step: None
+        """Where what is not finite began on this rank, as seen from a step; None where that is not known."""
         self.tally = Tally()
         self.schedule_log: deque[tuple[int, Memory]] = deque(maxlen=KEPT)
         """(step, values): what of the memory is worth showing, noted where it changes; the last thousand."""
@@ -269,7 +275,7 @@ class Session:
             self._tell_idle(lot, word)
         total, apart = None, self.strategy.topology.apart
         if lot.compressor.swallows or apart:
-            word[me] = self._first_broken(lot, x, scale)
+            word[me] = self._first_broken(lot, x, scale, flight)
         else:
             total = torch.zeros(MEANS)
             if scale != 1.0:
@@ -293,7 +299,7 @@ class Session:
                 flight.void = True
                 return outcome
             word.zero_()
-            word[me] = 0.0 if total is None else _first_infinite(total)
+            word[me] = 0.0 if total is None else self._told_place(_first_infinite(total), flight)
             yield from say(word, self.strategy.topology.scope)
             self._check_mean(lot, outcome.mean, word, flight)
         return outcome
@@ -322,8 +328,8 @@ class Session:
             return 1.0
         return self.scale()
 
-    def _first_broken(self, lot: Lot, x: Tensor, scale: float) -> int:
-        """Divide `x`; 0 where it is finite, else 1 + the place in the lot of the first parameter that is not.
+    def _first_broken(self, lot: Lot, x: Tensor, scale: float, flight: Flight) -> int:
+        """Divide `x`; 0 where it is finite, else the number of the parameter in which it began not to be.
 
         Where a round can be void, `x` then becomes zeros, which no compressor minds.
         """
@@ -334,7 +340,26 @@ class Session:
         broken = [_finite(x[slot.start : slot.stop]) for slot in lot.slots].index(False)
         if self.scale is not None:
             x.zero_()
-        return 1 + broken
+        began = self.origin(flight.moment["step"]) or Origin(lot.slots[broken].name)
+        return encode(began, self._names)
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for lot in self.lots for name in lot.names]
+
+    def told_origin(self, step: int) -> int:
+        """Where what is not finite began on this rank, as a number for `origins_of`; 0 where not known."""
+        began = self.origin(step)
+        return 0 if began is None else encode(began, self._names)
+
+    def origins_of(self, numbers: Sequence[float]) -> dict[int, Origin]:
+        """What the ranks have told so, of those that have."""
+        each = zip(self.ranks, map(round, numbers), strict=True)
+        return {rank: decode(number, self._names) for rank, number in each if number > 0}
+
+    def _told_place(self, place: int, flight: Flight) -> int:
+        """In which mean this rank had it first, and where it had begun."""
+        return 0 if not place else place + (MEANS + 1) * self.told_origin(flight.moment["step"])
 
     def _check(self, lot: Lot, word: Tensor, flight: Flight) -> None:
         if not bool(word.any()):
@@ -344,30 +369,34 @@ class Session:
             return
         # Where replicas go on without each other, the word is this rank's own: nobody has averaged it.
         times = 1 if self.strategy.topology.apart else len(word)
-        found = [
-            (rank, round(float(w) * times) - 1) for rank, w in zip(self.ranks, word, strict=True) if w > 0
-        ]
-        where = ", ".join(f"{lot.slots[slot].name} on rank {rank}" for rank, slot in found)
-        raise self._nonfinite(where, flight.moment["step"], "this rank has pushed nothing")
+        found = self.origins_of([float(w) * times for w in word])
+        where = ", ".join(f"{began.name} on rank {rank}" for rank, began in found.items())
+        raise self._nonfinite(where, flight.moment["step"], "this rank has pushed nothing", found)
 
     def _check_mean(self, lot: Lot, mean: Tensor, word: Tensor, flight: Flight) -> None:
         names = [slot.name for slot in lot.slots if not _finite(mean[slot.start : slot.stop])]
         # The first to have it: what others gave to later means came of the first.
-        first = min((float(w) for w in word if w > 0), default=0.0)
-        ranks = [str(rank) for rank, w in zip(self.ranks, word, strict=True) if 0 < w <= first]
-        where = f"on rank {', '.join(ranks)}" if ranks else "summed over the ranks, each of which is finite"
+        told = [divmod(round(float(w) * len(word)), MEANS + 1) for w in word]
+        first = min((place for _, place in told if place), default=0)
+        blamed = {rank for rank, (_, place) in zip(self.ranks, told, strict=True) if 0 < place <= first}
+        began = self.origins_of([number for number, _ in told])
+        began = {rank: origin for rank, origin in began.items() if rank in blamed}
+        if blamed and blamed == began.keys():
+            names = [*dict.fromkeys(origin.name for origin in began.values())]
+        who = ", ".join(map(str, sorted(blamed)))
+        where = f"on rank {who}" if who else "summed over the ranks, each of which is finite"
         so = "this rank has taken nothing of what came back"
-        raise self._nonfinite(f"{', '.join(names)} {where}", flight.moment["step"], so)
+        raise self._nonfinite(f"{', '.join(names)} {where}", flight.moment["step"], so, began)
 
-    def _nonfinite(self, where: str, step: int, apart: str) -> NonFinite:
-        """`apart`: what is so where replicas go on without each other."""
+    def _nonfinite(self, where: str, step: int, apart: str, found: Mapping[int, Origin]) -> NonFinite:
+        """`apart`: what is so where replicas go on without each other; `found`: where it began, by rank."""
         gradient = self.strategy.subject == "gradient"
         what = "the gradient of" if gradient else "the parameter"
         hint = SCALER_HINT if gradient and not self.late else ""
         so = apart if self.strategy.topology.apart else "no rank has applied anything"
         return NonFinite(
-            f"NaN or infinity in {what} {where}, in step {step}: {so} of this step. Lower the learning rate, "
-            f"clip the gradient, or look at the batch{hint}"
+            f"NaN or infinity in {what} {where}, in step {step}: {so} of this step. "
+            f"{beginnings(found, step)}Lower the learning rate, clip the gradient, or look at the batch{hint}"
         )
 
     # ---- rounds ---------------------------------------------------------------------------------------
@@ -417,7 +446,7 @@ class Session:
             landed()
 
         lot = self.lots[i]
-        self._running.submit(Job(lot.name, lambda: self.open(i, x), land, fail, lot.compressor.light))
+        self._post(Job(lot.name, lambda: self.open(i, x), land, fail, lot.compressor.light))
 
     def submit_beside(
         self,
@@ -444,7 +473,11 @@ class Session:
             self.failure = error
             flight.over.set()
 
-        self._running.submit(Job(slot, lambda: counted(open(), self.transport.place), land, fail))
+        self._post(Job(slot, lambda: counted(open(), self.transport.place), land, fail))
+
+    def _post(self, job: Job) -> None:
+        self.posted, self.posted_at = self.posted + 1, time.monotonic()
+        self._running.submit(job)
 
     @property
     def _running(self) -> Lane:
@@ -492,7 +525,7 @@ class Session:
         waited_for = [flight for flight in [*self._flights.values()] if flight.watch.wait()]
         for i, (open, slot) in enumerate(asked):
             opened = partial(self._counted, open)
-            self._running.submit(Job(slot, opened, partial(land, i), partial(fail, i)))
+            self._post(Job(slot, opened, partial(land, i), partial(fail, i)))
         for each in over:
             each.wait()
         for flight in waited_for:
@@ -621,10 +654,10 @@ def _always(x: T) -> Callable[[], T]:
     return lambda: x
 
 
-def _first_infinite(total: Tensor) -> float:
+def _first_infinite(total: Tensor) -> int:
     """1 + the place of the first number that is not finite; 0 where all are."""
     broken = total.isfinite().logical_not().nonzero()
-    return 1.0 + float(broken[0]) if len(broken) else 0.0
+    return 1 + int(broken[0]) if len(broken) else 0
 
 
 def _finite(x: Tensor) -> bool:

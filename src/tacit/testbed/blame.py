@@ -16,7 +16,7 @@ _LOST_PEER = re.compile(
     r"|\b(Peer|Server)Lost\b"
 )
 _ACCUSED = re.compile(
-    r"PeerLost: ranks? (?P<ranks>\d+(?:, \d+)*) (?P<did>did not answer|did not enter|has left|was silent)"
+    r"PeerLost: ranks? (?P<ranks>\d+(?:, \d+)*) (?P<did>did not answer|did not enter|has left|was silent|stood still)"
     r"(?P<how>[^\n(]*)"
 )
 """What survivors say, in the words of `transports.rollcall`: who it was, and what he did."""
@@ -154,6 +154,8 @@ def _accused(rank: int, node: int, found: re.Match[str], report: Report | None) 
     if found["did"] == "did not answer":
         how = "froze" if report is not None and report.frozen else "froze, or was cut off"
         return Failure(node, rank, f"{how}: it {said}")
+    if found["did"] == "stood still":
+        return Failure(node, rank, f"froze for a while: it {said}")
     return Failure(node, rank, f"was late: it {said}")
 
 

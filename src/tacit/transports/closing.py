@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tacit.transports.bounded import BoundedStore
@@ -54,13 +54,18 @@ class Rendezvous:
         self._beats = 0
         self._heard: dict[int, tuple[str, float]] = {}
 
-    def arrive(self, here: Reached) -> str | None:
-        """Say that this rank closes. What is uneven, if anything is: the meeting is then never complete."""
+    def arrive(self, here: Reached, differs: Callable[[], str | None] = lambda: None) -> str | None:
+        """Say that this rank closes. What is uneven, if anything is: the meeting is then never complete.
+
+        `differs`: asked where the steps are equal; what else is wrong, if anything is.
+        """
         mine = f"{self._rank} {here.steps} {here.begun}"
         self._first = _read(self._store.compare_set("closing", "", mine))
         self._arrived = True
         if self._first.reached.steps != here.steps:
             return _uneven(self._first, _First(self._rank, here), "after")
+        if (wrong := differs()) is not None:
+            return wrong
         self._count("closed", self._store)
         return None
 

@@ -11,14 +11,29 @@ from typing import NamedTuple
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from tacit.errors import PeerLost, UnevenData
+from tacit.errors import PeerLost, RatesDiffer, UnevenData
 from tacit.transports.bounded import BoundedStore, Unreachable
 from tacit.transports.closing import UNEVEN, Reached, Rendezvous
+from tacit.transports.comparing import DIFFERENT, Comparing, Notes
 
 POLL_SECONDS = 1.0
 """How often each rank looks whether somebody raised the alarm: one small message to the store."""
+COMPARED = 3
+"""Of these looks, with how many ranks compare their notes: one more message."""
 GRACE_SECONDS = 5.0
 """How long a rank may take to answer the roll call, and the store once a round has failed."""
+
+
+class Posted(NamedTuple):
+    """What a rank has given to collectives.
+
+    Attributes:
+        number: how many messages, or rounds of them; the same on all ranks that have come as far.
+        since: when the last of them was given, by the clock of `time.monotonic`.
+    """
+
+    number: int
+    since: float
 
 
 class RollCall:
@@ -26,8 +41,9 @@ class RollCall:
 
     A rank whose round fails raises the alarm. Every rank that still lives answers it with the round that it
     has reached, from a thread of its own, so that a rank that hangs in a collective answers too. Who does not
-    answer is gone or frozen; who answers with an error has left; who has begun less than others is late, and
-    so is who has begun as much, but only when the others had waited for him long enough.
+    answer is gone or frozen; who answers with an error has left; who has posted less than others that had
+    waited for him is late, and so is who has posted as much, but only when they had waited long enough; and
+    who finds that his own clock jumped had been stopped. Else it is nobody's fault that is known.
     Before they close, all ranks meet: who closes earlier than others go on has other data than they.
     The first alarm stands: what comes later is often only that a connection broke, as the first rank went.
 
@@ -39,6 +55,8 @@ class RollCall:
         rank: this rank; `ranks` takes part.
         round: reads how many rounds this rank has entered.
         reached: reads how many steps it has taken, and begun.
+        posted: reads what it has given to collectives; what it has begun, where not said.
+        notes: what ranks must have noted alike.
         on_alarm: called once, in this thread, with what was found; must end what hangs.
         timeout: seconds after which a peer that does not answer is an error.
     """
@@ -53,6 +71,8 @@ class RollCall:
         reached: Callable[[], Reached],
         on_alarm: Callable[[PeerLost], None],
         timeout: float = 60.0,
+        posted: Callable[[], Posted] | None = None,
+        notes: Notes | None = None,
     ) -> None:
         # A store client serves one call at a time: a copy never waits for the program's own calls.
         clone = getattr(store, "clone", lambda: store)  # an older torch has none
@@ -62,8 +82,11 @@ class RollCall:
         self._rank, self._ranks, self._round, self._on_alarm = rank, ranks, round, on_alarm
         self._reached = reached
         self._rendezvous = Rendezvous(self._store, rank, ranks)
+        self._comparing = None if notes is None else Comparing(self._store, rank, notes)
         self._timeout = timeout
-        self._begun, self._since = -1, time.monotonic()
+        self._posted = posted or self._begun
+        self._last = Posted(-1, time.monotonic())
+        self._stood, self._stood_at = 0.0, 0.0
         self._found: PeerLost | None = None
         self._told = threading.Event()
         self._closing = threading.Event()
@@ -91,13 +114,15 @@ class RollCall:
 
         Raises:
             UnevenData: they have taken different numbers of steps.
+            RatesDiffer: with different learning rates.
             PeerLost: a rank is gone or frozen.
         """
         try:
-            uneven = self._rendezvous.arrive(self._reached())
+            differs = (lambda: None) if self._comparing is None else self._comparing.end
+            wrong = self._rendezvous.arrive(self._reached(), differs)
             self._store.set("news", "")
-            if uneven is not None:
-                self._raise(uneven, self._store)
+            if wrong is not None:
+                self._raise(wrong, self._store)
             delay = 0.001
             while not (self._told.wait(delay) or self._rendezvous.complete()):
                 delay = min(2 * delay, 0.05)
@@ -124,9 +149,11 @@ class RollCall:
             self._thread.join(GRACE_SECONDS)
 
     def _watch(self) -> None:
-        while not self._closing.wait(POLL_SECONDS):
+        looks = 0
+        while not self._wait():
+            looks += 1
             try:
-                found = self._look()
+                found = self._look(looks % COMPARED == 0)
             except dist.DistError as error:
                 found = _gone(error)
             if self._closing.is_set():
@@ -138,10 +165,28 @@ class RollCall:
             self._on_alarm(found)
             return
 
-    def _look(self) -> PeerLost | None:
+    def _wait(self) -> bool:
+        """Until the next look; whether the thread is to end. Notes by how much longer than that it took."""
+        before = time.monotonic()
+        over = self._closing.wait(POLL_SECONDS)
+        stood = time.monotonic() - before - POLL_SECONDS
+        if stood > POLL_SECONDS:
+            self._stood, self._stood_at = stood, before
+        return over
+
+    def _begun(self) -> Posted:
+        """What this rank has begun; since when, as far as it has looked."""
         begun = self._reached().begun
-        if begun != self._begun:
-            self._begun, self._since = begun, time.monotonic()
+        if begun != self._last.number:
+            self._last = Posted(begun, time.monotonic())
+        return self._last
+
+    def _look(self, compares: bool) -> PeerLost | None:
+        self._posted()
+        if compares and self._comparing is not None:
+            different = self._comparing.look()
+            if different is not None:
+                self._raise(different, self._store)
         if not self._store.check(["news"]):
             return None
         if not self._store.check(["alarm"]):
@@ -160,7 +205,11 @@ class RollCall:
         alarm = self._store.get("alarm").decode()
         if alarm.startswith(UNEVEN):
             return UnevenData(alarm.removeprefix(UNEVEN))
-        here = _Here(self._round(), self._begun, time.monotonic() - self._since)
+        if alarm.startswith(DIFFERENT):
+            return RatesDiffer(alarm.removeprefix(DIFFERENT))
+        now, posted = time.monotonic(), self._posted()
+        lately = now - self._stood_at - self._stood < self._timeout + GRACE_SECONDS
+        here = _Here(self._round(), posted.number, now - posted.since, self._stood if lately else 0.0)
         self._store.set(f"here/{self._rank}", here.to_text())
         deadline = time.monotonic() + GRACE_SECONDS
         answers: dict[int, str] = {}
@@ -185,19 +234,21 @@ def _gone(error: dist.DistError, reason: str = "") -> PeerLost:
 
 
 class _Here(NamedTuple):
-    """How a rank answers: rounds that have ended, what it has begun, and for how many seconds it has so."""
+    """How a rank answers: rounds that have ended, what it has posted and how many seconds ago, and for how
+    many seconds it stood still lately."""
 
     round: int
-    begun: int
+    posted: int
     age: float
+    stood: float = 0.0
 
     def to_text(self) -> str:
-        return f"{self.round} {self.begun} {self.age:.3f}"
+        return f"{self.round} {self.posted} {self.age:.3f} {self.stood:.3f}"
 
     @classmethod
     def from_text(cls, text: str) -> _Here:
-        round, begun, age = text.split()
-        return cls(int(round), int(begun), float(age))
+        round, posted, *seconds = text.split()
+        return cls(int(round), int(posted), *map(float, seconds))
 
 
 def _verdict(ranks: list[int], answers: dict[int, str], alarm: str, timeout: float) -> str:
@@ -209,18 +260,35 @@ def _verdict(ranks: list[int], answers: dict[int, str], alarm: str, timeout: flo
         return f"{_names(absent)} did not answer in round {now}: gone or frozen ({alarm})"
     if left:
         return "; ".join(f"rank {rank} has left in round {now}: {why}" for rank, why in left.items())
-    most = max(each.begun for each in here.values())
+    most = max(each.posted for each in here.values())
+    longest = max(each.age for each in here.values())
+    waited = max(each.age for each in here.values() if each.posted == most)
     behind = [rank for rank, each in here.items() if each.round < now]
-    late = behind or [rank for rank, each in here.items() if each.begun < most]
+    late = behind or [rank for rank, each in here.items() if each.posted < most and waited > timeout / 2]
     if late:
         still = f" (still in round {here[late[0]].round})" if behind else ""
         return f"{_names(late)} did not enter round {now} in time{still} ({alarm})"
-    longest = max(each.age for each in here.values())
+    stood = [rank for rank, each in here.items() if each.stood > timeout / 2]
+    if stood:
+        seconds = max(here[rank].stood for rank in stood)
+        return f"{_names(stood)} stood still for {seconds:.0f} s in round {now}, as if stopped ({alarm})"
     just = [rank for rank, each in here.items() if longest - each.age > timeout / 2]
     if just:
         seconds = longest - min(here[rank].age for rank in just)
         return f"{_names(just)} did not enter round {now} in time, but some {seconds:.0f} s late ({alarm})"
-    return f"a round failed although every rank is alive and has entered it: {alarm}"
+    apart = longest - min(each.age for each in here.values())
+    return (
+        f"round {now} failed, and no rank is to blame that is known: all are alive, and what they gave "
+        f"last they gave within {apart:.1f} s of each other. {_first(alarm)}. So look at the network between "
+        "these ranks: a link that was down or refused, or that needs longer than the time-out; then write "
+        "attach(..., timeout=timedelta(minutes=5)), and so for init_process_group"
+    )
+
+
+def _first(alarm: str) -> str:
+    """Who failed first, and of what: "rank 0: a connection was closed"."""
+    who, colon, why = alarm.partition(": ")
+    return f"The first to fail was {who}, of this: {why.rstrip('.')}" if colon else f"The error was: {alarm}"
 
 
 def _names(ranks: list[int]) -> str:
