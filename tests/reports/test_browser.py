@@ -1,31 +1,19 @@
 """The page in a real browser that has no network: Chromium, headless."""
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
 import pytest
+from browser import DARK, LIGHT, NEEDS_CHROMIUM, opened
 from samples import ALONE, DDP, TOPK, WHOLE, comparison
 from timed import scheduled, untold
 
 from tacit import reports
 from tacit.timelines import Change
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is missing: apt-get install chromium"),
-]
-WORDS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    *("--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"),
-    *("--enable-logging=stderr", "--v=0", "--allow-file-access-from-files"),
-]
-LIGHT, DARK = "--blink-settings=preferredColorScheme=1", "--blink-settings=preferredColorScheme=0"
+pytestmark = NEEDS_CHROMIUM
 FRAME = """<!doctype html>
 <iframe id="frame" src="report.html" style="width: 390px; height: 844px; border: 0"></iframe>
 <script>
@@ -61,16 +49,6 @@ onload = () => {
 };
 </script>"""
 CROWD = ["bf16", "topk:ratio=0.01", "powersgd", "ednncomm", "localsgd:sync_every=16", "int8", "sign"]
-
-
-def opened(path: Path, *more: str) -> tuple[str, list[str]]:
-    """The document after its scripts ran, and what they wrote to the console."""
-    assert CHROMIUM is not None
-    profile = path.parent / "profile"
-    shutil.rmtree(profile, ignore_errors=True)
-    command = [CHROMIUM, *WORDS, f"--user-data-dir={profile}", *more, "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
 @pytest.fixture
