@@ -222,14 +222,14 @@ def test_not_told_is_a_value_like_others() -> None:
 @pytest.mark.parametrize(
     ("compressor", "because"),
     [
-        (tacit.TopK(), "nobody owes what a second TopK"),
-        (tacit.Sign(), "nobody owes what a second Sign"),
-        (tacit.MajoritySign(), "nobody owes what a second MajoritySign"),
+        (tacit.TopK(), "no residual keeps what a second TopK"),
+        (tacit.Sign(), "no residual keeps what a second Sign"),
+        (tacit.MajoritySign(), "no residual keeps what a second MajoritySign"),
         (tacit.BF16(), "adds up"),
         (tacit.ErrorFeedback(tacit.PowerSGD()), "a conversation of its own"),
         (
             tacit.Phases(((3, tacit.ErrorFeedback(tacit.TopK())),), tacit.ErrorFeedback(tacit.Dense())),
-            "would never send what they owed",
+            "would never send that residual",
         ),
     ],
 )
@@ -287,7 +287,7 @@ def test_a_warm_up_is_judged_by_its_last_phase() -> None:
 def test_a_phase_that_would_forget_what_is_owed_is_refused() -> None:
     forgets = tacit.Phases(((2, tacit.ErrorFeedback(tacit.TopK())),), tacit.ErrorFeedback(tacit.Dense()))
     for compressor in (forgets, tacit.Clip(forgets, max_norm=1.0)):
-        with pytest.raises(ConfigError, match=r"would never send what they owed: write topology=Flat\(\)"):
+        with pytest.raises(ConfigError, match=r"would never send that residual: write topology=Flat\(\)"):
             Group(Strategy(compressor=compressor), Loopback(4), TwoPhase())
 
 

@@ -12,7 +12,7 @@ __all__ = ["servers"]
 
 COLUMNS = {
     "server": "which of the run's servers; parameters are shared out by size",
-    "pushes": "messages that workers pushed: one a lot, and several of a long one",
+    "pushes": "messages that workers pushed: one a bucket, and several of a long one",
     "MB pushed": "their bytes / 10^6, without headers",
     "MB pulled": "bytes of the answers / 10^6",
     "queue s": "seconds that messages waited for their turn once they had come, summed",
