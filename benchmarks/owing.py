@@ -3,8 +3,8 @@
 python benchmarks/owing.py --data PATH [--seeds 3] [--epochs 15] [--only rescale|bytes] [--save]
 
 Trains a narrow VGG-11 on 10,000 images of CIFAR-10 (the recipe's schedule: up, then down to 0) on four ranks
-of this machine, with and without `rescale`, and top-k by an all-gather and by two phases; each pair from equal
-weights and data. Prints accuracy and loss, and the difference of each pair with its 95 % interval.
+of this machine, with and without `rescale`, and top-k by an all-gather and by two phases; each pair from
+equal weights and data. Prints accuracy and loss, and the difference of each pair with its 95 % interval.
 """
 
 from __future__ import annotations

@@ -309,8 +309,8 @@ def test_the_true_lag_is_told() -> None:
     crew.sync()  # one step later: lands early
     assert seen == [3] * lots + [1] * lots
     assert crew.replicas[0].session.metrics()["lag"] == 2.0
-    assert "Every(sync_every=4" in crew.replicas[0].session.active_path
-    assert "Delayed(steps=3" in crew.replicas[0].session.active_path
+    assert "parameters every 4 steps" in crew.replicas[0].session.summary
+    assert ", 3 steps late" in crew.replicas[0].session.summary
     crew.close()
 
 

@@ -4,15 +4,61 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import typer
+from browser import NEEDS_CHROMIUM, opened
 from pages import ROOT, SITE
 from typer.core import TyperGroup as Group
 
 import tacit
 from tacit.cli import app
+
+FRAMES = """<!doctype html>
+<body></body>
+<script>
+const pages = PAGES, width = WIDTH, height = HEIGHT, told = [];
+const amiss = (page, inner) => {
+  const root = inner.documentElement, found = [];
+  if (root.scrollWidth > root.clientWidth) found.push("is wider than the screen");
+  for (const box of inner.querySelectorAll(".md-typeset__scrollwrap")) {
+    if (box.scrollWidth <= box.clientWidth + 1) continue;
+    const hint = inner.defaultView.getComputedStyle(box, "::before").content;
+    found.push(hint.includes("sideways") ? "has a table that says it scrolls" : "has a table that is cut");
+  }
+  if (page !== "index.html") return found;
+  const ends = (each) => each.getBoundingClientRect();
+  const [install, lines] = inner.querySelectorAll(".md-content pre");
+  if (ends(install).bottom > height || ends(lines).bottom > height) found.push("begins too far down");
+  const picture = ends(inner.querySelector(".md-content img"));
+  if (picture.top < ends(lines).bottom) found.push("begins by a picture");
+  return found;
+};
+const next = () => {
+  const page = pages.shift();
+  if (!page) return document.title = [...new Set(told)].join("; ") || "nothing amiss";
+  const frame = document.createElement("iframe");
+  frame.style = `width: ${width}px; height: ${height}px; border: 0`;
+  frame.src = page;
+  frame.onload = () => {
+    const inner = frame.contentDocument;
+    const look = () => {
+      if (inner.documentElement.dataset.tables !== "marked") return setTimeout(look, 50);
+      setTimeout(() => {
+        told.push(...amiss(page, inner).map((each) => `${page} ${each}`));
+        frame.remove();
+        next();
+      }, 100);
+    };
+    look();
+  };
+  document.body.append(frame);
+};
+next();
+</script>"""
+WITH_TABLES = ["index.html", "how-to-choose.html", "peers.html", "scaling.html", "using.html"]
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +127,33 @@ def test_the_docstrings_stand_line_by_line(site: Path) -> None:
     text = (site / "papers" / "line-by-line.html").read_text()
     assert "momentum factor masking" in text
     assert "algorithms, line by line --&gt;" not in text
+
+
+def amiss(site: Path, width: int, height: int) -> str:
+    """What is amiss on a screen of this size, on the pages with the widest tables and on the first one."""
+    frame = site / f"frame-{width}.html"
+    words = {"PAGES": str(WITH_TABLES), "WIDTH": str(width), "HEIGHT": str(height)}
+    frame.write_text(re.sub("PAGES|WIDTH|HEIGHT", lambda word: words[word[0]], FRAMES))
+    document, _ = opened(frame)
+    frame.unlink()
+    found = re.search(r"<title>(.*?)</title>", document)
+    assert found
+    return found[1]
+
+
+def browsing(test: Callable[..., None]) -> Callable[..., None]:
+    for mark in NEEDS_CHROMIUM:
+        test = mark(test)
+    return test
+
+
+@browsing
+def test_at_1280_pixels_no_table_is_cut_and_the_first_screen_says_how_to_begin(site: Path) -> None:
+    assert amiss(site, 1280, 800) == "nothing amiss"
+
+
+@browsing
+def test_on_a_phone_tables_that_scroll_say_so_and_the_first_screen_says_how_to_begin(site: Path) -> None:
+    found = amiss(site, 390, 844).split("; ")
+    assert "how-to-choose.html has a table that says it scrolls" in found
+    assert not [each for each in found if not each.endswith("says it scrolls")]

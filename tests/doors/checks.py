@@ -452,8 +452,11 @@ def not_told_four_ranks_send_bytes_in_two_phases() -> None:
         at_work = session.session
         assert at_work.strategy.topology == tacit.TwoPhase()
         foretold = {type(each).__name__: sent for each, sent in at_work.choice.sent.items()}
-        assert f"TwoPhase(axis='world'), chosen: {foretold['TwoPhase']:,} bytes" in session.active_path
-        assert f"Flat(axis='world') {foretold['Flat']:,}" in session.active_path
+        told = session.describe()
+        assert "topology: TwoPhase(axis='world'), chosen" in told
+        assert "over two phases, error feedback; " in session.active_path
+        for name, count in foretold.items():
+            assert f"{name}(axis='world'): {count:,} bytes sent" in told
         before = session.levels[0].transport.sent
         steps(model, optimizer, 1)
         sent = torch.tensor([session.levels[0].transport.sent - before])

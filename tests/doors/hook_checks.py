@@ -42,6 +42,8 @@ def each_backward_that_exchanges_is_a_step() -> None:
         assert numbers["rounds"] == numbers["steps"] == 4
         assert abs(numbers["compression"] - 2.0) < 0.01
         assert "bf16" in state.active_path
+        assert state.describe().startswith(f"{state.active_path}\n")
+        assert "BF16()" in state.describe()
 
 
 @check

@@ -1,56 +1,54 @@
 """The page in a real browser that has no network: Chromium, headless."""
 
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
 import pytest
+from browser import DARK, LIGHT, NEEDS_CHROMIUM, opened
 from samples import ALONE, DDP, TOPK, WHOLE, comparison
 from timed import scheduled, untold
 
 from tacit import reports
 from tacit.timelines import Change
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is missing: apt-get install chromium"),
-]
-WORDS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    *("--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"),
-    *("--enable-logging=stderr", "--v=0", "--allow-file-access-from-files"),
-]
-LIGHT, DARK = "--blink-settings=preferredColorScheme=1", "--blink-settings=preferredColorScheme=0"
+pytestmark = NEEDS_CHROMIUM
 FRAME = """<!doctype html>
-<iframe id="frame" src="report.html" style="width: 360px; height: 800px; border: 0"></iframe>
+<iframe id="frame" src="report.html" style="width: 390px; height: 844px; border: 0"></iframe>
 <script>
 onload = () => {
   const inner = document.getElementById("frame").contentDocument, root = inner.documentElement;
+  const plain = (html) => new DOMParser().parseFromString(html, "text/html").documentElement.textContent;
   const told = () => {
     if (root.dataset.charts !== "drawn") return setTimeout(told, 50);
-    const ends = [...inner.querySelectorAll(".main-svg")].map((svg) => svg.getBoundingClientRect().right);
-    const box = inner.querySelector(".scroll");
-    const over = [root.scrollWidth - root.clientWidth, Math.max(...ends) - root.clientWidth];
-    document.title = [...over.map((pixels) => pixels > 0), box.scrollWidth > box.clientWidth].join(" ");
+    for (const each of inner.querySelectorAll("details")) each.open = true;
+    const wide = [...inner.querySelectorAll("main *, footer *")].filter((each) => {
+      const { left, right, width } = each.getBoundingClientRect();
+      return width > 0 && !each.ownerSVGElement && (left < -1 || right > root.clientWidth + 1);
+    }).map((each) => `wide: ${each.tagName}.${each.className}`);
+    if (root.scrollWidth > root.clientWidth) wide.push("wide: the page");
+    const boxes = [...inner.querySelectorAll(".scroll")]
+      .filter((box) => box.scrollWidth > box.clientWidth + 1)
+      .map(() => "a table scrolls");
+    const unnamed = [...inner.querySelectorAll(".plot")].flatMap((plot) => {
+      const ends = plot.getBoundingClientRect();
+      const texts = [...plot.querySelectorAll(".annotation-text")].filter((text) => {
+        const { left, right } = text.getBoundingClientRect();
+        return left >= ends.left - 1 && right <= ends.right + 1;
+      }).map((text) => text.textContent);
+      return plot.data.filter((trace) => trace.type === "scatter").map((trace) => plain(trace.name))
+        .filter((name) => !texts.includes(name)).map((name) => `no label: ${name} in ${plot.id}`);
+    });
+    const hidden = [...inner.querySelectorAll("table.cards td")]
+      .filter((cell) => !cell.getBoundingClientRect().width || !cell.dataset.column)
+      .map(() => "a hidden cell");
+    document.title = [...wide, ...boxes, ...unnamed, ...hidden].join("; ") || "nothing amiss";
   };
   told();
 };
 </script>"""
-
-
-def opened(path: Path, *more: str) -> tuple[str, list[str]]:
-    """The document after its scripts ran, and what they wrote to the console."""
-    assert CHROMIUM is not None
-    profile = path.parent / "profile"
-    shutil.rmtree(profile, ignore_errors=True)
-    command = [CHROMIUM, *WORDS, f"--user-data-dir={profile}", *more, "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+CROWD = ["bf16", "topk:ratio=0.01", "powersgd", "ednncomm", "localsgd:sync_every=16", "int8", "sign"]
 
 
 @pytest.fixture
@@ -104,7 +102,7 @@ def test_the_charts_are_drawn_and_nothing_is_complained_about(page: Path) -> Non
 def test_the_tables_figures_are_the_records(page: Path) -> None:
     document, _ = opened(page)
     rows = re.findall(r'<tr><th scope="row"><i[^>]*></i>(.*?)</tr>', document)
-    shown = [re.findall(r"(?:^|<td>)([^<]+)", unescape(row)) for row in rows]
+    shown = [re.findall(r"(?:^|<td[^>]*>)([^<]+)", unescape(row)) for row in rows]
     for (name, *numbers), end in zip(shown, (DDP, TOPK), strict=True):
         values = [float(number.rstrip("x%")) for number in numbers]
         assert (end.algorithm, end.accuracy, end.seconds, end.seconds_to_target) == (name, *values[:3])
@@ -145,12 +143,35 @@ def test_light_and_dark_differ_in_the_timelines_too(timed_page: Path) -> None:
     assert "fill: rgb(74, 169, 230)" in fills[1] - fills[0]
 
 
-def test_on_a_phone_only_the_table_scrolls_and_only_within_its_box(timed_page: Path) -> None:
-    frame = timed_page.with_name("frame.html")
+def on_a_phone(page: Path) -> str:
+    """What is amiss on a screen of 390 pixels."""
+    frame = page.with_name("frame.html")
     frame.write_text(FRAME, encoding="utf-8")
     document, console = opened(frame)
     assert console == []
-    assert "<title>false false true</title>" in document
+    found = re.search(r"<title>(.*?)</title>", document)
+    assert found
+    return unescape(found[1])
+
+
+def test_on_a_phone_nothing_is_cut_and_every_line_is_labelled(timed_page: Path) -> None:
+    assert on_a_phone(timed_page) == "nothing amiss"
+
+
+def test_on_a_phone_lines_that_lie_close_together_are_labelled_too(tmp_path: Path) -> None:
+    ends = [replace(TOPK, algorithm=name, seconds=10.0 + i / 10) for i, name in enumerate(CROWD)]
+    path = tmp_path / "report.html"
+    path.write_text(reports.page(comparison(DDP, *ends, ALONE)), encoding="utf-8")
+    assert on_a_phone(path) == "nothing amiss"
+
+
+def test_on_a_phone_what_is_amiss_would_be_noticed(page: Path) -> None:
+    whole = page.read_text(encoding="utf-8")
+    wide = whole.replace("</main>", '<p class="far" style="width: 500px">far too wide</p></main>')
+    page.write_text(wide, encoding="utf-8")
+    assert "wide: P.far" in on_a_phone(page)
+    page.write_text(whole.replace("`<b>${escaped(text)}</b>`", '"another"'), encoding="utf-8")
+    assert "no label: ddp in accuracy-seconds" in on_a_phone(page)
 
 
 def test_names_that_look_like_html_are_drawn_as_they_are(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def body(*ends: records.EndRecord, head: records.RunRecord = HEAD, cut: bool = F
 def cells(text: str) -> list[list[str]]:
     rows = re.findall(r'<tr[^>]*><th scope="row"><i[^>]*></i>(.*?)</tr>', text)
     return [
-        [unescape(cell) for cell in re.split("</t[hd]>(?:<td>)?", row.replace("<td>", "")) if cell]
+        [unescape(cell) for cell in re.split("</t[hd]>", re.sub("<td[^>]*>", "", row)) if cell]
         for row in rows
     ]
 
@@ -40,6 +40,11 @@ def test_the_table_has_the_terminal_tables_figures() -> None:
         ["ddp", "0.9800", "60.0", "30.0", "1.00x", "1000.0", "0.0%", "5.0%"],
         ["topk:ratio=0.01", "0.9720", "10.0", "6.0", "6.00x", "50.0", "95.0%", "30.0%"],
     ]
+
+
+def test_every_cell_has_its_columns_name_for_narrow_screens() -> None:
+    row = re.findall(r'<tr><th scope="row">.*?</tr>', body(DDP))[0]
+    assert re.findall(r'<td data-column="([^"]*)">', row) == list(reports.MEANINGS)
 
 
 def test_what_was_not_measured_is_a_dash() -> None:

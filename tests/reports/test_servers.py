@@ -25,8 +25,9 @@ SERVED = replace(TOPK, algorithm="ps-async", metrics={"rounds": 110, "servers": 
 def test_every_server_has_a_row_with_what_it_counted() -> None:
     html = servers(comparison(DDP, SERVED, ALONE))
     assert html.count("<tr>") == 1 + 2
-    for cell in ("1,200", "5.0", "7.0", "1.25", "0: 25 %, 1: 75 %", "3"):
-        assert html.count(f"<td>{cell}</td>") == 2
+    told = {"pushes": "1,200", "MB pushed": "5.0", "MB pulled": "7.0", "queue s": "1.25", "late": "3"}
+    for column, cell in {**told, "updates old": "0: 25 %, 1: 75 %"}.items():
+        assert html.count(f'<td data-column="{column}">{cell}</td>') == 2
 
 
 def test_it_survives_the_way_through_the_file() -> None:

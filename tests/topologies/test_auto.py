@@ -122,6 +122,10 @@ def loses_nothing(group: Group, units: int, rounds: int = 5) -> None:
         torch.testing.assert_close(told[name] + owed, true[name], atol=1e-3, rtol=1e-4)
 
 
+def told(session: Session) -> str:
+    return "\n".join(session.describe())
+
+
 @pytest.mark.parametrize("peers", WORLDS)
 @pytest.mark.parametrize("name", ALONE)
 def test_the_cheaper_one_is_chosen_and_every_prediction_is_what_is_sent(name: str, peers: int) -> None:
@@ -138,9 +142,9 @@ def test_the_cheaper_one_is_chosen_and_every_prediction_is_what_is_sent(name: st
         assert group.net.sent == [sum(bill.sent[WORLD] for bill in s.bills) for s in group.sessions]
         if choice.sent:
             assert max(group.net.sent) == choice.sent[topology]
-            assert f"{choice.sent[topology]:,}" in session.active_path
+            assert f"{topology}: {choice.sent[topology]:,} bytes sent" in told(session)
         elif name != "gtopk":
-            assert "Flat(axis='world'), as " in session.active_path
+            assert "Flat(axis='world'), as " in told(session)
     if peers > 2 and choice.sent:
         assert choice.sent[TwoPhase()] < choice.sent[Flat()]
 
@@ -166,14 +170,14 @@ def test_by_their_names_algorithms_are_their_papers() -> None:
 def test_what_a_second_compression_loses_is_weighed() -> None:
     def chosen(compressor: Compressor, peers: int) -> tuple[Topology, str]:
         group = Group(Strategy(compressor=compressor), Loopback(peers))
-        return group.topology, group.sessions[0].active_path
+        return group.topology, told(group.sessions[0])
 
     # Of the mean's entries a tenth arrive at once: 2.3 times as many bytes by an all-gather are worth it.
     largest = tacit.ErrorFeedback(tacit.TopK(ratio=0.1))
     assert chosen(largest, 4)[0] == Flat()
-    topology, told = chosen(largest, 16)
+    topology, said = chosen(largest, 16)
     assert topology == TwoPhase()
-    assert "(counted 2.3 times)" in told
+    assert "bytes sent, times 2.31 for what a second compression loses" in said
     assert chosen(tacit.QSGD(bits=2), 4)[0] == Flat()
     assert chosen(tacit.QSGD(bits=4), 4)[0] == TwoPhase()
 
@@ -198,7 +202,7 @@ def test_what_is_told_is_respected(topology: Topology) -> None:
     group = Group(parse("efsign").levels[0], Loopback(4), topology)
     assert group.topology == topology
     assert group.sessions[0].choice.sent == {}
-    assert group.sessions[0].active_path.endswith(f", {topology}")
+    assert f"topology: {topology}, as the strategy names it" in told(group.sessions[0])
 
 
 def test_not_told_is_a_value_like_others() -> None:
@@ -218,14 +222,14 @@ def test_not_told_is_a_value_like_others() -> None:
 @pytest.mark.parametrize(
     ("compressor", "because"),
     [
-        (tacit.TopK(), "nobody owes what a second TopK"),
-        (tacit.Sign(), "nobody owes what a second Sign"),
-        (tacit.MajoritySign(), "nobody owes what a second MajoritySign"),
+        (tacit.TopK(), "no residual keeps what a second TopK"),
+        (tacit.Sign(), "no residual keeps what a second Sign"),
+        (tacit.MajoritySign(), "no residual keeps what a second MajoritySign"),
         (tacit.BF16(), "adds up"),
         (tacit.ErrorFeedback(tacit.PowerSGD()), "a conversation of its own"),
         (
             tacit.Phases(((3, tacit.ErrorFeedback(tacit.TopK())),), tacit.ErrorFeedback(tacit.Dense())),
-            "would never send what they owed",
+            "would never send that residual",
         ),
     ],
 )
@@ -234,7 +238,7 @@ def test_what_a_second_compression_would_break_stays_an_all_gather(
 ) -> None:
     group = Group(Strategy(compressor=compressor), Loopback(4))
     assert group.topology == Flat()
-    assert because in group.sessions[0].active_path
+    assert because in told(group.sessions[0])
 
 
 @pytest.mark.parametrize(
@@ -283,7 +287,7 @@ def test_a_warm_up_is_judged_by_its_last_phase() -> None:
 def test_a_phase_that_would_forget_what_is_owed_is_refused() -> None:
     forgets = tacit.Phases(((2, tacit.ErrorFeedback(tacit.TopK())),), tacit.ErrorFeedback(tacit.Dense()))
     for compressor in (forgets, tacit.Clip(forgets, max_norm=1.0)):
-        with pytest.raises(ConfigError, match=r"would never send what they owed: write topology=Flat\(\)"):
+        with pytest.raises(ConfigError, match=r"would never send that residual: write topology=Flat\(\)"):
             Group(Strategy(compressor=compressor), Loopback(4), TwoPhase())
 
 

@@ -46,7 +46,7 @@ def compare(marks: Tensor, ctx: Context) -> None:
     mean, square, _ = marks.tolist()
     if square - mean * mean > 0.5 / ctx.peers:
         raise RoundError(
-            f"in step {ctx.step} the ranks predict differently in the lot of {ctx.name}: the versions of "
+            f"in step {ctx.step} the ranks predict differently in the bucket of {ctx.name}: the versions of "
             "torch, the processors or the predictor's files are not the same on all. Make them the same, or "
             "write predictor=Stale()"
         )

@@ -152,7 +152,7 @@ class Foretelling(Dense):
         if round(told) != rounds % _COUNTED:
             raise RoundError(
                 f"the workers are in round {round(told)}, and the server remembers {rounds} rounds of the "
-                f"lot of {self.name}: resume it with the --checkpoint of that moment, or begin anew"
+                f"bucket of {self.name}: resume it with the --checkpoint of that moment, or begin anew"
             )
         out, x = (ctx.scratch(key, mean, (self.numel,), mean.dtype) for key in ("out", "told"))
         ctx = replace(

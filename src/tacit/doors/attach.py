@@ -41,7 +41,7 @@ from tacit.kernels.pick import pick
 from tacit.lots import Policy
 from tacit.overlap import Delayed
 from tacit.rounds import EveryStep, Inside, Until
-from tacit.session import Session, joined, timeline
+from tacit.session import Session, joined, one_line, timeline
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.timelines import Timeline
 from tacit.transports.closing import Reached
@@ -594,15 +594,31 @@ class Attached:
 
     @property
     def active_path(self) -> str:
-        """What is really at work: the strategy, the lots, the transport, and the kernels for compressors."""
+        """What is really at work, in one sentence: the strategy, how it travels, the ranks, the kernels."""
         if self._quiet:
             return "DistributedDataParallel, untouched"
+        return one_line(self.strategy.name, [level.session.summary for level in self.levels], self._with())
+
+    def describe(self) -> str:
+        """What is really at work, in lines: `active_path`, and the whole of what it sums up.
+
+        Of each level its strategy as a value; which topology was chosen, and by which numbers: the bytes of
+        the busiest rank, as sent and as weighed by what a second compression loses; and each bucket with its
+        parameters, their compressors, what predicts them, and its bytes.
+        """
+        lines = [self.active_path]
+        for i, level in enumerate(() if self._quiet else self.levels):
+            of = "" if len(self.levels) == 1 else f"level {i + 1} of {len(self.levels)}, "
+            lines += ["", f"{of}{self._with()}", *level.session.describe()]
+        return "\n".join(lines)
+
+    def _with(self) -> str:
+        """The ranks, the kernels, and what was taken over."""
         peers, backend = len(self.levels[-1].session.ranks), dist.get_backend(self._group)
-        paths = " | ".join(level.session.active_path for level in self.levels)
         taken = "" if self._momentum is None else f", {self._momentum}"
         devices = {lot.device.type for level in self.levels for lot in level.session.lots}
         kernels = ", ".join(pick(device).words for device in sorted(devices))
-        return f"{self.strategy.name}: {paths}, {peers} ranks by {backend}, kernels: {kernels}{taken}"
+        return f"{peers} {'rank' if peers == 1 else 'ranks'} by {backend}, kernels: {kernels}{taken}"
 
     # ---- out ------------------------------------------------------------------------------------------
 

@@ -98,8 +98,12 @@ class CommState:
 
     @property
     def active_path(self) -> str:
-        """What is really at work: the strategy, the transport, the lots."""
+        """What is really at work, in one sentence; see `Attached.active_path`."""
         return self._attached.active_path
+
+    def describe(self) -> str:
+        """What is really at work, in lines; see `Attached.describe`."""
+        return self._attached.describe()
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint; see `Attached.state_dict`."""

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import NamedTuple
 
-__all__ = ["explained"]
+__all__ = ["Line", "explained"]
 
 
-def explained(columns: Mapping[str, str], rows: str, between: str = "", first: str = "algorithm") -> str:
+class Line(NamedTuple):
+    """A row of the table: its name, and a text for each column.
+
+    Attributes:
+        mark: HTML before the name, such as its colour.
+        bad: whether it failed.
+    """
+
+    name: str
+    cells: Sequence[str]
+    mark: str = ""
+    bad: bool = False
+
+
+def explained(
+    columns: Mapping[str, str], lines: Iterable[Line], between: str = "", first: str = "algorithm"
+) -> str:
     """The table with a row for each algorithm, or what else is `first`, and what its columns mean.
+
+    Every cell carries the name of its column, which narrow screens show: there each row is a card.
 
     Args:
         columns: what each means, in order; before them stands the first one, of names.
-        rows: in HTML.
+        lines: the rows.
         between: HTML that stands below the table.
     """
     heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in (first, *columns))
+    rows = "\n".join(_row(line, list(columns)) for line in lines)
     terms = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(said)}</dd>" for name, said in columns.items())
-    return f"""<div class="scroll" tabindex="0"><table>
+    return f"""<div class="scroll" tabindex="0"><table class="cards">
 <thead><tr>{heads}</tr></thead>
 <tbody>
 {rows}
@@ -27,3 +47,12 @@ def explained(columns: Mapping[str, str], rows: str, between: str = "", first: s
 {between}<dl>
 {terms}
 </dl>"""
+
+
+def _row(line: Line, columns: Sequence[str]) -> str:
+    kind = ' class="bad"' if line.bad else ""
+    cells = "".join(
+        f'<td data-column="{escape(column)}">{escape(cell)}</td>'
+        for column, cell in zip(columns, line.cells, strict=True)
+    )
+    return f'<tr{kind}><th scope="row">{line.mark}{escape(line.name)}</th>{cells}</tr>'

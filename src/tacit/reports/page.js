@@ -72,7 +72,31 @@
     return { ...label, ...place };
   };
 
-  // The name of each curve beside one of its points, the last if it can be; none where there is no room.
+  // As much of a text as is this wide; the rest is in the key above the charts, and under the pointer.
+  const fitted = (text, most) => {
+    let shown = text;
+    while (shown.length > 1 && pen.measureText(shown).width > most) shown = `${shown.slice(0, -2)}…`;
+    return shown;
+  };
+  const plain = (html) => new DOMParser().parseFromString(html, "text/html").documentElement.textContent;
+  const escaped = (text) => text.replace(/[&<>]/g, (each) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[each]);
+
+  // Every place on the plot for a box of this size, the nearest to one of the points first.
+  const anywhere = (points, w, h, { width, height }) => {
+    const found = [];
+    for (let y0 = -14; y0 + h <= height; y0 += 6) {
+      for (let x0 = 0; x0 + w <= width; x0 += 8) {
+        const middle = { x: x0 + w / 2, y: y0 + h / 2 };
+        const far = points.map((p) => Math.hypot(p.x - middle.x, p.y - middle.y));
+        const away = Math.min(...far);
+        found.push({ box: { x0, x1: x0 + w, y0, y1: y0 + h }, to: points[far.indexOf(away)], away });
+      }
+    }
+    return found.sort((a, b) => a.away - b.away);
+  };
+
+  // The name of each curve: beside one of its points, the last if it can be; where these have no room, wherever
+  // there is some, with a line to a point; and where there is none, upon the curves.
   const labels = (plot, own) => {
     const { xaxis, yaxis, font } = plot._fullLayout;
     const curves = plot._fullData.filter((trace) => trace.type === "scatter").map((trace) => ({
@@ -80,28 +104,55 @@
       points: trace.x.map((x, i) => ({ x: xaxis.d2p(x), y: yaxis.d2p(trace.y[i]) })),
     }));
     const taken = inked(curves);
+    const named = [];
     const clear = (box) => !taken.some((other) => meets(box, other));
+    const apart = (box) => !named.some((other) => meets(box, other));
     const inside = (box) => box.x0 >= 0 && box.x1 <= xaxis._length && box.y0 >= -14 && box.y1 <= yaxis._length;
-    pen.font = `600 ${font.size}px ${font.family}`;
+    pen.font = `bold ${font.size}px ${font.family}`;
     const size = { width: xaxis._length, height: yaxis._length };
     const lines = own.filter((each) => each.yref === "y")
       .map((each) => lineLabel(each, yaxis.d2p(each.y), size, clear, taken));
     const others = own.filter((each) => each.yref !== "y");  // names above the plot
     if (others.length) taken.push({ x0: 0, x1: xaxis._length, y0: -20, y1: 0 });
-    const names = curves.flatMap(({ trace, points }) => {
-      const raw = new DOMParser().parseFromString(trace.name, "text/html").documentElement.textContent;
-      const w = pen.measureText(raw).width + 4;
-      const free = points.toReversed().flatMap((p) => around(p, w, 17))
+    const names = curves.map(({ trace, points }) => {
+      const text = fitted(plain(trace.name), size.width - 8);
+      const w = Math.min(pen.measureText(text).width + 4, size.width), h = 17;
+      const label = {
+        text: `<b>${escaped(text)}</b>`, font: { color: trace.line.color },
+        xref: "x domain", yref: "y domain", borderpad: 0,
+      };
+      const beside = points.toReversed().flatMap((p) => around(p, w, h))
         .find((box) => inside(box) && clear(box));
-      if (!free) return [];
-      taken.push(free);
-      return [{
-        text: `<b>${trace.name}</b>`, showarrow: false, font: { color: trace.line.color },
-        xref: "x domain", yref: "y domain", xanchor: "left", yanchor: "top", borderpad: 0,
-        x: free.x0 / xaxis._length, y: 1 - free.y0 / yaxis._length,
-      }];
+      if (beside) {
+        taken.push(beside);
+        named.push(beside);
+        return {
+          ...label, showarrow: false, xanchor: "left", yanchor: "top",
+          x: beside.x0 / size.width, y: 1 - beside.y0 / size.height,
+        };
+      }
+      const places = anywhere(points, w, h, size);
+      const { box, to } = places.find((each) => clear(each.box)) || places.find((each) => apart(each.box)) || places[0];
+      taken.push(box);
+      named.push(box);
+      return {
+        ...label, bgcolor: css("--page"), showarrow: true, xanchor: "center", yanchor: "middle",
+        arrowhead: 0, arrowwidth: 1, arrowcolor: trace.line.color, standoff: 4,
+        x: to.x / size.width, y: 1 - to.y / size.height, ax: (box.x0 + box.x1) / 2 - to.x, ay: (box.y0 + box.y1) / 2 - to.y,
+      };
     });
     return [...lines, ...others, ...names];
+  };
+
+  // The names above the bars, shortened where the plot is narrow: their numbers are kept.
+  const barLabels = (plot, own) => {
+    const { xaxis, font } = plot._fullLayout;
+    pen.font = `bold ${font.size}px ${font.family}`;
+    return own.map((each) => {
+      const [, name, told] = each.text.match(/^<b>(.*)<\/b>(.*)$/) || [];
+      if (name === undefined) return each;
+      return { ...each, text: `<b>${escaped(fitted(plain(name), xaxis._length - pen.measureText(told).width - 8))}</b>${told}` };
+    });
   };
 
   const draw = async () => {
@@ -109,9 +160,8 @@
       const plot = document.getElementById(id);
       const base = layout(plot, themed(figure.layout));
       await Plotly.react(plot, themed(figure.data), base, { displayModeBar: false, responsive: false });
-      if (plot._fullData[0].type === "scatter") {
-        await Plotly.relayout(plot, { annotations: labels(plot, base.annotations) });
-      }
+      const placed = plot._fullData[0].type === "scatter" ? labels : barLabels;
+      await Plotly.relayout(plot, { annotations: placed(plot, base.annotations) });
     }
     document.documentElement.dataset.charts = "drawn";
   };

@@ -9,7 +9,7 @@ from html import escape
 from tacit.errors import ConfigError
 from tacit.records import Record, RunRecord
 from tacit.reports import story
-from tacit.reports.columns import explained
+from tacit.reports.columns import Line, explained
 from tacit.reports.comparison import MEANINGS, UNSHAPED, Comparison, Row, compare
 from tacit.reports.details import details
 from tacit.reports.document import check_installed, document
@@ -80,18 +80,16 @@ def _notices(texts: Sequence[str]) -> str:
 
 def _table(comparison: Comparison) -> str:
     paint = styles(comparison)
-    rows = "\n".join(_row(row, paint[row.algorithm]) for row in comparison.rows)
+    lines = [_line(row, paint[row.algorithm]) for row in comparison.rows]
     alone = comparison.compute_only_seconds
     limit = "" if alone is None else f"; without communication {alone:.1f} s"
     asked = f"epochs {comparison.epochs}, seed {comparison.seed}, target accuracy {comparison.target:g}"
     below = f'<p class="asked">{escape(asked + limit)}</p>\n'
     return f"""<section aria-label="Results">
-{explained(MEANINGS, rows, below)}
+{explained(MEANINGS, lines, below)}
 </section>"""
 
 
-def _row(row: Row, style: Style) -> str:
-    name, *numbers = (escape(cell) for cell in cells(row))
-    kind = "" if row.status == "ok" else ' class="bad"'
-    head = f'<th scope="row">{swatch(style)}{name}</th>'
-    return f"<tr{kind}>{head}{''.join(f'<td>{number}</td>' for number in numbers)}</tr>"
+def _line(row: Row, style: Style) -> Line:
+    name, *numbers = cells(row)
+    return Line(name, numbers, mark=swatch(style), bad=row.status != "ok")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from tacit.reports.columns import explained
+from tacit.reports.columns import Line, explained
 from tacit.reports.document import check_installed, document
 from tacit.reports.figures import Chart, Figure, Style
 from tacit.reports.sections import section, swatch
@@ -211,12 +211,8 @@ def _header(told: Evaluation) -> str:
 
 
 def _results(told: Evaluation) -> str:
-    rows = "\n".join(
-        f'<tr><th scope="row">{escape(row.name)}</th>'
-        f"{''.join(f'<td>{escape(cell)}</td>' for cell in told.cells(row))}</tr>"
-        for row in told.rows
-    )
-    return f'<section aria-label="Results">\n{explained(told.columns, rows, first="predictor")}\n</section>'
+    lines = [Line(row.name, told.cells(row)) for row in told.rows]
+    return f'<section aria-label="Results">\n{explained(told.columns, lines, first="predictor")}\n</section>'
 
 
 def _chart(path: Path, paint: Mapping[str, Style], i: int) -> Chart:

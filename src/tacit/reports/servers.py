@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from html import escape
 from typing import Any
 
 from tacit.records import EndRecord, Record
-from tacit.reports.columns import explained
+from tacit.reports.columns import Line, explained
 
 __all__ = ["servers"]
 
 COLUMNS = {
     "server": "which of the run's servers; parameters are shared out by size",
-    "pushes": "messages that workers pushed: one a lot, and several of a long one",
+    "pushes": "messages that workers pushed: one a bucket, and several of a long one",
     "MB pushed": "their bytes / 10^6, without headers",
     "MB pulled": "bytes of the answers / 10^6",
     "queue s": "seconds that messages waited for their turn once they had come, summed",
@@ -29,14 +28,14 @@ def servers(records: Iterable[Record]) -> str:
     told = [(name, each) for name, end in ends.items() for each in end.metrics.get("servers", ())]
     if not told:
         return ""
-    rows = "\n".join(_row(name, each) for name, each in told)
+    lines = [_line(name, each) for name, each in told]
     return f"""<section aria-label="Parameter servers">
 <h2>Parameter servers</h2>
-{explained(COLUMNS, rows)}
+{explained(COLUMNS, lines)}
 </section>"""
 
 
-def _row(name: str, told: Mapping[str, Any]) -> str:
+def _line(name: str, told: Mapping[str, Any]) -> Line:
     cells = [
         str(told["server"]),
         f"{told['pushes']:,}",
@@ -46,8 +45,7 @@ def _row(name: str, told: Mapping[str, Any]) -> str:
         _histogram(told["stale"]),
         str(told["late"]),
     ]
-    numbers = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f'<tr><th scope="row">{escape(name)}</th>{numbers}</tr>'
+    return Line(name, cells)
 
 
 def _histogram(stale: Mapping[Any, int]) -> str:

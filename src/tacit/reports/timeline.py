@@ -124,7 +124,7 @@ class _Bars:
 
     def _lower(self, place: int, each: Exchange, span: Span, how: str) -> _Bar:
         y = self.top(place) + TALL + FLAT * (each.level + 0.5) + 1
-        void = ", void" if each.void else ""
+        void = ", failed: nothing was applied" if each.void else ""
         told = f"{self._levels[each.level]} round {each.round} of step {each.step}, {how}{void}"
         rank = self._timelines[place].rank
         return _Bar(y, FLAT - 3, span, f"rank {rank}, {told}: {each.bytes_out / 1e3:,.1f} kB")

@@ -23,6 +23,7 @@ class Choice:
             once: in a round, or where parts have rounds of their own, in one of each. Empty where there was
             nothing to choose.
         prices: what a byte by each counts for.
+        few: whether there are so few ranks that the first candidate is taken, whatever the bytes.
         because: why there was nothing to choose, where a choice was asked for.
     """
 
@@ -31,17 +32,12 @@ class Choice:
     because: str = ""
     prices: Mapping[Topology, float] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        if not self.sent:
-            return f"{self.topology}" + (f", as {self.because}" if self.because else "")
-        mine = f"{self.topology}, chosen: {self._told(self.topology)} a rank and round"
-        return ", ".join(
-            [mine, *(f"{each} {self._told(each)}" for each in self.sent if each != self.topology)]
-        )
+    few: bool = False
 
-    def _told(self, topology: Topology) -> str:
-        price = self.prices[topology]
-        return f"{self.sent[topology]:,} bytes" + (f" (counted {price:.2g} times)" if price > 1.005 else "")
+    @property
+    def weighed(self) -> dict[Topology, float]:
+        """What the candidates are compared by: their bytes times what a byte of each counts for."""
+        return {each: sent * self.prices[each] for each, sent in self.sent.items()}
 
 
 def choose(ground: Ground, names: Sequence[Sequence[str]]) -> Choice:
@@ -58,11 +54,13 @@ def choose(ground: Ground, names: Sequence[Sequence[str]]) -> Choice:
     sent: dict[Topology, int] = {}
     if len(options) > 1:
         sent = {each: foretold(replace(ground, topology=each), names) for each in options}
-    few = ground.spot.here.peers <= FEW
-    chosen = options[0] if few or not sent else min(options, key=lambda each: sent[each] * counts[each])
+    found = Choice(options[0], sent, because, counts, few=ground.spot.here.peers <= FEW)
+    if sent and not found.few:
+        weighed = found.weighed
+        found = replace(found, topology=min(options, key=lambda each: weighed[each]))
     for compressor in compressors:
-        chosen.fields(compressor)
-    return Choice(chosen, sent, because, counts)
+        found.topology.fields(compressor)
+    return found
 
 
 def foretold(ground: Ground, names: Sequence[Sequence[str]]) -> int:

@@ -21,6 +21,7 @@ from tacit.exchanges import say
 from tacit.lots import Kept, Lot, Policy, fitting
 from tacit.overlap import Delayed
 from tacit.session.choosing import choose
+from tacit.session.describing import detail, sentence
 from tacit.session.holdings import Holdings
 from tacit.session.origins import Origin, beginnings, decode, encode
 from tacit.session.plan import Ground
@@ -627,13 +628,15 @@ class Session:
             self._lane = None
 
     @property
-    def active_path(self) -> str:
-        """What is really at work."""
-        kinds = sorted({repr(lot.compressor) for lot in self.lots}, key=len)
-        path = f"{len(self.lots)} lots, {kinds[0]}, {self.choice}"
-        if self.strategy.subject != "progress":
-            return path
-        return f"{path}, {self.strategy.rounds}, {self.strategy.overlap}, {self.strategy.merge}"
+    def summary(self) -> str:
+        """What is really at work, in a few words."""
+        owes = any(self.residuals(slot.name) for lot in self.lots for slot in lot.slots)
+        return sentence(self.strategy, self.lots, owes)
+
+    def describe(self) -> list[str]:
+        """What is really at work, in lines: the strategy, why this topology, and each bucket."""
+        sent = [bill.sent.total() for bill in self.bills]
+        return list(detail(self.strategy, self.choice, self.lots, sent))
 
     def metrics(self) -> dict[str, float]:
         """The session in numbers.

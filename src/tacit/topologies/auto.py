@@ -52,7 +52,7 @@ class Auto(OnAxis):
             return Options((flat,), "what travels adds up or is a conversation of its own")
         for side in sides:
             if not (side.owes or side.codec.unbiased):
-                return Options((flat,), f"nobody owes what a second {side.codec} would lose")
+                return Options((flat,), f"no residual keeps what a second {side.codec} would lose")
         try:
             for each in compressors:
                 two_phase.fields(each)

@@ -1,0 +1,30 @@
+"""A real browser that has no network: Chromium, headless."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NEEDS_CHROMIUM = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is missing: apt-get install chromium"),
+]
+WORDS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"),
+    *("--enable-logging=stderr", "--v=0", "--allow-file-access-from-files"),
+]
+LIGHT, DARK = "--blink-settings=preferredColorScheme=1", "--blink-settings=preferredColorScheme=0"
+
+
+def opened(path: Path, *more: str) -> tuple[str, list[str]]:
+    """The document after its scripts ran, and what they wrote to the console."""
+    assert CHROMIUM is not None
+    profile = path.parent / "profile"
+    shutil.rmtree(profile, ignore_errors=True)
+    command = [CHROMIUM, *WORDS, f"--user-data-dir={profile}", *more, "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
