@@ -1,11 +1,11 @@
-"""`mp2` on two, four, six and seven real processes over Gloo."""
+"""`mp2` on four and seven real processes over Gloo."""
 
 import pytest
 from launching import Ended, assert_passed, ranks
 from mp2_checks import CHECKS
 
 
-@pytest.fixture(scope="module", params=[2, 4, 6, 7])
+@pytest.fixture(scope="module", params=[4, 7])
 def ended(request: pytest.FixtureRequest) -> list[Ended]:
     return ranks("mp2_checks.py", request.param, seconds=240)
 

@@ -113,32 +113,32 @@ dist.destroy_process_group()
 """
 
 
-def test_a_run_makes_one_of_its_own_that_nobody_sees(tmp_path: Path) -> None:
+def test_a_run_makes_one_of_its_own_that_nobody_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one is set outside: one run's workers and servers know each other, and nobody else."""
     (tmp_path / "train.py").write_text(LOOKS)
     kept = tmp_path / "kept"
-    secrets = []
-    for out in ("a", "b"):
-        words = ["run", "--cluster", "local:2", "--servers", "1", "--algorithm", "ps-async", "--out", out]
-        done = tacit(
-            *words, "--json", "--checkpoint", str(kept), "--", "train.py", str(tmp_path), cwd=tmp_path
-        )
+    secrets = {SECRET}
+    for out, ranks in (("a", 2), ("b", 1)):
+        words = [
+            "run",
+            "--cluster",
+            f"local:{ranks}",
+            "--servers",
+            "1",
+            "--algorithm",
+            "ps-async",
+            "--out",
+            out,
+        ]
+        words += ["--checkpoint", str(kept / out), "--json", "--", "train.py", str(tmp_path)]
+        done = tacit(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        told = {(tmp_path / f"rank{rank}").read_text() for rank in range(2)}
-        (secret,) = told
-        secrets.append(secret)
+        (secret,) = {(tmp_path / f"rank{rank}").read_text() for rank in range(ranks)}
+        secrets.add(secret)
         assert secret not in done.stdout + done.stderr
         assert json.loads(done.stdout.splitlines()[-1])["status"] == "ok"
-        files = [*(tmp_path / out).rglob("*"), *kept.iterdir()]
+        files = [*(tmp_path / out).rglob("*"), *(kept / out).iterdir()]
         assert not [file for file in files if file.is_file() and secret.encode() in file.read_bytes()]
-    assert len(set(secrets)) == 2
-
-
-def test_one_that_is_set_outside_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also not a file beside it: one run's workers and servers know each other, and nobody else."""
-    monkeypatch.setenv("TACIT_SERVER_SECRET", SECRET)
-    monkeypatch.setenv("TACIT_SERVER_SECRET_FILE", str(tmp_path / "nowhere"))
-    (tmp_path / "train.py").write_text(LOOKS)
-    words = ["run", "--cluster", "local:1", "--servers", "1", "--algorithm", "ps-async", "--out", "o"]
-    done = tacit(*words, "--", "train.py", str(tmp_path), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "rank0").read_text() != SECRET
+        monkeypatch.setenv("TACIT_SERVER_SECRET", SECRET)
+        monkeypatch.setenv("TACIT_SERVER_SECRET_FILE", str(tmp_path / "nowhere"))
+    assert len(secrets) == 3
