@@ -77,7 +77,7 @@ class Known(NamedTuple):
 
 
 ATTACKS: dict[str, Known] = {}
-SPARED = frozenset({"scans", "idle", "flood", "crowd", "impostor", "misfits", "reset"})
+SPARED = frozenset({"scans", "idle", "flood", "crowd", "reset"})
 """Of these not every connection is one that the server is to end."""
 
 
@@ -505,8 +505,12 @@ def refused(target: Target, *messages: Hello) -> Seen:
         with inside(target) as line:
             line.settimeout(PATIENCE)
             line.sendall(framed(message))
-            head = line.recv(FORM.size, socket.MSG_WAITALL)
-            count += len(head) < FORM.size or Header(*FORM.unpack(head)).kind == Kind.MISFIT
+            try:
+                count += Header(*FORM.unpack(exactly(line, FORM.size))).kind != Kind.ANSWER
+            except ConnectionError:
+                count += 1
+            except TimeoutError:  # it was left without an answer
+                pass
     return Seen(len(messages), count)
 
 

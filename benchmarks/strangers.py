@@ -222,7 +222,7 @@ class Training:
         """How many pushes the server has counted."""
         file = next(iter(self.folder.rglob("server0.json")))
         facts = json.loads(file.read_text())
-        return sum(facts["stale"].values()) + int(facts["late"])
+        return int(sum(facts["stale"].values()) + facts["late"])
 
 
 def _free_port() -> int:
@@ -249,7 +249,8 @@ def attacked(training: Training, name: str, target: Target, seed: int) -> Row:
     pid, before = training.server(), training.steps(0)
     memory = _peak(pid)
     try:
-        row.opened, row.ended = ATTACKS[name].run(target, random.Random(f"{seed} {name}"))
+        seen = ATTACKS[name].run(target, random.Random(f"{seed} {name}"))
+        row.opened, row.ended = seen.opened, int(seen.ended)
     except OSError as error:
         row.wrong.append(f"the attack itself failed: {error}")
     goes_on, answers = training.goes_on(), answered(replace(target, source=None))
@@ -308,7 +309,8 @@ def trainings(algorithm: str, names: Sequence[str], seed: int, seconds: float, m
     alone, rest = algorithm != "ps", list(names)
     while rest:
         with Training(algorithm, alone) as training:
-            rows, target = [], training.target(seconds, many)
+            target = training.target(seconds, many)
+            rows: list[Row] = []
             while rest and training.lives:
                 name = rest.pop(0)
                 source = f"127.0.{1 + len(rows) // 200}.{1 + len(rows) % 200}"

@@ -31,7 +31,7 @@ def test_each_thing_that_is_wrong_is_said(made: Row, rest: tuple[bool, bool, boo
 
 
 def test_where_connections_may_stay_that_is_not_wrong() -> None:
-    assert judge(row("impostor", ended=1), True, True, True, 0.0) == []
+    assert judge(row("idle", ended=1), True, True, True, 0.0) == []
 
 
 def test_other_parameters_are_the_fault_of_the_last_attack_before() -> None:
