@@ -419,8 +419,8 @@ def refuse_overflow(x: Tensor, ctx: Context) -> None:
     if not ctx.told_of_nan:  # else a rank gave what is not finite, and says so
         raise Overflow(
             f"in the bucket of {ctx.name}, in step {ctx.step}, finite entries became too large to be sent or "
-            f"kept as residual: beyond {torch.finfo(x.dtype).max:.3g}, the largest {x.dtype}. Nothing of this step has "
-            "been applied or kept. Lower the learning rate, or put Clip around the compressor"
+            f"kept as residual: beyond {torch.finfo(x.dtype).max:.3g}, the largest {x.dtype}. Nothing of "
+            "this step has been applied or kept. Lower the learning rate, or put Clip around the compressor"
         )
 
 

@@ -11,7 +11,7 @@ SAYS = {
     "killed": "rank 1 did not answer in round 5: gone or frozen",
     "frozen": "rank 1 did not answer in round 5: gone or frozen",
     "raises": "rank 1 has left in round 5: ValueError: a bad batch",
-    "overflows": "finite entries became too large to be sent or owed",
+    "overflows": "finite entries became too large to be sent or kept as residual",
     "interrupted": "rank 1 has left in round 5: KeyboardInterrupt",
     "slow": "rank 1 did not enter round 5 in time",
 }

@@ -124,7 +124,7 @@ ENTRIES: dict[str, Entry] = {
         "sparsification",
         "gTop-k: Shi et al. 2019, arXiv 1901.04359",
         True,
-        "of all ranks' largest entries only the largest are kept, in log2 P swaps; the rest is sent later (error feedback)",
+        "of all ranks' largest entries only the largest are kept, in log2 P swaps; the rest is sent later",
     ),
     "dgc": Entry(
         "sparsification",
@@ -148,7 +148,7 @@ ENTRIES: dict[str, Entry] = {
         "sparsification",
         "STC: Sattler et al. 2019, arXiv 1903.02891",
         True,
-        "only the largest entries travel, as signs with one magnitude; the rest is sent later (error feedback)",
+        "only the largest entries travel, as signs with one magnitude; the rest is sent later",
     ),
     "powersgd": Entry(
         "low rank",

@@ -142,8 +142,8 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWor
 
     if taken_over and transport.place(WORLD).rank == 0:
         _log.warning(
-            "the residuals of the means of %d parameters are now in every rank's residual, as no rank keeps them apart: the "
-            "checkpoint was taken with %s, and goes on with %s",
+            "the residuals of the means of %d parameters are now in every rank's residual, as no rank "
+            "keeps them apart: the checkpoint was taken with %s, and goes on with %s",
             *(len(taken_over), " | ".join(state["topologies"])),
             " | ".join(str(level.session.strategy.topology) for level in levels),
         )
@@ -306,7 +306,8 @@ def _check(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtW
         kept = level.session.strategy.topology.keeps_lots
         if kept and json.loads(state["under way"])[i] and state["lots"][i] != _names(level):
             raise CheckpointError(
-                "the checkpoint has a round under way, in the buckets of other parameter servers: use as many, "
+                "the checkpoint has a round under way, in the buckets of other parameter servers: use as "
+                "many, "
                 "or call session.sync() before you save"
             )
     saved = {name for lots in state["lots"] for lot in lots for name in lot}

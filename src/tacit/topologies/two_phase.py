@@ -67,9 +67,9 @@ class TwoPhase(OnAxis):
         owes = [side is not None and side.owes for side in two_sided(compressor)]
         if sorted(owes) != owes:
             raise ConfigError(
-                f"{compressor} has a phase that keeps a residual of the means, and after it one that adds up or has a "
-                "conversation of its own, and would never send that residual: write topology=Flat(), or put "
-                "that phase first"
+                f"{compressor} has a phase that keeps a residual of the means, and after it one that adds "
+                "up or has a conversation of its own, and would never send that residual: write "
+                "topology=Flat(), or put that phase first"
             )
         return (SECOND,) if any(owes) else ()
 
