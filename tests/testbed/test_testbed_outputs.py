@@ -173,6 +173,9 @@ def test_other_ways_to_be_missing() -> None:
     assert reason("ranks 2, 3 did not enter round 7 in time (still in round 6) (x)") == (
         "rank 2 was late: it did not enter round 7 in time (node 1)"
     )
+    assert reason("rank 2 stood still for 8 s in round 7, as if stopped (x)") == (
+        "rank 2 froze for a while: it stood still for 8 s in round 7, as if stopped (node 1)"
+    )
 
 
 def test_a_plain_script_whose_rank_is_stopped() -> None:

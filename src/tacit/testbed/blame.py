@@ -16,7 +16,8 @@ _LOST_PEER = re.compile(
     r"|\b(Peer|Server)Lost\b"
 )
 _ACCUSED = re.compile(
-    r"PeerLost: ranks? (?P<ranks>\d+(?:, \d+)*) (?P<did>did not answer|did not enter|has left|was silent|stood still)"
+    r"PeerLost: ranks? (?P<ranks>\d+(?:, \d+)*) "
+    r"(?P<did>did not answer|did not enter|has left|was silent|stood still)"
     r"(?P<how>[^\n(]*)"
 )
 """What survivors say, in the words of `transports.rollcall`: who it was, and what he did."""

@@ -51,15 +51,15 @@ class Comparing:
     def look(self) -> str | None:
         """What is different, if anything is; to be called every few seconds."""
         mine = self._notes.take()
-        return None if mine is None else self._with_the_first(str(mine.step), mine)
+        return None if mine is None else self._with_the_first(mine)
 
     def end(self) -> str | None:
-        """The same of the last step, which is the same one on all ranks."""
+        """The same of the last step; in a `Join` context ranks may end after different ones."""
         mine = self._notes.last
-        return None if mine is None else self._with_the_first("last", mine)
+        return None if mine is None else self._with_the_first(mine)
 
-    def _with_the_first(self, key: str, mine: Noted) -> str | None:
-        said = self._store.compare_set(f"noted/{key}", "", f"{self._rank} {mine.text}").decode()
+    def _with_the_first(self, mine: Noted) -> str | None:
+        said = self._store.compare_set(f"noted/{mine.step}", "", f"{self._rank} {mine.text}").decode()
         rank, _, text = said.partition(" ")
         if text == mine.text:
             return None
