@@ -193,7 +193,9 @@ def _left(mark: str, before: set[str], temporary: Path) -> list[str]:
         if not left:
             break
         time.sleep(0.2)
-    return [*left, *sorted(things() - before), *(f"folder {each.name}" for each in temporary.iterdir())]
+    # Torch makes a folder for its compiler when an optimizer is made, with tacit or without.
+    folders = (each for each in temporary.iterdir() if not each.name.startswith("torchinductor_"))
+    return [*left, *sorted(things() - before), *(f"folder {each.name}" for each in folders)]
 
 
 # ---- judgement ----------------------------------------------------------------------------------------

@@ -120,6 +120,11 @@ def test_the_summary_names_who_failed_first(tmp_path: Path) -> None:
     )
     assert lines[0] == "tacit: train.py failed: rank 1 froze: it did not answer in round 20 (node 0)"
     assert "(ranks 0 and 2 said so)" in lines
+    infected = Failure(1, 2, "had NaN or infinity in the gradient of 0.weight, in step 5", ATTACH, 1)
+    lines = judged(tmp_path, Result(1, (infected,), False, 1.0, (), tuple(alike(0, 1, 2, 3))))
+    assert lines[0] == (
+        "tacit: train.py failed: rank 2 had NaN or infinity in the gradient of 0.weight, in step 5 (node 1)"
+    )
     launcher = Failure(1, None, "exit code 1", "cannot bind", 1)
     lines = judged(tmp_path, Result(1, (launcher,), False, 1.0))
     assert lines[:2] == [

@@ -168,7 +168,8 @@ def _why(job: Job, result: Result) -> str:
     if not result.failures:
         return f"{job.name} failed: exit code {result.returncode}"
     first, together = result.failures[0], next(iter(grouped(result.endings)), None)
-    if together is not None and len(together.ranks) > 1 and first.rank in together.ranks:
+    alike = together is not None and first.rank in together.ranks and first.reason == together.reason
+    if together is not None and alike and len(together.ranks) > 1:
         return f"{job.name} failed: {together.who} {verb(together.reason)}"
     return f"{job.name} failed: {first}"
 

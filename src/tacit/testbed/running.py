@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from tacit import files
 from tacit.errors import TestbedError
 from tacit.testbed import wire
-from tacit.testbed.blame import Node, silent
+from tacit.testbed.blame import Node, infected, silent
 from tacit.testbed.outputs import OnLine, Output
-from tacit.testbed.results import TIMED_OUT, Result
+from tacit.testbed.results import TIMED_OUT, Failure, Result
 
 GRACE = 5.0
 """Seconds that the other nodes have to print their own errors once one has failed."""
@@ -186,12 +186,17 @@ class Run:
         self._sweeping = True
         wire.send(self._control, {"do": "sweep"})
 
+    def _guilty(self) -> Failure | None:
+        """Who failed, where that is known by what others say."""
+        per = self._ranks_per_node
+        return silent(self._nodes, per) or infected(self._nodes, per)
+
     def _result(self) -> Result:
         failed = sorted((node for node in self._nodes if node.failed), key=lambda node: node.order)
         code = (failed[0].code or 0) if failed else 0
         seconds = time.monotonic() - self._start
         failures = [node.failure() for node in failed]
-        guilty = None if self._timed_out or self._alone else silent(self._nodes, self._ranks_per_node)
+        guilty = None if self._timed_out or self._alone else self._guilty()
         if guilty is not None:
             failures = [guilty, *(each for each in failures if each.rank != guilty.rank)]
         endings = sorted(
