@@ -119,7 +119,6 @@ _HOMES = {
         "NonFinite",
         "PeerLost",
         "RatesDiffer",
-        "RatesDiffer",
         "ServerLost",
         "TacitError",
         "UnevenData",

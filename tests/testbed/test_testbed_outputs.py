@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tacit.testbed import Failure, outputs, rank
-from tacit.testbed.blame import Node, Report, infected, silent
+from tacit.testbed.blame import Node, Report, agreed, silent
 from tacit.testbed.outputs import Output
 
 HEAD = "Traceback (most recent call last):"
@@ -181,15 +181,22 @@ def test_other_ways_to_be_missing() -> None:
 NAN = "tacit.errors.NonFinite: NaN or infinity in the gradient of 0.weight on rank 3, in step 5: no rank has"
 
 
-def test_one_whose_numbers_are_not_finite_is_named_by_all() -> None:
+EARLY = (
+    "tacit.errors.UnevenData: rank 2 closed its session after 6 steps, rank 0 is at step 9: give every rank"
+)
+
+
+def test_one_that_all_name_is_the_one_that_failed() -> None:
+    early = agreed(nodes(*(Report(rank, 1, 5.0, f"{HEAD}\n{EARLY}") for rank in (0, 2))), 2)
+    assert str(early) == "rank 2 closed its session after 6 steps, rank 0 is at step 9 (node 1)"
     said = [Report(rank, 1, 5.0 + rank, f"{HEAD} {rank}\n{NAN}") for rank in (0, 1, 3)]
-    found = infected(nodes(*said), 2)
+    found = agreed(nodes(*said), 2)
     assert found == Failure(
         1, 3, "had NaN or infinity in the gradient of 0.weight, in step 5", f"{HEAD} 3\n{NAN}"
     )
-    assert infected(nodes(SURVIVOR), 2) is None
-    assert infected(nodes(Report(2, 1, 1.0, f"{HEAD}\nValueError: bad"), *said), 2) is None
-    assert infected(nodes(), 2) is None
+    assert agreed(nodes(SURVIVOR), 2) is None
+    assert agreed(nodes(Report(2, 1, 1.0, f"{HEAD}\nValueError: bad"), *said), 2) is None
+    assert agreed(nodes(), 2) is None
 
 
 def test_a_plain_script_whose_rank_is_stopped() -> None:

@@ -21,10 +21,15 @@ _ACCUSED = re.compile(
     r"(?P<how>[^\n(]*)"
 )
 """What survivors say, in the words of `transports.rollcall`: who it was, and what he did."""
-_NOT_FINITE = re.compile(
-    r"NonFinite: (?P<what>NaN or infinity in [^:]*?) on rank (?P<rank>\d+)(?P<when>[^:]*)"
+_AGREED = (
+    re.compile(
+        r"NonFinite: (?P<did>NaN or infinity in [^:]*?) on rank (?P<rank>\d+)[^:]*(?P<when>, in step \d+)"
+    ),
+    re.compile(
+        r"UnevenData: rank (?P<rank>\d+) (?P<did>closed its session after \d+ steps)(?P<when>, [^:]*)"
+    ),
 )
-"""What all ranks say where one of them had it."""
+"""What all ranks say alike of one of them."""
 _SUMMARY = "Root Cause (first observed failure)"
 _SUMMARY_ENTRY = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: (-?\d+)")
 
@@ -149,17 +154,19 @@ def silent(nodes: Sequence[Node], ranks_per_node: int) -> Failure | None:
     return Failure(frozen.rank // ranks_per_node, frozen.rank, "froze: it was stopped, and answered nobody")
 
 
-def infected(nodes: Sequence[Node], ranks_per_node: int) -> Failure | None:
-    """The rank whose numbers were not finite, where the first that failed says so: all say the same."""
+def agreed(nodes: Sequence[Node], ranks_per_node: int) -> Failure | None:
+    """The rank that all name, itself too, if that is why the first of them failed."""
     reports = [report for node in nodes for report in node._reports.values()]
     first = min(reports, key=lambda report: report.order, default=None)
-    found = _NOT_FINITE.search(first.traceback or "") if first else None
+    said = (each.search(first.traceback or "") for each in _AGREED) if first else ()
+    found = next((each for each in said if each is not None), None)
     if first is None or found is None:
         return None
     rank = int(found["rank"])
     own = next((report.traceback for report in reports if report.rank == rank), first.traceback)
-    when = found["when"].rpartition(", in step ")[2].strip()
-    return Failure(rank // ranks_per_node, rank, f"had {found['what']}, in step {when}", own, first.code)
+    did = f"{found['did']}{found['when']}"
+    did = f"had {did}" if did.startswith("NaN") else did
+    return Failure(rank // ranks_per_node, rank, did, own, first.code)
 
 
 def _accused(rank: int, node: int, found: re.Match[str], report: Report | None) -> Failure | None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tacit import files
 from tacit.errors import TestbedError
 from tacit.testbed import wire
-from tacit.testbed.blame import Node, infected, silent
+from tacit.testbed.blame import Node, agreed, silent
 from tacit.testbed.outputs import OnLine, Output
 from tacit.testbed.results import TIMED_OUT, Failure, Result
 
@@ -189,7 +189,7 @@ class Run:
     def _guilty(self) -> Failure | None:
         """Who failed, where that is known by what others say."""
         per = self._ranks_per_node
-        return silent(self._nodes, per) or infected(self._nodes, per)
+        return silent(self._nodes, per) or agreed(self._nodes, per)
 
     def _result(self) -> Result:
         failed = sorted((node for node in self._nodes if node.failed), key=lambda node: node.order)
