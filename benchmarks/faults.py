@@ -47,7 +47,10 @@ class Campaign:
     def judged(self, trial: Trial) -> dict[str, Any]:
         """Its row."""
         about = {"trial": trial.key, "code_of": self._code}
-        row = self._kept.find({"trial": trial.key} if self._mixed else about)
+        row = self._kept.find(about)
+        if row is None and self._mixed:
+            row = self._kept.find({"trial": trial.key})
+            row = None if row is None or row["found"]["wrong"] else row
         if row is None:
             found = made(trial)
             found.wrong = judge(trial, found, self._undisturbed(trial))
@@ -109,7 +112,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time; with more, times mean less")
     parser.add_argument("--only", choices=("worlds", "faults"))
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--mixed", action="store_true", help="take rows of other code, too, and say so")
+    parser.add_argument(
+        "--mixed", action="store_true", help="take what other code has done right, too, and say so"
+    )
     parser.add_argument("--kept", type=Path, default=RESULTS / "faults-trials.jsonl", help="where rows are")
     parser.add_argument("--save", action="store_true", help="keep the result in benchmarks/results")
     options = parser.parse_args()
