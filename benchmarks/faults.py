@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("worlds", "faults"))
     parser.add_argument("--quick", action="store_true")
     parser.add_argument(
-        "--mixed", action="store_true", help="take what other code has done right, too, and say so"
+        "--mixed", action="store_true", help="take what other code did right, too, and say so"
     )
     parser.add_argument("--kept", type=Path, default=RESULTS / "faults-trials.jsonl", help="where rows are")
     parser.add_argument("--save", action="store_true", help="keep the result in benchmarks/results")
