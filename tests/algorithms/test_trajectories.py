@@ -17,7 +17,7 @@ from torch import Tensor
 from tacit.algorithms import parse
 from tacit.compressors import ErrorFeedback, PredictiveCoding, TopK
 from tacit.contracts import Merge
-from tacit.doors.attach import _check_memory
+from tacit.doors import epochs
 from tacit.doors.optimizer import fragments
 from tacit.errors import AttachError, CheckpointError, ConfigError
 from tacit.lots import cut
@@ -489,16 +489,16 @@ def test_what_cannot_be_is_refused_with_what_to_write(make: Callable[[], object]
 
 
 def test_a_period_that_no_epoch_reaches_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    _check_memory(parse("localsgd:sync_every=22"), {"steps_per_epoch": 22.0})
-    _check_memory(parse("diloco:sync_every=500"), {})
+    epochs.check(parse("localsgd:sync_every=22"), {"steps_per_epoch": 22.0})
+    epochs.check(parse("diloco:sync_every=500"), {})
     assert caplog.text == ""
-    _check_memory(parse("diloco:sync_every=500"), {"steps_per_epoch": 22.0})
+    epochs.check(parse("diloco:sync_every=500"), {"steps_per_epoch": 22.0})
     assert "sync_every=500 is longer than an epoch of 22 steps" in caplog.text
     plateau = Strategy(subject="progress", rounds=OnPlateau(23), merge=Average())
     with pytest.raises(
         AttachError, match=r"sync_every=23 is longer than an epoch of 22 steps.*write 22 at most"
     ):
-        _check_memory(plateau, {"steps_per_epoch": 22.0})
+        epochs.check(plateau, {"steps_per_epoch": 22.0})
 
 
 def test_more_fragments_than_parameters_are_refused() -> None:

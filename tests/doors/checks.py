@@ -1015,7 +1015,7 @@ def ranks_with_other_epochs_are_refused() -> None:
 def ranks_of_other_formats_are_refused() -> None:
     import sys
 
-    attaching, model = sys.modules["tacit.doors.attach"], wrapped()
+    attaching, model = sys.modules["tacit.doors.agreeing"], wrapped()
     ours = attaching.FORMAT
     attaching.FORMAT = ours + (dist.get_rank() == 1)
     try:
