@@ -148,8 +148,8 @@ def test_the_log_tells_of_it_once(caplog: pytest.LogCaptureFixture) -> None:
     new = Run(STRATEGIES["topk"], 1, 2)
     new.load(state.join_states(trained(STRATEGIES["topk"], 2, 2).save()))
     assert [record.message for record in caplog.records] == [
-        "a checkpoint of 4 ranks on 2 nodes goes on with 2 on 1 nodes: each has got the mean of what the old "
-        "ones owed"
+        "a checkpoint of 4 ranks on 2 nodes goes on with 2 on 1 nodes: each has got the mean of the old "
+        "residuals"
     ]
 
 
