@@ -53,9 +53,7 @@ REFUSED: dict[str, tuple[set[str], str]] = {
     "sparse": (GRADIENTS | {"by node", "by node, late"}, "middle.rows.weight has sparse gradients, which"),
     "accumulated, all synchronised": (GRADIENTS - LINEAR, "a second backward in step "),
     "used now and then": ({"delayed"}, "find_unused_parameters=True DDP throws it away"),
-    "looks for unused, has none": ({"delayed"}, "find_unused_parameters=True DDP throws it away"),
     "scaled": ({"delayed"}, "train in bfloat16 without a scaler"),
-    "scaled, clipped, accumulated": ({"delayed"}, "train in bfloat16 without a scaler"),
     "Adam": ({"momentum corrected"}, "attach 'topk:warmup_steps=N'"),
     "AdamW": ({"momentum corrected"}, "attach 'topk:warmup_steps=N'"),
 }

@@ -111,18 +111,6 @@ class Recomputed(nn.Module):
         return y
 
 
-class Scalars(nn.Module):
-    """A parameter without dimensions, and one without elements."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.empty = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.zeros(0, 3))
-        self.linear = nn.Linear(24, 24)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) * self.scale + self.empty.sum()
-
-
 def sgd(net: nn.Module) -> Optimizer:
     return torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 
@@ -207,19 +195,16 @@ FEATURES = {
     "tied and frozen": Feature(net=lambda: Net(Tied)),
     "thawed": Feature(net=half_frozen, after=thawed),
     "used now and then": Feature(net=lambda: Net(Sometimes), ddp={"find_unused_parameters": True}),
-    "looks for unused, has none": Feature(ddp={"find_unused_parameters": True}),
     "static graph": Feature(ddp={"static_graph": True}),
     "re-assigned": Feature(net=lambda: Net(normed), after=reassigned),
     "sparse": Feature(
         net=lambda: Net(Looked), optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.05)
     ),
     "infinite buffers": Feature(net=lambda: Net(Masked)),
-    "scalars and nothing": Feature(net=lambda: Net(Scalars)),
     "accumulated": Feature(micro=3),
     "accumulated, all synchronised": Feature(micro=2, synced=True),
     "clipped": Feature(clip=0.3),
     "scaled": Feature(scaled=True),
-    "scaled, clipped, accumulated": Feature(scaled=True, clip=0.3, micro=2),
     "weight decay": Feature(
         optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
     ),
