@@ -59,6 +59,16 @@ def test_nodes_that_do_not_fail_are_stopped(programs: Path, tmp_path: Path) -> N
     assert result.seconds < 30
 
 
+def test_a_stopped_rank_that_nobody_waits_for_ends_the_run(tmp_path: Path) -> None:
+    """As with servers that go on without it: all others end well, and the launcher would wait for ever."""
+    script = tmp_path / "x.py"
+    script.write_text("import os, signal\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGSTOP)")
+    with Testbed(Cluster.parse("local:2")) as testbed:
+        result = testbed.run([str(script)], on_line=lambda *_: None)
+    assert result.returncode != 0
+    assert str(result.failures[0]) == "rank 1 froze: it was stopped, and answered nobody (node 0)"
+
+
 def test_the_launcher_itself_fails(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Testbed(Cluster.parse("1x1")) as testbed:
         monkeypatch.setattr("sys.executable", "/no/such/python")

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tacit.testbed import Failure, outputs, rank
-from tacit.testbed.blame import Node, Report, agreed, silent
+from tacit.testbed.blame import Node, Report, agreed, parted, silent
 from tacit.testbed.outputs import Output
 
 HEAD = "Traceback (most recent call last):"
@@ -197,6 +197,35 @@ def test_one_that_all_name_is_the_one_that_failed() -> None:
     assert agreed(nodes(SURVIVOR), 2) is None
     assert agreed(nodes(Report(2, 1, 1.0, f"{HEAD}\nValueError: bad"), *said), 2) is None
     assert agreed(nodes(), 2) is None
+
+
+CUT = f"{HEAD}\ntacit.errors.PeerLost: the launcher's store cannot be reached: no answer within 5 s"
+
+
+def test_a_node_that_all_others_have_lost_was_cut_off() -> None:
+    here = Report(
+        0, 1, 5.0, f"{HEAD}\ntacit.errors.PeerLost: rank 2 did not answer in round 3: gone or frozen"
+    )
+    two = parted(nodes(here, Report(2, 1, 6.0, CUT)))
+    assert str(two) == "node 0 and node 1 lost each other: look at the link between them"
+    third = Node(2)
+    third.hear({"rank": 4, "traceback": CUT})
+    third.hear({"rank": 4, "code": 1, "time": 6.0})
+    three = [*nodes(here, Report(2, 1, 6.0, CUT)), third]
+    assert str(parted(three)) == "node 0 was cut off: node 1 and node 2 did not reach it"
+    assert parted([*nodes(here), third]) is None
+    assert parted(nodes(here)[:1]) is None
+
+
+def test_stopped_ranks_and_those_that_ended_well_are_known() -> None:
+    node = Node(0)
+    node.hear({"rank": 0, "well": True})
+    node.hear({"rank": 1, "stopped": True})
+    assert (node.well.keys(), node.halted.keys()) == ({0}, {1})
+    node.hear({"rank": 1, "stopped": False})
+    node.hear({"rank": 1, "well": True})
+    assert (node.well.keys(), node.halted.keys()) == ({0, 1}, set())
+    assert not node.heard
 
 
 def test_a_plain_script_whose_rank_is_stopped() -> None:

@@ -115,6 +115,22 @@ def test_one_who_is_behind_may_catch_up(three: Ranks) -> None:
     assert [each.result(timeout=10) for each in (*others, late)] == [None] * 3
 
 
+def test_one_who_closes_while_others_wait_for_it_elsewhere_is_named(three: Ranks) -> None:
+    """DDP takes the buffers over from rank 0 in each forward, before a round of ours begins."""
+    three.reached = [Reached(5, 5)] * 3
+    closing = threading.Thread(target=three.close, args=(0,), daemon=True)
+    closing.start()
+    while not three.calls[1]._store.check(["closing"]):
+        time.sleep(0.01)
+    error = three.calls[1].alarm("Application timeout caused pair closure")
+    assert isinstance(error, UnevenData)
+    assert str(error).startswith(
+        "rank 0 closed its session after 5 steps, and rank 1 did not follow but failed: ranks have uneven"
+    )
+    assert str(error).endswith("(rank 1: Application timeout caused pair closure)")
+    closing.join(10)
+
+
 def test_one_who_is_silent_is_named(three: Ranks) -> None:
     three.reached = [Reached(5)] * 3
     three.calls[1].close()  # its thread ends, as if its process were gone
@@ -146,7 +162,8 @@ def test_threads_end(three: Ranks) -> None:
 
 def verdict(*answers: str, timeout: float = 6.0) -> str:
     """Of ranks 0, 1, 2 that answer so; "" for none."""
-    return rollcall._verdict([0, 1, 2], {i: each for i, each in enumerate(answers) if each}, "why", timeout)
+    said = {i: each for i, each in enumerate(answers) if each}
+    return rollcall._blamed([0, 1, 2], said, "why", timeout) or rollcall._nobody(said, "why")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +204,9 @@ def test_who_is_missing_is_told_by_the_answers(answers: tuple[str, ...], says: s
 
 def test_who_failed_first_is_told_where_nobody_is_to_blame() -> None:
     here = dict.fromkeys(range(3), "h5 8 7.0")
-    says = rollcall._verdict([0, 1, 2], here, "rank 2: Connection closed by peer [10.0.0.1].", 6.0)
+    alarm = "rank 2: Connection closed by peer [10.0.0.1]."
+    assert rollcall._blamed([0, 1, 2], here, alarm, 6.0) is None
+    says = rollcall._nobody(here, alarm)
     assert "The first to fail was rank 2, of this: Connection closed by peer [10.0.0.1]. So look" in says
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ _ACCUSED = re.compile(
     r"(?P<how>[^\n(]*)"
 )
 """What survivors say, in the words of `transports.rollcall`: who it was, and what he did."""
+_NO_STORE = "the launcher's store cannot be reached"
 _AGREED = (
     re.compile(
         r"NonFinite: (?P<did>NaN or infinity in [^:]*?) on rank (?P<rank>\d+)[^:]*(?P<when>, in step \d+)"
@@ -71,6 +73,9 @@ class Node:
         ended: When.
         stopped: Whether we ended it, because another node failed or the time was up.
         last_lines: What its launcher and ranks printed last on stderr.
+        heard: By rank, how it ended, if badly.
+        well: By rank, when it ended well.
+        halted: By rank, since when it has been stopped (by SIGSTOP).
     """
 
     number: int
@@ -80,6 +85,8 @@ class Node:
     stopped: bool = False
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
     heard: dict[int, Report] = field(default_factory=dict)
+    well: dict[int, float] = field(default_factory=dict)
+    halted: dict[int, float] = field(default_factory=dict)
     _reports: dict[int, Report] = field(default_factory=dict)
     _tracebacks: dict[int, str] = field(default_factory=dict)
 
@@ -89,6 +96,11 @@ class Node:
         What ranks do after we stopped them is no failure, but is heard all the same.
         """
         rank = message["rank"]
+        if "well" in message or "stopped" in message:
+            self.halted.pop(rank, None)
+            if message.get("stopped", True):
+                (self.well if "well" in message else self.halted)[rank] = time.monotonic()
+            return None
         if "traceback" in message:
             self._tracebacks[rank] = self._tracebacks.get(rank, "") + message["traceback"]
             return None
@@ -122,7 +134,8 @@ class Node:
     def failure(self) -> Failure:
         """How it failed."""
         if (cause := self.cause) is not None:
-            return Failure(self.number, cause.rank, reason(cause.code), cause.traceback, cause.code)
+            why = "froze: it was stopped, and had to be killed" if cause.frozen else reason(cause.code)
+            return Failure(self.number, cause.rank, why, cause.traceback, cause.code)
         last = "\n".join(self.last_lines) or None
         return Failure(self.number, None, reason(self.code or 0), last, self.code, self.server)
 
@@ -167,6 +180,27 @@ def agreed(nodes: Sequence[Node], ranks_per_node: int) -> Failure | None:
     did = f"{found['did']}{found['when']}"
     did = f"had {did}" if did.startswith("NaN") else did
     return Failure(rank // ranks_per_node, rank, did, own, first.code)
+
+
+def parted(nodes: Sequence[Node]) -> Failure | None:
+    """The first node, which holds the launcher's store, where no other node reaches it.
+
+    From there it looks as if the others were gone, and its ranks say so.
+    """
+    first, *others = [node for node in nodes if node.server is None]
+    lost = [
+        node
+        for node in others
+        if any(_NO_STORE in (report.traceback or "") for report in node.heard.values())
+    ]
+    if not others or len(lost) < len(others):
+        return None
+    named = [f"node {node.number}" for node in others]
+    if len(others) == 1:
+        return Failure(first.number, None, f"and {named[0]} lost each other: look at the link between them")
+    return Failure(
+        first.number, None, f"was cut off: {', '.join(named[:-1])} and {named[-1]} did not reach it"
+    )
 
 
 def _accused(rank: int, node: int, found: re.Match[str], report: Report | None) -> Failure | None:

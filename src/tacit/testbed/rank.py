@@ -26,6 +26,7 @@ MARK = "\x1etacit "
 RESTORE = "TACIT_RESTORE"  # an environment variable: what the launcher has otherwise than its ranks
 _PR_SET_PDEATHSIG = 1
 _LOOK = 1.0  # seconds after a signal
+_NOW_AND_THEN = 2.0  # seconds between two looks whether the rank is stopped
 _CHUNK = 500  # characters; escaped they must stay below PIPE_BUF, so that a report is written in one piece
 _HEADER = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"(\[rank\d+\]: )?")
@@ -219,21 +220,28 @@ def watch(argv: Sequence[str]) -> int:
     code = process.wait()
     if code:
         report(code, ended, list(errors.kept), bool(frozen))
+    else:
+        _say({"well": True})
     return code
 
 
 def _kill_stopped(pid: int) -> list[int]:
     """Kill those of a process and all below it that are stopped: SIGTERM does not reach them."""
-    found = []
-    try:
-        if _state(pid) == "T":
-            os.kill(pid, signal.SIGKILL)
-            found.append(pid)
+    found = _stopped(pid)
+    for each in found:
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(each, signal.SIGKILL)
+    return found
+
+
+def _stopped(pid: int) -> list[int]:
+    """Those of a process and all below it that are stopped; not by a debugger, which is another state."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        found += [pid] if _state(pid) == "T" else []
         with open(f"/proc/{pid}/task/{pid}/children") as children:
             for child in children.read().split():
-                found += _kill_stopped(int(child))
-    except OSError:
-        pass  # it has ended meanwhile
+                found += _stopped(int(child))
     return found
 
 
@@ -256,12 +264,16 @@ def _environment() -> dict[str, str]:
 
 def _pump_until_exit(pid: int, streams: Sequence[Stream]) -> float:
     with selectors.PollSelector() as selector:
-        handle = os.pidfd_open(pid)
+        handle, stopped = os.pidfd_open(pid), False
         selector.register(handle, selectors.EVENT_READ)
         for stream in streams:
             selector.register(stream.source, selectors.EVENT_READ, stream)
         while True:
-            for key, _ in selector.select():
+            ready = selector.select(_NOW_AND_THEN)
+            if not ready and bool(_stopped(pid)) != stopped:
+                stopped = not stopped
+                _say({"stopped": stopped})
+            for key, _ in ready:
                 if key.fd == handle:
                     os.close(handle)
                     return time.monotonic()

@@ -50,6 +50,8 @@ class Failure:
     def __str__(self) -> str:
         """One line that names the rank and the reason."""
         who = f"the launcher of node {self.node}" if self.rank is None else f"rank {self.rank}"
+        if self.rank is None and self.code is None:
+            who = f"node {self.node}"
         if self.server is not None:
             who = f"parameter server {self.server}"
         if self.server is not None or self.rank is None:

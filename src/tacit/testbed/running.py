@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tacit import files
 from tacit.errors import TestbedError
 from tacit.testbed import wire
-from tacit.testbed.blame import Node, agreed, silent
+from tacit.testbed.blame import Node, agreed, parted, silent
 from tacit.testbed.outputs import OnLine, Output
 from tacit.testbed.results import TIMED_OUT, Failure, Result
 
@@ -23,6 +23,9 @@ GRACE = 5.0
 
 DISMISSAL = 5.0
 """Seconds that parameter servers have to end once all ranks have."""
+
+HALT = 3.0
+"""Seconds that a rank may stay stopped (by SIGSTOP) once all others have ended well."""
 
 _NAP = 3600.0
 """Seconds: the system's own clock for waiting ends at some weeks."""
@@ -141,6 +144,8 @@ class Run:
             marks.append(self._dismissed + DISMISSAL + self._terminated * TERMINATION)
         if self._first_failure is not None:
             marks.append(self._first_failure + GRACE + self._terminated * TERMINATION)
+        if (since := self._waiting_since()) is not None:
+            marks.append(since + HALT + self._terminated * TERMINATION)
         return min(max(0.0, min(marks) - time.monotonic()), _NAP) if marks else None
 
     def _decide(self) -> None:
@@ -165,14 +170,30 @@ class Run:
             self._sweep()
         elif self._first_failure is not None and now >= self._first_failure + GRACE:
             self._escalate(running, now - self._first_failure - GRACE)
+        elif (since := self._waiting_since()) is not None and now >= since + HALT:
+            self._terminate(running, now - since - HALT)
+
+    def _waiting_since(self) -> float | None:
+        """Since when stopped ranks are all that has not ended well; None where others are at work."""
+        nodes = [node for node in self._nodes if node.server is None]
+        halted = [since for node in nodes for since in node.halted.values()]
+        well = [when for node in nodes for when in node.well.values()]
+        if not halted or not well or len(halted) + len(well) < len(nodes) * self._ranks_per_node:
+            return None
+        return max(*halted, *well)
 
     def _bearable(self, failed: Node) -> bool:
         return self._alone and failed.server is None
 
     def _escalate(self, running: Sequence[Node], late: float) -> None:
         if not self._terminated:
-            self._terminated = True
             self._stop(running)
+        self._terminate(running, late)
+
+    def _terminate(self, running: Sequence[Node], late: float) -> None:
+        """Ask for the end of nodes, whose own failure it is if they were not stopped before."""
+        if not self._terminated:
+            self._terminated = True
             for node in running:
                 wire.send(self._control, {"do": "signal", "node": node.number, "signal": signal.SIGTERM})
         elif late >= TERMINATION:
@@ -189,7 +210,7 @@ class Run:
     def _guilty(self) -> Failure | None:
         """Who failed, where that is known by what others say."""
         per = self._ranks_per_node
-        return silent(self._nodes, per) or agreed(self._nodes, per)
+        return parted(self._nodes) or silent(self._nodes, per) or agreed(self._nodes, per)
 
     def _result(self) -> Result:
         failed = sorted((node for node in self._nodes if node.failed), key=lambda node: node.order)

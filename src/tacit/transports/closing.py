@@ -91,6 +91,23 @@ class Rendezvous:
             return _uneven(self._first, _First(self._rank, now), "is at")
         return None
 
+    def left_behind(self, alarm: str) -> str | None:
+        """What is uneven where a round has failed, nobody else is to blame, and a rank had closed before.
+
+        A rank that goes on may wait for it in a collective that is not ours, and had begun no more than it:
+        DDP takes the buffers over from rank 0 in each forward, say.
+        """
+        if not self._store.check(["closing"]):
+            return None
+        first = _read(self._store.get("closing"))
+        who = alarm.partition(": ")[0]
+        if who == f"rank {first.rank}":
+            return None
+        return (
+            f"{UNEVEN}rank {first.rank} closed its session after {first.reached.steps} steps, and {who} did "
+            f"not follow but failed: {HINT} ({alarm})"
+        )
+
     def part(self, seconds: float) -> None:
         """Let rank 0, whose process may hold the store, go last; not before, but at most so many seconds."""
         store = self._store.within(seconds)

@@ -219,7 +219,10 @@ class RollCall:
                     if rank not in answers and self._store.check([key]):
                         answers[rank] = key[0] + self._store.get(key).decode()
             time.sleep(0.05)
-        return PeerLost(_verdict(self._ranks, answers, alarm, self._timeout))
+        blamed = _blamed(self._ranks, answers, alarm, self._timeout)
+        if blamed is None and (uneven := self._rendezvous.left_behind(alarm)) is not None:
+            return UnevenData(uneven.removeprefix(UNEVEN))
+        return PeerLost(blamed or _nobody(answers, alarm))
 
     def _try(self, call: Callable[[], object]) -> None:
         with contextlib.suppress(dist.DistError):  # the store is gone: the watch says so
@@ -251,10 +254,11 @@ class _Here(NamedTuple):
         return cls(int(round), int(posted), *map(float, seconds))
 
 
-def _verdict(ranks: list[int], answers: dict[int, str], alarm: str, timeout: float) -> str:
+def _blamed(ranks: list[int], answers: dict[int, str], alarm: str, timeout: float) -> str | None:
+    """Who has failed, and how; None where that is not known."""
     absent = [rank for rank in ranks if rank not in answers]
     left = {rank: text[1:] for rank, text in answers.items() if text[0] == "l"}
-    here = {rank: _Here.from_text(text[1:]) for rank, text in answers.items() if text[0] == "h"}
+    here = _present(answers)
     now = max((each.round for each in here.values()), default=0)
     if absent:
         return f"{_names(absent)} did not answer in round {now}: gone or frozen ({alarm})"
@@ -276,7 +280,19 @@ def _verdict(ranks: list[int], answers: dict[int, str], alarm: str, timeout: flo
     if just:
         seconds = longest - min(here[rank].age for rank in just)
         return f"{_names(just)} did not enter round {now} in time, but some {seconds:.0f} s late ({alarm})"
-    apart = longest - min(each.age for each in here.values())
+    return None
+
+
+def _present(answers: dict[int, str]) -> dict[int, _Here]:
+    return {rank: _Here.from_text(text[1:]) for rank, text in answers.items() if text[0] == "h"}
+
+
+def _nobody(answers: dict[int, str], alarm: str) -> str:
+    here = _present(answers).values()
+    now, apart = (
+        max(each.round for each in here),
+        max(each.age for each in here) - min(each.age for each in here),
+    )
     return (
         f"round {now} failed, and no rank is to blame that is known: all are alive, and what they gave "
         f"last they gave within {apart:.1f} s of each other. {_first(alarm)}. So look at the network between "
