@@ -168,7 +168,9 @@ class Run:
             self._timed_out = True
             self._stop(running)
             self._sweep()
-        elif self._first_failure is not None and now >= self._first_failure + GRACE:
+        elif self._first_failure is not None and (
+            now >= self._first_failure + GRACE or self._only_stopped_are_left()
+        ):
             self._escalate(running, now - self._first_failure - GRACE)
         elif (since := self._waiting_since()) is not None and now >= since + HALT:
             self._terminate(running, now - since - HALT)
@@ -181,6 +183,12 @@ class Run:
         if not halted or not well or len(halted) + len(well) < len(nodes) * self._ranks_per_node:
             return None
         return max(*halted, *well)
+
+    def _only_stopped_are_left(self) -> bool:
+        """Whether all ranks have ended but stopped ones: nobody has an error to print any more."""
+        nodes = [node for node in self._nodes if node.server is None]
+        over = sum(len({*node.halted, *node.well, *node.heard}) for node in nodes)
+        return any(node.halted for node in nodes) and over >= len(nodes) * self._ranks_per_node
 
     def _bearable(self, failed: Node) -> bool:
         return self._alone and failed.server is None
