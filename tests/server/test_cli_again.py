@@ -73,7 +73,7 @@ def test_a_server_that_is_killed_is_named_and_the_next_run_goes_on(tmp_path: Pat
     assert killed.returncode != 0
     told = json.loads((tmp_path / "a" / "run.json").read_text())
     assert "parameter server 1 was killed by SIGKILL" in told["error"]
-    assert killed.stderr.count("ServerLost: server 1 (127.0.0.1:") >= 2, killed.stderr
+    assert "ServerLost: server 1 (127.0.0.1:" in killed.stderr
     again = tacit(*words, "--out", "b", "--", "train.py", str(kept), cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert min(said(again.stdout, "began")) < max(said(killed.stdout, "began")) - 0.01, "some steps were kept"
