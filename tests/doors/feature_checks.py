@@ -55,7 +55,6 @@ REFUSED: dict[str, tuple[set[str], str]] = {
     "used now and then": ({"delayed"}, "find_unused_parameters=True DDP throws it away"),
     "scaled": ({"delayed"}, "train in bfloat16 without a scaler"),
     "Adam": ({"momentum corrected"}, "attach 'topk:warmup_steps=N'"),
-    "AdamW": ({"momentum corrected"}, "attach 'topk:warmup_steps=N'"),
 }
 """Feature -> the families that refuse it, and what they say."""
 

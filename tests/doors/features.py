@@ -209,7 +209,6 @@ FEATURES = {
         optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
     ),
     "Adam": Feature(optimizer=lambda net: torch.optim.Adam(net.parameters(), lr=0.05, eps=0.1)),
-    "AdamW": Feature(optimizer=lambda net: torch.optim.AdamW(net.parameters(), lr=0.05, eps=0.1)),
     "schedule": Feature(schedule=(0.1, 0.5, 1.0, 0.7, 0.3, 0.1)),
     "groups": Feature(optimizer=grouped, schedule=(1.0, 1.0, 0.5, 0.5, 0.2, 0.2)),
     "recomputed": Feature(net=lambda: Net(lambda: Recomputed(False))),

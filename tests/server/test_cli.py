@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from told import tacit
 
-from tacit import records
+from tacit import cli, records
 from tacit.cluster import Cluster
 from tacit.errors import ConfigError
 
@@ -52,14 +52,23 @@ def test_a_cluster_with_servers_is_written_as_it_is_read() -> None:
         ((*SERVED, "--checkpoint", "three", "--", "train.py"), "holds server0.pt, server1.pt, server2.pt"),
     ],
 )
-def test_servers_that_cannot_be(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+def test_servers_that_cannot_be(
+    words: tuple[str, ...],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "three").mkdir()
     for number in range(3):
         (tmp_path / "three" / f"server{number}.pt").touch()
-    done = tacit(*words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert says in " ".join(done.stderr.split())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TACIT_ALGORITHM", raising=False)
+    monkeypatch.setattr(sys, "argv", ["tacit", *words])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert says in " ".join(capsys.readouterr().err.split())
 
 
 def test_compare_counts_what_servers_did(tmp_path: Path) -> None:
