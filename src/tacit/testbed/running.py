@@ -21,6 +21,9 @@ from tacit.testbed.results import TIMED_OUT, Failure, Result
 GRACE = 5.0
 """Seconds that the other nodes have to print their own errors once one has failed."""
 
+RETURN = 2.0
+"""Seconds that the launchers have to end once all their ranks have, and one node has failed."""
+
 DISMISSAL = 5.0
 """Seconds that parameter servers have to end once all ranks have."""
 
@@ -72,7 +75,8 @@ class Run:
         self._first_failure: float | None = None
         self._dismissed: float | None = None
         self._notes: list[str] = []
-        self._terminated = self._sweeping = self._swept = self._timed_out = False
+        self._terminated: float | None = None
+        self._sweeping = self._swept = self._timed_out = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
 
@@ -140,12 +144,15 @@ class Run:
         if self._sweeping:
             return max(0.0, min(marks) - time.monotonic()) if marks else None
         marks += [] if self._limit is None else [self._limit]
+        if self._terminated is not None:
+            marks.append(self._terminated + TERMINATION)
+            return max(0.0, min(marks) - time.monotonic())
         if self._dismissed is not None:
-            marks.append(self._dismissed + DISMISSAL + self._terminated * TERMINATION)
+            marks.append(self._dismissed + DISMISSAL)
         if self._first_failure is not None:
-            marks.append(self._first_failure + GRACE + self._terminated * TERMINATION)
+            marks.append(self._first_failure + self._grace())
         if (since := self._waiting_since()) is not None:
-            marks.append(since + HALT + self._terminated * TERMINATION)
+            marks.append(since + HALT)
         return min(max(0.0, min(marks) - time.monotonic()), _NAP) if marks else None
 
     def _decide(self) -> None:
@@ -162,18 +169,18 @@ class Run:
             self._dismissed = now
         if not running:
             self._sweep()
+        elif self._terminated is not None:
+            self._terminate(running)
         elif self._dismissed is not None and now >= self._dismissed + DISMISSAL:
-            self._escalate(running, now - self._dismissed - DISMISSAL)
+            self._escalate(running)
         elif self._limit is not None and now >= self._limit:
             self._timed_out = True
             self._stop(running)
             self._sweep()
-        elif self._first_failure is not None and (
-            now >= self._first_failure + GRACE or self._only_stopped_are_left()
-        ):
-            self._escalate(running, now - self._first_failure - GRACE)
+        elif self._first_failure is not None and now >= self._first_failure + self._grace():
+            self._escalate(running)
         elif (since := self._waiting_since()) is not None and now >= since + HALT:
-            self._terminate(running, now - since - HALT)
+            self._terminate(running)
 
     def _waiting_since(self) -> float | None:
         """Since when stopped ranks are all that has not ended well; None where others are at work."""
@@ -184,27 +191,26 @@ class Run:
             return None
         return max(*halted, *well)
 
-    def _only_stopped_are_left(self) -> bool:
-        """Whether all ranks have ended but stopped ones: nobody has an error to print any more."""
+    def _grace(self) -> float:
+        """Less of it where all ranks have ended but stopped ones: none has an error to print any more."""
         nodes = [node for node in self._nodes if node.server is None]
         over = sum(len({*node.halted, *node.well, *node.heard}) for node in nodes)
-        return any(node.halted for node in nodes) and over >= len(nodes) * self._ranks_per_node
+        return RETURN if over >= len(nodes) * self._ranks_per_node else GRACE
 
     def _bearable(self, failed: Node) -> bool:
         return self._alone and failed.server is None
 
-    def _escalate(self, running: Sequence[Node], late: float) -> None:
-        if not self._terminated:
-            self._stop(running)
-        self._terminate(running, late)
+    def _escalate(self, running: Sequence[Node]) -> None:
+        self._stop(running)
+        self._terminate(running)
 
-    def _terminate(self, running: Sequence[Node], late: float) -> None:
+    def _terminate(self, running: Sequence[Node]) -> None:
         """Ask for the end of nodes, whose own failure it is if they were not stopped before."""
-        if not self._terminated:
-            self._terminated = True
+        if self._terminated is None:
+            self._terminated = time.monotonic()
             for node in running:
                 wire.send(self._control, {"do": "signal", "node": node.number, "signal": signal.SIGTERM})
-        elif late >= TERMINATION:
+        elif time.monotonic() >= self._terminated + TERMINATION:
             self._sweep()
 
     def _stop(self, nodes: Sequence[Node]) -> None:
