@@ -178,6 +178,14 @@ def test_other_ways_to_be_missing() -> None:
     )
 
 
+@pytest.mark.parametrize("where", ["torch", ".venv/lib/python3.11/site-packages/torch"])
+def test_what_the_launcher_logs_is_not_printed(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Launcher(monkeypatch)
+    line = f"E1122 22:49:00.042000 29459 {where}/distributed/elastic/multiprocessing/api.py:1002] failed"
+    assert launcher.output._is_of_launcher(line)
+    assert not launcher.output._is_of_launcher("E1122 of mine")
+
+
 NAN = "tacit.errors.NonFinite: NaN or infinity in the gradient of 0.weight on rank 3, in step 5: no rank has"
 
 

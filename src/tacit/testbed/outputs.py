@@ -23,7 +23,8 @@ _DOUBT = 3.0
 
 _TRACEBACK = "Traceback (most recent call last):"
 _UNCAUGHT = re.compile(r"^\[rank\d+\]: ?")
-_ELASTIC = re.compile(r"[WE]\d{4} [\d:.]+ +\d+ torch/distributed/elastic/")
+_ELASTIC = re.compile(r"[WE]\d{4} [\d:.]+ +\d+ (\S*/)?torch/distributed/elastic/")
+"""Where the environment lies below the working directory, the path begins there."""
 
 
 class Output:
