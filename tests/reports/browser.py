@@ -1,5 +1,6 @@
 """A real browser that has no network: Chromium, headless."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,3 +29,16 @@ def opened(path: Path, *more: str) -> tuple[str, list[str]]:
     command = [CHROMIUM, *WORDS, f"--user-data-dir={profile}", *more, "--dump-dom", path.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def titled(path: Path) -> tuple[str, list[str]]:
+    """The title that a page of ours gives itself when it has looked at others, and the console.
+
+    On a busy machine the browser's time may be up before they are drawn: then it is asked again.
+    """
+    for _ in range(3):
+        document, console = opened(path)
+        found = re.search(r"<title>(.*?)</title>", document)
+        if found is not None:
+            return found[1], console
+    raise AssertionError(f"{path.name} never came to an end")

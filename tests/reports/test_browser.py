@@ -6,7 +6,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from browser import DARK, LIGHT, NEEDS_CHROMIUM, opened
+from browser import DARK, LIGHT, NEEDS_CHROMIUM, opened, titled
 from samples import ALONE, DDP, TOPK, WHOLE, comparison
 from timed import scheduled, untold
 
@@ -147,11 +147,9 @@ def on_a_phone(page: Path) -> str:
     """What is amiss on a screen of 390 pixels."""
     frame = page.with_name("frame.html")
     frame.write_text(FRAME, encoding="utf-8")
-    document, console = opened(frame)
+    said, console = titled(frame)
     assert console == []
-    found = re.search(r"<title>(.*?)</title>", document)
-    assert found
-    return unescape(found[1])
+    return unescape(said)
 
 
 def test_on_a_phone_nothing_is_cut_and_every_line_is_labelled(timed_page: Path) -> None:
