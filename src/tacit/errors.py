@@ -35,6 +35,7 @@ __all__ = [
     "TestbedError",
     "UnevenData",
     "installing",
+    "of_ranks",
     "unknown",
 ]
 
@@ -97,6 +98,12 @@ class ServerLost(RoundError):
 
 class NonFinite(RoundError):
     """A gradient or parameter holds NaN or infinity; the message names the parameter and the rank."""
+
+
+def of_ranks(ranks: Iterable[int]) -> str:
+    """As a sentence names them: "rank 2", or "ranks 1, 2"."""
+    each = [*map(str, ranks)]
+    return f"rank{'s' if len(each) > 1 else ''} {', '.join(each)}"
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> ConfigError:

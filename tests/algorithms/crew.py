@@ -6,11 +6,11 @@ can be worked out by hand, or by a few lines that know nothing of doors.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from in_threads import in_threads
 from torch import Tensor
 
 from tacit.algorithms import parse
@@ -98,22 +98,7 @@ class Crew:
         Raises:
             BaseException: what one of them raised first.
         """
-        errors: list[BaseException] = []
-
-        def run(rank: int, replica: Replica) -> None:
-            try:
-                work(rank, replica)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=run, args=each, daemon=True) for each in enumerate(self.replicas)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        if errors:
-            raise errors[0]
-        assert not any(thread.is_alive() for thread in threads), "a replica hangs"
+        in_threads(len(self.replicas), lambda rank: work(rank, self.replicas[rank]))
 
     def train(self, steps: int, loss: Callable[[int], float] | None = None) -> list[list[Tensor]]:
         """The parameters of every rank after each step."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from in_threads import in_threads
 from torch import Tensor, nn
 
 from tacit.contracts import SERVER, WORLD, Ask, Collective, Posted, Sender
@@ -151,22 +152,7 @@ class Normed:
 
     def each(self, work: Callable[[int, Member], None]) -> None:
         """Have every replica do it, in a thread of its own."""
-        errors: list[BaseException] = []
-
-        def run(rank: int, member: Member) -> None:
-            try:
-                work(rank, member)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=run, args=each, daemon=True) for each in enumerate(self.members)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        if errors:
-            raise errors[0]
-        assert not any(thread.is_alive() for thread in threads), "a replica hangs"
+        in_threads(len(self.members), lambda rank: work(rank, self.members[rank]), seconds=60)
 
     def train(
         self,

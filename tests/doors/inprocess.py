@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from features import STEPS, Feature, flat, passes, rates
+from in_threads import in_threads
 from torch import Tensor, nn
 
 from tacit.algorithms import parse
@@ -145,10 +145,10 @@ def trained(
             _broadcast_buffers(crew)
         for member in crew:  # one after the other: networks draw from one generator, and count their passes
             member.backward(step)
-        each(len(crew), lambda rank, step=step: crew[rank].exchange(layouts[step]))
+        in_threads(len(crew), lambda rank, step=step: crew[rank].exchange(layouts[step]))
         idle = [getattr(member, "idle", set()) for member in crew]
         unused = set.intersection(*idle) if crew[0].near.used is not None else set()
-        each(len(crew), lambda rank, step=step, unused=unused: crew[rank].step(step, unused))
+        in_threads(len(crew), lambda rank, step=step, unused=unused: crew[rank].step(step, unused))
     found = [flat(member.net) for member in crew]
     for member in crew:
         member.close()
@@ -161,27 +161,3 @@ def _broadcast_buffers(crew: Sequence[Member]) -> None:
     for member in crew[1:]:
         for name, b in member.net.named_buffers():
             b.copy_(first[name])
-
-
-def each(count: int, work: Callable[[int], None]) -> None:
-    """Have every replica do it, in a thread of its own.
-
-    Raises:
-        BaseException: what one of them raised first.
-    """
-    errors: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        try:
-            work(rank)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    if errors:
-        raise errors[0]
-    assert not any(thread.is_alive() for thread in threads), "a replica hangs"

@@ -17,7 +17,7 @@ from tacit.contracts import Memory
 from tacit.doors.buffers import found_in
 from tacit.doors.rates import Rates
 from tacit.doors.scaling import agreed_on
-from tacit.errors import AttachError
+from tacit.errors import AttachError, of_ranks
 from tacit.kernels.payloads import FORMAT
 from tacit.lots import Policy, choice, exempting
 from tacit.strategy import AnyStrategy
@@ -176,10 +176,6 @@ def _by_rank(each: Sequence[str]) -> str:
     by = {text: [rank for rank, head in enumerate(heads) if head == text] for text in dict.fromkeys(heads)}
     if len(by) == 1:
         return f"here: {heads[0]}"
-    found = [f"{text} on {_names(ranks)}" for text, ranks in by.items()]
+    found = [f"{text} on {of_ranks(ranks)}" for text, ranks in by.items()]
     more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
     return "; ".join([*found[:_SHOWN], *more])
-
-
-def _names(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

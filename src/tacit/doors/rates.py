@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -64,6 +65,17 @@ def _elsewhere(lr: object) -> bool:
     return isinstance(lr, Tensor) and lr.device.type != "cpu"
 
 
+class _Rated(NamedTuple):
+    """The rates of a step, and the sum of all rates up to it."""
+
+    step: int
+    now: list[float]
+    sum: float
+
+    def noted(self) -> Noted:
+        return Noted(self.step, f"{', '.join(map(repr, self.now))}; {self.sum!r}")
+
+
 class Notes:
     """Notes the rates after every step; ranks compare now and then what they noted after the same one.
 
@@ -79,22 +91,27 @@ class Notes:
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
         self._sum = 0.0
-        self._offered: Noted | None = None
-        self.last: Noted | None = None
+        self._last: _Rated | None = None
+        self._offered: _Rated | None = None
 
     def stepped(self, step: int) -> None:
         """To be called after every step, with how many there have been."""
         now = self._rates.by_group()
         self._sum += sum(now)
-        self.last = Noted(step, f"{', '.join(map(repr, now))}; {self._sum!r}")
+        self._last = _Rated(step, now, self._sum)
         offered = self._offered
         if offered is None or _power(step) >= _power(offered.step):
-            self._offered = self.last
+            self._offered = self._last
+
+    @property
+    def last(self) -> Noted | None:
+        """Of the last step."""
+        return None if self._last is None else self._last.noted()
 
     def take(self) -> Noted | None:
         """What to compare, of the steps since the last time; from another thread."""
         offered, self._offered = self._offered, None
-        return offered
+        return None if offered is None else offered.noted()
 
     def differ(self, one: int, ones: Noted, other: int, others: Noted) -> str:
         """What to say of two ranks whose notes differ."""

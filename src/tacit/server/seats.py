@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tacit.contracts import Piece, Sender
+from tacit.contracts import Sender
 from tacit.server.averager import Averager
 from tacit.server.keeper import Keeper
 from tacit.server.limits import Limits
@@ -17,26 +17,18 @@ from tacit.transports.pairs import Header, Pair, Parcel
 NOBODY = Sender(-1, 0)
 
 
-@dataclass
-class Spec:
-    """How a kind of message of one worker is read, and its answer.
+@dataclass(frozen=True)
+class Spec(Declared):
+    """A kind of message that a worker has declared, and the memory for it and its answer."""
 
-    Attributes:
-        key: of the lot that it is about.
-        back: of a worker that enters, how parameters come back to it.
-    """
-
-    key: str
-    pieces: tuple[Piece, ...]
-    pulls: tuple[Piece, ...]
-    back: Piece | None
-    arriving: Parcel
-    leaving: Parcel
+    arriving: Parcel = field(kw_only=True)
+    leaving: Parcel = field(kw_only=True)
 
     @classmethod
     def told(cls, told: Declared) -> Spec:
         """As a worker has declared it."""
-        return cls(told.key, told.pieces, told.pulls, told.back, Parcel(told.pieces), Parcel(told.pulls))
+        parcels = {"arriving": Parcel(told.pieces), "leaving": Parcel(told.pulls)}
+        return cls(told.key, told.pieces, told.pulls, told.back, **parcels)
 
 
 @dataclass(eq=False)

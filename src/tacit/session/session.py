@@ -474,7 +474,7 @@ class Session:
             self.failure = error
             flight.over.set()
 
-        self._post(Job(slot, lambda: counted(open(), self.transport.place), land, fail))
+        self._post(Job(slot, partial(self._counted, open), land, fail))
 
     def _post(self, job: Job) -> None:
         self.posted, self.posted_at = self.posted + 1, time.monotonic()

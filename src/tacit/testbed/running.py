@@ -182,20 +182,27 @@ class Run:
         elif (since := self._waiting_since()) is not None and now >= since + HALT:
             self._terminate(running)
 
+    @property
+    def _workers(self) -> list[Node]:
+        """The nodes that have ranks."""
+        return [node for node in self._nodes if node.server is None]
+
+    @property
+    def _ranks(self) -> int:
+        return len(self._workers) * self._ranks_per_node
+
     def _waiting_since(self) -> float | None:
         """Since when stopped ranks are all that has not ended well; None where others are at work."""
-        nodes = [node for node in self._nodes if node.server is None]
-        halted = [since for node in nodes for since in node.halted.values()]
-        well = [when for node in nodes for when in node.well.values()]
-        if not halted or not well or len(halted) + len(well) < len(nodes) * self._ranks_per_node:
+        halted = [since for node in self._workers for since in node.halted.values()]
+        well = [when for node in self._workers for when in node.well.values()]
+        if not halted or not well or len(halted) + len(well) < self._ranks:
             return None
         return max(*halted, *well)
 
     def _grace(self) -> float:
         """Less of it where all ranks have ended but stopped ones: none has an error to print any more."""
-        nodes = [node for node in self._nodes if node.server is None]
-        over = sum(len({*node.halted, *node.well, *node.heard}) for node in nodes)
-        return RETURN if over >= len(nodes) * self._ranks_per_node else GRACE
+        over = sum(len({*node.halted, *node.well, *node.heard}) for node in self._workers)
+        return RETURN if over >= self._ranks else GRACE
 
     def _bearable(self, failed: Node) -> bool:
         return self._alone and failed.server is None

@@ -25,7 +25,9 @@ class Noted(NamedTuple):
 class Notes(Protocol):
     """A rank's notes."""
 
-    last: Noted | None
+    @property
+    def last(self) -> Noted | None:
+        """What was noted after the last step."""
 
     def take(self) -> Noted | None:
         """What to compare now, of what was noted since the last time; called in another thread."""

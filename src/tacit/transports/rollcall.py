@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from tacit.errors import PeerLost, RatesDiffer, UnevenData
+from tacit.errors import PeerLost, RatesDiffer, UnevenData, of_ranks
 from tacit.transports.bounded import BoundedStore, Unreachable
 from tacit.transports.closing import UNEVEN, Reached, Rendezvous
 from tacit.transports.comparing import DIFFERENT, Comparing, Notes
@@ -261,7 +261,7 @@ def _blamed(ranks: list[int], answers: dict[int, str], alarm: str, timeout: floa
     here = _present(answers)
     now = max((each.round for each in here.values()), default=0)
     if absent:
-        return f"{_names(absent)} did not answer in round {now}: gone or frozen ({alarm})"
+        return f"{of_ranks(absent)} did not answer in round {now}: gone or frozen ({alarm})"
     if left:
         return "; ".join(f"rank {rank} has left in round {now}: {why}" for rank, why in left.items())
     most = max(each.posted for each in here.values())
@@ -271,15 +271,15 @@ def _blamed(ranks: list[int], answers: dict[int, str], alarm: str, timeout: floa
     late = behind or [rank for rank, each in here.items() if each.posted < most and waited > timeout / 2]
     if late:
         still = f" (still in round {here[late[0]].round})" if behind else ""
-        return f"{_names(late)} did not enter round {now} in time{still} ({alarm})"
+        return f"{of_ranks(late)} did not enter round {now} in time{still} ({alarm})"
     stood = [rank for rank, each in here.items() if each.stood > timeout / 2]
     if stood:
         seconds = max(here[rank].stood for rank in stood)
-        return f"{_names(stood)} stood still for {seconds:.0f} s in round {now}, as if stopped ({alarm})"
+        return f"{of_ranks(stood)} stood still for {seconds:.0f} s in round {now}, as if stopped ({alarm})"
     just = [rank for rank, each in here.items() if longest - each.age > timeout / 2]
     if just:
         seconds = longest - min(here[rank].age for rank in just)
-        return f"{_names(just)} did not enter round {now} in time, but some {seconds:.0f} s late ({alarm})"
+        return f"{of_ranks(just)} did not enter round {now} in time, but some {seconds:.0f} s late ({alarm})"
     return None
 
 
@@ -305,7 +305,3 @@ def _first(alarm: str) -> str:
     """Who failed first, and of what: "rank 0: a connection was closed"."""
     who, colon, why = alarm.partition(": ")
     return f"The first to fail was {who}, of this: {why.rstrip('.')}" if colon else f"The error was: {alarm}"
-
-
-def _names(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
