@@ -8,6 +8,7 @@ addEventListener("load", () => {
     }
     document.documentElement.dataset.tables = "marked";
   };
+  marked();
   const observer = new ResizeObserver(marked);
   for (const each of [document.body, ...tables]) observer.observe(each);
 });

@@ -15,7 +15,7 @@ NEEDS_CHROMIUM = [
 WORDS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    *("--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"),
+    *("--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=1000000"),
     *("--enable-logging=stderr", "--v=0", "--allow-file-access-from-files"),
 ]
 LIGHT, DARK = "--blink-settings=preferredColorScheme=1", "--blink-settings=preferredColorScheme=0"
