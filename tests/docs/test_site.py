@@ -45,7 +45,8 @@ const next = () => {
   frame.onload = () => {
     const inner = frame.contentDocument;
     const look = (left) => {
-      const found = inner.documentElement.dataset.tables === "marked" ? amiss(page, inner) : ["is not marked"];
+      const marked = inner.documentElement.dataset.tables === "marked";
+      const found = marked ? amiss(page, inner) : ["is not marked"];
       const well = found.every((each) => each.includes("says it scrolls"));
       if (!well && left > 0) return setTimeout(look, 50, left - 1);
       told.push(...found.map((each) => `${page} ${each}`));

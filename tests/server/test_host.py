@@ -205,7 +205,15 @@ def test_a_worker_that_is_silent_is_named_or_left_behind(serve: Callable[..., Ho
         with pytest.raises(ServerLost, match=r"rank 1 was silent for 1\.5 s while others waited"):
             push(servers[1], torch.ones(N))
         return
-    with pytest.raises(PeerLost, match=r"rank 1 was silent for 1\.5 s while others waited for it"):
+    with pytest.raises(PeerLost, match=r"rank 1 was silent for 1\.5 s while others waited for it, though"):
+        push(servers[0], torch.ones(N))
+
+
+def test_of_several_that_are_silent_the_one_that_does_not_answer_is_named(serve: Callable[..., Host]) -> None:
+    host = serve(3, timeout=1.5)
+    servers = [join(host, i, 3) for i in range(3)]
+    servers[2]._pair.send = lambda header, body=(): None  # type: ignore[method-assign]  # as if stopped
+    with pytest.raises(PeerLost, match=r"rank 2 was silent for 1\.5 s while others waited for it: gone or"):
         push(servers[0], torch.ones(N))
 
 

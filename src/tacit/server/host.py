@@ -379,20 +379,31 @@ class Host:
                 if now - waiting.told > min(self._timeout, seat.timeout) / 4:
                     waiting.told = now
                     self._frame(seat, waiting.header._replace(kind=Kind.WAIT))
+                    self._ask_missing(shard, now)
             if late:
                 self._drop_silent(shard, now)
 
-    def _drop_silent(self, shard: Shard, now: float) -> None:
+    def _ask_missing(self, shard: Shard, now: float) -> None:
+        """Ask those for whom others wait whether they are there: they may wait for one that froze."""
         for worker in shard.service.missing(shard.state):
-            seats = [seat for seat in self._seats.values() if seat.sender.worker == worker and seat.here]
-            why = (
-                f"rank {worker} was silent for {self._timeout:g} s while others waited for it: gone or frozen"
-            )
+            for seat in self._seats_of(worker):
+                if seat.here and seat.still_here >= seat.asked:
+                    seat.asked = now
+                    self._frame(seat, Header(Kind.STILL_HERE))
+
+    def _drop_silent(self, shard: Shard, now: float) -> None:
+        said = f"was silent for {self._timeout:g} s while others waited for it"
+        silent: list[Seat] = []
+        for worker in shard.service.missing(shard.state):
+            seats = [seat for seat in self._seats_of(worker) if seat.here]
             if not seats:  # it never came, or is gone from here already
-                self._give_all(Sender(worker, shard.state.desks[worker].incarnation), why)
-            for seat in seats:
-                if now - seat.pair.heard > self._timeout:
-                    self._lose(seat, why)
+                sender = Sender(worker, shard.state.desks[worker].incarnation)
+                self._give_all(sender, f"rank {worker} {said}: gone or frozen")
+            silent += [seat for seat in seats if now - seat.pair.heard > self._timeout]
+        frozen = [seat for seat in silent if seat.unanswered(now) > self._timeout / 8]
+        for seat in frozen or silent:
+            how = ": gone or frozen" if frozen else ", though it is there"
+            self._lose(seat, f"{seat.name} {said}{how}")
 
     def _give_all(self, sender: Sender, why: str) -> None:
         for shard in self._shards.values():

@@ -54,10 +54,12 @@ def _who(seat: Seat) -> str:
 
 def _frame(seat: Seat) -> Arrived | None:
     """The next one; None where nobody else need know of it."""
+    heard = seat.pair.heard
     header = seat.pair.header()
     kind = _checked(seat, header)
     if kind == Kind.HERE:
         seat.still_here = time.monotonic()
+        seat.pair.heard = heard  # who only says that it is there is silent all the same
         return None
     if kind == Kind.DECLARE:
         return Arrived(seat, header, None, time.monotonic()) if _declare(seat, header) else None

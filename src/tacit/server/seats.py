@@ -42,7 +42,7 @@ class Seat:
         refused: of declared messages, why they cannot be read.
         open: the numbers of the declared messages that have come and were not answered.
         since: when it came.
-        here: when it last said that it is still there.
+        asked: when it was asked whether it is still there; `still_here`: when it last said so.
         left: whether it has said goodbye.
         why: why others were told that it is gone; empty while they were not.
         broken: whether its connection has closed.
@@ -58,6 +58,7 @@ class Seat:
     refused: dict[int, Exception] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
     since: float = field(default_factory=time.monotonic)
+    asked: float = 0.0
     still_here: float = 0.0
     left: bool = False
     why: str = ""
@@ -74,6 +75,10 @@ class Seat:
     def here(self) -> bool:
         """Whether it is still there."""
         return not (self.left or self.why or self.broken)
+
+    def unanswered(self, now: float) -> float:
+        """For how many seconds it has not said whether it is still there."""
+        return now - self.asked if self.still_here < self.asked else 0.0
 
 
 @dataclass(frozen=True)
