@@ -81,7 +81,6 @@ def test_a_summary_counts_what_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("family", "kind", "rank"),
     [
-        ("sparse", "kill", 1),
         ("periodic", "link 2 s", 1),
         ("low rank", "nan", 1),
     ],

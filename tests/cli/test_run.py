@@ -204,7 +204,8 @@ def test_a_script_that_never_calls_tacit_is_told_the_two_lines(tmp_path: Path) -
 
 
 def test_a_script_that_reads_the_algorithm_and_attaches_nothing_is_told_too(tmp_path: Path) -> None:
-    ran = Ran(tmp_path, TRAIN + "tacit.from_env()\ntrain(1)\n", "--algorithm", "topk")
+    words = ("--algorithm", "topk", "--cluster", "local:1")
+    ran = Ran(tmp_path, TRAIN + "tacit.from_env()\ntrain(1)\n", *words)
     assert (ran.code, ran.kept["status"]) == (2, "failed")
     assert "train.py attached nothing, so --algorithm topk had no effect. Write in it:" in ran.err
 
@@ -284,7 +285,7 @@ import os
 os.environ["MY_ALGORITHM"] = "topk:ratoi=0.1"
 tacit.attach(model, optimizer, tacit.from_env("MY_ALGORITHM"))
 """
-    ran = Ran(tmp_path, TRAIN + script)
+    ran = Ran(tmp_path, TRAIN + script, "--cluster", "local:1")
     assert ran.code == 1
     summary = ran.err[ran.err.index("\ntacit: ") :]
     assert "ConfigError: environment variable MY_ALGORITHM='topk:ratoi=0.1': unknown parameter" in summary

@@ -839,8 +839,8 @@ def a_run_that_is_resumed_is_the_run_that_never_stopped() -> None:
         TWO_PHASE["sign"],
         TWO_PHASE["sparse"],
     ):
-        # Before, while and after the lots settle; while they do is also what the next check stops.
-        for before in (1, 6) if isinstance(algorithm, str) else (1, 2, 6):
+        # After the lots have settled; before and while they do is where the next check stops.
+        for before in (6,) if isinstance(algorithm, str) else (2, 6):
             never, stopped = resumed(algorithm, before, 5, folder, "torch")
             assert torch.equal(never, stopped), f"{algorithm}, saved after {before} steps"
 
@@ -853,8 +853,9 @@ def every_algorithm_is_resumed_bit_for_bit() -> None:
         # those with a server are resumed with it, in tests/server.
         needs = any(level.rounds.needs for level in algorithms.parse(name).levels)
         if name != "ddp" and not needs and not name.startswith("ps"):
-            never, stopped = resumed(name, 2, 4, folder, "torch")
-            assert torch.equal(never, stopped), name
+            for before in (1, 2) if name in ("dense", "topk", "localsgd") else (2,):
+                never, stopped = resumed(name, before, 3, folder, "torch")
+                assert torch.equal(never, stopped), f"{name}, saved after {before} steps"
 
 
 @check
@@ -1081,9 +1082,10 @@ def timelines_tell_of_every_level_by_one_clock() -> None:
             assert all(one.begun <= wait.begun <= wait.ended == one.ended for wait in one.waits)
             assert one.bytes_out > 0
         assert all(one.waits for one in far)
-    # No rank is done with a round between all of them before the last one has begun it.
+    # No rank is done with a round between all of them before the last one has begun it, as far as a busy
+    # machine lets their clocks be set by messages.
     for round_ in zip(*([one for one in each.exchanges if one.level == 1] for each in found), strict=True):
-        assert max(one.begun for one in round_) <= min(one.ended for one in round_) + 1e-3
+        assert max(one.begun for one in round_) <= min(one.ended for one in round_) + 2e-2
 
 
 @check

@@ -122,4 +122,4 @@ def the_budget_is_for_as_many_steps_as_attach_was_told() -> None:
 
 
 if __name__ == "__main__":
-    CHECKS.run()
+    CHECKS.run(sys.argv[1:])

@@ -1,16 +1,17 @@
-"""Features of models and scripts by families of strategies, on four real ranks: right, or refused by name."""
+"""Features of models and scripts by families of strategies, on real ranks: right, or refused by name."""
 
 import pytest
-from feature_checks import FAMILIES, REFUSED
+from feature_checks import BY_NODE, FAMILIES, REFUSED
 from features import FEATURES
 from launching import Ended, ranks
 
-WORLD = 4
+WORLDS = {2: ["ddp", *(family for family in FAMILIES if family not in BY_NODE)], 4: sorted(BY_NODE)}
+"""World -> the families that train there: those by node on two nodes of two ranks."""
 
 
-@pytest.fixture(scope="module")
-def ended() -> list[Ended]:
-    return ranks("feature_checks.py", WORLD, "0", "1", seconds=560)
+@pytest.fixture(scope="module", params=WORLDS)
+def ended(request: pytest.FixtureRequest) -> list[Ended]:
+    return ranks("feature_checks.py", request.param, ";".join(WORLDS[request.param]), seconds=560)
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -22,7 +23,7 @@ def test_every_family_is_right_or_refuses_by_name(name: str, ended: list[Ended])
 
 
 def test_the_ranks_end_well(ended: list[Ended]) -> None:
-    assert [each.code for each in ended] == [0] * WORLD
+    assert {each.code for each in ended} == {0}
 
 
 def test_what_is_refused_is_in_the_table() -> None:

@@ -49,34 +49,27 @@ def said(text: str, what: str) -> set[float]:
 KEEPING = ["run", "--cluster", "local:2", "--servers", "2", "--algorithm", "ps-async", "--checkpoint", "kept"]
 
 
-def test_a_run_goes_on_from_the_servers_checkpoint(tmp_path: Path) -> None:
+def test_after_a_server_was_killed_and_after_a_good_end_the_next_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(KEPT)
     kept = tmp_path / "kept"
-    first, again = [
-        tacit(*KEEPING, "--out", out, "--", "train.py", str(kept), cwd=tmp_path) for out in ("a", "b")
+    words = [*KEEPING, "--checkpoint-every", "0.1"]
+    killed, first, again = [
+        tacit(*words, "--out", out, "--", "train.py", str(kept), *more, cwd=tmp_path)
+        for out, *more in (("a", "kill"), ("b",), ("c",))
     ]
+    assert killed.returncode != 0
+    told = json.loads((tmp_path / "a" / "run.json").read_text())
+    assert "parameter server 1 was killed by SIGKILL" in told["error"]
+    assert "ServerLost: server 1 (127.0.0.1:" in killed.stderr
+    assert "goes on from" not in killed.stderr
     assert (first.returncode, again.returncode) == (0, 0), first.stderr + again.stderr
+    assert min(said(first.stdout, "began")) < max(said(killed.stdout, "began")) - 0.01, "some steps were kept"
     assert [file.name for file in sorted(kept.iterdir())] == ["server0.pt", "server1.pt"]
-    assert "goes on from" not in first.stderr
     for number in range(2):
         assert f"server {number} goes on from {kept / f'server{number}.pt'}" in again.stderr
     (end,), began = said(first.stdout, "ended"), said(again.stdout, "began")
     assert end in began, "the first of the workers gets what the servers have, the other perhaps more"
     assert said(again.stdout, "ended") != {end}
-
-
-def test_a_server_that_is_killed_is_named_and_the_next_run_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(KEPT)
-    kept = tmp_path / "kept"
-    words = [*KEEPING, "--checkpoint-every", "0.1"]
-    killed = tacit(*words, "--out", "a", "--", "train.py", str(kept), "kill", cwd=tmp_path)
-    assert killed.returncode != 0
-    told = json.loads((tmp_path / "a" / "run.json").read_text())
-    assert "parameter server 1 was killed by SIGKILL" in told["error"]
-    assert "ServerLost: server 1 (127.0.0.1:" in killed.stderr
-    again = tacit(*words, "--out", "b", "--", "train.py", str(kept), cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert min(said(again.stdout, "began")) < max(said(killed.stdout, "began")) - 0.01, "some steps were kept"
 
 
 FALLS = """
