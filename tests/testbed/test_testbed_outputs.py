@@ -162,8 +162,8 @@ def test_one_that_says_why_it_failed_is_not_named_by_others() -> None:
 
 
 def test_other_ways_to_be_missing() -> None:
-    def reason(said: str) -> str:
-        found = silent(nodes(Report(0, 1, 5.0, f"{HEAD}\ntacit.errors.PeerLost: {said}")), 2)
+    def reason(said: str, *others: Report) -> str:
+        found = silent(nodes(Report(0, 1, 5.0, f"{HEAD}\ntacit.errors.PeerLost: {said}"), *others), 2)
         assert found is not None
         return str(found)
 
@@ -172,6 +172,13 @@ def test_other_ways_to_be_missing() -> None:
     )
     assert reason("ranks 2, 3 did not enter round 7 in time (still in round 6) (x)") == (
         "rank 2 was late: it did not enter round 7 in time (node 1)"
+    )
+    silence = "rank 2 was silent for 8 s while others waited for it"
+    assert reason(f"{silence}, though it is there") == (
+        "rank 2 was late: it was silent for 8 s while others waited for it, though it is there (node 1)"
+    )
+    assert reason(f"{silence}: gone or frozen", Report(2, -9, 9.0, frozen=True)) == (
+        "rank 2 froze: it was silent for 8 s while others waited for it (node 1)"
     )
     assert reason("rank 2 stood still for 8 s in round 7, as if stopped (x)") == (
         "rank 2 froze for a while: it stood still for 8 s in round 7, as if stopped (node 1)"

@@ -210,9 +210,10 @@ def _accused(rank: int, node: int, found: re.Match[str], report: Report | None) 
     said = f"{found['did']}{found['how']}".strip().removesuffix(": gone or frozen")
     if found["did"] == "has left":
         return Failure(node, rank, f"left early: it {said}")
+    if report is not None and report.frozen:
+        return Failure(node, rank, f"froze: it {said}")
     if found["did"] == "did not answer":
-        how = "froze" if report is not None and report.frozen else "froze, or was cut off"
-        return Failure(node, rank, f"{how}: it {said}")
+        return Failure(node, rank, f"froze, or was cut off: it {said}")
     if found["did"] == "stood still":
         return Failure(node, rank, f"froze for a while: it {said}")
     return Failure(node, rank, f"was late: it {said}")
