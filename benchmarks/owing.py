@@ -1,6 +1,6 @@
 """What it is worth that residuals follow the learning rate, and two topologies at equal bytes.
 
-python benchmarks/owing.py --data PATH [--seeds 3] [--epochs 15] [--only rescale|bytes] [--save]
+python benchmarks/owing.py --data PATH [--seeds 3] [--epochs 15] [--only rescale|bytes] [--arms TEXT] [--save]
 
 Trains a narrow VGG-11 on 10,000 images of CIFAR-10 (the recipe's schedule: up, then down to 0) on four ranks
 of this machine, with and without `rescale`, and top-k by an all-gather and by two phases; each pair from
@@ -87,6 +87,7 @@ def rank_main(about: Mapping[str, Any]) -> None:
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     """By arm, accuracies and losses of every seed."""
     pairs = [pair for name, each in PAIRS.items() if options.only in (None, name) for pair in each]
+    pairs = [pair for pair in pairs if pair[0].startswith(options.arms)]
     pairs = pairs[:1] if options.quick else pairs
     arms = ["ddp", *dict.fromkeys(arm for pair in pairs for arm in pair)]
     rows: dict[str, dict[str, list[float]]] = {arm: {"accuracy": [], "loss": []} for arm in arms}
@@ -143,9 +144,12 @@ def main() -> None:
     parser.add_argument("--model", default="vgg11-narrow")
     parser.add_argument("--precision", help="bf16 is twice as fast where the processor knows it")
     parser.add_argument("--only", choices=tuple(PAIRS))
+    parser.add_argument("--arms", default="", help="only pairs that begin so, such as topk:ratio=0.01")
     parser.add_argument("--quick", action="store_true", help="one pair, 2,000 images")
     parser.add_argument("--save", action="store_true", help="keep the result in benchmarks/results")
     options = parser.parse_args()
+    if not any(pair[0].startswith(options.arms) for each in PAIRS.values() for pair in each):
+        parser.error(f"no pair begins with --arms {options.arms}")
     result = measured(options)
     print(table(result))
     if options.save:
