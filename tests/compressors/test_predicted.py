@@ -241,7 +241,7 @@ def test_histories_that_differ_are_an_error_on_every_rank() -> None:
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize("peers", [16, 32, 64])
+@pytest.mark.parametrize("peers", [16, 64])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_many_ranks_that_agree_are_never_told_to_differ(dtype: torch.dtype, peers: int) -> None:
     """In 40 rounds nearly all of the 32 checksums come up."""

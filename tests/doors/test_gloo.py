@@ -9,7 +9,7 @@ WORLD = 4
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
-    return ranks("checks.py", WORLD, str(tmp_path_factory.mktemp("checkpoints")), seconds=360, fresh=True)
+    return ranks("checks.py", WORLD, str(tmp_path_factory.mktemp("checkpoints")), seconds=360)
 
 
 @pytest.mark.parametrize("name", CHECKS)
