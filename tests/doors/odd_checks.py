@@ -1,5 +1,6 @@
 """What is checked on three processes: a number of ranks of which no tree is made without a rest."""
 
+import threading
 from datetime import timedelta
 
 import torch
@@ -8,7 +9,7 @@ from checks import TABLE, agrees_with_the_loopback
 from replicas import Checks, close_to, flat, same_on_all_ranks, sgd, steps, trained, wrapped
 
 import tacit
-from tacit.contracts import Send
+from tacit.contracts import Mean, Send
 from tacit.engine import drive
 from tacit.transports.torch import TorchTransport
 
@@ -47,6 +48,27 @@ def a_payload_reaches_the_one_it_is_for() -> None:
         source = sources[rank]
         assert sent(to) == (None if source is None else [source, source]), to
         assert transport.sent - before == (0 if to[rank] is None else 5)
+    transport.close()
+
+
+@check
+def axes_of_equal_ranks_may_speak_in_another_order_on_each() -> None:
+    """As where all ranks are on one node: what is averaged in it, and what all of the world average."""
+    rank = dist.get_rank()
+    transport = TorchTransport(dist.group.WORLD, timedelta(seconds=5), nodes=[[0, 1, 2]])
+    transport.open({"node": 1, "world": 1})
+    asked = [
+        Mean((torch.full((size,), float(rank)),), axis) for axis, size in (("node", 10), ("world", 1000))
+    ]
+    for _ in range(5):
+        posted = {ask.axis: transport.post(ask, 0, ask.axis) for ask in (asked if rank else asked[::-1])}
+        for ask in asked:
+            done = threading.Event()
+            posted[ask.axis].on_done(done.set)
+            assert done.wait(20)
+            (mean,) = posted[ask.axis].answer()
+            assert bool((mean == 1.0).all()), ask.axis
+            ask.payload[0].fill_(float(rank))
     transport.close()
 
 

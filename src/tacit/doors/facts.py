@@ -36,7 +36,7 @@ class Facts:
     def observe(self, loss: Tensor | float) -> None:
         """Note the loss of a step."""
         if "loss" in self._wants:
-            self.losses[0] += float(loss)
+            self.losses[0] += float(loss.detach() if isinstance(loss, Tensor) else loss)
             self.losses[1] += 1
 
     def measure(self, progress: Sequence[Tensor]) -> None:

@@ -152,7 +152,7 @@ class TorchTransport:
         for axis, count in stages.items():
             ranks = self.ranks(axis)
             if len(ranks) > 1:
-                groups = _own_groups(self.parent, ranks, self.timeout, channel, count)
+                groups = _own_groups(self.parent, ranks, self.timeout, (channel, axis), count)
                 self._groups |= {(axis, stage): group for stage, group in enumerate(groups)}
 
     def close(self) -> None:
@@ -368,16 +368,19 @@ def _free_channel(parent: dist.ProcessGroup) -> int:
 
 
 def _own_groups(
-    parent: dist.ProcessGroup, places: Sequence[int], timeout: timedelta, channel: int, count: int
+    parent: dist.ProcessGroup, places: Sequence[int], timeout: timedelta, use: tuple[int, str], count: int
 ) -> list[dist.ProcessGroup]:
     """Process groups of some of the parent's ranks that nobody else uses, one session after another.
+
+    Each axis of a channel has its own, also where two have the same ranks, as the world and the only node:
+    both may speak at once, on one rank in another order than on the next.
 
     They live until torch.distributed is shut down: a group that is made where another was destroyed would
     find the addresses of its dead in the store.
     """
     all_ranks, backend = dist.get_process_group_ranks(parent), dist.get_backend(parent)
     ranks = [all_ranks[place] for place in places]
-    kept = _OWN.setdefault((tuple(all_ranks), tuple(ranks), timeout, backend, channel), [])
+    kept = _OWN.setdefault((tuple(all_ranks), tuple(ranks), timeout, backend, use), [])
     if any(group not in dist.distributed_c10d._world.pg_map for group in kept):
         kept.clear()
     whole = len(ranks) == dist.get_world_size()
