@@ -1081,7 +1081,8 @@ def timelines_tell_of_every_level_by_one_clock() -> None:
             assert step.begun <= one.begun <= one.ended <= step.ended
             assert all(one.begun <= wait.begun <= wait.ended == one.ended for wait in one.waits)
             assert one.bytes_out > 0
-        assert all(one.waits for one in far)
+    # A rank that comes late finds the answer there, and does not wait; not all do.
+    assert any(one.waits for each in found for one in each.exchanges)
     # No rank is done with a round between all of them before the last one has begun it, as far as a busy
     # machine lets their clocks be set by messages.
     for round_ in zip(*([one for one in each.exchanges if one.level == 1] for each in found), strict=True):
