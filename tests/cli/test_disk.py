@@ -31,6 +31,7 @@ def happen():
             except OSError: pass
     if rank == 0 and happens == "deleted": shutil.rmtree(out)
     dist.barrier()
+if happens == "full from the start": happens = "full"; happen()
 with tacit.attach(model, optimizer, tacit.from_env()):
     for step in range(8):
         if step == 4: happen()
@@ -61,7 +62,7 @@ def on_a_small_disk(tmp_path: Path, command: list[str], **env: str) -> subproces
 @pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize(
     ("happens", "code"),
-    [("full", 7), ("deleted", 0)],
+    [("full", 7), ("full from the start", 0), ("deleted", 0)],
 )
 def test_a_script_trains_on_and_saves_and_the_summary_is_printed(
     tmp_path: Path, happens: str, code: int

@@ -23,7 +23,7 @@ def test_every_family_is_right_or_refuses_by_name(name: str, ended: list[Ended])
 
 
 def test_the_ranks_end_well(ended: list[Ended]) -> None:
-    assert {each.code for each in ended} == {0}
+    assert [each.code for each in ended] == [0] * len(ended)
 
 
 def test_what_is_refused_is_in_the_table() -> None:
