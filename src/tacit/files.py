@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tacit.errors import ConfigError
 
-__all__ = ["NOTES", "Log", "folder", "output", "put", "say", "spared"]
+__all__ = ["NOTES", "Log", "folder", "output", "put", "say", "spared", "sweep"]
 
 NOTES = "TACIT_NOTES"
 """An environment variable: what a line on stderr begins with that is a note for the command, in JSON."""
@@ -36,6 +36,7 @@ _LONGEST = 255
 """Bytes of a name, on all file systems of Linux that are in use."""
 _NOTE = 1000
 """Characters of a note; so it is written in one piece, and is not mixed with those of other ranks."""
+_PART = ".part"
 _SAID: set[str] = set()
 
 
@@ -99,7 +100,7 @@ def put(path: Path, content: str | bytes, *, durable: bool = False) -> None:
     try:
         target = _target(path)
         own = f"{os.getpid()}.{threading.get_native_id()}"
-        draft = target.with_name(f".{zlib.crc32(os.fsencode(target.name)):08x}.{own}.part")
+        draft = target.with_name(f"{_draft(target)}{own}{_PART}")
         try:
             with draft.open("wb") as file:
                 file.write(data)
@@ -109,12 +110,21 @@ def put(path: Path, content: str | bytes, *, durable: bool = False) -> None:
                 if target.exists():
                     os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
             draft.replace(target)
-        except OSError:
+        except BaseException:  # an interruption too leaves nothing behind
             with suppress(OSError):
                 draft.unlink()
             raise
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot write {path}: {_why(error)}") from error
+
+
+def sweep(path: Path) -> None:
+    """Remove what writers that were killed have left of a file; nobody else may be writing it now."""
+    with suppress(OSError, ValueError):
+        target = _target(path)
+        for each in target.parent.iterdir():
+            if each.name.startswith(_draft(target)) and each.name.endswith(_PART):
+                each.unlink()
 
 
 class Log:
@@ -165,6 +175,11 @@ def _whole(file: io.FileIO) -> int:
             return start + cut + 1
         end = start
     return 0
+
+
+def _draft(target: Path) -> str:
+    """How the names of its drafts begin."""
+    return f".{zlib.crc32(os.fsencode(target.name)):08x}."
 
 
 @contextmanager

@@ -14,14 +14,14 @@ have cost the server, unless `pull=full`: then `budget` is of what is pushed, an
 and all other state of the optimizer stay local.
 
 The weights that come with tacit are of `tacit predictor` (their note says how), from small networks on
-made-up images, in steps of SGD with momentum: other optimizers, and rounds of many steps, move otherwise, and
-want a predictor trained on them.
+made-up images, in rounds of four steps of SGD with momentum, as is the default here: other optimizers, and
+other rounds, move otherwise, and want a predictor trained on them.
 
 A change that is told well from true ones may still lead astray where predictions follow upon predictions. So
 rounds are four steps apart, where the paper has one after each: as many bytes, of which each round says four
-times as much; and the network that comes with tacit follows its own predictions for three tenths only, its
-gain. `predictor=own` predicts nothing that all share: each replica keeps its own progress where nothing was
-heard (`Keep`), which lost less than any prediction in all that was tried; see docs/papers/mp2.md.
+times as much; and predictions are multiplied by a gain for each parameter, found by least squares on what
+arrives. `predictor=own` predicts nothing that all share: each replica keeps its own progress where nothing
+was heard (`Keep`); see docs/papers/mp2.md.
 """
 
 from __future__ import annotations

@@ -26,9 +26,11 @@ class Interrupted(BaseException):
 def interruptible() -> Iterator[None]:
     """Raise `Interrupted` at the first signal inside; further ones disturb nothing on the way out.
 
-    They stay ignored after the block too, as what follows an interruption is the end of the command.
+    They stay ignored after the block too, as what follows an interruption is the end of the command. A signal
+    that was ignored from the start stays so: `nohup` has it so, and a shell for its background jobs.
     """
-    before = {number: signal.signal(number, _raise) for number in _SIGNALS}
+    heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _raise) for number in heard}
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.compressors.past import Shifted, fields, foretell_
 from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
-from tacit.contracts import Compressor, Context, Exchange, Matrix, State
+from tacit.contracts import Compressor, Context, Exchange, Matrix, State, state_dtype
 from tacit.errors import ConfigError
 from tacit.predictors import Predictor, Stale
 
@@ -74,7 +74,8 @@ class Nowcast(Wrapper):
 
     def init(self, like: Tensor) -> State:
         """Nothing has moved yet."""
-        mine = {field: torch.zeros_like(like) for field in fields(DEPTH, 0)}
+        kind = state_dtype(like.dtype)  # of many small changes, in two bytes the later ones would be lost
+        mine = {field: torch.zeros_like(like, dtype=kind) for field in fields(DEPTH, 0)}
         return {**mine, **outer_state(self.inner.init(like), "inner")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
@@ -94,7 +95,7 @@ class Nowcast(Wrapper):
         if not ends or x.is_meta:
             return done._replace(state=after)
         leap.zero_()
-        past = [after[name] for name in fields(DEPTH, number + 1)]
+        past = [after[name].to(x.dtype) for name in fields(DEPTH, number + 1)]
         foretell_(leap, self.predictor, past, self.matrices, VALUES)
         torch.add(done.mean, leap, out=ctx.out)
         return done._replace(mean=ctx.out, sent=Shifted(leap, done.sent), state=after)

@@ -57,6 +57,11 @@ class Phases(Compressor):
         return any(compressor.swallows for compressor in self._all)
 
     @property
+    def scales(self) -> bool:  # type: ignore[override]
+        """If all of them do."""
+        return all(compressor.scales for compressor in self._all)
+
+    @property
     def takes_momentum(self) -> Momentum | None:
         """As all of them."""
         return self.then.takes_momentum

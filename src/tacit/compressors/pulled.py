@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ from tacit.contracts import (
     State,
     refuse_overflow,
 )
-from tacit.errors import ConfigError, RoundError
+from tacit.errors import ConfigError, PayloadError, RoundError
 from tacit.exchanges import as_asked, leaves
 
 NOTES = 3
@@ -149,6 +150,8 @@ class Foretelling(Dense):
                 "rounds": torch.zeros((), dtype=torch.int64),
             }
         rounds, (told, lr, early) = int(memory["rounds"]), mean[-NOTES:].tolist()
+        if not all(map(math.isfinite, (told, lr, early))):
+            raise PayloadError(f"a worker's notes on the bucket of {self.name} are no finite numbers")
         if round(told) != rounds % _COUNTED:
             raise RoundError(
                 f"the workers are in round {round(told)}, and the server remembers {rounds} rounds of the "

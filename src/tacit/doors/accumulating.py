@@ -33,20 +33,27 @@ class Accumulating:
     under `no_sync` are exchanged once, with the last one.
 
     Looks at gradients only where a forward follows a backward without a step of the optimizer in between.
+    Where the optimizer is not known, it looks in every backward whether they have been cleared.
 
     Args:
         model: whose forward is watched.
         session: exchanges the gradients.
         named: the parameters.
         scaled: whether a GradScaler may pass over a step.
+        unseen: whether steps of the optimizer are not seen.
     """
 
     def __init__(
-        self, model: DistributedDataParallel, session: Session, named: Mapping[str, Tensor], scaled: bool
+        self,
+        model: DistributedDataParallel,
+        session: Session,
+        named: Mapping[str, Tensor],
+        scaled: bool,
+        unseen: bool = False,
     ) -> None:
-        self._model, self._session, self._named = model, session, named
-        self._scaled, self._told = scaled, False
-        self._exchanged = False
+        self._session, self._named = session, named
+        self._told, self._unseen = scaled or unseen, unseen
+        self._exchanged = self._looking = False
         self._watching: list[RemovableHandle] = []
         self._handle = model.register_forward_pre_hook(self._before_forward)
 
@@ -62,7 +69,7 @@ class Accumulating:
 
     def stepped(self) -> None:
         """The optimizer has used the means."""
-        self._exchanged = False
+        self._exchanged = self._looking = False
         self._stop_watching()
 
     def close(self) -> None:
@@ -74,33 +81,41 @@ class Accumulating:
         self._exchanged = True
 
     def _before_forward(self, *_: object) -> None:
-        if not self._exchanged or self._watching or not torch.is_grad_enabled():
+        if not self._exchanged or self._looking or not torch.is_grad_enabled():
             return
+        self._looking = True
         # Whether they still hold means is known when the first gradient is about to be added, and not before.
-        for p in self._named.values():
+        for p in () if self._watching else self._named.values():
             handle: RemovableHandle = p.register_hook(self._look)  # type: ignore[no-untyped-call]
             self._watching.append(handle)
 
     def _look(self, _: Tensor) -> None:
         """To be called once, before the first gradient of a backward is added to anything."""
-        if not self._watching:
+        if not self._looking:
             return
-        self._stop_watching()
+        self._looking = False
+        if not self._unseen:  # else the next backward is looked at too
+            self._stop_watching()
         if any(_holds(p) for p in self._named.values()):
             raise AttachError(
-                f"a second backward in step {self._session.step}, with no optimizer.step since the first: "
+                f"a second backward in step {self._session.step}, with no {self._missing} since the first: "
                 f"its gradients would be added to means, and {self._session.strategy.name!r} would take the "
                 "sum for a gradient. Write `with model.no_sync():` around all backward passes of a step but "
                 "the last"
             )
         self._exchanged = False
-        if not self._scaled and not self._told:
+        if not self._told:
             self._told = True
             _log.warning(
-                "the gradients of step %d were exchanged and cleared without optimizer.step: what %r still "
-                "owes of them will be sent all the same. Leave a batch out before its backward pass",
+                "the gradients of step %d were exchanged and cleared without optimizer.step: the residuals "
+                "of %r hold a part of them, which will be sent all the same. Leave a batch out before its "
+                "backward pass",
                 *(self._session.step, self._session.strategy.name),
             )
+
+    @property
+    def _missing(self) -> str:
+        return "optimizer.zero_grad" if self._unseen else "optimizer.step"
 
     def _stop_watching(self) -> None:
         for handle in self._watching:

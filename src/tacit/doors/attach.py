@@ -44,6 +44,7 @@ from tacit.rounds import EveryStep, Inside, Until
 from tacit.session import Session, joined, one_line, timeline
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.timelines import Timeline
+from tacit.topologies.star import Star
 from tacit.transports.closing import Reached
 from tacit.transports.rollcall import Posted, RollCall
 from tacit.transports.torch import abort
@@ -109,8 +110,9 @@ def attach(
             samples (FedAvg: McMahan et al. 2017); all alike where no rank gives one.
         servers: host:port of each parameter server, in the same order everywhere; where not given, those
             that the launcher tells (`TACIT_SERVERS`).
-        seed: of all random draws of the strategy, the same on every rank: which entries travel, how levels
-            are rounded. From 0 on.
+        seed: of what ranks draw at random while they train, the same on every rank: which entries travel,
+            how levels are rounded. From 0 on. PowerSGD's first factors and a server's own draws do not
+            depend on it.
 
     Returns:
         The attached session: a context manager. `close` (or leaving the block) takes the optimizer's hooks
@@ -132,7 +134,7 @@ def attach(
     memory = {name: float(value) for name, value in known.items() if value is not None}
     epochs_said.check(strategy, memory)
     _check_weight(strategy, weight)
-    checks.whole("seed", seed, 0, MOST_SEED, "it is the same on every rank")
+    check_seed(seed)
     where = served.found(strategy, servers)
     strategy = served.resolved(strategy, where)
     return Attached(
@@ -149,6 +151,15 @@ def attach(
         servers=where,
         seed=seed,
     )
+
+
+def check_seed(seed: int) -> None:
+    """Refuse what is no seed.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    checks.whole("seed", seed, 0, MOST_SEED, "it is the same on every rank")
 
 
 def checked(
@@ -195,17 +206,27 @@ def checked(
         if "gradient" in subjects:
             refuse_sparse(model, strategy.name)
     if isinstance(strategy.levels[0].overlap, Delayed) and strategy.levels[0].subject == "gradient":
-        _refuse_unused(model, strategy)
+        _refuse_unused(
+            model,
+            f"{strategy.name!r} gives a step the mean of the step before, and with "
+            "find_unused_parameters=True DDP throws it away for a parameter that no rank uses in this one",
+        )
+    topology = strategy.levels[0].topology
+    if isinstance(topology, Star) and topology.owes:
+        _refuse_unused(
+            model,
+            f"the server of {strategy.name!r} sends with an answer what the answers before did not say, and "
+            "with find_unused_parameters=True DDP throws it away for a parameter that no rank uses in a step",
+        )
     _check_optimizers(named, optimizers)
     return named
 
 
-def _refuse_unused(model: DistributedDataParallel, strategy: AnyStrategy) -> None:
+def _refuse_unused(model: DistributedDataParallel, why: str) -> None:
     if model.find_unused_parameters:
         raise AttachError(
-            f"{strategy.name!r} gives a step the mean of the step before, and with "
-            "find_unused_parameters=True DDP throws it away for a parameter that no rank uses in this one: "
-            "make the model with find_unused_parameters=False, or attach another algorithm, such as 'dense'"
+            f"{why}: make the model with find_unused_parameters=False, or attach another algorithm, such as "
+            "'dense'"
         )
 
 
@@ -437,9 +458,9 @@ class Attached:
         if board is not None:
             self._undo.append(lambda: setattr(board, "answer", plain_mean(self._group)))
             answer: Answer = self.levels[0].gradient or no_exchange
-            if self._optimizers and self.levels[0].gradient is not None and not linear(self.session):
-                scaled = self._scaled is not None
-                self._accumulating = Accumulating(self._model, self.session, self._named, scaled)
+            if self.levels[0].gradient is not None and self._minds_a_sum():
+                scaled, unseen = self._scaled is not None, not self._optimizers
+                self._accumulating = Accumulating(self._model, self.session, self._named, scaled, unseen)
                 self._undo.append(self._accumulating.close)
                 answer = self._accumulating.around(answer)
             if self._scaled is not None:
@@ -467,6 +488,10 @@ class Attached:
             self._handles.append(self._optimizers[-1].register_step_post_hook(self._after_step))
         elif self.levels[0].gradient is not None and self._scaled is None:
             self.levels[0].gradient.counts_steps = True
+
+    def _minds_a_sum(self) -> bool:
+        """Whether a gradient on top of a mean is to be refused; late means look at the optimizer's steps."""
+        return not linear(self.session) or (self.session.late and not self._optimizers)
 
     def _after_step(self, *_: Any) -> None:
         if self._quiet:
@@ -546,6 +571,8 @@ class Attached:
         state.load(state_dict, self.strategy, self.levels)
         for level in self.levels:
             level.fetch()
+        if self._notes is not None:
+            self._notes.loaded()
 
     def metrics(self) -> dict[str, float]:
         """The session in numbers, of this rank and up to now.

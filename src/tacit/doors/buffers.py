@@ -17,7 +17,6 @@ from tacit.exchanges import hear, say
 from tacit.lots import Kept
 from tacit.session import Flight, Session
 from tacit.session.origins import Origin, beginnings
-from tacit.transports.meter import counted
 
 COMMON, MOVES, ARRIVED, MOVED = "last common value", "travels", "arrived value", "has arrived"
 """The fields that a checkpoint holds of a buffer."""
@@ -275,9 +274,7 @@ class Buffers:
         return (alike[1] & ~alike[0]).nonzero().view(-1).tolist()
 
     def _ask(self, talk: Generator[Request, Any, Any]) -> Any:
-        answer, sent = self._session.ask(lambda: counted(talk, self._session.transport.place), "buffers")
-        self._session.tally.totals.bytes_out += sent
-        return answer
+        return self._session.ask(lambda: talk, "buffers")
 
     # ---- what it keeps --------------------------------------------------------------------------------
 

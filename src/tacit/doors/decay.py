@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,12 +32,21 @@ class DecayMomentum:
         self._momentum = momentum
         self._names = {id(p): name for name, p in named.items()}
         self._velocities: dict[str, Tensor] = {}
+        self._groups: Sequence[Group] = ()
 
-    def prepare(self, groups: Iterable[Group]) -> None:
+    def prepare(self, groups: Sequence[Group]) -> None:
         """Have a velocity for every parameter that decays."""
+        self._groups = groups
         for group in groups:
             for p in group["params"]:
                 if group["weight_decay"] and id(p) in self._names:
+                    self._velocity(p)
+
+    def expect(self, names: Collection[str]) -> None:
+        """Have one for each of these: a checkpoint holds theirs, which die away where nothing decays now."""
+        for group in self._groups:
+            for p in group["params"]:
+                if self._names.get(id(p)) in names:
                     self._velocity(p)
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tacit.algorithms import parse
 from tacit.doors import footprint
-from tacit.doors.attach import Attached, checked
+from tacit.doors.attach import Attached, check_seed, checked
 from tacit.doors.ddp import Switchboard
 from tacit.doors.given import ddp_of
 from tacit.doors.scaling import at_work
@@ -41,7 +41,7 @@ class CommState:
     Args:
         model: the wrapped model, without a communication hook.
         strategy: a value, or its text form such as "topk:ratio=0.01"; one that exchanges gradients.
-        scaler: as for `attach`; so are `policy`, `timeout` and `mesh`.
+        scaler: as for `attach`; so are `policy`, `timeout`, `mesh` and `seed`.
 
     Raises:
         ConfigError: the strategy's text is wrong.
@@ -57,6 +57,7 @@ class CommState:
         policy: Policy | None = None,
         timeout: timedelta | None = None,
         mesh: DeviceMesh | None = None,
+        seed: int = 0,
     ) -> None:
         footprint.called("CommState")
         strategy = parse(strategy) if isinstance(strategy, str) else strategy
@@ -66,6 +67,7 @@ class CommState:
             raise AttachError(f"{strategy.name!r} {why.format(strategy.name)}")
         model = ddp_of(model)
         named = checked(model, [], strategy)
+        check_seed(seed)
         where = found(strategy, None)
         self._board = Switchboard.unregistered(model)
         self._attached = Attached(
@@ -80,6 +82,7 @@ class CommState:
             mesh,
             self._board,
             servers=where,
+            seed=seed,
         )
         self._known = {id(p) for p in model.parameters()}
 

@@ -78,8 +78,11 @@ class ProgressDoor:
         """Called with the names to which a round's answer has just been applied."""
         self.follow_lots()
 
-    def follow_lots(self, under_way: Iterable[UnderWay] = ()) -> None:
-        """Take the present parameters as the common point, in the session's present lots."""
+    def follow_lots(self, under_way: Iterable[UnderWay] = (), met: int = 0) -> None:
+        """Take the present parameters as the common point, in the session's present lots.
+
+        `met`: after how many steps they were last equal on all ranks, by the checkpoint that is loaded.
+        """
         session, lots = self._session, self._session.lots
         rounds, merge = session.strategy.rounds, session.strategy.merge
         self._late = session.strategy.overlap.lands(0) > 0 or rounds.late
@@ -100,6 +103,7 @@ class ProgressDoor:
         if self._buffers is not None:
             self._buffers.forget()
         self._met_at: int | None = None
+        self._met_before = met
         self._same_at: int | None = None
         self.under_way: list[UnderWay] = list(under_way)
 
@@ -146,10 +150,15 @@ class ProgressDoor:
     def apart(self) -> int | None:
         """How many steps the replicas have taken since they were equal; None where they are."""
         session = self._session
-        met = self._met_at or 0
+        met = self.last_met
         if session.step == met or session.strategy.rounds.sleeps(session.step, session.memory):
             return None
         return session.step - met
+
+    @property
+    def last_met(self) -> int:
+        """After how many steps the replicas were last equal, as far as that is known."""
+        return self._met_before if self._met_at is None else self._met_at
 
     def sync(self) -> None:
         """A round of all parts, now: afterwards every replica stands at the common point.

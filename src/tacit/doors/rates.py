@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -65,15 +66,20 @@ def _elsewhere(lr: object) -> bool:
     return isinstance(lr, Tensor) and lr.device.type != "cpu"
 
 
+_ROUNDING = 1e-9
+"""What of a rate the mathematical libraries of two machines may make of the same schedule."""
+
+
 class _Rated(NamedTuple):
     """The rates of a step, and the sum of all rates up to it."""
 
     step: int
     now: list[float]
     sum: float
+    loads: int
 
     def noted(self) -> Noted:
-        return Noted(self.step, f"{', '.join(map(repr, self.now))}; {self.sum!r}")
+        return Noted(self.step, f"{', '.join(map(repr, self.now))}; {self.sum!r}", self.loads)
 
 
 class Notes:
@@ -90,6 +96,15 @@ class Notes:
 
     def __init__(self, rates: Rates) -> None:
         self._rates = rates
+        self._loads = 0
+        self._begin()
+
+    def loaded(self) -> None:
+        """A checkpoint was loaded, on every rank: what was noted before is of other steps."""
+        self._loads += 1
+        self._begin()
+
+    def _begin(self) -> None:
         self._sum = 0.0
         self._last: _Rated | None = None
         self._offered: _Rated | None = None
@@ -98,7 +113,7 @@ class Notes:
         """To be called after every step, with how many there have been."""
         now = self._rates.by_group()
         self._sum += sum(now)
-        self._last = _Rated(step, now, self._sum)
+        self._last = _Rated(step, now, self._sum, self._loads)
         offered = self._offered
         if offered is None or _power(step) >= _power(offered.step):
             self._offered = self._last
@@ -112,6 +127,15 @@ class Notes:
         """What to compare, of the steps since the last time; from another thread."""
         offered, self._offered = self._offered, None
         return None if offered is None else offered.noted()
+
+    def alike(self, ones: Noted, others: Noted) -> bool:
+        """Whether all rates, and their sums, are the same but for rounding."""
+        if ones.text == others.text:
+            return True
+        one, other = (_numbers(each.text) for each in (ones, others))
+        return len(one) == len(other) and all(
+            math.isclose(a, b, rel_tol=_ROUNDING) for a, b in zip(one, other, strict=True)
+        )
 
     def differ(self, one: int, ones: Noted, other: int, others: Noted) -> str:
         """What to say of two ranks whose notes differ."""
@@ -127,6 +151,10 @@ class Notes:
             f"{found}, so their replicas drift apart: have all ranks change it alike, by the same schedule, "
             "and where that goes by a loss (ReduceLROnPlateau), by the mean of the ranks' losses"
         )
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(each) for each in text.replace(";", ",").split(",") if each.strip()]
 
 
 def _power(step: int) -> int:

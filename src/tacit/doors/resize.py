@@ -55,7 +55,13 @@ class Shares:
                     "is not in it: load what all ranks saved as one, by "
                     "session.load_state_dict(tacit.join_states([...])), or after torch's dcp_to_torch_save"
                 )
+        if shared:
+            return found[owners[0]]
         return torch.stack([found[owner] for owner in owners]).mean(0)
+
+    def names(self, level: int, field: str) -> set[str]:
+        """Of which parameters there is such a field."""
+        return {name for of, name, each in self._owners if (of, each) == (level, field)}
 
     def of_topology(self, level: int) -> dict[tuple[str, str], Tensor]:
         """What the topology kept in all."""

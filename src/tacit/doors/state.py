@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from tacit.contracts import NET, WORLD
@@ -25,6 +26,7 @@ from tacit.strategy import AnyStrategy, Strategy
 VERSION = 3
 LATE = "late mean"
 DECAY = "velocity of the weight decay"
+MET = "last met"
 RATES = "learning rates"
 """In whose units stands what is owed; states of before have it not, and then go on from the present rates."""
 
@@ -77,6 +79,7 @@ def told(
         # As text: torch.distributed.checkpoint drops what is empty.
         "memory": json.dumps([dict(level.session.memory) for level in levels]),
         "under way": json.dumps([_under_way(level) for level in levels]),
+        MET: json.dumps({i: at.progress.last_met for i, at in enumerate(levels) if at.progress is not None}),
         "layouts": [level.gradient.layout if level.gradient is not None else None for level in levels],
         RATES: json.dumps([_rates(level) for level in levels]),
     }
@@ -124,6 +127,9 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWor
     peers, nodes = transport.place(WORLD).peers, [list(node) for node in transport.nodes]
     resized = state["ranks"] != peers or state["nodes"] != nodes
     shares = Shares(state)
+    for i, level in enumerate(levels):
+        if level.progress is None and level.taken is not None:
+            level.taken.decay.expect(shares.names(i, DECAY))
     found = [_found(i, level, state, shares, resized) for i, level in enumerate(levels)]
     taken_over: set[str] = set()
     for i, level in enumerate(levels):
@@ -170,7 +176,7 @@ def _resume(
         level.gradient.resume(state["layouts"][i])
     if level.progress is not None:
         ways = [UnderWay(tuple(lots), step, lands) for lots, step, lands in json.loads(state["under way"])[i]]
-        level.progress.follow_lots(ways)
+        level.progress.follow_lots(ways, json.loads(state.get(MET, "{}")).get(str(i), 0))
         if _losses(i, level) in state:
             level.progress.facts.losses.copy_(state[_losses(i, level)])
     taken_over = session.restore(found)
@@ -246,6 +252,9 @@ def _found(
     for (name, field), (shared, width) in expected.items():
         if is_topologys(field) and elsewhere and (name, field) not in found:
             continue  # nothing was owed there
+        if field == DECAY and name not in shares.names(i, DECAY):
+            found[name, field] = torch.zeros(width)  # nothing decayed when it was saved
+            continue
         if resized:
             by_node = session.by_node and field not in RANKS_OWN
             found[name, field] = shares.of(i, name, field, shared, by_node, width)
@@ -269,8 +278,8 @@ def _of_topology(i: int, session: Session, shares: Shares) -> dict[tuple[str, st
             residual = session.residuals(name)
             if not residual or expected[name, residual[0]][1] != owed.numel():
                 raise CheckpointError(
-                    f"the checkpoint holds what the means of {name} owed, and its compressor here owes "
-                    "nothing: put ErrorFeedback around it, or attach what the checkpoint was taken with"
+                    f"the checkpoint holds residuals of the means of {name}, and its compressor here has "
+                    "none: put ErrorFeedback around it, or attach what the checkpoint was taken with"
                 )
     return found
 

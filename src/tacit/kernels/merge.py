@@ -66,10 +66,12 @@ def common(one: Tensor, other: Tensor, at: Tensor, places: Tensor) -> tuple[Tens
 
 
 def divide(mine: Chosen, arrived: Tensor, room: Room, owed: Tensor | None = None) -> Chosen:
-    """Those of one's own entries whose positions have arrived; the others are written to `owed` (flat).
+    """Those of one's own entries whose positions have arrived; the others are added to `owed` (flat).
 
     Args:
         room: is overwritten by them; has a place for each entry.
+        owed: is 0 at these positions where it is of the values' type; of a wider type it has there what
+            rounding the values took away.
     """
     if arrived.is_meta:
         return mine
@@ -109,5 +111,5 @@ def divide_torch(mine: Chosen, arrived: Tensor, owed: Tensor | None) -> Chosen:
     """The reference: `divide`."""
     there = torch.isin(mine.at, arrived)
     if owed is not None:
-        owed[mine.at[~there].long()] = mine.values[~there]
+        owed.index_add_(0, mine.at[~there], mine.values[~there].to(owed.dtype))
     return Chosen(mine.at[there], mine.values[there])

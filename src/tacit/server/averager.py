@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.contracts import Message, Payload, Piece, Reduce, Reply, Sender, Service, State
+from tacit.contracts import Message, Payload, Piece, Reduce, Reply, Sender, Service, State, state_dtype
 from tacit.errors import PayloadError, PeerLost, TacitError
 from tacit.server.desks import Desk, Desks, Enter, Gone, Meet, Push, Saved, Work, changed, check, leaves
 
@@ -102,7 +102,9 @@ class Averager(Service[Round]):
         state = replace(state, pushed={}, number=state.number + 1)
         try:
             payloads, state = self._mean([push for _, _, push in to], state)
-        except TacitError as error:
+        except Exception as error:  # of a mean nobody knows whose part of it cannot be read
+            if not isinstance(error, TacitError):
+                error = PayloadError(f"the mean of {self.name}: {type(error).__name__}: {error}")
             return [Reply(sender, sequence, refused=error) for sender, sequence, _ in to], state
         replies = [Reply(sender, sequence, payloads) for sender, sequence, _ in to]
         return replies, state
@@ -123,10 +125,10 @@ class Averager(Service[Round]):
                 payload, memory[i] = told
                 payloads.append(payload)
             elif pull.owes:
-                before, after = owed.get(i) or (torch.zeros_like(mean), torch.empty_like(mean))
+                before, after = owed.get(i) or _nothing(mean)
                 if before.shape != mean.shape:
                     raise PayloadError(
-                        f"the lot of {self.name} has {len(mean)} entries, and the --checkpoint "
+                        f"the bucket of {self.name} has {len(mean)} entries, and the --checkpoint "
                         f"{len(before)}: give DDP the bucket_cap_mb that it had, or another --checkpoint"
                     )
                 payloads.append(Reduce(pull.codec, mean, ctx, before, after).encode())
@@ -161,7 +163,8 @@ class Averager(Service[Round]):
 
     def load(self, saved: Mapping[str, Any]) -> Round:
         """Go on behind the last whole round."""
-        owed = {i: (each, torch.empty_like(each)) for i, each in saved["owed"].items()}
+        wide = {i: each.to(state_dtype(each.dtype)) for i, each in saved["owed"].items()}
+        owed = {i: (each, torch.empty_like(each)) for i, each in wide.items()}
         desks = (Desk(clock=saved["number"]),) * self.workers
         return Round(desks, number=saved["number"], owed=owed, memory=saved.get("memory", {}))
 
@@ -177,6 +180,11 @@ def _mean_(mean: Tensor, piece: Piece, payloads: Sequence[Payload]) -> None:
     torch.div(payloads[0][0].view(-1), len(payloads), out=mean)  # before the sum, which might overflow
     for (each,) in payloads[1:]:
         mean.add_(each.view(-1), alpha=1 / len(payloads))
+
+
+def _nothing(mean: Tensor) -> tuple[Tensor, Tensor]:
+    kind = state_dtype(mean.dtype)
+    return torch.zeros_like(mean, dtype=kind), torch.empty_like(mean, dtype=kind)
 
 
 def _words(push: Push) -> str:

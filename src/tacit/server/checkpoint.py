@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tacit.errors import ConfigError, TacitError
-from tacit.files import output, put
+from tacit.files import output, put, sweep
 from tacit.server.words import KNOWN
 from tacit.transports import told
 from tacit.transports.messages import About
@@ -60,6 +60,8 @@ class Kept:
                 "give another file"
             )
         self._path = path and output(path, "--checkpoint")
+        if self._path is not None:
+            sweep(self._path)
         self._every, self._workers = every, workers
         self._last = time.monotonic()
         self._told = False
@@ -78,6 +80,8 @@ class Kept:
             if saved["version"] != VERSION:
                 raise ValueError(f"it is of version {saved['version']}, and this tacit reads {VERSION}")
             workers, found = saved["workers"], Saved(told.read(saved["about"], About, KNOWN), saved["shards"])
+            for key, shard in found.shards.items():
+                _check(key, shard, workers)
         except _UNREADABLE as error:
             raise ConfigError(
                 f"{self._path} is no checkpoint of a server that can be resumed ({error}): give another "
@@ -133,3 +137,28 @@ class Kept:
                     *(path, getattr(error.__cause__, "strerror", None) or error),
                 )
             self._told = True
+
+
+def _check(key: object, shard: object, workers: int) -> None:
+    """Refuse what no service has saved, before a worker comes.
+
+    Raises:
+        ValueError: says of which lot.
+    """
+    kinds: Mapping[str, type] = {}
+    if isinstance(shard, Mapping):
+        kinds = _AVERAGES if "number" in shard else _KEEPS
+    fits = isinstance(shard, Mapping) and all(isinstance(shard.get(name), kinds[name]) for name in kinds)
+    if not (isinstance(key, str) and fits):
+        raise ValueError(f"what it has of {key!r} is no state of a server")
+    assert isinstance(shard, Mapping)
+    clocks = shard.get("clocks", [0] * workers)
+    if len(clocks) != workers or not all(isinstance(each, int) for each in clocks):
+        raise ValueError(f"what it has of {key!r} is not of {workers} workers")
+    if not isinstance(shard.get("x", torch.empty(0)), torch.Tensor):
+        raise ValueError(f"the parameters of {key!r} are no tensor")
+
+
+_AVERAGES = {"number": int, "owed": dict}
+_KEEPS = {"version": int, "clocks": list, "rule": dict, "stale": dict, "late": int}
+"""What a service saves, whether it averages or keeps the parameters."""

@@ -158,7 +158,7 @@ def check_places(push: Push, numel: int) -> None:
     for piece in push.pieces:
         fits = piece.numel == numel if piece.spans is None else all(b <= numel for _, b in piece.spans)
         if not fits:
-            raise PayloadError(f"a push is about {piece.numel} entries, and the lot has {numel}")
+            raise PayloadError(f"a push is about {piece.numel} entries, and the bucket has {numel}")
 
 
 def add_(push: Push, out: Tensor, weight: float) -> None:

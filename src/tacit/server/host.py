@@ -117,9 +117,9 @@ class Host:
             while not self._over():
                 try:
                     self._turn()
+                    self._kept.save(self._state)
                 except Exception as error:  # a fault of ours, and no reason to leave the workers alone
                     self._complaints.of("this server:0", f"{type(error).__name__}: {error}")
-                self._kept.save(self._state)
             self._kept.save(self._state, last=True)
         finally:
             self._closing.set()
@@ -272,8 +272,8 @@ class Host:
         ours = self._entries(spec.key)
         if spec.back is not None and ours not in (None, spec.back.numel):
             seat.refused[number] = AttachError(
-                f"{seat.name} has {spec.back.numel} entries in the lot of {spec.key}, and the server {ours}: "
-                "give all workers the same bucket_cap_mb, also where the server has a --checkpoint"
+                f"{seat.name} has {spec.back.numel} entries in the bucket of {spec.key}, and the server "
+                f"{ours}: give all workers the same bucket_cap_mb, also where the server has a --checkpoint"
             )
             return
         if spec.key in self._shards or not (star.averages or spec.back):
@@ -368,7 +368,7 @@ class Host:
         now = time.monotonic()
         for seat in [each for each in tuple(self._connected) if each.sender == NOBODY]:
             doubted = any(doubt.seat is seat for doubt in self._doubts)
-            if not doubted and now - seat.since > _HELLO_SECONDS:
+            if not (doubted or seat.introduced) and now - seat.since > _HELLO_SECONDS:
                 self._complaints.of(seat.address, f"it said no HELLO within {_HELLO_SECONDS:g} s")
                 seat.pair.drop()
         for shard in self._shards.values():

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Message, Payload, Piece, Reply, Sender, Service, State
+from tacit.contracts import Message, Payload, Piece, Reply, Sender, Service, State, state_dtype
 from tacit.errors import PayloadError, PeerLost, TacitError
 from tacit.server.desks import (
     Desk,
@@ -40,8 +40,9 @@ class Books:
 
     Attributes:
         desks: the workers.
-        x: the parameters; None before the first worker has brought them.
-        taken: what each worker has of them, where that is remembered, and is on its way to it.
+        x: the parameters, in fp32 at least; None before the first worker has brought them.
+        taken: what each worker has of them, in its own type, where that is remembered, and is on its way to
+            it.
         version: how many updates there were.
         rule: the state of the server's optimizer.
         pushed: with rounds, what has been pushed in this one.
@@ -72,7 +73,9 @@ class Keeper(Service[Books]):
 
     A push counts 1/P with P workers; in a round, 1 / (how many are counted). It is stale by the updates that
     were applied since its worker pulled. With rounds, a push that was worked out on an older version than the
-    present one is dropped, and answered at once.
+    present one is dropped, and answered at once. One that is on the present version counts, and is answered
+    at once too where its worker has taken fewer steps than there were rounds: whoever is behind waits for
+    nobody, as the others may wait for it, in a collective of the user's.
 
     Attributes:
         workers: how many there are.
@@ -127,7 +130,7 @@ class Keeper(Service[Books]):
                     f"{self.back.numel} of {self.back.dtype} were expected"
                 )
             if state.x is None:
-                x = offer.clone()
+                x = offer.to(state_dtype(offer.dtype), copy=True)
                 state = replace(state, x=x, rule={} if self.rule is None else self.rule.init(x))
             bringing = None if state.bringing == worker else state.bringing
             state = replace(state, bringing=bringing)
@@ -139,6 +142,8 @@ class Keeper(Service[Books]):
             desk = replace(
                 desk, clock=max(desk.clock, min(others))
             )  # nobody has to wait until it has caught up
+        if isinstance(self.star.consistency, Synchronous):
+            desk = replace(desk, clock=max(desk.clock, state.version))
         return self._forget(
             worker,
             replace(
@@ -186,9 +191,7 @@ class Keeper(Service[Books]):
         if isinstance(self.star.consistency, Synchronous):
             if stale:
                 return replace(state, desks=desks, waiting=asked, late=state.late + 1)
-            add_(
-                push, self._scratch(state.x), 1.0
-            )  # what cannot be read is refused now, and not with the round
+            self._add_(push, self._scratch(state.x), 1.0)  # what cannot be read is refused now
             return replace(state, desks=desks, waiting=asked, pushed={**state.pushed, sender: push})
         weight = 1 / self.workers / (max(1, stale) if self.star.by_staleness else 1)
         rule = self._apply(state, [push], weight, worker)
@@ -200,22 +203,31 @@ class Keeper(Service[Books]):
         assert state.x is not None
         if self.rule is None:
             for push in pushes:
-                add_(push, state.x, weight)
+                self._add_(push, state.x, weight)
             return state.rule
         g = self._scratch(state.x)
         if self.star.compensation:
-            add_(pushes[0], g, 1.0)
+            self._add_(pushes[0], g, 1.0)
             apart = self.work[-1].scratch("apart", g, g.shape, g.dtype)
             torch.sub(state.x, state.taken[worker], out=apart)
             g.add_(apart.mul_(g).mul_(g), alpha=self.star.compensation).mul_(weight)
         else:
             for push in pushes:
-                add_(push, g, weight)
+                self._add_(push, g, weight)
         self.rule.apply_(state.x, g, state.rule, pushes[-1].lr)
         return state.rule
 
     def _scratch(self, x: Tensor) -> Tensor:
         return self.work[-1].scratch("gradient", x, x.shape, x.dtype).zero_()
+
+    def _add_(self, push: Push, out: Tensor, weight: float) -> None:
+        """Add `weight` times a push to `out`, which may be of a wider type than what is pushed."""
+        if out.dtype == self.back.dtype:
+            add_(push, out, weight)
+            return
+        said = self.work[-1].scratch("said", out, out.shape, self.back.dtype).zero_()
+        add_(push, said, 1.0)
+        out.add_(said, alpha=weight)
 
     # ---- answers --------------------------------------------------------------------------------------
 
@@ -272,7 +284,7 @@ class Keeper(Service[Books]):
 
     def _may_go_on(self, worker: int, state: Books) -> bool:
         if isinstance(self.star.consistency, Synchronous):
-            return state.waiting[worker][0] not in state.pushed
+            return state.waiting[worker][0] not in state.pushed or state.desks[worker].clock <= state.version
         if isinstance(self.star.consistency, StaleSynchronous):
             return state.desks[worker].clock - _slowest(state) <= self.star.consistency.bound
         return True
@@ -281,7 +293,7 @@ class Keeper(Service[Books]):
         """The parameters as they are; the worker has them from now on."""
         assert state.x is not None
         taken = state.taken.get(worker)
-        taken = state.x.clone() if taken is None else taken.copy_(state.x)
+        taken = state.x.to(self.back.dtype, copy=True) if taken is None else taken.copy_(state.x)
         return self._has(worker, taken, state), (taken,)
 
     def _pulled(self, worker: int, state: Books) -> tuple[Books, tuple[Payload, ...]]:
@@ -292,7 +304,7 @@ class Keeper(Service[Books]):
         assert state.x is not None
         taken, work = state.taken[worker], self.work[worker]
         apart = work.scratch("apart", taken, taken.shape, taken.dtype)
-        torch.sub(state.x, taken, out=apart)
+        apart.copy_(torch.sub(state.x, taken, out=work.scratch("wide", taken, taken.shape, state.x.dtype)))
         ctx = work.context(apart, f"{self.name}/{worker}", state.version)
         payload = self.back.codec.encode(apart, ctx)
         self.back.codec.decode_add_(payload, taken, 1.0)
@@ -316,7 +328,7 @@ class Keeper(Service[Books]):
         if state.waiting and isinstance(self.star.consistency, StaleSynchronous):
             slowest = _slowest(state)
             found |= {worker for worker in present if state.desks[worker].clock == slowest}
-        if state.pushed:
+        if state.pushed and state.waiting:
             found |= present - {sender.worker for sender in state.pushed}
         return found - state.waiting.keys() - state.meeting.keys()
 
@@ -334,11 +346,12 @@ class Keeper(Service[Books]):
 
     def load(self, saved: Mapping[str, Any]) -> Books:
         """Go on from there; workers have to enter anew, and pushes of an unfinished round are gone."""
+        x = saved.get("x")
         return Books(
             tuple(Desk(clock=clock) for clock in saved["clocks"]),
-            x=saved.get("x"),
+            x=None if x is None else x.to(state_dtype(x.dtype)),
             version=saved["version"],
-            rule=saved["rule"],
+            rule={name: each.to(state_dtype(each.dtype)) for name, each in saved["rule"].items()},
             stale=saved["stale"],
             late=saved["late"],
         )

@@ -67,7 +67,7 @@ class Limits:
         """
         lot = lot_of(told.key, self.names)
         if lot is None:
-            raise PayloadError(f"a message about {told.key!r:.60}, which is no lot of the worker's model")
+            raise PayloadError(f"a message about {told.key!r:.60}, which is no bucket of the worker's model")
         pieces = (*told.pieces, *told.pulls, *([] if told.back is None else [told.back]))
         if len(pieces) > self._most_kinds:
             raise PayloadError(

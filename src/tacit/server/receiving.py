@@ -69,6 +69,7 @@ def _frame(seat: Seat) -> Arrived | None:
         seat.pair.body(seat.specs[header.spec].arriving.buffer)
     elif kind == Kind.HELLO:
         body = told.read(seat.pair.text(header, told.MOST_BYTES), Hello, KNOWN)
+        seat.introduced = True
     elif header.spec in seat.refused:
         seat.pair.skip(header.nbytes)
     elif header.nbytes:

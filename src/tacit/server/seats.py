@@ -41,7 +41,7 @@ class Seat:
         limits: what it may declare; None before it is welcome.
         refused: of declared messages, why they cannot be read.
         open: the numbers of the declared messages that have come and were not answered.
-        since: when it came.
+        since: when it came; `introduced`: whether its HELLO is here, and perhaps waits for its turn.
         asked: when it was asked whether it is still there; `still_here`: when it last said so.
         left: whether it has said goodbye.
         why: why others were told that it is gone; empty while they were not.
@@ -58,6 +58,7 @@ class Seat:
     refused: dict[int, Exception] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
     since: float = field(default_factory=time.monotonic)
+    introduced: bool = False
     asked: float = 0.0
     still_here: float = 0.0
     left: bool = False

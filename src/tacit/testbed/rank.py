@@ -268,11 +268,14 @@ def _pump_until_exit(pid: int, streams: Sequence[Stream]) -> float:
         selector.register(handle, selectors.EVENT_READ)
         for stream in streams:
             selector.register(stream.source, selectors.EVENT_READ, stream)
+        look = time.monotonic() + _NOW_AND_THEN
         while True:
-            ready = selector.select(_NOW_AND_THEN)
-            if not ready and bool(_stopped(pid)) != stopped:
-                stopped = not stopped
-                _say({"stopped": stopped})
+            ready = selector.select(max(0.0, look - time.monotonic()))
+            if time.monotonic() >= look:
+                look = time.monotonic() + _NOW_AND_THEN
+                if bool(_stopped(pid)) != stopped:
+                    stopped = not stopped
+                    _say({"stopped": stopped})
             for key, _ in ready:
                 if key.fd == handle:
                     os.close(handle)

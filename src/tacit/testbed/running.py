@@ -27,6 +27,9 @@ RETURN = 2.0
 DISMISSAL = 5.0
 """Seconds that parameter servers have to end once all ranks have."""
 
+SAVING = 120.0
+"""Seconds that they have where they keep a checkpoint: the last one is written when all workers have left."""
+
 HALT = 3.0
 """Seconds that a rank may stay stopped (by SIGSTOP) once all others have ended well."""
 
@@ -50,6 +53,7 @@ class Run:
         alone: bool = False,
         holding: bool = False,
         ranks_per_node: int = 1,
+        saving: bool = False,
     ) -> None:
         """Begin to follow.
 
@@ -62,12 +66,13 @@ class Run:
             alone: Whether a node goes on when another has failed, as long as the servers do.
             holding: Whether tracebacks that end ranks are in the result alone, and not printed.
             ranks_per_node: How many ranks each has, in order.
+            saving: Whether the servers keep a checkpoint.
         """
         self._control = control
         self._nodes = [Node(number) for number in range(count)]
         self._nodes += [Node(count + number, number) for number in range(servers)]
         self._on_line = on_line
-        self._alone = alone
+        self._alone, self._saving = alone, saving
         self._holding, self._ranks_per_node = holding, ranks_per_node
         self._outputs: list[Output] = []
         self._start = time.monotonic()
@@ -148,7 +153,7 @@ class Run:
             marks.append(self._terminated + TERMINATION)
             return max(0.0, min(marks) - time.monotonic())
         if self._dismissed is not None:
-            marks.append(self._dismissed + DISMISSAL)
+            marks.append(self._dismissed + self._dismissal)
         if self._first_failure is not None:
             marks.append(self._first_failure + self._grace())
         if (since := self._waiting_since()) is not None:
@@ -171,8 +176,10 @@ class Run:
             self._sweep()
         elif self._terminated is not None:
             self._terminate(running)
-        elif self._dismissed is not None and now >= self._dismissed + DISMISSAL:
-            self._escalate(running)
+        elif self._dismissed is not None and now >= self._dismissed + self._dismissal:
+            if not self._saving:  # else it is a failure: the checkpoint is not that of the end
+                self._stop(running)
+            self._terminate(running)
         elif self._limit is not None and now >= self._limit:
             self._timed_out = True
             self._stop(running)
@@ -198,6 +205,10 @@ class Run:
         if not halted or not well or len(halted) + len(well) < self._ranks:
             return None
         return max(*halted, *well)
+
+    @property
+    def _dismissal(self) -> float:
+        return SAVING if self._saving else DISMISSAL
 
     def _grace(self) -> float:
         """Less of it where all ranks have ended but stopped ones: none has an error to print any more."""

@@ -142,6 +142,7 @@ class Testbed:
             alone=restarts is not None,
             holding=hold_errors,
             ranks_per_node=self.cluster.ranks_per_node,
+            saving=servers is not None and servers.checkpoint is not None,
         )
         try:
             if servers is not None:

@@ -147,6 +147,11 @@ class Star(Topology):
         return not self.averages
 
     @property
+    def owes(self) -> bool:
+        """Whether an answer also says what the ones before it did not."""
+        return self.averages and self.pull is not None and _spoken(self.pull).owes
+
+    @property
     def keeps_lots(self) -> bool:
         """The server keeps state lot by lot."""
         return True

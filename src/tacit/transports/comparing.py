@@ -11,15 +11,17 @@ DIFFERENT = "different: "
 
 
 class Noted(NamedTuple):
-    """What a rank noted, which must be the same text on every rank.
+    """What a rank noted, which must say the same on every rank.
 
     Attributes:
         step: after how many steps.
         text: what it was.
+        loads: how many checkpoints had been loaded before: after each, steps are counted from its own.
     """
 
     step: int
     text: str
+    loads: int = 0
 
 
 class Notes(Protocol):
@@ -31,6 +33,9 @@ class Notes(Protocol):
 
     def take(self) -> Noted | None:
         """What to compare now, of what was noted since the last time; called in another thread."""
+
+    def alike(self, ones: Noted, others: Noted) -> bool:
+        """Whether two notes of the same step say the same."""
 
     def differ(self, one: int, ones: Noted, other: int, others: Noted) -> str:
         """What to say of two ranks whose notes differ."""
@@ -61,9 +66,10 @@ class Comparing:
         return None if mine is None else self._with_the_first(mine)
 
     def _with_the_first(self, mine: Noted) -> str | None:
-        said = self._store.compare_set(f"noted/{mine.step}", "", f"{self._rank} {mine.text}").decode()
+        key = f"noted/{mine.loads}/{mine.step}"
+        said = self._store.compare_set(key, "", f"{self._rank} {mine.text}").decode()
         rank, _, text = said.partition(" ")
-        if text == mine.text:
+        first = mine._replace(text=text)
+        if self._notes.alike(first, mine):
             return None
-        first = Noted(mine.step, text)
         return DIFFERENT + self._notes.differ(int(rank), first, self._rank, mine)

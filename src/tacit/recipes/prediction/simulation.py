@@ -89,6 +89,7 @@ class Simulation:
             cut(named, named, CAP),
             policy=exempting(level.compressor),
             lr=lambda: self.lr,
+            seed=self._seed,
         )
         door = ProgressDoor(session, named, rates=lambda: dict.fromkeys(named, self.lr))
         before = {name: p.clone() for name, p in named.items()}
