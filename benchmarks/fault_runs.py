@@ -152,14 +152,18 @@ def _from_outside(trial: Trial, command: subprocess.Popen[bytes], out: Path, mar
     elif trial.kind == "folder gone":
         shutil.rmtree(out)
     elif trial.kind in _VICTIMS:
-        victims = [pid for pid, words in processes(mark).items() if _VICTIMS[trial.kind] in words]
+        victims = [
+            pid
+            for pid, words in processes(mark).items()
+            if any(word in words for word in _VICTIMS[trial.kind])
+        ]
         os.kill(min(victims), signal.SIGKILL)
 
 
 _VICTIMS = {
-    "kill launcher": "torch.distributed.run",
-    "kill server": "tacit.server",
-    "kill supervisor": "tacit.testbed.init",
+    "kill launcher": ("(torchrun)", "torch.distributed.run"),
+    "kill server": ("tacit.server",),
+    "kill supervisor": ("tacit.testbed.init",),
 }
 
 
@@ -167,14 +171,15 @@ _VICTIMS = {
 
 
 def processes(mark: str) -> dict[int, str]:
-    """The processes of a trial, wherever they have gone, with their command lines."""
+    """The processes of a trial, wherever they have gone, with their names and command lines."""
     found = {}
     needle = f"{MARK}={mark}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if needle in (entry / "environ").read_bytes().split(b"\0"):
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[int(entry.name)] = f"({(entry / 'comm').read_text().strip()}) {words}"
     return found
 
 

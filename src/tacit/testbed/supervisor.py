@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import os
 import selectors
 import signal
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tacit.testbed import wire
-from tacit.testbed.linux import Clone, die_with_parent, join, unshare
+from tacit.testbed.linux import Clone, call_it, die_with_parent, join, unshare
+
+_LAUNCHER = "torch.distributed.run"
 
 
 class Supervisor:
@@ -28,6 +33,7 @@ class Supervisor:
         self._control = control
         self._networks = networks
         self._launchers: dict[int, int] = {}  # node by process
+        self._launched = False
         self._wakeup, wake = os.pipe()
         for end in (self._wakeup, wake):
             os.set_blocking(end, False)
@@ -94,6 +100,9 @@ class Supervisor:
                 os.kill(process, number)
 
     def _start(self, message: Mapping[str, Any], files: Sequence[int]) -> None:
+        if _launches(message["argv"]) and (len(self._networks) > 1 or self._launched):
+            _import_launcher(message["env"])
+        self._launched = True
         process = os.fork()
         if process == 0:
             self._become(message, files)
@@ -112,11 +121,51 @@ class Supervisor:
             for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), *files)):
                 os.dup2(source, target)
             os.chdir(message["cwd"])
+            if _LAUNCHER in sys.modules and _launches(message["argv"]):
+                os._exit(_launch(message["argv"], message["env"]))
             os.execve(message["argv"][0], message["argv"], message["env"])
         except BaseException as error:
             os.write(files[1], f"cannot start {message['argv'][0]}: {error}\n".encode())
         finally:
             os._exit(127)
+
+
+def _launches(argv: Sequence[str]) -> bool:
+    return [*argv[:3]] == [sys.executable, "-m", _LAUNCHER]
+
+
+def _import_launcher(env: Mapping[str, str]) -> None:
+    """Once for all nodes: to import torch is most of what a launcher costs, in time and in memory."""
+    if _LAUNCHER in sys.modules:
+        return
+    before = dict(os.environ)
+    os.environ.update(env)  # how much torch says is read while it is imported
+    with contextlib.suppress(Exception):  # a launcher of its own then says what is wrong
+        importlib.import_module(_LAUNCHER)
+    os.environ.clear()
+    os.environ.update(before)
+    gc.collect()
+    gc.freeze()  # else the first collection in each launcher would copy what they share
+
+
+def _launch(argv: Sequence[str], env: Mapping[str, str]) -> int:
+    """Do in this process what the command line says; its exit code."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = [*argv[2:]]
+    try:
+        call_it("torchrun")
+        sys.modules[_LAUNCHER].main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return code
 
 
 def _enter(network: int, host: str) -> None:
