@@ -161,7 +161,7 @@ def _from_outside(trial: Trial, command: subprocess.Popen[bytes], out: Path, mar
 
 
 _VICTIMS = {
-    "kill launcher": ("(torchrun)", "torch.distributed.run"),
+    "kill launcher": ("(pt_elastic)", "torch.distributed.run"),
     "kill server": ("tacit.server",),
     "kill supervisor": ("tacit.testbed.init",),
 }

@@ -9,7 +9,6 @@ from enum import IntFlag
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -76,11 +75,6 @@ def die_with_parent(signal: int) -> None:
     A parent that has ended before this call goes unnoticed: the caller must check for that afterwards.
     """
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0), "prctl PR_SET_PDEATHSIG")
-
-
-def call_it(name: str) -> None:
-    """Give this process another name, as `ps` and /proc/PID/comm show it; 15 bytes at most."""
-    _check(_libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0), "prctl PR_SET_NAME")
 
 
 def adopt_orphans() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tacit.testbed import wire
-from tacit.testbed.linux import Clone, call_it, die_with_parent, join, unshare
+from tacit.testbed.linux import Clone, die_with_parent, join, unshare
 
 _LAUNCHER = "torch.distributed.run"
 
@@ -155,7 +155,6 @@ def _launch(argv: Sequence[str], env: Mapping[str, str]) -> int:
     os.environ.update(env)
     sys.argv = [*argv[2:]]
     try:
-        call_it("torchrun")
         sys.modules[_LAUNCHER].main()
         code = 0
     except SystemExit as end:
