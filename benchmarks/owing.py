@@ -1,6 +1,7 @@
 """What it is worth that residuals follow the learning rate, and two topologies at equal bytes.
 
-python benchmarks/owing.py --data PATH [--seeds 3] [--epochs 15] [--only rescale|bytes] [--arms TEXT] [--save]
+python benchmarks/owing.py --data PATH [--seeds 3] [--epochs 15] [--only rescale|bytes] [--arms TEXT]
+                           [--rate 1] [--save]
 
 Trains a narrow VGG-11 on 10,000 images of CIFAR-10 (the recipe's schedule: up, then down to 0) on four ranks
 of this machine, with and without `rescale`, and top-k by an all-gather and by two phases; each pair from
@@ -14,9 +15,12 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer
 
 from launched import in_testbed, tell
 from paired import hardware, named, save
@@ -61,10 +65,21 @@ def rank_main(about: Mapping[str, Any]) -> None:
     from tacit.records import EpochRecord
 
     owing_arms()
+
+    def at_rate(make: Callable[[nn.Module], Optimizer]) -> Callable[[nn.Module], Optimizer]:
+        def made(model: nn.Module) -> Optimizer:
+            optimizer = make(model)
+            for group in optimizer.param_groups:
+                group["lr"] *= about["rate"]
+            return optimizer
+
+        return made
+
     given = Choices(
         data=Path(about["data"]), model=about["model"], limit=about["limit"], precision=about["precision"]
     )
-    recipe = recipes.get("cifar10", given)
+    recipe: Any = recipes.get("cifar10", given)
+    recipe.optimizer = at_rate(recipe.optimizer)
     with ranks(300) as rank:
         found = {}
         for arm in about["arms"]:
@@ -97,6 +112,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
             "model": options.model,
             "limit": 2000 if options.quick else options.limit,
             "precision": options.precision,
+            "rate": options.rate,
             "epochs": options.epochs,
             "arms": arms,
             "seed": seed,
@@ -107,14 +123,20 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
                 rows[arm][key].append(value)
             print(f"{seed}  {arm:45} accuracy {each['accuracy']:.4f}  loss {each['loss']:.4f}", flush=True)
     return {
-        "experiment": named("owing", options),
+        "experiment": _experiment(options),
         "hardware": hardware(),
         "setting": {
-            key: getattr(options, key) for key in ("model", "limit", "precision", "epochs", "seeds", "quick")
+            key: getattr(options, key)
+            for key in ("model", "limit", "precision", "epochs", "seeds", "rate", "quick")
         },
         "arms": rows,
         "pairs": pairs,
     }
+
+
+def _experiment(options: argparse.Namespace) -> str:
+    which = "" if not options.arms else f"-{options.arms.replace(':', '-').replace('=', '')}"
+    return f"{named('owing', options)}{which}{'' if options.rate == 1 else f'-rate{options.rate:g}'}"
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -143,6 +165,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=10_000)
     parser.add_argument("--model", default="vgg11-narrow")
     parser.add_argument("--precision", help="bf16 is twice as fast where the processor knows it")
+    parser.add_argument("--rate", type=float, default=1.0, help="times the recipe's learning rate")
     parser.add_argument("--only", choices=tuple(PAIRS))
     parser.add_argument("--arms", default="", help="only pairs that begin so, such as topk:ratio=0.01")
     parser.add_argument("--quick", action="store_true", help="one pair, 2,000 images")

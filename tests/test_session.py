@@ -22,9 +22,11 @@ LOTS = [["d", "c"], ["b", "a"]]
 class Group:
     """Sessions of P ranks on one loopback."""
 
-    def __init__(self, algorithm: str, peers: int = 3) -> None:
+    def __init__(self, algorithm: str, peers: int = 3, seed: int = 0) -> None:
         self.net = Loopback(peers)
-        self.sessions = [Session(parse(algorithm), NAMED, Seat(self.net, r), LOTS) for r in range(peers)]
+        self.sessions = [
+            Session(parse(algorithm), NAMED, Seat(self.net, r), LOTS, seed=seed) for r in range(peers)
+        ]
 
     def exchange(self, lot: int, xs: list[Tensor]) -> None:
         outcomes = self.net.run([s.open(lot, x) for s, x in zip(self.sessions, xs, strict=True)])
@@ -107,6 +109,24 @@ def test_what_is_not_finite_is_an_error_on_every_rank(algorithm: str, value: flo
     # A mean tells which parameters are broken, and a word whose they are, but not which is whose.
     says = "b on rank 1, a on rank 2" if algorithm.startswith("topk") else "b, a on rank 1, 2"
     assert all(says in text for text in failures), failures
+
+
+@pytest.mark.parametrize("algorithm", ["randomk:ratio=0.1", "qsgd:bits=2", "natural", "terngrad"])
+def test_draws_are_those_of_the_seed(algorithm: str) -> None:
+    def said(seed: int) -> list[Tensor]:
+        group, means = Group(algorithm, seed=seed), []
+        for _ in range(2):
+            for lot in (0, 1):
+                xs = group.gradients(lot, 7)
+                group.exchange(lot, xs)
+                means.append(xs[0])
+        return means
+
+    ones, same, others = said(1), said(1), said(2)
+    assert all(torch.equal(one, again) for one, again in zip(ones, same, strict=True))
+    assert not any(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
+    if algorithm.startswith("randomk"):  # which entries travel
+        assert not torch.equal(ones[0] != 0, others[0] != 0)
 
 
 def test_lots_can_change_and_state_follows_its_parameters() -> None:

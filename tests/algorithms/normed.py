@@ -83,6 +83,7 @@ class Member:
     progress: ProgressDoor
     strategy: Strategy
     gradient: None = None
+    taken: None = None
 
     def save(self) -> dict[str, object]:
         self.session.flush()
@@ -105,17 +106,17 @@ class Normed:
         rates: Mapping[str, float] | None = None,
         share: Callable[[int], float] = lambda rank: 1.0,
     ) -> None:
-        net, keepers = Loopback(peers), dict[str, Kept]()
+        self.net, keepers = Loopback(peers), dict[str, Kept]()
         self._peers, self._strategy = peers, strategy
         self._make, self._memory, self._rates, self._share = make, memory, rates, share
-        self.members = [self._member(net, rank, keepers) for rank in range(peers)]
+        self.members = [self._member(rank, keepers) for rank in range(peers)]
         apart = strategy.topology.apart
         for lot in self.members[0].session.lots if apart else ():
             named = Present(self.members[0].module, [slot.name for slot in lot.slots])
             x = torch.cat([each.detach().reshape(-1) for each in named.values()])
             keepers[lot.name] = Kept(strategy, x, peers)
 
-    def _member(self, net: Loopback, rank: int, keepers: dict[str, Kept]) -> Member:
+    def _member(self, rank: int, keepers: dict[str, Kept]) -> Member:
         strategy, module = self._strategy, self._make()
         named = dict(module.named_parameters())
         apart = strategy.topology.apart
@@ -131,7 +132,7 @@ class Normed:
         session = Session(
             strategy,
             tensors,
-            Desk(net, rank, keepers),
+            Desk(self.net, rank, keepers),
             lots,
             policy=lambda name, _: strategy.compressor if name in named else None,
             lr=lambda: max(rates.values()),

@@ -257,6 +257,31 @@ def test_a_mean_that_comes_late_is_met_halfway() -> None:
     crew.close()
 
 
+@pytest.mark.parametrize("way", ["average", "average, late", "outer step, in fragments", "elastic"])
+def test_bytes_are_counted_once_in_training_and_in_closing(way: str) -> None:
+    crew = Normed(WAYS[way])
+
+    def told(key: str) -> list[float]:
+        return [member.session.metrics()[key] for member in crew.members]
+
+    crew.train(9)
+    crew.sync()
+    crew.train(9)
+    for member in crew.members:
+        member.session.flush()
+    trained = [*crew.net.sent]
+    assert told("bytes_out") == trained
+    assert told("closing_bytes_out") == [0] * 3
+    for member in crew.members:
+        member.session.tally.closing = True
+    crew.sync()
+    assert told("bytes_out") == trained
+    closing = [all_ - before for all_, before in zip(crew.net.sent, trained, strict=True)]
+    assert told("closing_bytes_out") == closing
+    assert min(closing) > 0
+    crew.close()
+
+
 # ---- what is not finite -------------------------------------------------------------------------------
 
 

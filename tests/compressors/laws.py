@@ -23,11 +23,19 @@ class Bench:
 class Peers:
     """P ranks that exchange tensors by one compressor, round after round."""
 
-    def __init__(self, compressor: Compressor, peers: int, numel: int, topology: Topology = FLAT) -> None:
+    def __init__(
+        self,
+        compressor: Compressor,
+        peers: int,
+        numel: int,
+        topology: Topology = FLAT,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.compressor = compressor
         self.topology = topology
         self.net = Loopback(peers)
-        self.states: list[State] = [compressor.init(torch.empty(numel)) for _ in range(peers)]
+        like = torch.empty(numel, dtype=dtype)
+        self.states: list[State] = [compressor.init(like) for _ in range(peers)]
         self.round = 0
 
     def exchange(self, xs: list[Tensor], in_place: bool = False) -> list[Outcome]:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from laws import Bench
+from laws import FLAT, Bench
 from torch import Tensor
 
 import tacit
@@ -24,9 +26,10 @@ from tacit.compressors import (
 )
 from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Context, Matrix, Outcome, State, Topology
+from tacit.doors.state import load, told
 from tacit.session import Session
 from tacit.strategy import Strategy
-from tacit.topologies import Flat, Hierarchical, TwoPhase
+from tacit.topologies import Flat, GlobalTopK, Hierarchical, TwoPhase
 from tacit.topologies.two_phase import SECOND
 from tacit.transports.loopback import Loopback, Seat
 
@@ -42,11 +45,18 @@ OWING = {
     "int8": ErrorFeedback(Int8()),
     "powersgd": ErrorFeedback(PowerSGD(rank=1, matrices=(MATRIX,))),
     "select": Select(ErrorFeedback(TopK(ratio=0.01)), (Part(Dense(), ((100, 200),)),)),
+    "gtopk": ErrorFeedback(TopK(ratio=0.01)),
 }
+MERGED: dict[str, Topology] = {"gtopk": GlobalTopK()}
+"""What does not go by `Flat`."""
 
 
 def rounds(
-    compressor: Compressor, given: Callable[[int, int], Tensor], count: int, peers: int = 2
+    compressor: Compressor,
+    given: Callable[[int, int], Tensor],
+    count: int,
+    peers: int = 2,
+    topology: Topology = FLAT,
 ) -> tuple[list[Tensor], list[State]]:
     """The means of so many rounds on a loopback, and what the ranks keep."""
     net = Loopback(peers)
@@ -65,7 +75,7 @@ def rounds(
                 step=round_,
                 name="x",
             )
-            talks.append(Flat().conduct(x, compressor, state, ctx))
+            talks.append(topology.conduct(x, compressor, state, ctx))
         done: list[Outcome] = net.run(talks)
         states = [outcome.state for outcome in done]
         means.append(done[0].mean.clone())
@@ -77,15 +87,27 @@ def rounds(
 def test_in_two_bytes_nothing_small_is_lost_round_after_round(name: str, dtype: torch.dtype) -> None:
     # A gradient that stays the same: what is owed of an entry grows to hundreds of times what is added.
     generator = torch.Generator().manual_seed(0)
-    g = (torch.rand(N, generator=generator) * 0.5 + 0.75).to(dtype) * 0.01
-    count = 600
-    means, states = rounds(OWING[name], lambda round_, rank: g.clone(), count)
+    gs = [(torch.rand(N, generator=generator) * 0.5 + 0.75).to(dtype) * 0.01 for _ in range(2)]
+    count, topology = 600, MERGED.get(name, FLAT)
+    means, states = rounds(OWING[name], lambda round_, rank: gs[rank].clone(), count, topology=topology)
     arrived = torch.stack(means).double().sum(0)
     owed = torch.stack([_residual(state) for state in states]).double().mean(0)
-    true = g.double() * count
+    true = torch.stack(gs).double().mean(0) * count
     lost = float((arrived + owed - true).norm() / true.norm())
     # What a payload says is rounded to the type, and what is left is owed in fp32: no more than a rounding.
     assert lost < (2e-2 if name == "powersgd" else 4e-3), lost
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_of_what_a_merge_rejects_not_even_the_rounding_is_lost(dtype: torch.dtype) -> None:
+    # No two ranks have the same entries, so that a merge rounds nothing.
+    given = (torch.rand(400, generator=torch.Generator().manual_seed(0)) + 0.5).to(dtype) * 0.01
+    gs = [torch.where(torch.arange(400) % 2 == rank, given, 0.0) for rank in range(2)]
+    compressor = ErrorFeedback(TopK(ratio=0.01))
+    means, states = rounds(compressor, lambda _, rank: gs[rank].clone(), 200, topology=GlobalTopK())
+    arrived = torch.stack(means).double().sum(0)
+    owed = torch.stack([_residual(state) for state in states]).double().mean(0)
+    torch.testing.assert_close(arrived + owed, given.double() / 2 * 200, rtol=1e-5, atol=0.0)
 
 
 def _residual(state: State) -> Tensor:
@@ -119,8 +141,16 @@ WAYS = {
 }
 
 
+def always(rank: int, step: int, name: str) -> bool:
+    """Every rank uses every parameter in every step."""
+    return True
+
+
 class Trained:
-    """Sessions on a loopback, whose answers are applied at learning rates that change."""
+    """Sessions on a loopback, whose answers are applied at learning rates that change.
+
+    As DDP with `find_unused_parameters` does, nothing is applied to a parameter that no rank has `used`.
+    """
 
     def __init__(
         self,
@@ -128,15 +158,18 @@ class Trained:
         rates: Callable[[int], Mapping[str, float]],
         topology: Topology = WAYS["flat"][0],
         net: Loopback = WAYS["flat"][1],
+        used: Callable[[int, int, str], bool] = always,
     ) -> None:
-        self.net, self.rates, self.step = net, rates, 0
+        self.net, self.rates, self.used, self.step = net, rates, used, 0
+        self.strategy = Strategy(compressor=compressor, topology=topology)
         self.sessions = [
             Session(
-                Strategy(compressor=compressor, topology=topology),
+                self.strategy,
                 NAMED,
                 Seat(net, rank),
                 [["c", "b", "a"]],
                 rates=lambda: rates(self.step),
+                idle=None if used is always else lambda name, rank=rank: not used(rank, self.step, name),
             )
             for rank in range(net.world)
         ]
@@ -148,7 +181,11 @@ class Trained:
             generator = torch.Generator().manual_seed(self.step)
             lot = self.sessions[0].lots[0]
             xs = [torch.randn(lot.numel, generator=generator) for _ in self.sessions]
+            for rank, x in enumerate(xs):
+                for slot in lot.slots:
+                    x[slot.start : slot.stop] *= self.used(rank, self.step, slot.name)
             true = torch.stack(xs).mean(0)
+            speed = self._speed()
             done = self.net.run([s.open(0, x) for s, x in zip(self.sessions, xs, strict=True)])
             for session, outcome in zip(self.sessions, done, strict=True):
                 session.land(0, outcome)
@@ -156,20 +193,51 @@ class Trained:
             rates = self.rates(self.step)
             for slot in lot.slots:
                 span = slice(slot.start, slot.stop)
-                self.given[slot.name] += rates[slot.name] * true[span]
-                self.moved[slot.name] += rates[slot.name] * xs[0][span]
+                if any(self.used(rank, self.step, slot.name) for rank in range(self.net.world)):
+                    self.given[slot.name] += rates[slot.name] * (true[span] + speed[slot.name])
+                    self.moved[slot.name] += rates[slot.name] * xs[0][span]
             self.step += 1
+
+    def _speed(self) -> dict[str, Tensor]:
+        """What momentum adds to the mean gradient of a step."""
+        momentum = self.strategy.compressor.takes_momentum
+        total = {name: torch.zeros(p.numel()) for name, p in NAMED.items()}
+        for session in self.sessions if momentum is not None else ():
+            for (name, field), kept in session.named_state().items():
+                if field == "velocity":
+                    span = slice(kept.start, kept.start + kept.tensor.numel())
+                    total[name][span] += momentum.factor / self._units * kept.tensor
+        return total
+
+    @property
+    def _units(self) -> int:
+        """How many keep a share each of what is owed: the ranks, or by node, the nodes."""
+        return len(self.sessions[0].transport.nodes) or len(self.sessions)
+
+    def save(self) -> list[dict[str, Any]]:
+        wholes = self.net.run([session.gathered() for session in self.sessions])
+        each = zip(self.sessions, wholes, strict=True)
+        return [told(self.strategy, [_alone(session)], [whole]) for session, whole in each]
+
+    def resume(self, step: int, saved: list[dict[str, Any]]) -> None:
+        self.step = step
+        for session, mine in zip(self.sessions, saved, strict=True):
+            load(mine, self.strategy, [_alone(session)])
 
     def owed(self, rates: Mapping[str, float]) -> dict[str, Tensor]:
         """What the parameters have still to move by, at these rates."""
         total = {name: torch.zeros(p.numel()) for name, p in NAMED.items()}
-        units = len(self.sessions[0].transport.nodes) or len(self.sessions)
         for session in self.sessions:
             for (name, field), kept in session.named_state().items():
-                share = 1.0 if field == SECOND else 1 / units if field.endswith("residual") else 0.0
+                share = 1.0 if field == SECOND else 1 / self._units if field.endswith("residual") else 0.0
                 span = slice(kept.start, kept.start + kept.tensor.numel())
                 total[name][span] += rates[name] * share * kept.tensor
         return total
+
+
+def _alone(session: Session) -> Any:
+    """A level that has nothing to keep but this."""
+    return SimpleNamespace(session=session, gradient=None, progress=None, taken=None)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -188,6 +256,51 @@ def test_what_is_owed_is_a_step_of_the_parameters(compressor: Compressor, way: s
     for name, owed in trained.owed(rates(len(RATES) - 1)).items():
         # What was given at a rate of 0 moves nothing, and is not owed.
         torch.testing.assert_close(trained.moved[name] + owed, trained.given[name], rtol=1e-3, atol=2e-3)
+
+
+SELDOM = {
+    "topk": ErrorFeedback(TopK(ratio=0.02)),
+    "sign": ErrorFeedback(Sign(block=512)),
+    "powersgd": ErrorFeedback(PowerSGD(rank=1)),
+    "dgc": MomentumCorrection(ErrorFeedback(TopK(ratio=0.02))),
+    "dgc, without masking": MomentumCorrection(ErrorFeedback(TopK(ratio=0.02)), masking=False),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", SELDOM)
+def test_of_a_parameter_that_is_used_now_and_then_nothing_is_lost(name: str, way: str) -> None:
+    def rates(step: int) -> dict[str, float]:
+        return dict.fromkeys(NAMED, 0.1 if step < 4 else 0.05)
+
+    def used(rank: int, step: int, name: str) -> bool:
+        # One by all ranks in every third step, another by rank 1 alone in the steps between.
+        return {"a": step % 3 == 0, "b": True, "c": rank == 1 and step % 3 != 0}[name]
+
+    trained = Trained(SELDOM[name], rates, *WAYS[way], used)
+    trained.run(9)
+    for parameter, owed in trained.owed(rates(8)).items():
+        given, moved = trained.given[parameter], trained.moved[parameter]
+        torch.testing.assert_close(moved + owed, given, rtol=1e-3, atol=2e-3)
+        assert float(given.abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("name", SELDOM)
+def test_what_is_kept_of_a_parameter_that_nobody_uses_stays_as_it_is(name: str) -> None:
+    def kept() -> list[Tensor]:
+        each = [session.named_state().items() for session in trained.sessions]
+        return [value.tensor.clone() for fields in each for (of, _), value in fields if of == "a"]
+
+    trained = Trained(
+        SELDOM[name],
+        lambda step: dict.fromkeys(NAMED, 0.1 / (1 + step)),
+        used=lambda _, step, name: name != "a" or step < 2,
+    )
+    trained.run(2)
+    before = kept()
+    assert any(bool(each.any()) for each in before)
+    trained.run(3)
+    assert all(torch.equal(one, other) for one, other in zip(before, kept(), strict=True))
 
 
 def test_without_it_what_is_owed_grows_and_shrinks_with_the_rate() -> None:
@@ -236,6 +349,37 @@ def test_while_the_rate_is_zero_the_units_stay() -> None:
         return trained.owed(dict.fromkeys(NAMED, 1.0))["a"]
 
     assert torch.equal(owed([0.1, 0.0, 0.1]), owed([0.1, 0.1, 0.1]))
+
+
+@pytest.mark.parametrize("way", ["flat", "slices, two phases"])
+@pytest.mark.parametrize(
+    "rates",
+    [
+        [0.1, 0.1, 0.1, 0.04, 0.04, 0.02],
+        [0.1, 0.1, 0.0985, 0.0975, 0.0965, 0.0955],  # too little to rescale, and then enough
+        [0.1, 0.1, 0.1, 0.0, 0.05, 0.05],
+        [0.1, 1e-3, 1e-5, 1e-6, 1e-6, 0.1],  # below what counts of the largest, which was before
+    ],
+)
+def test_a_run_that_is_resumed_between_two_rates_is_the_run_that_never_stopped(
+    rates: list[float], way: str
+) -> None:
+    def start() -> Trained:
+        return Trained(
+            ErrorFeedback(TopK(ratio=0.02)), lambda step: dict.fromkeys(NAMED, rates[step]), *WAYS[way]
+        )
+
+    straight, stopped = start(), start()
+    straight.run(3)
+    stopped.resume(3, straight.save())
+    before = {name: moved.clone() for name, moved in straight.moved.items()}
+    for trained in (straight, stopped):
+        trained.run(3)
+    for name, moved in stopped.moved.items():
+        torch.testing.assert_close(straight.moved[name] - before[name], moved, rtol=1e-5, atol=1e-6)
+    last = dict.fromkeys(NAMED, rates[-1])
+    for name, owed in stopped.owed(last).items():
+        assert torch.equal(owed, straight.owed(last)[name]), name
 
 
 def test_a_failed_round_does_not_rescale() -> None:

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from tacit.algorithms import parse
 from tacit.compressors import (
+    BF16,
+    FP16,
     Clip,
     Dense,
     ErrorFeedback,
@@ -126,6 +128,23 @@ def test_what_one_phase_owes_the_next_one_sends() -> None:
         given -= outcome.mean
     second.states = first.states
     torch.testing.assert_close(second.exchange([torch.zeros(N)])[0].mean, given, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("phases", "scales"),
+    [
+        ((FP16(),), True),
+        ((FP16(), Dense(), BF16()), True),
+        ((FP16(), ErrorFeedback(TopK())), False),
+        ((Sign(), FP16()), False),
+        ((FP16(), Sign(), FP16()), False),
+    ],
+)
+def test_a_factor_on_all_gradients_stays_where_no_phase_minds_it(
+    phases: tuple[Compressor, ...], scales: bool
+) -> None:
+    *first, last = phases
+    assert Phases(tuple((1, each) for each in first), last).scales is scales
 
 
 def test_dgc_warms_up_in_four_phases() -> None:

@@ -56,6 +56,25 @@ def test_it_remembers_four_periods_and_nothing_else() -> None:
     }
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_two_bytes_what_has_moved_in_a_long_period_is_all_there(dtype: torch.dtype) -> None:
+    peers = Peers(Nowcast(Dense(), Linear(), 300, MATRICES), 1, N, dtype=dtype)
+    small = torch.linspace(0.001, 0.01, N).to(dtype)
+    for count in range(1, 301):
+        (outcome,) = peers.exchange([small.clone()])
+        assert outcome.mean.dtype == dtype
+        if count % 100 == 0:
+            torch.testing.assert_close(peers.states[0]["past0"], count * small.float(), rtol=1e-5, atol=0)
+
+
+def test_in_two_bytes_all_leap_five_periods_ahead() -> None:
+    dtype = torch.bfloat16
+    peers = Peers(Nowcast(Dense(), Linear(), 50, MATRICES), 1, N, dtype=dtype)
+    small = torch.linspace(0.001, 0.01, N).to(dtype)
+    means = [peers.exchange([small.clone()])[0].mean for _ in range(250)]
+    torch.testing.assert_close(means[-1].float(), (1 + 5 * 50) * small.float(), rtol=1e-2, atol=0)
+
+
 def test_what_is_no_predictor_is_refused() -> None:
     with pytest.raises(ConfigError, match="is no Predictor: write WNN"):
         Nowcast(Dense(), "wnn")  # type: ignore[arg-type]

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
 from tacit import algorithms
+from tacit.doors.attach import checked
 from tacit.engine import drive
 from tacit.errors import RoundError
 from tacit.kernels.positions import nbytes
@@ -140,6 +141,35 @@ def the_momentum_of_weight_decay_is_in_a_checkpoint() -> None:
         return flat(model)
 
     assert torch.equal(run(False), run(True))
+
+
+@check
+def weight_decay_may_begin_or_end_where_a_checkpoint_is_loaded() -> None:
+    def decaying(decay: float, model: DDP) -> torch.optim.SGD:
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=decay)
+
+    def ddp(before: float, after: float) -> Tensor:
+        model = wrapped()
+        optimizer = decaying(before, model)
+        steps(model, optimizer, 4)
+        optimizer.param_groups[0]["weight_decay"] = after
+        steps(model, optimizer, 4, seed=1)
+        return flat(model)
+
+    def dgc(before: float, after: float) -> Tensor:
+        model, again = wrapped(), wrapped()
+        first, second = decaying(before, model), decaying(after, again)
+        with tacit.attach(model, first, "dgc:ratio=1.0,masking=false") as session:
+            steps(model, first, 4)
+            saved = session.state_dict()
+        again.load_state_dict(model.state_dict())
+        with tacit.attach(again, second, "dgc:ratio=1.0,masking=false") as session:
+            session.load_state_dict(saved)
+            steps(again, second, 4, seed=1)
+        return flat(again)
+
+    close_to(dgc(0.0, 0.2), ddp(0.0, 0.2), 5e-6)
+    close_to(dgc(0.2, 0.0), ddp(0.2, 0.0), 5e-6)  # what has gathered dies away
 
 
 @check
@@ -957,6 +987,21 @@ def what_does_not_fit_is_refused() -> None:
         lambda: tacit.attach(taken, sgd(taken), "dense"),
         "has a communication hook already",
     )
+
+
+@check
+def servers_that_owe_are_refused_where_ddp_may_throw_an_answer_away() -> None:
+    looking, plain = wrapped(find_unused_parameters=True), wrapped()
+    for algorithm in ("ps:pull=topk", "ps:pull=int8", "ps:push=sign,pull=sign"):
+        raises(
+            tacit.AttachError,
+            lambda algorithm=algorithm: tacit.attach(looking, sgd(looking), algorithm),
+            f"the server of {algorithm!r} sends with an answer what the answers before did not say",
+        )
+        assert checked(plain, [sgd(plain)], algorithms.parse(algorithm))
+    # Of an answer that owes nothing nothing is lost, nor where the server keeps the parameters.
+    for algorithm in ("ps", "ps:pull=bf16", "ps-topk", "ps-async:pull=topk", "ps:pull=topk,optimizer=server"):
+        assert checked(looking, [sgd(looking)], algorithms.parse(algorithm))
 
 
 @check

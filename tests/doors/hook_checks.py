@@ -131,6 +131,76 @@ def with_a_scaler_an_overflow_is_passed_over() -> None:
     assert (state.metrics()["steps"], scaler.get_scale()) == (2, 128.0)
 
 
+def unseen(algorithm: str) -> list[tuple[DDP, torch.optim.SGD, tacit.CommState | tacit.Attached]]:
+    """Sessions that do not know of the optimizer: what the bare hook and `attach` without one make."""
+    model = wrapped()
+    found: list[tuple[DDP, torch.optim.SGD, tacit.CommState | tacit.Attached]]
+    found = [(model, sgd(model), tacit.attach(model, None, algorithm))]
+    return found if algorithm.startswith("pipesgd") else [*found, hooked(algorithm)]
+
+
+@check
+def without_an_optimizer_a_gradient_on_top_of_a_mean_is_refused() -> None:
+    for algorithm in ("topk:ratio=0.1", "pipesgd"):
+        for model, optimizer, session in unseen(algorithm):
+            steps(model, optimizer, 2)
+            optimizer.zero_grad()
+            model(torch.ones(8, 20)).sum().backward()
+            optimizer.step()
+            held = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+            def train(session: tacit.CommState | tacit.Attached = session, model: DDP = model) -> None:
+                with session:
+                    model(torch.ones(8, 20)).sum().backward()
+
+            raises(tacit.AttachError, train, "with no optimizer.zero_grad since the first: its gradients")
+            assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), held, strict=True))  # type: ignore[arg-type]
+
+
+@check
+def without_an_optimizer_it_trains_as_with_one_however_gradients_are_cleared() -> None:
+    for algorithm in ("topk:ratio=0.1", "pipesgd"):
+        for micro, to_none in ((1, True), (1, False), (3, True), (3, False)):
+            expected = trained(algorithm, 5, micro=micro)
+            for model, optimizer, session in unseen(algorithm):
+                clear = optimizer.zero_grad
+                optimizer.zero_grad = lambda clear=clear, to_none=to_none: clear(to_none)  # type: ignore[method-assign]
+                with session:
+                    steps(model, optimizer, 5, micro=micro)
+                assert torch.equal(flat(model), expected), (algorithm, micro, to_none)
+
+
+@check
+def without_an_optimizer_a_layer_may_be_frozen_where_ddp_looks_for_unused_parameters() -> None:
+    model = wrapped(find_unused_parameters=True)
+    optimizer = sgd(model)
+    with tacit.attach(model, None, "topk:ratio=0.1"):
+        steps(model, optimizer, 1)
+        model.module[2].requires_grad_(False)
+        steps(model, optimizer, 2)
+    assert same_on_all_ranks(flat(model))
+
+
+@check
+def the_seed_is_part_of_every_draw() -> None:
+    def ended(seed: int, by_hook: bool) -> Tensor:
+        model = wrapped()
+        optimizer = sgd(model)
+        session: tacit.CommState | tacit.Attached
+        if by_hook:
+            session = tacit.CommState(model, "randomk:ratio=0.1", seed=seed)
+            model.register_comm_hook(session, tacit.comm_hook)
+        else:
+            session = tacit.attach(model, optimizer, "randomk:ratio=0.1", seed=seed)
+        with session:
+            steps(model, optimizer, 2)
+        return flat(model)
+
+    first, again, other = ended(1, True), ended(1, False), ended(2, True)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
 @check
 def what_does_not_fit_is_refused() -> None:
     model = wrapped()
@@ -144,6 +214,11 @@ def what_does_not_fit_is_refused() -> None:
     raises(
         tacit.AttachError, lambda: tacit.CommState(model.module, "dense"), "DistributedDataParallel(model)"
     )  # type: ignore[arg-type]
+    raises(tacit.ConfigError, lambda: tacit.CommState(model, "dense", seed=-1), "seed=-1")
+    mine = dist.get_rank()
+    raises(
+        tacit.AttachError, lambda: tacit.CommState(model, "dense", seed=mine), "ranks [1] attach another seed"
+    )
     state = tacit.CommState(model, "dense")
     raises(
         tacit.AttachError, lambda: tacit.CommState(model, "bf16"), "'dense' is attached to this model already"

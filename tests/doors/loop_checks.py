@@ -153,6 +153,30 @@ def the_factor_changes_nothing_that_a_compressor_does() -> None:
         close_to(*owed, tolerance=1e-4)
 
 
+@check
+def the_factor_keeps_small_gradients_from_vanishing_on_their_way() -> None:
+    small = 1e-8  # of fp16, what is below 3e-8 is nothing
+
+    def moved(algorithm: str | tacit.Strategy) -> Tensor:
+        model, each = wrapped(), scaler(2.0**26)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05 / small)
+        data, before = torch.Generator().manual_seed(dist.get_rank()), flat(model)
+        with tacit.attach(model, optimizer, algorithm, scaler=each):
+            for _ in range(5):
+                optimizer.zero_grad()
+                x = torch.randn(8, 20, generator=data)
+                y = torch.randint(0, 5, (8,), generator=data)
+                each.scale(small * nn.functional.cross_entropy(model(x), y)).backward()
+                each.step(optimizer)
+                each.update()
+        return flat(model) - before
+
+    ddp = moved("ddp")
+    phases = tacit.Phases(((2, tacit.FP16()),), tacit.FP16())
+    for algorithm in ("fp16", tacit.Strategy(compressor=phases)):
+        close_to(moved(algorithm), ddp, 1e-3 * float(ddp.abs().max()))
+
+
 BY_NODE = [
     tacit.Strategy(compressor=compressor, topology=tacit.Hierarchical(by=by))
     for compressor in (tacit.Dense(), tacit.ErrorFeedback(tacit.TopK(ratio=0.1)))

@@ -213,7 +213,7 @@ def test_what_means_owe_must_be_there_and_somebody_must_owe_it_on() -> None:
         run.load({k: v for k, v in saved.items() if k != key})
     bare = Run(tacit.Strategy(compressor=tacit.Sign(block=512)), 1, 4, LARGE)
     with pytest.raises(
-        CheckpointError, match=r"what the means of . owed, and its compressor here owes nothing"
+        CheckpointError, match=r"residuals of the means of ., and its compressor here has none"
     ):
         state.load(saved, strategy, bare.seats[:1])
 

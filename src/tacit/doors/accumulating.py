@@ -85,7 +85,7 @@ class Accumulating:
             return
         self._looking = True
         # Whether they still hold means is known when the first gradient is about to be added, and not before.
-        for p in () if self._watching else self._named.values():
+        for p in () if self._watching else [p for p in self._named.values() if p.requires_grad]:
             handle: RemovableHandle = p.register_hook(self._look)  # type: ignore[no-untyped-call]
             self._watching.append(handle)
 

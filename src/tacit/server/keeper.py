@@ -189,7 +189,7 @@ class Keeper(Service[Books]):
         asked = {**state.waiting, worker: (sender, message.sequence, stale)}
         desks = changed(state.desks, worker, replace(desk, clock=message.sequence))
         if isinstance(self.star.consistency, Synchronous):
-            if stale:
+            if stale or sender in state.pushed:  # of each worker, one counts in a round
                 return replace(state, desks=desks, waiting=asked, late=state.late + 1)
             self._add_(push, self._scratch(state.x), 1.0)  # what cannot be read is refused now
             return replace(state, desks=desks, waiting=asked, pushed={**state.pushed, sender: push})
