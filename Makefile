@@ -19,7 +19,7 @@ demo: setup  ## Train with five algorithms on an emulated slow network and compa
 	$(BIN)/tacit compare
 
 test: setup  ## The whole test suite; tests that need network namespaces say so where they cannot run.
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: setup  ## Format, lint, strict types, and the rule that imports point down.
 	$(BIN)/ruff format --check .

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tacit import files
+from tacit.cli.interrupts import Interrupted
 from tacit.errors import ConfigError
 
 
@@ -127,6 +128,51 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
             files.put(path, "x" * 5000)
         assert [each.read_text() for each in tmp_path.iterdir()] == ([] if before is None else [before])
         path.write_text("old")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted(signal.SIGTERM)], ids=repr)
+@pytest.mark.parametrize("moment", ["fsync", "fchmod"])
+def test_a_write_that_is_interrupted_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, moment: str
+) -> None:
+    path = tmp_path / "run.json"
+    path.write_text("old")
+
+    def interrupt(*_: object) -> None:
+        assert len(list(tmp_path.iterdir())) == 2
+        raise error
+
+    monkeypatch.setattr(f"os.{moment}", interrupt)
+    with pytest.raises(type(error)):
+        files.put(path, "new", durable=True)
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["old"]
+
+
+def left(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Drafts that two writers who were killed have left."""
+    before = {*path.parent.iterdir()}
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "replace", lambda *_: None)
+        for number in (11, 12):
+            killed.setattr("os.getpid", lambda number=number: number)
+            files.put(path, "half")
+    return [*{*path.parent.iterdir()} - before]
+
+
+def test_what_killed_writers_have_left_of_a_file_is_swept_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = tmp_path / "server0.pt", tmp_path / "server1.pt"
+    mine.write_text("old")
+    theirs = [*left(other, monkeypatch), tmp_path / ".part", tmp_path / ".server0.pt.part"]
+    for path in theirs[2:]:
+        path.write_text("a user's own")
+    assert len(left(mine, monkeypatch)) == 2
+    (tmp_path / "link").symlink_to(mine)
+    for path in (mine, tmp_path / "link", tmp_path / "absent" / "x", tmp_path, Path("nul\0l")):
+        files.sweep(path)
+        assert {*tmp_path.iterdir()} == {mine, *theirs, tmp_path / "link"}
+    assert mine.read_text() == "old"
 
 
 @pytest.mark.parametrize(

@@ -91,13 +91,19 @@ def test_a_script_trains_on_and_saves_and_the_summary_is_printed(
 
 
 @pytest.mark.usefixtures("namespaces")
-def test_a_comparison_goes_on_and_prints_its_table(tmp_path: Path) -> None:
-    """The disk is filled before the first record."""
+@pytest.mark.parametrize("happens", ["full", "deleted"])
+def test_a_comparison_goes_on_and_prints_its_table(tmp_path: Path, happens: str) -> None:
+    """The disk is filled, or the folder is deleted, before the first record."""
     out = tmp_path / "disk" / "out"
     command = [*TACIT, "compare", "digits", "--cluster", "local:2", "--algorithms", "ddp", "--epochs", "1"]
-    command += ["--json", "--out", str(out), "--tensorboard", str(out / "curves")]
+    command += ["--json", "--out", str(out)]
+    command += ["--tensorboard", str(out / "curves")] if happens == "full" else []
     begun = f"until test -e {out}/records.jsonl; do sleep 0.01; done"
-    spoiling = f"({begun}; head -c 1M /dev/zero > {out}/big) 2>/dev/null"
+    spoils = {
+        "full": f"head -c 1M /dev/zero > {out}/big",
+        "deleted": f"until rm -r {out}; do sleep 0.01; done",
+    }
+    spoiling = f"({begun}; {spoils[happens]}) 2>/dev/null"
     done = on_a_small_disk(tmp_path, ["sh", "-c", f"{spoiling} & {shlex.join(command)}"])
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]

@@ -16,16 +16,22 @@ TIMEOUT = 8.0
 
 @pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize(
-    ("algorithm", "moment"),
-    [("topk", "training"), ("localsgd:sync_every=100", "closing")],
+    ("algorithm", "moment", "how"),
+    [
+        ("topk", "training", "caught"),
+        ("topk", "training", "uncaught"),
+        ("localsgd:sync_every=100", "closing", "caught"),
+    ],
 )
-def test_it_ends_within_seconds_of_its_time_out(tmp_path: Path, algorithm: str, moment: str) -> None:
+def test_it_ends_within_seconds_of_its_time_out(
+    tmp_path: Path, algorithm: str, moment: str, how: str
+) -> None:
     if shutil.which("ip") is None:
         pytest.skip("there is no program ip, which takes the link down")
     lines: list[str] = []
     with Testbed(Cluster.parse("2x1")) as bed:
         bed.run(
-            [str(HERE / "cut_off.py"), algorithm, str(tmp_path), moment],
+            [str(HERE / "cut_off.py"), algorithm, str(tmp_path), moment, how],
             env={"PYTHONPATH": ":".join(sys.path)},
             on_line=lambda node, line: lines.append(f"{node}: {line}"),
             timeout=120,
@@ -35,5 +41,8 @@ def test_it_ends_within_seconds_of_its_time_out(tmp_path: Path, algorithm: str, 
     said = json.loads(file.read_text())
     print(said)
     assert said["seconds"] < TIMEOUT + 10, said
+    if how == "uncaught":
+        assert any("PeerLost: the launcher's store cannot be reached" in line for line in lines), lines
+        return
     assert said["kind"] == "PeerLost", said
     assert "the launcher's store cannot be reached" in said["says"]

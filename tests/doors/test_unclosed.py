@@ -1,9 +1,16 @@
 """A session that nobody closes: closed as torch.distributed is shut down, or at exit, or it says why not."""
 
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from launching import Ended, ranks
+
+from tacit.doors.state import MET
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
+from crew import Crew
 
 WORLD = 3
 
@@ -41,6 +48,33 @@ def test_at_exit_it_is_closed_too() -> None:
     ended = run("exits")
     assert [each.code for each in ended] == [0] * WORLD
     assert said(ended, "was open at the end of the program. The replicas, which differ after 12 steps") == [0]
+
+
+def test_a_session_that_is_resumed_counts_from_the_checkpoints_own_steps() -> None:
+    """Since its last round, though it was loaded since; and rates are compared anew."""
+    ended = run("is resumed", "localsgd:sync_every=4")
+    assert [each.code for each in ended] == [0] * WORLD, ended[0].text
+    assert said(ended, "was open at destroy_process_group. The replicas, which differ after 3 steps") == [0]
+    assert said(ended, "learning rate") == []
+
+
+@pytest.mark.parametrize(
+    ("before", "more", "apart"), [(4, 0, None), (4, 3, 3), (6, 0, 2), (6, 1, 3), (6, 2, None)]
+)
+def test_steps_since_the_last_round_are_counted_over_a_resumption(
+    before: int, more: int, apart: int | None
+) -> None:
+    first, resumed, older = (Crew("localsgd:sync_every=4") for _ in range(3))
+    first.train(before)
+    saved = [replica.save() for replica in first.replicas]
+    resumed.each(lambda rank, replica: replica.load(saved[rank]))
+    older.each(lambda rank, replica: replica.load({k: v for k, v in saved[rank].items() if k != MET}))
+    for crew in (first, resumed, older):
+        crew.train(more)
+        crew.close()
+    assert [replica.progress.apart for replica in (*first.replicas, *resumed.replicas)] == [apart] * 6
+    if apart:  # a checkpoint that does not say when: since the beginning
+        assert [replica.progress.apart for replica in older.replicas] == [before + more] * 3
 
 
 def test_a_rank_that_raises_tells_the_others_and_nobody_waits() -> None:

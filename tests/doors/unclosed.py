@@ -1,9 +1,11 @@
 """Trains without closing its session: `unclosed.py HOW ALGORITHM`, with steps of this rank's own."""
 
+import copy
 import json
 import os
 import signal
 import sys
+import time
 from datetime import timedelta
 
 import torch
@@ -11,8 +13,11 @@ import torch.distributed as dist
 from replicas import everywhere, flat, sgd, steps, wrapped
 
 import tacit
+from tacit.transports import rollcall
 
 how, algorithm = sys.argv[1:3]
+if how == "is resumed":
+    rollcall.POLL_SECONDS, rollcall.COMPARED = 0.1, 1
 torch.set_num_threads(1)
 dist.init_process_group("gloo", timeout=timedelta(seconds=10))
 rank = dist.get_rank()
@@ -20,8 +25,25 @@ model = wrapped()
 optimizer = sgd(model)
 session = tacit.attach(model, optimizer, algorithm)
 before = None
+
+
+def repeated() -> None:
+    """Three steps behind a round, and once more from there, at another learning rate."""
+    steps(model, optimizer, 4)
+    time.sleep(0.5)  # so that ranks have compared rates
+    saved = copy.deepcopy((session.state_dict(), model.state_dict(), optimizer.state_dict()))
+    for lr in (0.05, 0.01):
+        for kept, each in zip(saved, (session, model, optimizer), strict=True):
+            each.load_state_dict(kept)
+        optimizer.param_groups[0]["lr"] = lr
+        steps(model, optimizer, 3)
+        time.sleep(0.5)
+
+
 try:
-    for step in range(12):
+    if how == "is resumed":
+        repeated()
+    for step in range(12 if how != "is resumed" else 0):
         if how == "raises" and rank == 1 and step == 6:
             raise ValueError("of the script's own")
         if how == "ends early" and rank == 1 and step == 6:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ BACK = Piece(None, N, torch.float32)
 
 
 def push(x: Tensor, lr: float = 0.0) -> Push:
-    return Push(((x.clone(),),), (PIECE,), (BACK,), lr)
+    piece, back = replace(PIECE, dtype=x.dtype), replace(BACK, dtype=x.dtype)
+    return Push(((x.clone(),),), (piece,), (back,), lr)
 
 
 @dataclass

@@ -1,6 +1,8 @@
 """The service of synchronous training: the mean, whatever the order, and named failures."""
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,8 +11,8 @@ from hypothesis import strategies as st
 from services import BACK, PIECE, N, World, push
 from torch import Tensor
 
-from tacit.compressors import BF16, Sign, TopK
-from tacit.contracts import Context, Message, Piece, Sender
+from tacit.compressors import BF16, Dense, Sign, TopK
+from tacit.contracts import Context, Message, Payload, Piece, Sender
 from tacit.errors import PayloadError, PeerLost
 from tacit.server.averager import Averager
 from tacit.server.desks import Push, Work
@@ -125,3 +127,43 @@ def test_a_restarted_server_owes_what_it_owed() -> None:
     again = made.service.load(made.service.save(made.state))
     assert torch.equal(again.owed[0][0], made.state.owed[0][0])
     assert {desk.clock for desk in again.desks} == {1}
+
+
+def test_what_is_owed_of_means_in_bf16_adds_up() -> None:
+    """A mean of 1 that is never said: in bf16, 256 and 1 are 256."""
+    made, rounds = world(), 300
+    pull, piece = Piece(TopK(ratio=0.1), N, torch.bfloat16, owes=True), Piece(Dense(), N, torch.bfloat16)
+    x = torch.tensor([3000.0, *[0.0] * (N - 2), 3.0], dtype=torch.bfloat16)
+    for step, i in itertools.product(range(1, rounds + 1), range(P)):
+        each = Push(((x if i == 0 else torch.zeros_like(x),),), (piece,), (pull,))
+        replies, made.state = made.service.on(Sender(i, 1), Message(step, each), made.state)
+        assert not any(reply.refused for reply in replies)
+    owed, _ = made.state.owed[0]
+    assert float(owed[-1]) == pytest.approx(rounds, rel=1e-3)  # a third of 3 is not quite 1
+    saved = made.service.save(made.state)
+    assert torch.equal(made.service.load(saved).owed[0][0], owed)
+    old = made.service.load({**saved, "owed": {0: owed.bfloat16()}})
+    assert [each.dtype for each in old.owed[0]] == [torch.float32, torch.float32]
+
+
+@dataclass(frozen=True)
+class Faulty(Dense):
+    """Whose means come to nothing."""
+
+    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
+        raise ZeroDivisionError("a fault of its own")
+
+
+def test_a_mean_that_fails_is_refused_for_all_and_nobody_is_to_blame() -> None:
+    made, piece = world(), Piece(Faulty(), N, torch.float32)
+    for i in range(P):
+        each = Push(((torch.ones(N),),), (piece,), (BACK,))
+        replies, made.state = made.service.on(Sender(i, 1), Message(1, each), made.state)
+    assert [reply.to.worker for reply in replies] == [*range(P)]
+    for reply in replies:
+        assert isinstance(reply.refused, PayloadError)
+        assert str(reply.refused) == "the mean of lot: ZeroDivisionError: a fault of its own"
+    assert all(desk.present for desk in made.state.desks)
+    for i in range(P):
+        replies, made.state = made.service.on(Sender(i, 1), Message(2, push(torch.ones(N))), made.state)
+    assert all(torch.equal(reply.payloads[0][0], torch.ones(N)) for reply in replies)

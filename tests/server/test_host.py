@@ -19,8 +19,10 @@ from tacit.contracts import Ask, Context, Piece, Place
 from tacit.errors import AttachError, ConfigError, PayloadError, PeerLost, ServerLost
 from tacit.server.desks import Work
 from tacit.server.host import Host
+from tacit.server.seats import Arrived
 from tacit.topologies import Asynchronous, StaleSynchronous, Star, Synchronous
 from tacit.transports.messages import About
+from tacit.transports.pairs import Kind
 from tacit.transports.secret import Secret
 from tacit.transports.servers import Server, addresses
 
@@ -327,7 +329,7 @@ def test_lots_that_differ_are_refused(serve: Callable[..., Host], tmp_path: Path
         else:
             join(host, 0, 2, star).enter(torch.zeros(N), "a/0", BACK)
             second = join(host, 1, 2, star)
-        with pytest.raises(AttachError, match=r"has 500 entries in the lot of a/0, and the server 1000"):
+        with pytest.raises(AttachError, match=r"has 500 entries in the bucket of a/0, and the server 1000"):
             second.enter(torch.zeros(N // 2), "a/0", half)
 
 
@@ -342,7 +344,7 @@ def test_what_is_owed_of_other_lots_is_refused(serve: Callable[..., Host], tmp_p
             asked.answer()
             server.close()
             host.thread.join(10)  # type: ignore[attr-defined]
-    with pytest.raises(PayloadError, match=r"the lot of a/0 has 500 entries, and the --checkpoint 1000"):
+    with pytest.raises(PayloadError, match=r"the bucket of a/0 has 500 entries, and the --checkpoint 1000"):
         asked.answer()
 
 
@@ -374,3 +376,61 @@ def test_backup_workers_do_not_wait(serve: Callable[..., Host]) -> None:
     assert torch.equal(push(servers[1], torch.ones(N)), torch.full((N,), 3.0)), "late: dropped"
     (facts,) = [host.facts()]
     assert facts["late"] == 1
+
+
+def test_what_counts_in_a_round_is_what_was_pushed(serve: Callable[..., Host]) -> None:
+    """Who is behind is answered at once, and what it pushes next comes into the same memory."""
+    host, star = serve(3), Star(Synchronous(backup_workers=1))
+    servers = [join(host, i, 3, star) for i in range(3)]
+    each(*[lambda s=s: s.enter(torch.zeros(N), "a/0", BACK) for s in servers])
+    for _ in range(4):
+        each(*[lambda s=s: push(s, torch.ones(N)) for s in servers[:2]])
+    for x in (3.0, 1.0, 5.0):  # the first is late, the second counts, and the third is one too many
+        push(servers[2], torch.full((N,), x))
+    assert torch.equal(push(servers[0], torch.ones(N)), torch.full((N,), 4 + 1.0))
+
+
+# ---- a server that is busy, or has a fault of its own --------------------------------------------------
+
+
+def test_a_worker_that_has_said_who_it_is_may_wait_for_a_busy_server(
+    serve: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tacit.server.host._HELLO_SECONDS", 0.3)
+    host, star = serve(2), Star(Asynchronous())
+    first = join(host, 0, star=star)
+    first.enter(torch.zeros(N), "a/0", BACK)
+    busy, take = threading.Event(), host._take
+
+    def slowly(event: Arrived) -> None:
+        if event.header.kind == Kind.PUSH:
+            busy.set()
+            time.sleep(1.0)
+        take(event)
+
+    def come() -> Server:
+        assert busy.wait(20)
+        return join(host, 1, star=star)
+
+    monkeypatch.setattr(host, "_take", slowly)
+    _, second = each(lambda: push(first, torch.ones(N)), come)
+    assert isinstance(second, Server), second
+
+
+def test_a_failure_to_copy_the_state_does_not_end_the_server(
+    serve: Callable[..., Host], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = serve(1)
+
+    def fails(state: object, last: bool = False) -> None:
+        if not last:
+            raise RuntimeError("no memory for a copy")
+
+    monkeypatch.setattr(host._kept, "save", fails)
+    server = join(host, 0, 1)
+    for _ in range(3):
+        assert torch.equal(push(server, torch.ones(N)), torch.ones(N))
+    server.close()
+    host.thread.join(10)  # type: ignore[attr-defined]
+    assert not host.thread.is_alive()  # type: ignore[attr-defined]
+    assert "RuntimeError: no memory for a copy" in caplog.records[0].message

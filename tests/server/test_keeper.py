@@ -1,5 +1,7 @@
 """The service that keeps the parameters, under every order of messages that hypothesis finds."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,8 +9,8 @@ from hypothesis import strategies as st
 from services import BACK, PIECE, N, World, one, push
 from torch import Tensor
 
-from tacit.compressors import QSGD, Dense, Sign, TopK
-from tacit.contracts import Context, Message, Piece
+from tacit.compressors import QSGD, Dense, Int8, Sign, TopK
+from tacit.contracts import Context, Message, OneShot, Piece
 from tacit.errors import PayloadError, ServerLost
 from tacit.server.desks import Push, Work
 from tacit.server.keeper import Keeper
@@ -270,6 +272,67 @@ def test_what_comes_late_is_dropped_and_answered_with_the_present_parameters() -
     assert torch.equal(world.workers[2].has, world.state.x)
 
 
+def behind(rounds: int) -> World:
+    """So many rounds without worker 2, which then pushes its first step, late."""
+    world = World(keeper(Synchronous(backup_workers=1)), WORKERS)
+    for i in range(WORKERS):
+        world.enter(i)
+    for _ in range(rounds):
+        world.push(0, one(0))
+        world.push(1, one(1))
+    world.push(2, one(2))
+    assert (world.state.version, world.state.late, world.workers[2].busy) == (rounds, 1, False)
+    return world
+
+
+def test_who_is_behind_waits_for_nobody_and_counts_all_the_same() -> None:
+    """The others may wait for it elsewhere, in a collective, and push nothing before it comes there."""
+    world = behind(2)
+    before = world.state.x.clone()
+    world.push(2, one(2))
+    assert not world.workers[2].busy
+    assert world.state.version == 2, "one of two that a round takes"
+    world.push(2, one(2))
+    assert world.workers[2].busy, "it is as far as all"
+    world.push(0, one(0))
+    assert torch.equal(world.state.x, before + (one(0) + one(2)) / 2)
+    assert not any(worker.busy for worker in world.workers)
+
+
+def test_of_who_is_far_behind_one_push_a_round_counts_and_the_others_are_late() -> None:
+    world = behind(4)
+    for _ in range(3):
+        world.push(2, one(2))
+        assert not world.workers[2].busy
+    assert len(world.state.pushed) == 1
+    assert sum(world.state.stale.values()) + world.state.late + 1 == sum(w.pushed for w in world.workers)
+    world.push(0, one(0))
+    assert torch.equal(world.state.x, (5 * one(0) + 4 * one(1) + one(2)) / 2)
+
+
+def test_where_nobody_waits_nobody_is_missing() -> None:
+    world = behind(2)
+    world.push(2, one(2))
+    assert world.state.pushed
+    assert world.service.missing(world.state) == set(), "else they would be dropped as silent"
+    world.push(2, one(2))
+    assert world.service.missing(world.state) == {0, 1}
+
+
+def test_who_comes_back_is_as_far_as_the_round() -> None:
+    world = behind(3)
+    world.kill(2)
+    world.push(0, one(0))
+    world.push(1, one(1))
+    world.enter(2)
+    assert world.workers[2].clock == world.state.version == 4
+    world.push(2, one(2))
+    assert world.workers[2].busy
+    world.push(0, one(0))
+    assert not world.workers[2].busy
+    assert world.state.late == 1
+
+
 # ---- what a push is worth -----------------------------------------------------------------------------
 
 
@@ -385,3 +448,96 @@ def test_a_restarted_server_goes_on_from_what_it_saved() -> None:
     assert torch.equal(again.workers[0].has, world.state.x)
     assert again.workers[0].clock == 2
     assert torch.equal(again.state.rule["velocity"], world.state.rule["velocity"])
+
+
+# ---- parameters of two bytes --------------------------------------------------------------------------
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def halves(dtype: torch.dtype, codec: OneShot | None = None, workers: int = 8, **options) -> World:
+    """All stand at 1, where a unit in the last place is `eps`."""
+    world = World(
+        keeper(Asynchronous(), workers, back=Piece(codec, N, dtype), **options),
+        workers,
+        torch.ones(N, dtype=dtype),
+    )
+    for i in range(workers):
+        world.enter(i)
+    return world
+
+
+def units(dtype: torch.dtype) -> Tensor:
+    return torch.full((N,), torch.finfo(dtype).eps, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_what_is_below_the_workers_type_adds_up(dtype) -> None:
+    """Each push counts an eighth of a unit in the last place, which alone would be rounded away."""
+    world = halves(dtype)
+    for _, i in itertools.product(range(40), range(8)):
+        world.push(i, units(dtype))
+        assert world.workers[i].has.dtype == dtype
+    assert torch.equal(world.state.x, 1 + 40 * units(dtype).float())
+    for i in range(8):
+        world.meet(i)
+    assert all(torch.equal(worker.has, world.state.x.to(dtype)) for worker in world.workers)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_what_rounding_takes_away_from_an_answer_comes_with_a_later_one(dtype) -> None:
+    codec, unit = Int8(), torch.finfo(dtype).eps
+    world = halves(dtype, codec)
+    has = [torch.ones(N, dtype=dtype) for _ in range(8)]
+    for step, i in itertools.product(range(40), range(8)):
+        message = Message(step + 1, push(units(dtype)))
+        (reply,), world.state = world.service.on(world.workers[i].sender, message, world.state)
+        codec.decode_add_(reply.payloads[0], has[i], 1.0)
+        assert torch.equal(has[i], world.state.taken[i])
+        assert (world.state.x - has[i]).abs().max() <= unit
+    assert torch.equal(world.state.x, 1 + 40 * units(dtype).float())
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        (Sgd(momentum=0.9), {}),
+        (Sgd(), {"compensation": 0.5}),
+        (Adam(weight_decay=0.01, decoupled=True), {}),
+    ],
+)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_server_steps_such_parameters_as_in_fp32(rule, options, dtype) -> None:
+    worlds = [halves(each, workers=2, rule=rule, **options) for each in (dtype, torch.float32)]
+    for step, i in itertools.product(range(40), range(2)):
+        g = torch.sin(torch.arange(N) + step).to(dtype)
+        for world in worlds:
+            worker = world.workers[i]
+            worker.clock, worker.busy = step + 1, True
+            world.send(worker, step + 1, push(g.to(world.start.dtype), lr=1e-4))
+            assert worker.has.dtype == world.start.dtype
+    ours, theirs = (world.state.x for world in worlds)
+    assert not torch.equal(ours, torch.ones(N))
+    # To compensate, a server goes by what the worker has, which is rounded.
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 if options else 0)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_such_parameters_are_saved_as_they_are_kept_and_older_states_load(dtype) -> None:
+    world = halves(dtype, workers=2, rule=Sgd(momentum=0.9))
+    for i in (0, 1, 0, 1):
+        worker = world.workers[i]
+        worker.clock, worker.busy = worker.clock + 1, True
+        world.send(worker, worker.clock, push(units(dtype), lr=0.1))
+    saved = world.service.save(world.state)
+    loaded = world.service.load(saved)
+    assert torch.equal(loaded.x, world.state.x)
+    assert torch.equal(loaded.rule["velocity"], world.state.rule["velocity"])
+    old = saved | {"x": saved["x"].to(dtype), "rule": saved["rule"] | {"velocity": units(dtype)}}
+    again = World(world.service, 2, torch.zeros(N, dtype=dtype))
+    again.state = world.service.load(old)
+    assert again.state.x.dtype == again.state.rule["velocity"].dtype == torch.float32
+    again.enter(0)
+    assert torch.equal(again.workers[0].has, old["x"])
+    again.push(0, units(dtype))
+    assert not again.workers[0].refused

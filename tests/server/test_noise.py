@@ -84,5 +84,5 @@ def test_a_push_about_entries_that_are_not_there_is_refused() -> None:
             push = Push(((torch.zeros(numel),),), (piece,), (BACK,))
         (reply,), state = world.service.on(world.workers[0].sender, Message(1, push), world.state)
         assert reply.refused is not None
-        assert "entries, and the lot has 1500" in str(reply.refused)
+        assert "entries, and the bucket has 1500" in str(reply.refused)
         assert state is world.state

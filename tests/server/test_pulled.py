@@ -1,5 +1,6 @@
 """A server that predicts what workers did not push: the same as where all ranks predict."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -11,8 +12,9 @@ from torch import Tensor
 
 import tacit
 from tacit.compressors import BF16, Clip, Predicted, Pulled
+from tacit.compressors.pulled import NOTES
 from tacit.contracts import Ask, Context, Matrix, Message, Outcome, Piece, Sender, State
-from tacit.errors import ConfigError, RoundError
+from tacit.errors import ConfigError, PayloadError, RoundError
 from tacit.predictors import Exponential, Predictor, Seen
 from tacit.server.averager import Averager, Round
 from tacit.server.desks import Enter, Push
@@ -42,6 +44,7 @@ class Served:
         self.compressor, self.service, self.server = compressor, service, state
         self.states: list[State] = [compressor.init(torch.empty(N)) for _ in range(P)]
         self.round, self.bytes = 0, (0, 0)
+        self.refused: list[Exception | None] = []
 
     @classmethod
     def begun(cls, compressor: Pulled) -> "Served":
@@ -51,7 +54,8 @@ class Served:
             _, state = service.on(Sender(i, 1), Message(0, Enter()), state)
         return cls(compressor, service, state)
 
-    def exchange(self, xs: Sequence[Tensor], lr: float = 0.1) -> list[Outcome]:
+    def exchange(self, xs: Sequence[Tensor], lr: float = 0.1, spoilt: int | None = None) -> list[Outcome]:
+        """`spoilt`: which of the first worker's notes is NaN."""
         contexts = [
             Context(
                 torch.empty(N), Bench(), P, i, round=self.round, step=self.round, lr=lr, name="lot", seed=7
@@ -66,13 +70,15 @@ class Served:
         for i, talk in enumerate(talks):
             ask = next(talk)
             assert isinstance(ask, Ask)
+            if spoilt is not None and i == 0:
+                ask.payloads[0][0][len(ask.payloads[0][0]) - NOTES + spoilt] = math.nan
             push = Push(ask.payloads, travelled(ask.pieces), travelled(ask.pulls), ask.lr)
             message = Message(self.round + 1, push)
             replies, self.server = self.service.on(Sender(i, 1), message, self.server)
         self.round += 1
-        for reply in replies:
-            if reply.refused:
-                raise reply.refused
+        self.refused = [reply.refused for reply in replies]
+        for error in filter(None, self.refused):
+            raise error
         outcomes = [_ended(talk, reply.payloads) for talk, reply in zip(talks, replies, strict=True)]
         self.states = [outcome.state for outcome in outcomes]
         pushed = sum(part.numel() for payload in ask.payloads for part in payload)
@@ -153,6 +159,18 @@ def test_a_server_without_the_workers_past_says_so() -> None:
     ours.server = replace(ours.server, memory={})
     with pytest.raises(RoundError, match="the workers are in round 5, and the server remembers 0 rounds"):
         ours.exchange(tensors(P, N))
+
+
+@pytest.mark.parametrize("note", range(NOTES))
+def test_notes_that_are_no_numbers_are_refused_for_all(note: int) -> None:
+    served = Served.begun(pulled())
+    served.exchange(tensors(P, N))
+    before = served.server.memory
+    with pytest.raises(PayloadError, match="a worker's notes on the bucket of lot are no finite numbers"):
+        served.exchange(tensors(P, N), spoilt=note)
+    assert [type(each) for each in served.refused] == [PayloadError] * P
+    assert all(desk.present for desk in served.server.desks)
+    assert served.server.memory is before
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,10 +18,12 @@ from torch import Tensor
 
 import attacks
 from attacks import ATTACKS, SPARED, Target
+from tacit.errors import AttachError, ServerLost
 from tacit.server.host import Host
 from tacit.topologies import Asynchronous, Star
 from tacit.transports import handshake
 from tacit.transports.messages import About
+from tacit.transports.pairs import Header
 from tacit.transports.servers import Server
 
 LEAST, WORKERS = 10, 2
@@ -126,14 +131,67 @@ def test_a_worker_that_does_what_none_would_is_alone_in_it(name: str, serve: Cal
         server.close()
 
 
-def test_with_every_place_taken_by_strangers_a_worker_still_comes_in(serve: Callable[..., Host]) -> None:
+def closed(lines: Sequence[socket.socket], least: int, seconds: float = 10) -> int:
+    """How many of them the server has closed; looks until there are that many, and a moment longer."""
+    found: set[socket.socket] = set()
+    now = time.monotonic()
+    until, more = now + seconds, 0.3
+    while time.monotonic() < until:
+        for line in [line for line in lines if line not in found]:
+            line.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                try:
+                    over = not line.recv(1 << 16)
+                except ConnectionError:
+                    over = True
+                if over:
+                    found.add(line)
+        if len(found) >= least:
+            until, more = min(until, time.monotonic() + more), 0.0
+        time.sleep(0.02)
+    return len(found)
+
+
+def test_with_every_place_taken_by_strangers_a_worker_still_comes_in(
+    serve: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake, "SECONDS", 60.0)
     host, star = serve(1), Star()
     lines = [attacks.dialled(target(host, star)) for _ in range(1000)]
     server = join(host, 0, 1, seconds=10)
     assert torch.equal(push(server, torch.ones(N)), torch.ones(N))
     server.close()
+    assert 1000 - 128 <= closed(lines, 1000 - 128) <= 1000 - 127, "one more for the worker"
     for line in lines:
         line.close()
+
+
+def test_of_those_that_know_the_secret_a_few_have_room_beside_the_workers(
+    serve: Callable[..., Host], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tacit.server.host._HELLO_SECONDS", 60.0)
+    host, star = serve(WORKERS), Star()
+    lines = [attacks.inside(target(host, star)) for _ in range(60)]
+    turned_away = 60 - (4 * WORKERS + 16)
+    assert closed(lines, turned_away) == turned_away
+    assert "24 others are connected that know the secret" in caplog.records[0].message
+    for line in lines:
+        line.close()
+    servers: list[Server] = []
+    until = time.monotonic() + 20
+    while not servers and time.monotonic() < until:
+        with contextlib.suppress(AttachError, ServerLost):
+            servers.append(join(host, 0))
+    assert servers, "nobody else is let in"
+
+
+def test_who_was_refused_is_given_time_to_go_and_no_place_for_ever(serve: Callable[..., Host]) -> None:
+    at = target(serve(WORKERS), Star())
+    line = attacks.inside(at)
+    line.sendall(attacks.framed(attacks.hello(at, 0, workers=7)))
+    header = Header(*attacks.FORM.unpack(attacks.exactly(line, attacks.FORM.size)))
+    assert b"worker 0 is one of 7" in attacks.exactly(line, header.nbytes)
+    assert attacks.ended(line)
 
 
 def test_seconds_of_a_worker_are_not_those_of_a_stranger(serve: Callable[..., Host]) -> None:

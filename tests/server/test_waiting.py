@@ -69,12 +69,14 @@ def do(world: World, act: str, i: int) -> None:
 
 def where(world: World) -> list[tuple[object, ...]]:
     """What tells states apart, but for the numbers in the parameters, and for who is who."""
-    state = world.state
+    state, service = world.state, world.service
+    version = getattr(state, "version", 0)
+    by_round = isinstance(service, Keeper) and isinstance(service.star.consistency, Synchronous)
     pushed = {each if isinstance(each, int) else each.worker for each in state.pushed}
     return sorted(
         (
             *(w.alive, w.busy, w.incarnation, w.pushed, bool(w.refused)),
-            *(d.present, d.incarnation, d.clock, getattr(state, "version", 0) - d.pulled),
+            *(d.present, d.incarnation, d.clock - (version if by_round else 0), version - d.pulled),
             *(w.number in getattr(state, name, ()) for name in ("waiting", "entering", "meeting")),
             *(w.number in pushed, w.number == getattr(state, "bringing", None)),
         )

@@ -3,9 +3,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -94,6 +97,39 @@ def test_a_rank_ends_as_its_program_does(tmp_path: Path) -> None:
                 node.hear(message)
     assert node.failure().rank == 5
     assert str(node.failure().traceback).endswith("ValueError: " + "ü" * 2000)
+
+
+QUICK = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("rank", sys.argv[1])
+rank = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(rank)
+rank._NOW_AND_THEN = 0.3
+sys.exit(rank.main(sys.argv[2:]))
+"""
+PRINTS = "import time\nfor _ in range(1000): print('on', flush=True); time.sleep(0.05)"
+
+
+def test_a_rank_that_is_continued_is_known_to_be_though_it_never_stops_printing() -> None:
+    keeper = [sys.executable, "-I", "-S", "-c", QUICK, rank.__file__, sys.executable, "-I", "-S", "-c"]
+    with subprocess.Popen(
+        [*keeper, PRINTS], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={"RANK": "5"}
+    ) as process:
+        assert process.stderr is not None
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not children.read_text():
+            time.sleep(0.01)
+        pid = int(children.read_text())
+        # A keeper that goes by what is printed says nothing for as long as there is more.
+        ends = threading.Timer(20, lambda: os.kill(pid, signal.SIGKILL))
+        ends.start()
+        told = []
+        for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGKILL):
+            os.kill(pid, number)
+            told.append(json.loads(process.stderr.readline().removeprefix(rank.MARK)))
+        ends.cancel()
+    assert told[:2] == [{"rank": 5, "stopped": True}, {"rank": 5, "stopped": False}]
+    assert (told[2]["code"], told[2]["frozen"]) == (-9, False)
 
 
 def heard(node: Node, rank: int, code: int, time: float, traceback: str = "") -> None:

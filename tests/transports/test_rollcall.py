@@ -245,6 +245,9 @@ class Notes:
     def take(self) -> Noted | None:
         return self.last
 
+    def alike(self, ones: Noted, others: Noted) -> bool:
+        return ones.text == others.text
+
     def differ(self, one: int, ones: Noted, other: int, others: Noted) -> str:
         return f"{sorted([(one, ones.text), (other, others.text)])} by step {ones.step}"
 

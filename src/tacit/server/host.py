@@ -182,6 +182,7 @@ class Host:
         seat, header = event.seat, event.header
         match header.kind:
             case Kind.HELLO:
+                seat.introduced, seat.since = False, time.monotonic()  # who is refused may not stay for ever
                 self._hello(seat, header, event.body)
             case Kind.DECLARE:
                 self._open_shard(seat, -header.spec)
