@@ -192,6 +192,8 @@ class Keeper(Service[Books]):
             if stale or sender in state.pushed:  # of each worker, one counts in a round
                 return replace(state, desks=desks, waiting=asked, late=state.late + 1)
             self._add_(push, self._scratch(state.x), 1.0)  # what cannot be read is refused now
+            if message.sequence <= state.version:  # answered at once, and its next push lies where this does
+                push = replace(push, payloads=tuple(tuple(x.clone() for x in each) for each in push.payloads))
             return replace(state, desks=desks, waiting=asked, pushed={**state.pushed, sender: push})
         weight = 1 / self.workers / (max(1, stale) if self.star.by_staleness else 1)
         rule = self._apply(state, [push], weight, worker)

@@ -41,7 +41,7 @@ class Seat:
         limits: what it may declare; None before it is welcome.
         refused: of declared messages, why they cannot be read.
         open: the numbers of the declared messages that have come and were not answered.
-        since: when it came; `introduced`: whether its HELLO is here, and perhaps waits for its turn.
+        since: when it came, or was refused; `introduced`: whether its HELLO is here and waits for its turn.
         asked: when it was asked whether it is still there; `still_here`: when it last said so.
         left: whether it has said goodbye.
         why: why others were told that it is gone; empty while they were not.
