@@ -1,6 +1,7 @@
 """What tests in several folders share."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -8,6 +9,10 @@ from typing import TypeAlias
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads would spin for what is small here
+
+# A shell has its background jobs ignore it, and what they start: commands under test are to be interrupted.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from tacit.cluster import Cluster
 from tacit.errors import TestbedError

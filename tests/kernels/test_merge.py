@@ -77,7 +77,7 @@ def test_what_both_have_and_what_arrived(one: dict[int, float], other: dict[int,
         mine = way(owed)
         assert mine.at.tolist() == both
         assert equal(mine.values, torch.tensor([one[i] for i in both]))
-        rest = [one.get(i, 9.0) if i not in other else 9.0 for i in range(NUMEL)]
+        rest = [9.0 + (one.get(i, 0.0) if i not in other else 0.0) for i in range(NUMEL)]
         assert equal(owed, torch.tensor(rest))
         assert way(None).at.tolist() == both
 

@@ -70,8 +70,7 @@ def divide(mine: Chosen, arrived: Tensor, room: Room, owed: Tensor | None = None
 
     Args:
         room: is overwritten by them; has a place for each entry.
-        owed: is 0 at these positions where it is of the values' type; of a wider type it has there what
-            rounding the values took away.
+        owed: may be of a wider type than the values, and then has there what rounding these took away.
     """
     if arrived.is_meta:
         return mine
