@@ -96,10 +96,6 @@ def _run(trial: Trial, folder: Path, out: Path, mark: str) -> Found:
     words = ["--cluster", f"{cluster}@1gbit", "--algorithm", FAMILIES[trial.families[0]], "--out", str(out)]
     argv = [sys.executable, "-m", "tacit.cli", "run", *words, "--", str(RANK)]
     argv.append(json.dumps(trial.about(str(folder), TIMEOUT)))
-    if (
-        signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    ):  # so in the background of a shell; it is for the command
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         command = subprocess.Popen(
             argv, stdout=stdout, stderr=stderr, env=_environment(folder, mark), start_new_session=True

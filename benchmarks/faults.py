@@ -5,8 +5,7 @@
     python benchmarks/faults.py --only faults    # or worlds
 
 * `worlds`: every family of algorithms on 1 to 8 ranks, in every layout on nodes, without a fault.
-* `faults`: one fault a trial, of kinds that end a training (a rank is killed, freezes, exits, raises, has a
-NaN,
+* `faults`: one fault a trial, of kinds that end a training (a rank is killed, freezes, exits, raises, has a NaN,
   ends early, is cut off; the launcher, a server, the supervisor or the command is killed) and of kinds that
   must not (a rank freezes for 3 s or is slow, a link is down for 2 s, the disk is full, the folder of results
   is gone).
@@ -22,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -124,6 +124,8 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, default=RESULTS / "faults-trials.jsonl", help="where rows are")
     parser.add_argument("--save", action="store_true", help="keep the result in benchmarks/results")
     options = parser.parse_args()
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in the background of a shell
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.geteuid() != 0:
         parser.error("links and disks are broken by root only: run it as root, in a container, say")
     trials: list[Trial] = []

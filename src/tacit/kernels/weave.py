@@ -98,7 +98,7 @@ def _common(a: Any, b: Any, at: Any, places: Any) -> Any:
 
 
 def _divide(a: Any, x: Any, arrived: Any, at: Any, values: Any, owed: Any) -> Any:
-    """Entries that have arrived go to `at` and `values`; the others are added to `owed`, if it is not empty."""
+    """Entries that have arrived go to `at` and `values`; the others add to `owed`, if it is not empty."""
     j, n = 0, 0
     for i in range(a.shape[0]):
         while j < arrived.shape[0] and arrived[j] < a[i]:
