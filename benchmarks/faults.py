@@ -5,8 +5,8 @@
     python benchmarks/faults.py --only faults    # or worlds
 
 * `worlds`: every family of algorithms on 1 to 8 ranks, in every layout on nodes, without a fault.
-* `faults`: one fault a trial, of kinds that end a training (a rank is killed, freezes, exits, raises, has a NaN,
-  ends early, is cut off; the launcher, a server, the supervisor or the command is killed) and of kinds that
+* `faults`: one fault a trial, of kinds that end a training (a rank is killed, freezes, exits, raises, has a
+  NaN, ends early, is cut off; the launcher, a server, the supervisor or the command is killed) and of kinds that
   must not (a rank freezes for 3 s or is slow, a link is down for 2 s, the disk is full, the folder of results
   is gone).
 
