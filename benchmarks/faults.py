@@ -6,9 +6,9 @@
 
 * `worlds`: every family of algorithms on 1 to 8 ranks, in every layout on nodes, without a fault.
 * `faults`: one fault a trial, of kinds that end a training (a rank is killed, freezes, exits, raises, has a
-  NaN, ends early, is cut off; the launcher, a server, the supervisor or the command is killed) and of kinds that
-  must not (a rank freezes for 3 s or is slow, a link is down for 2 s, the disk is full, the folder of results
-  is gone).
+  NaN, ends early, is cut off; the launcher, a server, the supervisor or the command is killed) and of kinds
+  that must not (a rank freezes for 3 s or is slow, a link is down for 2 s, the disk is full, the folder of
+  results is gone).
 
 Judged: all ends within the process group's time-out and ten seconds (and the seconds in which the command
 ends the other nodes); the summary names the rank that had the fault; no process, interface, namespace or
