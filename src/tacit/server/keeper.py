@@ -306,7 +306,11 @@ class Keeper(Service[Books]):
         assert state.x is not None
         taken, work = state.taken[worker], self.work[worker]
         apart = work.scratch("apart", taken, taken.shape, taken.dtype)
-        apart.copy_(torch.sub(state.x, taken, out=work.scratch("wide", taken, taken.shape, state.x.dtype)))
+        if apart.dtype == state.x.dtype:
+            torch.sub(state.x, taken, out=apart)
+        else:
+            wide = work.scratch("wide", taken, taken.shape, state.x.dtype)
+            apart.copy_(torch.sub(state.x, taken, out=wide))
         ctx = work.context(apart, f"{self.name}/{worker}", state.version)
         payload = self.back.codec.encode(apart, ctx)
         self.back.codec.decode_add_(payload, taken, 1.0)
