@@ -1,7 +1,7 @@
 """Hundreds of short trainings in which something breaks: who ends, when, naming whom, and what is left.
 
     python benchmarks/faults.py                  # about 3 hours; goes on where it was stopped
-    python benchmarks/faults.py --quick          # about 7 minutes: 12 faults, and two layouts
+    python benchmarks/faults.py --quick          # about 6 minutes: 12 faults, and two layouts
     python benchmarks/faults.py --only faults    # or worlds
 
 * `worlds`: every family of algorithms on 1 to 8 ranks, in every layout on nodes, without a fault.

@@ -1,7 +1,7 @@
 """Every attack of attacks.py on a parameter server, while a real training is under way that must not notice.
 
-    python benchmarks/strangers.py              # about 12 minutes
-    python benchmarks/strangers.py --quick      # about 4: each attack once, with fewer connections
+    python benchmarks/strangers.py              # 5 minutes, 12 on a slower machine
+    python benchmarks/strangers.py --quick      # 1 to 5: each attack once, with fewer connections
     python benchmarks/strangers.py --only idle,impostor
 
 One training after the other, and in each of them one attack after the other, each from an address of its own:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -31,23 +32,20 @@ class DecayMomentum:
     def __init__(self, momentum: Momentum, named: Mapping[str, Tensor]) -> None:
         self._momentum = momentum
         self._names = {id(p): name for name, p in named.items()}
+        self._named = named
         self._velocities: dict[str, Tensor] = {}
-        self._groups: Sequence[Group] = ()
 
-    def prepare(self, groups: Sequence[Group]) -> None:
+    def prepare(self, groups: Iterable[Group]) -> None:
         """Have a velocity for every parameter that decays."""
-        self._groups = groups
         for group in groups:
             for p in group["params"]:
                 if group["weight_decay"] and id(p) in self._names:
                     self._velocity(p)
 
-    def expect(self, names: Collection[str]) -> None:
+    def expect(self, names: AbstractSet[str]) -> None:
         """Have one for each of these: a checkpoint holds theirs, which die away where nothing decays now."""
-        for group in self._groups:
-            for p in group["params"]:
-                if self._names.get(id(p)) in names:
-                    self._velocity(p)
+        for name in self._named.keys() & names:
+            self._velocity(self._named[name])
 
     @torch.no_grad()
     def before_step(self, optimizer: Optimizer, groups: Iterable[Group]) -> None:

@@ -84,7 +84,7 @@ class TakenMomentum:
             _check(momentum, optimizer, group)
         self._before = [group["momentum"] for _, group in self._groups]
         self.decay = DecayMomentum(momentum, named)
-        self.decay.prepare([group for _, group in self._groups])
+        self.decay.prepare(group for _, group in self._groups)
 
     def __str__(self) -> str:
         return f"{_words(self.momentum)} taken over from SGD"

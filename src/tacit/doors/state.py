@@ -248,11 +248,12 @@ def _found(
     session = level.session
     found = _of_topology(i, session, shares)
     elsewhere = state["topologies"][i] != repr(session.strategy.topology)
+    decayed = shares.names(i, DECAY)
     expected = session.widths() | {key: (kept.shared, kept.width) for key, kept in _of_door(level).items()}
     for (name, field), (shared, width) in expected.items():
         if is_topologys(field) and elsewhere and (name, field) not in found:
             continue  # nothing was owed there
-        if field == DECAY and name not in shares.names(i, DECAY):
+        if field == DECAY and name not in decayed:
             found[name, field] = torch.zeros(width)  # nothing decayed when it was saved
             continue
         if resized:

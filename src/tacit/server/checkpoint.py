@@ -145,13 +145,11 @@ def _check(key: object, shard: object, workers: int) -> None:
     Raises:
         ValueError: says of which lot.
     """
-    kinds: Mapping[str, type] = {}
-    if isinstance(shard, Mapping):
-        kinds = _AVERAGES if "number" in shard else _KEEPS
-    fits = isinstance(shard, Mapping) and all(isinstance(shard.get(name), kinds[name]) for name in kinds)
-    if not (isinstance(key, str) and fits):
+    if not isinstance(shard, Mapping):
         raise ValueError(f"what it has of {key!r} is no state of a server")
-    assert isinstance(shard, Mapping)
+    kinds = _AVERAGES if "number" in shard else _KEEPS
+    if not isinstance(key, str) or not all(isinstance(shard.get(name), kinds[name]) for name in kinds):
+        raise ValueError(f"what it has of {key!r} is no state of a server")
     clocks = shard.get("clocks", [0] * workers)
     if len(clocks) != workers or not all(isinstance(each, int) for each in clocks):
         raise ValueError(f"what it has of {key!r} is not of {workers} workers")

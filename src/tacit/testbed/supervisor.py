@@ -100,9 +100,10 @@ class Supervisor:
                 os.kill(process, number)
 
     def _start(self, message: Mapping[str, Any], files: Sequence[int]) -> None:
-        if _launches(message["argv"]) and (len(self._networks) > 1 or self._launched):
-            _import_launcher(message["env"])
-        self._launched = True
+        if _launches(message["argv"]):
+            if len(self._networks) > 1 or self._launched:
+                _import_launcher(message["env"])
+            self._launched = True
         process = os.fork()
         if process == 0:
             self._become(message, files)
