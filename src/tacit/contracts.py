@@ -232,8 +232,16 @@ class Reduce:
 
     def _checked(self, payload: Payload, given: Tensor) -> Payload:
         """Nobody sees in the mean what a payload swallows: where there is cause, it is looked for here."""
-        if not given.is_meta and self.codec.swallows and self.codec.extreme(payload):
-            for tensor in (given, *(part for part in payload if part.is_floating_point())):
+        if given.is_meta or not self.codec.swallows:
+            return payload
+        parts = [part for part in payload if part.is_floating_point()]
+        if self.ctx.health is not None:
+            if given.dtype.itemsize < 4 or not parts:
+                parts.append(given)  # else what is infinite in it shows in the payload
+            for part in parts:
+                note_magnitude(part, self.ctx.health)
+        elif self.codec.extreme(payload):
+            for tensor in (given, *parts):
                 refuse_overflow(tensor, self.ctx)
         return payload
 
@@ -307,8 +315,9 @@ class Rounded(Sent):
 
     def take_from_(self, owed: Tensor) -> None:
         """Leave the rounding error owed."""
-        for start in range(0, owed.numel(), _PIECE):
-            piece = slice(start, start + _PIECE)
+        step = _PIECE if owed.is_cpu else max(1, owed.numel())
+        for start in range(0, owed.numel(), step):
+            piece = slice(start, start + step)
             owed[piece] -= self.x[piece].to(self.dtype).to(owed.dtype)
 
     def dense(self, like: Tensor) -> Tensor:
@@ -408,13 +417,43 @@ def extreme(x: Tensor) -> bool:
     return not (low > -EXTREME and high < EXTREME)
 
 
+OVERFLOWN = 3.3e38
+"""A magnitude from which on something overflowed: codecs cap their scales at 3.4e38."""
+
+
+def measure_(x: Tensor, out: Tensor) -> None:
+    """Write the largest magnitude in `x` to `out` (one fp32 number, where `x` is): NaN or infinite if one is.
+
+    One launch on a GPU, and nothing is waited for.
+    """
+    if not x.numel():
+        out.zero_()
+    elif x.dtype == torch.float64:
+        out.copy_(torch.linalg.vector_norm(x.reshape(-1), torch.inf).view(out.shape))
+    else:
+        at = out.view(())
+        torch.linalg.vector_norm(x.reshape(-1), torch.inf, dtype=torch.float32, out=at)
+
+
+def note_magnitude(x: Tensor, health: Tensor) -> None:
+    """Have `health` (one fp32 number, where `x` is) be at least the largest magnitude in `x`; NaN stays."""
+    found = health.new_empty(health.shape)
+    measure_(x, found)
+    torch.maximum(health, found, out=health)
+
+
 def refuse_overflow(x: Tensor, ctx: Context) -> None:
-    """Refuse NaN and infinity in what was made of finite entries.
+    """Refuse NaN and infinity in what was made of finite entries; where there is `ctx.health`, note it there.
 
     Raises:
         Overflow: names the lot.
     """
-    if x.is_meta or bool(x.sum().isfinite()) or bool(x.isfinite().all()):
+    if x.is_meta:
+        return
+    if ctx.health is not None:
+        note_magnitude(x, ctx.health)
+        return
+    if bool(x.sum().isfinite()) or bool(x.isfinite().all()):
         return
     if not ctx.told_of_nan:  # else a rank gave what is not finite, and says so
         raise Overflow(
@@ -479,6 +518,9 @@ class Context:
         name: of the lot that travels; part of every random seed, as `seed` is.
         rescale: what is to become of what is owed of `x`, before it is added, as the learning rate has
             changed. replicas: how many ranks `word` tells of; 0: it tells of nothing else.
+        health: where the exchange runs on a device and the host does not wait for it: one number there, the
+            largest magnitude of what may overflow on the way. None: the host looks, and overflow is an error
+            at once.
     """
 
     out: Tensor
@@ -500,6 +542,7 @@ class Context:
     prefix: str = ""
     rescale: Factors = ()
     replicas: int = 0
+    health: Tensor | None = None
 
     @property
     def told_of_nan(self) -> bool:
@@ -588,6 +631,14 @@ class Compressor(ABC):
     scales: ClassVar[bool] = False
     """Whether a multiple of what is given makes the same multiple of what arrives, and nothing is remembered:
     a gradient may then come with the factor of a GradScaler, which keeps it from vanishing in fp16."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether an exchange never needs a value on the host, and makes its tensors on the device of `x`.
+
+        On a GPU it can then be launched without waiting. What is not, runs on the host, on copies.
+        """
+        return False
 
     @property
     def needs_server(self) -> bool:
@@ -768,6 +819,11 @@ class Topology(ABC):
 
     scope: str = WORLD
     meets: str = WORLD
+
+    @property
+    def on_device(self) -> bool:
+        """As of a compressor: whether conducting never needs a value on the host."""
+        return False
 
     @property
     def apart(self) -> bool:

@@ -1,13 +1,20 @@
-"""Runs exchanges on a transport: one to its end, or a lane of them, answered in order."""
+"""Runs exchanges on a transport: one to its end, or a lane of them, answered in order.
+
+`Lane` is for collectives that tell when they are done (Gloo): many exchanges are under way at once.
+`StreamLane` is for those that are done when they are launched (NCCL on a CUDA stream): each runs to its end.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, TypeVar
+
+import torch
 
 from tacit import ranges
 from tacit.contracts import Collective, Posted, Request, Transport
@@ -20,6 +27,13 @@ def drive(exchange: Generator[Request, Any, T], transport: Transport, slot: str 
 
     So all its messages are of stage 0, however many there are.
     """
+    return _to_the_end(exchange, transport, slot, None)
+
+
+def _to_the_end(
+    exchange: Generator[Request, Any, T], transport: Transport, slot: str, stages: Counter[str] | None
+) -> T:
+    """`stages`: counts how often it has spoken on each axis; None: all is of stage 0."""
     answer: Any = None
     while True:
         try:
@@ -28,7 +42,10 @@ def drive(exchange: Generator[Request, Any, T], transport: Transport, slot: str 
             result: T = end.value
             return result
         assert isinstance(request, Collective), f"a {type(request).__name__} reached the transport"
-        posted, done = transport.post(request, 0, slot), threading.Event()
+        stage = 0 if stages is None else stages[request.axis]
+        posted, done = transport.post(request, stage, slot), threading.Event()
+        if stages is not None:
+            stages[request.axis] += 1
         posted.on_done(done.set)
         done.wait()
         answer = posted.answer()
@@ -203,3 +220,63 @@ class Lane:
         with self._idle:
             self._open -= 1
             self._idle.notify_all()
+
+
+class StreamLane:
+    """Runs each exchange to its end in the thread that submits it, on a CUDA stream of the lane's own.
+
+    Nothing is waited for: the stream waits for what the submitting thread has launched so far, all of the
+    exchange is launched on it, and whoever uses an answer has its stream wait for this one (`join`). So there
+    is one order of launches, that of the calls, on every rank; a second thread that launches collectives can
+    make ranks wait for each other for ever (pytorch#175145). An exchange must therefore never need a value on
+    the host. The first failure ends everything that comes later, with that error.
+
+    Args:
+        transport: takes the messages; its collectives count as done when they are launched.
+        explain: turns a failure into the error that is given to the jobs.
+        device: whose stream; on the CPU there is none, and all is done at once.
+        name: the algorithm's, for the profiler.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        explain: Callable[[BaseException], BaseException],
+        device: torch.device,
+        name: str = "",
+    ) -> None:
+        self._transport, self._explain, self._name = transport, explain, name
+        self._device = device
+        self._failure: BaseException | None = None
+        cuda: Any = torch.cuda
+        self.stream = cuda.Stream(device) if device.type == "cuda" else None
+
+    def submit(self, job: Job) -> None:
+        """Launch all of it, behind what this thread has launched so far."""
+        if self._failure is None:
+            if self.stream is not None:
+                self.stream.wait_stream(torch.cuda.current_stream(self._device))
+            with self.inside(), ranges.within(self._name, "exchange"):
+                try:
+                    job.landed(_to_the_end(job.open(), self._transport, job.slot, Counter()))
+                    return
+                except Exception as error:
+                    self._failure = self._explain(error)
+        job.failed(self._failure)
+
+    def inside(self) -> AbstractContextManager[object]:
+        """What is launched inside the block goes to the lane's stream."""
+        return torch.cuda.stream(self.stream)
+
+    def join(self) -> None:
+        """What this thread launches from now on waits for what the lane has launched."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self.stream)
+
+    def flush(self) -> None:
+        """Nothing is ever under way on the host."""
+
+    def close(self) -> None:
+        """Wait until the stream has run: its memory may be freed then."""
+        if self.stream is not None:
+            self.stream.synchronize()

@@ -38,6 +38,7 @@ class Lot:
     """Parameters that travel in one message: flat, one after the other; or a stretch of them.
 
     Attributes:
+        device: where they are exchanged: where the parameters are, or on the host, on copies.
         chosen: each parameter's compressor; `compressor` joins them.
     """
 
@@ -131,19 +132,29 @@ def as_matrix(shape: torch.Size, at: int = 0, numel: int | None = None) -> Matri
     return Matrix(at, rows, (shape.numel() if numel is None else numel) // max(rows, 1), len(shape))
 
 
-def make_lots(names: Iterable[Sequence[str]], named: Mapping[str, Tensor], policy: Policy) -> list[Lot]:
-    """Lots of these parameters, each with the compressor that the policy chooses, joined by `Select`."""
-    return [_lot(group, named, policy) for group in names]
+def make_lots(
+    names: Iterable[Sequence[str]],
+    named: Mapping[str, Tensor],
+    policy: Policy,
+    device: torch.device | None = None,
+) -> list[Lot]:
+    """Lots of these parameters, each with the compressor that the policy chooses, joined by `Select`.
+
+    `device`: where they are exchanged; None: where the parameters are.
+    """
+    return [_lot(group, named, policy, device) for group in names]
 
 
-def _lot(names: Sequence[str], named: Mapping[str, Tensor], policy: Policy) -> Lot:
+def _lot(
+    names: Sequence[str], named: Mapping[str, Tensor], policy: Policy, device: torch.device | None
+) -> Lot:
     slots, start = [], 0
     for name in names:
         slots.append(Slot(name, start, start + named[name].numel(), named[name].shape))
         start = slots[-1].stop
     first = named[names[0]]
     chosen = tuple(choice(name, named[name], policy) for name in names)
-    return Lot(tuple(slots), first.dtype, first.device, chosen)
+    return Lot(tuple(slots), first.dtype, first.device if device is None else device, chosen)
 
 
 def choice(name: str, p: Tensor, policy: Policy) -> Compressor:

@@ -123,6 +123,13 @@ TABLE = {
     "gtopk 1%, momentum corrected": Row(
         MomentumCorrection(ErrorFeedback(TopK(ratio=0.01))), tree(TOPK, 2), 1.0, topology=GlobalTopK()
     ),
+    "gtopk of each 128 + ef": Row(
+        ErrorFeedback(TopK(ratio=0.03, chunk=128)),
+        tree(32 * 4 + 32 + 5, 4),
+        1.0,
+        conserves=True,
+        topology=GlobalTopK(),
+    ),
     "gtopk 100%": Row(TopK(ratio=1.0), tree(NUMEL * 4 + 125, 125), 1e-6, topology=GlobalTopK()),
     "topk 100%": Row(TopK(ratio=1.0), gather(NUMEL * 4 + 125), 1e-6),
     "topk 1% + ef, biases dense": Row(
@@ -174,6 +181,18 @@ TABLE = {
     "bf16, then all that is left": Row(
         Then(BF16(), Dense()), lambda p: ring(2 * NUMEL)(p) + ring(4 * NUMEL)(p), 1e-2, rounding=2**-7
     ),
+    # 4 of each 128, and of the 104 behind them: 32 values, their low bytes, and ceil((32 + 3) / 8).
+    "topk of each 128": Row(TopK(ratio=0.03, chunk=128), gather(32 * 4 + 32 + 5), 1.0),
+    "topk of each 128 + ef": Row(
+        ErrorFeedback(TopK(ratio=0.03, chunk=128)), gather(32 * 4 + 32 + 5), 1.0, conserves=True
+    ),
+    # As SparseLoCo: 12 + 8 entries, as there are only 8 behind the first 992; 20 levels of 2 bits, a unit.
+    "topk of each 992, values in 2 bits, + ef that decays": Row(
+        ErrorFeedback(TopK(ratio=0.012, values=QSGD(bits=2), chunk=992), decay=0.95),
+        gather(5 + 4 + 20 + 3),
+        1.0,
+    ),
+    "sign + ef that decays": Row(ErrorFeedback(Sign(), decay=0.9), gather(125 + 4), 1.0, rounding=1e-5),
     # Sparse ternary compression: ceil(10 / 8) bytes of signs, and one magnitude.
     "topk 1%, signs": Row(TopK(ratio=0.01, values=Sign()), gather(2 + 4 + 12), 1.0, rounding=1e-5),
     "topk 1%, signs, + ef": Row(

@@ -7,6 +7,7 @@ import torch
 from laws import Bench, Peers, tensors
 from torch import Tensor
 
+from tacit import algorithms
 from tacit.compressors import BF16, Dense, ErrorFeedback, PowerSGD, Sign, Threshold, TopK
 from tacit.contracts import Context
 from tacit.errors import ConfigError
@@ -53,6 +54,49 @@ def test_the_fused_pass_owes_what_the_two_steps_owe() -> None:
         assert all(torch.equal(p, q) for p, q in zip(fused, payload, strict=True))
         compressor.sent(payload, a).take_from_(a)
         assert torch.equal(owed, a)
+
+
+@pytest.mark.parametrize(
+    ("numel", "chunk", "sent"),
+    [(1000, 100, 50), (1000, 1000, 50), (1000, 300, 15 * 3 + 15), (1000, 333, 17 * 3 + 1), (40, 1000, 40)],
+)
+def test_of_each_chunk_the_largest_are_sent(numel: int, chunk: int, sent: int) -> None:
+    compressor = TopK(ratio=0.05, chunk=chunk)
+    assert compressor.most(numel) == sent
+    x = tensors(1, numel)[0]
+    expected = torch.zeros(numel)
+    for start in range(0, numel, chunk):
+        piece = x[start : start + chunk]
+        at = piece.abs().topk(min(math.ceil(round(0.05 * chunk, 6)), piece.numel())).indices
+        expected[start : start + chunk][at] = piece[at]
+    assert torch.equal(once(compressor, x), expected)
+
+
+def test_a_choice_among_as_many_as_there_are_is_one_among_all() -> None:
+    xs = tensors(3, N)
+    whole, of_one = (Peers(ErrorFeedback(TopK(ratio=0.01, chunk=chunk)), 3, N) for chunk in (None, N))
+    for _ in range(3):
+        assert torch.equal(whole.exchange(xs)[0].mean, of_one.exchange(xs)[0].mean)
+
+
+def test_sums_of_what_was_chosen_by_chunks_are_said_in_full() -> None:
+    sums = TopK(ratio=0.01, chunk=100).of_sums(N, 4)
+    assert sums == TopK(ratio=0.04)
+    x = sum(once(TopK(ratio=0.01, chunk=100), x) for x in tensors(4, N))
+    assert isinstance(x, Tensor)
+    assert torch.equal(once(sums, x), x)
+
+
+def test_chunks_have_a_text_form() -> None:
+    strategy = algorithms.parse("topk:ratio=0.015625,chunk=4096")
+    assert strategy.compressor == ErrorFeedback(TopK(ratio=0.015625, chunk=4096))
+    assert algorithms.parse("topk").compressor == ErrorFeedback(TopK())
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 2.0, True])
+def test_a_chunk_that_is_none_is_refused(chunk: object) -> None:
+    with pytest.raises(ConfigError, match=r"chunk=.* is not a whole number, 1 or more: .*4096"):
+        TopK(chunk=chunk)  # type: ignore[arg-type]
 
 
 def test_a_threshold_sends_plus_or_minus_tau_and_keeps_the_rest() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import tacit
 from tacit.compressors import (
+    Clip,
     Dense,
     ErrorFeedback,
     Int8,
@@ -27,6 +28,7 @@ from tacit.compressors import (
 from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Context, Matrix, Outcome, State, Topology
 from tacit.doors.state import load, told
+from tacit.errors import ConfigError
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import Flat, GlobalTopK, Hierarchical, TwoPhase
@@ -460,3 +462,62 @@ def test_what_is_refused() -> None:
     for bad in (1, None, "yes"):
         with pytest.raises(tacit.ConfigError, match="rescale"):
             ErrorFeedback(TopK(), rescale=bad)  # type: ignore[arg-type]
+
+
+# ---- what is owed decays ------------------------------------------------------------------------------
+
+
+def test_what_is_owed_decays_as_sparseloco_has_it() -> None:
+    """Sarfi et al. 2025: m = beta m + delta; the largest of each chunk leave m; their mean arrives."""
+    generator = torch.Generator().manual_seed(0)
+    given = [[torch.randn(N, generator=generator) for _ in range(2)] for _ in range(5)]
+    compressor = ErrorFeedback(TopK(ratio=0.01, chunk=500), decay=0.95)
+    means, states = rounds(compressor, lambda round_, rank: given[round_][rank].clone(), 5)
+    owed = [torch.zeros(N) for _ in range(2)]
+    for deltas, mean in zip(given, means, strict=True):
+        sent = []
+        for m, delta in zip(owed, deltas, strict=True):
+            m.mul_(0.95).add_(delta)
+            rows = m.view(-1, 500)
+            chosen = torch.zeros_like(rows).scatter_(1, rows.abs().topk(5).indices, 1.0).view(-1)
+            sent.append(m * chosen)
+            m.mul_(1 - chosen)
+        torch.testing.assert_close(mean, torch.stack(sent).mean(0))
+    assert all(torch.equal(_residual(state), m) for state, m in zip(states, owed, strict=True))
+
+
+@pytest.mark.parametrize("inner", [TopK(ratio=0.01), Clip(TopK(ratio=0.01), 1e9)], ids=["once", "inside"])
+@pytest.mark.parametrize("rescale", [True, False])
+def test_decay_comes_on_top_of_the_learning_rate(inner: Compressor, rescale: bool) -> None:
+    before = torch.randn(N, generator=torch.Generator().manual_seed(0))
+    compressor = ErrorFeedback(inner, rescale=rescale, decay=0.5)
+    x = torch.zeros(N)
+    factors = ((100, 200, 4.0), (3000, N, 2.0))
+    ctx = Context(out=torch.empty(N), work=Bench(), peers=1, name="x", rescale=factors)
+    talk = FLAT.conduct(x, compressor, {"residual": before}, ctx)
+    (done,) = Loopback(1).run([talk])
+    expected = before.clone()
+    for start, stop, factor in factors if rescale else ():
+        expected[start:stop] *= factor
+    torch.testing.assert_close(done.mean + done.state["residual"], expected * 0.5)
+    torch.testing.assert_close(done.sent.dense(x), done.mean)
+
+
+def test_what_the_means_owe_decays_too() -> None:
+    compressor, topology = ErrorFeedback(TopK(ratio=0.01), decay=0.5), TwoPhase()
+    before = [torch.randn(2048, generator=torch.Generator().manual_seed(rank)) for rank in range(2)]
+    x = torch.zeros(4096)
+    talks = []
+    for rank, second in enumerate(before):
+        ctx = Context(out=torch.empty(4096), work=Bench(), peers=2, rank=rank, name="x")
+        talks.append(topology.conduct(x, compressor, {**compressor.init(x), SECOND: second}, ctx))
+    for rank, done in enumerate(Loopback(2).run(talks)):
+        arrived = done.mean.view(2, -1)[rank] + done.state[SECOND]
+        torch.testing.assert_close(arrived, before[rank] * 0.5)
+        assert int(done.mean.count_nonzero()) == 2 * 21
+
+
+@pytest.mark.parametrize("decay", [0, -0.5, 1.5, True, "0.9"])
+def test_a_decay_that_is_none_is_refused(decay: object) -> None:
+    with pytest.raises(ConfigError, match=r"decay=.* is not .*0\.95"):
+        ErrorFeedback(Dense(), decay=decay)  # type: ignore[arg-type]

@@ -197,8 +197,8 @@ def a_void_round_keeps_nothing_and_lowers_the_factor_on_all_ranks() -> None:
             assert all(torch.equal(before[k], after[k].tensor) for k in before), algorithm
             assert torch.equal(parameters, flat(loop.model)), algorithm
             assert loop.scaler.get_scale() == 2.0**15, algorithm
-            assert session.session.tally.records[-1].void
             assert session.metrics()["void_rounds"] == 1
+            assert session.session.tally.records[-1].void
             assert session.metrics()["rounds"] == session.metrics()["steps"] == 5
             loop.steps(2)
         assert same_on_all_ranks(flat(loop.model)), algorithm

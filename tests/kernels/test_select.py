@@ -14,6 +14,7 @@ from tacit.kernels.select import (
     Room,
     new_room,
     select_above,
+    select_in_chunks,
     select_largest,
     settle_torch,
     sift,
@@ -233,3 +234,39 @@ def test_a_room_is_used_again() -> None:
     first = select_largest(x, 500, room)
     assert first.at.data_ptr() == room.at.data_ptr()
     assert torch.equal(select_largest(-x, 500, room).values, -x[room.at[:500]])
+
+
+# ---- chunk by chunk -----------------------------------------------------------------------------------
+
+
+def in_chunks(a: Tensor, per_chunk: int, chunk: int) -> Tensor:
+    """The rule, chunk by chunk."""
+    starts = range(0, a.numel(), chunk)
+    pieces = [a[start : start + chunk] for start in starts]
+    found = [
+        ranked(piece, min(per_chunk, piece.numel())) + start
+        for start, piece in zip(starts, pieces, strict=True)
+    ]
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("numel", [1, 300, 4096, 4097, 50_001])
+@pytest.mark.parametrize(("per_chunk", "chunk"), [(41, 4096), (1, 1000), (256, 256), (4000, 4096)])
+def test_the_largest_of_each_chunk(per_chunk: int, chunk: int, numel: int, dtype: torch.dtype) -> None:
+    for x in (random(numel), *awkward(numel).values()):
+        for residual in (None, torch.zeros(numel, dtype=dtype), random(numel, dtype, seed=2)):
+            a = x.to(dtype) if residual is None else x.to(dtype) + residual
+            expected = in_chunks(a, per_chunk, chunk)
+            room = Room(torch.empty_like(expected, dtype=torch.int32), a.new_empty(expected.numel()))
+            owed = None if residual is None else torch.full_like(a, 7.0)
+            index, values = select_in_chunks(x.to(dtype), per_chunk, chunk, room, residual, owed)
+            assert torch.equal(index.long(), expected)
+            assert torch.equal(values.nan_to_num(9.0), a[expected].nan_to_num(9.0))
+            if owed is not None:
+                assert torch.equal(owed.nan_to_num(9.0), a.index_fill(0, expected, 0.0).nan_to_num(9.0))
+
+
+def test_of_nothing_nothing_is_chosen_in_chunks() -> None:
+    room = Room(torch.empty(0, dtype=torch.int32), torch.empty(0))
+    assert select_in_chunks(torch.empty(0), 3, 10, room).at.numel() == 0

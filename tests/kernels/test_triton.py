@@ -17,14 +17,17 @@ from tacit.kernels.pick import VARIABLE
 pytest.importorskip("triton", reason="triton is not installed: pip install -e '.[cuda]'")
 
 CHECKS = Path(__file__).with_name("triton_checks.py")
-FAMILIES = ["signs or payloads", "levels", "int8 or exponents", "pass or chosen or scattering or outside"]
+FAMILIES = [
+    "signs or payloads or means", "levels", "int8 or exponents", "pass or chosen or chunk",
+    "positions or scattering or outside or orthogonal",
+]  # fmt: skip
 
 
-def checked(family: str, **variables: str) -> None:
+def checked(family: str, file: Path = CHECKS, **variables: str) -> None:
     """Run the checks of a family in a process of its own: Triton reads its variables when it is imported."""
     env = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "TRITON_INTERPRET")}
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", family, str(CHECKS)],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", family, str(file)],
         env=env | {"OMP_NUM_THREADS": "1"} | variables,
         capture_output=True,
         text=True,
@@ -39,10 +42,28 @@ def test_in_the_interpreter(family: str) -> None:
 
 
 @pytest.mark.timeout(600)
+def test_nothing_waits_for_them() -> None:
+    family = "(select or signs or exponents) and 5000 or positions or scattering or outside or orthogonal"
+    checked(family, CHECKS.with_name("test_hostless.py"), TRITON_INTERPRET="1", TACIT_KERNELS="triton")
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_on_a_gpu(family: str) -> None:
     checked(family)
+
+
+KINDS = {
+    torch.float32: "*fp32", torch.float64: "*fp64", torch.float16: "*fp16", torch.bfloat16: "*i16",
+    torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64",
+}  # fmt: skip
+
+
+def kind(argument: object) -> str:
+    if isinstance(argument, torch.Tensor):
+        return KINDS[argument.dtype]
+    return "fp32" if isinstance(argument, float) else "i32"
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> list[str]:
@@ -50,41 +71,57 @@ def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> lis
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from tacit.kernels.cuda import entries, launch
+    from tacit.kernels.cuda import entries, launch, orthogonal, positions, select, signs
 
-    kinds = {torch.float32: "*fp32", torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64"}
     written: list[str] = []
-
-    def kind(argument: object) -> str:
-        if isinstance(argument, torch.Tensor):
-            return kinds[argument.dtype]
-        return "fp32" if isinstance(argument, float) else "i32"
 
     def start(kernel: Any, programs: int, on: torch.Tensor, *args: object, **constants: object) -> None:
         if programs:
             names = kernel.arg_names
             signature = {name: kind(each) for name, each in zip(names, args, strict=False)}
+            varies = {each.name for each in kernel.params if each.do_not_specialize}
+            constants |= {  # a number that is 1 is compiled in
+                name: 1
+                for name, each in zip(names, args, strict=False)
+                if type(each) is int and each == 1 and name not in varies
+            }
+            options = {"enable_fp_fusion": False}
+            options |= {name: constants.pop(name) for name in [*constants] if name not in names}
             fixed = {(names.index(name),): each for name, each in constants.items()}
             source = ASTSource(kernel, signature | dict.fromkeys(constants, "constexpr"), fixed)
-            made = compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False})
+            made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
             assert made.asm["cubin"]
             written.append(made.asm["ptx"])
 
-    monkeypatch.setattr(launch, "start", start)
-    monkeypatch.setattr(entries, "start", start)
+    for module in (launch, entries, orthogonal, positions, select, signs):
+        monkeypatch.setattr(module, "start", start)
     call()
     return written
 
 
-def calls() -> dict[str, Callable[[], object]]:
-    """Each kernel, in the ways that differ most."""
-    from tacit.kernels.cuda import entries, exponents, int8, levels, signs
+def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    """Each kernel that takes entries of this type, in the ways that differ most."""
+    from tacit.kernels.cuda import exponents, int8, levels, select, signs
 
-    x, means = torch.ones(1024), torch.ones(8)
+    x, means = torch.ones(1024, dtype=dtype), torch.ones(8)
     codes, index = torch.zeros(1024, dtype=torch.uint8), torch.zeros(1024, dtype=torch.int32)
     return {
         "signs": lambda: signs.encode(x, x, x, codes, means, means, keep=True),
+        "sign": lambda: signs.encode_one(x, x, x, codes, means, means),
         "add signs": lambda: signs.add([(codes, means, means)], 0.5, x, fresh=False),
+        "sign of one": lambda: signs.encode_one(x[:1], x[:1], x[:1], codes, means[:1], means),
+        "all of one": lambda: [
+            signs.encode(x[:513], x, x, codes, means, means, keep=True),
+            signs.add([(codes, means, means)], 0.5, x[:513], fresh=False),
+            int8.encode(x[:513], x, x, codes, means),
+            int8.add([(codes, means)], 0.5, x[:513], fresh=False),
+            exponents.encode(x[:513], 7, codes, codes),
+            exponents.add([(codes, codes)], 0.5, x[:513], fresh=False),
+            levels.quantize(x[:513], 4, 512, 2.5, 7, codes, means),
+            levels.add([(codes, means)], 4, 512, 0.5, x[:513], fresh=False),
+            select.largest(x[:1], 1, index, x, x, x),
+            select.in_chunks(x[:1], 1, 1, index, x, x, x),
+        ],
         "QSGD": lambda: levels.quantize(x, 4, 512, BY_NORM, 7, codes, means),
         "5 bits": lambda: levels.quantize(x, 5, 512, 2.5, 7, codes, means),
         "add levels": lambda: levels.add([(codes, means)], 3, 512, 0.5, x, fresh=False),
@@ -92,19 +129,55 @@ def calls() -> dict[str, Callable[[], object]]:
         "add int8": lambda: int8.add([(codes, means)], 0.5, x, fresh=False),
         "exponents": lambda: exponents.encode(x, 7, codes, codes),
         "add exponents": lambda: exponents.add([(codes, codes)], 0.5, x, fresh=False),
-        "select": lambda: entries.sift(x, 0.5, index, x, x, x),
-        "scatter": lambda: entries.scatter(index, x, 0.5, x),
+        "select": lambda: select.largest(x, 10, index, x, x, x),
+        "select without memory": lambda: select.largest(x, 10, index, x, None, None),
+        "select in chunks": lambda: select.in_chunks(x, 3, 1000, index, x, x, x),
     }
 
 
-INEXACT = re.compile(r"\b(?:(?:fma|mad)\.\w+\.f32|(?:add|sub|mul)\.ftz|(?:div|sqrt|rcp)\.(?:full|approx))")
+def calls_of_fp32() -> dict[str, Callable[[], object]]:
+    """Those that take fp32 only, or no entries."""
+    from tacit.kernels.cuda import entries, orthogonal, positions, signs
+
+    x, many = torch.ones(1024), torch.ones(512 * 1025)
+    codes, index = torch.zeros(70_000, dtype=torch.uint8), torch.zeros(1024, dtype=torch.int32)
+    return {
+        "sign of many": lambda: signs.encode_one(many, None, None, codes, torch.ones(1025), x),
+        "sift": lambda: entries.sift(x, 0.5, index, x, x, x),
+        "bitmap": lambda: positions.pack(index, 1024, 0, codes),
+        "pack": lambda: positions.pack(index, 1024, 2, codes),
+        "unpack": lambda: positions.unpack(codes, 1024, 2, index),
+        "unpack a bitmap": lambda: positions.unpack(codes, 1024, 0, index),
+        "scatter": lambda: positions.scatter(index, x, 0.5, x),
+        "clear": lambda: positions.clear(index, x),
+        "clear bf16": lambda: positions.clear(index, x.bfloat16()),
+        "places of one": lambda: [
+            positions.pack(index[:1], 1, 0, codes[:1]),
+            positions.unpack(codes[:1], 1, 0, index[:1]),
+            positions.scatter(index[:1], x[:1], 0.5, x[:1]),
+            positions.clear(index[:1], x[:1]),
+            orthogonal.scale(x[:1], (1,), 1),
+            orthogonal.orthogonalize(x[:1], (1,), 1),
+            entries.sift(x[:1], 0.5, index, x, x, x),
+        ],
+        "scale": lambda: orthogonal.scale(x, (100, 156), 4),
+        "orthogonalize": lambda: orthogonal.orthogonalize(x, (100, 156), 4),
+    }
 
 
-@pytest.mark.timeout(300)
-def test_all_compile_and_nothing_is_fused_or_approximate(monkeypatch: pytest.MonkeyPatch) -> None:
+INEXACT = re.compile(
+    r"\b(?:(?:fma|mad)\.\w+\.f(?:32|64)|(?:add|sub|mul)\.ftz|(?:div|sqrt|rcp)\.(?:full|approx))"
+)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_all_compile_and_nothing_is_fused_or_approximate(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if os.environ.get("TRITON_INTERPRET"):
         pytest.skip("Triton interprets here, and does not compile")
-    for name, call in calls().items():
+    for name, call in (calls(dtype) | (calls_of_fp32() if dtype == torch.float32 else {})).items():
         written = compiled(monkeypatch, call)
         assert written, name
         for ptx in written:

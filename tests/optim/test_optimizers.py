@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from tacit import LAMB, LARS
 from tacit.errors import ConfigError
+from tacit.kernels.pick import emulated_device
 
 BOTH = [LARS, LAMB]
 
@@ -137,3 +138,35 @@ def test_a_closure_gives_the_loss() -> None:
 def test_what_cannot_be_is_refused(make: Callable[[list[nn.Parameter]], Optimizer], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         make([nn.Parameter(torch.ones(2, 2))])
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_on_a_device_a_step_is_the_same_but_for_rounding(kind: type[Optimizer], dtype: torch.dtype) -> None:
+    def trained() -> list[Tensor]:
+        draw = torch.Generator().manual_seed(1)
+        shapes = ((6, 4), (3, 2, 2), (5,), (2, 2))
+        parameters = [nn.Parameter(torch.randn(shape, generator=draw).to(dtype)) for shape in shapes]
+        nn.init.zeros_(parameters[-1])
+        optimizer = kind(parameters, lr=0.1)  # type: ignore[call-arg]
+        for _ in range(3):
+            for p in parameters:
+                p.grad = torch.randn(p.shape, generator=draw).to(dtype)
+            optimizer.step()
+        return [p.data for p in parameters]
+
+    there = trained()
+    with emulated_device():
+        here = trained()
+    near = {"rtol": 2**-6, "atol": 1e-2} if dtype == torch.bfloat16 else {}  # type: ignore[var-annotated]
+    for p, other in zip(here, there, strict=True):
+        torch.testing.assert_close(p, other, **near)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_on_a_device_no_value_is_read(kind: type[Optimizer]) -> None:
+    p = nn.Parameter(torch.empty(6, 4, device="meta"))  # has none
+    optimizer = kind([p], lr=0.1)  # type: ignore[call-arg]
+    for _ in range(2):
+        p.grad = torch.empty_like(p)
+        optimizer.step()

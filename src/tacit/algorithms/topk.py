@@ -11,6 +11,9 @@ By `topology=two-phase` each rank averages one stretch for all and sends the mea
 feedback of its own: of the up to P k entries that came, the k largest; the others wait where they are. From 3
 ranks on these are fewer bytes, and of P k entries k arrive: at equal bytes the two come to the same.
 
+By `chunk=4096` the choice is made among so many entries in a row at a time, as SparseLoCo does (Sarfi et al.
+2025, arXiv 2508.15706, 64 of each 4096, of progress over many steps).
+
 Differences from the papers: the k entries are chosen over a whole lot (the tensors that travel in one
 message), not tensor by tensor; parameters of fewer than two dimensions are sent densely in the same message.
 """
@@ -48,11 +51,12 @@ def topk(
     values: Literal["fp32", "bf16", "fp16", "int8", "qsgd", "sign"] = "fp32",
     warmup_steps: int = 0,
     topology: Way = "all-gather",
+    chunk: int | None = None,
 ) -> Strategy:
     """One entry in 1 / `ratio` is sent, the largest; the rest is owed."""
     checks.word("values", values, tuple(VALUES))
 
     def owing(ratio: float) -> Compressor:
-        return ErrorFeedback(TopK(ratio=ratio, values=VALUES[values]))
+        return ErrorFeedback(TopK(ratio=ratio, values=VALUES[values], chunk=chunk))
 
     return Strategy(compressor=warmed_up(owing, ratio, warmup_steps), topology=way(topology), name="topk")

@@ -12,9 +12,10 @@ from torch import Tensor
 from tacit import checks
 from tacit.contracts import Context, Decoded, OneShot, Payload, Rounded, Sent
 from tacit.kernels.payloads import expect_parts
+from tacit.kernels.pick import on_host
 
 PIECE = 1 << 14
-"""Entries that are widened at a time: they stay in the second-level cache."""
+"""Entries that are widened at a time on the host: they stay in the second-level cache."""
 
 
 class Cast(OneShot):
@@ -25,6 +26,7 @@ class Cast(OneShot):
     light: ClassVar[bool] = True
     entrywise: ClassVar[bool] = True
     scales: ClassVar[bool] = True
+    on_device: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype]
 
     def exempts(self, shape: torch.Size) -> bool:
@@ -49,7 +51,7 @@ class Cast(OneShot):
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Widen and add in one pass."""
         self.check(payload, out)
-        for start, stop in _pieces(out.numel()):  # of mixed types torch would widen all of it at once
+        for start, stop in _pieces(out):  # of mixed types torch would widen all of it at once
             out[start:stop].add_(payload[0][start:stop].to(out.dtype), alpha=weight)
 
     def sent(self, payload: Payload, x: Tensor) -> Sent:
@@ -96,6 +98,7 @@ class FP8(OneShot):
 
     additive: ClassVar[bool] = False
     scales: ClassVar[bool] = True
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.word("format", self.format, tuple(_FORMATS))
@@ -111,7 +114,7 @@ class FP8(OneShot):
         wide = torch.promote_types(x.dtype, torch.float32)
         scale = _largest(x).to(wide).clamp(max=_HUGE).div(torch.finfo(dtype).max).float().view(1)
         inverse = torch.where(scale >= _TINY, 1 / scale, 0.0)
-        for start, stop in _pieces(x.numel()):
+        for start, stop in _pieces(x):
             wire[start:stop] = (x[start:stop] * inverse).to(dtype).view(torch.uint8)
         return wire, scale
 
@@ -132,7 +135,7 @@ class FP8(OneShot):
         wire, scale = payload
         wide = torch.promote_types(out.dtype, torch.float32)
         factor = scale.to(wide) * weight
-        for start, stop in _pieces(out.numel()):
+        for start, stop in _pieces(out):
             out[start:stop] += wire[start:stop].view(_FORMATS[self.format]).to(wide).mul_(factor)
 
     def sent(self, payload: Payload, x: Tensor) -> Sent:
@@ -150,6 +153,9 @@ def _largest(x: Tensor) -> Tensor:
     return torch.maximum(-low, high)
 
 
-def _pieces(numel: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, numel, PIECE):
-        yield start, min(start + PIECE, numel)
+def _pieces(x: Tensor) -> Iterator[tuple[int, int]]:
+    """A device does all of it at once: what a launch costs is more than a cache saves."""
+    numel = x.numel()
+    piece = PIECE if on_host(x) else max(numel, 1)
+    for start in range(0, numel, piece):
+        yield start, min(start + piece, numel)

@@ -11,6 +11,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
 from tacit.contracts import Context, Exchange, Sent, State
+from tacit.kernels.pick import on_host
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Clip(Wrapper):
         hint = "it is the length to clip to; write 1.0, or leave Clip out not to clip"
         checks.real("max_norm", self.max_norm, hint, above=0)
 
+    @property
+    def on_device(self) -> bool:
+        """As the one inside."""
+        return self.inner.on_device
+
     def init(self, like: Tensor) -> State:
         """That of the one inside."""
         return outer_state(self.inner.init(like), "inner")
@@ -46,10 +52,9 @@ class Clip(Wrapper):
         """Shorten `x` if it is too long, and let the one inside speak."""
         # Where x may be overwritten, no buffer is needed; else it must be there before it is known to be.
         short = x if x is ctx.out else ctx.scratch("short", x, x.shape, x.dtype)
-        scale = _scale(x, self.max_norm * math.sqrt(ctx.share * ctx.peers))
-        given = x if scale == 1.0 else torch.mul(x, scale, out=short)
+        given, cut = _shortened(x, self.max_norm * math.sqrt(ctx.share * ctx.peers), short)
         done = yield from self.inner.exchange(given, inner_state(state, "inner"), ctx.inside("inner"))
-        sent = done.sent if scale == 1.0 else _Shortened(done.sent)
+        sent = _Shortened(done.sent) if cut else done.sent
         return done._replace(sent=sent, state=outer_state(done.state, "inner"))
 
 
@@ -64,6 +69,24 @@ class _Shortened(Sent):
 
     def dense(self, like: Tensor) -> Tensor:
         return self.inner.dense(like)
+
+
+def _shortened(x: Tensor, limit: float, short: Tensor) -> tuple[Tensor, bool]:
+    """`x`, or in `short` what is left of it with a norm of at most `limit`; and whether it may be less."""
+    if not x.is_meta and not on_host(x):
+        return _shortened_unseen(x, limit, short), True
+    scale = _scale(x, limit)
+    return (x, False) if scale == 1.0 else (torch.mul(x, scale, out=short), True)
+
+
+def _shortened_unseen(x: Tensor, limit: float, short: Tensor) -> Tensor:
+    """On a device: the factor stays a tensor there, and both norms are taken."""
+    kind = torch.promote_types(x.dtype, torch.float32)
+    norm, wide = (torch.linalg.vector_norm(x, dtype=each).double() for each in (kind, torch.float64))
+    norm = torch.where(norm.isfinite(), norm, wide)
+    quotient = torch.full_like(norm, limit) / norm  # torch's `limit / norm` is not rounded correctly
+    scale = torch.where((norm > limit) & norm.isfinite(), quotient, 1.0)
+    return torch.mul(x.to(kind), scale.to(kind), out=short)
 
 
 def _scale(x: Tensor, limit: float) -> float:

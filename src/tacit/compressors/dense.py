@@ -24,6 +24,7 @@ class Dense(OneShot):
     light: ClassVar[bool] = True
     scales: ClassVar[bool] = True
     entrywise: ClassVar[bool] = True
+    on_device: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:
         """There is nothing to be exempt from."""

@@ -26,6 +26,7 @@ class Int8(OneShot):
 
     scales: ClassVar[bool] = True
     additive: ClassVar[bool] = False
+    on_device: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:
         """Biases and norms live on another scale than weights: they stay dense."""

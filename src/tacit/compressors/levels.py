@@ -30,6 +30,7 @@ class Levels(OneShot):
     additive: ClassVar[bool] = False
     scales: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
+    on_device: ClassVar[bool] = True
     bucket: int
 
     @property

@@ -13,12 +13,15 @@ from torch import Tensor
 from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.philox import philox
+from tacit.kernels.pick import on_host
 from tacit.kernels.signs import BLOCK, Values, add_signs_, blocks, encode_signs
 
 GROUP = 64
 """Entries of which a rank may say that it has no opinion, as all are 0."""
 PIECE = 1 << 14
 """Entries that are looked through at a time where some are 0; whole blocks, and whole bytes of groups."""
+LARGE = 1 << 20
+"""The same on a device."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class MajoritySign(OneShot):
     """
 
     additive: ClassVar[bool] = False
+    on_device: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:
         """A dense bias among votes would live on another scale."""
@@ -56,9 +60,10 @@ class MajoritySign(OneShot):
         abstains = ctx.scratch("abstains", x, (-(-numel // (8 * GROUP)),), torch.uint8)
         encode_signs(x, bits, means, None)
         abstains.zero_()
-        if not x.is_meta and int(torch.count_nonzero(x)) < numel:
-            for start in range(0, numel, PIECE):
-                _vote_of_zeros(x, start, bits, means, abstains, ctx)
+        if not x.is_meta and (not on_host(x) or int(torch.count_nonzero(x)) < numel):
+            size = PIECE if on_host(x) else LARGE
+            for start in range(0, numel, size):
+                _vote_of_zeros(x[start : start + size], start, bits, means, abstains, ctx)
         return bits, abstains
 
     def check(self, payload: Payload, out: Tensor) -> None:
@@ -85,7 +90,7 @@ class MajoritySign(OneShot):
             self.check(payload, out)
         add_signs_([_vote(payload) for payload in payloads], weight, out, fresh)
         for _, abstains in payloads:
-            if not out.is_meta and bool(abstains.any()):
+            if not out.is_meta:
                 _withdraw(abstains, weight, out)
 
     def sent(self, payload: Payload, x: Tensor) -> Sent:
@@ -99,12 +104,11 @@ def _vote(payload: Payload) -> Values:
 
 
 def _vote_of_zeros(
-    x: Tensor, start: int, bits: Tensor, means: Tensor, abstains: Tensor, ctx: Context
+    piece: Tensor, start: int, bits: Tensor, means: Tensor, abstains: Tensor, ctx: Context
 ) -> None:
-    """Write the signs of a piece anew if it holds zeros, which otherwise all vote for."""
-    piece = x[start : start + PIECE]
+    """Write the signs of a piece anew where it may hold zeros, which otherwise all vote for."""
     zeros = piece == 0
-    if not bool(zeros.any()):
+    if on_host(piece) and not bool(zeros.any()):
         return
     size = piece.numel()
     groups = -(-size // GROUP)
@@ -113,34 +117,54 @@ def _vote_of_zeros(
     empty = empty.view(groups, GROUP).all(1)
     first = start // (8 * GROUP)
     abstains[first : first + -(-groups // 8)] = _packed(empty)
+    votes = _turned(piece, zeros, start, ctx)
+    votes.view(-1).masked_fill_(_of_groups(empty)[:size], 1.0)
+    span = slice(start // BLOCK, -(-(start + size) // BLOCK))
+    encode_signs(votes, bits[start // 8 : start // 8 + -(-size // 8)], means[span], None)
+
+
+def _turned(piece: Tensor, zeros: Tensor, start: int, ctx: Context) -> Tensor:
+    """A copy of the piece, with votes by turns for zeros; it begins at `start`."""
+    if not on_host(piece):
+        at = torch.arange(start, start + piece.numel(), device=piece.device)
+        return torch.where(zeros, _by_turns(at, ctx).to(piece.dtype), piece)
     at = zeros.nonzero().squeeze(1)
     votes = piece.clone()
     votes[at] = _by_turns(at + start, ctx).to(votes.dtype)
-    votes.view(-1).masked_fill_(empty.repeat_interleave(GROUP)[:size], 1.0)
-    span = slice(start // BLOCK, -(-(start + size) // BLOCK))
-    encode_signs(votes, bits[start // 8 : start // 8 + -(-size // 8)], means[span], None)
+    return votes
 
 
 def _by_turns(at: Tensor, ctx: Context) -> Tensor:
     """1 or -1: by chance for the entry, then turning with every round and from rank to rank."""
     seed = zlib.crc32(f"{ctx.seed}|{ctx.name}|{ctx.prefix}|by turns".encode())
-    chance = philox(seed, at.cpu())[0].to(at.device)
+    chance = philox(seed, at)[0]
     return 1 - 2 * ((chance + ctx.round + ctx.rank) & 1)
 
 
 def _packed(flags: Tensor) -> Tensor:
     padded = flags.new_zeros(-(-flags.numel() // 8) * 8)
     padded[: flags.numel()] = flags
-    return (padded.view(-1, 8).to(torch.uint8) << _BITS.to(flags.device)).sum(1, dtype=torch.uint8)
+    return (padded.view(-1, 8).to(torch.uint8) << _bits(flags)).sum(1, dtype=torch.uint8)
+
+
+def _of_groups(each: Tensor) -> Tensor:
+    """What holds of each group, entry by entry."""
+    return each.unsqueeze(1).expand(-1, GROUP).reshape(-1)
 
 
 def _withdraw(abstains: Tensor, weight: float, out: Tensor) -> None:
     """Take back the votes for groups of which the rank has no opinion."""
-    flags = ((abstains.unsqueeze(1) >> _BITS.to(abstains.device)) & 1).view(-1).bool()
+    if on_host(out) and not bool(abstains.any()):
+        return
+    flags = ((abstains.unsqueeze(1) >> _bits(abstains)) & 1).view(-1).bool()
+    if not on_host(out):
+        out.sub_(_of_groups(flags)[: out.numel()].to(out.dtype), alpha=weight)
+        return
     for group in torch.split(flags.nonzero().squeeze(1), PIECE // GROUP):
         at = (group.unsqueeze(1) * GROUP + torch.arange(GROUP, device=out.device)).view(-1)
         at = at[at < out.numel()]
         out.index_add_(0, at, out.new_full((1,), -weight).expand(at.numel()))
 
 
-_BITS = torch.arange(8, dtype=torch.uint8)
+def _bits(like: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)

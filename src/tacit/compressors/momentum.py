@@ -58,6 +58,11 @@ class MomentumCorrection(Wrapper):
         """The optimizer's would come on top."""
         return Momentum(self.momentum, self.nesterov)
 
+    @property
+    def on_device(self) -> bool:
+        """As the one inside."""
+        return self.inner.on_device
+
     def exempted(self) -> Compressor:
         """Momentum is theirs too; all of it is sent, so that nothing is stale."""
         return MomentumCorrection(Dense(), self.momentum, self.nesterov, masking=False)

@@ -26,6 +26,7 @@ class Natural(OneShot):
     additive: ClassVar[bool] = False
     scales: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
+    on_device: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:
         """A rounded bias is as good as a rounded weight."""

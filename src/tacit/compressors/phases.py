@@ -57,6 +57,11 @@ class Phases(Compressor):
         return any(compressor.swallows for compressor in self._all)
 
     @property
+    def on_device(self) -> bool:
+        """If all of them are."""
+        return all(compressor.on_device for compressor in self._all)
+
+    @property
     def scales(self) -> bool:  # type: ignore[override]
         """If all of them do."""
         return all(compressor.scales for compressor in self._all)

@@ -63,6 +63,7 @@ class PowerSGD(Compressor):
 
     shared: ClassVar[frozenset[str]] = frozenset({"q"})
     swallows: ClassVar[bool] = False
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.whole("rank", self.rank, 1, None, "1 to 4 are usual")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,13 +11,16 @@ from torch import Tensor
 from tacit import checks
 from tacit.compressors import ratio
 from tacit.contracts import Compressor, Context, Exchange, Mean, Outcome, Sparse, State, refuse_overflow
+from tacit.kernels.philox import uniform
+from tacit.kernels.pick import on_host
 
 
 @dataclass(frozen=True)
 class RandomK(Compressor):
     """Send k = ceil(ratio x n) random entries, as a dense all-reduce: 2 (P - 1) / P x k x b bytes.
 
-    All ranks draw the same positions from the same seed, so none travel and payloads add up on the way.
+    All ranks draw the same positions from the same seed, so none travel and payloads add up on the way. On a
+    device they are drawn there, and are others than on the host: all ranks run on one or the other.
     Difference from the papers: positions are drawn one from each of k equal stretches, not freely, which
     costs no permutation; each entry is still as likely as any other.
 
@@ -27,6 +31,8 @@ class RandomK(Compressor):
 
     ratio: float = 0.01
     unbiased: bool = False
+
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         ratio.check(self.ratio)
@@ -40,16 +46,19 @@ class RandomK(Compressor):
         """No memory; wrap it in `ErrorFeedback` to have one."""
         return {}
 
-    def positions(self, numel: int, ctx: Context) -> Tensor:
+    def positions(self, x: Tensor, ctx: Context) -> Tensor:
         """k rising positions, equal on all peers, new in every round."""
-        k = ratio.count(self.ratio, numel)
-        bounds = torch.arange(k + 1) * numel // k
-        drawn = torch.rand(k, generator=ctx.rng("randomk"), dtype=torch.float64)
+        numel, k = x.numel(), ratio.count(self.ratio, x.numel())
+        bounds = torch.arange(k + 1, device=x.device) * numel // k
+        if on_host(x):
+            drawn = torch.rand(k, generator=ctx.rng("randomk"), dtype=torch.float64)
+        else:
+            drawn = uniform(ctx.draw("randomk"), k, x.device)
         return bounds[:-1] + (drawn * (bounds[1:] - bounds[:-1])).long()
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Take the entries, average them with the peers', put them among zeros."""
-        index = self.positions(x.numel(), ctx).to(x.device)
+        index = self.positions(x, ctx)
         values = x[index]
         if self.unbiased:
             values *= x.numel() / index.numel()

@@ -29,6 +29,7 @@ class Signed(OneShot):
     """Says of each entry its sign, and what the signs are worth: a payload of (signs, highs[, lows])."""
 
     additive: ClassVar[bool] = False
+    on_device: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:
         """Biases and norms live on another scale than weights: they stay dense."""

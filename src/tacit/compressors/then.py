@@ -41,6 +41,11 @@ class Then(Compressor):
         return self.first.swallows or self.second.swallows
 
     @property
+    def on_device(self) -> bool:
+        """If both are."""
+        return self.first.on_device and self.second.on_device
+
+    @property
     def changes(self) -> tuple[int, ...]:
         """Those of both."""
         return tuple(sorted({*self.first.changes, *self.second.changes}))

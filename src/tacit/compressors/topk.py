@@ -7,13 +7,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from tacit import checks
 from tacit.compressors import ratio
 from tacit.compressors.dense import Dense
 from tacit.compressors.entries import Entries, zeros
 from tacit.contracts import Context, OneShot, Payload
 from tacit.errors import ConfigError
 from tacit.kernels.positions import nbytes
-from tacit.kernels.select import Chosen, Room, select_largest
+from tacit.kernels.select import Chosen, Room, select_in_chunks, select_largest
 
 
 @dataclass(frozen=True)
@@ -27,22 +28,32 @@ class TopK(Entries):
     With `values=Sign()` this is sparse ternary compression (STC: Sattler et al. 2019): a bit an entry, and
     the mean of the chosen magnitudes.
 
-    Differences from the papers: the choice is made over all tensors of a lot at once, not tensor by tensor;
-    STC's positions are not Golomb-coded, and what comes back to a rank is not compressed again. Put
+    With `chunk=4096` it is SparseLoCo's choice (Sarfi et al. 2025, arXiv 2508.15706: 64 of each 4096): of
+    each `chunk` entries in a row the ceil(ratio x chunk) largest; of what is left at the end as many, or all
+    where they are fewer. k then is the sum of these.
+
+    Differences from the papers: the choice is made over all tensors of a lot as one row, not tensor by
+    tensor; STC's positions are not Golomb-coded, and what comes back to a rank is not compressed again. Put
     `ErrorFeedback` around it, or what is not sent is lost.
 
     Attributes:
         ratio: the share of the entries that is sent, in (0, 1]. Smaller sends less and converges slower.
         values: how the chosen entries are written: as they are, or shorter by `BF16()`, say.
+        chunk: of how many entries each choice is made; None: of all at once. Smaller ones spread what is sent
+            more evenly over the layers, and miss more of the largest.
     """
 
     ratio: float = 0.01
     values: OneShot = Dense()
+    chunk: int | None = None
 
     additive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         ratio.check(self.ratio)
+        if self.chunk is not None:
+            hint = "it is of how many entries each choice is made; write 4096, or None to choose among all"
+            checks.whole("chunk", self.chunk, 1, None, hint)
         if not isinstance(self.values, OneShot):
             raise ConfigError(
                 f"values={self.values!r} cannot write entries: write a compressor that speaks once and "
@@ -51,18 +62,32 @@ class TopK(Entries):
 
     def most(self, numel: int) -> int:
         """k, exactly."""
-        return ratio.count(self.ratio, numel)
+        if self.chunk is None:
+            return ratio.count(self.ratio, numel)
+        whole, rest = divmod(numel, self.chunk)
+        return whole * self._per_chunk + min(self._per_chunk, rest)
+
+    @property
+    def _per_chunk(self) -> int:
+        return 0 if self.chunk is None else ratio.count(self.ratio, self.chunk)
+
+    @property
+    def on_device(self) -> bool:
+        """If what writes the entries is."""
+        return self.values.on_device
 
     def of_sums(self, numel: int, peers: int) -> TopK | None:
         """The entries of all payloads together, as many as there can be; where these are fewer bytes."""
         count = min(numel, peers * self.most(numel))
         if not self.exact or 4 * count + nbytes(numel, count) >= 4 * numel:
             return None
-        return replace(self, ratio=count / numel)
+        return replace(self, ratio=count / numel, chunk=None)
 
     def choose(self, x: Tensor, room: Room, residual: Tensor | None, owed: Tensor | None) -> Chosen:
-        """The largest."""
-        return select_largest(x, self.most(x.numel()), room, residual, owed)
+        """The largest, of all or of each chunk."""
+        if self.chunk is None:
+            return select_largest(x, self.most(x.numel()), room, residual, owed)
+        return select_in_chunks(x, self._per_chunk, self.chunk, room, residual, owed)
 
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
         """As `values` says."""

@@ -119,7 +119,7 @@ class ErrorFeedback(Wrapper):
     """What a round does not send is owed, and added to the next (Seide 2014; Stich 2018; Karimireddy 2019).
 
     State: `residual`, rank-local, of the tensor's shape, in fp32 where that is of two bytes. Nothing is lost:
-    the sum of all that was sent plus the residual is the sum of all that was given.
+    the sum of all that was sent plus the residual is the sum of all that was given; with `decay`, less so.
 
     The optimizer multiplies what arrives by its learning rate of that step, and what waited was made at the
     rate of an earlier one. So what is owed of a gradient is multiplied by lr_then / lr_now when the rate has
@@ -128,13 +128,23 @@ class ErrorFeedback(Wrapper):
 
     Attributes:
         rescale: whether what is owed follows the learning rate; off, it stays in units of the gradient.
+        decay: what is owed is multiplied by it in every round, in (0, 1]. Less forgets sooner what was not
+            sent; SparseLoCo takes 0.95, of progress over many steps (Sarfi et al. 2025, arXiv 2508.15706).
     """
 
     rescale: bool = True
+    decay: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.flag("rescale", self.rescale)
+        hint = "write 1.0 to keep all that is owed, or SparseLoCo's 0.95"
+        checks.real("decay", self.decay, hint, above=0, most=1)
+
+    @property
+    def on_device(self) -> bool:
+        """As the one inside."""
+        return self.inner.on_device
 
     def spoken(self, step: int) -> Spoken | None:
         """The one inside, and what it does not say is owed."""
@@ -148,8 +158,9 @@ class ErrorFeedback(Wrapper):
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Add what is owed, let the one inside speak, keep what it did not say."""
-        if ctx.rescale and not self.rescale:
-            ctx = replace(ctx, rescale=())
+        if (ctx.rescale and not self.rescale) or self.decay != 1.0:
+            factors = ctx.rescale if self.rescale else ()
+            ctx = replace(ctx, rescale=_times(self.decay, factors, x.numel()))
         residual, owed = state["residual"], ctx.spare("residual", state["residual"])
         inside = ctx.inside("inner")
         if isinstance(self.inner, OneShot):
@@ -167,6 +178,19 @@ class ErrorFeedback(Wrapper):
             owed.sub_(done.sent.dense(given))
         sent = lasting(done.sent, x, residual, owed, ctx.rescale)
         return done._replace(sent=sent, state={"residual": owed, **outer_state(done.state, "inner")})
+
+
+def _times(decay: float, factors: Factors, numel: int) -> Factors:
+    """The factors of a tensor of so many entries, all of which decay too."""
+    if decay == 1.0:
+        return factors
+    found: list[tuple[int, int, float]] = []
+    at = 0
+    for start, stop, factor in (*factors, (numel, numel, 1.0)):
+        found += [(at, start, decay)] if at < start else []
+        found += [(start, stop, factor * decay)] if start < stop else []
+        at = stop
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -218,6 +242,11 @@ class Select(Compressor):
     def swallows(self) -> bool:  # type: ignore[override]
         """If any of them does."""
         return self.main.swallows or any(part.compressor.swallows for part in self.parts)
+
+    @property
+    def on_device(self) -> bool:
+        """If all of them are."""
+        return self.main.on_device and all(part.compressor.on_device for part in self.parts)
 
     @property
     def changes(self) -> tuple[int, ...]:

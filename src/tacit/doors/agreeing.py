@@ -21,6 +21,7 @@ from tacit.errors import AttachError, of_ranks
 from tacit.kernels.payloads import FORMAT
 from tacit.lots import Policy, choice, exempting
 from tacit.strategy import AnyStrategy
+from tacit.transports.devices import control
 
 _TEXT = 400
 """Bytes in which a rank says what it has, once it is known that others have something else."""
@@ -51,6 +52,7 @@ class Meant:
     policy: Policy | None = field(default=None, kw_only=True)
     memory: Memory = field(default_factory=dict, kw_only=True)
     seed: int = field(default=0, kw_only=True)
+    exchange_on: str | None = field(default=None, kw_only=True)
 
 
 def agree(model: DistributedDataParallel, strategy: AnyStrategy, meant: Meant) -> None:
@@ -92,6 +94,7 @@ def _things(model: DistributedDataParallel, strategy: AnyStrategy, meant: Meant)
         "scaler": _Thing(text=agreed_on(meant.scaler, strategy)),
         "steps_per_epoch or number of epochs": _Thing(text=_words(meant.memory)),
         "seed": _Thing(text=repr(meant.seed)),
+        "exchange_on": _Thing(text=repr(meant.exchange_on)),
         "optimizer": _Thing(text=_kinds(strategy, meant.optimizers)),
         "learning rate": _Thing(text=_rates(strategy, meant)),
     }
@@ -141,8 +144,7 @@ def _chosen(strategy: AnyStrategy, named: Mapping[str, Tensor], policy: Policy |
 
 def _everybodys(model: DistributedDataParallel, mine: Tensor) -> list[Tensor]:
     """What each rank gives, in their order."""
-    group = model.process_group
-    mine = mine.to(_device(model))
+    group = control(model.process_group)
     all_ = [torch.empty_like(mine) for _ in range(group.size())]
     try:
         dist.all_gather(all_, mine, group=group)
@@ -151,13 +153,7 @@ def _everybodys(model: DistributedDataParallel, mine: Tensor) -> list[Tensor]:
             "not every rank attaches to its model, or one is gone: call tacit.attach on all ranks, and "
             f"before the first step. The group said: {next(iter(str(error).splitlines()), 'nothing')}"
         ) from error
-    return [each.cpu() for each in all_]
-
-
-def _device(model: DistributedDataParallel) -> torch.device:
-    """Where the group's messages can be: plain DDP may have its model on an accelerator."""
-    kinds = {torch.device(each).type for each in model.process_group._device_types}
-    return torch.device("cpu") if "cpu" in kinds else next(model.parameters()).device
+    return all_
 
 
 def _told(model: DistributedDataParallel, text: str) -> list[str]:

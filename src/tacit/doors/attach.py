@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,7 +31,9 @@ from tacit.doors.buffers import OwnBuffers
 from tacit.doors.ddp import Answer, Switchboard, no_exchange, plain_mean
 from tacit.doors.given import ddp_of, optimizers_of
 from tacit.doors.level import Level, own_timeout
+from tacit.doors.memory import too_large
 from tacit.doors.nodes import read_nodes, warn_of_one
+from tacit.doors.placing import check_backend, device_of
 from tacit.doors.rates import Notes, Rates
 from tacit.doors.scaling import ScaledSteps, at_work
 from tacit.doors.trainable import StillTrained, refuse_sparse, trainable
@@ -46,6 +48,7 @@ from tacit.strategy import AnyStrategy, Strategy
 from tacit.timelines import Timeline
 from tacit.topologies.star import Star
 from tacit.transports.closing import Reached
+from tacit.transports.devices import control
 from tacit.transports.rollcall import Posted, RollCall
 from tacit.transports.torch import abort
 
@@ -87,6 +90,7 @@ def attach(
     weight: float | None = None,
     servers: Sequence[str] | None = None,
     seed: int = 0,
+    exchange_on: Literal["device", "host"] | None = None,
 ) -> Attached:
     """Put a strategy to work on a DDP model. A collective call: every rank of the model's group makes it.
 
@@ -113,6 +117,10 @@ def attach(
         seed: of what ranks draw at random while they train, the same on every rank: which entries travel,
             how levels are rounded. From 0 on. PowerSGD's first factors and a server's own draws do not
             depend on it.
+        exchange_on: for a model on a GPU, where its exchanges run: on the GPU in stream order ("device"; with
+            NCCL, and a strategy that needs no value on the host), or on the host, on copies that travel by
+            Gloo ("host": less memory on the GPU, as residuals and anchors are on the host). Where not given,
+            on the GPU if that is possible. `session.active_path` tells which, and why.
 
     Returns:
         The attached session: a context manager. `close` (or leaving the block) takes the optimizer's hooks
@@ -150,6 +158,7 @@ def attach(
         weight=weight,
         servers=where,
         seed=seed,
+        exchange_on=exchange_on,
     )
 
 
@@ -192,12 +201,13 @@ def checked(
     named = trainable(model)
     if subjects != {"nothing"}:
         refuse_join(model)
+        check_backend(model.process_group, device_of(named))
+        if "gradient" in subjects and getattr(model, "_use_python_reducer", False):
+            raise AttachError(
+                "DDP uses torch's Python reducer, which gives a communication hook single gradients and no "
+                'buckets: write torch._dynamo.config.optimize_ddp = "ddp_optimizer" before you wrap the model'
+            )
         for name, p in named.items():
-            if p.device.type != "cpu":
-                raise AttachError(
-                    f"{name} is on {p.device}: only parameters on the CPU (Gloo) are supported as yet. Use "
-                    "'ddp', which leaves DDP as it is"
-                )
             if p.dtype not in _TYPES:
                 raise AttachError(
                     f"{name} is {p.dtype}: only parameters of float32, float64, float16 and bfloat16 are "
@@ -277,7 +287,7 @@ def _share(group: dist.ProcessGroup, strategy: AnyStrategy, weight: float | None
         return 1.0
     mine = torch.tensor([0.0 if weight is None else weight], dtype=torch.float64)
     all_ = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(all_, mine, group=group)
+    dist.all_gather(all_, mine, group=control(group))
     weights = torch.cat(all_)
     if not bool(weights.any()):
         return 1.0
@@ -309,6 +319,7 @@ class Attached:
         weight: float | None = None,
         servers: served.Addresses = (),
         seed: int = 0,
+        exchange_on: str | None = None,
     ) -> None:
         group = model.process_group
         self._model, self._group, self._optimizers, self._named = model, group, optimizers, named
@@ -325,7 +336,17 @@ class Attached:
         self.strategy = strategy
         self._momentum = momentum.planned(strategy, policy, optimizers, named)
         agree(
-            model, strategy, Meant(named, optimizers, scaler=scaler, policy=policy, memory=memory, seed=seed)
+            model,
+            strategy,
+            Meant(
+                named,
+                optimizers,
+                scaler=scaler,
+                policy=policy,
+                memory=memory,
+                seed=seed,
+                exchange_on=exchange_on,
+            ),
         )
         if not self._quiet:
             board = board or Switchboard.of(model)
@@ -347,6 +368,7 @@ class Attached:
             "servers": servers,
             "seed": seed,
             "taken": self._momentum,
+            "exchange_on": exchange_on,
             "alike": weight is None and scaler is None and _alike_by_node(strategy),
         }
         self.levels: list[Level] = []
@@ -356,10 +378,15 @@ class Attached:
             for at_work in self.levels:
                 if at_work.strategy.rounds.follows:
                     at_work.session.follow(self.levels[-1].session)
-            self._scaled = None if scaler is None or self._quiet else ScaledSteps(scaler, self.levels, named)
+            self._scaled = None
+            if scaler is not None and not self._quiet:
+                self._scaled = ScaledSteps(scaler, self.levels, named, optimizers)
             self._watch()
             self._enter(board)
             ending.watch(dist.get_process_group_ranks(group))
+        except torch.OutOfMemoryError as error:
+            self._leave()
+            raise AttachError(too_large(strategy, named, policy, exchange_on)) from error
         except BaseException:
             self._leave()
             raise
@@ -474,6 +501,8 @@ class Attached:
             if level.stepped is not None:
                 before = level.stepped.before_step
                 self._handles += [each.register_step_pre_hook(before) for each in self._optimizers]
+        if any(level.session.in_stream and level.gradient is not None for level in self.levels):
+            self._handles += [each.register_step_pre_hook(self._verify) for each in self._optimizers]
         if self.levels[-1].progress is not None and self._scaled is None:
             far = self.levels[-1].session
             broken = Broken(self._named, lambda: far.step)
@@ -488,6 +517,30 @@ class Attached:
             self._handles.append(self._optimizers[-1].register_step_post_hook(self._after_step))
         elif self.levels[0].gradient is not None and self._scaled is None:
             self.levels[0].gradient.counts_steps = True
+
+    def _verify(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before a step takes the means: read what the device has noted of them; one wait a step.
+
+        A step that is given a closure computes its gradients in there, and is looked at behind it.
+        """
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._verify_means()
+            return None
+
+        def verified() -> Any:
+            loss = closure()
+            self._verify_means()
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": verified}
+        return (args[0], verified, *args[2:]), kwargs
+
+    def _verify_means(self) -> None:
+        for level in self.levels:
+            if level.gradient is not None and not level.session.late:
+                level.session.verify()
 
     def _minds_a_sum(self) -> bool:
         """Whether a gradient on top of a mean is to be refused; late means look at the optimizer's steps."""
@@ -645,7 +698,9 @@ class Attached:
         taken = "" if self._momentum is None else f", {self._momentum}"
         devices = {lot.device.type for level in self.levels for lot in level.session.lots}
         kernels = ", ".join(pick(device).words for device in sorted(devices))
-        return f"{peers} {'rank' if peers == 1 else 'ranks'} by {backend}, kernels: {kernels}{taken}"
+        where = dict.fromkeys(level.placing.words for level in self.levels if level.placing.words)
+        placed_ = f"{backend}, {' and '.join(where)}" if where else backend
+        return f"{peers} {'rank' if peers == 1 else 'ranks'} by {placed_}, kernels: {kernels}{taken}"
 
     # ---- out ------------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class Beside:
 
     def _flat(self, lot: Sequence[str]) -> Tensor:
         buffers = self._buffers()
-        return torch.cat([buffers[name].reshape(-1) for name in lot])
+        return torch.cat([buffers[name].reshape(-1).cpu() for name in lot])
 
     def _write(self, lot: Sequence[str], flat: Tensor) -> None:
         buffers, at = self._buffers(), 0

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.kernels.pick import on_host
 from tacit.session.origins import Origin
 
 
@@ -27,19 +28,33 @@ class Broken:
         self._named, self._step = named, step
         self._probe = min(named.values(), key=Tensor.numel, default=None)
         self._found: tuple[int, str, bool] | None = None
+        self._since: Tensor | None = None
+        """On a device, the first step with such a gradient, or -1; read when somebody asks."""
 
     def __call__(self, *_: Any) -> None:
         """To be called before every step."""
         grad = None if self._probe is None else self._probe.grad
-        if self._found is None and grad is not None and not _finite(grad):
+        if grad is not None and not on_host(grad):
+            self._note(grad)
+        elif self._found is None and grad is not None and not _finite(grad):
             self._found = self._look()
 
     def origin(self, step: int) -> Origin | None:
         """Where it began, as seen from this step; None where nothing has been found."""
+        if self._found is None and self._since is not None and int(self._since) >= 0:
+            seen = self._look()
+            self._found = seen and (int(self._since), seen[1], True)
         if self._found is None:
             return None
         first, name, several = self._found
         return Origin(name, max(0, step - first), several)
+
+    def _note(self, grad: Tensor) -> None:
+        """Without waiting for the device."""
+        if self._since is None:
+            self._since = torch.full((), -1, dtype=torch.int64, device=grad.device)
+        broken = torch.isfinite(grad.coalesce().values() if grad.is_sparse else grad).all().logical_not()
+        self._since = torch.where(broken & (self._since < 0), self._step(), self._since)
 
     def _look(self) -> tuple[int, str, bool] | None:
         step = self._step()

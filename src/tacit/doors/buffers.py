@@ -62,7 +62,7 @@ class Buffers:
         self._scope = session.strategy.topology.scope
         self._names = [name for name, b in named.items() if b.dtype in _MEANS and b.numel()]
         self._others = [name for name, b in named.items() if b.dtype not in _MEANS and b.numel()]
-        first = [named[name].detach() for name in self._names]
+        first = [named[name].detach().cpu() for name in self._names]
         self._shapes = [each.shape for each in first]
         self._common = [each.clone(memory_format=torch.contiguous_format).view(-1) for each in first]
         double = any(each.dtype == torch.float64 for each in first)
@@ -133,7 +133,7 @@ class Buffers:
                 assert arrived is not None
                 common.copy_(arrived)
                 buffer = self._same(i, self._named[self._names[i]])
-                mean = common.view(self._shapes[i])
+                mean = common.view(self._shapes[i]).to(buffer.device)
                 if lag == 0:
                     buffer.copy_(mean)
                 else:
@@ -238,7 +238,7 @@ class Buffers:
 
     def _row(self, i: int, buffer: Tensor) -> Tensor:
         """The buffer as a row, of the type that it had at first."""
-        return self._same(i, buffer).detach().contiguous().view(-1).to(self._common[i].dtype)
+        return self._same(i, buffer).detach().cpu().contiguous().view(-1).to(self._common[i].dtype)
 
     def _same(self, i: int, buffer: Tensor) -> Tensor:
         """The buffer, if it has the shape that it had at first."""
@@ -321,7 +321,7 @@ def _bits(x: Tensor) -> Tensor:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    return x.detach().contiguous().view(-1).view(torch.uint8)
+    return x.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 
 def _by_node(x: Tensor, near: tuple[int, int]) -> Generator[Request, Any, None]:

@@ -7,6 +7,7 @@ session that is attached at the moment, or plain averaging where none is.
 # No `from __future__ import annotations` here: DDP checks the hook's annotations as objects.
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,6 +19,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit import ranges
+from tacit.doors.copies import HostCopies
 from tacit.doors.late import LateMeans
 from tacit.doors.trainable import misfit, sparse
 from tacit.doors.unused import Used
@@ -99,8 +101,16 @@ def no_exchange(bucket: GradBucket) -> BucketFuture:
 
 
 def _now(value: Tensor) -> BucketFuture:
-    future: BucketFuture = torch.futures.Future()
+    future = _future(value)
     future.set_result(value)
+    return future
+
+
+def _future(value: Tensor) -> BucketFuture:
+    """A future that will hold it; of a tensor on a GPU it must know the device, for streams to wait."""
+    if not value.is_cuda:
+        return torch.futures.Future()
+    future: BucketFuture = torch.futures.Future(devices=[value.device])
     return future
 
 
@@ -144,6 +154,7 @@ class _Bucket:
     buffer: Tensor
     future: BucketFuture
     open: int
+    inside: Callable[[], AbstractContextManager[object]]
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def landed(self) -> None:
@@ -151,7 +162,8 @@ class _Bucket:
             self.open -= 1
             last = self.open == 0
         if last:
-            self.future.set_result(self.buffer)
+            with self.inside():  # the stream on which the answer was written last
+                self.future.set_result(self.buffer)
 
 
 class GradientDoor:
@@ -161,6 +173,7 @@ class GradientDoor:
         self._session = session
         self._used = used
         self._names = {id(p): name for name, p in named.items()}
+        self._copies = HostCopies.of(session, named)
         self._routes: dict[tuple[int, ...], list[_Whole | _Piece]] = {}
         self._routed = session.lots
         self._staged: dict[int, _Staged] = {}
@@ -179,6 +192,12 @@ class GradientDoor:
         """The hook's answer: a future that holds the bucket, with means in place of gradients."""
         session = self._session
         session.raise_failure()
+        if bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing():
+            raise AttachError(
+                f"a CUDA graph is being captured, and its replays would not exchange by "
+                f"{session.strategy.name!r}, as they run no Python: capture without backward, or attach a "
+                "strategy that averages parameters, such as 'diloco', whose rounds are outside of the graph"
+            )
         if not session.talks():
             return no_exchange(bucket)
         parameters = bucket.parameters()
@@ -192,7 +211,8 @@ class GradientDoor:
         self._note(parameters, bucket.is_last())
         late = self.late is not None and self.late.late
         lots = 0 if late else len({part.lot for part in route})
-        waiting = _Bucket(bucket.buffer(), torch.futures.Future(), 1 + lots)
+        inside = session.inside if self._copies is None else self._copies.inside
+        waiting = _Bucket(bucket.buffer(), _future(bucket.buffer()), 1 + lots, inside)
         for part in route:
             if isinstance(part, _Whole):
                 session.submit(part.lot, waiting.buffer[part.start : part.stop], waiting.landed)
@@ -221,6 +241,7 @@ class GradientDoor:
         if self._used is not None:
             self._used.clear()
         if self.counts_steps:
+            self._session.verify()
             self._session.step += 1
             self._session.tally.stepped(self._session.step)
 
@@ -228,6 +249,7 @@ class GradientDoor:
         session = self._session
         if self.late is not None:
             self.late.begin()
+        session.verify()
         session.discard()
         self._staged.clear()
         self._seen = []
@@ -266,7 +288,7 @@ class GradientDoor:
             for p in parameters:
                 places[self._names[id(p)]] = start
                 start += p.numel()
-            copied = self.late is not None
+            copied = self.late is not None or self._copies is not None
             self._routes[key] = [
                 part for i, lot in enumerate(self._session.lots) for part in _parts(i, lot, places, copied)
             ]
@@ -282,10 +304,10 @@ class GradientDoor:
         if self.late is not None:
             return self.late.flats[i]
         lot = self._session.lots[i]
-        if not self._session.strategy.topology.keeps_lots:
+        if not self._session.strategy.topology.keeps_lots and self._copies is None:
             return lot.like(lot.device)
         if i not in self._flats:
-            self._flats[i] = lot.like(lot.device)
+            self._flats[i] = lot.like(lot.device) if self._copies is None else self._copies.pinned(lot)
         return self._flats[i]
 
     def _stage(self, part: _Piece, bucket: _Bucket) -> None:
@@ -298,13 +320,30 @@ class GradientDoor:
             self.late.swap_(part.lot, part.to, here)
         else:
             there = staged.flat[part.to : part.to + part.numel]
-            there.copy_(here)
+            self._copy(here, there)
             staged.pieces.append((here, there))
             if bucket not in staged.futures:
                 staged.futures.append(bucket)
         staged.missing -= part.slots
         if staged.missing == 0:
-            self._session.submit(part.lot, staged.flat, lambda: _unstage(staged))
+            ready = None if self._copies is None else self._copies.arrived()
+            self._session.submit(part.lot, staged.flat, lambda: self._unstage(staged), ready=ready)
+
+    def _copy(self, here: Tensor, there: Tensor) -> None:
+        if self._copies is None:
+            there.copy_(here)
+        else:
+            self._copies.down(here, there)
+
+    def _unstage(self, staged: _Staged) -> None:
+        if self._copies is None:
+            with self._session.inside():
+                for here, there in staged.pieces:
+                    here.copy_(there)
+        else:
+            self._copies.up(staged.pieces)
+        for bucket in staged.futures:
+            bucket.landed()
 
 
 def _parts(i: int, lot: Lot, places: dict[str, int], copied: bool) -> list[Any]:
@@ -319,13 +358,6 @@ def _parts(i: int, lot: Lot, places: dict[str, int], copied: bool) -> list[Any]:
             whole = _Piece(i, start, 0, lot.numel, len(lot.slots))
             return [whole if copied else _Whole(i, start, start + lot.numel)]
     return [_Piece(i, places[slot.name], slot.start, slot.stop - slot.start) for slot in here]
-
-
-def _unstage(staged: _Staged) -> None:
-    for here, there in staged.pieces:
-        here.copy_(there)
-    for bucket in staged.futures:
-        bucket.landed()
 
 
 def after_backward(call: Callable[[], None], before: Callable[[], None] = lambda: None) -> None:

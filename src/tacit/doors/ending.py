@@ -33,9 +33,15 @@ _PROCESS = os.getpid()
 class _Notice(dist.ProcessGroup):
     """A process group without collectives: that it is shut down is all it is for."""
 
+    supports_splitting = False
+
     def getBackendName(self) -> str:
         """As it was registered."""
         return BACKEND
+
+    def _get_backend(self, device: Any) -> Any:
+        """Itself, which torch asks whether it can be split where the world is bound to a GPU."""
+        return self
 
     def shutdown(self) -> None:
         """Torch.distributed is about to be shut down."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import AttachError
+from tacit.kernels.pick import on_host
 from tacit.session import Session
 
 BLOCK = 1 << 16
@@ -62,6 +63,11 @@ class LateMeans:
     def swap_(self, i: int, start: int, gradient: Tensor) -> None:
         """Put a gradient into the buffer of lot `i` at `start`, and the mean that was there in its place."""
         mean = self.flats[i][start : start + gradient.numel()]
+        if not on_host(gradient):
+            between = mean.clone()
+            mean.copy_(gradient)
+            gradient.copy_(between)
+            return
         block = self._blocks[mean.dtype, mean.device]
         for at in range(0, gradient.numel(), BLOCK):
             ours, theirs = mean[at : at + BLOCK], gradient[at : at + BLOCK]

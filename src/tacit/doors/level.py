@@ -19,6 +19,7 @@ from tacit.doors.ddp import GradientDoor
 from tacit.doors.moments import Moments
 from tacit.doors.momentum import TakenMomentum
 from tacit.doors.optimizer import ProgressDoor, fragments
+from tacit.doors.placing import Placing, placed, transport_for
 from tacit.doors.replica import Present
 from tacit.doors.stepped import Groups, SteppedDoor
 from tacit.doors.unused import Used
@@ -26,6 +27,7 @@ from tacit.lots import Policy, cut, fitting
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies.star import Star
+from tacit.transports.devices import ByDevice
 from tacit.transports.servers import StarTransport
 from tacit.transports.torch import TorchTransport
 
@@ -41,6 +43,7 @@ class Level:
         stepped: the door around it, where a server steps.
         moments: what the optimizers keep of the parameters there.
         buffers: what the model has beside its parameters there; None where servers have it.
+        placing: where its exchanges run.
         taken: the momentum that was taken from the optimizers of the gradients' level.
     """
 
@@ -67,11 +70,17 @@ class Level:
         servers: served.Addresses = (),
         seed: int = 0,
         taken: TakenMomentum | None = None,
+        exchange_on: str | None = None,
     ) -> None:
         self.strategy = strategy = strategy.told(memory or {})
         self.taken = taken if strategy.subject == "gradient" else None
-        self.transport: TorchTransport | StarTransport = TorchTransport(model.process_group, timeout, nodes)
         quiet = strategy.subject == "nothing"
+        chosen = _of_parameters(policy or fitting(strategy.compressor, named), named)
+        self.placing = Placing()
+        if not quiet:
+            self.placing = placed(strategy, named, chosen, model.process_group, exchange_on)
+        peers, host = transport_for(self.placing, model.process_group, timeout, nodes)
+        self.transport: TorchTransport | ByDevice | StarTransport = peers
         tensors = {**named, **_at_servers(strategy, model)}
         cap = int(model.bucket_bytes_cap)
         parts = [] if quiet else fragments(tensors, strategy.rounds.parts)
@@ -91,13 +100,13 @@ class Level:
                 for group in _apart(part, named)
                 for lot in served.cut_by_home(group, tensors, homes, cap, kinds)
             ]
+            assert isinstance(peers, TorchTransport), "no server is on a GPU"
             self.transport = served.connect(
-                *(self.transport, strategy, {**tensors, **still}, servers, homes, timeout),
+                *(peers, strategy, {**tensors, **still}, servers, homes, timeout),
                 *(groups.rules if groups is not None else (), kinds),
             )
             if groups is not None:
                 beside = Beside(model.module, [*still], self.transport.servers, homes, cap)
-        chosen = _of_parameters(policy or fitting(strategy.compressor, named), named)
         lr = _largest(rates)
         self.used = Used.of(model, named) if strategy.subject == "gradient" else None
         idle = None if self.used is None else self.used.idle
@@ -113,6 +122,9 @@ class Level:
             idle=idle,
             seed=seed,
             trained=named,
+            device=self.placing.device,
+            in_stream=self.placing.in_stream,
+            host=host,
         )
         self.session.alike = frozenset(named if alike else ())
         if quiet:

@@ -110,13 +110,13 @@ class Moments:
             pieces = torch.split(flat, [each.numel() for each in same])
             for each, piece in zip(same, pieces, strict=True):
                 piece.view_as(each).copy_(each)
-            self._session.ask(partial(say, flat, scope), f"{what} {dtype}")
+            self._session.ask(partial(say, flat, scope), f"{what} {dtype}", of=flat)
             for each, piece in zip(same, pieces, strict=True):
                 each.copy_(piece.view_as(each))
 
     def _room(self, dtype: torch.dtype, numel: int) -> Tensor:
         if dtype not in self._flat or self._flat[dtype].numel() < numel:
-            self._flat[dtype] = torch.empty(numel, dtype=dtype)
+            self._flat[dtype] = torch.empty(numel, dtype=dtype, device=self._session.lots[0].device)
         return self._flat[dtype][:numel]
 
 

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tacit.contracts import NODE
 from tacit.errors import AttachError
 from tacit.strategy import AnyStrategy
+from tacit.transports.devices import control
 
 _log = logging.getLogger("tacit")
 
@@ -73,7 +74,7 @@ def _everybodys(group: dist.ProcessGroup, layout: int) -> list[int]:
     said = next((os.environ[name] for name in VARIABLES if name in os.environ), "-1")
     mine = torch.tensor([int(said), layout])
     all_ = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(all_, mine, group=group)
+    dist.all_gather(all_, mine, group=control(group))
     different = [rank for rank, theirs in enumerate(all_) if theirs[1] != all_[0][1]]
     if different:
         raise AttachError(

@@ -193,7 +193,7 @@ class ProgressDoor:
         session, scope = self._session, self._session.strategy.topology.scope
         for i, (lot, then) in enumerate(zip(session.lots, self._then, strict=True)):
             self._replica.progress(i, then, self._flat[i])
-            session.ask(partial(say, self._flat[i], scope), lot.name)
+            session.ask(partial(say, self._flat[i], scope), lot.name, of=self._flat[i])
             self._replica.write(i, then.add_(self._replica.widened(i, self._flat[i])))
         if self._buffers is not None:
             self._buffers.meet()
@@ -308,7 +308,7 @@ class ProgressDoor:
         """Overwrite `now` with the mean of the replicas of this node, which have drifted apart."""
         then = self._then[i]
         apart = self._replica.narrowed(i, now.sub_(then))
-        self._session.ask(partial(say, apart, NODE), "node")
+        self._session.ask(partial(say, apart, NODE), "node", of=apart)
         torch.add(then, self._replica.widened(i, apart), out=now)
 
     def _apply(self, i: int, now: Tensor, at: Landing, rates: Mapping[str, float]) -> None:

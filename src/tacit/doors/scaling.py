@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.amp import GradScaler
+from torch.optim import Optimizer
 
 from tacit.contracts import WORLD
 from tacit.doors.ddp import Answer, BucketFuture, after_backward
@@ -73,16 +74,25 @@ class ScaledSteps:
         scaler: of the loss; its factor is on every gradient.
         levels: of the strategy, near to far.
         named: the parameters whose gradients are scaled.
+        optimizers: of them.
     """
 
-    def __init__(self, scaler: GradScaler, levels: Sequence[Level], named: dict[str, Tensor]) -> None:
+    def __init__(
+        self,
+        scaler: GradScaler,
+        levels: Sequence[Level],
+        named: dict[str, Tensor],
+        optimizers: Sequence[Optimizer] = (),
+    ) -> None:
         self._scaler, self._levels, self._named = scaler, levels, named
+        self._optimizers = optimizers
         self._near = levels[0].session if levels[0].gradient is not None else None
         self._due: list[Level] = []
         self._held: list[tuple[Level, int]] = []
         self._overflow = self._near_talks = False
         if self._near is not None:
-            self._near.scale = scaler.get_scale
+            # On a device as it is there: to read it would wait for all that was launched.
+            self._near.scale = scaler._get_scale_async if self._near.in_stream else scaler.get_scale  # type: ignore[assignment]
 
     def around(self, answer: Answer) -> Answer:
         """The same answer to DDP's hook, with the attempt counted when backward ends."""
@@ -117,7 +127,13 @@ class ScaledSteps:
         self._due = [level for level in self._levels if _stirs(level)]
 
     def _end(self) -> None:
-        overflow = self._near.void if self._near is not None and self._near_talks else self._overflow
+        overflow = self._overflow
+        if self._near is not None and self._near_talks:
+            if self._near.in_stream and not self._due:
+                self._spoil_if(self._near.broken)
+            else:
+                self._near.verify()
+                overflow = self._near.void
         for level in self._due:
             overflow = _anywhere(overflow, level)
         self._held = [(level, level.session.step) for level in self._due]
@@ -133,6 +149,22 @@ class ScaledSteps:
         for level, step in held:
             assert level.progress is not None
             level.progress.turn(step)
+
+    @torch.no_grad()
+    def _spoil_if(self, broken: Tensor | None) -> None:
+        """The same where only the device knows: an entry of each optimizer's, as any will do for a scaler."""
+        if broken is None:
+            return
+        infinite = torch.zeros_like(broken, dtype=torch.float32).masked_fill_(broken, math.inf)
+        for optimizer in self._optimizers:
+            held = [
+                p
+                for group in optimizer.param_groups
+                for p in group["params"]
+                if p.grad is not None and p.numel()
+            ]
+            for p in held[:1]:
+                p.grad[(0,) * p.dim()].add_(infinite.to(p.grad.dtype))
 
     @torch.no_grad()
     def _spoil(self) -> None:

@@ -18,6 +18,7 @@ from tacit.strategy import AnyStrategy, Strategy
 from tacit.topologies.auto import Auto
 from tacit.topologies.star import Star
 from tacit.transports import secret as secrets
+from tacit.transports.devices import control
 from tacit.transports.messages import About, Parameter, Rule
 from tacit.transports.meter import like
 from tacit.transports.secret import Secret
@@ -233,5 +234,5 @@ def _me(peers: TorchTransport, strategy: Strategy) -> Place:
 def _who(group: dist.ProcessGroup, ill: bool) -> list[int]:
     mine = torch.tensor([int(ill)])
     all_ = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(all_, mine, group=group)
+    dist.all_gather(all_, mine, group=control(group))
     return [rank for rank, theirs in enumerate(all_) if int(theirs)]

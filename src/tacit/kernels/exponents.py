@@ -15,15 +15,15 @@ from tacit.kernels.jit import addresses, half
 from tacit.kernels.layout import rows, strung, unstrung
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.philox import halves
-from tacit.kernels.pick import fits32, fits_triton, path
+from tacit.kernels.pick import by_triton, fits32, fits_triton, path, warming
 
 BLOCK = 512
 """Entries whose signs are packed together; see `layout`."""
 
 
-def warm_up() -> None:
-    """Compile now what is compiled, so that the first round does not."""
-    if path() == "numba":
+def warm_up(device: str = "cpu") -> None:
+    """Compile now what is compiled for this type of device beforehand, so that the first round does not."""
+    if path(device) == "numba":
         import tacit.kernels.carry  # noqa: F401
 
 
@@ -33,15 +33,11 @@ def encode_exponents(x: Tensor, seed: int, exponents: Tensor, bits: Tensor) -> N
     The exponent is that of fp32: 0 stands for zero; 2^127 is the largest, and what lies above counts as that.
     """
     if x.is_meta:
-        warm_up()
+        warm_up(warming())
     elif fits32(x):
         array = x.detach().numpy()
         half("carry").encode(array, array.view("i4"), seed, exponents.numpy(), bits.numpy())
-    elif fits_triton(x):
-        from tacit.kernels.cuda import exponents as cuda
-
-        cuda.encode(x, seed, exponents, bits)
-    else:
+    elif not (fits_triton(x) and by_triton("exponents.encode", x, seed, exponents, bits)):
         encode_exponents_torch(x, seed, exponents, bits)
 
 
@@ -54,11 +50,7 @@ def add_exponents_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Ten
     if fits32(out):
         exponents, bits = zip(*payloads, strict=True)
         half("carry").add(addresses(exponents), addresses(bits), weight, fresh, out.detach().numpy())
-    elif fits_triton(out):
-        from tacit.kernels.cuda import exponents as cuda
-
-        cuda.add(payloads, weight, out, fresh)
-    else:
+    elif not (fits_triton(out) and by_triton("exponents.add", payloads, weight, out, fresh)):
         add_exponents_torch_(payloads, weight, out, fresh)
 
 
@@ -76,7 +68,7 @@ def encode_exponents_torch(x: Tensor, seed: int, exponents: Tensor, bits: Tensor
     for which, row in rows(x, BLOCK):
         count, size = row.shape
         start = which.start * BLOCK
-        random = halves(seed, start // 8, count, BLOCK // 8, -(-size // 8)).to(x.device)[:, :size]
+        random = halves(seed, start // 8, count, BLOCK // 8, -(-size // 8), x.device)[:, :size]
         pattern = row.float().view(torch.int32).to(torch.int64) & 0x7FFFFFFF
         exponent = ((pattern + (random << 7) + 64) >> 23).clamp_(max=254)
         exponents[start : start + exponent.numel()] = exponent.view(-1).to(torch.uint8)

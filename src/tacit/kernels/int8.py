@@ -12,46 +12,38 @@ import torch
 from torch import Tensor
 
 from tacit.kernels.jit import address, addresses, half
-from tacit.kernels.layout import buckets, rows
+from tacit.kernels.layout import buckets, divided, rows
 from tacit.kernels.levels import inverse_of, largest_of
 from tacit.kernels.payloads import expect_parts
-from tacit.kernels.pick import fits32, fits_triton, path
+from tacit.kernels.pick import by_triton, fits32, fits_triton, path, warming
 
 BLOCK = 512
 """Entries that share a unit."""
 
 
-def warm_up() -> None:
-    """Compile now what is compiled, so that the first round does not."""
-    if path() == "numba":
+def warm_up(device: str = "cpu") -> None:
+    """Compile now what is compiled for this type of device beforehand, so that the first round does not."""
+    if path(device) == "numba":
         import tacit.kernels.rounding  # noqa: F401
 
 
 def encode_int8(x: Tensor, codes: Tensor, units: Tensor) -> None:
     """Write the levels of the flat `x` to `codes` (uint8, the bytes of int8), and a unit a block (fp32)."""
     if x.is_meta:
-        warm_up()
+        warm_up(warming())
     elif fits32(x):
         _compiled(x, 0, 0, codes, units)
-    elif fits_triton(x):
-        from tacit.kernels.cuda import int8 as cuda
-
-        cuda.encode(x, None, None, codes, units)
-    else:
+    elif not (fits_triton(x) and by_triton("int8.encode", x, None, None, codes, units)):
         encode_int8_torch(x, codes, units)
 
 
 def encode_int8_owed(x: Tensor, residual: Tensor, owed: Tensor, codes: Tensor, units: Tensor) -> None:
     """Encode x + residual, and write to `owed` what of it is not said."""
     if x.is_meta:
-        warm_up()
+        warm_up(warming())
     elif fits32(x, residual, owed):
         _compiled(x, address(residual), address(owed), codes, units)
-    elif fits_triton(x, residual, owed):
-        from tacit.kernels.cuda import int8 as cuda
-
-        cuda.encode(x, residual, owed, codes, units)
-    else:
+    elif not (fits_triton(x, residual, owed) and by_triton("int8.encode", x, residual, owed, codes, units)):
         torch.add(x, residual, out=owed)
         encode_int8_torch(owed, codes, units)
         add_int8_torch_([(codes, units)], -1.0, owed, fresh=False)
@@ -71,11 +63,7 @@ def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, 
     if fits32(out):
         codes, units = zip(*payloads, strict=True)
         half("rounding").add(addresses(codes), addresses(units), weight, fresh, address(out), out.numel())
-    elif fits_triton(out):
-        from tacit.kernels.cuda import int8 as cuda
-
-        cuda.add(payloads, weight, out, fresh)
-    else:
+    elif not (fits_triton(out) and by_triton("int8.add", payloads, weight, out, fresh)):
         add_int8_torch_(payloads, weight, out, fresh)
 
 
@@ -92,7 +80,7 @@ def encode_int8_torch(x: Tensor, codes: Tensor, units: Tensor) -> None:
     """The reference: `encode_int8` in plain torch, equal to the last bit."""
     for which, row in rows(x, BLOCK):
         row = row.to(torch.promote_types(row.dtype, torch.float32))
-        unit = largest_of(row) / 127
+        unit = divided(largest_of(row), 127)
         inverse = inverse_of(unit)
         units[which] = torch.where(inverse > 0, unit, 0.0)
         level = (row * inverse.unsqueeze(1)).round_().clamp_(-127, 127).to(torch.int8)

@@ -72,6 +72,11 @@ def unstrung(packed: Tensor, bits: int, size: int) -> Tensor:
     return codes.view(len(parts), -1)[:, :size]
 
 
+def divided(y: Tensor, by: float) -> Tensor:
+    """y / by, rounded correctly: by a number of the host, CUDA would multiply by its inverse."""
+    return y / y.new_full((), by)
+
+
 def lane_sums(y: Tensor, bucket: int) -> Tensor:
     """The sum of each row, in an order that compiled code keeps to: down bucket / 8 lanes, then in halves."""
     y = torch.nn.functional.pad(y, (0, bucket - y.shape[1])).view(-1, 8, bucket // 8)

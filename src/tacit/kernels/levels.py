@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from tacit.kernels.jit import address, addresses, half
-from tacit.kernels.layout import buckets, code_bytes, group, lane_sums, rows, strung, unstrung
+from tacit.kernels.layout import buckets, code_bytes, divided, group, lane_sums, rows, strung, unstrung
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.philox import halves
-from tacit.kernels.pick import fits32, fits_triton, path
+from tacit.kernels.pick import by_triton, fits32, fits_triton, path, warming
 
 BY_LARGEST, BY_NORM = 0.0, -1.0
 """Two values of `clip`: the top level is the bucket's largest magnitude, or its Euclidean norm."""
@@ -26,9 +26,9 @@ TINY, HUGE = 2.0**-126, 3.4e38
 """The smallest unit whose inverse is finite, and the largest magnitude that scales count with."""
 
 
-def warm_up() -> None:
-    """Compile now what is compiled, so that the first round does not."""
-    if path() == "numba":
+def warm_up(device: str = "cpu") -> None:
+    """Compile now what is compiled for this type of device beforehand, so that the first round does not."""
+    if path(device) == "numba":
         import tacit.kernels.quantize  # noqa: F401
 
 
@@ -45,17 +45,13 @@ def quantize(x: Tensor, bits: int, bucket: int, clip: float, seed: int, codes: T
         seed: 64 bits; other seeds, other draws.
     """
     if x.is_meta:
-        warm_up()
+        warm_up(warming())
     elif fits32(x):
         fast = half("quantize")
 
         here, there, scales = address(x), address(codes), address(units)
         fast.quantize(here, x.numel(), bits, group(bits), bucket, clip, seed, there, scales)
-    elif fits_triton(x):
-        from tacit.kernels.cuda import levels as cuda
-
-        cuda.quantize(x, bits, bucket, clip, seed, codes, units)
-    else:
+    elif not (fits_triton(x) and by_triton("levels.quantize", x, bits, bucket, clip, seed, codes, units)):
         quantize_torch(x, bits, bucket, clip, seed, codes, units)
 
 
@@ -72,11 +68,7 @@ def add_levels_(
 
         codes, units = (addresses(each) for each in zip(*payloads, strict=True))
         fast.add(codes, units, bits, group(bits), bucket, weight, fresh, address(out), out.numel())
-    elif fits_triton(out):
-        from tacit.kernels.cuda import levels as cuda
-
-        cuda.add(payloads, bits, bucket, weight, out, fresh)
-    else:
+    elif not (fits_triton(out) and by_triton("levels.add", payloads, bits, bucket, weight, out, fresh)):
         add_levels_torch_(payloads, bits, bucket, weight, out, fresh)
 
 
@@ -97,10 +89,10 @@ def quantize_torch(
     for which, row in rows(x, bucket):
         row = row.to(torch.promote_types(row.dtype, torch.float32))
         count, size = row.shape
-        unit = _scale(row, bucket, clip) / top
+        unit = divided(_scale(row, bucket, clip), top)
         inverse = inverse_of(unit)
         units[which] = torch.where(inverse > 0, unit, 0.0)
-        random = halves(seed, which.start * bucket // 8, count, bucket // 8, -(-size // 8)).to(x.device)
+        random = halves(seed, which.start * bucket // 8, count, bucket // 8, -(-size // 8), x.device)
         u = random[:, :size].float() * 2.0**-16 + (2.0**-17 + top)  # exact: 24 bits at the most
         level = (row * inverse.unsqueeze(1) + u).clamp_(0, 2 * top)
         packed = strung(level.to(torch.int64), bits)
@@ -142,7 +134,7 @@ def _scale(row: Tensor, bucket: int, clip: float) -> Tensor:
     total = lane_sums(y * y, bucket)
     if clip < 0:
         return (most * _root(total)).clamp_(max=HUGE)
-    return most * (clip * _root(total / row.shape[1])).clamp_(max=1)
+    return most * (clip * _root(divided(total, row.shape[1]))).clamp_(max=1)
 
 
 def _root(square: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.kernels.pick import fits, path
+from tacit.kernels.pick import fits, path, warming
 from tacit.kernels.select import Chosen, Room
 
 _PATTERNS = {
@@ -23,9 +23,9 @@ _PATTERNS = {
 """As which whole numbers to read a type; all its bits but the sign; the bits of infinity."""
 
 
-def warm_up() -> None:
-    """Compile now what is compiled, so that the first round does not."""
-    if path() == "numba":
+def warm_up(device: str = "cpu") -> None:
+    """Compile now what is compiled for this type of device beforehand, so that the first round does not."""
+    if path(device) == "numba":
         import tacit.kernels.weave  # noqa: F401
 
 
@@ -36,7 +36,7 @@ def merge_largest(one: Chosen, other: Chosen, k: int, room: Room) -> Chosen:
         room: is overwritten; has a place for each entry of both, and neither lies in it.
     """
     if room.at.is_meta:
-        warm_up()
+        warm_up(warming())
         return Chosen(room.at[:k], room.values[:k])
     if not fits(room.values):
         return merge_largest_torch(one, other, k, room)

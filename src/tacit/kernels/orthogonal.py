@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.pick import fits, path
+from tacit.kernels.pick import by_triton, fits, fits_triton32, path, warming
 
 TINY = 2.0**-126
 """A row whose largest magnitude is below it counts as zeros."""
@@ -17,9 +17,9 @@ DEPENDENT = 1e-6
 """A row of which only this share of its length is left depends on those before it; of half types, more."""
 
 
-def warm_up() -> None:
-    """Compile now what is compiled, so that the first round does not."""
-    if path() == "numba":
+def warm_up(device: str = "cpu") -> None:
+    """Compile now what is compiled for this type of device beforehand, so that the first round does not."""
+    if path(device) == "numba":
         import tacit.kernels.gram  # noqa: F401
 
 
@@ -31,14 +31,14 @@ def scale_(q: Tensor, lengths: Sequence[int], rank: int) -> None:
         lengths: of a row, matrix by matrix.
     """
     if q.is_meta:
-        warm_up()
+        warm_up(warming())
     elif fits(q):
         import numpy as np
 
         from tacit.kernels.gram import scale
 
         scale(q.detach().numpy(), np.array(lengths, np.int64), rank)
-    else:
+    elif not (fits_triton32(q) and by_triton("orthogonal.scale", q, lengths, rank)):
         scale_torch_(q, lengths, rank)
 
 
@@ -53,14 +53,14 @@ def orthogonalize_(p: Tensor, lengths: Sequence[int], rank: int) -> None:
         lengths: of a row, matrix by matrix.
     """
     if p.is_meta:
-        warm_up()
+        warm_up(warming())
     elif fits(p):
         import numpy as np
 
         from tacit.kernels.gram import orthogonalize
 
         orthogonalize(p.detach().numpy(), np.array(lengths, np.int64), rank)
-    else:
+    elif not (fits_triton32(p) and by_triton("orthogonal.orthogonalize", p, lengths, rank)):
         orthogonalize_torch_(p, lengths, rank)
 
 
@@ -72,8 +72,13 @@ def scale_torch_(q: Tensor, lengths: Sequence[int], rank: int) -> None:
     most = 14 if q.dtype == torch.float16 else MOST
     for rows in _matrices(q, lengths, rank):
         if rows.numel():
-            exponent = torch.frexp(rows.abs().amax(1, keepdim=True)).exponent.clamp_(-most, most)
-            rows.mul_(torch.ldexp(torch.ones_like(rows[:, :1]), -exponent))
+            largest = rows.abs().amax(1, keepdim=True)
+            largest = (
+                largest if q.dtype == torch.float64 else largest.float()
+            )  # not all devices do so of bf16
+            exponent = torch.frexp(largest).exponent.clamp_(-most, most)
+            power = ((127 - exponent) << 23).view(torch.float32)  # as torch.ldexp is exact on the CPU only
+            rows.mul_(power.to(q.dtype))
 
 
 def orthogonalize_torch_(p: Tensor, lengths: Sequence[int], rank: int) -> None:

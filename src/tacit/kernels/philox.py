@@ -31,12 +31,21 @@ def philox(seed: int, counter: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return a, b, c, d
 
 
-def halves(seed: int, first: int, rows: int, stride: int, lanes: int) -> Tensor:
+def halves(
+    seed: int, first: int, rows: int, stride: int, lanes: int, device: torch.device | str = "cpu"
+) -> Tensor:
     """16 random bits an entry (int64, rows x 8 lanes): row r uses the counters from `first + r * stride` on.
 
     With w(i, k) the word k of counter i, a row is w(0, 0), w(1, 0), ..., w(lanes - 1, 0), w(0, 1), ..., each
     word giving its low half and then its high half.
     """
-    row = torch.arange(rows).unsqueeze(1) * stride + first
-    words = torch.stack(philox(seed, row + torch.arange(lanes)), dim=1)
+    row = torch.arange(rows, device=device).unsqueeze(1) * stride + first
+    words = torch.stack(philox(seed, row + torch.arange(lanes, device=device)), dim=1)
     return torch.stack((words & 0xFFFF, words >> 16), dim=-1).view(rows, 8 * lanes)
+
+
+def uniform(seed: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """`count` numbers in [0, 1), float64 of 53 random bits each; the same on every device."""
+    a, b, c, d = philox(seed, torch.arange((count + 1) // 2, device=device))
+    high, low = torch.stack((a, c), dim=1).view(-1), torch.stack((b, d), dim=1).view(-1)
+    return (((high >> 5) << 26) + (low >> 6))[:count].double() * 2.0**-53

@@ -13,18 +13,23 @@ PIECE = 1 << 14
 
 class _Kept(threading.local):
     def __init__(self) -> None:
-        self.tensors: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self.tensors: dict[tuple[str, torch.dtype, torch.device, int], Tensor] = {}
 
 
 _KEPT = _Kept()
 
 
 def room(key: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`numel` places, unspecified; the same ones whenever this thread asks by this key."""
+    """`numel` places, unspecified; the same ones whenever this thread asks by this key, on this stream."""
     if device.type == "meta":
         return torch.empty(numel, dtype=dtype, device=device)
-    which = key, dtype, device
+    which = key, dtype, device, stream(device)
     kept = _KEPT.tensors.get(which)
     if kept is None or kept.numel() < numel:
         kept = _KEPT.tensors[which] = torch.empty(numel, dtype=dtype, device=device)
     return kept[:numel]
+
+
+def stream(device: torch.device) -> int:
+    """Which stream of the device is the current one: only what runs on one runs in order."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

@@ -196,7 +196,68 @@ def _choose(
     return found, at_zero
 
 
+# ---- chunk by chunk -----------------------------------------------------------------------------------
+
+
+@inlined
+def reaching(ranks: Any, least: Any) -> Any:
+    """How many ranks are at least `least`."""
+    count = np.int32(0)
+    for i in range(ranks.shape[0]):
+        count += np.int32(ranks[i] >= least)
+    return count
+
+
+@inlined
+def least_of(ranks: Any, wanted: Any) -> Any:
+    """A rank that `wanted` of them reach; where ties do not allow that, the largest that more do."""
+    least, count = np.int32(0), np.int32(ranks.shape[0])
+    for bit in range(30, -1, -1):
+        if count == wanted:
+            break
+        more = np.int32(least | (1 << bit))
+        reached = reaching(ranks, more)
+        if reached >= wanted:
+            least, count = more, reached
+    return least
+
+
+def _in_chunks(
+    x: Any, residual: Any, owed: Any, numel: Any, k: Any, chunk: Any, index: Any, values: Any, places: Any
+) -> None:
+    """See `select.select_in_chunks`; all by address. NaN has rank 0, and others one more than their bits."""
+    at, entries, found = ints_at(index, 0, places), floats_at(values, 0, places), np.int64(0)
+    whole = np.empty(chunk, np.int32)
+    for start in range(0, numel, chunk):
+        size = min(chunk, numel - start)
+        a = floats_at(owed if residual else x, start, size)
+        if residual:
+            given, before = floats_at(x, start, size), floats_at(residual, start, size)
+            for i in range(size):
+                a[i] = given[i] + before[i]
+        ranks, patterns = whole[:size], ints_at(owed if residual else x, start, size)
+        for i in range(size):
+            pattern = patterns[i] & MAGNITUDE
+            ranks[i] = np.int32(pattern + 1) if pattern <= INFINITE else np.int32(0)
+        wanted = min(k, size)
+        least = least_of(ranks, wanted)
+        left = wanted - reaching(ranks, np.int32(least + 1))
+        for i in range(size):
+            if ranks[i] < least:
+                continue
+            if ranks[i] == least:
+                left -= 1
+                if left < 0:
+                    continue
+            at[found] = np.int32(start + i)
+            entries[found] = a[i]
+            found += 1
+            if residual:
+                a[i] = 0
+
+
 LEAST = np.float32(2.0**-149)
+INFINITE = np.int32(0x7F800000)
 _REALS = ("float32", "float64")
 sift = _SIFT = compiled(_sift, ["int64(int64, int64, int64, int64, float32, int64, int64, int64)"])
 sift_one_by_one = compiled(
@@ -205,4 +266,5 @@ sift_one_by_one = compiled(
 settle = _SETTLE = compiled(_settle, [f"int64(int32[::1], {x}[::1], {x}, int64, {x}[::1])" for x in _REALS])
 nth = _NTH = compiled(_nth, ["UniTuple(int64, 2)(int64, int64, int64)"])
 _GUESS = compiled(_guess, ["float32(int64, int64, int64, int64, int64)"])
+in_chunks = compiled(_in_chunks, [f"void({', '.join(['int64'] * 9)})"])
 choose = compiled(_choose, [f"Tuple((int64, boolean))({', '.join(['int64'] * 10)})"])

@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 
 from tacit.kernels.jit import address, half
-from tacit.kernels.pick import fits, fits32, fits_triton, path
+from tacit.kernels.largest import in_chunks_torch, largest_torch
+from tacit.kernels.pick import by_triton, fits, fits32, fits_triton, fits_triton32, on_host, path, warming
 
 BLOCK = 1 << 18
 """Elements that the plain torch version works on at a time: 1 MiB of fp32, within a second-level cache."""
 RUN = 16
 """Neighbours that a sample takes together, as they come from memory together."""
+CHUNK = 1 << 14
+"""The largest chunk that one program on a GPU holds."""
 SPARE = 1024
 """Places beyond those that are filled, so that the compiled pass need not look at every entry."""
 
@@ -40,9 +43,9 @@ class Chosen(NamedTuple):
     values: Tensor
 
 
-def warm_up() -> None:
-    """Compile now what is compiled, so that the first round does not."""
-    if path() == "numba":
+def warm_up(device: str = "cpu") -> None:
+    """Compile now what is compiled for this type of device beforehand, so that the first round does not."""
+    if path(device) == "numba":
         import tacit.kernels.scan  # noqa: F401
 
 
@@ -74,8 +77,13 @@ def select_largest(
     """
     room = room or new_room(x, k)
     if x.is_meta:
-        warm_up()
+        warm_up(warming())
     if x.is_meta or k == 0:
+        return Chosen(room.at[:k], room.values[:k])
+    if _by_triton("select.largest", x, k, *room, residual, owed):
+        return Chosen(room.at[:k], room.values[:k])
+    if not on_host(x):
+        largest_torch(x, k, *room, residual, owed)
         return Chosen(room.at[:k], room.values[:k])
     for effort in (1, 16):
         found, least = _attempt(x, k, effort, room, residual, owed)
@@ -123,12 +131,46 @@ def select_above(
     """
     room = room or new_room(x, most)
     if x.is_meta:
-        warm_up()
+        warm_up(warming())
         return Chosen(room.at[:most], room.values[:most])
     found = sift(x, threshold, room, residual, owed)
     if found is None:
         return select_largest(x, most, room, residual, owed)
     return _settle(found, most, owed) if found.at.numel() > most else found
+
+
+def select_in_chunks(
+    x: Tensor,
+    per_chunk: int,
+    chunk: int,
+    room: Room,
+    residual: Tensor | None = None,
+    owed: Tensor | None = None,
+) -> Chosen:
+    """The `per_chunk` largest of each `chunk` entries of x + residual; of fewer at the end, as many or all.
+
+    Args:
+        room: is overwritten; has a place for each that is chosen.
+        residual: as in `select_largest`, and so `owed`.
+    """
+    whole, rest = divmod(x.numel(), chunk)
+    k = whole * per_chunk + min(per_chunk, rest)
+    if x.is_meta:
+        warm_up(warming())
+    elif k and not (
+        chunk <= CHUNK and _by_triton("select.in_chunks", x, per_chunk, chunk, *room, residual, owed)
+    ):
+        if fits32(x):
+            given = _given(x, residual, owed)
+            half("scan").in_chunks(*given, x.numel(), per_chunk, chunk, *_collected(room))
+        else:
+            in_chunks_torch(x, per_chunk, chunk, *room, residual, owed)
+    return Chosen(room.at[:k], room.values[:k])
+
+
+def _by_triton(name: str, x: Tensor, *arguments: Any) -> bool:
+    given = (each for each in arguments if isinstance(each, Tensor) and each.dtype != torch.int32)
+    return fits_triton(x, *given) and by_triton(name, x, *arguments)
 
 
 # ---- the pass over memory -----------------------------------------------------------------------------
@@ -141,7 +183,7 @@ def sift(
 
     `owed` becomes a, with zeros in their places; it is unfinished where None is returned.
     """
-    if fits_triton(x, room.values, *(each for each in (residual, owed) if each is not None)):
+    if fits_triton32(x, room.values, *(each for each in (residual, owed) if each is not None)):
         from tacit.kernels.cuda import entries
 
         count = entries.sift(x, threshold, *room, residual, owed)

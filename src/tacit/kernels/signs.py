@@ -13,18 +13,18 @@ from torch import Tensor
 
 from tacit.errors import PayloadError
 from tacit.kernels.jit import address, addresses, half
-from tacit.kernels.layout import buckets, lane_sums, rows, strung, unstrung
+from tacit.kernels.layout import buckets, divided, lane_sums, rows, strung, unstrung
 from tacit.kernels.levels import HUGE
 from tacit.kernels.payloads import expect
-from tacit.kernels.pick import fits32, fits_triton, path
+from tacit.kernels.pick import by_triton, fits32, fits_triton, path, warming
 
 BLOCK = 512
 """Entries that share their values."""
 
 
-def warm_up() -> None:
-    """Compile now what is compiled, so that the first round does not."""
-    if path() == "numba":
+def warm_up(device: str = "cpu") -> None:
+    """Compile now what is compiled for this type of device beforehand, so that the first round does not."""
+    if path(device) == "numba":
         import tacit.kernels.split  # noqa: F401
 
 
@@ -36,16 +36,12 @@ def encode_signs(x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None) ->
             are not negative, and `lows` for that of those that are (0 where there are none).
     """
     if x.is_meta:
-        warm_up()
+        warm_up(warming())
     elif fits32(x):
         split = half("split")
         low = 0 if lows is None else address(lows)
         split.encode(address(x), 0, 0, x.numel(), address(bits), address(highs), low, False)
-    elif fits_triton(x):
-        from tacit.kernels.cuda import signs as cuda
-
-        cuda.encode(x, None, None, bits, highs, lows, keep=False)
-    else:
+    elif not (fits_triton(x) and by_triton("signs.encode", x, None, None, bits, highs, lows, False)):
         encode_signs_torch(x, bits, highs, lows)
 
 
@@ -54,17 +50,16 @@ def encode_signs_owed(
 ) -> None:
     """Encode x + residual, and write to `owed` what of it is not said; with `keep` false, all of it."""
     if x.is_meta:
-        warm_up()
+        warm_up(warming())
     elif fits32(x, residual, owed):
         split = half("split")
         low = 0 if lows is None else address(lows)
         here, before, after = address(x), address(residual), address(owed)
         split.encode(here, before, after, x.numel(), address(bits), address(highs), low, keep)
-    elif fits_triton(x, residual, owed):
-        from tacit.kernels.cuda import signs as cuda
-
-        cuda.encode(x, residual, owed, bits, highs, lows, keep)
-    else:
+    elif not (
+        fits_triton(x, residual, owed)
+        and by_triton("signs.encode", x, residual, owed, bits, highs, lows, keep)
+    ):
         torch.add(x, residual, out=owed)
         encode_signs_torch(owed, bits, highs, lows)
         if keep:
@@ -77,10 +72,10 @@ def encode_sign(x: Tensor, bits: Tensor, means: Tensor, magnitude: Tensor) -> No
     `means` is overwritten: with that of each block.
     """
     if x.is_meta:
-        warm_up()
+        warm_up(warming())
     elif fits32(x):
         _compiled_one(x, 0, 0, bits, means, magnitude)
-    else:
+    elif not (fits_triton(x) and by_triton("signs.encode_one", x, None, None, bits, means, magnitude)):
         encode_signs_torch(x, bits, means, None)
         overall_torch(means, x.numel(), magnitude)
 
@@ -90,12 +85,16 @@ def encode_sign_owed(
 ) -> None:
     """Encode x + residual, and write to `owed` what of it is not said."""
     if x.is_meta:
-        warm_up()
+        warm_up(warming())
     elif fits32(x, residual, owed):
         _compiled_one(x, address(residual), address(owed), bits, means, magnitude)
-    else:
+    elif not (
+        fits_triton(x, residual, owed)
+        and by_triton("signs.encode_one", x, residual, owed, bits, means, magnitude)
+    ):
         torch.add(x, residual, out=owed)
-        encode_sign(owed, bits, means, magnitude)
+        encode_signs_torch(owed, bits, means, None)
+        overall_torch(means, x.numel(), magnitude)
         add_signs_torch_([(bits, magnitude, None)], -1.0, owed, fresh=False)
 
 
@@ -125,11 +124,7 @@ def add_signs_(payloads: Sequence[Values], weight: float, out: Tensor, fresh: bo
         lows = addresses([p[2] for p in payloads if p[2] is not None])
         stride = min(1, payloads[0][1].numel() - 1)
         split.add(bits, highs, lows, stride, weight, fresh, address(out), out.numel())
-    elif fits_triton(out):
-        from tacit.kernels.cuda import signs as cuda
-
-        cuda.add(payloads, weight, out, fresh)
-    else:
+    elif not (fits_triton(out) and by_triton("signs.add", payloads, weight, out, fresh)):
         add_signs_torch_(payloads, weight, out, fresh)
 
 
@@ -177,7 +172,7 @@ def overall_torch(means: Tensor, numel: int, magnitude: Tensor) -> None:
     total = torch.nn.functional.pad(total, (0, (1 << max(means.numel() - 1, 0).bit_length()) - means.numel()))
     while total.numel() > 1:
         total = total[::2] + total[1::2]
-    magnitude.copy_((total * BLOCK - last) / max(numel, 1))
+    magnitude.copy_(divided(total * BLOCK - last, max(numel, 1)))
 
 
 def add_signs_torch_(payloads: Sequence[Values], weight: float, out: Tensor, fresh: bool) -> None:

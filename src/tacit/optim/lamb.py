@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from tacit.optim.checking import checked_lr, fraction, not_negative
+from tacit.optim.sizes import add_, norm, unless_zero
 
 
 class LAMB(Optimizer):
@@ -92,13 +93,13 @@ class LAMB(Optimizer):
         r.div_((1 - beta2**t) ** 0.5).add_(group["eps"])
         torch.div(m, r, out=r)
         r.div_(1 - beta1**t)
-        ratio = 1.0
+        ratio: float | Tensor = 1.0
         if p.ndim > 1:
             if group["weight_decay"]:
                 r.add_(p, alpha=group["weight_decay"])
-            size, length = float(p.norm()), float(r.norm())
-            ratio = size / length if size and length else 1.0
-        p.sub_(r, alpha=float(group["lr"]) * ratio)
+            size, length = norm(p), norm(r)
+            ratio = unless_zero(size / length, size, length)
+        add_(p, r, -float(group["lr"]) * ratio)
 
     def _room(self, p: Tensor) -> Tensor:
         """Memory for one update; no state, so it is in no checkpoint."""

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any, overload
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from tacit.optim.checking import checked_lr, fraction, not_negative
+from tacit.optim.sizes import add_, norm, unless_zero
 
 
 class LARS(Optimizer):
@@ -71,18 +73,18 @@ class LARS(Optimizer):
                     self._update(p, p.grad, group)
         return loss
 
-    def _update(self, p: torch.Tensor, g: torch.Tensor, group: dict[str, Any]) -> None:
-        rate, decay = float(group["lr"]), 0.0
+    def _update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
+        rate: float | Tensor = float(group["lr"])
+        decay = 0.0
         if p.ndim > 1:
             decay = group["weight_decay"]
-            size, slope = float(p.norm()), float(g.norm())
-            if size and slope:
-                rate *= group["trust"] * size / (slope + decay * size)
+            size, slope = norm(p), norm(g)
+            rate = rate * unless_zero(group["trust"] * size / (slope + decay * size), size, slope)
         state = self.state[p]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(p)
-        v: torch.Tensor = state["momentum_buffer"]
-        v.mul_(group["momentum"]).add_(g, alpha=rate)
+        v: Tensor = state["momentum_buffer"]
+        add_(v.mul_(group["momentum"]), g, rate)
         if decay:
-            v.add_(p, alpha=rate * decay)
+            add_(v, p, rate * decay)
         p.sub_(v)

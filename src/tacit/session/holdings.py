@@ -65,13 +65,15 @@ class Holdings:
         rehearsals = [Rehearsal() for _ in each]
         self.bills = [plan.rehearse(i, rehearsals[i]) for i in each]
         self._buffers = [Buffers(*each) for each in zip(self._pieces, self._states, rehearsals, strict=True)]
-        self.words = [plan.word(i) for i in each]
+        self.words = [
+            plan.word(i, lot.device if ground.in_stream else "cpu") for i, lot in enumerate(self.lots)
+        ]
         self._phases = [0 for _ in each]
 
     # ---- exchanges ------------------------------------------------------------------------------------
 
     def talk(
-        self, i: int, x: Tensor, total: Tensor | None, **moment: Any
+        self, i: int, x: Tensor, total: Tensor | None = None, **moment: Any
     ) -> Generator[Request, Any, Outcome]:
         """The exchange of lot `i`; `moment` is what else its context says of when it takes place."""
         lot, ground = self.lots[i], self._ground
@@ -186,7 +188,7 @@ class Holdings:
         mine = self.named_state()
         whole: Fields = {}
         for key, (together, width) in self.widths().items():
-            device = self._ground.tensors[key[0]].device
+            device = self._ground.device or self._ground.tensors[key[0]].device
             full = torch.zeros(width, dtype=self._dtype(key), device=device)
             if key in mine:
                 full[mine[key].start : mine[key].start + mine[key].tensor.numel()] = mine[key].tensor

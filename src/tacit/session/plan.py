@@ -31,6 +31,8 @@ class Ground:
         idle: tells whether a parameter took no part in this rank's backward, where what the ranks agree on
             for it is applied only if it did on some rank. None: all is applied.
         seed: part of every random draw.
+        device: where lots are exchanged; None: where the parameters are.
+        in_stream: whether they are exchanged on a device that the host does not wait for.
     """
 
     topology: Topology
@@ -39,6 +41,8 @@ class Ground:
     policy: Policy
     idle: Callable[[str], bool] | None = None
     seed: int = 0
+    device: torch.device | None = None
+    in_stream: bool = False
 
     @cached_property
     def ranks(self) -> list[int]:
@@ -88,7 +92,7 @@ class Plan:
 
     def __init__(self, ground: Ground, names: Sequence[Sequence[str]], all_to_one: bool = False) -> None:
         self.ground = ground
-        self.lots = make_lots(names, ground.tensors, ground.policy)
+        self.lots = make_lots(names, ground.tensors, ground.policy, ground.device)
         others = ground.spot.near.peers - 1
         self.spans: list[Spans] = [
             ((0, lot.numel), *[(lot.numel, lot.numel)] * others)
@@ -137,9 +141,13 @@ class Plan:
         return self.ground.idle is not None and bool(self.first_state(i, self.ground.spot))
 
     def word(self, i: int, device: torch.device | str = "cpu") -> Tensor:
-        """A number a rank, in which they tell of a NaN, and perhaps one a parameter: whether it was idle."""
+        """A number a rank, in which they tell of a NaN, and perhaps one a parameter: whether it was idle.
+
+        Where exchanges are not waited for, one more a rank, in which they tell of what overflowed on the way.
+        """
         slots = len(self.lots[i].slots) if self.tells_of_idle(i) else 0
-        return torch.zeros(len(self.ground.ranks) + slots, device=device)
+        ranks = len(self.ground.ranks)
+        return torch.zeros(ranks + slots + ranks * self.ground.in_stream, device=device)
 
     def rehearse(self, i: int, rehearsal: Rehearsal, spot: Spot | None = None, step: int = 0) -> Bill:
         """What an exchange of lot `i` costs the rank there, this one or another; on meta tensors."""

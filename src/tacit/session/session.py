@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import WORLD, Memory, Outcome, Request, Transport
-from tacit.engine import Job, Lane, drive
-from tacit.errors import NonFinite, PeerLost, RoundError
+from tacit.engine import Job, Lane, StreamLane, drive
+from tacit.errors import NonFinite, Overflow, PeerLost, RoundError, TacitError
 from tacit.exchanges import say
 from tacit.lots import Kept, Lot, Policy, fitting
 from tacit.overlap import Delayed
 from tacit.session.choosing import choose
 from tacit.session.describing import detail, sentence
+from tacit.session.health import MEANS, LotHealth, Pending, Report, mark
 from tacit.session.holdings import Holdings
 from tacit.session.origins import Origin, beginnings, decode, encode
 from tacit.session.plan import Ground
@@ -32,9 +33,6 @@ from tacit.transports.meter import Bill, counted
 from tacit.transports.wire import divide_
 
 T = TypeVar("T")
-
-MEANS = 4
-"""Of an exchange, that are told apart when it is asked who had a NaN first."""
 
 SCALER_HINT = ". With a GradScaler, write attach(..., scaler=scaler): such a step is then passed over"
 
@@ -55,6 +53,8 @@ class Flight:
         rates: the learning rates of the parameters whose residual is rescaled in it.
         idle: the parameters that took no part in backward on any rank.
         over: set when it has landed, or has failed.
+        began: when that was on the device, where the host does not wait for it; and then `pending`: what is
+            to be read when the device has come so far.
     """
 
     lots: tuple[int, ...]
@@ -69,6 +69,9 @@ class Flight:
     idle: set[str] = field(default_factory=set)
     watch: Watch = field(default_factory=Watch)
     over: threading.Event = field(default_factory=threading.Event)
+    ended: bool = False
+    began: Any = None
+    pending: Pending | None = None
 
 
 class Session:
@@ -91,6 +94,10 @@ class Session:
         idle: see `Ground`.
         seed: part of every random draw.
         trained: the names of what DDP would exchange; all where not said.
+        device: see `Ground`.
+        in_stream: whether exchanges run on a device in stream order, and the host waits for none of them:
+            what went wrong in a round is then noted there, and `verify` reads it. Else each is looked at.
+        host: answers what lies on the host, where `in_stream`.
     """
 
     def __init__(
@@ -106,6 +113,9 @@ class Session:
         idle: Callable[[str], bool] | None = None,
         seed: int = 0,
         trained: Collection[str] | None = None,
+        device: torch.device | None = None,
+        in_stream: bool = False,
+        host: Transport | None = None,
     ) -> None:
         self.step = 0
         self.round = 0
@@ -114,9 +124,10 @@ class Session:
         self.posted, self.posted_at = 0, time.monotonic()
         """How many exchanges this rank has given to its lane, and when the last of them."""
         self.failure: BaseException | None = None
-        self.scale: Callable[[], float] | None = None
+        self.scale: Callable[[], float | Tensor] | None = None
         """Reads the factor on all gradients, where a GradScaler puts one: what is not finite then makes the
-        round void on all ranks, where without it it is an error."""
+        round void on all ranks, where without it it is an error. On the device where `in_stream`."""
+        self.in_stream = in_stream
         self.void = False
         """Whether the last round was void: all lots have landed, and no state was kept."""
         self.rate: Callable[[int], float] | None = None
@@ -139,16 +150,20 @@ class Session:
         named_ = named if trained is None else {name: named[name] for name in trained}
         self._dense = sum(p.numel() * p.element_size() for p in named_.values())
         self._lr = lr
-        self._lane: Lane | None = None
+        self._lane: Lane | StreamLane | None = None
+        self._host = host
+        self._host_lane: Lane | None = None
+        self._unverified: list[Flight] = []
+        self._ending = threading.Lock()
         self._heard = False
         self._flights: dict[int, Flight] = {}
         policy = policy or fitting(strategy.compressor, named)
-        ground = Ground(strategy.topology, transport, dict(named), policy, idle, seed)
+        ground = Ground(strategy.topology, transport, dict(named), policy, idle, seed, device, in_stream)
         self.choice = choose(ground, names)
         """The topology at work, and how it compares where the strategy leaves it open; for good."""
         self.strategy = replace(strategy, topology=self.choice.topology)
         self._ground = replace(ground, topology=self.choice.topology)
-        self._holdings = Holdings(self._ground, names)
+        self._hold(names)
         self.rescaling = Rescaling(rates or dict) if strategy.subject == "gradient" else None
         """What is owed of gradients follows the learning rate; progress is in units of the parameters."""
 
@@ -207,10 +222,19 @@ class Session:
         without `carry`: then all state is as it is at first.
         """
         before = self.whole_state() if carry else {}
-        self._holdings = Holdings(self._ground, names)
+        self._hold(names)
         with self._explaining():
             self.transport.open(self.stages)
         self.restore({key: kept.tensor for key, kept in before.items()})
+
+    def _hold(self, names: Sequence[Sequence[str]]) -> None:
+        self._holdings = Holdings(self._ground, names)
+        ranks, me = len(self.ranks), self._ground.me
+        self._healths = [
+            LotHealth(lot, word, ranks, me)
+            for lot, word in zip(self.lots, self._holdings.words, strict=True)
+            if self.in_stream
+        ]
 
     def named_state(self) -> dict[tuple[str, str], Kept]:
         """All state that this rank keeps, by (parameter, field)."""
@@ -268,12 +292,15 @@ class Session:
             NonFinite: `x` holds NaN or infinity on some rank, and there is no `scale`; raised on all of them,
                 naming the parameter and the rank.
         """
+        if self.in_stream:
+            return (yield from self._open_in_stream(i, x))
         lot, word, me = self.lots[i], self._holdings.words[i], self._ground.me
         flight = self._flight(i)
         scale = self._scale_of(lot)
+        assert isinstance(scale, float)
         word.zero_()
         if len(word) > len(self.ranks):
-            self._tell_idle(lot, word)
+            word[len(self.ranks) :] = torch.tensor(self._idle_here(lot))
         total, apart = None, self.strategy.topology.apart
         if lot.compressor.swallows or apart:
             word[me] = self._first_broken(lot, x, scale, flight)
@@ -281,12 +308,7 @@ class Session:
             total = torch.zeros(MEANS)
             if scale != 1.0:
                 x.div_(scale)
-        moment = flight.moment if self.rate is None else {**flight.moment, "lr": self.rate(i)}
-        alike = not flight.parted and self.alike.issuperset(slot.name for slot in lot.slots)
-        rescale = self.rescaling.factors(lot, flight.rates) if self.rescaling and flight.rates else ()
-        talk = self._holdings.talk(i, x, total, alike=alike, rescale=rescale, **moment)
-        outcome, sent = yield from counted(talk, self.transport.place)
-        flight.sent += sent
+        outcome = yield from self._talk(i, x, flight, total=total)
         if scale != 1.0:
             x.mul_(scale)
         word = self._idle_apart(lot, word, flight)
@@ -305,11 +327,38 @@ class Session:
             self._check_mean(lot, outcome.mean, word, flight)
         return outcome
 
-    def _tell_idle(self, lot: Lot, word: Tensor) -> None:
-        """Behind the numbers of the ranks: which parameters took no part in this rank's backward."""
+    def _talk(self, i: int, x: Tensor, flight: Flight, **more: Any) -> Generator[Request, Any, Outcome]:
+        lot = self.lots[i]
+        moment = flight.moment if self.rate is None else {**flight.moment, "lr": self.rate(i)}
+        alike = not flight.parted and self.alike.issuperset(slot.name for slot in lot.slots)
+        rescale = self.rescaling.factors(lot, flight.rates) if self.rescaling and flight.rates else ()
+        talk = self._holdings.talk(i, x, alike=alike, rescale=rescale, **moment, **more)
+        outcome, sent = yield from counted(talk, self.transport.place)
+        flight.sent += sent
+        return outcome
+
+    def _open_in_stream(self, i: int, x: Tensor) -> Generator[Request, Any, Outcome]:
+        """The same, where what went wrong is noted on the device: `verify` reads it."""
+        lot, health, flight = self.lots[i], self._healths[i], self._flight(i)
+        scale = self._scale_of(lot)
+        scaled = isinstance(scale, Tensor) or scale != 1.0
+        health.begin(partial(self._idle_here, lot) if len(health.word) > 2 * len(self.ranks) else None)
+        if lot.compressor.swallows:
+            health.note_given(x)
+        if scaled:
+            x.div_(scale)
+        total = None if lot.compressor.swallows else health.total
+        outcome = yield from self._talk(i, x, flight, total=total, health=health.overflow)
+        if scaled:
+            x.mul_(scale)
+        if total is not None or lot.dtype.itemsize < 4:
+            health.note_mean(outcome.mean)
+        return outcome
+
+    def _idle_here(self, lot: Lot) -> list[float]:
+        """Of each parameter, whether it took no part in this rank's backward."""
         assert self._ground.idle is not None
-        idle = [float(self._ground.idle(slot.name)) for slot in lot.slots]
-        word[len(self.ranks) :] = torch.tensor(idle)
+        return [float(self._ground.idle(slot.name)) for slot in lot.slots]
 
     def _idle_apart(self, lot: Lot, word: Tensor, flight: Flight) -> Tensor:
         """Note which parameters were idle on all ranks; what remains is what tells of a NaN."""
@@ -319,7 +368,7 @@ class Session:
                 flight.idle.add(slot.name)
         return word[:ranks]
 
-    def _scale_of(self, lot: Lot) -> float:
+    def _scale_of(self, lot: Lot) -> float | Tensor:
         """What to divide a gradient by: residuals outlive the scaler's factor, and norms are not those of it.
 
         1 where what arrives scales with what is given: the factor is there to keep it from vanishing on its
@@ -407,7 +456,12 @@ class Session:
         return self.strategy.rounds.due(self.step, self.memory)
 
     def begin(self, lots: Sequence[int] | None = None) -> Flight:
-        """Start a round of these lots, of which none is under way; of all, where not said."""
+        """Start a round of these lots, of which none is under way; of all, where not said.
+
+        Raises:
+            RoundError: an earlier round of them turns out to have failed.
+        """
+        self.verify(range(len(self.lots)) if lots is None else lots)
         rounds = self.strategy.rounds
         turn = rounds.turn(self.step, self.memory)
         moment = {
@@ -427,13 +481,25 @@ class Session:
     def _flight(self, i: int) -> Flight:
         return self._flights[i] if i in self._flights else self.begin()
 
-    def submit(self, i: int, x: Tensor, landed: Callable[[], None], owed: Tensor | None = None) -> None:
+    def submit(
+        self,
+        i: int,
+        x: Tensor,
+        landed: Callable[[], None],
+        owed: Tensor | None = None,
+        ready: Callable[[], None] | None = None,
+    ) -> None:
         """Exchange lot `i` in the lane; `landed` is called there, also after a failure.
 
-        `owed`: `x` once more, from which what the peers have seen of it is taken when they have.
+        Args:
+            owed: `x` once more, from which what the peers have seen of it is taken when they have.
+            ready: called in the lane before `x` is read; waits until it may be.
         """
         flight = self._flight(i)
         flight.watch.begin()
+        lot = self.lots[i]
+        if self.in_stream and flight.began is None:
+            flight.began = mark(lot.device)
 
         def land(outcome: Outcome) -> None:
             if owed is not None:
@@ -446,8 +512,15 @@ class Session:
             flight.over.set()
             landed()
 
-        lot = self.lots[i]
-        self._post(Job(lot.name, lambda: self.open(i, x), land, fail, lot.compressor.light))
+        light = lot.compressor.light and ready is None
+        self._post(Job(lot.name, lambda: self._open_when(ready, i, x), land, fail, light))
+
+    def _open_when(
+        self, ready: Callable[[], None] | None, i: int, x: Tensor
+    ) -> Generator[Request, Any, Outcome]:
+        if ready is not None:
+            ready()
+        return self.open(i, x)
 
     def submit_beside(
         self,
@@ -474,22 +547,46 @@ class Session:
             self.failure = error
             flight.over.set()
 
-        self._post(Job(slot, partial(self._counted, open), land, fail))
+        self._post(Job(slot, partial(self._counted, open), land, fail), self._beside)
 
-    def _post(self, job: Job) -> None:
+    def _post(self, job: Job, lane: Lane | StreamLane | None = None) -> None:
         self.posted, self.posted_at = self.posted + 1, time.monotonic()
-        self._running.submit(job)
+        (lane or self._running).submit(job)
 
     @property
-    def _running(self) -> Lane:
-        if self._lane is None:
+    def _running(self) -> Lane | StreamLane:
+        if self._lane is None and self.in_stream:
+            self._lane = StreamLane(self._on_device, self._explained, self._device, self.strategy.name)
+        elif self._lane is None:
             self._lane = Lane(self.transport, self._explained, self.strategy.name)
         return self._lane
 
+    @property
+    def _beside(self) -> Lane | StreamLane:
+        """The lane of what lies on the host."""
+        if self._host is None:
+            return self._running
+        if self._host_lane is None:
+            self._host_lane = Lane(self._host, self._explained, self.strategy.name)
+        return self._host_lane
+
+    @property
+    def _on_device(self) -> Transport:
+        return getattr(self.transport, "device", self.transport)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.lots[0].device if self.lots else torch.device("cpu")
+
+    def inside(self) -> AbstractContextManager[object]:
+        """What is launched inside the block goes to the stream of the exchanges, where there is one."""
+        return self._lane.inside() if isinstance(self._lane, StreamLane) else nullcontext()
+
     def waiting(self) -> None:
         """Say that training waits for what is under way from now on: until then it was hidden."""
-        for flight in [*self._flights.values()]:
-            flight.watch.wait()
+        for flight in [*self._flights.values(), *self._unverified]:
+            if flight.watch.wait() and flight.pending is not None:
+                flight.pending.waits(mark(self._device))
 
     def wait(self, flight: Flight) -> None:
         """Wait until all lots of this round have landed.
@@ -497,19 +594,36 @@ class Session:
         Raises:
             RoundError: it failed, or an earlier one did.
         """
-        flight.watch.wait()
+        if flight.watch.wait() and flight.pending is not None:
+            flight.pending.waits(mark(self._device))
         flight.over.wait()
         self.raise_failure()
+        if flight in self._unverified:
+            self._verify(flight)
+        self._join()
 
-    def ask(self, open: Callable[[], Generator[Request, Any, T]], slot: str) -> T:
+    def ask(self, open: Callable[[], Generator[Request, Any, T]], slot: str, of: Tensor | None = None) -> T:
         """The answer to an exchange that is none of a lot, in its turn behind all that was submitted.
+
+        `of`: what travels, where it is no message of the host's own.
 
         Raises:
             RoundError: it failed, or an earlier exchange did.
         """
-        return self._ask_at_once([(open, slot)])[0]
+        lane = self._beside if of is None or of.device != self._device else self._running
+        found = self._ask_at_once([(open, slot)], lane)[0]
+        self._join()
+        return found
 
-    def _ask_at_once(self, asked: Sequence[tuple[Callable[[], Generator[Request, Any, T]], str]]) -> list[T]:
+    def _join(self) -> None:
+        if isinstance(self._lane, StreamLane):
+            self._lane.join()
+
+    def _ask_at_once(
+        self,
+        asked: Sequence[tuple[Callable[[], Generator[Request, Any, T]], str]],
+        lane: Lane | StreamLane | None = None,
+    ) -> list[T]:
         answers: dict[int, T] = {}
         over = [threading.Event() for _ in asked]
 
@@ -526,7 +640,7 @@ class Session:
         waited_for = [flight for flight in [*self._flights.values()] if flight.watch.wait()]
         for i, (open, slot) in enumerate(asked):
             opened = partial(self._counted, open)
-            self._post(Job(slot, opened, partial(land, i), partial(fail, i)))
+            self._post(Job(slot, opened, partial(land, i), partial(fail, i)), lane)
         for each in over:
             each.wait()
         for flight in waited_for:
@@ -563,24 +677,112 @@ class Session:
         self._ended(flight)
 
     def _ended(self, flight: Flight) -> None:
-        if len(flight.outcomes) < len(flight.lots) or flight.beside:
-            return
+        with self._ending:  # two lanes may end the last two exchanges of a round at once
+            if flight.ended or len(flight.outcomes) < len(flight.lots) or flight.beside:
+                return
+            flight.ended = True
+            for each in flight.lots:
+                del self._flights[each]
+        if not self.in_stream:
+            self._keep(flight)
+        else:
+            with self.inside():
+                told = [(i, self._healths[i]) for i in flight.lots]
+                flight.pending = Pending(told, flight.began)
+            self._unverified.append(flight)
+        flight.over.set()
+
+    def _keep(self, flight: Flight, seconds: tuple[float, float] | None = None) -> None:
+        """Keep what a round has led to, unless it is void. `seconds`: as the device measured it."""
         self.void = flight.void
         if not self.void:
             self._holdings.commit(flight.outcomes, flight.idle)
             if self.rescaling is not None and flight.rates:
                 self.rescaling.commit(flight.rates, flight.idle)
-        for each in flight.lots:
-            del self._flights[each]
         flight.seconds = self.tally.ended(
-            flight.watch, self.round, flight.moment["step"], flight.sent, self.void
+            flight.watch, self.round, flight.moment["step"], flight.sent, self.void, seconds
         )
         self.round += 1
-        flight.over.set()
+
+    def verify(self, lots: Collection[int] | None = None) -> None:
+        """Keep the rounds of which the device has noted nothing wrong; a call for what is `in_stream`.
+
+        Waits for the rounds of these lots, of all where not said, until the device has run them. To be called
+        before anything of their answers is applied for good.
+
+        Raises:
+            NonFinite: as `open`.
+            Overflow: what was finite became too large on the way.
+        """
+        for flight in [*self._unverified]:
+            assert flight.pending is not None
+            if lots is None or not set(lots).isdisjoint(flight.lots) or flight.pending.done:
+                self._verify(flight)
+
+    def _verify(self, flight: Flight) -> None:
+        self._unverified.remove(flight)
+        assert flight.pending is not None
+        try:
+            for i, report in flight.pending.read().items():
+                self._judge(self.lots[i], report, flight, flight.outcomes[i].mean)
+        except TacitError as error:
+            self.failure = self.failure or (
+                self._explained(error) if isinstance(error, RoundError) else error
+            )
+            self.raise_failure()
+        self._keep(flight, flight.pending.seconds())
+
+    def _judge(self, lot: Lot, report: Report, flight: Flight, mean: Tensor) -> None:
+        """Whether the device has noted anything wrong of a lot.
+
+        Raises:
+            NonFinite, Overflow: it has.
+        """
+        self._idle_apart(lot, torch.cat([torch.zeros(len(self.ranks)), report.idle]), flight)
+        if report.given and lot.compressor.swallows:
+            self._check(lot, self._told_first(lot, report, flight), flight)
+        if report.overflow and not flight.void:
+            where = ", ".join(str(self.ranks[place]) for place in report.overflow)
+            raise Overflow(
+                f"in the bucket of {lot.name}, in step {flight.moment['step']}, finite entries of rank "
+                f"{where} became too large to be sent or kept as residual: beyond "
+                f"{torch.finfo(lot.dtype).max:.3g}, the largest {lot.dtype}. Nothing of this step has been "
+                "applied or kept. Lower the learning rate, or put Clip around the compressor"
+            )
+        if not report.mean:
+            return
+        if self.scale is not None:
+            flight.void = True
+            return
+        told = torch.zeros(len(self.ranks))
+        place = 0 if lot.compressor.swallows else _first_infinite(report.total)
+        told[self._ground.me] = self._told_place(place, flight)
+        self.ask(lambda: say(told, self.strategy.topology.scope), "nonfinite")
+        self._check_mean(lot, mean, told, flight)
+
+    def _told_first(self, lot: Lot, report: Report, flight: Flight) -> Tensor:
+        """What every rank says of the parameter in which it began, as `_check` reads it."""
+        told = torch.zeros(len(self.ranks))
+        if self.scale is not None:
+            return told.fill_(1.0)  # that is all that is asked for
+        if report.first is not None:
+            began = self.origin(flight.moment["step"]) or Origin(lot.slots[report.first].name)
+            told[self._ground.me] = encode(began, self._names)
+        self.ask(lambda: say(told, self.strategy.topology.scope), "nonfinite")
+        return told
+
+    @property
+    def broken(self) -> Tensor | None:
+        """Whether the round that has just ended will be void, on the device; None where there is none."""
+        if not self._unverified:
+            return None
+        self._join()
+        return torch.stack([self._healths[i].broken for i in self._unverified[-1].lots]).any()
 
     def discard(self) -> None:
         """Forget what has landed of an unfinished round."""
         self._flights.clear()
+        self._unverified.clear()
         self.begun = self.round
 
     def resume(self, step: int, round: int, memory: Memory) -> None:
@@ -601,9 +803,12 @@ class Session:
             RoundError: the round under way failed, or an earlier one did.
         """
         self.waiting()
-        if self._lane is not None:
-            self._lane.flush()
+        for lane in (self._lane, self._host_lane):
+            if lane is not None:
+                lane.flush()
         self.raise_failure()
+        self.verify()
+        self._join()
 
     @property
     def late(self) -> bool:
@@ -623,9 +828,10 @@ class Session:
 
     def close(self) -> None:
         """Drain and end the lane."""
-        if self._lane is not None:
-            self._lane.close()
-            self._lane = None
+        for lane in (self._lane, self._host_lane):
+            if lane is not None:
+                lane.close()
+        self._lane = self._host_lane = None
 
     @property
     def summary(self) -> str:
@@ -648,6 +854,7 @@ class Session:
         `compute_share`, the share of the time between rounds that was not spent waiting; `lag`, how many
         steps after its round had left an answer was applied, on average.
         """
+        self.verify()
         peers = self.transport.place(WORLD).peers
         return self.tally.metrics(self.step, 2 * (peers - 1) / peers * self._dense)
 

@@ -103,11 +103,26 @@ class Tally:
         """So many steps have been taken now."""
         self.steps.append((steps, time.perf_counter()))
 
-    def ended(self, watch: Watch, round: int, step: int, bytes_out: int, void: bool) -> float:
-        """All lots of a round have landed; returns how many seconds it was under way."""
+    def ended(
+        self,
+        watch: Watch,
+        round: int,
+        step: int,
+        bytes_out: int,
+        void: bool,
+        measured: tuple[float, float] | None = None,
+    ) -> float:
+        """All lots of a round have landed; returns how many seconds it was under way.
+
+        `measured`: how many these are, and of how many training waited, where a device has measured it.
+        """
         now = time.perf_counter()
         begun = now if watch.begun is None else watch.begun
         waits = watch.waits(now)
+        if measured is not None:
+            took, waited = measured
+            now = begun + took
+            waits = (Span(now - waited, now),) if waited else ()
         record = RoundRecord(
             round=round,
             step=step,

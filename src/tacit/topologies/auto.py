@@ -43,6 +43,11 @@ class Auto(OnAxis):
         super().__post_init__()
         checks.flag("at_servers", self.at_servers)
 
+    @property
+    def on_device(self) -> bool:
+        """As both that it may be, but for servers."""
+        return not self.at_servers
+
     def options(self, compressors: Iterable[Compressor]) -> Options:
         """All-gather first."""
         flat, two_phase = Flat(self.axis), TwoPhase(self.axis)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -21,6 +21,8 @@ class Flat(OnAxis):
         axis: "world": all replicas. "node": those of one node; nodes then know nothing of each other: the
             near level of `Levels`. "net": those with the same place in their nodes.
     """
+
+    on_device: ClassVar[bool] = True
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Every wish goes to the axis."""

@@ -66,6 +66,11 @@ class Hierarchical(Topology):
                 "TwoPhase(axis='net'), or leave it out"
             )
 
+    @property
+    def on_device(self) -> bool:
+        """As the way across."""
+        return self.far.on_device
+
     def check(self, compressor: Compressor) -> None:
         """Whoever is not in turn would owe for many rounds, and node mates would owe apart."""
         super().check(compressor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -57,6 +57,8 @@ class TwoPhase(OnAxis):
     Attributes:
         axis: as of `Flat`.
     """
+
+    on_device: ClassVar[bool] = True
 
     def fields(self, compressor: Compressor) -> tuple[str, ...]:
         """What the second side owes, where the first owes too.

@@ -29,7 +29,9 @@ from tacit.contracts import (
     Scatter,
     Send,
     Spans,
+    measure_,
 )
+from tacit.kernels.pick import on_host
 from tacit.transports.settling import settle
 from tacit.transports.wire import divide_, empty_message, nbytes, pack_, ring_bytes, unpack
 
@@ -126,11 +128,17 @@ class TorchTransport:
         timeout: after which a collective that a peer does not join is an error.
         nodes: which replicas (counted from 0 in the parent) share a node; all nodes have equally many.
             Without it there is no axis but the world.
+        backend: of the groups; the parent's own where not said.
+        in_order: whether a collective counts as done when it has been launched, as on a CUDA stream (NCCL).
+            All are then launched by the thread that asks, on its current stream, in one group an axis: two
+            threads, or several groups in different orders, would let ranks wait for each other for ever.
     """
 
     parent: dist.ProcessGroup
     timeout: timedelta
     nodes: Sequence[Sequence[int]] = ()
+    backend: str = ""
+    in_order: bool = False
     sent: int = 0
     """Bytes that this rank has sent, by the formulas of ring collectives."""
     under_way: set[_Later] = field(default_factory=set, repr=False)
@@ -151,8 +159,10 @@ class TorchTransport:
         channel = _OPEN[self]
         for axis, count in stages.items():
             ranks = self.ranks(axis)
-            if len(ranks) > 1:
-                groups = _own_groups(self.parent, ranks, self.timeout, (channel, axis), count)
+            if len(ranks) > 1 or ALONE_TOO:
+                backend = self.backend or dist.get_backend(self.parent)
+                count = 1 if self.in_order else count
+                groups = _own_groups(self.parent, ranks, self.timeout, backend, (channel, axis), count)
                 self._groups |= {(axis, stage): group for stage, group in enumerate(groups)}
 
     def close(self) -> None:
@@ -179,10 +189,10 @@ class TorchTransport:
         """Start the collective; see `contracts.Transport`."""
         assert not isinstance(request, Ask), "a server was asked, and there is none"
         place = self.place(request.axis)
-        if place.peers == 1:
+        if place.peers == 1 and not ALONE_TOO:
             return _Now(_alone(request))
         self.sent += ring_bytes(request, place)
-        group = self._groups[request.axis, stage]
+        group = self._groups[request.axis, 0 if self.in_order else stage]
         match request:
             case Mean():
                 return self._mean(request, group, (slot, request.axis, stage))
@@ -208,7 +218,7 @@ class TorchTransport:
             flat = message.view(payload[0].dtype)
         # Before the sum, as DDP does: the two then agree to the last bit.
         divide_(flat, group.size(), request.total)
-        work = dist.all_reduce(flat, group=group, async_op=True)
+        work = dist.all_reduce(flat, group=group, async_op=not self.in_order)
 
         def read() -> Payload:
             if message is not None:
@@ -223,7 +233,7 @@ class TorchTransport:
         both = self._message(key, payload, group.size() + 1)
         mine, all_ = both[:size], both[size:]
         pack_(payload, mine)
-        work = _all_gather(all_, mine, group=group, async_op=True)
+        work = _all_gather(all_, mine, group=group, async_op=not self.in_order)
         return self._later(
             [work], lambda: [unpack(all_[i : i + size], payload) for i in range(0, all_.numel(), size)]
         )
@@ -233,11 +243,15 @@ class TorchTransport:
     ) -> Posted:
         # Gloo's own reduce-scatter cannot be waited for by a callback, and takes three times as long.
         x, (start, stop) = request.x, request.spans[place.rank]
-        if request.total is not None:
+        if request.total is not None and on_host(x):
             request.total.add_(x.sum())
+        elif request.total is not None:
+            measure_(x, request.total.view(-1)[:1])
         sizes = [b - a for a, b in request.spans]
         arrived = self._message(key, (x[start:stop],), place.peers).view(x.dtype)
-        work = dist.all_to_all_single(arrived, x, [stop - start] * place.peers, sizes, group, async_op=True)
+        work = dist.all_to_all_single(
+            arrived, x, [stop - start] * place.peers, sizes, group, async_op=not self.in_order
+        )
 
         def read() -> Tensor:
             first, *others = arrived.view(place.peers, stop - start)
@@ -251,7 +265,7 @@ class TorchTransport:
     def _collect(self, x: Tensor, spans: Spans, group: dist.ProcessGroup) -> Posted:
         # In place, and with Gloo in a third of the time of an all-gather.
         works = [
-            dist.broadcast(x[start:stop], group=group, group_src=root, async_op=True)
+            dist.broadcast(x[start:stop], group=group, group_src=root, async_op=not self.in_order)
             for root, (start, stop) in enumerate(spans)
             if stop > start
         ]
@@ -266,7 +280,9 @@ class TorchTransport:
         for payload, message in zip(payloads, torch.split(leaving, sizes), strict=True):
             pack_(payload, message)
         arriving = self._message((*key, "arriving"), mine, place.peers)
-        work = dist.all_to_all_single(arriving, leaving, [size] * place.peers, sizes, group, async_op=True)
+        work = dist.all_to_all_single(
+            arriving, leaving, [size] * place.peers, sizes, group, async_op=not self.in_order
+        )
         return self._later([work], lambda: [unpack(each, mine) for each in torch.split(arriving, size)])
 
     def _send(self, request: Send, place: Place, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
@@ -281,10 +297,14 @@ class TorchTransport:
             pack_(payload, leaving)
         out = [size * (i == end) for i in range(place.peers)]
         in_ = [size * (i == source) for i in range(place.peers)]
-        work = dist.all_to_all_single(arriving, leaving, in_, out, group, async_op=True)
+        work = dist.all_to_all_single(arriving, leaving, in_, out, group, async_op=not self.in_order)
         return self._later([work], lambda: None if source is None else unpack(arriving, payload))
 
     def _later(self, works: Sequence[dist.Work | None], read: Callable[[], Any]) -> Posted:
+        if self.in_order:
+            if self._failure is not None:
+                raise self._failure
+            return _Now(read())
         later = _Later(
             [work.get_future() for work in works if work is not None], read, self.under_way.discard
         )
@@ -337,6 +357,9 @@ def abort(group: dist.ProcessGroup) -> None:
         group._get_backend(device).abort()
 
 
+ALONE_TOO = False
+"""Whether one rank alone starts collectives too: to measure launches where there is one GPU."""
+
 _OWN: dict[tuple[object, ...], list[dist.ProcessGroup]] = {}
 _OPEN: dict[TorchTransport, int] = {}
 """The transports at work, and the channel of each: two at once must not share a process group."""
@@ -368,7 +391,12 @@ def _free_channel(parent: dist.ProcessGroup) -> int:
 
 
 def _own_groups(
-    parent: dist.ProcessGroup, places: Sequence[int], timeout: timedelta, use: tuple[int, str], count: int
+    parent: dist.ProcessGroup,
+    places: Sequence[int],
+    timeout: timedelta,
+    backend: str,
+    use: tuple[int, str],
+    count: int,
 ) -> list[dist.ProcessGroup]:
     """Process groups of some of the parent's ranks that nobody else uses, one session after another.
 
@@ -378,7 +406,7 @@ def _own_groups(
     They live until torch.distributed is shut down: a group that is made where another was destroyed would
     find the addresses of its dead in the store.
     """
-    all_ranks, backend = dist.get_process_group_ranks(parent), dist.get_backend(parent)
+    all_ranks = dist.get_process_group_ranks(parent)
     ranks = [all_ranks[place] for place in places]
     kept = _OWN.setdefault((tuple(all_ranks), tuple(ranks), timeout, backend, use), [])
     if any(group not in dist.distributed_c10d._world.pg_map for group in kept):

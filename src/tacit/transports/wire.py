@@ -5,7 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tacit.contracts import Ask, Collect, Collective, Deal, Gather, Mean, Payload, Place, Scatter, Send
+from tacit.contracts import (
+    Ask,
+    Collect,
+    Collective,
+    Deal,
+    Gather,
+    Mean,
+    Payload,
+    Place,
+    Scatter,
+    Send,
+    measure_,
+)
+from tacit.kernels.pick import on_host
 
 
 def nbytes(payload: Payload) -> int:
@@ -45,12 +58,18 @@ BLOCK = 1 << 18
 """Elements divided and added up at a time: they stay in the second-level cache between the two."""
 
 
-def divide_(flat: Tensor, by: float, total: Tensor | None) -> None:
-    """Divide in place; where `total` (one element) is given, add the sum of the quotients to it."""
+def divide_(flat: Tensor, by: float | Tensor, total: Tensor | None) -> None:
+    """Divide in place; where `total` (one element) is given, add the sum of the quotients to it.
+
+    On a device `total` becomes their largest magnitude: that is finite if they are, too, and one launch.
+    """
     if total is None:
         flat.div_(by)
         return
     flat = flat.view(-1)
+    if not on_host(flat):
+        measure_(flat.div_(by), total)  # pieces would be as many launches
+        return
     for start in range(0, flat.numel(), BLOCK):
         block = flat[start : start + BLOCK]
         if by != 1:

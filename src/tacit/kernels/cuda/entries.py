@@ -1,4 +1,4 @@
-"""The Triton version of the pass of `select` over memory, and of `positions.scatter_add_`."""
+"""The Triton version of the pass of `select` over memory that finds what reaches a threshold."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from triton.language import tensor
 
 from tacit.kernels.cuda.launch import jitted, start
 
-PIECE, FEW = 4096, 1024
-"""Entries that one program looks at, and those that one adds."""
+PIECE = 4096
+"""Entries that one program looks at."""
 
 
 @jitted
@@ -63,27 +63,6 @@ def sift_kernel(
         tl.store(owed + place, tl.where(hit, 0.0, a), mask)
 
 
-@jitted
-def scatter_kernel(
-    index: tensor,
-    values: tensor,
-    out: tensor,
-    outside: tensor,
-    count: tensor,
-    numel: tensor,
-    weight: tensor,
-    FEW: tl.constexpr,
-) -> None:
-    """No position stands twice, so nothing need be atomic but the count of those that are outside."""
-    j = tl.program_id(0) * FEW + tl.arange(0, FEW)
-    there = j < count
-    place = tl.load(index + j, there, 0)
-    inside = there & (place >= 0) & (place < numel)
-    total = tl.load(out + place, inside, 0.0) + weight * tl.load(values + j, inside, 0.0)
-    tl.store(out + place, total, inside)
-    tl.atomic_add(outside, tl.sum((there & ~inside).to(tl.int32), axis=0))
-
-
 def sift(
     x: Tensor, threshold: float, index: Tensor, values: Tensor, residual: Tensor | None, owed: Tensor | None
 ) -> int:
@@ -105,14 +84,3 @@ def sift(
         PIECE=PIECE, OWES=owes,
     )  # fmt: skip
     return found
-
-
-def scatter(index: Tensor, values: Tensor, weight: float, out: Tensor) -> int:
-    """`positions.scatter_add_`: how many positions were outside of `out`, and left out."""
-    outside = torch.zeros(1, dtype=torch.int32, device=out.device)
-    programs = -(-index.numel() // FEW)
-    start(
-        scatter_kernel, programs, out, index, values, out, outside, index.numel(), out.numel(), weight,
-        FEW=FEW,
-    )  # fmt: skip
-    return int(outside)

@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.language import tensor
 
 from tacit.kernels.cuda.launch import jitted, keys, peers, start_by_rows
-from tacit.kernels.cuda.pieces import MAGNITUDE, drawn, negated
+from tacit.kernels.cuda.pieces import MAGNITUDE, drawn, negated, put, real, rounded
 
 BLOCK = 512
 LANES = tl.constexpr(BLOCK // 8)
@@ -28,7 +28,7 @@ def encode_kernel(
     for j in tl.static_range(8):
         place = j * lanes + i
         mask = there & (place < size)
-        a = tl.load(x + wide * (8 * LANES) + place, mask, 0.0)
+        a = real(x, wide * (8 * LANES) + place, mask)
         pattern = (a.to(tl.int32, bitcast=True) & MAGNITUDE).to(tl.uint32)
         random = drawn(key0, key1, wide * LANES, lanes, place)
         carried = pattern + (random << 7).to(tl.uint32) + 64
@@ -52,15 +52,17 @@ def add_kernel(
         at = wide * (8 * LANES) + j * lanes + i
         total = tl.zeros((ROWS, LANES), tl.float32)
         if not FRESH:
-            total = tl.load(out + at, mask, 0.0)
+            total = real(out, at, mask)
         exponents_at, bits_at = exponents, bits
         for _ in range(peers):
             value = (tl.load(exponents_at + at, mask, 0).to(tl.int32) << 23).to(tl.float32, bitcast=True)
             byte = tl.load(bits_at + wide * LANES + i, mask, 0).to(tl.int32)
-            total += weight * tl.where(((byte >> j) & 1) != 0, value, negated(value))
+            value = rounded(value, out)
+            said = rounded(weight * tl.where(((byte >> j) & 1) != 0, value, negated(value)), out)
+            total = rounded(total + said, out)
             exponents_at += exponents_step
             bits_at += bits_step
-        tl.store(out + at, total, mask)
+        put(out, at, total, mask)
 
 
 def encode(x: Tensor, seed: int, exponents: Tensor, bits: Tensor) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.language import tensor
 
 from tacit.kernels.cuda.launch import jitted, peers, start_by_rows
-from tacit.kernels.cuda.pieces import inverted, largest
+from tacit.kernels.cuda.pieces import inverted, largest, put, real, rounded, summed
 
 BLOCK, ROWS_AT_A_TIME = 512, 4
 MAGIC = tl.constexpr(12582912.0)
@@ -27,9 +27,7 @@ def encode_kernel(
     i = tl.arange(0, BLOCK)[None, :]
     at = row.to(tl.int64)[:, None] * BLOCK + i
     mask = (row < first + count)[:, None] & (i < size)
-    a = tl.load(x + at, mask, 0.0)
-    if OWES:
-        a += tl.load(residual + at, mask, 0.0)
+    a = summed(x, residual, at, mask, OWES)
     unit = tl.div_rn(largest(a), 127.0)
     inverse = inverted(unit)
     unit = tl.where(inverse > 0, unit, 0.0)
@@ -38,7 +36,7 @@ def encode_kernel(
     level = (level + MAGIC) - MAGIC
     tl.store(codes + at, level.to(tl.int32) & 255, mask)
     if OWES:
-        tl.store(owed + at, a - unit[:, None] * level, mask)
+        put(owed, at, a - rounded(rounded(unit, x)[:, None] * level, x), mask)
 
 
 @jitted
@@ -54,13 +52,14 @@ def add_kernel(
     mask = there & (i < size)
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     if not FRESH:
-        total = tl.load(out + at, mask, 0.0)
+        total = real(out, at, mask)
     for _ in range(peers):
         level = tl.load(codes + at, mask, 0).to(tl.int8, bitcast=True).to(tl.float32)
-        total += (tl.load(units + wide, there, 0.0) * weight) * level
+        unit = rounded(rounded(tl.load(units + wide, there, 0.0), out) * weight, out)
+        total = rounded(total + rounded(unit * level, out), out)
         codes += codes_step
         units += units_step
-    tl.store(out + at, total, mask)
+    put(out, at, total, mask)
 
 
 def encode(x: Tensor, residual: Tensor | None, owed: Tensor | None, codes: Tensor, units: Tensor) -> None:

@@ -10,9 +10,11 @@ import torch
 import triton
 from torch import Tensor
 
+from tacit.kernels.pick import NotStarted
+
 ROWS = 8
 """Buckets that one program works on."""
-VARYING = ("first", "key0", "key1")
+VARYING = ("first", "key0", "key1", "k")
 """Arguments that take any value: Triton would compile anew for 1, and for multiples of 16."""
 
 
@@ -23,10 +25,21 @@ def jitted(function: Callable[..., Any]) -> Any:
 
 
 def start(kernel: Any, programs: int, on: Tensor, *args: Any, **constants: Any) -> None:
-    """Run so many programs on the device of `on`, without fused multiply-add."""
+    """Run so many programs on the device of `on`, without fused multiply-add; bf16 goes as its bits."""
     if programs:
+        args = tuple(as_bits(each) for each in args)
         with torch.cuda.device_of(on):  # type: ignore[no-untyped-call]
-            kernel[(programs,)](*args, **constants, enable_fp_fusion=False)
+            try:
+                kernel[(programs,)](*args, **constants, enable_fp_fusion=False)
+            except Exception as error:  # what a compiler cannot do it says in many ways
+                why = " ".join(f"{type(error).__name__}: {error}".split())
+                raise NotStarted(f"{getattr(kernel, '__name__', 'kernel')}: {why[:300]}") from error
+
+
+def as_bits(argument: Any) -> Any:
+    """bf16 as int16: Triton's interpreter would not round as a GPU does."""
+    is_bf16 = isinstance(argument, Tensor) and argument.dtype == torch.bfloat16
+    return argument.view(torch.int16) if is_bf16 else argument
 
 
 def start_by_rows(

@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.language import tensor
 
 from tacit.kernels.cuda.launch import jitted, keys, peers, start_by_rows
-from tacit.kernels.cuda.pieces import capped, drawn, folded, inverted, largest
+from tacit.kernels.cuda.pieces import capped, drawn, folded, inverted, largest, put, real, rounded
 from tacit.kernels.layout import group
 
 STEP, OFFSET = tl.constexpr(2.0**-16), tl.constexpr(2.0**-17)
@@ -24,12 +24,12 @@ def scale(
     i, inverse = tl.arange(0, LANES)[None, :], inverted(most)[:, None]
     partial = tl.zeros((ROWS, LANES), tl.float32)
     for j in tl.static_range(8):
-        y = tl.load(x + begin + j * LANES + i, there & (j * LANES + i < size), 0.0) * inverse
+        y = real(x, begin + j * LANES + i, there & (j * LANES + i < size)) * inverse
         partial += y * y
     total = folded(partial, HALVINGS)
     if NORM:
         return capped(most * tl.sqrt_rn(total))
-    share = clip * tl.sqrt_rn(tl.div_rn(total, size.to(tl.float32)))
+    share = clip * tl.sqrt_rn(tl.div_rn(total, tl.cast(size, tl.float32)))
     return most * tl.where(share > 1.0, 1.0, share)
 
 
@@ -46,7 +46,7 @@ def quantize_kernel(
     there = (row < first + count)[:, None]
     wide = row.to(tl.int64)[:, None]
     begin, all_of = wide * BUCKET, tl.arange(0, BUCKET)[None, :]
-    most = largest(tl.load(x + begin + all_of, there & (all_of < size), 0.0))
+    most = largest(real(x, begin + all_of, there & (all_of < size)))
     if not LARGEST:
         most = scale(x, begin, there, size, clip, most, ROWS, BUCKET // 8, HALVINGS, NORM)
     unit = tl.div_rn(most, 1.0 * top)
@@ -59,7 +59,7 @@ def quantize_kernel(
         mask = there & (i < lanes) & (place < size)
         random = drawn(key0, key1, wide * (BUCKET // 8), (size + 7) >> 3, place)
         u = random.to(tl.float32) * STEP + (OFFSET + top)  # exact: 24 bits at the most
-        level = tl.load(x + begin + place, mask, 0.0) * inverse[:, None] + u
+        level = real(x, begin + place, mask) * inverse[:, None] + u
         code = tl.minimum(tl.maximum(level, 0.0), 2.0 * top).to(tl.int32)
         word |= tl.where(mask, code, 0).to(WORD) << (BITS * j)
     for k in tl.static_range(BITS * GROUP // 8):
@@ -83,7 +83,7 @@ def add_kernel(
         at = wide * BUCKET + place
         total = tl.zeros((ROWS, BUCKET // GROUP), tl.float32)
         if not FRESH:
-            total = tl.load(out + at, mask, 0.0)
+            total = real(out, at, mask)
         low = wide * (BUCKET // 8 * BITS) + (BITS * j // 8) * lanes + i
         codes_at, units_at = codes, units
         for _ in range(peers):
@@ -91,11 +91,11 @@ def add_kernel(
             if BITS * j % 8 + BITS > 8:
                 word |= tl.load(codes_at + low + lanes, mask, 0).to(tl.int32) << (8 - BITS * j % 8)
             level = (word & ((1 << BITS) - 1)) - ((1 << (BITS - 1)) - 1)
-            unit = tl.load(units_at + wide, there, 0.0) * weight
-            total += unit * level.to(tl.float32)
+            unit = rounded(rounded(tl.load(units_at + wide, there, 0.0), out) * weight, out)
+            total = rounded(total + rounded(unit * level.to(tl.float32), out), out)
             codes_at += codes_step
             units_at += units_step
-        tl.store(out + at, total, mask)
+        put(out, at, total, mask)
 
 
 def quantize(x: Tensor, bits: int, bucket: int, clip: float, seed: int, codes: Tensor, units: Tensor) -> None:

@@ -8,14 +8,57 @@ from triton.language import tensor
 from tacit.kernels.cuda.launch import jitted
 
 TINY, HUGE = tl.constexpr(2.0**-126), tl.constexpr(3.4e38)
-MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+MAGNITUDE, INFINITY, NAN = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7F800000), tl.constexpr(0x7FC00000)
+
+
+@jitted
+def real(x: tensor, at: tensor, mask: tensor) -> tensor:
+    """What stands there, in fp32, whatever its type; 0 where it is masked. bf16 comes as int16."""
+    if x.dtype.element_ty == tl.int16:
+        return (tl.load(x + at, mask, 0).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return tl.load(x + at, mask, 0.0).to(tl.float32)
+
+
+@jitted
+def rounded(value: tensor, like: tensor) -> tensor:
+    """Rounded to the type that the pointer `like` points to, to the even one of two; in fp32."""
+    if like.dtype.element_ty == tl.int16:
+        bits = value.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        return tl.where(value == value, bits, NAN).to(tl.float32, bitcast=True)
+    return value.to(like.dtype.element_ty).to(tl.float32)
+
+
+@jitted
+def put(x: tensor, at: tensor, value: tensor, mask: tensor) -> None:
+    """Write fp32 numbers, rounded to the type that is there."""
+    if x.dtype.element_ty == tl.int16:
+        tl.store(x + at, (rounded(value, x).to(tl.int32, bitcast=True) >> 16).to(tl.int16), mask)
+    else:
+        tl.store(x + at, value.to(x.dtype.element_ty), mask)
+
+
+@jitted
+def summed(x: tensor, residual: tensor, at: tensor, mask: tensor, OWES: tl.constexpr) -> tensor:
+    """x, or x + residual, rounded to their type; in fp32."""
+    a = real(x, at, mask)
+    if OWES:
+        a = rounded(a + real(residual, at, mask), x)
+    return a
+
+
+@jitted
+def rank(a: tensor) -> tensor:
+    """A whole number, of 31 bits, that grows with the magnitude; 0 for NaN."""
+    pattern = a.to(tl.int32, bitcast=True) & MAGNITUDE
+    return tl.where(pattern > INFINITY, 0, pattern + 1)
 
 
 @jitted
 def inverted(unit: tensor) -> tensor:
     """1 / unit, or 0 where that would overflow."""
-    tiny = unit < TINY
-    return tl.where(tiny, 0.0, tl.div_rn(1.0, tl.where(tiny, 1.0, unit)))
+    large = unit >= TINY  # so not NaN
+    return tl.where(large, tl.div_rn(1.0, tl.where(large, unit, 1.0)), 0.0)
 
 
 @jitted

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from tacit.kernels.cuda.launch import jitted, peers, start_by_rows
-from tacit.kernels.cuda.pieces import capped, folded, negated
+from tacit.kernels.cuda.launch import jitted, peers, start, start_by_rows
+from tacit.kernels.cuda.pieces import capped, folded, negated, put, real, rounded, summed
 
 BLOCK = 512
 LANES = tl.constexpr(BLOCK // 8)
 SHARE = tl.constexpr(2.0**-9)
-
-
-@jitted
-def entries(x: tensor, residual: tensor, at: tensor, mask: tensor, OWES: tl.constexpr) -> tensor:
-    """x, or x + residual."""
-    a = tl.load(x + at, mask, 0.0)
-    if OWES:
-        a += tl.load(residual + at, mask, 0.0)
-    return a
+PAIRED, HALVINGS = 1024, 10
+"""Means that one program adds up, by so many halvings."""
 
 
 @jitted
@@ -45,7 +39,7 @@ def encode_kernel(
     positive = tl.zeros((ROWS, LANES), tl.int32)
     for j in tl.static_range(8):
         mask = there & (j * LANES + i < size)
-        a = entries(x, residual, begin + j * LANES + i, mask, OWES)
+        a = summed(x, residual, begin + j * LANES + i, mask, OWES)
         if SPLIT:
             up = a >= 0
             above += tl.where(up, a * SHARE, 0.0)
@@ -56,21 +50,21 @@ def encode_kernel(
     if SPLIT:
         number = tl.sum(positive, axis=1)
         high, low = mean(folded(above, 6), number), negated(mean(folded(below, 6), size - number))
-        tl.store(lows + row, low, row < first + count)
+        put(lows, row, low, row < first + count)
     else:
         high = mean(folded(above, 6), size + row * 0)
         low = negated(high)
-    tl.store(highs + row, high, row < first + count)
+    put(highs, row, high, row < first + count)
     byte = tl.zeros((ROWS, LANES), tl.int32)
     for j in tl.static_range(8):
         mask = there & (i < lanes) & (j * lanes + i < size)
         at = begin + j * lanes + i
-        a = entries(x, residual, at, mask, OWES)
+        a = summed(x, residual, at, mask, OWES)
         byte |= ((a >= 0) & mask).to(tl.int32) << j
         if KEEP:
-            tl.store(owed + at, a - tl.where(a >= 0, high[:, None], low[:, None]), mask)
+            put(owed, at, a - rounded(tl.where(a >= 0, high[:, None], low[:, None]), x), mask)
         elif OWES:
-            tl.store(owed + at, a, mask)
+            put(owed, at, a, mask)
     tl.store(bits + row.to(tl.int64)[:, None] * LANES + i, byte, there & (i < lanes))
 
 
@@ -90,19 +84,19 @@ def add_kernel(
         at = wide * (8 * LANES) + j * lanes + i
         total = tl.zeros((ROWS, LANES), tl.float32)
         if not FRESH:
-            total = tl.load(out + at, mask, 0.0)
+            total = real(out, at, mask)
         bits_at, highs_at, lows_at = bits, highs, lows
         for _ in range(peers):
             byte = tl.load(bits_at + wide * LANES + i, mask, 0).to(tl.int32)
-            high = tl.load(highs_at + wide * stride, there, 0.0) * weight
+            high = rounded(rounded(real(highs_at, wide * stride, there), out) * weight, out)
             low = negated(high)
             if SPLIT:
-                low = tl.load(lows_at + wide * stride, there, 0.0) * weight
-            total += tl.where(((byte >> j) & 1) != 0, high, low)
+                low = rounded(rounded(real(lows_at, wide * stride, there), out) * weight, out)
+            total = rounded(total + tl.where(((byte >> j) & 1) != 0, high, low), out)
             bits_at += bits_step
             highs_at += highs_step
             lows_at += lows_step
-        tl.store(out + at, total, mask)
+        put(out, at, total, mask)
 
 
 def encode(
@@ -114,6 +108,62 @@ def encode(
     start_by_rows(
         encode_kernel, x, BLOCK, 8, x, residual if owes else x, owed if owes else x,
         bits, highs, highs if lows is None else lows, OWES=owes, SPLIT=lows is not None, KEEP=keep,
+    )  # fmt: skip
+
+
+@jitted
+def paired(means: tensor, count: tensor, SIZE: tl.constexpr, HALVINGS: tl.constexpr) -> tensor:
+    """The sum of this program's SIZE numbers, in fp64, neighbours first."""
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    total = tl.load(means + at, at < count, 0.0).to(tl.float64)
+    for j in tl.static_range(HALVINGS):
+        total = tl.sum(total.reshape(SIZE >> (j + 1), 2), axis=1)
+    return tl.sum(total, axis=0)  # of one
+
+
+@jitted
+def paired_kernel(
+    means: tensor, sums: tensor, count: tensor, SIZE: tl.constexpr, HALVINGS: tl.constexpr
+) -> None:  # fmt: skip
+    """One number for each SIZE."""
+    tl.store(sums + tl.program_id(0), paired(means, count, SIZE, HALVINGS))
+
+
+@jitted
+def overall_kernel(
+    sums: tensor, last: tensor, magnitude: tensor, count: tensor, numel: tensor, missing: tensor,
+    SIZE: tl.constexpr, HALVINGS: tl.constexpr,
+) -> None:  # fmt: skip
+    """The mean of all entries, by one program; so many are `missing` in the last block."""
+    less = tl.load(last).to(tl.float64) * tl.cast(missing, tl.float64)
+    mean = (paired(sums, count, SIZE, HALVINGS) * (8.0 * LANES) - less) / tl.cast(numel, tl.float64)
+    tl.store(magnitude, mean.to(tl.float32))
+
+
+def encode_one(
+    x: Tensor, residual: Tensor | None, owed: Tensor | None, bits: Tensor, means: Tensor, magnitude: Tensor
+) -> None:
+    """`signs.encode_sign`, and `encode_sign_owed` where there are `residual` and `owed`."""
+    encode(x, residual, owed, bits, means, None, keep=False)
+    if not x.numel():
+        magnitude.zero_()
+        return
+    overall(means, x.numel(), magnitude)
+    if owed is not None:
+        add([(bits, magnitude, None)], -1.0, owed, fresh=False)
+
+
+def overall(means: Tensor, numel: int, magnitude: Tensor) -> None:
+    """`signs.overall_torch`."""
+    sums = means
+    while sums.numel() > PAIRED:
+        fewer = torch.empty(-(-sums.numel() // PAIRED), dtype=torch.float64, device=means.device)
+        start(paired_kernel, fewer.numel(), means, sums, fewer, sums.numel(), SIZE=PAIRED, HALVINGS=HALVINGS)
+        sums = fewer
+    missing = means.numel() * BLOCK - numel
+    start(
+        overall_kernel, 1, means, sums, means[-1:], magnitude, sums.numel(), numel, missing,
+        SIZE=PAIRED, HALVINGS=HALVINGS,
     )  # fmt: skip
 
 

@@ -1,0 +1,409 @@
+"""What tacit costs on a GPU: kernels, launches, waits, memory, steps; on one GPU, by NCCL, in a world of one.
+
+    python benchmarks/gpu.py --all                # all parts, about 10 minutes on one GPU
+    python benchmarks/gpu.py --only kernels       # encode and decode, in GB/s and in copies
+    python benchmarks/gpu.py --only steps         # a step with each algorithm against plain DDP
+    python benchmarks/gpu.py --only wire          # the same with an emulated wire between 8 GPUs
+    python benchmarks/gpu.py --dry                # what would be measured; exchanges run emulated on the CPU
+
+One rank starts its collectives too, so that all launches are there. What one GPU cannot show, NCCL between
+machines, is not claimed: the wire is a kernel that waits for bytes / bandwidth on the exchange's stream.
+Figures of one table are from one run, in interleaved blocks, with CUDA events.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import tacit
+from paired import conclude, hardware, paired_ratio
+from tacit.compressors import BF16, FP8, QSGD, Int8, Natural, Sign, TernGrad, TopK
+from tacit.contracts import Collective, Context, Gather, Mean, OneShot, Posted
+from tacit.kernels.pick import emulated_device
+from tacit.recipes.models.gpt import GPT
+from tacit.transports import torch as transport
+from tacit.transports.wire import nbytes
+
+PARTS = ("kernels", "steps", "wire")
+ALGORITHMS = (
+    "dense",
+    "bf16",
+    "topk",
+    "topk:chunk=4096",
+    "dgc",
+    "powersgd",
+    "efsign",
+    "qsgd",
+    "int8",
+    "diloco:sync_every=10,bits=4",
+)
+KERNELS: Mapping[str, OneShot] = {
+    "sign": Sign(),
+    "sign by blocks": Sign(block=512),
+    "qsgd 4 bits": QSGD(),
+    "terngrad": TernGrad(),
+    "int8": Int8(),
+    "natural": Natural(),
+    "bf16": BF16(),
+    "fp8": FP8(),
+    "topk 1%": TopK(ratio=0.01),
+    "topk 1% of 4096": TopK(ratio=0.01, chunk=4096),
+}
+SIZES = (25_000_000, 6_500_000)
+CUDA = torch.device("cuda", 0)
+
+
+class Scratch:
+    """A workspace that hands out the same buffers every time, as a session does."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def spare(self, field: str, like: Tensor) -> Tensor:
+        return self._kept.setdefault(field, torch.empty_like(like))
+
+    def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        if key not in self._kept:
+            self._kept[key] = torch.empty(tuple(shape), dtype=dtype, device=like.device)
+        return self._kept[key]
+
+
+# ---- kernels ------------------------------------------------------------------------------------------
+
+
+def timed(call: Callable[[], object], times: int = 20) -> float:
+    """Microseconds a call on the device: the median of five blocks."""
+    found = []
+    for _ in range(5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(times):
+            call()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(start.elapsed_time(end) / times * 1000)
+    return float(statistics.median(found))
+
+
+def kernels() -> list[dict[str, Any]]:
+    """Every codec's encode, encode with error feedback, and decode of four peers."""
+    rows = []
+    for numel in SIZES:
+        x, out = (torch.randn(numel, device=CUDA) for _ in range(2))
+        copy = timed(partial(out.copy_, x))
+        for name, codec in KERNELS.items():
+            for task, call in tasks_of(codec, x, out).items():
+                call()
+                took = timed(call)
+                rows.append({"numel": numel, "codec": name, "task": task, "us": took, "copies": took / copy})
+                print(
+                    f"{numel:>11,} {name:16} {task:12} {took:8.0f} us {took / copy:6.2f} copies", flush=True
+                )
+    return rows
+
+
+def tasks_of(codec: OneShot, x: Tensor, out: Tensor) -> dict[str, Callable[[], object]]:
+    """What a codec does to `x`, ready to be called."""
+    ctxs = [
+        Context(out=out, work=Scratch(), peers=4, rank=i, health=torch.zeros(1, device=x.device))
+        for i in range(4)
+    ]
+    residual, owed = torch.randn_like(x), torch.empty_like(x)
+    tasks: dict[str, Callable[[], object]] = {"encode": lambda: codec.encode(x, ctxs[0])}
+    if codec.encode_owed(x, residual, owed, ctxs[0]) is not None:
+        tasks["encode + EF"] = lambda: codec.encode_owed(x, residual, owed, ctxs[0])
+    if not codec.additive:
+        payloads = [codec.encode(torch.randn_like(x), ctx) for ctx in ctxs]
+        tasks["decode 4"] = lambda: codec.decode_mean_(payloads, out)
+    return tasks
+
+
+# ---- steps --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Training:
+    """A model, its optimizer, and perhaps a session on it."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    session: Any
+    batch: Tensor
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            scores = self.model(self.batch[:, :-1])
+            loss = nn.functional.cross_entropy(scores.flatten(0, 1), self.batch[:, 1:].flatten())
+        loss.backward()
+        self.optimizer.step()
+
+
+def gpt(device: torch.device = CUDA) -> nn.Module:
+    """124 million parameters, as GPT-2 small has."""
+    torch.manual_seed(0)
+    return GPT(vocabulary=50304, length=1024, width=768, heads=12, blocks=12).to(device)
+
+
+def training(algorithm: str | None) -> Training:
+    """None: plain DDP."""
+    model = DDP(gpt(), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    session = None if algorithm is None else tacit.attach(model, optimizer, algorithm)
+    batch = torch.randint(0, 50304, (8, 513), device=CUDA)
+    return Training(model, optimizer, session, batch)
+
+
+def milliseconds(each: Training, steps: int) -> float:
+    """A step's, on the device."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(steps):
+        each.step()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / steps
+
+
+def launching(each: Training, steps: int = 10) -> float:
+    """Milliseconds that the host is busy with a step, while the device has other work: launches alone."""
+    torch.cuda.synchronize()
+    torch.cuda._sleep(int(2e9 * 0.05))
+    start = time.perf_counter()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        scores = each.model(each.batch[:, :-1])
+        loss = nn.functional.cross_entropy(scores.flatten(0, 1), each.batch[:, 1:].flatten())
+    loss.backward()
+    took = time.perf_counter() - start
+    torch.cuda.synchronize()
+    each.optimizer.step()
+    return took * 1000
+
+
+def waits(each: Training) -> int:
+    """What of a step torch's debug mode finds to wait for the device; the hook's one wait is an event."""
+    found = 0
+
+    def count(message: Warning | str, *_: object, **__: object) -> None:
+        nonlocal found
+        found += "synchronizing" in str(message)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        before, warnings.showwarning = warnings.showwarning, count
+        try:
+            each.step()
+        finally:
+            warnings.showwarning = before
+            torch.cuda.set_sync_debug_mode("default")
+    return found
+
+
+def peak(algorithm: str | None) -> float:
+    """MiB that training takes at most."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    each = training(algorithm)
+    for _ in range(5):
+        each.step()
+    torch.cuda.synchronize()
+    found = (torch.cuda.max_memory_allocated() - before) / 2**20
+    if each.session is not None:
+        each.session.close()
+    return found
+
+
+def steps(blocks: int, count: int) -> list[dict[str, Any]]:
+    """Each algorithm against plain DDP, in interleaved blocks."""
+    rows = []
+    plain_peak = peak(None)
+    for algorithm in ALGORITHMS:
+        arms = {"plain": training(None), algorithm: training(algorithm)}
+        for each in arms.values():
+            for _ in range(6):
+                each.step()
+        seconds: dict[str, list[float]] = {name: [] for name in arms}
+        for block in range(blocks):
+            for name in [*arms][:: 1 if block % 2 else -1]:
+                seconds[name].append(milliseconds(arms[name], count))
+        ours = arms[algorithm]
+        row = {
+            "algorithm": algorithm,
+            "ms": statistics.median(seconds[algorithm]),
+            "plain_ms": statistics.median(seconds["plain"]),
+            "ratio": paired_ratio(seconds[algorithm], seconds["plain"]),
+            "launch_ms": statistics.median(launching(ours) for _ in range(5)),
+            "plain_launch_ms": statistics.median(launching(arms["plain"]) for _ in range(5)),
+            "waits": waits(ours),
+            "active_path": ours.session.active_path,
+        }
+        ours.session.close()
+        del arms, ours, each
+        row["peak_mib"], row["plain_peak_mib"] = peak(algorithm), plain_peak
+        rows.append(row)
+        print(
+            f"{algorithm:28} {row['ms']:7.1f} ms, plain {row['plain_ms']:6.1f}: "
+            f"{row['ratio']['median']:.3f}; "
+            f"launches {row['launch_ms']:.1f} ms, plain {row['plain_launch_ms']:.1f}; waits {row['waits']}; "
+            f"peak {row['peak_mib']:.0f} MiB, plain {row['plain_peak_mib']:.0f}",
+            flush=True,
+        )
+    return rows
+
+
+# ---- an emulated wire ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def wire(gbit: float, peers: int) -> Iterator[None]:
+    """Have every collective take as long as it would among so many GPUs, each with a link of this rate."""
+    real = transport.TorchTransport.post
+    cycles = clock_rate()
+
+    def post(self: Any, request: Collective, stage: int, slot: str) -> Posted:
+        payload = getattr(request, "payload", None)
+        if self.in_order and payload is not None:
+            size = nbytes(payload)
+            sent = 2 * (peers - 1) / peers * size if isinstance(request, Mean) else (peers - 1) * size
+            assert isinstance(request, Mean | Gather)
+            torch.cuda._sleep(int(sent * 8 / (gbit * 1e9) * cycles))
+        return real(self, request, stage, slot)
+
+    transport.TorchTransport.post = post  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        transport.TorchTransport.post = real  # type: ignore[method-assign]
+
+
+def clock_rate() -> float:
+    """Cycles a second of the counter that `_sleep` waits by."""
+    torch.cuda._sleep(1000)
+    return 100_000_000 / (timed(lambda: torch.cuda._sleep(100_000_000), 1) * 1e-6)
+
+
+def wired(gbit: float, peers: int, count: int) -> list[dict[str, Any]]:
+    """A step with each algorithm at this link; computing alone is without any exchange."""
+    rows = []
+    alone = training(None)
+    with alone.model.no_sync():  # type: ignore[operator]
+        for _ in range(3):
+            alone.step()
+        computing = milliseconds(alone, count)
+    del alone
+    for algorithm in ALGORITHMS:
+        with wire(gbit, peers):
+            each = training(algorithm)
+            for _ in range(5):
+                each.step()
+            found = statistics.median(milliseconds(each, count) for _ in range(3))
+            numbers = each.session.metrics()
+            each.session.close()
+        rows.append(
+            {"algorithm": algorithm, "gbit": gbit, "peers": peers, "ms": found, "computing_ms": computing}
+        )
+        print(f"{algorithm:28} {found:8.1f} ms at {gbit:g} Gbit/s, computing {computing:.1f}", flush=True)
+        assert numbers["rounds"] > 0
+        del each
+    return rows
+
+
+# ---- all of it ----------------------------------------------------------------------------------------
+
+
+def dry() -> None:
+    """Run the exchanges of all algorithms emulated on the CPU: what would be measured is known to work."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    transport.ALONE_TOO = True
+    for algorithm in ALGORITHMS:
+        with emulated_device():
+            torch.manual_seed(0)
+            model = DDP(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            with tacit.attach(model, optimizer, algorithm) as session:
+                for _ in range(12):
+                    optimizer.zero_grad()
+                    model(torch.randn(16, 64)).square().mean().backward()
+                    optimizer.step()
+                rounds = session.metrics()["rounds"]
+                print(f"{algorithm:28} {rounds:3.0f} rounds emulated: {session.active_path}")
+    print(
+        f"with a GPU: kernels ({len(KERNELS)} codecs, {len(SIZES)} sizes), "
+        f"steps and wire ({len(ALGORITHMS)} algorithms)"
+    )
+    dist.destroy_process_group()
+
+
+def gpu() -> dict[str, object]:
+    """The GPU and its versions."""
+    properties = torch.cuda.get_device_properties(0)
+    import triton
+
+    return {
+        "gpu": properties.name,
+        "driver": subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout.strip(),
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "triton": triton.__version__,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--all", action="store_true", help="all parts")
+    parser.add_argument("--only", choices=PARTS, help="one part")
+    parser.add_argument("--quick", action="store_true", help="fewer blocks")
+    parser.add_argument("--dry", action="store_true", help="without a GPU: what would be measured, emulated")
+    parser.add_argument("--gbit", type=float, default=10.0, help="the emulated link's rate")
+    parser.add_argument("--peers", type=int, default=8, help="how many GPUs the wire stands for")
+    parser.add_argument("--save", action="store_true", help="keep the result in benchmarks/results")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    options = parser.parse_args()
+    if options.dry:
+        dry()
+        return
+    if not torch.cuda.is_available():
+        parser.error("torch sees no GPU here: write --dry to see what would be measured")
+    parts = [options.only] if options.only else list(PARTS)
+    torch.cuda.set_device(0)
+    store = HashStore()
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=CUDA)
+    transport.ALONE_TOO = True
+    result: dict[str, Any] = {"benchmark": "gpu", **hardware(), **gpu()}
+    if "kernels" in parts:
+        result["kernels"] = kernels()
+    if "steps" in parts:
+        result["steps"] = steps(*((4, 5) if options.quick else (10, 10)))
+    if "wire" in parts:
+        result["wire"] = wired(options.gbit, options.peers, 5 if options.quick else 10)
+    dist.destroy_process_group()
+    conclude(result, "", options)
+
+
+if __name__ == "__main__":
+    main()

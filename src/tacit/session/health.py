@@ -1,0 +1,163 @@
+"""Rounds on a device that the host does not wait for: what went wrong is noted there, and read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import OVERFLOWN, measure_
+from tacit.lots import Lot
+
+MEANS = 4
+"""Of an exchange, that are told apart when it is asked who had a NaN first."""
+
+
+class LotHealth:
+    """What the device notes of one lot while it is exchanged; nothing of it is read until the round is over.
+
+    Args:
+        word: as `Plan.word` makes it: what ranks tell each other of NaN, of idle parameters, of overflow.
+        ranks: how many they are; `me`, which of them this is.
+
+    Attributes:
+        overflow: one number, the largest magnitude of what may overflow on this rank.
+        total: the largest magnitudes of what this rank gives to its means; see `exchanges.watched`.
+    """
+
+    def __init__(self, lot: Lot, word: Tensor, ranks: int, me: int) -> None:
+        self.word, self.ranks, self._me = word, ranks, me
+        self.overflow = word[len(word) - ranks + me :][:1]
+        self._spans = [slice(slot.start, slot.stop) for slot in lot.slots if slot.stop > slot.start]
+        self._slots = [i for i, slot in enumerate(lot.slots) if slot.stop > slot.start]
+        self._beside = torch.zeros(MEANS + 1 + len(self._spans), device=word.device)
+        self.total, self._mean = self._beside[:MEANS], self._beside[MEANS : MEANS + 1]
+        self._given = self._beside[MEANS + 1 :]
+        self._idle = torch.zeros(len(lot.slots), pin_memory=word.is_cuda)
+        self._views: tuple[int, list[Tensor]] = 0, []
+
+    def begin(self, idle: Callable[[], Sequence[float]] | None) -> None:
+        """A round begins. `idle`: which parameters took no part in backward, where ranks must know."""
+        self.word.zero_()
+        if idle is not None:
+            self._idle.copy_(torch.tensor(idle()))
+            self.word[self.ranks : self.ranks + len(self._idle)].copy_(self._idle, non_blocking=True)
+
+    def note_given(self, x: Tensor) -> None:
+        """Note the largest magnitude of each parameter in `x` (flat), and tell of the largest of all."""
+        if not self._spans:
+            return
+        if self._views[0] != x.data_ptr():
+            self._views = x.data_ptr(), [x[span] for span in self._spans]
+        norms = torch._foreach_norm(self._views[1], torch.inf)
+        if x.dtype == self._given.dtype:
+            torch.stack(norms, out=self._given)
+        else:
+            self._given.copy_(torch.stack(norms))
+        torch.amax(self._given, 0, True, out=self.word[self._me : self._me + 1])
+
+    def note_mean(self, mean: Tensor) -> None:
+        """Note the largest magnitude of a mean; it is the same on all ranks."""
+        measure_(mean, self._mean)
+
+    @property
+    def broken(self) -> Tensor:
+        """Whether a rank gave what is not finite, or the mean is not; on the device."""
+        return torch.cat([self.word[: self.ranks], self._mean]).isfinite().all().logical_not()
+
+    def numbers(self) -> tuple[Tensor, Tensor]:
+        """All that is to be read."""
+        return self.word, self._beside
+
+    def report(self, word: Tensor, beside: Tensor) -> Report:
+        """What these numbers mean, on the host."""
+        given = beside[MEANS + 1 :].isfinite().logical_not().nonzero().view(-1).tolist()
+        over = (word[len(word) - self.ranks :] * self.ranks).lt(OVERFLOWN).logical_not()
+        return Report(
+            word[: self.ranks].isfinite().logical_not().nonzero().view(-1).tolist(),
+            word[self.ranks : len(word) - self.ranks],
+            self._slots[given[0]] if given else None,
+            over.nonzero().view(-1).tolist(),
+            beside[:MEANS],
+            not bool(beside[MEANS].isfinite()),
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was noted of one lot, on the host.
+
+    Attributes:
+        given: the places of the ranks that gave what is not finite.
+        idle: of each parameter, the share of the ranks on which it took no part in backward.
+        first: the first of the lot's parameters that was not finite on this rank.
+        overflow: the places of the ranks on which something became too large on the way.
+        total: what this rank gave to its means: not finite where that was not.
+        mean: whether the mean is not finite.
+    """
+
+    given: list[int]
+    idle: Tensor
+    first: int | None
+    overflow: list[int]
+    total: Tensor
+    mean: bool
+
+
+class Pending:
+    """The numbers of a round on their way to the host, behind all that the round has launched."""
+
+    def __init__(self, lots: Sequence[tuple[int, LotHealth]], began: Any) -> None:
+        self._lots, self._began = lots, began
+        flat = (
+            torch.cat([each for _, health in lots for each in health.numbers()]) if lots else torch.zeros(0)
+        )
+        self._ended: Any = None
+        self._waited: Any = None
+        self._host = flat
+        if flat.is_cuda:
+            self._host = torch.empty(flat.shape, pin_memory=True).copy_(flat, non_blocking=True)
+            self._ended = mark(flat.device)
+
+    @property
+    def done(self) -> bool:
+        """Whether the device has come so far."""
+        return self._ended is None or bool(self._ended.query())
+
+    def waits(self, mark: Any) -> None:
+        """Training waits for the round from there on, as its own stream has it."""
+        self._waited = mark
+
+    def seconds(self) -> tuple[float, float] | None:
+        """How long the round took on the device, and for how long of it training waited; once it is done."""
+        if self._ended is None or self._began is None:
+            return None
+        took = self._began.elapsed_time(self._ended) / 1e3
+        waited = 0.0
+        if self._waited is not None and self._waited.query():  # else the round was over before training came
+            waited = max(0.0, self._waited.elapsed_time(self._ended) / 1e3)
+        return took, min(took, waited)
+
+    def read(self) -> dict[int, Report]:
+        """By lot; waits until the device has come so far."""
+        if self._ended is not None:
+            self._ended.synchronize()
+        found, at = {}, 0
+        for i, health in self._lots:
+            word, beside = (len(each) for each in health.numbers())
+            found[i] = health.report(self._host[at : at + word], self._host[at + word : at + word + beside])
+            at += word + beside
+        return found
+
+
+def mark(device: torch.device) -> Any:
+    """A moment of the present stream; None on the CPU."""
+    if device.type != "cuda":
+        return None
+    cuda: Any = torch.cuda
+    event = cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event

@@ -1,0 +1,111 @@
+"""For a model on a GPU: which backend reaches it, and a transport that takes each message where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tacit.contracts import WORLD, Ask, Collective, Deal, Gather, Mean, Place, Posted, Send
+from tacit.kernels.pick import on_host
+from tacit.transports.torch import TorchTransport
+
+HOST_STAGES = 3
+"""How often what travels on the host beside the buckets speaks on an axis, at most (see `doors.buffers`)."""
+
+
+def backend_on(group: dist.ProcessGroup, device: torch.device) -> str:
+    """The name of the group's backend for tensors there, such as "nccl"; "" where it has none."""
+    if device.type not in {torch.device(each).type for each in group._device_types}:
+        return ""
+    name: str = group._get_backend(torch.device(device.type)).name()
+    return name
+
+
+_CONTROL: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+
+def control(group: dist.ProcessGroup, timeout: timedelta | None = None) -> dist.ProcessGroup:
+    """A group of the same ranks for tensors on the host: itself, or one by Gloo. A collective call.
+
+    That one lives as long as torch.distributed.
+    """
+    if backend_on(group, torch.device("cpu")):
+        return group
+    ranks = dist.get_process_group_ranks(group)
+    kept = _CONTROL.get(tuple(ranks))
+    if kept is None or kept not in dist.distributed_c10d._world.pg_map:
+        whole = len(ranks) == dist.get_world_size()
+        kept = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=not whole)
+        _CONTROL[tuple(ranks)] = kept
+    return kept
+
+
+@dataclass(eq=False)
+class ByDevice:
+    """Two transports of the same ranks: one for what lies on the device, one for what lies on the host.
+
+    Each is used in the same order on all ranks; neither waits for the other.
+    """
+
+    device: TorchTransport
+    host: TorchTransport
+
+    @property
+    def nodes(self) -> Sequence[Sequence[int]]:
+        """As of `contracts.Transport`."""
+        return self.device.nodes
+
+    @property
+    def sent(self) -> int:
+        """Bytes that this rank has sent, by the formulas of ring collectives."""
+        return self.device.sent + self.host.sent
+
+    def open(self, stages: Mapping[str, int]) -> None:
+        """One group an axis on the device; on the host, for the few messages that pass there."""
+        self.device.open(stages)
+        self.host.open({axis: min(count, HOST_STAGES) for axis, count in stages.items()})
+
+    def ranks(self, axis: str) -> list[int]:
+        """As of `contracts.Transport`."""
+        return self.device.ranks(axis)
+
+    def place(self, axis: str = WORLD) -> Place:
+        """As of `contracts.Transport`."""
+        return self.device.place(axis)
+
+    def post(self, request: Collective, stage: int, slot: str) -> Posted:
+        """By the transport that reaches what is sent."""
+        chosen = self.host if on_host(_first(request)) else self.device
+        return chosen.post(request, stage, slot)
+
+    def abort(self, error: BaseException | None = None) -> None:
+        """End what is under way on both."""
+        self.device.abort(error)
+        self.host.abort(error)
+
+    def close(self) -> None:
+        """Leave the groups to the next transport."""
+        self.device.close()
+        self.host.close()
+
+
+def _first(request: Collective) -> Tensor:
+    """A tensor of what is sent."""
+    found: Any
+    match request:
+        case Mean(payload) | Gather(payload) | Send(payload):
+            found = payload[0]
+        case Deal(payloads):
+            found = payloads[0][0]
+        case Ask():
+            raise AssertionError("a server was asked, and there is none")
+        case _:
+            found = request.x
+    assert isinstance(found, Tensor)
+    return found

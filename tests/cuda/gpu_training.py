@@ -1,0 +1,71 @@
+"""A small model on a GPU, the same on the CPU, and data for both."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import tacit
+
+CUDA = torch.device("cuda", 0)
+
+
+def network(device: torch.device = CUDA, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(20, 300), nn.ReLU(), nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 5))
+    return layers.to(device, dtype)
+
+
+def wrapped(model: nn.Module | None = None, **options: object) -> DDP:
+    return DDP(model or network(), bucket_cap_mb=0.2, gradient_as_bucket_view=True, **options)
+
+
+def batches(count: int, rank: int = 0, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    return [
+        (torch.randn(8, 20, generator=generator), torch.randint(0, 5, (8,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def on(device: torch.device, data: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    return [(x.to(device), y.to(device)) for x, y in data]
+
+
+def sgd(model: nn.Module, momentum: float = 0.9) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+
+
+def steps(
+    model: Callable[[Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    data: list[tuple[Tensor, Tensor]],
+    observe: Callable[[Tensor], None] | None = None,
+) -> None:
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        if observe is not None:
+            observe(loss.detach())
+        loss.backward()
+        optimizer.step()
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def trained(
+    algorithm: str | tacit.Strategy,
+    count: int = 10,
+    device: torch.device = CUDA,
+    momentum: float = 0.9,
+    **known: object,
+) -> Tensor:
+    """The parameters after training, on the CPU."""
+    model = wrapped(network(device))
+    optimizer = sgd(model, momentum)
+    with tacit.attach(model, optimizer, algorithm, **known) as session:  # type: ignore[arg-type]
+        steps(model, optimizer, on(device, batches(count)), session.observe)
+    return flat(model).cpu()

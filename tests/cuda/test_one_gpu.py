@@ -1,0 +1,202 @@
+"""One GPU and NCCL with one rank: streams, futures, what is waited for, and what comes out."""
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from gpu_training import CUDA, batches, flat, network, on, sgd, steps, trained, wrapped
+from torch import nn
+
+import tacit
+from tacit.errors import AttachError, NonFinite
+
+pytestmark = pytest.mark.usefixtures("nccl")
+
+IN_STREAM = [
+    "dense",
+    "bf16",
+    "fp16",
+    "fp8",
+    "topk:ratio=0.05",
+    "topk:ratio=0.05,chunk=1000",
+    "dgc:ratio=0.05",
+    "randomk:ratio=0.1",
+    "powersgd:rank=2",
+    "efsign",
+    "sign",
+    "onebit",
+    "qsgd",
+    "terngrad",
+    "int8",
+    "natural",
+    "stc",
+    "pipesgd",
+    "localsgd:sync_every=3",
+    "diloco:sync_every=3,bits=4",
+    "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=2,bits=4",
+    "slowmo:sync_every=3",
+    "easgd:sync_every=3",
+    "overlap-localsgd:sync_every=3",
+]
+ON_HOST = ["threshold:tau=0.01", "lag", "predictive:sync_every=3"]
+KNOWN = {"steps_per_epoch": 5, "epochs": 4}
+
+
+@contextlib.contextmanager
+def unsynchronized() -> Iterator[None]:
+    """Whatever waits for the device inside the block raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is a prototype, torch says
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("algorithm", IN_STREAM)
+def test_a_strategy_in_stream_order_gives_what_it_gives_on_the_cpu(algorithm: str) -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, algorithm, **KNOWN) as session:
+        assert "on the GPU in stream order" in session.active_path
+        steps(model, optimizer, on(CUDA, batches(10)), session.observe)
+        numbers = session.metrics()
+    assert numbers["rounds"] > 0
+    on_host = trained(algorithm, exchange_on="host", **KNOWN)
+    # Matrices are multiplied alike; what differs is the order of sums in compressors, and random draws.
+    assert (flat(model).cpu() - on_host).abs().max() < (0.2 if "randomk" in algorithm else 2e-2)
+
+
+@pytest.mark.parametrize("algorithm", [*IN_STREAM, *ON_HOST])
+def test_a_strategy_on_the_host_gives_what_it_gives_on_the_cpu(algorithm: str) -> None:
+    found = trained(algorithm, exchange_on="host", **KNOWN)
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("algorithm", ON_HOST)
+def test_what_needs_the_host_says_so(algorithm: str) -> None:
+    model = wrapped()
+    with tacit.attach(model, optimizer := sgd(model), algorithm, **KNOWN) as session:
+        assert "on the host by gloo (" in session.active_path
+        steps(model, optimizer, on(CUDA, batches(4)), session.observe)
+    with pytest.raises(AttachError, match="exchange_on='device' is not possible"):
+        tacit.attach(model, optimizer, algorithm, exchange_on="device", **KNOWN)
+
+
+def test_dense_is_plain_ddp_to_the_bit() -> None:
+    assert torch.equal(trained("dense"), trained("ddp"))
+
+
+@pytest.mark.parametrize("algorithm", IN_STREAM[:18])
+def test_a_step_waits_for_the_device_once(algorithm: str) -> None:
+    """All of a step under torch's sync debug mode; what the optimizer's hook waits for is an event."""
+    model = wrapped()
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, algorithm, **KNOWN):
+        steps(model, optimizer, on(CUDA, batches(8)))
+        data = on(CUDA, batches(3, seed=1))
+        torch.cuda.synchronize()
+        with unsynchronized():
+            steps(model, optimizer, data)
+
+
+@pytest.mark.parametrize("algorithm", ["dense", "topk:ratio=0.05", "powersgd", "efsign", "qsgd", "dgc"])
+def test_a_nan_is_told_before_the_step(algorithm: str) -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    session = tacit.attach(model, optimizer, algorithm, **KNOWN)
+    steps(model, optimizer, on(CUDA, batches(5)))
+    before = flat(model)
+    handle = model.module[2].weight.register_hook(lambda g: g * math.nan)
+    with pytest.raises(NonFinite, match=r"2\.weight"):
+        steps(model, optimizer, on(CUDA, batches(1)))
+    handle.remove()
+    assert torch.equal(flat(model), before)
+    session.close()
+
+
+@pytest.mark.parametrize("algorithm", ["dense", "topk:ratio=0.05", "powersgd", "efsign", "int8"])
+def test_with_a_scaler_an_overflow_is_passed_over(algorithm: str) -> None:
+    model = wrapped()
+    optimizer, scaler = sgd(model), torch.amp.GradScaler("cuda", init_scale=256.0, growth_interval=1000)
+    with tacit.attach(model, optimizer, algorithm, scaler=scaler, **KNOWN) as session:
+        for i, (x, y) in enumerate(on(CUDA, batches(8))):
+            optimizer.zero_grad()
+            before = flat(model)
+            loss = nn.functional.cross_entropy(model(x), y) * (math.inf if i == 5 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            assert torch.equal(flat(model), before) == (i == 5)
+        session.flush()
+        assert session.metrics()["void_rounds"] == 1
+    assert scaler.get_scale() == 128.0
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["topk:ratio=0.05", "powersgd", "dgc:ratio=0.05", "qsgd", "diloco:sync_every=3"]
+)
+def test_a_run_is_resumed(algorithm: str) -> None:
+    def run(stops: bool) -> torch.Tensor:
+        model = wrapped()
+        optimizer = sgd(model)
+        data = on(CUDA, batches(12))
+        with tacit.attach(model, optimizer, algorithm, **KNOWN) as session:
+            steps(model, optimizer, data[:6])
+            saved = session.state_dict(), model.module.state_dict(), optimizer.state_dict()
+            saved = torch.utils._pytree.tree_map(
+                lambda x: x.clone() if isinstance(x, torch.Tensor) else x, saved
+            )
+            if not stops:
+                steps(model, optimizer, data[6:])
+                return flat(model)
+        inner = network()
+        inner.load_state_dict(saved[1])
+        model = wrapped(inner)
+        optimizer = sgd(model)
+        optimizer.load_state_dict(saved[2])
+        with tacit.attach(model, optimizer, algorithm, **KNOWN) as session:
+            session.load_state_dict(saved[0])
+            steps(model, optimizer, data[6:])
+            return flat(model)
+
+    assert torch.equal(run(stops=True), run(stops=False))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("algorithm", ["dense", "topk:ratio=0.05", "diloco:sync_every=2"])
+def test_a_compiled_model_trains_alike(algorithm: str, inside: bool) -> None:
+    model = wrapped(torch.compile(network()) if inside else network())
+    optimizer = sgd(model)
+    forward = model if inside else torch.compile(model)
+    with tacit.attach(forward, optimizer, algorithm) as session:
+        steps(forward, optimizer, on(CUDA, batches(6)), session.observe)
+    assert (flat(model).cpu() - trained(algorithm, 6)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "algorithm", ["dense", "topk:ratio=0.05", "powersgd", "efsign", "int8", "diloco:sync_every=3"]
+)
+def test_types_of_two_bytes(algorithm: str, dtype: torch.dtype) -> None:
+    model = wrapped(network(dtype=dtype))
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, algorithm) as session:
+        assert "in stream order" in session.active_path
+        steps(model, optimizer, [(x.to(dtype), y) for x, y in on(CUDA, batches(8))])
+    assert flat(model).isfinite().all()
+
+
+def test_batch_norm_statistics_travel_beside_parameters() -> None:
+    model = wrapped(nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30), nn.Linear(30, 5)).to(CUDA))
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, "diloco:sync_every=2") as session:
+        steps(model, optimizer, on(CUDA, batches(5)))
+        session.sync()
+    assert model.module[1].running_var.isfinite().all()
+    assert dist.is_initialized()
