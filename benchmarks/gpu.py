@@ -165,7 +165,7 @@ def training(algorithm: str | None) -> Training:
     model = DDP(gpt(), gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     session = None if algorithm is None else tacit.attach(model, optimizer, algorithm)
-    batch = torch.randint(0, 50304, (8, 513), device=CUDA)
+    batch = torch.randint(0, 50304, (32, 1025), device=CUDA)
     return Training(model, optimizer, session, batch)
 
 

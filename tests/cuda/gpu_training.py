@@ -18,7 +18,7 @@ def network(device: torch.device = CUDA, dtype: torch.dtype = torch.float32) -> 
 
 
 def wrapped(model: nn.Module | None = None, **options: object) -> DDP:
-    return DDP(model or network(), bucket_cap_mb=0.2, gradient_as_bucket_view=True, **options)
+    return DDP(model or network(), gradient_as_bucket_view=True, **{"bucket_cap_mb": 0.2, **options})
 
 
 def batches(count: int, rank: int = 0, seed: int = 0) -> list[tuple[Tensor, Tensor]]:

@@ -171,7 +171,7 @@ def test_a_run_is_resumed(algorithm: str) -> None:
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("algorithm", ["dense", "topk:ratio=0.05", "diloco:sync_every=2"])
 def test_a_compiled_model_trains_alike(algorithm: str, inside: bool) -> None:
-    model = wrapped(torch.compile(network()) if inside else network())
+    model = wrapped(torch.compile(network()) if inside else network(), bucket_cap_mb=25)
     optimizer = sgd(model)
     forward = model if inside else torch.compile(model)
     with tacit.attach(forward, optimizer, algorithm) as session:

@@ -8,13 +8,14 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from tacit.kernels import exponents, int8, levels, orthogonal, select, signs
-from tacit.kernels.largest import in_chunks_torch
+from tacit.kernels.largest import in_chunks_torch, largest_torch
 from tacit.kernels.layout import buckets, code_bytes
 from tacit.kernels.pick import emulated_device, path, pick
 from tacit.kernels.positions import (
@@ -34,12 +35,8 @@ LARGE = [] if ON == "cpu" else [5000, 512 * 8192 + 77]
 SIZES = [0, 7, 512, 1100, *LARGE]
 KINDS = ["huge", "denormal", "zero", "mixed"]
 WEIGHT = 1 / 3
-
-
-pytestmark = [  # numpy's, under the interpreter
-    pytest.mark.filterwarnings("ignore:overflow encountered"),
-    pytest.mark.filterwarnings("ignore:invalid value encountered"),
-]
+# numpy's, under the interpreter
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +158,7 @@ def test_the_sum_of_many_means() -> None:
     sums, magnitude, slow = means.to(ON), torch.empty(1, device=ON), torch.empty(1)
     x = torch.empty(numel, device=ON).fill_(1.0)
     bits = torch.empty(-(-numel // 8), dtype=torch.uint8, device=ON)
-    if ON == "cpu":  # all but the blocks themselves, of which there are too many for the interpreter
+    if ON == "cpu":  # without the blocks, of which there are too many for the interpreter
         cuda.overall(sums, numel, magnitude)
         signs.overall_torch(means, numel, slow)
     else:
@@ -314,6 +311,23 @@ def test_the_largest_of_each_chunk(dtype: torch.dtype, per_chunk: int, chunk: in
         same(fast, slow)
 
 
+@pytest.mark.parametrize("ratio", [0.01, 0.3])
+@TYPES
+def test_the_same_are_chosen_in_plain_torch(dtype: torch.dtype, ratio: float) -> None:
+    numel, per_chunk = LARGE[-1] if LARGE else 20_000, int(ratio * 4096)
+    many = numel // 4096 * per_chunk + min(per_chunk, numel % 4096)
+    for x, _ in drawn(numel, dtype):
+        slow = rubbish((many, torch.int32), (many, dtype))
+        for choose in (
+            partial(largest_torch, k=many),
+            partial(in_chunks_torch, per_chunk=per_chunk, chunk=4096),
+        ):
+            fast = there(slow)
+            choose(x, at=slow[0], values=slow[1])
+            choose(x.to(ON), at=fast[0], values=fast[1])
+            same(fast, slow)
+
+
 # ---- positions ----------------------------------------------------------------------------------------
 
 
@@ -360,8 +374,7 @@ def test_a_position_outside_is_left_out() -> None:
     for bad in (150, -3):
         index = torch.tensor([5, bad], dtype=torch.int32, device=ON)
         scatter_add_(index, torch.ones(2, device=ON), whole[10:110])
-    assert float(whole.sum()) == 2.0
-    assert float(whole[15]) == 2.0
+    assert float(whole.sum()) == float(whole[15]) == 2.0
     whole.fill_(1.0)
     clear_(torch.tensor([5, 150, -3], dtype=torch.int32, device=ON), whole[10:110])
     assert float(whole.sum()) == 199.0

@@ -23,6 +23,7 @@ from tacit.doors.placing import Placing, placed, transport_for
 from tacit.doors.replica import Present
 from tacit.doors.stepped import Groups, SteppedDoor
 from tacit.doors.unused import Used
+from tacit.kernels.pick import warm_up_for
 from tacit.lots import Policy, cut, fitting
 from tacit.session import Session
 from tacit.strategy import Strategy
@@ -110,22 +111,23 @@ class Level:
         lr = _largest(rates)
         self.used = Used.of(model, named) if strategy.subject == "gradient" else None
         idle = None if self.used is None else self.used.idle
-        self.session = Session(
-            strategy,
-            tensors,
-            self.transport,
-            lots,
-            chosen,
-            lr,
-            memory,
-            rates=rates,
-            idle=idle,
-            seed=seed,
-            trained=named,
-            device=self.placing.device,
-            in_stream=self.placing.in_stream,
-            host=host,
-        )
+        with warm_up_for(_kernels_on(self.placing, named)):
+            self.session = Session(
+                strategy,
+                tensors,
+                self.transport,
+                lots,
+                chosen,
+                lr,
+                memory,
+                rates=rates,
+                idle=idle,
+                seed=seed,
+                trained=named,
+                device=self.placing.device,
+                in_stream=self.placing.in_stream,
+                host=host,
+            )
         self.session.alike = frozenset(named if alike else ())
         if quiet:
             return
@@ -216,6 +218,12 @@ def _at_servers(strategy: Strategy, model: DistributedDataParallel) -> dict[str,
     if strategy.subject != "progress" or not strategy.topology.apart:
         return {}
     return dict(Present(model.module, buffers.numbers_in(model)))
+
+
+def _kernels_on(placing: Placing, named: Mapping[str, Tensor]) -> str:
+    """The type of device on which compressors run."""
+    first = next(iter(named.values()), None)
+    return first.device.type if placing.in_stream and first is not None else "cpu"
 
 
 def _apart(part: list[str], named: dict[str, Tensor]) -> list[list[str]]:

@@ -97,10 +97,14 @@ class Replica:
 
     def read(self, i: int, out: Tensor) -> None:
         """Overwrite `out` with the parameters of lot `i` as they are."""
+        _copy_(*zip(*self._pairs(i, out), strict=True))
+
+    def _pairs(self, i: int, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each parameter of lot `i` its place in `flat`, and where it lies."""
         for place in self._places[i]:
             there = self._view(place)
-            flat = out[place.start : place.stop]
-            (flat if there.dim() == 1 else flat.view(place.shape)).copy_(there)
+            here = flat[place.start : place.stop]
+            yield here if there.dim() == 1 else here.view(place.shape), there
 
     def now(self, i: int) -> Tensor:
         """The parameters of lot `i` with what rounding took away; good until the next lot is asked for."""
@@ -133,10 +137,7 @@ class Replica:
     def write(self, i: int, now: Tensor) -> None:
         """Put the parameters of lot `i` there."""
         with torch.no_grad():
-            for place in self._places[i]:
-                there = self._view(place)
-                flat = now[place.start : place.stop]
-                there.copy_(flat if there.dim() == 1 else flat.view(place.shape))
+            _copy_(*reversed([*zip(*self._pairs(i, now), strict=True)]))
         self._remember(i, now)
 
     def stand(self, i: int, then: Tensor) -> None:
@@ -158,6 +159,15 @@ class Replica:
             plain = tensor.detach()
             place.where, place.view = where, plain.view(-1) if plain.is_contiguous() else plain
         return place.view
+
+
+def _copy_(into: Sequence[Tensor] = (), out_of: Sequence[Tensor] = ()) -> None:
+    """Copy each; many by one launch where both are on a GPU."""
+    if into and into[0].is_cuda and out_of[0].is_cuda:
+        torch._foreach_copy_([*into], [*out_of])
+        return
+    for here, there in zip(into, out_of, strict=True):
+        here.copy_(there)
 
 
 def _check_same(place: _Place, tensor: Tensor) -> None:

@@ -80,7 +80,7 @@ def select_largest(
         warm_up(warming())
     if x.is_meta or k == 0:
         return Chosen(room.at[:k], room.values[:k])
-    if _by_triton("select.largest", x, k, *room, residual, owed):
+    if not fits32(x) and _by_triton("select.largest", x, k, *room, residual, owed):
         return Chosen(room.at[:k], room.values[:k])
     if not on_host(x):
         largest_torch(x, k, *room, residual, owed)
@@ -157,14 +157,13 @@ def select_in_chunks(
     k = whole * per_chunk + min(per_chunk, rest)
     if x.is_meta:
         warm_up(warming())
+    elif k and fits32(x):
+        given = _given(x, residual, owed)
+        half("scan").in_chunks(*given, x.numel(), per_chunk, chunk, *_collected(room))
     elif k and not (
         chunk <= CHUNK and _by_triton("select.in_chunks", x, per_chunk, chunk, *room, residual, owed)
     ):
-        if fits32(x):
-            given = _given(x, residual, owed)
-            half("scan").in_chunks(*given, x.numel(), per_chunk, chunk, *_collected(room))
-        else:
-            in_chunks_torch(x, per_chunk, chunk, *room, residual, owed)
+        in_chunks_torch(x, per_chunk, chunk, *room, residual, owed)
     return Chosen(room.at[:k], room.values[:k])
 
 

@@ -64,6 +64,11 @@ class LotHealth:
         measure_(mean, self._mean)
 
     @property
+    def tells_of_idle(self) -> bool:
+        """Whether the ranks tell each other which parameters took no part in backward."""
+        return len(self.word) > 2 * self.ranks
+
+    @property
     def broken(self) -> Tensor:
         """Whether a rank gave what is not finite, or the mean is not; on the device."""
         return torch.cat([self.word[: self.ranks], self._mean]).isfinite().all().logical_not()
@@ -112,6 +117,7 @@ class Pending:
 
     def __init__(self, lots: Sequence[tuple[int, LotHealth]], began: Any) -> None:
         self._lots, self._began = lots, began
+        self._idle = any(health.tells_of_idle for _, health in lots)
         flat = (
             torch.cat([each for _, health in lots for each in health.numbers()]) if lots else torch.zeros(0)
         )
@@ -142,10 +148,13 @@ class Pending:
         return took, min(took, waited)
 
     def read(self) -> dict[int, Report]:
-        """By lot; waits until the device has come so far."""
+        """Of each lot of which there is something to tell; waits until the device has come so far."""
         if self._ended is not None:
             self._ended.synchronize()
-        found, at = {}, 0
+        found: dict[int, Report] = {}
+        at = 0
+        if not self._idle and bool(self._host.abs().lt(OVERFLOWN).all()):
+            return found  # nothing to tell
         for i, health in self._lots:
             word, beside = (len(each) for each in health.numbers())
             found[i] = health.report(self._host[at : at + word], self._host[at + word : at + word + beside])

@@ -6,7 +6,6 @@ import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence, Set
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -78,8 +77,9 @@ class Holdings:
         """The exchange of lot `i`; `moment` is what else its context says of when it takes place."""
         lot, ground = self.lots[i], self._ground
         self._enter_phase(i, moment["step"])
-        ctx = self._plan.context(i, ground.spot, x, self._buffers[i], self.words[i])
-        ctx = replace(ctx, total=total, share=lot.numel / ground.numel, **moment)
+        share = lot.numel / ground.numel
+        moment = {**moment, "total": total, "share": share}
+        ctx = self._plan.context(i, ground.spot, x, self._buffers[i], self.words[i], **moment)
         return ground.topology.conduct(x, self._pieces[i].compressor, self._states[i], ctx)
 
     def _enter_phase(self, i: int, step: int) -> None:

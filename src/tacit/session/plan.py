@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,8 +119,11 @@ class Plan:
             state[field] = torch.zeros(stop - start, dtype=state_dtype(piece.dtype), device=device)
         return state
 
-    def context(self, i: int, spot: Spot, x: Tensor, work: Workspace, word: Tensor) -> Context:
-        """Where a payload could swallow a NaN, or parameters may be idle, `word` goes along."""
+    def context(self, i: int, spot: Spot, x: Tensor, work: Workspace, word: Tensor, **moment: Any) -> Context:
+        """Where a payload could swallow a NaN, or parameters may be idle, `word` goes along.
+
+        `moment`: what else there is to be told of when it takes place.
+        """
         lot = self.lots[i]
         speaks = lot.compressor.swallows or self.ground.topology.apart or self.tells_of_idle(i)
         return Context(
@@ -134,6 +137,7 @@ class Plan:
             replicas=len(self.ground.ranks),
             name=lot.name,
             seed=self.ground.seed,
+            **moment,
         )
 
     def tells_of_idle(self, i: int) -> bool:

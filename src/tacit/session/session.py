@@ -342,7 +342,7 @@ class Session:
         lot, health, flight = self.lots[i], self._healths[i], self._flight(i)
         scale = self._scale_of(lot)
         scaled = isinstance(scale, Tensor) or scale != 1.0
-        health.begin(partial(self._idle_here, lot) if len(health.word) > 2 * len(self.ranks) else None)
+        health.begin(partial(self._idle_here, lot) if health.tells_of_idle else None)
         if lot.compressor.swallows:
             health.note_given(x)
         if scaled:
