@@ -22,6 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def nccl() -> Iterator[None]:
     """A world of one rank on NCCL, which launches its collectives all the same."""
     transport.ALONE_TOO = True
+    os.environ.setdefault("GROUP_RANK", "0")
     torch.cuda.set_device(0)
     dist.init_process_group(
         "nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0)

@@ -14,7 +14,7 @@ import tacit
 ALGORITHMS = [
     "ddp", "dense", "topk:ratio=0.05", "dgc:ratio=0.05", "powersgd", "efsign", "qsgd", "int8",
     "gtopk:ratio=0.05", "threshold:tau=0.01", "pipesgd", "localsgd:sync_every=3",
-    "diloco:sync_every=3,bits=4",
+    "diloco:sync_every=3,bits=4", "ednncomm:sync_every=2",
     "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=2,bits=4",
 ]  # fmt: skip
 

@@ -1,14 +1,12 @@
 """One GPU and NCCL with one rank: streams, futures, what is waited for, and what comes out."""
 
-import contextlib
 import math
-import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
 from gpu_training import CUDA, batches, flat, network, on, sgd, steps, trained, wrapped
+from hostless import unsynchronized
 from torch import nn
 
 import tacit
@@ -16,7 +14,7 @@ from tacit.errors import AttachError, NonFinite
 
 pytestmark = pytest.mark.usefixtures("nccl")
 
-IN_STREAM = [
+GRADIENT = [
     "dense",
     "bf16",
     "fp16",
@@ -34,28 +32,25 @@ IN_STREAM = [
     "int8",
     "natural",
     "stc",
+    "signsgd",
     "pipesgd",
+]
+PROGRESS = [
     "localsgd:sync_every=3",
     "diloco:sync_every=3,bits=4",
     "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=2,bits=4",
     "slowmo:sync_every=3",
     "easgd:sync_every=3",
     "overlap-localsgd:sync_every=3",
+    "postlocal",
+    "adacomm",
+    "ednncomm:sync_every=2",
+    "daso",
+    "odsgd",
 ]
-ON_HOST = ["threshold:tau=0.01", "lag", "predictive:sync_every=3"]
+IN_STREAM = [*GRADIENT, *PROGRESS]
+ON_HOST = ["threshold:tau=0.01", "lag", "predictive:sync_every=3", "mp2", "wnn"]
 KNOWN = {"steps_per_epoch": 5, "epochs": 4}
-
-
-@contextlib.contextmanager
-def unsynchronized() -> Iterator[None]:
-    """Whatever waits for the device inside the block raises."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is a prototype, torch says
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("algorithm", IN_STREAM)
@@ -92,7 +87,7 @@ def test_dense_is_plain_ddp_to_the_bit() -> None:
     assert torch.equal(trained("dense"), trained("ddp"))
 
 
-@pytest.mark.parametrize("algorithm", IN_STREAM[:18])
+@pytest.mark.parametrize("algorithm", GRADIENT)
 def test_a_step_waits_for_the_device_once(algorithm: str) -> None:
     """All of a step under torch's sync debug mode; what the optimizer's hook waits for is an event."""
     model = wrapped()

@@ -1,37 +1,165 @@
-"""Checks of the other scripts, on models on the CPU that are exchanged as those on a GPU are.
+"""Checks of the other scripts, on models on the CPU that are exchanged as those on a GPU are; each kind once.
 
-Each kind of thing once. What is known to be different there is left out:
+Left out, as it is known to be different there:
 
 * `the_bytes_are_those_of_the_formula`, `not_told_four_ranks_send_bytes_in_two_phases`: ranks tell each other of
   an overflow too, by a few more numbers;
 * `a_nan_is_told_with_where_it_began_and_not_where_it_came_to`: on a device parameters are not looked up at once;
-* what `GlobalTopK` does: it stays on the host.
+* everything of `GlobalTopK`: it stays on the host.
 """
 
 import json
-import os
 import sys
-import time
-import beside_checks, checks, daso_checks, late_checks, loop_checks, progress_checks
-from replicas import Checks
+from collections.abc import Callable
+from pathlib import Path
+
+import beside_checks
+import checks
+import daso_checks
+import late_checks
+import loop_checks
+import progress_checks
+import torch
+import torch.distributed as dist
+from replicas import Checks, flat, raises, sgd, steps, wrapped
+from torch import Tensor
+
 import tacit
 
-ALL = Checks()
-for module in (checks, loop_checks, late_checks, progress_checks, beside_checks, daso_checks):
-    for name, f in module.CHECKS.items():
+IN_STREAM = "on the GPU in stream order"
+CHOSEN = {
+    checks: """
+        dense_is_ddp
+        dense_is_ddp_with_accumulated_gradients
+        momentum_is_taken_over_and_given_back
+        a_period_of_one_is_ddp
+        bf16_stays_near_ddp
+        votes_move_every_entry_by_the_learning_rate
+        powersgd_runs_with_many_buckets
+        post_local_sgd_is_synchronous_up_to_its_step
+        late_answers_land_on_all_ranks_alike
+        replicas_drift_and_meet_again
+        detached_it_trains_as_before_and_attaches_again
+        lots_settle_on_the_buckets_of_ddp
+        frozen_shared_and_unused_parameters_work
+        buffers_are_left_alone_between_rounds_and_averaged_in_them
+        a_policy_overrides_the_default
+        by_node_what_ranks_keep_follows_its_parameters
+        ednncomm_between_every_step_is_ddp
+        what_one_node_knows_all_are_told
+        every_level_has_its_state_in_a_checkpoint
+        parameters_without_elements_and_of_two_types_work
+        two_models_train_at_once
+        an_infinity_on_one_rank_stops_all_by_name
+        numbers_of_a_session
+        timelines_tell_of_every_level_by_one_clock
+    """,
+    loop_checks: """
+        scaled_gradients_accumulate
+        a_void_round_keeps_nothing_and_lowers_the_factor_on_all_ranks
+        replicas_that_pass_over_steps_meet_all_the_same
+        scaled_levels_overflow_on_one_node
+        two_optimizers_pass_over_a_step_together
+        without_the_scaler_an_infinity_is_an_error_that_tells_of_it
+        a_rank_counts_for_its_weight
+    """,
+    late_checks: """
+        gradients_accumulate_without_sync
+        what_is_clipped_is_the_late_mean
+        a_checkpoint_holds_the_mean_that_is_under_way
+        closing_drops_the_last_mean_and_sync_changes_nothing
+        what_is_not_finite_is_told_a_step_later_of_the_step_it_is_of
+        the_bare_hook_is_late_too
+    """,
+    progress_checks: """
+        parameters_that_are_given_other_memory_are_found_there
+        buffers_of_all_kinds_meet
+        a_buffer_that_becomes_nan_on_one_rank_is_named_on_all
+        a_loss_that_is_nan_may_have_begun_anywhere
+        a_run_with_buffers_is_resumed_bit_for_bit
+    """,
+    beside_checks: """
+        what_is_local_differs_between_rounds_and_what_is_averaged_is_equal_to_the_bit
+        between_nodes_momentum_is_averaged_too
+        late_answers_in_fragments_average_momentum_when_they_land
+        where_a_rank_has_no_momentum_yet_all_keep_their_own
+    """,
+    daso_checks: """
+        daso_keeps_node_mates_equal_and_ends_every_epoch_with_equal_replicas
+        daso_takes_turns
+        daso_tells_all_ranks_of_a_nan
+    """,
+}
 
-        def timed(f=f, name=name):
-            t = time.process_time(), time.monotonic()
-            try:
-                f()
-            finally:
-                print(
-                    json.dumps(
-                        {"t": name, "cpu": time.process_time() - t[0], "wall": time.monotonic() - t[1]}
-                    ),
-                    flush=True,
-                )
+CHECKS = Checks()
+check = CHECKS.add
 
-        ALL[f"{module.__name__}.{name}"] = timed
+
+@check
+def a_run_is_resumed_bit_for_bit() -> None:
+    folder = Path(sys.argv[1])
+    for algorithm in ("topk:ratio=0.1", "powersgd", checks.STREAMING, checks.BY_NODE["sparse slices"]):
+        never, stopped = checks.resumed(algorithm, 6, 5, folder, "torch")
+        assert torch.equal(never, stopped), algorithm
+
+
+@check
+def in_stream_and_on_the_host_bits_are_the_same() -> None:
+    def there(algorithm: str, where: str | None) -> Tensor:
+        model = wrapped()
+        optimizer = sgd(model)
+        with tacit.attach(model, optimizer, algorithm, exchange_on=where) as session:  # type: ignore[arg-type]
+            assert (IN_STREAM in session.active_path) == (where != "host")
+            steps(model, optimizer, 6)
+        return flat(model)
+
+    for algorithm in (
+        "topk:ratio=0.1",
+        "powersgd",
+        "efsign",
+        "qsgd",
+        "pipesgd",
+        "diloco:sync_every=3,bits=4",
+    ):
+        assert torch.equal(there(algorithm, None), there(algorithm, "host")), algorithm
+
+
+@check
+def ranks_that_exchange_elsewhere_are_told() -> None:
+    model = wrapped()
+    mine = "host" if dist.get_rank() == 1 else None
+    raises(
+        tacit.AttachError,
+        lambda: tacit.attach(model, sgd(model), "topk", exchange_on=mine),  # type: ignore[arg-type]
+        "ranks [1] attach another exchange_on than rank 0",
+    )
+
+
+def noting(name: str, function: Callable[[], None]) -> Callable[[], None]:
+    """The check, which says where the sessions that it attached have run."""
+
+    def noted() -> None:
+        paths: list[str] = []
+        attach = tacit.attach
+
+        def attached(*given: object, **options: object) -> object:
+            session = attach(*given, **options)  # type: ignore[arg-type]
+            paths.append(session.active_path)
+            return session
+
+        tacit.attach = attached  # type: ignore[assignment]
+        try:
+            function()
+        finally:
+            tacit.attach = attach
+            print(json.dumps({"check": f"where {name} ran", "error": None, "paths": paths}), flush=True)
+
+    return noted
+
+
+for module, names in CHOSEN.items():
+    for name in names.split():
+        CHECKS[name] = noting(name, module.CHECKS[name])
+
 if __name__ == "__main__":
-    ALL.run(sys.argv[2:])
+    CHECKS.run(sys.argv[2:])

@@ -5,8 +5,9 @@ Usage: `with emulated_device(), NoHostSync(): ...`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -139,3 +140,15 @@ def _indexed(name: str, args: Sequence[Any]) -> str:
 
 def _name(func: Callable[..., Any]) -> str:
     return str(getattr(func, "__qualname__", None) or getattr(func, "__name__", func))
+
+
+@contextmanager
+def unsynchronized() -> Iterator[None]:
+    """On a GPU: whatever waits for it inside the block raises, as far as torch notices."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is a prototype, torch says
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

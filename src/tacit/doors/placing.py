@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tacit import checks
-from tacit.contracts import Transport
+from tacit.contracts import Compressor, Transport
 from tacit.errors import AttachError, ConfigError
 from tacit.kernels.pick import on_host
 from tacit.lots import Policy, choice
@@ -125,16 +125,22 @@ def _needs_host(
     backend = backend_on(group, device)
     if device.type == "cuda" and backend != "nccl":
         return f"{backend} is not NCCL"
-    if not strategy.topology.on_device:
-        return f"{type(strategy.topology).__name__} is on the host"
     try:
         chosen = dict.fromkeys(choice(name, p, policy) for name, p in named.items())
     except ConfigError:
         return "it fits no parameter"  # the session says so, and better
     for each in chosen:
         if not each.on_device:
-            return f"{type(each).__name__} needs values on the host"
+            return f"{type(_culprit(each)).__name__} needs values on the host"
+    if not strategy.topology.on_device:
+        return f"{type(strategy.topology).__name__} is on the host"
     return ""
+
+
+def _culprit(compressor: Compressor) -> Compressor:
+    """The one inside, where what is around it would not mind."""
+    inner = getattr(compressor, "inner", None)
+    return _culprit(inner) if isinstance(inner, Compressor) and not inner.on_device else compressor
 
 
 def transport_for(

@@ -1,0 +1,435 @@
+"""Streams of a simulated GPU: whatever reads waits for what wrote, and nobody waits for more than that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from simulated import HOST, Event, Future, Gpu, Stream, simulated
+from torch import Tensor
+
+from tacit import engine
+from tacit.algorithms import parse
+from tacit.contracts import WORLD, Collect, Collective, Deal, Gather, Mean, Place, Posted
+from tacit.doors import copies, ddp
+from tacit.doors.ddp import GradientDoor
+from tacit.doors.optimizer import ProgressDoor, fragments
+from tacit.engine import Job, StreamLane
+from tacit.kernels import pick
+from tacit.lots import cut
+from tacit.session import Session
+from tacit.session.health import LotHealth, Pending, mark
+from tacit.strategy import Strategy
+
+SHAPES = {"a": (30, 20), "b": (30,), "c": (12, 30), "d": (12,), "e": (5, 12), "f": (5,)}
+BUCKETS = [["f", "e"], ["d", "c"], ["b", "a"]]
+LR = 0.1
+STEPS = 6
+
+GRADIENTS = [
+    "dense",
+    "bf16",
+    "topk:ratio=0.1",
+    "dgc:ratio=0.1",
+    "powersgd",
+    "efsign",
+    "qsgd",
+    "int8",
+    "signsgd",
+]
+PROGRESS = [
+    "localsgd:sync_every=2",
+    "diloco:sync_every=2,bits=4",
+    "slowmo:sync_every=2",
+    "easgd:sync_every=2",
+    "overlap-localsgd:sync_every=2",
+    "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=1,bits=4",
+]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    monkeypatch.setenv(pick.VARIABLE, "reference")
+    pick.pick.cache_clear()
+    with simulated(monkeypatch) as found:
+        yield found
+    pick.pick.cache_clear()
+
+
+class Twin:
+    """A transport in order, to one peer that says what this rank says."""
+
+    nodes: tuple[tuple[int, ...], ...] = ()
+
+    def open(self, stages: Mapping[str, int]) -> None:
+        pass
+
+    def ranks(self, axis: str) -> list[int]:
+        return [0, 1]
+
+    def place(self, axis: str = WORLD) -> Place:
+        return Place(0, 2)
+
+    def post(self, request: Collective, stage: int, slot: str) -> Posted:
+        if isinstance(request, Gather):
+            return Now([tuple(x.clone() for x in request.payload) for _ in range(2)])
+        if isinstance(request, Deal):
+            return Now([tuple(x.clone() for x in request.payloads[0]) for _ in range(2)])
+        if isinstance(request, Collect):
+            request.x.add_(0)
+            return Now(request.x)
+        assert isinstance(request, Mean)
+        for x in request.payload:
+            x.add_(0)
+        return Now(request.payload)
+
+
+class Now:
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        call()
+
+    def answer(self) -> Any:
+        return self.found
+
+
+# ---- the checker itself -------------------------------------------------------------------------------
+
+
+def test_what_no_event_orders_is_a_race(gpu: Gpu) -> None:
+    x = torch.zeros(4, device=gpu.device)
+    other = torch.cuda.Stream(gpu.device)
+    with torch.cuda.stream(other):
+        x.mul(2.0)
+    assert gpu.races == ["mul on stream 1 reads what zeros on main writes"]
+
+
+def test_memory_beside_it_is_none_and_what_waits_is_none(gpu: Gpu) -> None:
+    x = torch.zeros(4, device=gpu.device)
+    event = torch.cuda.current_stream().record_event()
+    x[:2].add_(1.0)
+    other = torch.cuda.Stream(gpu.device)
+    event.wait(other)
+    with torch.cuda.stream(other):
+        x[2:].add_(1.0)
+    assert not gpu.races
+    torch.cuda.current_stream().wait_stream(other)
+    x.add_(1.0)
+    assert not gpu.races
+
+
+def test_a_write_waits_for_who_reads(gpu: Gpu) -> None:
+    x, other = torch.zeros(4, device=gpu.device), torch.cuda.Stream(gpu.device)
+    other.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(other):
+        x.mul(2.0)
+    x.add_(1.0)
+    assert gpu.races == ["add_ on main writes what mul on stream 1 reads"]
+
+
+def test_the_host_reads_pinned_memory_when_it_has_waited(gpu: Gpu) -> None:
+    x = torch.zeros(4, device=gpu.device)
+    there = torch.empty(4, pin_memory=True).copy_(x, non_blocking=True)
+    event = mark(gpu.device)
+    there.sum()
+    assert gpu.races == ["sum on host reads what copy_ on main writes"]
+    event.synchronize()
+    there.sum()
+    assert len(gpu.races) == 1
+
+
+# ---- StreamLane, HostCopies, Pending ------------------------------------------------------------------
+
+
+def explained(error: BaseException) -> BaseException:
+    return RuntimeError(f"explained: {error}")
+
+
+def test_a_lane_waits_for_who_submits_and_who_joins_waits_for_the_lane(gpu: Gpu) -> None:
+    lane = StreamLane(Twin(), explained, gpu.device)
+    x = torch.zeros(4, device=gpu.device)
+
+    def talk() -> Iterator[Any]:
+        gpu.log.append(("open", gpu.current.name))
+        yield Mean((x,), WORLD)
+        gpu.log.append(("answered", gpu.current.name))
+
+    lane.submit(Job("lot", talk, lambda _: gpu.log.append(("landed", gpu.current.name)), pytest.fail))
+    ours = lane.stream.name
+    assert gpu.log == [("wait", ours, "main"), ("open", ours), ("answered", ours), ("landed", ours)]
+    gpu.log.clear()
+    lane.flush()
+    assert gpu.log == [], "the host waits for nothing"
+    lane.join()
+    assert gpu.log == [("wait", "main", ours)]
+    x.add_(1.0)
+    lane.close()
+    assert gpu.log[1:] == [("synchronize", ours)]
+    assert not gpu.races
+
+
+def test_a_failure_in_a_lane_ends_all_that_comes_later(gpu: Gpu) -> None:
+    lane, errors = StreamLane(Twin(), explained, gpu.device), list[BaseException]()
+
+    def broken() -> Iterator[Any]:
+        yield Mean((torch.zeros(1, device=gpu.device),), WORLD)
+        raise ConnectionError("the wire is cut")
+
+    for _ in range(2):
+        lane.submit(Job("lot", broken, lambda _: pytest.fail("it landed"), errors.append))
+    assert [str(error) for error in errors] == ["explained: the wire is cut"] * 2
+    assert errors[0] is errors[1]
+    assert gpu.current is gpu.main
+
+
+def test_copies_come_down_behind_the_gradient_and_are_ready_behind_themselves(gpu: Gpu) -> None:
+    both = copies.HostCopies(gpu.device)
+    here, there = torch.ones(4, device=gpu.device), torch.empty(4, pin_memory=True)
+    down, up = both._down.name, both._up.name
+    both.down(here, there)
+    ready = both.arrived()
+    assert gpu.log == [("wait", down, "main"), ("record", down)]
+    ready()
+    there.add_(1.0)  # on the host
+    both.up([(here, there)])
+    with both.inside():
+        assert gpu.current.name == up
+        future = Future(gpu)
+        future.set_result(here)
+    future.wait()
+    assert (here + 0).tolist() == [2.0] * 4
+    assert not gpu.races
+
+
+def test_what_is_not_ready_is_a_race(gpu: Gpu) -> None:
+    both = copies.HostCopies(gpu.device)
+    here, there = torch.ones(4, device=gpu.device), torch.empty(4, pin_memory=True)
+    both.down(here, there)
+    there.add_(1.0)
+    assert (
+        gpu.races
+        == ["add_ on host reads what copy_ on stream 1 writes"]
+        + ["add_ on host writes what copy_ on stream 1 writes"]
+        or len(gpu.races) == 1
+    )
+
+
+def healthy(gpu: Gpu, ranks: int = 2) -> LotHealth:
+    named = {"w": torch.zeros(4, 3, device=gpu.device)}
+    session = Session(parse("topk"), named, Twin(), [["w"]], in_stream=True)
+    return LotHealth(session.lots[0], torch.zeros(2 * ranks, device=gpu.device), ranks, 0)
+
+
+def test_a_report_is_read_behind_the_event_that_is_behind_its_copy(gpu: Gpu) -> None:
+    health = healthy(gpu)
+    gpu.log.clear()
+    gpu.waited.clear()
+    lane = torch.cuda.Stream(gpu.device)
+    lane.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(lane):
+        health.note_given(torch.ones(12, device=gpu.device))
+        pending = Pending([(0, health)], mark(gpu.device))
+    assert gpu.log[-1] == ("record", lane.name)
+    assert pending._ended.clock == gpu.clock(lane.name)
+    assert not gpu.waited
+    assert not pending.done
+    pending.read()
+    assert gpu.waited == [f"an event of {lane.name}"]
+    assert pending.done
+    assert not gpu.races
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 64])
+def test_an_overflow_of_one_of_many_is_reported(gpu: Gpu, ranks: int) -> None:
+    """Ranks tell it by a mean; codecs cap their scales at 3.4e38."""
+    health = healthy(gpu, ranks)
+    health.overflow.fill_(3.4e38)
+    health.word.div_(ranks)
+    found = Pending([(0, health)], None).read()
+    assert found[0].overflow == [0]
+
+
+# ---- whole steps --------------------------------------------------------------------------------------
+
+
+class Bucket:
+    """As DDP's."""
+
+    def __init__(self, i: int, parameters: list[Tensor], buffer: Tensor) -> None:
+        self._i, self._parameters, self._buffer = i, parameters, buffer
+
+    def index(self) -> int:
+        return self._i
+
+    def is_last(self) -> bool:
+        return self._i == len(BUCKETS) - 1
+
+    def parameters(self) -> list[Tensor]:
+        return self._parameters
+
+    def buffer(self) -> Tensor:
+        return self._buffer
+
+
+class Backward:
+    """DDP's buckets, and the optimizer, on the main stream; exchanges as the session has them."""
+
+    def __init__(self, gpu: Gpu, algorithm: str, patch: pytest.MonkeyPatch) -> None:
+        self.gpu = gpu
+        (strategy,) = parse(algorithm).levels
+        self.strategy: Strategy = strategy.told({"steps_per_epoch": 5.0, "epochs": 4.0})
+        self.named = {name: torch.zeros(shape, device=gpu.device) for name, shape in SHAPES.items()}
+        parts = fragments(self.named, self.strategy.rounds.parts)
+        lots = [lot for part in parts for lot in cut(part, self.named, 1000)]
+        self.session = Session(
+            self.strategy, self.named, Twin(), lots, lr=lambda: LR, rates=self.rates, in_stream=True
+        )
+        self._queued: list[Callable[[], None]] = []
+        patch.setattr(ddp, "_future", lambda buffer: Future(gpu))
+        patch.setattr(
+            ddp, "after_backward", lambda call, before=lambda: None: self._queued.extend([before, call])
+        )
+        self.buffers = [
+            torch.zeros(sum(self.named[name].numel() for name in names), device=gpu.device)
+            for names in BUCKETS
+        ]
+        self.gradients = [torch.zeros_like(buffer) for buffer in self.buffers]
+        gradients = self.strategy.subject == "gradient"
+        self.gradient = GradientDoor(self.session, self.named) if gradients else None
+        self.progress = None if gradients else ProgressDoor(self.session, self.named, rates=self.rates)
+
+    def rates(self) -> dict[str, float]:
+        return dict.fromkeys(self.named, LR)
+
+    def backward(self) -> None:
+        futures = []
+        for i, (names, buffer) in enumerate(zip(BUCKETS, self.buffers, strict=True)):
+            buffer.copy_(torch.linspace(-1, 1, buffer.numel(), device=self.gpu.device))
+            if self.gradient is not None:
+                bucket: Any = Bucket(i, [self.named[name] for name in names], buffer)
+                futures.append(self.gradient(bucket))
+        for future in futures:
+            future.wait()
+        for gradient, buffer in zip(self.gradients, self.buffers, strict=True):
+            gradient.copy_(buffer)  # as DDP does, where gradients are no views of its buckets
+        for call in self._queued:
+            call()
+        self._queued.clear()
+
+    def step(self) -> None:
+        if self.gradient is not None and not self.session.late:
+            self.session.verify()
+        for names, gradient in zip(BUCKETS, self.gradients, strict=True):
+            at = 0
+            for name in names:
+                p = self.named[name]
+                p.sub_(gradient[at : at + p.numel()].view(p.shape), alpha=LR)
+                at += p.numel()
+        if self.progress is not None:
+            self.progress.after_step()
+        else:
+            self.session.step += 1
+
+    def train(self, steps: int = STEPS) -> None:
+        for _ in range(steps):
+            self.backward()
+            self.step()
+        self.session.flush()
+        for p in self.named.values():
+            p.add(0)
+        if self.progress is not None:
+            self.progress.sync()
+        self.session.close()
+
+
+@pytest.mark.parametrize("algorithm", [*GRADIENTS, "pipesgd", *PROGRESS])
+def test_in_whole_steps_nothing_races(algorithm: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Backward(gpu, algorithm, monkeypatch)
+    model.train()
+    assert not gpu.races, "\n".join(dict.fromkeys(gpu.races))
+    assert model.session.round >= 2
+    assert any(each.startswith("stream") for each in gpu.clocks), "nothing ran beside"
+
+
+@pytest.mark.parametrize("algorithm", GRADIENTS)
+def test_a_step_waits_for_the_device_once(algorithm: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Backward(gpu, algorithm, monkeypatch)
+    for _ in range(STEPS):
+        model.backward()
+        model.step()
+    gpu.waited.clear()
+    model.backward()
+    assert gpu.waited == []
+    model.step()
+    lane = model.session._lane.stream.name  # type: ignore[union-attr]
+    assert gpu.waited == [f"an event of {lane}"]
+    model.session.close()
+
+
+def test_a_late_mean_is_not_waited_for_in_the_backward_that_sends(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Backward(gpu, "pipesgd", monkeypatch)
+    for _ in range(3):
+        model.backward()
+        model.step()
+    model.backward()
+    lane = model.session._lane.stream.name  # type: ignore[union-attr]
+    assert not gpu.covers("main", gpu.clock(lane)), "the optimizer would wait for the round of its own step"
+    model.session.close()
+
+
+# ---- each wait is needed ------------------------------------------------------------------------------
+
+
+def submit_without_waiting(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Stream, "wait_stream", lambda self, other: None)
+
+
+def set_outside(patch: pytest.MonkeyPatch) -> None:
+    """The future notes a moment of the main stream."""
+    landed = ddp._Bucket.landed
+
+    def outside(self: Any) -> None:
+        self.inside = lambda: torch.cuda.stream(None)
+        landed(self)
+
+    patch.setattr(ddp._Bucket, "landed", outside)
+
+
+def future_without_waiting(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Future, "wait", lambda self: self.found)
+
+
+def no_join(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(engine.StreamLane, "join", lambda self: None)
+
+
+def event_without_waiting(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Event, "synchronize", lambda self: None)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "left_out", "race"),
+    [
+        ("topk:ratio=0.1", submit_without_waiting, "on main writes"),
+        ("dense", set_outside, "on main"),
+        ("dense", future_without_waiting, "on main"),
+        ("dense", event_without_waiting, f"on {HOST} reads"),
+    ],
+)
+def test_a_wait_that_is_left_out_is_found(
+    algorithm: str,
+    left_out: Callable[[pytest.MonkeyPatch], None],
+    race: str,
+    gpu: Gpu,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Backward(gpu, algorithm, monkeypatch)
+    left_out(monkeypatch)
+    model.train(4)
+    assert any(race in each for each in gpu.races), gpu.races
