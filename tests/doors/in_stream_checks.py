@@ -2,9 +2,9 @@
 
 Left out, as it is known to be different there:
 
-* `the_bytes_are_those_of_the_formula`, `not_told_four_ranks_send_bytes_in_two_phases`: ranks tell each other of
-  an overflow too, by a few more numbers;
-* `a_nan_is_told_with_where_it_began_and_not_where_it_came_to`: on a device parameters are not looked up at once;
+* `the_bytes_are_those_of_the_formula`, `not_told_four_ranks_send_bytes_in_two_phases`: ranks tell each other
+  of an overflow too, by a few more numbers;
+* `a_nan_is_told_with_where_it_began_and_not_where_it_came_to`: parameters are not looked up at once;
 * everything of `GlobalTopK`: it stays on the host.
 """
 
@@ -33,29 +33,23 @@ CHOSEN = {
         dense_is_ddp_with_accumulated_gradients
         momentum_is_taken_over_and_given_back
         a_period_of_one_is_ddp
-        bf16_stays_near_ddp
         votes_move_every_entry_by_the_learning_rate
-        powersgd_runs_with_many_buckets
         post_local_sgd_is_synchronous_up_to_its_step
         late_answers_land_on_all_ranks_alike
         replicas_drift_and_meet_again
-        detached_it_trains_as_before_and_attaches_again
         lots_settle_on_the_buckets_of_ddp
         frozen_shared_and_unused_parameters_work
         buffers_are_left_alone_between_rounds_and_averaged_in_them
         a_policy_overrides_the_default
         by_node_what_ranks_keep_follows_its_parameters
-        ednncomm_between_every_step_is_ddp
         what_one_node_knows_all_are_told
         every_level_has_its_state_in_a_checkpoint
         parameters_without_elements_and_of_two_types_work
-        two_models_train_at_once
         an_infinity_on_one_rank_stops_all_by_name
         numbers_of_a_session
         timelines_tell_of_every_level_by_one_clock
     """,
     loop_checks: """
-        scaled_gradients_accumulate
         a_void_round_keeps_nothing_and_lowers_the_factor_on_all_ranks
         replicas_that_pass_over_steps_meet_all_the_same
         scaled_levels_overflow_on_one_node
@@ -76,7 +70,6 @@ CHOSEN = {
         buffers_of_all_kinds_meet
         a_buffer_that_becomes_nan_on_one_rank_is_named_on_all
         a_loss_that_is_nan_may_have_begun_anywhere
-        a_run_with_buffers_is_resumed_bit_for_bit
     """,
     beside_checks: """
         what_is_local_differs_between_rounds_and_what_is_averaged_is_equal_to_the_bit

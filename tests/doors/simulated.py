@@ -1,8 +1,8 @@
 """A GPU that is none: tensors that say they are on it, streams that are names, and who waits for whom.
 
-What is launched runs at once, on the CPU. Each stream and the host have a vector clock; whatever reads must come
-behind what wrote the same memory, and whatever writes behind what wrote or read it, as far as events, waiting
-streams and the host say so. Two that nothing orders are noted in `Gpu.races`.
+What is launched runs at once, on the CPU. Each stream and the host have a vector clock; whatever reads must
+come behind what wrote the same memory, and whatever writes behind what wrote or read it, as far as events,
+waiting streams and the host say so. Two that nothing orders are noted in `Gpu.races`.
 
 Usage: `with simulated(monkeypatch) as gpu: ...`; tensors on the device are made by `device=gpu.device`.
 """
@@ -66,7 +66,7 @@ class Gpu:
         log: what streams and events were asked to do, in order.
         races: what nothing has ordered.
         waited: what the host has waited for.
-        memory: what was done to it last; `pinned`: where copies need not be waited for; `ours`: on the device.
+        memory: what was done to it last; `pinned`: where copies are not waited for; `ours`: on the device.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cuda", 0))
@@ -78,6 +78,7 @@ class Gpu:
     pinned: set[int] = field(default_factory=set)
     ours: set[int] = field(default_factory=set)
     here: threading.local = field(default_factory=threading.local)
+    lock: Any = field(default_factory=threading.RLock)
     count: int = 0
 
     def __post_init__(self) -> None:
@@ -113,16 +114,20 @@ class Gpu:
         stop = start + extent * x.element_size()
         clock, found = self.clock(who), self.memory.setdefault(key(x), [])
         for each in found:
-            if each.start < stop and start < each.stop and (wrote or each.wrote):
-                if clock.get(each.who, 0) < each.tick:
-                    verb, theirs = ("writes", "reads")[not wrote], ("writes", "reads")[not each.wrote]
-                    self.races.append(f"{what} on {who} {verb} what {each.what} on {each.who} {theirs}")
+            meets = each.start < stop and start < each.stop and (wrote or each.wrote)
+            if meets and clock.get(each.who, 0) < each.tick:
+                verb, theirs = ("writes", "reads")[not wrote], ("writes", "reads")[not each.wrote]
+                self.races.append(f"{what} on {who} {verb} what {each.what} on {each.who} {theirs}")
         if wrote:
             found[:] = [each for each in found if each.start < start or each.stop > stop]
         found.append(Access(start, stop, who, tick, wrote, what))
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operation on the CPU, and note what it touches."""
+        with self.lock:
+            return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         name = func.overloadpacket.__name__
         given = dict(kwargs)
         flat, _ = tree_flatten((args, given))
@@ -345,14 +350,17 @@ class Future:
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu, self.event, self.found = gpu, Event(gpu), None
+        self.given = threading.Event()
 
     def set_result(self, found: Any) -> None:
         """It was written by what the present stream has launched."""
         self.event.record()
         self.found = found
+        self.given.set()
 
     def wait(self) -> Any:
-        """The present stream waits."""
+        """The host waits until it is given, and the present stream for what wrote it."""
+        assert self.given.wait(20)
         self.event.wait()
         return self.found
 

@@ -1,4 +1,4 @@
-"""Models on the CPU that are exchanged as those on a GPU are, on real Gloo processes; one launch of four ranks."""
+"""Models on the CPU that are exchanged as those on a GPU are, on real processes; one launch of four ranks."""
 
 import pytest
 from in_stream_checks import CHECKS, CHOSEN, IN_STREAM

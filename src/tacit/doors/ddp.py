@@ -7,7 +7,7 @@ session that is attached at the moment, or plain averaging where none is.
 # No `from __future__ import annotations` here: DDP checks the hook's annotations as objects.
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -212,6 +212,8 @@ class GradientDoor:
         late = self.late is not None and self.late.late
         lots = 0 if late else len({part.lot for part in route})
         inside = session.inside if self._copies is None else self._copies.inside
+        if late:  # what DDP gets is there, and the round that leaves is the next backward's
+            inside = nullcontext
         waiting = _Bucket(bucket.buffer(), _future(bucket.buffer()), 1 + lots, inside)
         for part in route:
             if isinstance(part, _Whole):

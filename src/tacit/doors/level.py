@@ -205,6 +205,8 @@ class Level:
 
     def close(self, failed: bool = False) -> None:
         """Drain, and leave the process groups to others; but after a failure messages may be on their way."""
+        if failed and self.session.in_stream:
+            self.transport.abort()  # else its stream may wait for a peer for ever
         self.session.close()
         if self.used is not None:
             self.used.close()

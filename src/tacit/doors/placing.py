@@ -108,9 +108,7 @@ def placed(
             "runs on the host beside the computing"
         )
     if not dist.is_gloo_available():
-        raise AttachError(
-            f"{strategy.name!r} runs on the host, as {why}, and this build of torch has no Gloo"
-        )
+        raise AttachError(f"{strategy.name!r} runs on the host ({why}), and this build of torch has no Gloo")
     return Placing(_CPU, False, f"on the host by gloo ({why})")
 
 

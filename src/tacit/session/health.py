@@ -128,6 +128,11 @@ class Pending:
             self._host = torch.empty(flat.shape, pin_memory=True).copy_(flat, non_blocking=True)
             self._ended = mark(flat.device)
 
+    def _quiet(self) -> bool:
+        """Whether there is nothing to tell: nothing is as large as the share of one rank in a mean may be."""
+        ranks = max((health.ranks for _, health in self._lots), default=1)
+        return not self._idle and bool(self._host.abs().lt(OVERFLOWN / ranks).all())
+
     @property
     def done(self) -> bool:
         """Whether the device has come so far."""
@@ -153,8 +158,8 @@ class Pending:
             self._ended.synchronize()
         found: dict[int, Report] = {}
         at = 0
-        if not self._idle and bool(self._host.abs().lt(OVERFLOWN).all()):
-            return found  # nothing to tell
+        if self._quiet():
+            return found
         for i, health in self._lots:
             word, beside = (len(each) for each in health.numbers())
             found[i] = health.report(self._host[at : at + word], self._host[at + word : at + word + beside])

@@ -599,8 +599,7 @@ class Session:
         flight.over.wait()
         self.raise_failure()
         if flight in self._unverified:
-            self._verify(flight)
-        self._join()
+            self._verify(flight)  # that waits on the host, and for no later round
 
     def ask(self, open: Callable[[], Generator[Request, Any, T]], slot: str, of: Tensor | None = None) -> T:
         """The answer to an exchange that is none of a lot, in its turn behind all that was submitted.
@@ -716,14 +715,18 @@ class Session:
         """
         for flight in [*self._unverified]:
             assert flight.pending is not None
-            if lots is None or not set(lots).isdisjoint(flight.lots) or flight.pending.done:
+            due = lots is None or not set(lots).isdisjoint(flight.lots)
+            # Early only where that asks nobody anything: other ranks' devices may not have come so far.
+            if due or (flight.pending.done and not flight.pending.read()):
                 self._verify(flight)
 
     def _verify(self, flight: Flight) -> None:
         self._unverified.remove(flight)
         assert flight.pending is not None
         try:
-            for i, report in flight.pending.read().items():
+            reports = flight.pending.read()
+            self.raise_failure()  # a peer may have been lost meanwhile, and its collectives given up
+            for i, report in reports.items():
                 self._judge(self.lots[i], report, flight, flight.outcomes[i].mean)
         except TacitError as error:
             self.failure = self.failure or (

@@ -1,0 +1,206 @@
+"""What a step launches on a GPU, and in which order: the same on every rank, whatever its data.
+
+Each rank is this process, in a world of fakes whose collectives give back what they are given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # registers the backend
+from replicas import network, sgd
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils._pytree import tree_flatten
+
+import tacit
+from tacit.contracts import Collective
+from tacit.doors.attach import Attached
+from tacit.engine import Job, StreamLane
+from tacit.errors import NonFinite
+from tacit.kernels.pick import emulated_device
+from tacit.transports import torch as transport
+from tacit.transports.devices import ByDevice
+from tacit.transports.torch import TorchTransport
+
+WORLD = 4
+STEPS = 5
+"""In the fourth round lots settle on DDP's buckets."""
+BY_NODE = tacit.Strategy(
+    compressor=tacit.ErrorFeedback(tacit.TopK(ratio=0.1)), topology=tacit.Hierarchical(), name="by node"
+)
+STRATEGIES = {
+    "dense": "dense",
+    "topk": "topk:ratio=0.1",
+    "dgc": "dgc:ratio=0.1",
+    "powersgd": "powersgd",
+    "efsign": "efsign",
+    "qsgd": "qsgd",
+    "int8": "int8",
+    "late": "pipesgd",
+    "by node": BY_NODE,
+    "diloco": "diloco:sync_every=2,bits=4",
+    "streaming": "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=1,bits=4",
+}
+GRADIENTS = [name for name in STRATEGIES if name not in ("diloco", "streaming", "late")]
+
+Launch = tuple[Any, ...]
+
+
+class Rank:
+    """What one rank has launched.
+
+    Attributes:
+        launched: each message: its kind, axis and sizes, and the group on which it left.
+        asked: the lots, as they were given to the lane.
+        slots: of each message, the lot; each lot once, however often it speaks.
+    """
+
+    def __init__(self, session: Attached, optimizer: torch.optim.Optimizer) -> None:
+        self.session, self.optimizer = session, optimizer
+        self.launched: list[Launch] = []
+        self.asked: list[str] = []
+        self.slots: list[str] = []
+
+    @property
+    def device(self) -> TorchTransport:
+        found = self.session.levels[0].transport
+        assert isinstance(found, ByDevice)
+        return found.device
+
+
+def sizes(request: Collective) -> list[tuple[int, str]]:
+    """Of the tensors that a message is made of."""
+    parts = [getattr(request, each.name) for each in fields(request) if each.name != "total"]
+    flat = tree_flatten(parts)[0]
+    return [(x.numel(), str(x.dtype)) for x in flat if isinstance(x, Tensor)]
+
+
+@contextmanager
+def rank(place: int, strategy: str | tacit.Strategy) -> Iterator[tuple[DDP, Rank]]:
+    """Be this rank of a fake world of two nodes."""
+    post, submit = TorchTransport.post, StreamLane.submit
+    found: list[Rank] = []
+
+    def posting(self: TorchTransport, request: Collective, stage: int, slot: str) -> Any:
+        if found and self is found[0].device:
+            axis, kind = request.axis, type(request).__name__
+            found[0].launched.append((kind, axis, *sizes(request)))
+            found[0].slots += [slot] * (found[0].slots[-1:] != [slot])
+        return post(self, request, stage, slot)
+
+    def submitting(self: StreamLane, job: Job) -> None:
+        if found:
+            found[0].asked.append(job.slot)
+        submit(self, job)
+
+    with ExitStack() as entered:
+        dist.init_process_group("fake", store=dist.HashStore(), rank=place, world_size=WORLD)
+        entered.callback(dist.destroy_process_group)
+        patch = entered.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(Attached, "_watch", lambda self: None)  # nobody else is there
+        patch.setattr(transport, "_own_groups", fake_groups)
+        patch.setattr(dist, "all_to_all_single", echoed)
+        patch.setattr(TorchTransport, "post", posting)
+        patch.setattr(StreamLane, "submit", submitting)
+        entered.enter_context(emulated_device())
+        model = DDP(network(), bucket_cap_mb=0.2, gradient_as_bucket_view=True)
+        mesh = (
+            init_device_mesh("cpu", (2, 2), mesh_dim_names=("net", "node")) if strategy is BY_NODE else None
+        )
+        optimizer = sgd(model)
+        session = tacit.attach(model, optimizer, strategy, mesh=mesh, timeout=timedelta(seconds=30))
+        entered.callback(session._leave)
+        found.append(Rank(session, optimizer))
+        yield model, found[0]
+
+
+def fake_groups(
+    parent: dist.ProcessGroup, places: Any, timeout: Any, backend: str, use: tuple[int, str], count: int
+) -> list[dist.ProcessGroup]:
+    return [dist.new_group(list(places), timeout, "fake") for _ in range(count)]
+
+
+def echoed(
+    out: Tensor, x: Tensor, outs: Any, ins: Any, group: dist.ProcessGroup, async_op: bool = False
+) -> None:
+    """Everybody gives what this rank gives to itself."""
+    mine = torch.split(x, ins)[group.rank()]
+    for part in torch.split(out, outs):
+        part.copy_(mine)
+
+
+def backward(
+    model: DDP, step: int, place: int, change: Callable[[Tensor], Tensor] = torch.Tensor.clone
+) -> None:
+    data = torch.Generator().manual_seed(100 * step + place)
+    x, y = torch.randn(8, 20, generator=data), torch.randint(0, 5, (8,), generator=data)
+    model.zero_grad()
+    handle = model.module[2].weight.register_hook(change)
+    nn.functional.cross_entropy(model(x), y).backward()
+    handle.remove()
+
+
+def trained(
+    place: int, strategy: str | tacit.Strategy, change: Callable[[Tensor], Tensor] = torch.Tensor.clone
+) -> Rank:
+    """What this rank launches in a few steps; `change`: of a gradient, in the last step."""
+    with rank(place, strategy) as (model, seen):
+        for step in range(STEPS - 1):
+            backward(model, step, place)
+            seen.optimizer.step()
+        backward(model, STEPS, place, change)
+        if change is nan:
+            with pytest.raises(NonFinite, match=r"2\.weight"):
+                seen.optimizer.step()
+        return seen
+
+
+def nan(g: Tensor) -> Tensor:
+    return g * float("nan")
+
+
+def slow(g: Tensor) -> Tensor:
+    time.sleep(0.05)
+    return g * 1000.0
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_rank_launches_the_same(name: str) -> None:
+    """By node, those with the same place in their nodes."""
+    first, second = (trained(place, STRATEGIES[name]) for place in (0, 2))
+    assert first.launched == second.launched
+    assert len(first.launched) >= 4
+    assert first.slots == second.slots
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_rank_with_other_values_launches_the_same(name: str) -> None:
+    first, late, broken = (trained(1, STRATEGIES[name], each) for each in (torch.Tensor.clone, slow, nan))
+    assert first.launched == late.launched == broken.launched
+    assert first.slots == late.slots == broken.slots
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_messages_leave_in_the_order_of_the_calls_on_one_group_an_axis(name: str) -> None:
+    with rank(0, STRATEGIES[name]) as (model, seen):
+        for step in range(STEPS):
+            backward(model, step, 0)
+            seen.optimizer.step()
+        groups = seen.device._groups
+        assert {stage for _, stage in groups} == {0}
+        axes = {launch[1] for launch in seen.launched}
+        assert {axis for axis, _ in groups} >= axes
+        assert len({id(group) for group in groups.values()}) == len(groups)
+        spoken = [slot for slot in seen.slots if slot != "alone"]  # state that follows its lots
+        assert spoken == [slot for i, slot in enumerate(seen.asked) if seen.asked[i - 1 : i] != [slot]]
+        assert len(set(seen.asked)) > 1, "there are several buckets"
