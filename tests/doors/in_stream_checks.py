@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import beside_checks
 import checks
@@ -25,6 +26,8 @@ from replicas import Checks, flat, raises, sgd, steps, wrapped
 from torch import Tensor
 
 import tacit
+from tacit.errors import NonFinite
+from tacit.session.health import Pending
 
 IN_STREAM = "on the GPU in stream order"
 CHOSEN = {
@@ -126,6 +129,24 @@ def ranks_that_exchange_elsewhere_are_told() -> None:
         lambda: tacit.attach(model, sgd(model), "topk", exchange_on=mine),  # type: ignore[arg-type]
         "ranks [1] attach another exchange_on than rank 0",
     )
+
+
+@check
+def a_nan_is_told_to_all_where_one_device_is_ahead() -> None:
+    """Only the first rank's device has run a round when its host looks."""
+    model = wrapped()
+    optimizer = sgd(model)
+    algorithm = "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=3"
+
+    def train() -> None:
+        with tacit.attach(model, optimizer, algorithm):
+            steps(model, optimizer, 5)
+            if dist.get_rank() == 1:
+                model.module[4].weight.data[0, 0] = float("nan")
+            steps(model, optimizer, 12)
+
+    with patch.object(Pending, "done", property(lambda self: dist.get_rank() == 0)):
+        raises(NonFinite, train, "on rank 1, in step 5")
 
 
 def noting(name: str, function: Callable[[], None]) -> Callable[[], None]:

@@ -57,7 +57,7 @@ class Member:
         }
         self.levels = []
         for net, level in zip(nets, _fully_named(strategy), strict=False):
-            with patch("tacit.doors.level.TorchTransport", lambda *_, net=net: Seat(net, rank)):
+            with patch("tacit.doors.placing.TorchTransport", lambda *_, net=net: Seat(net, rank)):
                 self.levels.append(Level(level, ddp, self.named, **options))
         for level in self.levels:
             if level.strategy.rounds.follows:
