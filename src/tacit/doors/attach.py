@@ -501,8 +501,6 @@ class Attached:
             if level.stepped is not None:
                 before = level.stepped.before_step
                 self._handles += [each.register_step_pre_hook(before) for each in self._optimizers]
-        if any(level.session.in_stream and level.gradient is not None for level in self.levels):
-            self._handles += [each.register_step_pre_hook(self._verify) for each in self._optimizers]
         if self.levels[-1].progress is not None and self._scaled is None:
             far = self.levels[-1].session
             broken = Broken(self._named, lambda: far.step)
@@ -513,34 +511,37 @@ class Attached:
         if self._momentum is not None:
             self._momentum.take()
             self._undo.append(self._momentum.restore)
+        if any(level.session.in_stream and level.gradient is not None for level in self.levels):
+            # The last of the hooks: while the host waits here, the device runs out of work.
+            self._handles += [each.register_step_pre_hook(self._check) for each in self._optimizers]
         if self._optimizers:
             self._handles.append(self._optimizers[-1].register_step_post_hook(self._after_step))
         elif self.levels[0].gradient is not None and self._scaled is None:
             self.levels[0].gradient.counts_steps = True
 
-    def _verify(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _check(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Before a step takes the means: read what the device has noted of them; one wait a step.
 
         A step that is given a closure computes its gradients in there, and is looked at behind it.
         """
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if closure is None:
-            self._verify_means()
+            self._check_means()
             return None
 
         def verified() -> Any:
             loss = closure()
-            self._verify_means()
+            self._check_means()
             return loss
 
         if "closure" in kwargs:
             return args, {**kwargs, "closure": verified}
         return (args[0], verified, *args[2:]), kwargs
 
-    def _verify_means(self) -> None:
+    def _check_means(self) -> None:
         for level in self.levels:
             if level.gradient is not None and not level.session.late:
-                level.session.verify()
+                level.session.check()
 
     def _minds_a_sum(self) -> bool:
         """Whether a gradient on top of a mean is to be refused; late means look at the optimizer's steps."""
@@ -549,6 +550,8 @@ class Attached:
     def _after_step(self, *_: Any) -> None:
         if self._quiet:
             self.session.raise_failure()  # DDP does not know of it
+        if self.session.in_stream:
+            self.session.verify(())  # keep what was checked before the step; the device is at work again
         if self._accumulating is not None:
             self._accumulating.stepped()
         if self._scaled is not None:

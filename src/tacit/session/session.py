@@ -53,6 +53,7 @@ class Flight:
         rates: the learning rates of the parameters whose residual is rescaled in it.
         idle: the parameters that took no part in backward on any rank.
         over: set when it has landed, or has failed.
+        judged: whether what the device has noted of it was read, and nothing was wrong.
         began: when that was on the device, where the host does not wait for it; and then `pending`: what is
             to be read when the device has come so far.
     """
@@ -70,6 +71,7 @@ class Flight:
     watch: Watch = field(default_factory=Watch)
     over: threading.Event = field(default_factory=threading.Event)
     ended: bool = False
+    judged: bool = False
     began: Any = None
     pending: Pending | None = None
 
@@ -717,11 +719,27 @@ class Session:
             assert flight.pending is not None
             due = lots is None or not set(lots).isdisjoint(flight.lots)
             # Early only where that asks nobody anything: other ranks' devices may not have come so far.
-            if due or (flight.pending.done and not flight.pending.read()):
+            if due or flight.judged or (flight.pending.done and not flight.pending.read()):
                 self._verify(flight)
 
+    def check(self) -> None:
+        """As `verify` of all, but nothing is kept yet: for who launches something now, and has time later.
+
+        Raises:
+            NonFinite, Overflow: as `verify`.
+        """
+        for flight in [*self._unverified]:
+            if not flight.judged:
+                self._look(flight)
+
     def _verify(self, flight: Flight) -> None:
+        if not flight.judged:
+            self._look(flight)
         self._unverified.remove(flight)
+        assert flight.pending is not None
+        self._keep(flight, flight.pending.seconds())
+
+    def _look(self, flight: Flight) -> None:
         assert flight.pending is not None
         try:
             reports = flight.pending.read()
@@ -729,11 +747,12 @@ class Session:
             for i, report in reports.items():
                 self._judge(self.lots[i], report, flight, flight.outcomes[i].mean)
         except TacitError as error:
+            self._unverified.remove(flight)
             self.failure = self.failure or (
                 self._explained(error) if isinstance(error, RoundError) else error
             )
             self.raise_failure()
-        self._keep(flight, flight.pending.seconds())
+        flight.judged = True
 
     def _judge(self, lot: Lot, report: Report, flight: Flight, mean: Tensor) -> None:
         """Whether the device has noted anything wrong of a lot.
