@@ -34,35 +34,28 @@ CHOSEN = {
     checks: """
         dense_is_ddp
         dense_is_ddp_with_accumulated_gradients
-        momentum_is_taken_over_and_given_back
-        a_period_of_one_is_ddp
         votes_move_every_entry_by_the_learning_rate
         post_local_sgd_is_synchronous_up_to_its_step
         late_answers_land_on_all_ranks_alike
-        replicas_drift_and_meet_again
         lots_settle_on_the_buckets_of_ddp
         frozen_shared_and_unused_parameters_work
         buffers_are_left_alone_between_rounds_and_averaged_in_them
-        a_policy_overrides_the_default
         by_node_what_ranks_keep_follows_its_parameters
         what_one_node_knows_all_are_told
         every_level_has_its_state_in_a_checkpoint
         parameters_without_elements_and_of_two_types_work
         an_infinity_on_one_rank_stops_all_by_name
         numbers_of_a_session
-        timelines_tell_of_every_level_by_one_clock
     """,
     loop_checks: """
         a_void_round_keeps_nothing_and_lowers_the_factor_on_all_ranks
         replicas_that_pass_over_steps_meet_all_the_same
         scaled_levels_overflow_on_one_node
         two_optimizers_pass_over_a_step_together
-        without_the_scaler_an_infinity_is_an_error_that_tells_of_it
         a_rank_counts_for_its_weight
     """,
     late_checks: """
         gradients_accumulate_without_sync
-        what_is_clipped_is_the_late_mean
         a_checkpoint_holds_the_mean_that_is_under_way
         closing_drops_the_last_mean_and_sync_changes_nothing
         what_is_not_finite_is_told_a_step_later_of_the_step_it_is_of
@@ -76,7 +69,6 @@ CHOSEN = {
     """,
     beside_checks: """
         what_is_local_differs_between_rounds_and_what_is_averaged_is_equal_to_the_bit
-        between_nodes_momentum_is_averaged_too
         late_answers_in_fragments_average_momentum_when_they_land
         where_a_rank_has_no_momentum_yet_all_keep_their_own
     """,

@@ -56,7 +56,7 @@ def test_nodes_that_do_not_fail_are_stopped(programs: Path, tmp_path: Path) -> N
     script.write_text("import os, sys, time\nif os.environ['RANK'] == '3': sys.exit(3)\ntime.sleep(1000)\n")
     result, lines = run(script)
     assert [(f.node, f.rank, f.reason) for f in result.failures] == [(1, 3, "exit code 3")], (result, lines)
-    assert result.seconds < 30
+    assert result.seconds < 100  # and not the thousand of the others
 
 
 def test_a_stopped_rank_that_nobody_waits_for_ends_the_run(tmp_path: Path) -> None:

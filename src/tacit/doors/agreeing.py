@@ -144,9 +144,9 @@ def _chosen(strategy: AnyStrategy, named: Mapping[str, Tensor], policy: Policy |
 
 def _everybodys(model: DistributedDataParallel, mine: Tensor) -> list[Tensor]:
     """What each rank gives, in their order."""
-    group = control(model.process_group)
-    all_ = [torch.empty_like(mine) for _ in range(group.size())]
+    all_ = [torch.empty_like(mine) for _ in range(model.process_group.size())]
     try:
+        group = control(model.process_group)
         dist.all_gather(all_, mine, group=group)
     except RuntimeError as error:
         raise AttachError(

@@ -550,7 +550,7 @@ class Attached:
     def _after_step(self, *_: Any) -> None:
         if self._quiet:
             self.session.raise_failure()  # DDP does not know of it
-        if self.session.in_stream:
+        if self.session.in_stream and self.levels[0].gradient is not None:
             self.session.verify(())  # keep what was checked before the step; the device is at work again
         if self._accumulating is not None:
             self._accumulating.stepped()
