@@ -150,7 +150,7 @@ class Gated(Compressor):
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         if ctx.step and not x.is_meta:
-            assert ENDED[ctx.step].wait(10), "backward waits for the exchange of its own step"
+            assert ENDED[ctx.step].wait(25), "backward waits for the exchange of its own step"
         return (yield from tacit.Dense().exchange(x, state, ctx))
 
 
