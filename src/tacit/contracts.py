@@ -456,11 +456,16 @@ def refuse_overflow(x: Tensor, ctx: Context) -> None:
     if bool(x.sum().isfinite()) or bool(x.isfinite().all()):
         return
     if not ctx.told_of_nan:  # else a rank gave what is not finite, and says so
-        raise Overflow(
-            f"in the bucket of {ctx.name}, in step {ctx.step}, finite entries became too large to be sent or "
-            f"kept as residual: beyond {torch.finfo(x.dtype).max:.3g}, the largest {x.dtype}. Nothing of "
-            "this step has been applied or kept. Lower the learning rate, or put Clip around the compressor"
-        )
+        raise overflow(ctx.name, ctx.step, x.dtype)
+
+
+def overflow(name: str, step: int, dtype: torch.dtype, where: str = "") -> Overflow:
+    """The error for a lot in which finite entries became infinite; `where`: " of rank 1", if known."""
+    return Overflow(
+        f"in the bucket of {name}, in step {step}, finite entries{where} became too large to be sent or kept "
+        f"as residual: beyond {torch.finfo(dtype).max:.3g}, the largest {dtype}. Nothing of this step has "
+        "been applied or kept. Lower the learning rate, or put Clip around the compressor"
+    )
 
 
 class Outcome(NamedTuple):

@@ -80,7 +80,7 @@ class Level:
         self.placing = Placing()
         if not quiet:
             self.placing = placed(strategy, named, chosen, model.process_group, exchange_on)
-        peers, host = transport_for(self.placing, model.process_group, timeout, nodes)
+        peers = transport_for(self.placing, model.process_group, timeout, nodes)
         self.transport: TorchTransport | ByDevice | StarTransport = peers
         tensors = {**named, **_at_servers(strategy, model)}
         cap = int(model.bucket_bytes_cap)
@@ -126,7 +126,6 @@ class Level:
                 trained=named,
                 device=self.placing.device,
                 in_stream=self.placing.in_stream,
-                host=host,
             )
         self.session.alike = frozenset(named if alike else ())
         if quiet:

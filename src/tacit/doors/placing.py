@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tacit import checks
-from tacit.contracts import Compressor, Transport
+from tacit.contracts import Compressor
 from tacit.errors import AttachError, ConfigError
 from tacit.kernels.pick import on_host
 from tacit.lots import Policy, choice
@@ -143,15 +143,14 @@ def _culprit(compressor: Compressor) -> Compressor:
 
 def transport_for(
     placing: Placing, group: dist.ProcessGroup, timeout: timedelta, nodes: Sequence[Sequence[int]]
-) -> tuple[TorchTransport | ByDevice, Transport | None]:
-    """What answers the exchanges; and where they are `in_stream`, what answers those that lie on the host."""
+) -> TorchTransport | ByDevice:
+    """What answers the exchanges."""
     if placing.in_stream:
         emulated = backend_on(group, torch.device("cuda")) != "nccl"
         host = TorchTransport(group, timeout, nodes, "gloo")
         device = TorchTransport(group, timeout, nodes, "gloo" if emulated else "nccl", in_order=True)
-        return ByDevice(device, host), host
-    backend = "gloo" if placing.words else ""
-    return TorchTransport(group, timeout, nodes, backend), None
+        return ByDevice(device, host)
+    return TorchTransport(group, timeout, nodes, "gloo" if placing.words else "")
 
 
 def _kinds(group: dist.ProcessGroup) -> str:

@@ -73,9 +73,8 @@ def scale_torch_(q: Tensor, lengths: Sequence[int], rank: int) -> None:
     for rows in _matrices(q, lengths, rank):
         if rows.numel():
             largest = rows.abs().amax(1, keepdim=True)
-            largest = (
-                largest if q.dtype == torch.float64 else largest.float()
-            )  # not all devices do so of bf16
+            if q.dtype != torch.float64:
+                largest = largest.float()  # not all devices take bf16 apart
             exponent = torch.frexp(largest).exponent.clamp_(-most, most)
             power = ((127 - exponent) << 23).view(torch.float32)  # as torch.ldexp is exact on the CPU only
             rows.mul_(power.to(q.dtype))

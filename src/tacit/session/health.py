@@ -128,8 +128,12 @@ class Pending:
             self._host = torch.empty(flat.shape, pin_memory=True).copy_(flat, non_blocking=True)
             self._ended = mark(flat.device)
 
-    def _quiet(self) -> bool:
-        """Whether there is nothing to tell: nothing is as large as the share of one rank in a mean may be."""
+    @property
+    def quiet(self) -> bool:
+        """Whether there is nothing to tell: nothing is as large as the share of one rank in a mean may be.
+
+        Only when it is `done`.
+        """
         ranks = max((health.ranks for _, health in self._lots), default=1)
         return not self._idle and bool(self._host.abs().lt(OVERFLOWN / ranks).all())
 
@@ -158,7 +162,7 @@ class Pending:
             self._ended.synchronize()
         found: dict[int, Report] = {}
         at = 0
-        if self._quiet():
+        if self.quiet:
             return found
         for i, health in self._lots:
             word, beside = (len(each) for each in health.numbers())

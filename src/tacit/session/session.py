@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import WORLD, Memory, Outcome, Request, Transport
+from tacit.contracts import WORLD, Memory, Outcome, Request, Transport, overflow
 from tacit.engine import Job, Lane, StreamLane, drive
-from tacit.errors import NonFinite, Overflow, PeerLost, RoundError, TacitError
+from tacit.errors import NonFinite, PeerLost, RoundError, TacitError
 from tacit.exchanges import say
 from tacit.lots import Kept, Lot, Policy, fitting
 from tacit.overlap import Delayed
@@ -29,6 +29,7 @@ from tacit.session.plan import Ground
 from tacit.session.rescaling import Rescaling
 from tacit.session.tally import KEPT, Tally, Watch
 from tacit.strategy import Strategy
+from tacit.transports.devices import ByDevice
 from tacit.transports.meter import Bill, counted
 from tacit.transports.wire import divide_
 
@@ -99,7 +100,6 @@ class Session:
         device: see `Ground`.
         in_stream: whether exchanges run on a device in stream order, and the host waits for none of them:
             what went wrong in a round is then noted there, and `verify` reads it. Else each is looked at.
-        host: answers what lies on the host, where `in_stream`.
     """
 
     def __init__(
@@ -117,7 +117,6 @@ class Session:
         trained: Collection[str] | None = None,
         device: torch.device | None = None,
         in_stream: bool = False,
-        host: Transport | None = None,
     ) -> None:
         self.step = 0
         self.round = 0
@@ -153,7 +152,6 @@ class Session:
         self._dense = sum(p.numel() * p.element_size() for p in named_.values())
         self._lr = lr
         self._lane: Lane | StreamLane | None = None
-        self._host = host
         self._host_lane: Lane | None = None
         self._unverified: list[Flight] = []
         self._ending = threading.Lock()
@@ -299,7 +297,7 @@ class Session:
         lot, word, me = self.lots[i], self._holdings.words[i], self._ground.me
         flight = self._flight(i)
         scale = self._scale_of(lot)
-        assert isinstance(scale, float)
+        assert not isinstance(scale, Tensor), "a factor on a device is for what is in stream"
         word.zero_()
         if len(word) > len(self.ranks):
             word[len(self.ranks) :] = torch.tensor(self._idle_here(lot))
@@ -313,7 +311,8 @@ class Session:
         outcome = yield from self._talk(i, x, flight, total=total)
         if scale != 1.0:
             x.mul_(scale)
-        word = self._idle_apart(lot, word, flight)
+        word, idle = word[: len(self.ranks)], word[len(self.ranks) :]
+        self._note_idle(lot, idle, flight)
         if total is None:
             self._check(lot, word, flight)
         # In types of two bytes a level may be beyond what the entry was, and so beyond the type.
@@ -362,13 +361,11 @@ class Session:
         assert self._ground.idle is not None
         return [float(self._ground.idle(slot.name)) for slot in lot.slots]
 
-    def _idle_apart(self, lot: Lot, word: Tensor, flight: Flight) -> Tensor:
-        """Note which parameters were idle on all ranks; what remains is what tells of a NaN."""
-        ranks = len(self.ranks)
-        for slot, share in zip(lot.slots, word[ranks:].tolist(), strict=False):
-            if share > 1 - 0.5 / ranks:  # a mean of ones, but for rounding
+    def _note_idle(self, lot: Lot, shares: Tensor, flight: Flight) -> None:
+        """Note which parameters were idle on all ranks: of each the share of ranks, or none is told."""
+        for slot, share in zip(lot.slots, shares.tolist(), strict=False):
+            if share > 1 - 0.5 / len(self.ranks):  # a mean of ones, but for rounding
                 flight.idle.add(slot.name)
-        return word[:ranks]
 
     def _scale_of(self, lot: Lot) -> float | Tensor:
         """What to divide a gradient by: residuals outlive the scaler's factor, and norms are not those of it.
@@ -566,15 +563,15 @@ class Session:
     @property
     def _beside(self) -> Lane | StreamLane:
         """The lane of what lies on the host."""
-        if self._host is None:
+        if not isinstance(self.transport, ByDevice):
             return self._running
         if self._host_lane is None:
-            self._host_lane = Lane(self._host, self._explained, self.strategy.name)
+            self._host_lane = Lane(self.transport.host, self._explained, self.strategy.name)
         return self._host_lane
 
     @property
     def _on_device(self) -> Transport:
-        return getattr(self.transport, "device", self.transport)
+        return self.transport.device if isinstance(self.transport, ByDevice) else self.transport
 
     @property
     def _device(self) -> torch.device:
@@ -719,7 +716,7 @@ class Session:
             assert flight.pending is not None
             due = lots is None or not set(lots).isdisjoint(flight.lots)
             # Early only where that asks nobody anything: other ranks' devices may not have come so far.
-            if due or flight.judged or (flight.pending.done and not flight.pending.read()):
+            if due or flight.judged or (flight.pending.done and flight.pending.quiet):
                 self._verify(flight)
 
     def check(self) -> None:
@@ -760,17 +757,12 @@ class Session:
         Raises:
             NonFinite, Overflow: it has.
         """
-        self._idle_apart(lot, torch.cat([torch.zeros(len(self.ranks)), report.idle]), flight)
+        self._note_idle(lot, report.idle, flight)
         if report.given and lot.compressor.swallows:
             self._check(lot, self._told_first(lot, report, flight), flight)
         if report.overflow and not flight.void:
             where = ", ".join(str(self.ranks[place]) for place in report.overflow)
-            raise Overflow(
-                f"in the bucket of {lot.name}, in step {flight.moment['step']}, finite entries of rank "
-                f"{where} became too large to be sent or kept as residual: beyond "
-                f"{torch.finfo(lot.dtype).max:.3g}, the largest {lot.dtype}. Nothing of this step has been "
-                "applied or kept. Lower the learning rate, or put Clip around the compressor"
-            )
+            raise overflow(lot.name, flight.moment["step"], lot.dtype, f" of rank {where}")
         if not report.mean:
             return
         if self.scale is not None:
