@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 import tacit
 from paired import Arm, interleave
 from runs import COMPUTE_ONLY
-from tacit.recipes.models.vgg import vgg11
-from tacit.testbed import counters
+from tacit.lab.recipes.models.vgg import vgg11
+from tacit.lab.testbed import counters
 
 BATCH = 32
 ONE_BUCKET = 1 << 10
@@ -134,8 +134,8 @@ class Trainer:
             self.session.observe(loss.detach())
         self.optimizer.step()
         self.sent.append(counters.transmitted(os.environ["TACIT_INTERFACE"]) - before)
-        if self.session is not None and self.session.session.tally.records:
-            self.exposed.append(self.session.session.tally.records[-1].exposed_seconds)
+        if self.session is not None and self.session.session.stats.records:
+            self.exposed.append(self.session.session.stats.records[-1].exposed_seconds)
 
     def steps(self, count: int) -> None:
         """So many steps, and the end of what is under way after them."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from tacit.contracts import Piece
+from tacit.contracts import PayloadSpec
 from tacit.topologies import Asynchronous, Star
 from tacit.transports import handshake, told
 from tacit.transports.messages import About, Declared, Hello
@@ -215,12 +215,12 @@ def seated(target: Target) -> socket.socket:
 
 
 def declared(target: Target, number: int = 1, **changes: Any) -> bytes:
-    """A DECLARE of the first lot."""
+    """A DECLARE of the first bucket."""
     name, shape, *_ = target.about.model[0]
     numel = 1
     for size in shape:
         numel *= size
-    back = Piece(None, numel, _FLOAT)
+    back = PayloadSpec(None, numel, _FLOAT)
     message = replace(Declared(f"{name}/0", (), (back,), back), **changes)
     return frame(Kind.DECLARE, told.write(message), spec=-number)
 
@@ -628,7 +628,7 @@ def crowd(target: Target, rng: random.Random) -> Seen:
 def forms(target: Target, rng: random.Random) -> Iterator[bytes]:
     """Frames that a welcome worker would not send."""
     name = target.about.model[0][0]
-    piece = Piece(None, 4, _FLOAT)
+    piece = PayloadSpec(None, 4, _FLOAT)
     begun = declared(target)
     yield frame(Kind.PUSH, bytes(100), spec=1, sequence=1)
     yield frame(Kind.DECLARE, b"[]", spec=-1)
@@ -637,9 +637,9 @@ def forms(target: Target, rng: random.Random) -> Iterator[bytes]:
     yield begun + begun
     yield declared(target, key="no such parameter/0")
     yield declared(target, key=f"{name}/../../etc")
-    yield declared(target, pieces=(Piece(None, 1 << 60, _FLOAT),))
-    yield declared(target, pieces=(Piece(None, -1, _FLOAT),))
-    yield declared(target, pieces=(Piece(None, 4, _FLOAT, spans=((0, 1 << 50),)),))
+    yield declared(target, pieces=(PayloadSpec(None, 1 << 60, _FLOAT),))
+    yield declared(target, pieces=(PayloadSpec(None, -1, _FLOAT),))
+    yield declared(target, pieces=(PayloadSpec(None, 4, _FLOAT, spans=((0, 1 << 50),)),))
     yield declared(target, pieces=(piece,) * 20_000)
     yield begun + frame(Kind.PUSH, bytes(3), spec=1, sequence=1)
     yield begun + frame(Kind.PUSH, nbytes=1 << 62, spec=1, sequence=1)

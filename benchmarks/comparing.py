@@ -80,7 +80,7 @@ def _started(words: Sequence[str], printed: Path) -> Iterator[subprocess.Popen[b
 
 def _ended(group: Run, out: Path) -> Iterator[Done]:
     """The runs on record that have ended; a line that is being written is for the next look."""
-    from tacit import records
+    from tacit.lab import records
 
     file = out / "records.jsonl"
     text = file.read_bytes() if file.exists() else b""
@@ -133,7 +133,7 @@ def images(told: str | None = None) -> Path:
     Raises:
         SystemExit: it is nowhere; the message says where that was looked for, and how to get it.
     """
-    from tacit.recipes.data import download
+    from tacit.lab.recipes.data import download
 
     if told is not None:
         places = [Path(told)]

@@ -10,7 +10,7 @@ rest); decode and add up the payloads of four peers; of sparse ones, scatter fou
 positions already unpacked and nothing to zero. PowerSGD is held against the arithmetic of torch's own hook on
 the same matrices (`lowrank.py`), and its bar is that. Each row is timed in blocks with `copy_` between them,
 and then three times in plain torch, at three sizes: 25 million entries and 9.2 million (a large and a
-middling lot), and 270 thousand (one that stays in the second-level cache). The clock is the thread's own
+middling bucket), and 270 thousand (one that stays in the second-level cache). The clock is the thread's own
 processor time, so that being interrupted does not count.
 
 To measure another compressor, add a row to `ROWS`.
@@ -47,7 +47,7 @@ from tacit.compressors import (
     Threshold,
     TopK,
 )
-from tacit.contracts import Compressor, Context, OneShot, Payload, Reduce
+from tacit.contracts import Compressor, Context, OneShot, Payload, ReduceEncoded
 from tacit.kernels import pick
 from tacit.kernels.positions import scatter_add_, unpack_positions
 
@@ -151,7 +151,7 @@ def prepared(row: Row, x: Tensor) -> Callable[[], object]:
 
     def encode() -> object:
         request = next(feedback.exchange(x, residual, ctx))
-        assert isinstance(request, Reduce)
+        assert isinstance(request, ReduceEncoded)
         return request.encode()
 
     return encode
@@ -170,7 +170,7 @@ def _scatter(codec: OneShot, payloads: Sequence[Payload], out: Tensor) -> Callab
 
 
 def _context(out: Tensor, rank: int) -> Context:
-    return Context(out=out, work=Scratch(), peers=PEERS, rank=rank, name="lot")
+    return Context(out=out, work=Scratch(), peers=PEERS, rank=rank, name="bucket")
 
 
 @contextmanager

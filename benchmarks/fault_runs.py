@@ -163,7 +163,7 @@ def _from_outside(trial: Trial, command: subprocess.Popen[bytes], out: Path, mar
 _VICTIMS = {
     "kill launcher": ("(pt_elastic)", "torch.distributed.run"),
     "kill server": ("tacit.server",),
-    "kill supervisor": ("tacit.testbed.init",),
+    "kill supervisor": ("tacit.lab.testbed.init",),
 }
 
 

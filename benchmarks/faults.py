@@ -30,7 +30,7 @@ from typing import Any
 
 from fault_runs import Found, judge, made
 from fault_trials import FATAL, Trial, faults, worlds
-from kept import Kept, fingerprint
+from kept import StateSlice, fingerprint
 from paired import RESULTS, hardware, save
 
 OWN = ("faults.py", "fault_rank.py", "fault_runs.py", "fault_trials.py")
@@ -41,7 +41,7 @@ QUICK = {"1x7": "server", "3x2": "server, bounded"}
 class Campaign:
     """Trials, of which those that are kept are not made again."""
 
-    def __init__(self, kept: Kept, code: str, mixed: bool = False) -> None:
+    def __init__(self, kept: StateSlice, code: str, mixed: bool = False) -> None:
         self._kept, self._code, self._mixed = kept, code, mixed
         self._plain: dict[str, Found] = {}
 
@@ -135,7 +135,7 @@ def main() -> None:
     if options.only != "worlds":
         drawn = faults(options.count, options.seed)
         trials += drawn[:12] if options.quick else drawn
-    campaign = Campaign(Kept(options.kept), fingerprint(*OWN), options.mixed)
+    campaign = Campaign(StateSlice(options.kept), fingerprint(*OWN), options.mixed)
     rows = rows_of(trials, campaign, options.jobs)
     counted = summary(rows)
     print(json.dumps(counted, indent=1))

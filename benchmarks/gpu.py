@@ -34,10 +34,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import tacit
 from paired import conclude, hardware, paired_ratio
 from tacit.compressors import BF16, FP8, QSGD, Int8, Natural, Sign, TernGrad, TopK
-from tacit.contracts import Collective, Context, Gather, Mean, OneShot, Posted
-from tacit.doors.ddp import Switchboard
+from tacit.contracts import AllGather, AllReduce, Collective, Context, OneShot, Posted
+from tacit.hooks.ddp import HookDispatcher
 from tacit.kernels.pick import emulated_device
-from tacit.recipes.models.gpt import GPT
+from tacit.lab.recipes.models.gpt import GPT
 from tacit.transports import torch as transport
 from tacit.transports.wire import nbytes
 
@@ -125,10 +125,10 @@ def tasks_of(codec: OneShot, x: Tensor, out: Tensor) -> dict[str, Callable[[], o
         Context(out=out, work=Scratch(), peers=4, rank=i, health=torch.zeros(1, device=x.device))
         for i in range(4)
     ]
-    residual, owed = torch.randn_like(x), torch.empty_like(x)
+    residual, new_residual = torch.randn_like(x), torch.empty_like(x)
     tasks: dict[str, Callable[[], object]] = {"encode": lambda: codec.encode(x, ctxs[0])}
-    if codec.encode_owed(x, residual, owed, ctxs[0]) is not None:
-        tasks["encode + EF"] = lambda: codec.encode_owed(x, residual, owed, ctxs[0])
+    if codec.encode_with_feedback(x, residual, new_residual, ctxs[0]) is not None:
+        tasks["encode + EF"] = lambda: codec.encode_with_feedback(x, residual, new_residual, ctxs[0])
     if not codec.additive:
         payloads = [codec.encode(torch.randn_like(x), ctx) for ctx in ctxs]
         tasks["decode 4"] = lambda: codec.decode_mean_(payloads, out)
@@ -187,7 +187,7 @@ def milliseconds(each: Training, steps: int) -> float:
 
 def hooked(each: Training, times: int = 5) -> float:
     """Milliseconds a step that the host spends in tacit's hook; with little to compute, so no queue fills."""
-    board = Switchboard.of(each.model)  # type: ignore[arg-type]
+    board = HookDispatcher.of(each.model)  # type: ignore[arg-type]
     real, batch, found = board.answer, each.batch, [0.0]
 
     def answer(bucket: Any) -> Any:
@@ -260,7 +260,7 @@ def steps(algorithms: Sequence[str], blocks: int, count: int) -> list[dict[str, 
             "plain_ms": statistics.median(seconds["plain"]),
             "ratio": paired_ratio(seconds[algorithm], seconds["plain"]),
             "hook_ms": hooked(ours) if ours.session.session.strategy.subject == "gradient" else 0.0,
-            "buckets": len(ours.session.session.lots),
+            "buckets": len(ours.session.session.buckets),
             "waits": waits(ours),
             "active_path": ours.session.active_path,
         }
@@ -291,8 +291,8 @@ def wire(gbit: float, peers: int) -> Iterator[None]:
         payload = getattr(request, "payload", None)
         if self.in_order and payload is not None:
             size = nbytes(payload)
-            sent = 2 * (peers - 1) / peers * size if isinstance(request, Mean) else (peers - 1) * size
-            assert isinstance(request, Mean | Gather)
+            sent = 2 * (peers - 1) / peers * size if isinstance(request, AllReduce) else (peers - 1) * size
+            assert isinstance(request, AllReduce | AllGather)
             torch.cuda._sleep(int(sent * 8 / (gbit * 1e9) * cycles))
         return real(self, request, stage, slot)
 

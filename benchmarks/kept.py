@@ -22,7 +22,7 @@ def fingerprint(*own: str) -> str:
     return digest.hexdigest()[:12]
 
 
-class Kept:
+class StateSlice:
     """The finished rows, one a line."""
 
     def __init__(self, path: Path) -> None:

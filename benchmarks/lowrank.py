@@ -53,10 +53,10 @@ def matrices(shapes: Sequence[tuple[int, int]]) -> tuple[Matrix, ...]:
 
 
 def ours(placed: Sequence[Matrix], x: Tensor) -> Callable[[], object]:
-    """One exchange of `PowerSGD`, whose wishes are answered at once."""
+    """One exchange of `PowerSGD`, whose requests are answered at once."""
     compressor = PowerSGD(rank=RANK, matrices=tuple(placed))
     state = compressor.init(x)
-    ctx = Context(out=torch.empty_like(x), work=_Scratch(), peers=1, name="lot")
+    ctx = Context(out=torch.empty_like(x), work=_Scratch(), peers=1, name="bucket")
 
     def exchange() -> None:
         talk = compressor.exchange(x, state, ctx)

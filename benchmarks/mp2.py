@@ -29,7 +29,7 @@ import mp2_page
 from comparing import images_or
 from experiments import NETWORKS, Scale, settled
 from experiments import words as words_of
-from grid import COMPUTE_ONLY, RUNS, Done, Mean, Run, carry_out, held, paired
+from grid import COMPUTE_ONLY, RUNS, AllReduce, Done, Run, carry_out, held, paired
 from paired import RESULTS, conclude, hardware
 from tacit.files import put
 
@@ -163,7 +163,7 @@ def measured(task: Task, cluster: str, seeds: int, path: Path, into: Found) -> N
 def _told(row: Mapping[str, Any], attached: str) -> dict[str, Any]:
     texts = {key: row[key] for key in ("accuracy", "baseline_accuracy", "difference", "bytes", "time")}
     plain = {key: None if each is None else each.mean for key, each in texts.items()}
-    half: Mean | None = row["difference"]
+    half: AllReduce | None = row["difference"]
     return {
         "attached": attached,
         **plain,
@@ -194,8 +194,8 @@ def _round_seconds(text: str, rounds: int) -> tuple[float, int, float]:
     import torch
 
     from tacit import algorithms
-    from tacit.doors.optimizer import ProgressDoor
-    from tacit.recipes.digits import Digits
+    from tacit.hooks.optimizer import OptimizerHook
+    from tacit.lab.recipes.digits import Digits
     from tacit.rounds import Every
     from tacit.session import Session
     from tacit.transports.loopback import Loopback, Seat
@@ -204,7 +204,7 @@ def _round_seconds(text: str, rounds: int) -> tuple[float, int, float]:
     (level,) = algorithms.parse(text).levels
     named = {name: p.detach() for name, p in Digits().model(0).named_parameters()}
     session = Session(level, named, Seat(Loopback(1), 0), [[*named]], lr=lambda: 0.1)
-    door = ProgressDoor(session, named)
+    door = OptimizerHook(session, named)
     seconds: list[float] = []
     while len(seconds) < rounds:
         for p in named.values():

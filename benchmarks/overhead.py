@@ -122,7 +122,7 @@ def rank_main(name: str, quick: bool, batch: int | None) -> None:
             for arm in (COMPUTE_ONLY, *experiment.arms)
         }
         steps = dict.fromkeys(trainers, 1) if quick else {COMPUTE_ONLY: 3, **experiment.arms}
-        # Lots settle in the fourth round; what has none is warm sooner, and ddp's steps are long.
+        # Buckets settle in the fourth round; what has none is warm sooner, and ddp's steps are long.
         warmup = {COMPUTE_ONLY: 1, "ddp": 1, "closed": 1} if quick else {"ddp": 2, "closed": 2}
         arms = {arm: Arm(trainer.step, steps[arm], warmup.get(arm, 4)) for arm, trainer in trainers.items()}
         seconds = on_all_ranks(arms, experiment.quick if quick else experiment.blocks)

@@ -59,10 +59,10 @@ def owing_arms() -> None:
 def rank_main(about: Mapping[str, Any]) -> None:
     """Train with each arm; rank 0 tells how each ended."""
     from arms import ranks
-    from tacit import recipes
-    from tacit.recipes import Choices
-    from tacit.recipes.training import Task, train
-    from tacit.records import EpochRecord
+    from tacit.lab import recipes
+    from tacit.lab.recipes import Choices
+    from tacit.lab.recipes.training import Task, train
+    from tacit.lab.records import EpochRecord
 
     owing_arms()
 

@@ -28,13 +28,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from kept import Kept, fingerprint
+from kept import StateSlice, fingerprint
 from launched import KEPT_LINES, heard, last_words, refuse_early
 from paired import ROOT, Ticks, add_table, hardware, save
 from peer_list import LOCAL, OUTER, PEERS, Environment, Peer, Unavailable, chosen
 from peer_table import table
-from tacit.cluster import Cluster
 from tacit.files import put
+from tacit.lab.cluster import Cluster
 
 CLUSTER = "4x1@100mbit"
 PLACE = ROOT / "build" / "peers"
@@ -153,7 +153,7 @@ def measure(
     seeds: int,
     settings: Settings,
     places: Mapping[Environment | None, Path | Unavailable],
-    kept: Kept,
+    kept: StateSlice,
 ) -> Iterator[dict[str, Any]]:
     """All rows: of each seed, each peer and then tacit in its place."""
     sides = [Side(peer, name) for peer in peers for name in ("peer", "tacit") if name == "peer" or peer.ours]
@@ -199,7 +199,7 @@ def main() -> None:
         options.timeout,
         fingerprint("paired.py", "launched.py", "peer_rank.py"),
     )
-    kept = Kept(PLACE / "rows.jsonl")
+    kept = StateSlice(PLACE / "rows.jsonl")
     places = prepare(options.only, options.index)
     rows = list(measure(options.only, options.seeds, settings, places, kept))
     result = {

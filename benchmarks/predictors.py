@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from tacit.cli import app
-from tacit.predictors import files
+from tacit.prediction import weight_files
 
 RECORD = "record"
 TRAIN = {
@@ -54,7 +54,7 @@ def _run(command: str) -> None:
 def _note(file: str, first: str) -> None:
     """Put how the record was made before the file's own note."""
     content = torch.load(file, weights_only=True)
-    files.write(file, content["network"], content["kinds"], f"{first}\n{content['note']}")
+    weight_files.write(file, content["network"], content["kinds"], f"{first}\n{content['note']}")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import scaling_table
-from kept import Kept, fingerprint
+from kept import StateSlice, fingerprint
 from launched import in_testbed, refuse_early, tell
 from paired import ROOT, add_table, conclude, hardware
 from runs import COMPUTE_ONLY, FOREVER
@@ -127,7 +127,7 @@ def rank_main(ladder: str, blocks: int) -> None:
             for name, text in LADDERS[ladder].arms.items()
         }
         for arm in arms.values():
-            # Lots settle in the fourth round of what is synchronous, and ddp's buckets in the second step.
+            # Buckets settle in the fourth round of what is synchronous, and ddp's buckets in the second step.
             arm.trainer.steps(min(PERIOD, 2 * arm.steps))
         before = {name: by_servers(arm) for name, arm in arms.items()} if rank == 0 else {}
         seconds = timed(arms, blocks)
@@ -150,7 +150,7 @@ def rank_main(ladder: str, blocks: int) -> None:
 # ---- in the testbed -----------------------------------------------------------------------------------
 
 
-def climb(name: str, quick: bool, kept: Kept, failed: list[str]) -> list[dict[str, Any]]:
+def climb(name: str, quick: bool, kept: StateSlice, failed: list[str]) -> list[dict[str, Any]]:
     """All clusters of a ladder: a row for each and each arm; those without are told to `failed`."""
     ladder, rows = LADDERS[name], []
     for cluster in ladder.clusters:
@@ -168,9 +168,9 @@ def climb(name: str, quick: bool, kept: Kept, failed: list[str]) -> list[dict[st
     return rows
 
 
-def _on(cluster: str, ladder: str, blocks: int, kept: Kept) -> dict[str, Any]:
+def _on(cluster: str, ladder: str, blocks: int, kept: StateSlice) -> dict[str, Any]:
     """What is found on a cluster, now or before the interruption."""
-    from tacit.testbed import Serving
+    from tacit.lab.testbed import Serving
 
     asked = {
         "ladder": ladder,
@@ -189,7 +189,7 @@ def _on(cluster: str, ladder: str, blocks: int, kept: Kept) -> dict[str, Any]:
 
 
 def _row(ladder: str, cluster: str, arm: str, found: Mapping[str, Any], limit: float) -> dict[str, Any]:
-    from tacit.cluster import Cluster
+    from tacit.lab.cluster import Cluster
 
     shape, step = Cluster.parse(cluster), statistics.median(found["step_ms"])
     return {
@@ -280,7 +280,7 @@ def main() -> None:
         return
     names = [options.only] if options.only else [*LADDERS]
     refuse_early(LADDERS[names[0]].clusters[0])
-    about, kept = hardware(), Kept(ROWS)
+    about, kept = hardware(), StateSlice(ROWS)
     failed: list[str] = []
     rows = [row for name in names for row in climb(name, options.quick, kept, failed)]
     found = growth(rows)

@@ -4,7 +4,7 @@
     python benchmarks/server.py --quick    # about 2 minutes: fewer rounds and runs, and no promise is judged
     python benchmarks/server.py --only rate,slow,kills
 
-* `rate`: 4 workers push 100 MB of fp32, 50 tensors in the lots that `attach` would cut, and pull their mean;
+* `rate`: 4 workers push 100 MB of fp32, 50 tensors in the buckets that `attach` would cut, and pull their mean;
   links of 1 Gbit/s, with one server and with two, in turns in one run. What counts are bytes through the
   servers' links, both ways added up, against what one link carries one way after the other: 800 MB in 6.4 s.
   Both ways at once it could be twice that.
@@ -50,23 +50,23 @@ Addresses = Sequence[tuple[str, int]]
 
 
 Lots = Mapping[str, int]
-"""Of each lot, by its name, how many entries it has."""
+"""Of each bucket, by its name, how many entries it has."""
 
 
-def joined(star: Any, homes: Mapping[str, int], lots: Lots, me: tuple[int, int], where: Addresses) -> Any:
+def joined(star: Any, homes: Mapping[str, int], buckets: Lots, me: tuple[int, int], where: Addresses) -> Any:
     """A worker's connections."""
-    from tacit.contracts import Place
+    from tacit.contracts import AxisRank
     from tacit.transports.servers import Servers
 
-    about = told_of(star, lots)
-    return Servers(where, Place(*me), TIMEOUT, homes, about, the_secret(), star.averages)
+    about = told_of(star, buckets)
+    return Servers(where, AxisRank(*me), TIMEOUT, homes, about, the_secret(), star.averages)
 
 
-def told_of(star: Any, lots: Lots) -> Any:
-    """What servers are told: each lot counts as a parameter."""
+def told_of(star: Any, buckets: Lots) -> Any:
+    """What servers are told: each bucket counts as a parameter."""
     from tacit.transports.messages import About
 
-    return About(star, (), tuple((name, (n,), "float32", None) for name, n in lots.items()))
+    return About(star, (), tuple((name, (n,), "float32", None) for name, n in buckets.items()))
 
 
 def the_secret() -> Any:
@@ -81,31 +81,31 @@ def shared_out(servers: int, workers: int) -> tuple[dict[str, int], dict[str, in
     import torch
 
     from tacit.algorithms.ps import ps
-    from tacit.doors import served
+    from tacit.hooks import served
 
     tensors = {f"{i:02}": torch.empty(TENSOR_BYTES // 4, device="meta") for i in range(TENSORS)}
     homes = served.homes(tensors, servers)
     cap = served.lot_cap(ps(), tensors, servers, workers, DDP_BUCKET)
-    lots = served.cut_by_home([*tensors], tensors, homes, cap)
-    return homes, {lot[0]: sum(tensors[name].numel() for name in lot) for lot in lots}
+    buckets = served.cut_by_home([*tensors], tensors, homes, cap)
+    return homes, {bucket[0]: sum(tensors[name].numel() for name in bucket) for bucket in buckets}
 
 
 def pieces(x: Any) -> tuple[Any, Any]:
     """How a push of `x`, and its answer, are read."""
     from tacit.compressors import Dense
-    from tacit.contracts import Piece
+    from tacit.contracts import PayloadSpec
 
-    return Piece(Dense(), x.numel(), x.dtype), Piece(None, x.numel(), x.dtype)
+    return PayloadSpec(Dense(), x.numel(), x.dtype), PayloadSpec(None, x.numel(), x.dtype)
 
 
 def asks(servers: Any, xs: Mapping[str, Any]) -> None:
-    """Push all lots, and wait for all answers."""
-    from tacit.contracts import Ask
+    """Push all buckets, and wait for all answers."""
+    from tacit.contracts import PushPull
 
     posted = []
     for name, x in xs.items():
         piece, back = pieces(x)
-        posted.append(servers.of(name).post(Ask(((x,),), (piece,), (back,)), f"{name}/0"))
+        posted.append(servers.of(name).post(PushPull(((x,),), (piece,), (back,)), f"{name}/0"))
     for each in posted:
         each.done.wait()
         each.answer()
@@ -135,18 +135,18 @@ def _rate(me: tuple[int, int], where: Addresses, blocks: int) -> tuple[dict[str,
     import torch
     import torch.distributed as dist
 
-    from tacit.contracts import Place
+    from tacit.contracts import AxisRank
     from tacit.topologies import Star
     from tacit.transports.servers import Server
 
     whole = torch.ones(TENSORS * TENSOR_BYTES // 4)
-    homes, lots = shared_out(2, me[1])
-    both = joined(Star(), homes, lots, me, where[:2])
+    homes, buckets = shared_out(2, me[1])
+    both = joined(Star(), homes, buckets, me, where[:2])
     _, fewer = shared_out(1, me[1])
-    alone = Alone(Server(2, where[2], Place(*me), TIMEOUT, told_of(Star(), fewer), the_secret()))
+    alone = Alone(Server(2, where[2], AxisRank(*me), TIMEOUT, told_of(Star(), fewer), the_secret()))
 
-    def arm(servers: Any, lots: Lots) -> Arm:
-        xs = dict(zip(lots, whole.split([*lots.values()]), strict=True))
+    def arm(servers: Any, buckets: Lots) -> Arm:
+        xs = dict(zip(buckets, whole.split([*buckets.values()]), strict=True))
 
         def step() -> None:
             asks(servers, xs)
@@ -154,13 +154,13 @@ def _rate(me: tuple[int, int], where: Addresses, blocks: int) -> tuple[dict[str,
 
         return Arm(step, warmup=1)
 
-    arms = {"1": arm(alone, fewer), "2": arm(both, lots)}
+    arms = {"1": arm(alone, fewer), "2": arm(both, buckets)}
     return interleave(arms, blocks, dist.barrier), [*both.each, alone.server]
 
 
 @dataclass(frozen=True)
 class Alone:
-    """A server that has all lots."""
+    """A server that has all buckets."""
 
     server: Any
 
@@ -174,12 +174,12 @@ def _slow(me: tuple[int, int], where: Addresses, seconds: int, slow: float) -> t
     import torch
     import torch.distributed as dist
 
-    from tacit.contracts import Piece
+    from tacit.contracts import PayloadSpec
     from tacit.topologies import Asynchronous, Star
 
     x = torch.ones(250_000)
     servers = joined(Star(Asynchronous()), {"0": 0}, {"0": x.numel()}, me, where)
-    servers.of("0").enter(x, "0/0", Piece(None, x.numel(), x.dtype))
+    servers.of("0").enter(x, "0/0", PayloadSpec(None, x.numel(), x.dtype))
     dist.barrier()
     pause, steps, end = 0.05 * (slow if me[0] == 3 else 1.0), 0, time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -195,7 +195,7 @@ def _slow(me: tuple[int, int], where: Addresses, seconds: int, slow: float) -> t
 
 
 def measured(experiment: str, cluster: str, rounds: int, slow: float = 1.0) -> Any:
-    from tacit.testbed import Serving
+    from tacit.lab.testbed import Serving
 
     words = [__file__, "--rank", experiment, "--rounds", str(rounds), "--slow", str(slow)]
     return in_testbed(cluster, words, servers=Serving(), timeout=500)
@@ -340,7 +340,7 @@ def _life(
     """Add a half to the worker's own entries with each push, so many times, or until it is done."""
     import torch
 
-    from tacit.contracts import Ask, Piece
+    from tacit.contracts import PayloadSpec, PushPull
     from tacit.topologies import Asynchronous, Star
 
     torch.set_num_threads(1)
@@ -348,7 +348,7 @@ def _life(
     servers = joined(Star(Asynchronous()), {"0": 0}, {"0": ENTRIES}, (worker, 2), where)
     server = servers.of("0")
     mine = slice(worker * ENTRIES // 2, (worker + 1) * ENTRIES // 2)
-    back = Piece(None, ENTRIES, torch.float32)
+    back = PayloadSpec(None, ENTRIES, torch.float32)
     x = server.enter(torch.zeros(ENTRIES), "0/0", back)
     began = {"worker": worker, "clock": server.clock("0/0")}
     _tell(told, began | {"wrong": counted.check(server.clock("0/0"), x[mine])})
@@ -358,7 +358,7 @@ def _life(
         counted.push(lambda: asks(servers, {"0": push}))
     if pushes:
         told.with_suffix(".done").touch()
-    meet = server.post(Ask((), (), (back,), do="meet"), "0/0")
+    meet = server.post(PushPull((), (), (back,), do="meet"), "0/0")
     meet.done.wait()
     whole = meet.answer()[0][0].clone()
     ends = {"worker": worker, "clock": server.clock("0/0"), "whole": str(whole[:: ENTRIES // 2].tolist())}

@@ -47,9 +47,9 @@ def together(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
 def rank_main(about: Mapping[str, Any]) -> None:
     """Train with each algorithm; rank 0 records."""
     from arms import ranks
-    from tacit import recipes
-    from tacit.recipes.training import Task, train
-    from tacit.records import Writer
+    from tacit.lab import recipes
+    from tacit.lab.recipes.training import Task, train
+    from tacit.lab.records import Writer
     from windows import choices
 
     recipe = recipes.get(about["recipe"][0], choices(about["recipe"]))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ALIKE = 3
 """Steps in a block where all are alike."""
 WARM = 4
-"""Steps before the first block: lots settle in the fourth round."""
+"""Steps before the first block: buckets settle in the fourth round."""
 TOGETHER = 8
 """Algorithms in one launch, for memory's sake, besides `compute-only`."""
 FIRST, LONGEST = "the first rank", "the rank that took longest"
@@ -203,8 +203,8 @@ def carry_out(
 
 def measured(window: Window) -> Found:
     """Measure one window in the testbed."""
-    from tacit import recipes
-    from tacit.cluster import Cluster
+    from tacit.lab import recipes
+    from tacit.lab.cluster import Cluster
 
     recipe = recipes.get(window.run.recipe[0], choices(window.run.recipe))
     steps = recipe.steps_per_epoch(Cluster.parse(window.run.cluster).world_size)
@@ -258,7 +258,7 @@ def rank_main(told: Mapping[str, Any]) -> None:
 
 def choices(words: Sequence[str]) -> Any:
     """What a recipe is given, as `tacit compare` takes it behind the recipe's name."""
-    from tacit.recipes import Choices
+    from tacit.lab.recipes import Choices
 
     parser = argparse.ArgumentParser()
     Choices.add_to(parser)
@@ -272,7 +272,7 @@ def _work(words: Sequence[str]) -> Work:
     from torch import nn
 
     from arms import Work
-    from tacit import recipes
+    from tacit.lab import recipes
 
     recipe = recipes.get(words[0], choices(words))
 

@@ -14,9 +14,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads would
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-from tacit.cluster import Cluster
 from tacit.errors import TestbedError
-from tacit.testbed import Testbed
+from tacit.lab.cluster import Cluster
+from tacit.lab.testbed import Testbed
 
 Curves: TypeAlias = dict[str, list[tuple[int, float]]]
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tacit.cluster import Cluster
 from tacit.errors import ConfigError
+from tacit.lab.cluster import Cluster
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ WITHOUT_NUMBA = (
 
 
 def session(strategy: Strategy) -> Session:
-    return Session(strategy.told(KNOWN), NAMED, Seat(Loopback(4, AXES), 0), LOTS, memory=KNOWN)
+    return Session(strategy.for_training(KNOWN), NAMED, Seat(Loopback(4, AXES), 0), LOTS, memory=KNOWN)
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "ddp"])
@@ -77,9 +77,9 @@ def test_every_bucket_and_its_compressors_stand_in_the_detail() -> None:
     told = at_work.describe()
     assert told[0] == f"strategy: {at_work.strategy}"
     assert told[1] == "topology: Flat(axis='world'), as the strategy names it"
-    for i, bill in enumerate(at_work.bills):
+    for i, cost in enumerate(at_work.costs):
         start = told.index(f"bucket {i}: 2 parameters, 16.6 kB of torch.float32")
-        assert told[start + 1].startswith(f"  sends at most {bill.sent['world']:,} bytes")
+        assert told[start + 1].startswith(f"  sends at most {cost.sent['world']:,} bytes")
         codec = "TopK(ratio=0.01, values=Dense(), chunk=None)"
         assert f"  ErrorFeedback(inner={codec}, rescale=True, decay=1.0): {i}.w" in told
         assert f"  Dense(): {i}.b" in told

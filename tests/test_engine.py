@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tacit.contracts import Collective, Mean, Place
-from tacit.engine import Job, Lane
+from tacit.contracts import AllReduce, AxisRank, Collective
+from tacit.exchange.lane import Job, Lane
 
 
 class Slow:
@@ -28,8 +28,8 @@ class Slow:
     def ranks(self, axis: str) -> list[int]:
         return [0, 1]
 
-    def place(self, axis: str) -> Place:
-        return Place(0, 2)
+    def place(self, axis: str) -> AxisRank:
+        return AxisRank(0, 2)
 
     def post(self, request: Collective, stage: int, slot: str) -> "Answer":
         return Answer(self, (slot, stage) if request.axis == "world" else (f"{slot} {request.axis}", stage))
@@ -61,7 +61,7 @@ class Answer:
 
 def talk(axes: tuple[str, ...]):
     for axis in axes:
-        yield Mean((torch.zeros(1),), axis)
+        yield AllReduce((torch.zeros(1),), axis)
 
 
 class Watched:

@@ -32,7 +32,7 @@ FLOORS = [
         "reports",
         "optim",
     },
-    {"strategy", "lots"},
+    {"strategy", "buckets"},
     {"algorithms", "session"},
     {"doors", "server"},
     {"recipes"},

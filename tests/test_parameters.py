@@ -13,21 +13,20 @@ import torch
 import tacit.compressors
 from tacit import algorithms
 from tacit.compressors import (
+    Cascade,
     Clip,
     Dense,
     ErrorFeedback,
     MomentumCorrection,
-    Nowcast,
-    Phases,
-    PredictiveCoding,
-    Select,
-    Then,
+    Partition,
+    Scheduled,
     Threshold,
     TopK,
 )
 from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Matrix
 from tacit.errors import ConfigError
+from tacit.prediction import Nowcast, PredictiveCoding
 from tacit.strategy import Strategy, parameters
 
 NEEDY = {
@@ -35,10 +34,10 @@ NEEDY = {
     "ErrorFeedback": ErrorFeedback(Dense()),
     "MomentumCorrection": MomentumCorrection(Dense()),
     "Nowcast": Nowcast(Dense()),
-    "Phases": Phases(((3, Dense()),), Dense()),
+    "Phases": Scheduled(((3, Dense()),), Dense()),
     "PredictiveCoding": PredictiveCoding(Dense()),
-    "Select": Select(Dense(), (Part(Dense(), ((0, 5),)),)),
-    "Then": Then(Dense(), Dense()),
+    "Select": Partition(Dense(), (Part(Dense(), ((0, 5),)),)),
+    "Then": Cascade(Dense(), Dense()),
     "Threshold": Threshold(tau=0.1),
 }
 """What cannot be made without being given something."""

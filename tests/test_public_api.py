@@ -59,7 +59,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_a_submodule_does_not_hide_a_function() -> None:
-    code = "import tacit.doors.attach, tacit.doors; import tacit; assert callable(tacit.attach)"
+    code = "import tacit.hooks.attach, tacit.hooks; import tacit; assert callable(tacit.attach)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from samples import HEAD
 
-from tacit import records
 from tacit.errors import ConfigError
+from tacit.lab import records
 
 EPOCH = records.EpochRecord(
     algorithm="ddp", epoch=1, step=22, seconds=1.5, loss=0.25, accuracy=0.9, bytes_between_nodes=None

@@ -1,4 +1,4 @@
-"""The session without a network: rounds, commits, lots, and what happens to a round that fails."""
+"""The session without a network: rounds, commits, buckets, and what happens to a round that fails."""
 
 import threading
 from collections.abc import Callable
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tacit.algorithms import parse
-from tacit.compressors import BF16, Dense, Select, TopK
+from tacit.compressors import BF16, Dense, Partition, TopK
 from tacit.errors import AttachError, NonFinite
-from tacit.lots import cut, make_lots
 from tacit.session import Session
+from tacit.session.buckets import group_names, make_buckets
 from tacit.transports.loopback import Loopback, Seat
 
 NAMED = {"a": torch.zeros(30, 10), "b": torch.zeros(10), "c": torch.zeros(40, 5), "d": torch.zeros(5)}
@@ -28,14 +28,14 @@ class Group:
             Session(parse(algorithm), NAMED, Seat(self.net, r), LOTS, seed=seed) for r in range(peers)
         ]
 
-    def exchange(self, lot: int, xs: list[Tensor]) -> None:
-        outcomes = self.net.run([s.open(lot, x) for s, x in zip(self.sessions, xs, strict=True)])
+    def exchange(self, bucket: int, xs: list[Tensor]) -> None:
+        outcomes = self.net.run([s.open(bucket, x) for s, x in zip(self.sessions, xs, strict=True)])
         for session, outcome in zip(self.sessions, outcomes, strict=True):
-            session.land(lot, outcome)
+            session.complete(bucket, outcome)
 
-    def gradients(self, lot: int, seed: int) -> list[Tensor]:
+    def gradients(self, bucket: int, seed: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        size = self.sessions[0].lots[lot].numel
+        size = self.sessions[0].buckets[bucket].numel
         return [torch.randn(size, generator=generator) for _ in self.sessions]
 
     def states(self) -> list[dict[tuple[str, str], Tensor]]:
@@ -68,8 +68,8 @@ def test_a_round_is_committed_when_its_last_lot_has_landed() -> None:
 
 def test_a_round_that_fails_leaves_no_trace() -> None:
     group = Group("topk:ratio=0.1")
-    for lot in (0, 1):
-        group.exchange(lot, group.gradients(lot, lot))
+    for bucket in (0, 1):
+        group.exchange(bucket, group.gradients(bucket, bucket))
     before = group.states()
     group.exchange(0, group.gradients(0, 5))
     xs = group.gradients(1, 6)
@@ -81,12 +81,12 @@ def test_a_round_that_fails_leaves_no_trace() -> None:
     assert equal(group.states(), before)
     # and the next round is as if the failed one had never been
     other = Group("topk:ratio=0.1")
-    for lot in (0, 1):
-        other.exchange(lot, other.gradients(lot, lot))
-    for lot in (0, 1):
-        a, b = group.gradients(lot, 7), other.gradients(lot, 7)
-        group.exchange(lot, a)
-        other.exchange(lot, b)
+    for bucket in (0, 1):
+        other.exchange(bucket, other.gradients(bucket, bucket))
+    for bucket in (0, 1):
+        a, b = group.gradients(bucket, 7), other.gradients(bucket, 7)
+        group.exchange(bucket, a)
+        other.exchange(bucket, b)
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
@@ -116,9 +116,9 @@ def test_draws_are_those_of_the_seed(algorithm: str) -> None:
     def said(seed: int) -> list[Tensor]:
         group, means = Group(algorithm, seed=seed), []
         for _ in range(2):
-            for lot in (0, 1):
-                xs = group.gradients(lot, 7)
-                group.exchange(lot, xs)
+            for bucket in (0, 1):
+                xs = group.gradients(bucket, 7)
+                group.exchange(bucket, xs)
                 means.append(xs[0])
         return means
 
@@ -131,49 +131,49 @@ def test_draws_are_those_of_the_seed(algorithm: str) -> None:
 
 def test_lots_can_change_and_state_follows_its_parameters() -> None:
     group = Group("topk:ratio=0.1")
-    for lot in (0, 1):
-        group.exchange(lot, group.gradients(lot, lot))
+    for bucket in (0, 1):
+        group.exchange(bucket, group.gradients(bucket, bucket))
     before = group.states()
     for session in group.sessions:
-        session.recut([["a", "c"], ["b", "d"]])
+        session.rebucket([["a", "c"], ["b", "d"]])
     after = group.states()
-    assert [lot.name for lot in group.sessions[0].lots] == ["a", "b"]
+    assert [bucket.name for bucket in group.sessions[0].buckets] == ["a", "b"]
     for old, new in zip(before, after, strict=True):
         assert all(torch.equal(old[name, "residual"], new[name, "residual"]) for name in ("a", "c"))
 
 
 def test_lots_are_cut_by_size_and_kind() -> None:
     named = {"w": torch.zeros(100), "x": torch.zeros(50), "y": torch.zeros(20), "z": torch.zeros(5)}
-    assert cut(reversed(named), named, cap=300) == [["z", "y", "x"], ["w"]]
-    assert cut(named, named, cap=100) == [["w"], ["x"], ["y", "z"]]
+    assert group_names(reversed(named), named, cap=300) == [["z", "y", "x"], ["w"]]
+    assert group_names(named, named, cap=100) == [["w"], ["x"], ["y", "z"]]
     named["x"] = torch.zeros(50, dtype=torch.float64)
-    assert cut(reversed(named), named, cap=10_000) == [["z", "y"], ["x"], ["w"]]
+    assert group_names(reversed(named), named, cap=10_000) == [["z", "y"], ["x"], ["w"]]
 
 
 def test_vectors_stay_dense_where_the_compressor_exempts_them() -> None:
-    (lot, _) = Group("topk:ratio=0.1").sessions[0].lots
-    assert isinstance(lot.compressor, Select)
-    assert [part.compressor for part in lot.compressor.parts] == [Dense()]
-    assert lot.compressor.parts[0].spans == ((0, 5),)
-    assert all(lot.compressor == BF16() for lot in Group("bf16").sessions[0].lots)
+    (bucket, _) = Group("topk:ratio=0.1").sessions[0].buckets
+    assert isinstance(bucket.compressor, Partition)
+    assert [part.compressor for part in bucket.compressor.parts] == [Dense()]
+    assert bucket.compressor.parts[0].spans == ((0, 5),)
+    assert all(bucket.compressor == BF16() for bucket in Group("bf16").sessions[0].buckets)
 
 
 def test_a_policy_that_gives_no_compressor_is_told() -> None:
     with pytest.raises(AttachError, match="gave 'topk' for d: return a Compressor, or None"):
-        make_lots(LOTS, NAMED, lambda name, p: "topk")  # type: ignore[arg-type, return-value]
+        make_buckets(LOTS, NAMED, lambda name, p: "topk")  # type: ignore[arg-type, return-value]
 
 
 def test_equal_choices_of_a_policy_become_one_part() -> None:
-    (lot,) = make_lots(
+    (bucket,) = make_buckets(
         [["a", "b", "c", "d"]], NAMED, lambda name, p: TopK(ratio=0.1) if name in "ac" else BF16()
     )
-    assert isinstance(lot.compressor, Select)
-    assert lot.compressor.main == TopK(ratio=0.1)
-    assert [part.spans for part in lot.compressor.parts] == [((300, 310), (510, 515))]
+    assert isinstance(bucket.compressor, Partition)
+    assert bucket.compressor.main == TopK(ratio=0.1)
+    assert [part.spans for part in bucket.compressor.parts] == [((300, 310), (510, 515))]
 
 
 def test_there_are_stages_for_lots_of_any_size() -> None:
-    # 12,000 dense floats a lot ride in the sparse message; 24,000 need one of their own.
+    # 12,000 dense floats a bucket ride in the sparse message; 24,000 need one of their own.
     named = {
         "v": torch.zeros(12_000),
         "w": torch.zeros(100, 30),
@@ -181,23 +181,23 @@ def test_there_are_stages_for_lots_of_any_size() -> None:
         "y": torch.zeros(100, 30),
     }
     session = Session(parse("topk"), named, Seat(Loopback(2), 0), [["v", "w"], ["x", "y"]])
-    assert [bill.stages for bill in session.bills] == [{"world": 1}, {"world": 1}]
+    assert [cost.stages for cost in session.costs] == [{"world": 1}, {"world": 1}]
     assert session.stages == {"world": 3}
-    session.recut([["v", "w", "x", "y"]])
-    assert [bill.stages for bill in session.bills] == [{"world": 2}]
+    session.rebucket([["v", "w", "x", "y"]])
+    assert [cost.stages for cost in session.costs] == [{"world": 2}]
 
 
 def test_buffers_and_bills_follow_the_phases() -> None:
     group = Group("dgc:ratio=0.05,warmup_steps=4")
     shares = []
     for step in range(6):
-        for lot in (0, 1):
-            group.exchange(lot, group.gradients(lot, 10 * step + lot))
+        for bucket in (0, 1):
+            group.exchange(bucket, group.gradients(bucket, 10 * step + bucket))
         session = group.sessions[0]
-        billed = sum(sum(bill.sent.values()) for bill in session.bills)
-        assert session.tally.records[-1].bytes_out == billed
+        billed = sum(sum(cost.sent.values()) for cost in session.costs)
+        assert session.stats.records[-1].bytes_out == billed
         assert group.net.sent[0] == session.metrics()["bytes_out"]
-        shares.append(session.tally.records[-1].bytes_out)
+        shares.append(session.stats.records[-1].bytes_out)
         for each in group.sessions:
             each.step += 1
     assert shares[0] > shares[1] > shares[3]
@@ -208,12 +208,12 @@ def test_a_session_that_starts_in_a_later_phase_pays_for_that_one() -> None:
     late = Group("dgc:ratio=0.05,warmup_steps=4")
     for session in late.sessions:
         session.step = 5
-    for lot in (0, 1):
-        late.exchange(lot, late.gradients(lot, lot))
+    for bucket in (0, 1):
+        late.exchange(bucket, late.gradients(bucket, bucket))
     straight = Group("dgc:ratio=0.05")
-    for lot in (0, 1):
-        straight.exchange(lot, straight.gradients(lot, lot))
-    assert late.sessions[0].tally.records[-1].bytes_out == straight.sessions[0].tally.records[-1].bytes_out
+    for bucket in (0, 1):
+        straight.exchange(bucket, straight.gradients(bucket, bucket))
+    assert late.sessions[0].stats.records[-1].bytes_out == straight.sessions[0].stats.records[-1].bytes_out
 
 
 def test_what_is_exempt_has_the_momentum_too() -> None:
@@ -235,7 +235,7 @@ def test_only_the_rank_with_the_nan_is_named(algorithm: str, value: float, culpr
 
 
 class Meeting(Seat):
-    """Answers a lot when all lots have been asked, as a server may have to: see `Session.agree`."""
+    """Answers a bucket when all buckets have been asked, as a server may have to: see `Session.agree`."""
 
     def __init__(self) -> None:
         super().__init__(Loopback(1), 0)
@@ -263,11 +263,11 @@ class Answer:
 
 
 def test_workers_that_meet_do_so_in_all_lots_at_once() -> None:
-    """Else one meets in the first lot, and another waits for its push in the second: both for ever."""
+    """Else one meets in the first bucket, and another waits for its push in the second: both for ever."""
     session = Session(parse("ps:backup_workers=1"), NAMED, Meeting(), LOTS)
-    xs = [torch.zeros(lot.numel) for lot in session.lots]
+    xs = [torch.zeros(bucket.numel) for bucket in session.buckets]
     meeting = threading.Thread(target=session.agree, args=(xs,), daemon=True)
     meeting.start()
     meeting.join(20)
-    assert not meeting.is_alive(), "it waits for an answer in one lot before it asks in the next"
+    assert not meeting.is_alive(), "it waits for an answer in one bucket before it asks in the next"
     assert all(torch.equal(x, torch.full_like(x, x.numel())) for x in xs)

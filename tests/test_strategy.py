@@ -49,10 +49,10 @@ def test_a_wrong_text_says_what_to_write(text: str, says: str) -> None:
 
 
 def test_answers_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"would lose gradients.*subject='progress'"):
+    with pytest.raises(ConfigError, match=r"would lose gradients.*subject='delta'"):
         Strategy(rounds=Every(4))
     with pytest.raises(ConfigError, match=r"write merge=Average\(\)"):
-        Strategy(subject="progress", rounds=EveryStep())
+        Strategy(subject="delta", rounds=EveryStep())
     with pytest.raises(ConfigError, match=r"write merge=Replace\(\)"):
         Strategy(merge=Average())
 
@@ -70,7 +70,7 @@ def test_what_stands_beside_the_parameters_is_the_periodic_strategies() -> None:
     with pytest.raises(ConfigError, match=r"buffers='local' with subject='nothing' would do nothing"):
         Strategy(subject="nothing", buffers="local")
     with pytest.raises(ConfigError, match=r"unknown momentum 'mean'.*Known: averaged, local, reset"):
-        Strategy(subject="progress", merge=Average(), momentum="mean")  # type: ignore[arg-type]
+        Strategy(subject="delta", merge=Average(), momentum="mean")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"unknown value of localsgd:buffers 'reset'"):
         parse("localsgd:buffers=reset")
 

@@ -10,17 +10,17 @@ import torch
 from simulated import HOST, Event, Future, Gpu, Stream, simulated
 from torch import Tensor
 
-from tacit import engine
 from tacit.algorithms import parse
-from tacit.contracts import WORLD, Collect, Collective, Deal, Gather, Mean, Place, Posted
-from tacit.doors import copies, ddp
-from tacit.doors.ddp import GradientDoor
-from tacit.doors.optimizer import ProgressDoor, fragments
-from tacit.engine import Job, StreamLane
+from tacit.contracts import WORLD, AllGather, AllGatherInto, AllReduce, AllToAll, AxisRank, Collective, Posted
+from tacit.exchange import lane
+from tacit.exchange.lane import Job, StreamLane
+from tacit.hooks import ddp, host_copies
+from tacit.hooks.ddp import GradientHook
+from tacit.hooks.optimizer import OptimizerHook, fragments
 from tacit.kernels import pick
-from tacit.lots import cut
 from tacit.session import Session
-from tacit.session.health import LotHealth, Pending, mark
+from tacit.session.buckets import group_names
+from tacit.session.health import BucketHealth, DeviceReport, mark
 from tacit.strategy import Strategy
 
 SHAPES = {"a": (30, 20), "b": (30,), "c": (12, 30), "d": (12,), "e": (5, 12), "f": (5,)}
@@ -69,18 +69,18 @@ class Twin:
     def ranks(self, axis: str) -> list[int]:
         return [0, 1]
 
-    def place(self, axis: str = WORLD) -> Place:
-        return Place(0, 2)
+    def place(self, axis: str = WORLD) -> AxisRank:
+        return AxisRank(0, 2)
 
     def post(self, request: Collective, stage: int, slot: str) -> Posted:
-        if isinstance(request, Gather):
+        if isinstance(request, AllGather):
             return Now([tuple(x.clone() for x in request.payload) for _ in range(2)])
-        if isinstance(request, Deal):
+        if isinstance(request, AllToAll):
             return Now([tuple(x.clone() for x in request.payloads[0]) for _ in range(2)])
-        if isinstance(request, Collect):
+        if isinstance(request, AllGatherInto):
             request.x.add_(0)
             return Now(request.x)
-        assert isinstance(request, Mean)
+        assert isinstance(request, AllReduce)
         for x in request.payload:
             x.add_(0)
         return Now(request.payload)
@@ -155,10 +155,10 @@ def test_a_lane_waits_for_who_submits_and_who_joins_waits_for_the_lane(gpu: Gpu)
 
     def talk() -> Iterator[Any]:
         gpu.log.append(("open", gpu.current.name))
-        yield Mean((x,), WORLD)
+        yield AllReduce((x,), WORLD)
         gpu.log.append(("answered", gpu.current.name))
 
-    lane.submit(Job("lot", talk, lambda _: gpu.log.append(("landed", gpu.current.name)), pytest.fail))
+    lane.submit(Job("bucket", talk, lambda _: gpu.log.append(("landed", gpu.current.name)), pytest.fail))
     ours = lane.stream.name
     assert gpu.log == [("wait", ours, "main"), ("open", ours), ("answered", ours), ("landed", ours)]
     gpu.log.clear()
@@ -176,18 +176,18 @@ def test_a_failure_in_a_lane_ends_all_that_comes_later(gpu: Gpu) -> None:
     lane, errors = StreamLane(Twin(), explained, gpu.device), list[BaseException]()
 
     def broken() -> Iterator[Any]:
-        yield Mean((torch.zeros(1, device=gpu.device),), WORLD)
+        yield AllReduce((torch.zeros(1, device=gpu.device),), WORLD)
         raise ConnectionError("the wire is cut")
 
     for _ in range(2):
-        lane.submit(Job("lot", broken, lambda _: pytest.fail("it landed"), errors.append))
+        lane.submit(Job("bucket", broken, lambda _: pytest.fail("it landed"), errors.append))
     assert [str(error) for error in errors] == ["explained: the wire is cut"] * 2
     assert errors[0] is errors[1]
     assert gpu.current is gpu.main
 
 
 def test_copies_come_down_behind_the_gradient_and_are_ready_behind_themselves(gpu: Gpu) -> None:
-    both = copies.HostCopies(gpu.device)
+    both = host_copies.HostCopies(gpu.device)
     here, there = torch.ones(4, device=gpu.device), torch.empty(4, pin_memory=True)
     down, up = both._down.name, both._up.name
     both.down(here, there)
@@ -206,17 +206,17 @@ def test_copies_come_down_behind_the_gradient_and_are_ready_behind_themselves(gp
 
 
 def test_what_is_not_ready_is_a_race(gpu: Gpu) -> None:
-    both = copies.HostCopies(gpu.device)
+    both = host_copies.HostCopies(gpu.device)
     here, there = torch.ones(4, device=gpu.device), torch.empty(4, pin_memory=True)
     both.down(here, there)
     there.add_(1.0)
     assert "add_ on host writes what copy_ on stream 1 writes" in gpu.races
 
 
-def healthy(gpu: Gpu, ranks: int = 2) -> LotHealth:
+def healthy(gpu: Gpu, ranks: int = 2) -> BucketHealth:
     named = {"w": torch.zeros(4, 3, device=gpu.device)}
     session = Session(parse("topk"), named, Twin(), [["w"]], in_stream=True)
-    return LotHealth(session.lots[0], torch.zeros(2 * ranks, device=gpu.device), ranks, 0)
+    return BucketHealth(session.buckets[0], torch.zeros(2 * ranks, device=gpu.device), ranks, 0)
 
 
 def test_a_report_is_read_behind_the_event_that_is_behind_its_copy(gpu: Gpu) -> None:
@@ -227,7 +227,7 @@ def test_a_report_is_read_behind_the_event_that_is_behind_its_copy(gpu: Gpu) -> 
     lane.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(lane):
         health.note_given(torch.ones(12, device=gpu.device))
-        pending = Pending([(0, health)], mark(gpu.device))
+        pending = DeviceReport([(0, health)], mark(gpu.device))
     assert gpu.log[-1] == ("record", lane.name)
     assert pending._ended.clock == gpu.clock(lane.name)
     assert not gpu.waited
@@ -244,7 +244,7 @@ def test_an_overflow_of_one_of_many_is_reported(gpu: Gpu, ranks: int) -> None:
     health = healthy(gpu, ranks)
     health.overflow.fill_(3.4e38)
     health.word.div_(ranks)
-    found = Pending([(0, health)], None).read()
+    found = DeviceReport([(0, health)], None).read()
     assert found[0].overflow == [0]
 
 
@@ -276,12 +276,12 @@ class Backward:
     def __init__(self, gpu: Gpu, algorithm: str, patch: pytest.MonkeyPatch, in_stream: bool = True) -> None:
         self.gpu = gpu
         (strategy,) = parse(algorithm).levels
-        self.strategy: Strategy = strategy.told({"steps_per_epoch": 5.0, "epochs": 4.0})
+        self.strategy: Strategy = strategy.for_training({"steps_per_epoch": 5.0, "epochs": 4.0})
         self.named = {name: torch.zeros(shape, device=gpu.device) for name, shape in SHAPES.items()}
         parts = fragments(self.named, self.strategy.rounds.parts)
-        lots = [lot for part in parts for lot in cut(part, self.named, 1000)]
+        buckets = [bucket for part in parts for bucket in group_names(part, self.named, 1000)]
         self.session = Session(
-            *(self.strategy, self.named, Twin(), lots),
+            *(self.strategy, self.named, Twin(), buckets),
             lr=lambda: LR,
             rates=self.rates,
             device=None if in_stream else torch.device("cpu"),
@@ -298,8 +298,8 @@ class Backward:
         ]
         self.gradients = [torch.zeros_like(buffer) for buffer in self.buffers]
         gradients = self.strategy.subject == "gradient"
-        self.gradient = GradientDoor(self.session, self.named) if gradients else None
-        self.progress = None if gradients else ProgressDoor(self.session, self.named, rates=self.rates)
+        self.gradient = GradientHook(self.session, self.named) if gradients else None
+        self.progress = None if gradients else OptimizerHook(self.session, self.named, rates=self.rates)
 
     def rates(self) -> dict[str, float]:
         return dict.fromkeys(self.named, LR)
@@ -361,7 +361,7 @@ def test_on_copies_on_the_host_nothing_races(
     model = Backward(gpu, algorithm, monkeypatch, in_stream=False)
     model.train()
     assert not gpu.races, "\n".join(dict.fromkeys(gpu.races))
-    assert model.session.lots[0].device.type == "cpu"
+    assert model.session.buckets[0].device.type == "cpu"
     assert {"stream 1", "stream 2"} & gpu.clocks.keys()
 
 
@@ -416,11 +416,11 @@ def submit_without_waiting(patch: pytest.MonkeyPatch) -> None:
 
 def set_outside(patch: pytest.MonkeyPatch) -> None:
     """The future notes a moment of the main stream."""
-    landed = ddp._Bucket.landed
+    completed = ddp._Bucket.completed
 
     def outside(self: Any) -> None:
         self.inside = lambda: torch.cuda.stream(None)
-        landed(self)
+        completed(self)
 
     patch.setattr(ddp._Bucket, "landed", outside)
 
@@ -430,7 +430,7 @@ def future_without_waiting(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_join(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(engine.StreamLane, "join", lambda self: None)
+    patch.setattr(lane.StreamLane, "join", lambda self: None)
 
 
 def event_without_waiting(patch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,15 @@
 
 import time
 
-from tacit.session.tally import KEPT, Tally, Watch, joined
+from tacit.session.stats import KEPT, CommStats, RoundTimer, joined
 
 
 def test_a_round_that_landed_before_anybody_waited_exposed_nothing() -> None:
-    tally = Tally()
+    tally = CommStats()
     for number in range(3):
-        watch = Watch()
+        watch = RoundTimer()
         watch.begin()
-        tally.ended(watch, number, number, 8, void=False)
+        tally.ended(watch, number, number, 8, skipped=False)
         watch.wait()  # too late: all has landed
         time.sleep(0.01)
     assert [record.exposed_seconds for record in tally.records] == [0.0, 0.0, 0.0]
@@ -25,25 +25,25 @@ def test_a_round_that_landed_before_anybody_waited_exposed_nothing() -> None:
 
 
 def test_waiting_is_from_when_it_began_to_the_end() -> None:
-    tally, watch = Tally(), Watch()
+    tally, watch = CommStats(), RoundTimer()
     watch.begin()
     watch.wait()
     time.sleep(0.01)
     watch.wait()
-    tally.ended(watch, 0, 0, 8, void=False)
+    tally.ended(watch, 0, 0, 8, skipped=False)
     (record,) = tally.records
     assert 0.01 <= record.exposed_seconds <= record.seconds
 
 
 def test_a_round_may_be_waited_for_more_than_once_and_only_that_is_exposed() -> None:
-    tally, watch = Tally(), Watch()
+    tally, watch = CommStats(), RoundTimer()
     watch.begin()
     assert watch.wait()
     assert not watch.wait()  # it is waited for already
     watch.go_on()
     time.sleep(0.02)
     assert watch.wait()
-    tally.ended(watch, 0, 0, 8, void=False)
+    tally.ended(watch, 0, 0, 8, skipped=False)
     (record,) = tally.records
     (first, second), span = record.waits, record.span
     assert span.begun <= first.begun <= first.ended <= second.begun - 0.02
@@ -52,9 +52,9 @@ def test_a_round_may_be_waited_for_more_than_once_and_only_that_is_exposed() -> 
 
 
 def test_rounds_and_steps_are_told_by_one_clock() -> None:
-    tally, watch = Tally(), Watch()
+    tally, watch = CommStats(), RoundTimer()
     watch.begin()
-    tally.ended(watch, 0, 0, 8, void=False)
+    tally.ended(watch, 0, 0, 8, skipped=False)
     tally.stepped(1)
     assert [steps for steps, _ in tally.steps] == [0, 1]
     assert tally.steps[0][1] <= tally.records[0].span.begun <= tally.records[0].span.ended
@@ -62,9 +62,9 @@ def test_rounds_and_steps_are_told_by_one_clock() -> None:
 
 
 def test_what_is_told_one_by_one_is_bounded() -> None:
-    tally = Tally()
+    tally = CommStats()
     for number in range(3 * KEPT):
-        tally.ended(Watch(), number, number, 8, void=False)
+        tally.ended(RoundTimer(), number, number, 8, skipped=False)
         tally.stepped(number + 1)
     assert len(tally.records) == KEPT
     assert len(tally.steps) == KEPT + 1
@@ -72,14 +72,14 @@ def test_what_is_told_one_by_one_is_bounded() -> None:
 
 
 def test_levels_together_have_the_numbers_of_each() -> None:
-    near, far = Tally(), Tally()
+    near, far = CommStats(), CommStats()
     for number in range(3):
-        near.ended(Watch(), number, number, 16, void=False)
-    far.ended(Watch(), 0, 2, 2, void=False)
+        near.ended(RoundTimer(), number, number, 16, skipped=False)
+    far.ended(RoundTimer(), 0, 2, 2, skipped=False)
     far.applied(lag=4)
     alone, total = near.metrics(3, 16), joined([near.metrics(3, 16), far.metrics(3, 16)])
     assert alone.keys() <= total.keys()
     assert (total["rounds"], total["bytes_out"], total["lag"]) == (4, 50, 4.0)
     assert total["compression"] == 3 * 16 / 50
-    assert joined([Tally().metrics(0, 16)] * 2)["compression"] == 1.0
-    assert Tally().metrics(3, 16)["compression"] == 48.0
+    assert joined([CommStats().metrics(0, 16)] * 2)["compression"] == 1.0
+    assert CommStats().metrics(3, 16)["compression"] == 48.0

@@ -6,7 +6,7 @@ import pytest
 
 from tacit import timelines
 from tacit.errors import ConfigError
-from tacit.records import Writer
+from tacit.lab.records import Writer
 from tacit.timelines import Change, Exchange, Span, Step, Timeline
 
 WHOLE = Timeline(

@@ -10,13 +10,13 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tacit.cluster import Cluster
     from tacit.compressors import (
         BF16,
         FP8,
         FP16,
         LAG,
         QSGD,
+        Cascade,
         Clip,
         Dense,
         ErrorFeedback,
@@ -25,20 +25,15 @@ if TYPE_CHECKING:
         MomentumCorrection,
         Natural,
         OneBit,
-        Phases,
+        Partition,
         PowerSGD,
         RandomK,
-        Select,
+        Scheduled,
         Sign,
         TernGrad,
-        Then,
         Threshold,
         TopK,
     )
-    from tacit.doors.attach import Attached, attach, from_env
-    from tacit.doors.hook import CommState, comm_hook
-    from tacit.doors.scalars import log_metrics
-    from tacit.doors.state import join_states
     from tacit.errors import (
         AttachError,
         CheckpointError,
@@ -50,7 +45,21 @@ if TYPE_CHECKING:
         TacitError,
         UnevenData,
     )
-    from tacit.merges import Adopt, Average, Elastic, Keep, OuterStep, Replace, SlowMo, StaleMean
+    from tacit.hooks.attach import Attached, attach, from_env
+    from tacit.hooks.checkpoint import join_states
+    from tacit.hooks.comm_hook import CommState, comm_hook
+    from tacit.hooks.scalars import log_metrics
+    from tacit.lab.cluster import Cluster
+    from tacit.merges import (
+        Average,
+        Elastic,
+        LocalResidual,
+        OuterStep,
+        Replace,
+        ServerParams,
+        SlowMo,
+        StaleMean,
+    )
     from tacit.optim import LAMB, LARS, GrowingBatches, scale_lr
     from tacit.overlap import Bucketwise, Delayed
     from tacit.rounds import (
@@ -60,7 +69,7 @@ if TYPE_CHECKING:
         Every,
         EveryEpoch,
         EveryStep,
-        Inside,
+        NodeRounds,
         OnPlateau,
         Until,
     )
@@ -78,7 +87,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "tacit.doors": (
+    "tacit.hooks": (
         "Attached",
         "CommState",
         "attach",
@@ -87,7 +96,7 @@ _HOMES = {
         "join_states",
         "log_metrics",
     ),
-    "tacit.cluster": ("Cluster",),
+    "tacit.lab.cluster": ("Cluster",),
     "tacit.compressors": (
         "BF16",
         "FP8",
@@ -102,13 +111,13 @@ _HOMES = {
         "Natural",
         "OneBit",
         "MomentumCorrection",
-        "Phases",
+        "Scheduled",
         "PowerSGD",
         "RandomK",
-        "Select",
+        "Partition",
         "Sign",
         "TernGrad",
-        "Then",
+        "Cascade",
         "Threshold",
         "TopK",
     ),
@@ -123,7 +132,16 @@ _HOMES = {
         "TacitError",
         "UnevenData",
     ),
-    "tacit.merges": ("Adopt", "Average", "Elastic", "Keep", "OuterStep", "Replace", "SlowMo", "StaleMean"),
+    "tacit.merges": (
+        "ServerParams",
+        "Average",
+        "Elastic",
+        "LocalResidual",
+        "OuterStep",
+        "Replace",
+        "SlowMo",
+        "StaleMean",
+    ),
     "tacit.overlap": ("Bucketwise", "Delayed"),
     "tacit.optim": ("LAMB", "LARS", "GrowingBatches", "scale_lr"),
     "tacit.rounds": (
@@ -133,7 +151,7 @@ _HOMES = {
         "Every",
         "EveryEpoch",
         "EveryStep",
-        "Inside",
+        "NodeRounds",
         "OnPlateau",
         "Until",
     ),
@@ -161,7 +179,6 @@ __all__ = [
     "LARS",
     "QSGD",
     "AdaComm",
-    "Adopt",
     "Asynchronous",
     "AttachError",
     "Attached",
@@ -169,6 +186,7 @@ __all__ = [
     "Average",
     "Bucketwise",
     "ByVariance",
+    "Cascade",
     "CheckpointError",
     "Clip",
     "Cluster",
@@ -186,25 +204,26 @@ __all__ = [
     "GlobalTopK",
     "GrowingBatches",
     "Hierarchical",
-    "Inside",
     "Int8",
-    "Keep",
     "Levels",
+    "LocalResidual",
     "MajoritySign",
     "MomentumCorrection",
     "Natural",
+    "NodeRounds",
     "NonFinite",
     "OnPlateau",
     "OneBit",
     "OuterStep",
+    "Partition",
     "PeerLost",
-    "Phases",
     "PowerSGD",
     "RandomK",
     "RatesDiffer",
     "Replace",
-    "Select",
+    "Scheduled",
     "ServerLost",
+    "ServerParams",
     "Sign",
     "SlowMo",
     "StaleMean",
@@ -214,7 +233,6 @@ __all__ = [
     "Synchronous",
     "TacitError",
     "TernGrad",
-    "Then",
     "Threshold",
     "TopK",
     "TwoPhase",

@@ -2,7 +2,7 @@
 
 *When* do replicas talk (`Rounds`), *what* do they say (`Compressor`), *with whom* and by which collective
 (`Topology`), *how is it hidden* (`Overlap`), *how is the answer applied* (`Merge`). Compressors and
-topologies do no I/O: they are generators that yield wishes and are sent the answers, so one strategy runs
+topologies do no I/O: they are generators that yield requests and are sent the answers, so one strategy runs
 on every transport. CONTRIBUTING walks through a new one.
 """
 
@@ -31,10 +31,10 @@ SERVER = "server"
 """The axis of a replica and the parameter servers, which stand outside of the world."""
 
 Payload: TypeAlias = tuple[Tensor, ...]
-"""What one message holds; the shapes follow from the shape of the lot alone."""
+"""What one message holds; the shapes follow from the shape of the bucket alone."""
 State: TypeAlias = Mapping[str, Tensor]
 """Tensors only, so that any state can be saved, moved and compared."""
-Memory: TypeAlias = Mapping[str, float]
+ScheduleState: TypeAlias = Mapping[str, float]
 """What a schedule remembers: numbers only."""
 Spans: TypeAlias = tuple[tuple[int, int], ...]
 """One stretch (start, stop) of a flat tensor for each peer, in rank order; together they cover it once."""
@@ -53,15 +53,15 @@ def cut_factors(factors: Factors, start: int, stop: int) -> Factors:
     return tuple((a, b, factor) for a, b, factor in cut if a < b)
 
 
-# ---- wishes -------------------------------------------------------------------------------------------
+# ---- requests -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Mean:
+class AllReduce:
     """Answer: the peers' mean, tensor by tensor. The payload itself may be overwritten with it.
 
-    All tensors have one type, as a transport adds them up in one message. Put several types into a `Together`
-    of one `Mean` each.
+    All tensors have one type, as a transport adds them up in one message. Put several types into a `Grouped`
+    of one `AllReduce` each.
 
     Where `total` is given, the transport adds to it a sum over this rank's own payload, which it passes over
     anyway: finite if all entries are, and their sum does not overflow.
@@ -69,7 +69,7 @@ class Mean:
 
     payload: Payload
     axis: str = ""
-    total: Tensor | None = None
+    finite_probe: Tensor | None = None
 
     def __post_init__(self) -> None:
         types = {tensor.dtype for tensor in self.payload}
@@ -77,7 +77,7 @@ class Mean:
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
+class AllGather:
     """Answer: every peer's payload, in rank order. All peers send equal shapes."""
 
     payload: Payload
@@ -85,20 +85,20 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter:
+class ReduceScatter:
     """Answer: `x` (flat), in which this rank's own stretch now is the peers' mean (reduce-scatter).
 
-    The other stretches are unspecified afterwards. `total` is as in `Mean`.
+    The other stretches are unspecified afterwards. `total` is as in `AllReduce`.
     """
 
     x: Tensor
     spans: Spans
     axis: str = ""
-    total: Tensor | None = None
+    finite_probe: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Collect:
+class AllGatherInto:
     """Answer: `x` (flat), with every stretch as the peer has it whose stretch it is (all-gather).
 
     Where one peer has the whole, it is a broadcast.
@@ -110,7 +110,7 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
-class Deal:
+class AllToAll:
     """Answer: what every peer has for this rank, in rank order (all-to-all).
 
     `payloads`: one for each peer, in rank order; all peers' for one rank have equal shapes.
@@ -121,7 +121,7 @@ class Deal:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class Permute:
     """Answer: the payload of the peer that sends to this rank; None where none does.
 
     Two peers that send to each other swap; trees and gossip are made of it. All payloads have equal shapes,
@@ -148,25 +148,25 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PayloadSpec:
     """How one payload of a message is read.
 
     Attributes:
         codec: decodes it; None: the entries as they are.
         numel: how many elements it speaks of; `dtype`, their type.
         owes: whether who sends it adds to the next one what this one does not say (error feedback).
-        spans: which of the lot's entries these are; None: all of them.
+        spans: which of the bucket's entries these are; None: all of them.
     """
 
     codec: OneShot | None
     numel: int
     dtype: torch.dtype
-    owes: bool = False
+    has_feedback: bool = False
     spans: Spans | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PushPull:
     """Answer: what the server has for this worker, a payload for each of `pulls`.
 
     Attributes:
@@ -177,15 +177,15 @@ class Ask:
     """
 
     payloads: tuple[Payload, ...]
-    pieces: tuple[Piece, ...]
-    pulls: tuple[Piece, ...]
+    pieces: tuple[PayloadSpec, ...]
+    pulls: tuple[PayloadSpec, ...]
     do: Literal["push", "pull", "meet"] = "push"
     lr: float = 0.0
     axis: str = SERVER
 
 
 @dataclass(frozen=True, slots=True)
-class Reduce:
+class ReduceEncoded:
     """Answer, given by the topology and never by a transport: `(mean, sent)`; the mean is in `ctx.out`.
 
     The topology encodes, all at once or stretch by stretch. With error feedback, `residual`, multiplied as
@@ -197,7 +197,7 @@ class Reduce:
     x: Tensor
     ctx: Context
     residual: Tensor | None = None
-    owed: Tensor | None = None
+    new_residual: Tensor | None = None
 
     def encode(self, start: int = 0, stop: int | None = None, part: str = "") -> Payload:
         """The payload of a stretch, which is taken off what is owed.
@@ -206,33 +206,33 @@ class Reduce:
         """
         ctx = self.ctx.inside(part) if part else self.ctx
         x = self.x[start:stop]
-        if self.residual is None or self.owed is None:
+        if self.residual is None or self.new_residual is None:
             return self._checked(self.codec.encode(x, ctx), x)
-        residual, owed = self.residual[start:stop], self.owed[start:stop]
+        residual, new_residual = self.residual[start:stop], self.new_residual[start:stop]
         factors = self.ctx.rescale and cut_factors(self.ctx.rescale, start, start + x.numel())
         payload = None
-        if not factors and owed.dtype == x.dtype:
-            payload = self.codec.encode_owed(x, residual, owed, ctx)
+        if not factors and new_residual.dtype == x.dtype:
+            payload = self.codec.encode_with_feedback(x, residual, new_residual, ctx)
         if payload is None:
-            add_rescaled(x, residual, factors, owed)
-            payload = self._encode_sum(owed, x, ctx)
-        return self._checked(payload, owed)
+            add_rescaled(x, residual, factors, new_residual)
+            payload = self._encode_sum(new_residual, x, ctx)
+        return self._checked(payload, new_residual)
 
-    def _encode_sum(self, owed: Tensor, x: Tensor, ctx: Context) -> Payload:
+    def _encode_sum(self, new_residual: Tensor, x: Tensor, ctx: Context) -> Payload:
         """Encode what is owed, in the type of `x`, and take it off."""
-        if owed.dtype == x.dtype:
-            payload = self.codec.encode(owed, ctx)
-            self.codec.sent(payload, owed).take_from_(owed)
+        if new_residual.dtype == x.dtype:
+            payload = self.codec.encode(new_residual, ctx)
+            self.codec.sent(payload, new_residual).subtract_from_(new_residual)
             return payload
-        given = ctx.scratch("given", x, x.shape, x.dtype).copy_(owed)
+        given = ctx.scratch("given", x, x.shape, x.dtype).copy_(new_residual)
         payload = self.codec.encode(given, ctx)
         self.codec.decode_(payload, given)
-        owed.sub_(given)
+        new_residual.sub_(given)
         return payload
 
     def _checked(self, payload: Payload, given: Tensor) -> Payload:
         """Nobody sees in the mean what a payload swallows: where there is cause, it is looked for here."""
-        if given.is_meta or not self.codec.swallows:
+        if given.is_meta or not self.codec.hides_nonfinite:
             return payload
         parts = [part for part in payload if part.is_floating_point()]
         if self.ctx.health is not None:
@@ -245,17 +245,17 @@ class Reduce:
                 refuse_overflow(tensor, self.ctx)
         return payload
 
-    def sent(self, payload: Payload) -> Sent:
+    def sent(self, payload: Payload) -> Transmitted:
         """What the peers saw of `x`, all at once."""
         sent = self.codec.sent(payload, self.x)
-        if self.residual is None or self.owed is None:
+        if self.residual is None or self.new_residual is None:
             return sent
-        return lasting(sent, self.x, self.residual, self.owed, self.ctx.rescale)
+        return lasting(sent, self.x, self.residual, self.new_residual, self.ctx.rescale)
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
-    """Several wishes at once, given to the topology as some are `Reduce`. Answer: theirs, in order.
+class Grouped:
+    """Several requests at once, given to the topology as some are `ReduceEncoded`. Answer: theirs, in order.
 
     Like messages among what they become travel as one.
     """
@@ -263,19 +263,19 @@ class Together:
     requests: tuple[Request, ...]
 
 
-Collective: TypeAlias = Mean | Gather | Scatter | Collect | Deal | Send | Ask
+Collective: TypeAlias = AllReduce | AllGather | ReduceScatter | AllGatherInto | AllToAll | Permute | PushPull
 """What a transport can answer."""
-Request: TypeAlias = "Collective | Reduce | Together"
+Request: TypeAlias = "Collective | ReduceEncoded | Grouped"
 
 
 # ---- what was sent ------------------------------------------------------------------------------------
 
 
-class Sent(ABC):
+class Transmitted(ABC):
     """What this rank contributed to a round, as its peers saw it."""
 
     @abstractmethod
-    def take_from_(self, owed: Tensor) -> None:
+    def subtract_from_(self, new_residual: Tensor) -> None:
         """Subtract it from `owed` (flat, the tensor that was to be sent), in place."""
 
     @abstractmethod
@@ -292,14 +292,14 @@ _PIECE = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class Everything(Sent):
+class Exact(Transmitted):
     """All of `x` arrived, to the last bit."""
 
     x: Tensor
 
-    def take_from_(self, owed: Tensor) -> None:
+    def subtract_from_(self, new_residual: Tensor) -> None:
         """Leave nothing owed."""
-        owed.zero_()
+        new_residual.zero_()
 
     def dense(self, like: Tensor) -> Tensor:
         """A copy of `x`."""
@@ -307,18 +307,18 @@ class Everything(Sent):
 
 
 @dataclass(frozen=True, slots=True)
-class Rounded(Sent):
+class Rounded(Transmitted):
     """`x` arrived, rounded to `dtype`."""
 
     x: Tensor
     dtype: torch.dtype
 
-    def take_from_(self, owed: Tensor) -> None:
+    def subtract_from_(self, new_residual: Tensor) -> None:
         """Leave the rounding error owed."""
-        step = _PIECE if owed.is_cpu else max(1, owed.numel())
-        for start in range(0, owed.numel(), step):
+        step = _PIECE if new_residual.is_cpu else max(1, new_residual.numel())
+        for start in range(0, new_residual.numel(), step):
             piece = slice(start, start + step)
-            owed[piece] -= self.x[piece].to(self.dtype).to(owed.dtype)
+            new_residual[piece] -= self.x[piece].to(self.dtype).to(new_residual.dtype)
 
     def dense(self, like: Tensor) -> Tensor:
         """`x` after a round trip through `dtype`."""
@@ -326,15 +326,15 @@ class Rounded(Sent):
 
 
 @dataclass(frozen=True, slots=True)
-class Sparse(Sent):
+class Sparse(Transmitted):
     """The entries `values` at the flat positions `index` arrived, exactly; no position twice."""
 
     index: Tensor
     values: Tensor
 
-    def take_from_(self, owed: Tensor) -> None:
+    def subtract_from_(self, new_residual: Tensor) -> None:
         """Leave everything but those entries owed."""
-        owed.index_add_(0, self.index, self.values, alpha=-1)
+        new_residual.index_add_(0, self.index, self.values, alpha=-1)
 
     def clear_(self, x: Tensor) -> None:
         """Zero those entries."""
@@ -346,15 +346,15 @@ class Sparse(Sent):
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded(Sent):
+class Decoded(Transmitted):
     """What the codec makes of the payload arrived; for payloads that no collective overwrites."""
 
     codec: OneShot
     payload: Payload
 
-    def take_from_(self, owed: Tensor) -> None:
+    def subtract_from_(self, new_residual: Tensor) -> None:
         """Leave owed what the payload does not say."""
-        self.codec.decode_add_(self.payload, owed, -1.0)
+        self.codec.decode_add_(self.payload, new_residual, -1.0)
 
     def dense(self, like: Tensor) -> Tensor:
         """The payload, decoded."""
@@ -364,7 +364,7 @@ class Decoded(Sent):
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered(Sent):
+class Difference(Transmitted):
     """What was given and was owed before, less what is owed now.
 
     Attributes:
@@ -376,9 +376,9 @@ class Remembered(Sent):
     after: Tensor
     factors: Factors = ()
 
-    def take_from_(self, owed: Tensor) -> None:
+    def subtract_from_(self, new_residual: Tensor) -> None:
         """Leave owed what is still owed beyond it."""
-        owed.sub_(self.x).sub_(self._before()).add_(self.after)
+        new_residual.sub_(self.x).sub_(self._before()).add_(self.after)
 
     def dense(self, like: Tensor) -> Tensor:
         """The difference."""
@@ -390,9 +390,11 @@ class Remembered(Sent):
         return add_rescaled(None, self.before, self.factors, torch.empty_like(self.before))
 
 
-def lasting(sent: Sent, x: Tensor, before: Tensor, after: Tensor, factors: Factors = ()) -> Sent:
+def lasting(
+    sent: Transmitted, x: Tensor, before: Tensor, after: Tensor, factors: Factors = ()
+) -> Transmitted:
     """`sent`, where it speaks of a tensor that has since become what is owed `after`."""
-    return Remembered(x, before, after, factors) if isinstance(sent, Everything | Rounded) else sent
+    return Difference(x, before, after, factors) if isinstance(sent, Exact | Rounded) else sent
 
 
 def add_rescaled(x: Tensor | None, residual: Tensor, factors: Factors, out: Tensor) -> Tensor:
@@ -446,7 +448,7 @@ def refuse_overflow(x: Tensor, ctx: Context) -> None:
     """Refuse NaN and infinity in what was made of finite entries; where there is `ctx.health`, note it there.
 
     Raises:
-        Overflow: names the lot.
+        Overflow: names the bucket.
     """
     if x.is_meta:
         return
@@ -455,12 +457,12 @@ def refuse_overflow(x: Tensor, ctx: Context) -> None:
         return
     if bool(x.sum().isfinite()) or bool(x.isfinite().all()):
         return
-    if not ctx.told_of_nan:  # else a rank gave what is not finite, and says so
+    if not ctx.knows_of_nonfinite:  # else a rank gave what is not finite, and says so
         raise overflow(ctx.name, ctx.step, x.dtype)
 
 
 def overflow(name: str, step: int, dtype: torch.dtype, where: str = "") -> Overflow:
-    """The error for a lot in which finite entries became infinite; `where`: " of rank 1", if known."""
+    """The error for a bucket in which finite entries became infinite; `where`: " of rank 1", if known."""
     return Overflow(
         f"in the bucket of {name}, in step {step}, finite entries{where} became too large to be sent or kept "
         f"as residual: beyond {torch.finfo(dtype).max:.3g}, the largest {dtype}. Nothing of this step has "
@@ -473,7 +475,7 @@ class Outcome(NamedTuple):
 
     mean: Tensor
     """What the peers agreed on, of the shape of the exchanged tensor."""
-    sent: Sent
+    sent: Transmitted
     state: State
     """The new state; the session keeps it only if the whole round succeeds."""
 
@@ -494,7 +496,7 @@ class Workspace(Protocol):
         """A buffer on the device of `like`, unchanged until the end of the exchange."""
 
 
-class Place(NamedTuple):
+class AxisRank(NamedTuple):
     """A rank's place on an axis."""
 
     rank: int = 0
@@ -512,7 +514,7 @@ class Context:
         spans: which stretch each rank of the node takes care of; for topologies by node.
         word: numbers to be averaged over all replicas along the way; for topologies. The first `replicas` of
             them, one a replica, tell of a NaN.
-        total: to be added up as `Mean` says, over what this rank itself gives, a number for each `Mean`; see
+        total: to be added up as `AllReduce` says, over what this rank itself gives, a number for each `AllReduce`; see
             `exchanges.watched`. For topologies.
         share: of the model's elements, how much travels in this exchange.
         step: attempts of the optimizer so far; `round`: finished rounds so far.
@@ -520,7 +522,7 @@ class Context:
             known.
         alike: whether all ranks of the node give the same tensor; for topologies by node.
         turn: whose turn it is, counted up by one from round to round; for topologies that take turns.
-        name: of the lot that travels; part of every random seed, as `seed` is.
+        name: of the bucket that travels; part of every random seed, as `seed` is.
         rescale: what is to become of what is owed of `x`, before it is added, as the learning rate has
             changed. replicas: how many ranks `word` tells of; 0: it tells of nothing else.
         health: where the exchange runs on a device and the host does not wait for it: one number there, the
@@ -532,16 +534,16 @@ class Context:
     work: Workspace
     peers: int
     rank: int = 0
-    near: Place = Place()
+    near: AxisRank = AxisRank()
     spans: Spans = ()
-    word: Tensor | None = None
-    total: Tensor | None = None
+    nonfinite_flags: Tensor | None = None
+    finite_probe: Tensor | None = None
     share: float = 1.0
     step: int = 0
     round: int = 0
     lr: float = 0.0
-    alike: bool = False
-    turn: int = 0
+    replicated_in_node: bool = False
+    round_index: int = 0
     name: str = ""
     seed: int = 0
     prefix: str = ""
@@ -550,9 +552,9 @@ class Context:
     health: Tensor | None = None
 
     @property
-    def told_of_nan(self) -> bool:
+    def knows_of_nonfinite(self) -> bool:
         """Whether a rank is known to have given something that is not finite."""
-        return self.word is not None and bool(self.word[: self.replicas or None].any())
+        return self.nonfinite_flags is not None and bool(self.nonfinite_flags[: self.replicas or None].any())
 
     def spare(self, field: str, like: Tensor) -> Tensor:
         """The second buffer of the state field `field`, of the shape of `like` (the first)."""
@@ -614,11 +616,11 @@ class Momentum(NamedTuple):
     nesterov: bool = False
 
 
-class Spoken(NamedTuple):
+class OneShotUse(NamedTuple):
     """What speaks once of a whole tensor, inside all wrappers."""
 
     codec: OneShot
-    owes: bool = False
+    has_feedback: bool = False
     """Whether what it does not say is owed (error feedback)."""
     others: Spans = ()
     """Stretches of the tensor of which other compressors speak; rising."""
@@ -629,9 +631,9 @@ class Compressor(ABC):
 
     shared: ClassVar[frozenset[str]] = frozenset()
     """State fields that are equal on all ranks of the exchanged axis; the others are rank-local."""
-    swallows: ClassVar[bool] = True
+    hides_nonfinite: ClassVar[bool] = True
     """Whether a NaN or infinity of one rank may fail to reach the others through the payload."""
-    light: ClassVar[bool] = False
+    inline: ClassVar[bool] = False
     """Whether it costs so little that backward's own thread may do it."""
     scales: ClassVar[bool] = False
     """Whether a multiple of what is given makes the same multiple of what arrives, and nothing is remembered:
@@ -668,7 +670,7 @@ class Compressor(ABC):
         """The steps from which on payloads have other shapes than before, rising."""
         return ()
 
-    def spoken(self, step: int) -> Spoken | None:
+    def one_shot(self, step: int) -> OneShotUse | None:
         """What speaks once of the whole tensor in this step; None: it has a conversation of its own."""
         return None
 
@@ -676,7 +678,7 @@ class Compressor(ABC):
         """Where those inside it speak that see some stretches only, by the part of their context."""
         return {}
 
-    def fitted(self, matrices: tuple[Matrix, ...]) -> Compressor:
+    def for_model(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """The same compressor, told of all parameters of the model that it is for; most do not care.
 
         Raises:
@@ -684,7 +686,7 @@ class Compressor(ABC):
         """
         return self
 
-    def told(self, memory: Memory) -> Compressor:
+    def for_training(self, schedule_state: ScheduleState) -> Compressor:
         """The same compressor, told what is known of the training (`Rounds.needs`); most do not care."""
         return self
 
@@ -692,7 +694,7 @@ class Compressor(ABC):
         """What the user should know of a training that ends after so many steps; "": all is as planned."""
         return ""
 
-    def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
+    def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """The same compressor, told where matrices lie in the flat tensor; most do not care."""
         return self
 
@@ -720,7 +722,7 @@ class OneShot(Compressor):
     """A compressor that speaks once: `encode`, one collective, `decode`."""
 
     additive: ClassVar[bool]
-    """Whether payloads may be averaged on the way, entry by entry (answered by `Mean`)."""
+    """Whether payloads may be averaged on the way, entry by entry (answered by `AllReduce`)."""
     unbiased: ClassVar[bool] = False
     """Whether what arrives is right in the mean, but for clipping: then it is used without error feedback."""
     entrywise: ClassVar[bool] = False
@@ -739,7 +741,7 @@ class OneShot(Compressor):
         """Add `weight` times what the payload says to `out`, without a dense copy of it."""
 
     @abstractmethod
-    def sent(self, payload: Payload, x: Tensor) -> Sent:
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         """What the peers saw of `x`."""
 
     def whole_entries(self, numel: int) -> int | None:
@@ -756,15 +758,19 @@ class OneShot(Compressor):
         """
         return None
 
-    def answer(self, mean: Tensor, memory: State | None, ctx: Context) -> tuple[Payload, State] | None:
+    def answer(
+        self, mean: Tensor, schedule_state: State | None, ctx: Context
+    ) -> tuple[Payload, State] | None:
         """What a server says where it answers with more than a mean, and what it remembers; None: `encode`.
 
         Args:
-            memory: of the last answer about this lot; None before the first.
+            memory: of the last answer about this bucket; None before the first.
         """
         return None
 
-    def encode_owed(self, x: Tensor, residual: Tensor, owed: Tensor, ctx: Context) -> Payload | None:
+    def encode_with_feedback(
+        self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
+    ) -> Payload | None:
         """`encode(x + residual)`, leaving in `owed` what of the sum the payload does not say; in one pass.
 
         None where there is no such kernel: then nothing has been written. `x` and `residual` are left alone.
@@ -790,9 +796,9 @@ class OneShot(Compressor):
         for payload in payloads:
             self.decode_add_(payload, out, 1 / len(payloads))
 
-    def spoken(self, step: int) -> Spoken:
+    def one_shot(self, step: int) -> OneShotUse:
         """Itself, which owes nothing."""
-        return Spoken(self)
+        return OneShotUse(self)
 
     def init(self, like: Tensor) -> State:
         """Speaking once needs no memory; wrap it in `ErrorFeedback` to have one."""
@@ -800,7 +806,7 @@ class OneShot(Compressor):
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Encode, let the topology reduce, and report what was sent."""
-        mean, sent = yield Reduce(self, x, ctx)
+        mean, sent = yield ReduceEncoded(self, x, ctx)
         return Outcome(mean, sent, state)
 
 
@@ -831,13 +837,13 @@ class Topology(ABC):
         return False
 
     @property
-    def apart(self) -> bool:
+    def independent(self) -> bool:
         """Whether each replica goes on without the others, so that none of them is asked anything."""
         return False
 
     @property
-    def keeps_lots(self) -> bool:
-        """Whether lots stay as they are cut at first, as somebody else keeps state lot by lot."""
+    def keeps_buckets(self) -> bool:
+        """Whether buckets stay as they are cut at first, as somebody else keeps state bucket by bucket."""
         return False
 
     def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
@@ -845,13 +851,13 @@ class Topology(ABC):
         return
 
     def agree(self, x: Tensor) -> Generator[Request, Any, None] | None:
-        """What makes all replicas equal after a round out of turn: overwrites `x` by their common point.
+        """What makes all replicas equal after a round out of turn: overwrites `x` by their anchor.
 
         None: the round has done so.
         """
         return None
 
-    def spans(self, edges: Sequence[int] | range, near: Place) -> Spans:
+    def spans(self, edges: Sequence[int] | range, near: AxisRank) -> Spans:
         """Which stretch of a tensor each rank of the node hands to its compressor; one alone: the whole.
 
         `edges`: where it may be cut, rising, from 0 to its number of elements.
@@ -878,18 +884,18 @@ class Topology(ABC):
         """
         return ()
 
-    def keeps(self, numel: int, compressor: Compressor, here: Place) -> Mapping[str, tuple[int, int]]:
+    def keeps(self, numel: int, compressor: Compressor, here: AxisRank) -> Mapping[str, tuple[int, int]]:
         """State of its own: field -> the stretch of a tensor of `numel` elements that it is about.
 
         `here`: this rank's place where compressors meet; the stretches of all ranks there cover the tensor
-        once. The fields begin with "topology.", start as zeros, are zeros where `Spoken.others` speak, are
+        once. The fields begin with "topology.", start as zeros, are zeros where `OneShotUse.others` speak, are
         in units of the mean, and stand in the state beside the compressor's.
         """
         return {}
 
     @abstractmethod
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """Run the compressor's exchange; stamp its wishes with an axis and answer its `Reduce`.
+        """Run the compressor's exchange; stamp its requests with an axis and answer its `ReduceEncoded`.
 
         The compressor and its state are those of this rank's stretch of `x`. Averages `ctx.word` over the
         scope and adds up `ctx.total`, where they are given.
@@ -908,7 +914,7 @@ class Rounds(ABC):
     """Whether it goes by what the rounds of the farthest level remember."""
 
     @property
-    def wants(self) -> frozenset[str]:
+    def observed_metrics(self) -> frozenset[str]:
         """The facts that `observe` is to be told: "loss", "drift", "transfer"."""
         return frozenset()
 
@@ -917,60 +923,60 @@ class Rounds(ABC):
         """How many parts the model is cut into, each with rounds of its own."""
         return 1
 
-    def start(self, step: int = 0) -> Memory:
+    def start(self, step: int = 0) -> ScheduleState:
         """What is remembered before the step with which it begins."""
         return {}
 
     @abstractmethod
-    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
+    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
         """Whether a round of the part follows the attempt number `step` (counted from 0) of the optimizer."""
 
-    def sleeps(self, step: int, memory: Memory) -> bool:
+    def inactive(self, step: int, schedule_state: ScheduleState) -> bool:
         """Whether another level still keeps the replicas equal in this step: there is nothing to do."""
         return False
 
-    def lands(self, step: int, memory: Memory) -> int:
+    def apply_at(self, step: int, schedule_state: ScheduleState) -> int:
         """The step after which the answer of the round of `step` is applied, where it is `late`."""
         return step
 
-    def turn(self, step: int, memory: Memory) -> int | None:
+    def round_index(self, step: int, schedule_state: ScheduleState) -> int | None:
         """Whose turn the round of `step` is; None: of the next one."""
         return None
 
-    def phases(self, memory: Memory) -> tuple[tuple[int, bool], ...]:
+    def phases(self, schedule_state: ScheduleState) -> tuple[tuple[int, bool], ...]:
         """Stretches of steps in which all answers come at once (False), or late (True); the last goes on.
 
         None where there is no such difference.
         """
         return ()
 
-    def parted(self, step: int, memory: Memory) -> bool:
+    def diverged_in_node(self, step: int, schedule_state: ScheduleState) -> bool:
         """Whether replicas of one node may differ after this step, as the nearest level does not meet."""
         return False
 
-    def asks(self, step: int, memory: Memory) -> bool:
+    def asks(self, step: int, schedule_state: ScheduleState) -> bool:
         """Whether `observe` is to be called after the round of `step`."""
-        return bool(self.wants)
+        return bool(self.observed_metrics)
 
-    def observe(self, memory: Memory, facts: Memory) -> Memory:
+    def observe(self, schedule_state: ScheduleState, facts: ScheduleState) -> ScheduleState:
         """What is remembered after a step in which a round left, where it `asks`.
 
         `facts` are means over the ranks: "step", which the round followed; "lr"; "loss", of the steps since
         the facts before; "drift", the mean squared distance of a replica from the mean of all, before the
         round. Of "transfer", for how many steps a late round was on its way, the largest is taken.
         """
-        return memory
+        return schedule_state
 
 
 class Overlap(ABC):
     """HOW HIDDEN."""
 
     @abstractmethod
-    def lands(self, step: int) -> int:
+    def apply_at(self, step: int) -> int:
         """The step after which the answer of the round of `step` is applied."""
 
 
-class Landing(NamedTuple):
+class Application(NamedTuple):
     """Where and when an answer is applied."""
 
     peers: int = 1
@@ -991,16 +997,16 @@ class Merge(ABC):
 
     by_rate: ClassVar[bool] = False
     """Whether it goes by the learning rate, and so is given parameters of one rate at a time."""
-    sees_mine: ClassVar[bool] = False
+    sees_local_delta: ClassVar[bool] = False
     """Whether `mine` must be kept, even if the answer comes at once."""
-    needs_mine: ClassVar[bool] = True
+    needs_local_delta: ClassVar[bool] = True
     """Whether `mine` must be kept where the answer comes late."""
     keeps_unsent: ClassVar[bool] = False
     """Whether `mine` is to be only what of this rank's progress its peers have not seen."""
 
     @property
     def meets(self) -> bool:
-        """Whether an answer that comes at once leaves all replicas at the common point."""
+        """Whether an answer that comes at once leaves all replicas at the anchor."""
         return True
 
     def init(self, like: Tensor) -> State:
@@ -1009,16 +1015,16 @@ class Merge(ABC):
 
     @abstractmethod
     def apply_(
-        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Application
     ) -> None:
-        """Apply an answer to a lot, in place. All tensors are flat and of its shape.
+        """Apply an answer to a bucket, in place. All tensors are flat and of its shape.
 
         They are of its type, or of float32 where that is one of two bytes: what is below a unit in the last
-        place of a parameter then adds up in the common point and in the state.
+        place of a parameter then adds up in the anchor and in the state.
 
         Args:
             now: this rank's parameters; overwritten.
-            then: the common point, equal on all ranks; overwritten by the next one, equal on all ranks too.
+            then: the anchor, equal on all ranks; overwritten by the next one, equal on all ranks too.
             mean: the peers' mean progress, `now - then` as it was when the round left. May be overwritten.
             mine: this rank's own progress then. None where the answer comes at once and `sees_mine` is false,
                 or where `needs_mine` is.
@@ -1026,8 +1032,8 @@ class Merge(ABC):
             at: where and when.
         """
 
-    def settle_(self, then: Tensor, mean: Tensor) -> None:
-        """Overwrite the common point, which every replica then becomes, where they are to agree out of turn.
+    def consolidate_(self, then: Tensor, mean: Tensor) -> None:
+        """Overwrite the anchor, which every replica then becomes, where they are to agree out of turn.
 
         At the end, say, or before an evaluation: the mean of the replicas, with no outer step.
         """
@@ -1035,7 +1041,7 @@ class Merge(ABC):
 
 
 class Posted(Protocol):
-    """A wish on its way."""
+    """A request on its way."""
 
     def on_done(self, call: Callable[[], None]) -> None:
         """Have `call` called, from any thread, once there is an answer or a failure."""
@@ -1057,14 +1063,14 @@ class Transport(Protocol):
     def ranks(self, axis: str) -> Sequence[int]:
         """Which replicas share the axis with this one, in order; counted from 0 over all replicas."""
 
-    def place(self, axis: str) -> Place:
+    def place(self, axis: str) -> AxisRank:
         """This rank's place on the axis."""
 
-    def post(self, request: Collective, stage: int, slot: str) -> Posted:
+    def post(self, request: Collective, stage: int, param: str) -> Posted:
         """Start a collective.
 
-        All members of the axis post the wishes of one `stage` (the how-manieth wish of its exchange on that
-        axis) in the same order. `slot` names the exchange: no two wishes of one slot, axis and stage are
+        All members of the axis post the requests of one `stage` (the how-manieth request of its exchange on that
+        axis) in the same order. `slot` names the exchange: no two requests of one slot, axis and stage are
         under way at once.
         """
 

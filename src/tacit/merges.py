@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tacit import checks
-from tacit.contracts import Landing, Merge, State
+from tacit.contracts import Application, Merge, State
 from tacit.errors import ConfigError
 
 
@@ -20,34 +20,46 @@ class Replace(Merge):
     """The mean takes the place of what was exchanged: the gradient."""
 
     def apply_(
-        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+        self,
+        params: Tensor,
+        anchor: Tensor,
+        mean: Tensor,
+        local_delta: Tensor | None,
+        state: State,
+        at: Application,
     ) -> None:
         """Keep the mean alone."""
-        now.copy_(mean)
+        params.copy_(mean)
 
 
 @dataclass(frozen=True)
 class Average(Merge):
-    """The common point moves by the mean of all progress: the mean of all replicas.
+    """The anchor moves by the mean of all progress: the mean of all replicas.
 
     Where the answer comes late, what a replica has done in the meantime is kept on top of it (as
     CoCoD-SGD does: Shen et al., IJCAI 2019).
     """
 
     def apply_(
-        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+        self,
+        params: Tensor,
+        anchor: Tensor,
+        mean: Tensor,
+        local_delta: Tensor | None,
+        state: State,
+        at: Application,
     ) -> None:
         """`then + mean`, to the same bits on all ranks, as `then` and `mean` are equal on all."""
-        then.add_(mean)
-        if at.lag == 0 or mine is None:
-            now.copy_(then)
+        anchor.add_(mean)
+        if at.lag == 0 or local_delta is None:
+            params.copy_(anchor)
         else:
-            now.add_(mean).sub_(mine)
+            params.add_(mean).sub_(local_delta)
 
 
 @dataclass(frozen=True)
-class Keep(Merge):
-    """The common point moves by the mean of what was sent; a replica keeps what it has not said of its own.
+class LocalResidual(Merge):
+    """The anchor moves by the mean of what was sent; a replica keeps what it has not said of its own.
 
         then <- then + mean
         now  <- then + own progress that was not sent
@@ -57,7 +69,7 @@ class Keep(Merge):
     part of the entries in every round it is SPARTA (Exo Labs 2025).
     """
 
-    sees_mine: ClassVar[bool] = True
+    sees_local_delta: ClassVar[bool] = True
     keeps_unsent: ClassVar[bool] = True
 
     @property
@@ -66,17 +78,23 @@ class Keep(Merge):
         return False
 
     def apply_(
-        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+        self,
+        params: Tensor,
+        anchor: Tensor,
+        mean: Tensor,
+        local_delta: Tensor | None,
+        state: State,
+        at: Application,
     ) -> None:
-        """Add what is left to the new common point."""
-        assert mine is not None
-        then.add_(mean)
-        torch.add(then, mine, out=now)
+        """Add what is left to the new anchor."""
+        assert local_delta is not None
+        anchor.add_(mean)
+        torch.add(anchor, local_delta, out=params)
 
 
 @dataclass(frozen=True)
-class Adopt(Merge):
-    """Each replica goes on from what a parameter server has; the common point is its own alone.
+class ServerParams(Merge):
+    """Each replica goes on from what a parameter server has; the anchor is its own alone.
 
     Where the answer comes late, what the replica has done in the meantime is kept on top of it.
 
@@ -96,19 +114,25 @@ class Adopt(Merge):
         return False
 
     def apply_(
-        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+        self,
+        params: Tensor,
+        anchor: Tensor,
+        mean: Tensor,
+        local_delta: Tensor | None,
+        state: State,
+        at: Application,
     ) -> None:
         """`then` becomes the server's; `now` too, with what came since."""
-        if at.lag and mine is not None:
-            now.sub_(then).sub_(mine)
+        if at.lag and local_delta is not None:
+            params.sub_(anchor).sub_(local_delta)
         if self.whole:
-            then.copy_(mean)
+            anchor.copy_(mean)
         else:
-            then.add_(mean)
-        if at.lag and mine is not None:
-            now.add_(then)
+            anchor.add_(mean)
+        if at.lag and local_delta is not None:
+            params.add_(anchor)
         else:
-            now.copy_(then)
+            params.copy_(anchor)
 
 
 @dataclass(frozen=True)
@@ -125,7 +149,7 @@ class StaleMean(Merge):
         staleness: c, how much a step counts, above 0; the paper's is 2.
     """
 
-    needs_mine: ClassVar[bool] = False
+    needs_local_delta: ClassVar[bool] = False
 
     staleness: float = 2.0
 
@@ -133,15 +157,21 @@ class StaleMean(Merge):
         _check("staleness", self.staleness, lambda v: v > 0, "above 0, such as 2")
 
     def apply_(
-        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+        self,
+        params: Tensor,
+        anchor: Tensor,
+        mean: Tensor,
+        local_delta: Tensor | None,
+        state: State,
+        at: Application,
     ) -> None:
         """Move `now` towards the mean."""
-        then.add_(mean)
+        anchor.add_(mean)
         if at.lag:
             own = self.staleness * at.lag
-            torch.lerp(then, now, own / (own + at.parties), out=now)
+            torch.lerp(anchor, params, own / (own + at.parties), out=params)
         else:
-            now.copy_(then)
+            params.copy_(anchor)
 
 
 @dataclass(frozen=True)
@@ -182,21 +212,27 @@ class OuterStep(Merge):
         return {"momentum": torch.zeros_like(like)} if self.momentum else {}
 
     def apply_(
-        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+        self,
+        params: Tensor,
+        anchor: Tensor,
+        mean: Tensor,
+        local_delta: Tensor | None,
+        state: State,
+        at: Application,
     ) -> None:
         """An outer step of `then`; `now` is pulled to it."""
         if not self.momentum:
-            then.add_(mean, alpha=self.lr)
+            anchor.add_(mean, alpha=self.lr)
         else:
             v = state["momentum"].mul_(self.momentum).sub_(mean)
             if self.nesterov:
-                then.add_(mean, alpha=self.lr).sub_(v, alpha=self.lr * self.momentum)
+                anchor.add_(mean, alpha=self.lr).sub_(v, alpha=self.lr * self.momentum)
             else:
-                then.sub_(v, alpha=self.lr)
+                anchor.sub_(v, alpha=self.lr)
         if self.local:
-            torch.lerp(then, now, self.local, out=now)
+            torch.lerp(anchor, params, self.local, out=params)
         else:
-            now.copy_(then)
+            params.copy_(anchor)
 
 
 @dataclass(frozen=True)
@@ -228,15 +264,21 @@ class SlowMo(Merge):
         return {"momentum": torch.zeros_like(like)}
 
     def apply_(
-        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+        self,
+        params: Tensor,
+        anchor: Tensor,
+        mean: Tensor,
+        local_delta: Tensor | None,
+        state: State,
+        at: Application,
     ) -> None:
         """A slow step of `then`, which `now` becomes; where the learning rate is 0, plain averaging."""
         if at.lr == 0:
-            then.add_(mean)
+            anchor.add_(mean)
         else:
             u = state["momentum"].mul_(self.momentum).sub_(mean, alpha=1 / at.lr)
-            then.sub_(u, alpha=self.slow_lr * at.lr)
-        now.copy_(then)
+            anchor.sub_(u, alpha=self.slow_lr * at.lr)
+        params.copy_(anchor)
 
 
 @dataclass(frozen=True)
@@ -245,7 +287,7 @@ class Elastic(Merge):
 
         x_r  <- x_r - (beta / P) * (x_r - centre);   centre <- centre + beta * mean_r (x_r - centre)
 
-    The common point is the centre variable. Replicas stay different; the centre is what closing a session,
+    The anchor is the centre variable. Replicas stay different; the centre is what closing a session,
     and `sync`, leave behind.
 
     Attributes:
@@ -254,7 +296,7 @@ class Elastic(Merge):
 
     beta: float = 0.9
 
-    sees_mine: ClassVar[bool] = True
+    sees_local_delta: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check("beta", self.beta, lambda v: 0 < v < 2, "above 0 and below 2, such as 0.9")
@@ -265,16 +307,22 @@ class Elastic(Merge):
         return False
 
     def apply_(
-        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Landing
+        self,
+        params: Tensor,
+        anchor: Tensor,
+        mean: Tensor,
+        local_delta: Tensor | None,
+        state: State,
+        at: Application,
     ) -> None:
         """Pull both."""
-        assert mine is not None
-        now.sub_(mine, alpha=self.beta / at.peers)
-        then.add_(mean, alpha=self.beta)
+        assert local_delta is not None
+        params.sub_(local_delta, alpha=self.beta / at.peers)
+        anchor.add_(mean, alpha=self.beta)
 
-    def settle_(self, then: Tensor, mean: Tensor) -> None:
+    def consolidate_(self, anchor: Tensor, mean: Tensor) -> None:
         """The centre, pulled once more."""
-        then.add_(mean, alpha=self.beta)
+        anchor.add_(mean, alpha=self.beta)
 
 
 def _check(name: str, value: object, possible: Callable[[float], bool], range_: str) -> None:

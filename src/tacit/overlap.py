@@ -10,9 +10,9 @@ from tacit.errors import ConfigError
 
 @dataclass(frozen=True)
 class Bucketwise(Overlap):
-    """Each lot leaves as soon as backward has filled it; all land before the optimizer steps (WFBP)."""
+    """Each bucket leaves as soon as backward has filled it; all land before the optimizer steps (WFBP)."""
 
-    def lands(self, step: int) -> int:
+    def apply_at(self, step: int) -> int:
         """At once."""
         return step
 
@@ -45,6 +45,6 @@ class Delayed(Overlap):
                 "len(loader), or 0 for none"
             )
 
-    def lands(self, step: int) -> int:
+    def apply_at(self, step: int) -> int:
         """So many steps later; at once while warming up."""
         return step if step < self.warmup_steps else step + self.steps

@@ -11,16 +11,16 @@ from typing import Any, Literal, TypeAlias
 
 from tacit import checks
 from tacit.compressors.dense import Dense
-from tacit.compressors.phases import Phases
-from tacit.contracts import WORLD, Compressor, Memory, Merge, Overlap, Rounds, Topology
+from tacit.compressors.scheduled import Scheduled
+from tacit.contracts import WORLD, Compressor, Merge, Overlap, Rounds, ScheduleState, Topology
 from tacit.errors import ConfigError, unknown
-from tacit.merges import Adopt, Replace
+from tacit.merges import Replace, ServerParams
 from tacit.overlap import Bucketwise, Delayed
-from tacit.rounds import Every, EveryStep, Inside, Until
+from tacit.rounds import Every, EveryStep, NodeRounds, Until
 from tacit.topologies.auto import Auto
 from tacit.topologies.star import Star
 
-Subject = Literal["nothing", "gradient", "progress"]
+Subject = Literal["nothing", "gradient", "delta"]
 Beside = Literal["local", "averaged", "reset"]
 Buffers = Literal["averaged", "local"]
 
@@ -60,7 +60,7 @@ class Strategy:
     name: str = field(default="custom", compare=False)
 
     def __post_init__(self) -> None:
-        checks.word("subject", self.subject, ("nothing", "gradient", "progress"))
+        checks.word("subject", self.subject, ("nothing", "gradient", "delta"))
         checks.compressor("compressor", self.compressor)
         for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
@@ -72,7 +72,7 @@ class Strategy:
         self.topology.admit(self.subject, self.rounds, self.merge, self.overlap)
         if self.subject == "gradient":
             self._check_gradient()
-        if self.subject == "progress":
+        if self.subject == "delta":
             self._check_progress()
         if self.blocking is not None:
             self._check_blocking(self.blocking)
@@ -87,12 +87,12 @@ class Strategy:
                 "server has the momentum, and buffers are averaged by session.sync() and as the session "
                 "closes. Leave it out"
             )
-        if self.subject != "progress" and given != default:
+        if self.subject != "delta" and given != default:
             raise ConfigError(
                 f"{what}={given!r} with subject={self.subject!r} would do nothing: replicas that exchange "
-                f"in every step keep equal. Leave it out, or write subject='progress', merge=Average()"
+                f"in every step keep equal. Leave it out, or write subject='delta', merge=Average()"
             )
-        if self.topology.apart and given != default:
+        if self.topology.independent and given != default:
             raise ConfigError(
                 f"{what}={given!r} with topology={self.topology} is not possible, as nobody waits for others "
                 "to average with: leave it out"
@@ -108,10 +108,10 @@ class Strategy:
             )
 
     def _check_gradient(self) -> None:
-        if not isinstance(self.rounds, EveryStep | Until | Inside):
+        if not isinstance(self.rounds, EveryStep | Until | NodeRounds):
             raise ConfigError(
                 f"rounds={self.rounds} with subject='gradient' would lose gradients: "
-                "write subject='progress', merge=Average()"
+                "write subject='delta', merge=Average()"
             )
         if not isinstance(self.merge, Replace):
             raise ConfigError(f"merge={self.merge} cannot apply a gradient: write merge=Replace()")
@@ -126,15 +126,15 @@ class Strategy:
             raise ConfigError(f"merge={self.merge} cannot apply progress: write merge=Average()")
         if isinstance(self.overlap, Delayed) and self.overlap.warmup_steps:
             raise ConfigError(
-                f"warmup_steps={self.overlap.warmup_steps} is for gradients, and subject='progress': "
+                f"warmup_steps={self.overlap.warmup_steps} is for gradients, and subject='delta': "
                 f"write Delayed({self.overlap.steps})"
             )
-        star = self.topology if isinstance(self.topology, Star) and self.topology.apart else None
-        fits = Adopt(whole=star.pull is None) if star is not None else None
-        if self.merge != fits and (fits is not None or isinstance(self.merge, Adopt)):
+        star = self.topology if isinstance(self.topology, Star) and self.topology.independent else None
+        fits = ServerParams(whole=star.pull is None) if star is not None else None
+        if self.merge != fits and (fits is not None or isinstance(self.merge, ServerParams)):
             write = f"merge={fits}" if fits else "merge=Average(), or topology=Star(Asynchronous())"
             raise ConfigError(f"merge={self.merge} does not fit topology={self.topology}: write {write}")
-        lag = self.overlap.lands(0)
+        lag = self.overlap.apply_at(0)
         if self.rounds.late and lag:
             raise ConfigError(
                 f"overlap={self.overlap} and rounds={self.rounds} both say when answers land: leave the "
@@ -150,13 +150,13 @@ class Strategy:
 
     def _check_unsent(self) -> None:
         """What was not sent must be this rank's own, and in one place."""
-        spoken = self.compressor.spoken(0)
-        if spoken is not None and spoken.owes:
+        one_shot = self.compressor.one_shot(0)
+        if one_shot is not None and one_shot.has_feedback:
             raise ConfigError(
                 f"merge={self.merge} with {self.compressor} would keep what was not sent twice: leave "
                 "ErrorFeedback out, or write merge=Average()"
             )
-        if self.overlap.lands(0) or self.rounds.late:
+        if self.overlap.apply_at(0) or self.rounds.late:
             raise ConfigError(
                 f"merge={self.merge} with answers that come late is not possible: leave overlap and late "
                 "rounds out, or write merge=Average()"
@@ -172,16 +172,18 @@ class Strategy:
         """Itself: one level."""
         return (self,)
 
-    def told(self, memory: Memory) -> Strategy:
+    def for_training(self, schedule_state: ScheduleState) -> Strategy:
         """The same strategy, whose compressor knows of the training, and which steps are of which phase."""
-        compressor = self.compressor.told(memory)
+        compressor = self.compressor.for_training(schedule_state)
         if self.blocking is None:
             return replace(self, compressor=compressor)
-        blocking = self.blocking.told(memory)
+        blocking = self.blocking.for_training(schedule_state)
         stretches = [
-            (steps, compressor if late else blocking) for steps, late in self.rounds.phases(memory) if steps
+            (steps, compressor if late else blocking)
+            for steps, late in self.rounds.phases(schedule_state)
+            if steps
         ]
-        phased = Phases(tuple(stretches[:-1]), stretches[-1][1])
+        phased = Scheduled(tuple(stretches[:-1]), stretches[-1][1])
         return replace(self, compressor=phased, blocking=None)
 
 
@@ -198,7 +200,7 @@ class Levels:
 
     def __post_init__(self) -> None:
         subjects = [level.subject for level in self.levels]
-        if len(subjects) < 2 or subjects != ["gradient"] + ["progress"] * (len(subjects) - 1):
+        if len(subjects) < 2 or subjects != ["gradient"] + ["delta"] * (len(subjects) - 1):
             raise ConfigError(
                 f"levels of {' and '.join(subjects) or 'nothing'} cannot be joined: the nearest exchanges "
                 "the 'gradient', every farther one the 'progress'"
@@ -220,7 +222,7 @@ class Levels:
                 "they would drift apart: write Hierarchical() or Flat()"
             )
         near, far = self.levels[0].rounds, self.levels[-1].rounds
-        if isinstance(near, Inside) and near.schedule != far:
+        if isinstance(near, NodeRounds) and near.schedule != far:
             raise ConfigError(
                 f"rounds={near} of the nearest level go by another schedule than the farthest, {far}: give "
                 "both the same"

@@ -1,7 +1,7 @@
 """What every rank was doing when, as it is written down: one JSON object a rank and line.
 
 `Attached.timeline` tells it of one rank, `tacit compare` keeps it for all of them beside the records, and
-`tacit.reports` draws it.
+`tacit.lab.reports` draws it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar, get_type_hints
 
 from tacit.errors import ConfigError
-from tacit.records import Line, is_of, read_lines
+from tacit.lab.records import Line, is_of, read_lines
 
 __all__ = ["Change", "Exchange", "Span", "Step", "Timeline", "aligned", "now", "read", "since_1970"]
 
@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A round on this rank, from its first lot's start to its last one's landing.
+    """A round on this rank, from its first bucket's start to its last one's landing.
 
     Attributes:
         level: Counted from the nearest, 0.
@@ -54,7 +54,7 @@ class Exchange(NamedTuple):
     begun: float
     ended: float
     bytes_out: int
-    void: bool
+    skipped: bool
     waits: tuple[Span, ...]
 
     @property

@@ -14,10 +14,10 @@ from in_threads import in_threads
 from torch import Tensor
 
 from tacit.algorithms import parse
-from tacit.doors import state
-from tacit.doors.optimizer import ProgressDoor, fragments
-from tacit.lots import cut
+from tacit.hooks import checkpoint
+from tacit.hooks.optimizer import OptimizerHook, fragments
 from tacit.session import Session
+from tacit.session.buckets import cut
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.loopback import Loopback, Seat
 
@@ -31,7 +31,7 @@ class Replica:
 
     named: dict[str, Tensor]
     session: Session
-    progress: ProgressDoor
+    progress: OptimizerHook
     strategy: Strategy
     gradient: None = None
     taken: None = None
@@ -42,13 +42,13 @@ class Replica:
 
     def save(self) -> dict[str, object]:
         self.session.flush()
-        saved = state.save(self.strategy, [self])
+        saved = checkpoint.save(self.strategy, [self])
         return saved | {"parameters": {name: p.clone() for name, p in self.named.items()}}
 
     def load(self, saved: dict[str, object]) -> None:
         for name, p in saved["parameters"].items():  # type: ignore[attr-defined]
             self.named[name].copy_(p)
-        state.load({k: v for k, v in saved.items() if k != "parameters"}, self.strategy, [self])
+        checkpoint.load({k: v for k, v in saved.items() if k != "parameters"}, self.strategy, [self])
 
 
 def gradient(x: Tensor, rank: int, step: int) -> Tensor:
@@ -65,7 +65,7 @@ class Crew:
         strategy: str | AnyStrategy,
         peers: int = 3,
         shares: Sequence[float] | None = None,
-        memory: dict[str, float] | None = None,
+        schedule_state: dict[str, float] | None = None,
         sizes: Mapping[str, int] = SIZES,
         dtype: torch.dtype = torch.float32,
         start: float = 1.0,
@@ -75,21 +75,29 @@ class Crew:
         (level,) = strategy.levels
         net = Loopback(peers)
         self.replicas = [
-            self._replica(level, Seat(net, rank), shares[rank] if shares else 1.0, memory)
+            self._replica(level, Seat(net, rank), shares[rank] if shares else 1.0, schedule_state)
             for rank in range(peers)
         ]
 
     def _replica(
-        self, strategy: Strategy, seat: Seat, share: float, memory: dict[str, float] | None
+        self, strategy: Strategy, seat: Seat, share: float, schedule_state: dict[str, float] | None
     ) -> Replica:
         named = {
             name: torch.full((size,), self._start, dtype=self._dtype) for name, size in self._sizes.items()
         }
-        lots = [lot for part in fragments(named, strategy.rounds.parts) for lot in cut(part, named, cap=40)]
+        buckets = [
+            bucket for part in fragments(named, strategy.rounds.parts) for bucket in cut(part, named, cap=40)
+        ]
         session = Session(
-            strategy, named, seat, lots, policy=lambda *_: strategy.compressor, lr=lambda: LR, memory=memory
+            strategy,
+            named,
+            seat,
+            buckets,
+            policy=lambda *_: strategy.compressor,
+            lr=lambda: LR,
+            schedule_state=schedule_state,
         )
-        door = ProgressDoor(session, named, share, lambda: dict.fromkeys(named, LR))
+        door = OptimizerHook(session, named, share, lambda: dict.fromkeys(named, LR))
         return Replica(named, session, door, strategy)
 
     def each(self, work: Callable[[int, Replica], None]) -> None:

@@ -11,16 +11,16 @@ import torch
 from in_threads import in_threads
 from torch import Tensor, nn
 
-from tacit.contracts import SERVER, WORLD, Ask, Collective, Posted, Sender
-from tacit.contracts import Message as Sent
-from tacit.doors import state
-from tacit.doors.buffers import Buffers
-from tacit.doors.optimizer import ProgressDoor, fragments
-from tacit.doors.replica import Present
-from tacit.lots import cut
+from tacit.contracts import SERVER, WORLD, Collective, Posted, PushPull, Sender
+from tacit.contracts import Message as Transmitted
+from tacit.hooks import checkpoint
+from tacit.hooks.buffers import Buffers
+from tacit.hooks.optimizer import OptimizerHook, fragments
+from tacit.hooks.replica import Present
 from tacit.server.desks import Enter, Push
 from tacit.server.keeper import Keeper
 from tacit.session import Session
+from tacit.session.buckets import cut
 from tacit.strategy import Strategy
 from tacit.transports.loopback import Answer, Loopback, Seat
 
@@ -35,7 +35,7 @@ def network() -> nn.Module:
 class Desk(Seat):
     """A seat of a worker that has a parameter server too, in the same process."""
 
-    def __init__(self, net: Loopback, rank: int, keepers: dict[str, Kept]) -> None:
+    def __init__(self, net: Loopback, rank: int, keepers: dict[str, StateSlice]) -> None:
         super().__init__(net, rank)
         self._me, self._keepers = rank, keepers
 
@@ -43,13 +43,13 @@ class Desk(Seat):
         return super().ranks(WORLD if axis == SERVER else axis)
 
     def post(self, request: Collective, stage: int, slot: str) -> Posted:
-        if not isinstance(request, Ask):
+        if not isinstance(request, PushPull):
             return super().post(request, stage, slot)
         return self._keepers[slot].push(self._me, request)
 
 
-class Kept:
-    """A lot at the server; its messages are taken one after the other."""
+class StateSlice:
+    """A bucket at the server; its messages are taken one after the other."""
 
     def __init__(self, strategy: Strategy, x: Tensor, workers: int) -> None:
         back = strategy.topology.back(x)  # type: ignore[attr-defined]
@@ -58,15 +58,15 @@ class Kept:
         self._lock = threading.Lock()
         for worker in range(workers):
             for offer in (None, x):
-                told = Sent(0, Enter(offer))
+                told = Transmitted(0, Enter(offer))
                 _, self._state = self._keeper.on(Sender(worker, 1), told, self._state)
 
-    def push(self, worker: int, ask: Ask) -> Posted:
+    def push(self, worker: int, ask: PushPull) -> Posted:
         answer = Answer()
         with self._lock:
             self._clocks[worker] += 1
             payloads = tuple(tuple(t.clone() for t in payload) for payload in ask.payloads)
-            told = Sent(self._clocks[worker], Push(payloads, ask.pieces, ask.pulls, ask.lr))
+            told = Transmitted(self._clocks[worker], Push(payloads, ask.pieces, ask.pulls, ask.lr))
             replies, self._state = self._keeper.on(Sender(worker, 1), told, self._state)
             (reply,) = replies
             assert reply.refused is None, reply.refused
@@ -80,18 +80,21 @@ class Member:
 
     module: nn.Module
     session: Session
-    progress: ProgressDoor
+    progress: OptimizerHook
     strategy: Strategy
     gradient: None = None
     taken: None = None
 
     def save(self) -> dict[str, object]:
         self.session.flush()
-        return {"module": copy.deepcopy(self.module.state_dict()), "tacit": state.save(self.strategy, [self])}
+        return {
+            "module": copy.deepcopy(self.module.state_dict()),
+            "tacit": checkpoint.save(self.strategy, [self]),
+        }
 
     def load(self, saved: Mapping[str, object]) -> None:
         self.module.load_state_dict(saved["module"])  # type: ignore[arg-type]
-        state.load(saved["tacit"], self.strategy, [self])  # type: ignore[arg-type]
+        checkpoint.load(saved["tacit"], self.strategy, [self])  # type: ignore[arg-type]
 
 
 class Normed:
@@ -102,46 +105,46 @@ class Normed:
         strategy: Strategy,
         peers: int = 3,
         make: Callable[[], nn.Module] = network,
-        memory: dict[str, float] | None = None,
+        schedule_state: dict[str, float] | None = None,
         rates: Mapping[str, float] | None = None,
         share: Callable[[int], float] = lambda rank: 1.0,
     ) -> None:
-        self.net, keepers = Loopback(peers), dict[str, Kept]()
+        self.net, keepers = Loopback(peers), dict[str, StateSlice]()
         self._peers, self._strategy = peers, strategy
-        self._make, self._memory, self._rates, self._share = make, memory, rates, share
+        self._make, self._memory, self._rates, self._share = make, schedule_state, rates, share
         self.members = [self._member(rank, keepers) for rank in range(peers)]
         apart = strategy.topology.apart
-        for lot in self.members[0].session.lots if apart else ():
-            named = Present(self.members[0].module, [slot.name for slot in lot.slots])
+        for bucket in self.members[0].session.buckets if apart else ():
+            named = Present(self.members[0].module, [slot.name for slot in bucket.slices])
             x = torch.cat([each.detach().reshape(-1) for each in named.values()])
-            keepers[lot.name] = Kept(strategy, x, peers)
+            keepers[bucket.name] = StateSlice(strategy, x, peers)
 
-    def _member(self, rank: int, keepers: dict[str, Kept]) -> Member:
+    def _member(self, rank: int, keepers: dict[str, StateSlice]) -> Member:
         strategy, module = self._strategy, self._make()
         named = dict(module.named_parameters())
         apart = strategy.topology.apart
         floats = [name for name, b in module.named_buffers() if b.is_floating_point()]
         tensors = {**named, **(dict(Present(module, floats)) if apart else {})}
-        lots = [
-            lot
+        buckets = [
+            bucket
             for part in fragments(tensors, strategy.rounds.parts)
             for group in ([n for n in part if n in named], [n for n in part if n not in named])
-            for lot in cut(group, tensors, cap=200)
+            for bucket in cut(group, tensors, cap=200)
         ]
         rates = self._rates or dict.fromkeys(named, LR)
         session = Session(
             strategy,
             tensors,
             Desk(self.net, rank, keepers),
-            lots,
+            buckets,
             policy=lambda name, _: strategy.compressor if name in named else None,
             lr=lambda: max(rates.values()),
-            memory=self._memory,
+            schedule_state=self._memory,
         )
         names = [name for name, _ in module.named_buffers()]
         buffers = None if apart else Buffers(session, Present(module, names), self._share(rank))
         variances = [name for name in floats if name.endswith("running_var")]
-        door = ProgressDoor(
+        door = OptimizerHook(
             session,
             Present(module, tensors),
             self._share(rank),

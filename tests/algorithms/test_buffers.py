@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tacit.compressors import QSGD, ErrorFeedback, Sign, TopK
 from tacit.contracts import Merge
 from tacit.errors import AttachError, NonFinite
-from tacit.merges import Adopt, Average, Elastic, Keep, OuterStep, Replace, SlowMo, StaleMean
+from tacit.merges import Average, Elastic, LocalResidual, OuterStep, Replace, ServerParams, SlowMo, StaleMean
 from tacit.overlap import Delayed
 from tacit.rounds import Cycling, Every
 from tacit.strategy import Strategy
@@ -22,7 +22,7 @@ from tacit.topologies import Asynchronous, Flat, Star
 
 def progress(merge: Merge, lag: int = 0, every: int = 4, **more: object) -> Strategy:
     late = {"overlap": Delayed(lag)} if lag else {}
-    return Strategy(subject="progress", rounds=Every(every), merge=merge, **late, **more)  # type: ignore[arg-type]
+    return Strategy(subject="delta", rounds=Every(every), merge=merge, **late, **more)  # type: ignore[arg-type]
 
 
 STEPPING = OuterStep(1.6, 0.95)
@@ -36,30 +36,30 @@ WAYS: dict[str, Strategy] = {
     "average, as late as can be": progress(Average(), 4),
     "average, sparse": progress(Average(), compressor=ErrorFeedback(TopK(ratio=0.1))),
     "average, by signs": progress(Average(), compressor=ErrorFeedback(Sign())),
-    "keep": progress(Keep(), compressor=TopK(ratio=0.3), topology=Flat()),
+    "keep": progress(LocalResidual(), compressor=TopK(ratio=0.3), topology=Flat()),
     "stale mean": Strategy(
-        subject="progress", rounds=Cycling(3, warmup_epochs=1, cooldown_epochs=0), merge=StaleMean()
+        subject="delta", rounds=Cycling(3, warmup_epochs=1, cooldown_epochs=0), merge=StaleMean()
     ),
     "stale mean, every step": Strategy(
-        subject="progress", rounds=Cycling(1, warmup_epochs=0, cooldown_epochs=0), merge=StaleMean()
+        subject="delta", rounds=Cycling(1, warmup_epochs=0, cooldown_epochs=0), merge=StaleMean()
     ),
     "outer step": progress(STEPPING),
     "outer step, late": progress(STEPPING, 2),
     "outer step, partly": progress(OuterStep(1.6, 0.95, local=0.5), 4),
     "outer step, without momentum": progress(OuterStep(1.9, 0.0)),
     "outer step, in fragments": Strategy(
-        subject="progress", rounds=Every(6, fragments=3), overlap=Delayed(2), merge=STEPPING
+        subject="delta", rounds=Every(6, fragments=3), overlap=Delayed(2), merge=STEPPING
     ),
     "slow momentum": progress(SlowMo(1.6, 0.95)),
     "elastic": progress(Elastic(0.9)),
     "elastic, beyond the mean": progress(Elastic(1.9)),
     "elastic, late": progress(Elastic(1.9), 2),
-    "adopt": progress(Adopt(), every=1, topology=Star(Asynchronous())),
-    "adopt, every third step": progress(Adopt(), every=3, topology=Star(Asynchronous())),
+    "adopt": progress(ServerParams(), every=1, topology=Star(Asynchronous())),
+    "adopt, every third step": progress(ServerParams(), every=3, topology=Star(Asynchronous())),
     "adopt, differences": progress(
-        Adopt(whole=False), every=1, topology=Star(Asynchronous(), pull=ErrorFeedback(Sign()))
+        ServerParams(whole=False), every=1, topology=Star(Asynchronous(), pull=ErrorFeedback(Sign()))
     ),
-    "adopt, late": progress(Adopt(), 1, 2, topology=Star(Asynchronous())),
+    "adopt, late": progress(ServerParams(), 1, 2, topology=Star(Asynchronous())),
 }
 
 
@@ -76,7 +76,7 @@ def test_a_variance_is_never_below_zero_and_the_model_can_always_be_evaluated(
     way: str, variance: float
 ) -> None:
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
-    crew = Normed(WAYS[way], memory={"steps_per_epoch": 8.0, "epochs": 6.0})
+    crew = Normed(WAYS[way], schedule_state={"steps_per_epoch": 8.0, "epochs": 6.0})
 
     def look(rank: int, step: int, module: nn.Module) -> None:
         least = float(module[1].running_var.min())  # type: ignore[index, operator, union-attr]
@@ -108,7 +108,7 @@ def test_a_variance_that_a_server_has_below_zero_is_zero_here() -> None:
     for member in (*[ahead] * 12, behind):
         norm(member).running_var.zero_()
         member.progress.after_step()
-    there = behind.progress.kept()["1.running_var", "last common point"].tensor
+    there = behind.progress.kept()["1.running_var", "last anchor"].tensor
     assert float(there.max()) < -0.4
     assert float(norm(behind).running_var.min()) == 0
     for _ in range(12):
@@ -152,7 +152,7 @@ def held(crew: Normed, name: str) -> list[Tensor]:
 
 
 def sent(crew: Normed) -> list[int]:
-    return [record.bytes_out for record in crew.members[0].session.tally.records]
+    return [record.bytes_out for record in crew.members[0].session.stats.records]
 
 
 def put(crew: Normed, name: str, value: Callable[[int], Tensor]) -> None:
@@ -273,7 +273,7 @@ def test_bytes_are_counted_once_in_training_and_in_closing(way: str) -> None:
     assert told("bytes_out") == trained
     assert told("closing_bytes_out") == [0] * 3
     for member in crew.members:
-        member.session.tally.closing = True
+        member.session.stats.closing = True
     crew.sync()
     assert told("bytes_out") == trained
     closing = [all_ - before for all_, before in zip(crew.net.sent, trained, strict=True)]
@@ -338,7 +338,7 @@ def test_counters_are_each_ranks_own_until_all_agree_on_the_first_ones() -> None
             same=torch.arange(4),
         )
 
-    for merge in (Average(), Keep(), Elastic()):
+    for merge in (Average(), LocalResidual(), Elastic()):
         crew = Normed(progress(merge, every=1), make=make)
         for rank, member in enumerate(crew.members):
             member.module.count += 5 + rank
@@ -394,8 +394,8 @@ def test_a_buffer_that_is_no_tensor_any_more_is_refused() -> None:
 @pytest.mark.parametrize("way", [way for way in WAYS if "adopt" not in way])
 @pytest.mark.parametrize("stop", [5, 7, 9])
 def test_a_run_that_is_resumed_is_the_run_that_never_stopped(way: str, stop: int) -> None:
-    memory = {"steps_per_epoch": 8.0, "epochs": 6.0}
-    straight, saving, resumed = (Normed(WAYS[way], memory=memory) for _ in range(3))
+    schedule_state = {"steps_per_epoch": 8.0, "epochs": 6.0}
+    straight, saving, resumed = (Normed(WAYS[way], schedule_state=schedule_state) for _ in range(3))
     straight.train(24)
     saving.train(stop)
     saved = [member.save() for member in saving.members]

@@ -11,19 +11,19 @@ from tacit.rounds import AdaComm, Cycling
 from tacit.strategy import Strategy
 
 BY_THE_LOSS = {
-    "adacomm": Strategy(subject="progress", rounds=AdaComm(2, interval=2), merge=Average()),
-    "daso": Strategy(subject="progress", rounds=Cycling(2, patience=0), merge=StaleMean()),
+    "adacomm": Strategy(subject="delta", rounds=AdaComm(2, interval=2), merge=Average()),
+    "daso": Strategy(subject="delta", rounds=Cycling(2, patience=0), merge=StaleMean()),
 }
 
 
 @pytest.mark.parametrize("name", BY_THE_LOSS)
 @pytest.mark.parametrize("peers", range(1, 33))
 def test_a_loss_that_every_rank_has_told_is_known_to_all(name: str, peers: int) -> None:
-    crew = Crew(BY_THE_LOSS[name], peers, memory={"steps_per_epoch": 3.0, "epochs": 4.0})
+    crew = Crew(BY_THE_LOSS[name], peers, schedule_state={"steps_per_epoch": 3.0, "epochs": 4.0})
     crew.train(6, loss=lambda step: 1.0)
-    memories = [replica.session.memory for replica in crew.replicas]
+    memories = [replica.session.schedule_state for replica in crew.replicas]
     crew.close()
-    assert all(memory == memories[0] for memory in memories)
+    assert all(schedule_state == memories[0] for schedule_state in memories)
 
 
 @pytest.mark.parametrize("silent", [(3,), (0, 6), range(7)])

@@ -11,7 +11,7 @@ from crew import Crew
 from torch import Tensor
 
 from tacit.compressors import ErrorFeedback, TopK
-from tacit.merges import Average, Elastic, Keep, OuterStep, SlowMo, StaleMean
+from tacit.merges import Average, Elastic, LocalResidual, OuterStep, SlowMo, StaleMean
 from tacit.overlap import Delayed
 from tacit.rounds import Cycling, Every
 from tacit.strategy import Strategy
@@ -23,10 +23,10 @@ SIZES = {"a": 20, "b": 12}
 
 def progress(merge: object, lag: int = 0, every: int = 1, **more: object) -> Strategy:
     late = {"overlap": Delayed(lag)} if lag else {}
-    return Strategy(subject="progress", rounds=Every(every), merge=merge, **late, **more)  # type: ignore[arg-type]
+    return Strategy(subject="delta", rounds=Every(every), merge=merge, **late, **more)  # type: ignore[arg-type]
 
 
-DASO = Strategy(subject="progress", rounds=Cycling(3, warmup_epochs=0, cooldown_epochs=0), merge=StaleMean())
+DASO = Strategy(subject="delta", rounds=Cycling(3, warmup_epochs=0, cooldown_epochs=0), merge=StaleMean())
 MEMORY = {"steps_per_epoch": 12.0, "epochs": 100.0}
 
 WAYS = {
@@ -36,13 +36,13 @@ WAYS = {
     "outer step, partly": progress(OuterStep(0.4, 0.9, local=0.5), 2, 3),
     "slow momentum": progress(SlowMo(1.0, 0.7), every=2),
     "elastic": progress(Elastic(0.9)),
-    "keep": progress(Keep(), compressor=TopK(ratio=0.5), topology=Flat()),
+    "keep": progress(LocalResidual(), compressor=TopK(ratio=0.5), topology=Flat()),
     "stale mean": DASO,
 }
 
 
 def crew_of(strategy: Strategy, dtype: torch.dtype, peers: int = 4) -> Crew:
-    return Crew(strategy, peers, memory=MEMORY, sizes=SIZES, dtype=dtype, start=1.5)
+    return Crew(strategy, peers, schedule_state=MEMORY, sizes=SIZES, dtype=dtype, start=1.5)
 
 
 def run(crew: Crew, steps: int, step_: Callable[[int, int, Tensor], None]) -> list[Tensor]:
@@ -109,7 +109,7 @@ def test_diloco_is_that_of_float32_to_rounding(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_nothing_moves_where_nobody_does(dtype: torch.dtype) -> None:
-    """The common point is between two numbers of the type, and is not pulled to either."""
+    """The anchor is between two numbers of the type, and is not pulled to either."""
     crew = crew_of(progress(OuterStep(0.7, 0.0)), dtype, peers=3)
     unit = torch.finfo(dtype).eps
     run(crew, 1, lambda rank, step, p: p.add_(unit) if rank == 0 else p)
@@ -130,8 +130,8 @@ def test_what_travels_is_of_the_parameters_type(way: str, dtype: torch.dtype) ->
     for kind in (dtype, torch.float32):
         crew = crew_of(WAYS[way], kind)
         run(crew, 7, lambda rank, step, p: p.mul_(0.99))
-        assert all(lot.dtype == kind for lot in crew.replicas[0].session.lots)
-        sent[kind] = crew.replicas[0].session.tally.totals.bytes_out
+        assert all(bucket.dtype == kind for bucket in crew.replicas[0].session.buckets)
+        sent[kind] = crew.replicas[0].session.stats.totals.bytes_out
         crew.close()
     assert sent[dtype] <= 0.5 * sent[torch.float32] * (1.6 if "keep" in way else 1.1) + 50  # positions stay
 
@@ -149,7 +149,7 @@ def test_a_checkpoint_holds_what_rounding_took_away(way: str, dtype: torch.dtype
     run(straight, 20, moves)
     run(saving, stop, moves)
     saved = [replica.save() for replica in saving.replicas]
-    assert any(t.dtype == torch.float32 for k, t in saved[0].items() if k.endswith("last common point"))  # type: ignore[attr-defined]
+    assert any(t.dtype == torch.float32 for k, t in saved[0].items() if k.endswith("last anchor"))  # type: ignore[attr-defined]
     run(saving, 20 - stop, moves)
     resumed.each(lambda rank, replica: replica.load(saved[rank]))
     run(resumed, 20 - stop, moves)

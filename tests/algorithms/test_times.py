@@ -32,8 +32,8 @@ def test_a_schedule_is_logged_where_it_changes_and_only_there() -> None:
 
 def test_daso_is_told_by_its_phases_and_by_b_w_and_l() -> None:
     rounds = Cycling(period=4, delay=2, local=1, warmup_epochs=1, cooldown_epochs=1, patience=0)
-    strategy = Strategy(subject="progress", rounds=rounds, merge=StaleMean())
-    crew = Crew(strategy, memory={"steps_per_epoch": 8.0, "epochs": 6.0})
+    strategy = Strategy(subject="delta", rounds=rounds, merge=StaleMean())
+    crew = Crew(strategy, schedule_state={"steps_per_epoch": 8.0, "epochs": 6.0})
     crew.train(48, loss=lambda step: 1.0)
     changes = told(crew).changes
     assert [(each.step, each.values["phase"]) for each in changes if "phase" in each.values] == [
@@ -65,7 +65,7 @@ def test_asking_for_facts_is_waiting_for_the_round_that_is_under_way() -> None:
     crew = Crew("adacomm:sync_every=2")
 
     def waits(replica: Replica) -> bool:
-        return any(flight.watch.waits(time.perf_counter()) for flight in [*replica.session._flights.values()])
+        return any(flight.watch.waits(time.perf_counter()) for flight in [*replica.session._pending.values()])
 
     def late(rank: int, replica: Replica) -> None:
         for _ in range(2):

@@ -15,16 +15,17 @@ from crew import LR, SIZES, Crew, gradient
 from torch import Tensor
 
 from tacit.algorithms import parse
-from tacit.compressors import ErrorFeedback, PredictiveCoding, TopK
+from tacit.compressors import ErrorFeedback, TopK
 from tacit.contracts import Merge
-from tacit.doors import epochs
-from tacit.doors.optimizer import fragments
 from tacit.errors import AttachError, CheckpointError, ConfigError
-from tacit.lots import cut
-from tacit.merges import Average, Elastic, Keep, OuterStep, SlowMo
+from tacit.hooks import epochs
+from tacit.hooks.optimizer import fragments
+from tacit.merges import Average, Elastic, LocalResidual, OuterStep, SlowMo
 from tacit.overlap import Delayed
-from tacit.predictors import Persistent
+from tacit.prediction import PredictiveCoding
+from tacit.prediction.extrapolation import Persistent
 from tacit.rounds import AdaComm, ByVariance, Every, OnPlateau
+from tacit.session.buckets import cut
 from tacit.strategy import Strategy
 from tacit.topologies import Flat
 
@@ -55,21 +56,21 @@ def local_sgd(k: int) -> Trace:
 
 
 def sparse(k: int, ratio: float, trust: float) -> Trace:
-    """Each sends, of each lot, the largest of its progress beyond `trust` times the last answer."""
-    named, at, lots = {name: torch.ones(size) for name, size in SIZES.items()}, 0, []
+    """Each sends, of each bucket, the largest of its progress beyond `trust` times the last answer."""
+    named, at, buckets = {name: torch.ones(size) for name, size in SIZES.items()}, 0, []
     spans = {}
     for name, size in SIZES.items():
         spans[name] = torch.arange(at, at + size)
         at += size
     for part in fragments(named, 1):
-        lots += [torch.cat([spans[name] for name in lot]) for lot in cut(part, named, cap=40)]
+        buckets += [torch.cat([spans[name] for name in bucket]) for bucket in cut(part, named, cap=40)]
     x, trace = [each.clone() for each in start()], []
     common, answer = start()[0], torch.zeros_like(start()[0])
     for t in range(STEPS):
         x = [each.clone() for each in stepped(x, t)]
         if (t + 1) % k == 0:
             sent = [torch.zeros_like(common) for _ in x]
-            for where in lots:
+            for where in buckets:
                 for mine, each in zip(sent, x, strict=True):
                     rest = (each - common - trust * answer)[where]
                     chosen = rest.abs().topk(math.ceil(ratio * len(where))).indices
@@ -141,21 +142,21 @@ def overlapped(k: int, alpha: float, beta: float) -> Trace:
 def late_average(k: int, lag: int) -> Trace:
     """CoCoD-SGD; with k = lag = 1, OD-SGD."""
     x, trace = start(), []
-    flights: list[tuple[int, list[Tensor]]] = []
+    pending_rounds: list[tuple[int, list[Tensor]]] = []
     for t in range(STEPS):
         x = stepped(x, t)
-        while flights and flights[0][0] + lag <= t:
-            _, then = flights.pop(0)
+        while pending_rounds and pending_rounds[0][0] + lag <= t:
+            _, then = pending_rounds.pop(0)
             x = [now + mean(then) - mine for now, mine in zip(x, then, strict=True)]
         if (t + 1) % k == 0:
-            flights.append((t, x))
+            pending_rounds.append((t, x))
         trace.append(x)
     return trace
 
 
 def streaming(k: int, parts: int, lag: int, alpha: float, lr: float, momentum: float) -> Trace:
     """Fragments are the tail of the vector first, as parameters are taken from the last on."""
-    from tacit.doors.optimizer import fragments
+    from tacit.hooks.optimizer import fragments
 
     named = {name: torch.empty(size) for name, size in SIZES.items()}
     at, spans = 0, {}
@@ -165,11 +166,11 @@ def streaming(k: int, parts: int, lag: int, alpha: float, lr: float, momentum: f
     places = [torch.cat([spans[name] for name in part]) for part in fragments(named, parts)]
     x, trace = [each.clone() for each in start()], []
     outer, v = start()[0], torch.zeros_like(start()[0])
-    flights: list[tuple[int, int, Tensor]] = []
+    pending_rounds: list[tuple[int, int, Tensor]] = []
     for t in range(STEPS):
         x = [each.clone() for each in stepped(x, t)]
-        while flights and flights[0][0] + lag <= t:
-            _, part, average = flights.pop(0)
+        while pending_rounds and pending_rounds[0][0] + lag <= t:
+            _, part, average = pending_rounds.pop(0)
             where = places[part]
             g = outer[where] - average
             v[where] = momentum * v[where] + g
@@ -177,18 +178,18 @@ def streaming(k: int, parts: int, lag: int, alpha: float, lr: float, momentum: f
             for each in x:
                 each[where] = alpha * each[where] + (1 - alpha) * outer[where]
         due = [part for part in range(parts) if (t + 1 - (part + 1) * k // parts) % k == 0]
-        flights += [(t, part, mean(x)[places[part]]) for part in due]
+        pending_rounds += [(t, part, mean(x)[places[part]]) for part in due]
         trace.append([each.clone() for each in x])
     return trace
 
 
 STREAMING = Strategy(
-    subject="progress", rounds=Every(6, fragments=3), overlap=Delayed(2), merge=OuterStep(0.4, 0.9, local=0.5)
+    subject="delta", rounds=Every(6, fragments=3), overlap=Delayed(2), merge=OuterStep(0.4, 0.9, local=0.5)
 )
-COCOD = Strategy(subject="progress", rounds=Every(4), overlap=Delayed(3), merge=Average())
+COCOD = Strategy(subject="delta", rounds=Every(4), overlap=Delayed(3), merge=Average())
 
 KEEP = Strategy(
-    subject="progress", rounds=Every(4), compressor=TopK(ratio=0.3), topology=Flat(), merge=Keep()
+    subject="delta", rounds=Every(4), compressor=TopK(ratio=0.3), topology=Flat(), merge=LocalResidual()
 )
 CODED = replace(KEEP, compressor=PredictiveCoding(TopK(ratio=0.3), Persistent(0.5)))
 
@@ -208,7 +209,7 @@ CASES: dict[str, tuple[str | Strategy, Callable[[], Trace]]] = {
     "cocod": (COCOD, lambda: late_average(4, 3)),
     "streaming": (STREAMING, lambda: streaming(6, 3, 2, 0.5, 0.4, 0.9)),
     "diloco without a trick": (
-        Strategy(subject="progress", rounds=Every(4), merge=OuterStep(lr=1.0, momentum=0.0)),
+        Strategy(subject="delta", rounds=Every(4), merge=OuterStep(lr=1.0, momentum=0.0)),
         lambda: local_sgd(4),
     ),
 }
@@ -232,7 +233,7 @@ LATE = ["odsgd", "overlap-localsgd:sync_every=4", STREAMING, COCOD]
     "strategy",
     [*LATE, KEEP, CODED, "easgd:sync_every=3", "slowmo:sync_every=4", "diloco:sync_every=5",
      "diloco:sync_every=5,bits=4",
-     Strategy(subject="progress", rounds=Every(6, fragments=2), overlap=Delayed(3),
+     Strategy(subject="delta", rounds=Every(6, fragments=2), overlap=Delayed(3),
               compressor=ErrorFeedback(TopK(ratio=0.2)), merge=Average())],
     ids=str,
 )  # fmt: skip
@@ -301,13 +302,13 @@ def test_the_true_lag_is_told() -> None:
             seen.append(at.lag)
             super().apply_(now, then, mean, mine, state, at)
 
-    strategy = Strategy(subject="progress", rounds=Every(4), overlap=Delayed(3), merge=Noting())
+    strategy = Strategy(subject="delta", rounds=Every(4), overlap=Delayed(3), merge=Noting())
     crew = Crew(strategy, 1)
-    lots = len(crew.replicas[0].session.lots)
+    buckets = len(crew.replicas[0].session.buckets)
     crew.train(8)  # leaves after step 3, lands after 6; leaves after 7
     crew.train(1)
     crew.sync()  # one step later: lands early
-    assert seen == [3] * lots + [1] * lots
+    assert seen == [3] * buckets + [1] * buckets
     assert crew.replicas[0].session.metrics()["lag"] == 2.0
     assert "parameters every 4 steps" in crew.replicas[0].session.summary
     assert ", 3 steps late" in crew.replicas[0].session.summary
@@ -319,11 +320,11 @@ def test_the_true_lag_is_told() -> None:
 
 def rounds_of(crew: Crew, steps: int, loss: Callable[[int], float] | None) -> list[int]:
     crew.train(steps, loss)
-    return [record.step for record in crew.replicas[0].session.tally.records]
+    return [record.step for record in crew.replicas[0].session.stats.records]
 
 
 def test_adacomm_talks_more_often_as_the_loss_falls() -> None:
-    crew = Crew(Strategy(subject="progress", rounds=AdaComm(8, interval=16), merge=Average()), P)
+    crew = Crew(Strategy(subject="delta", rounds=AdaComm(8, interval=16), merge=Average()), P)
     # F_0 = 1 before the first round; at step 24 F = 1/4: ceil(sqrt(1/4) * 8) = 4; at 40 no smaller: 2.
     steps = rounds_of(crew, 48, loss=lambda step: 1.0 if step < 8 else 0.25)
     assert steps == [7, 15, 19, 23, 27, 31, 33, 35, 37, 39, 41, 43, 45, 47]
@@ -333,10 +334,10 @@ def test_adacomm_talks_more_often_as_the_loss_falls() -> None:
 def periods_of(rates: list[float], losses: list[float], interval: int) -> list[float]:
     """Those of AdaComm(16), told these after every step."""
     rounds, found = AdaComm(16, interval), []
-    memory = rounds.start()
+    schedule_state = rounds.start()
     for step, (lr, loss) in enumerate(zip(rates, losses, strict=True)):
-        memory = rounds.observe(memory, {"step": step, "lr": lr, "loss": loss})
-        found.append(memory["period"])
+        schedule_state = rounds.observe(schedule_state, {"step": step, "lr": lr, "loss": loss})
+        found.append(schedule_state["period"])
     return found
 
 
@@ -365,7 +366,7 @@ def test_a_warm_up_does_not_shorten_the_period_as_if_the_loss_had_fallen() -> No
 
 
 def test_without_the_loss_every_rank_is_told_what_to_write() -> None:
-    crew = Crew(Strategy(subject="progress", rounds=AdaComm(4), merge=Average()), P)
+    crew = Crew(Strategy(subject="delta", rounds=AdaComm(4), merge=Average()), P)
     with pytest.raises(ConfigError, match=r"session\.observe\(loss\)"):
         crew.train(4)
 
@@ -373,7 +374,7 @@ def test_without_the_loss_every_rank_is_told_what_to_write() -> None:
 def test_a_plateau_shortens_the_period_and_each_epoch_ends_with_a_round() -> None:
     rounds = OnPlateau(8, patience=1, factor=2)
     crew = Crew(
-        Strategy(subject="progress", rounds=rounds, merge=Average()), P, memory={"steps_per_epoch": 10.0}
+        Strategy(subject="delta", rounds=rounds, merge=Average()), P, schedule_state={"steps_per_epoch": 10.0}
     )
     # Epochs of loss 1, 1, 1: best, bad, bad again, which is a plateau: from then on every 4 steps.
     steps = rounds_of(crew, 40, loss=lambda step: 1.0)
@@ -382,11 +383,11 @@ def test_a_plateau_shortens_the_period_and_each_epoch_ends_with_a_round() -> Non
 
 
 def test_the_period_follows_the_variance() -> None:
-    crew = Crew(Strategy(subject="progress", rounds=ByVariance(4, sample_steps=8), merge=Average()), P)
+    crew = Crew(Strategy(subject="delta", rounds=ByVariance(4, sample_steps=8), merge=Average()), P)
     crew.train(40)
-    memory = crew.replicas[0].session.memory
-    assert memory["samples"] == 2
-    assert all(replica.session.memory == memory for replica in crew.replicas)
+    schedule_state = crew.replicas[0].session.schedule_state
+    assert schedule_state["samples"] == 2
+    assert all(replica.session.schedule_state == schedule_state for replica in crew.replicas)
     crew.close()
 
 
@@ -400,7 +401,7 @@ def test_postlocal_is_two_levels() -> None:
     near, far = parse("postlocal:start_step=10,sync_every=4").levels
     assert [s for s in range(30) if near.rounds.due(s, {})] == list(range(10))
     assert [s for s in range(30) if far.rounds.due(s, {})] == [13, 17, 21, 25, 29]
-    assert [far.rounds.sleeps(s, {}) for s in (0, 9, 10)] == [True, True, False]
+    assert [far.rounds.inactive(s, {}) for s in (0, 9, 10)] == [True, True, False]
 
 
 # ---- cost ---------------------------------------------------------------------------------------------
@@ -413,7 +414,7 @@ def test_postlocal_is_two_levels() -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_landing_allocates_nothing_large(merge: Merge, dtype: torch.dtype) -> None:
-    strategy = Strategy(subject="progress", rounds=Every(4), overlap=Delayed(2), merge=merge)
+    strategy = Strategy(subject="delta", rounds=Every(4), overlap=Delayed(2), merge=merge)
     crew = Crew(strategy, 1, sizes={"a": 100_000, "b": 50_000}, dtype=dtype)
     crew.train(10)
     (replica,) = crew.replicas
@@ -479,7 +480,7 @@ def test_diloco_is_torchfts(case: str, algorithm: str) -> None:
             lambda: Strategy(rounds=Every(4)),
             "rounds=Every(sync_every=4, fragments=1, start_step=0) with subject='gradient' would lose",
         ),
-        (lambda: Strategy(subject="progress"), "merge=Replace() cannot apply progress"),
+        (lambda: Strategy(subject="delta"), "merge=Replace() cannot apply progress"),
         (lambda: Strategy(merge=Elastic()), "merge=Elastic(beta=0.9) cannot apply a gradient"),
     ],
 )
@@ -494,7 +495,7 @@ def test_a_period_that_no_epoch_reaches_is_told(caplog: pytest.LogCaptureFixture
     assert caplog.text == ""
     epochs.check(parse("diloco:sync_every=500"), {"steps_per_epoch": 22.0})
     assert "sync_every=500 is longer than an epoch of 22 steps" in caplog.text
-    plateau = Strategy(subject="progress", rounds=OnPlateau(23), merge=Average())
+    plateau = Strategy(subject="delta", rounds=OnPlateau(23), merge=Average())
     with pytest.raises(
         AttachError, match=r"sync_every=23 is longer than an epoch of 22 steps.*write 22 at most"
     ):
@@ -502,7 +503,7 @@ def test_a_period_that_no_epoch_reaches_is_told(caplog: pytest.LogCaptureFixture
 
 
 def test_more_fragments_than_parameters_are_refused() -> None:
-    strategy = Strategy(subject="progress", rounds=Every(8, fragments=5), merge=Average())
+    strategy = Strategy(subject="delta", rounds=Every(8, fragments=5), merge=Average())
     with pytest.raises(AttachError, match="4 parameters cannot be cut into 5 fragments: write fewer"):
         Crew(strategy, 1)
 
@@ -514,7 +515,7 @@ def test_another_period_goes_on_and_is_logged(caplog: pytest.LogCaptureFixture) 
     other.each(lambda rank, replica: replica.load(saved[rank]))
     assert "goes on with Every(sync_every=3" in caplog.text
     other.train(6)
-    assert [record.step for record in other.replicas[0].session.tally.records] == [5, 8]
+    assert [record.step for record in other.replicas[0].session.stats.records] == [5, 8]
     for crew in (first, other):
         crew.close()
 

@@ -18,9 +18,9 @@ import peer_list
 import peer_rank
 import peer_table
 import peers
-from tacit import recipes
 from tacit.algorithms import parse
-from tacit.testbed import Failure, Result
+from tacit.lab import recipes
+from tacit.lab.testbed import Failure, Result
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "peers.py"
@@ -226,11 +226,11 @@ def test_peers_and_tacit_take_turns_and_finished_rows_are_not_run_again(
 ) -> None:
     wanted = peer_list.chosen("torch-ddp,torch-fp16")
     path, here = tmp_path / "rows.jsonl", {None: Path(sys.executable)}
-    interrupted = peers.measure(wanted, 2, SETTINGS, here, peers.Kept(path))
+    interrupted = peers.measure(wanted, 2, SETTINGS, here, peers.StateSlice(path))
     first = [next(interrupted) for _ in range(3)]
     with path.open("a") as file:
         file.write('{"peer": "torch-f')  # cut off
-    kept = peers.Kept(path)
+    kept = peers.StateSlice(path)
     rows = list(peers.measure(wanted, 2, SETTINGS, here, kept))
     assert rows[:3] == first
     assert runs == [
@@ -258,7 +258,7 @@ def test_a_peer_that_does_not_install_is_a_row_and_stops_nobody(
         peer_list.TORCHFT: peer_list.Unavailable("No matching distribution found for torchft-nightly"),
         peer_list.ACCELERATE: Path("python"),
     }
-    rows = list(peers.measure(wanted, 1, SETTINGS, places, peers.Kept(tmp_path / "rows.jsonl")))
+    rows = list(peers.measure(wanted, 1, SETTINGS, places, peers.StateSlice(tmp_path / "rows.jsonl")))
     assert [row["status"] for row in rows] == ["failed", "ok", "ok", "ok"]
     assert rows[0]["message"] == "does not install: No matching distribution found for torchft-nightly"
     assert rows[0]["who"].startswith("torchft-nightly 20")

@@ -8,11 +8,11 @@ import pytest
 
 import scaling
 import scaling_table
-from kept import Kept
+from kept import StateSlice
 from paired import ROOT
 from scaling import exponent, growth
 from tacit.algorithms import catalogue
-from tacit.testbed import Serving
+from tacit.lab.testbed import Serving
 
 
 def row(arm: str, ranks: int, value: float, ranks_per_node: int = 1) -> dict[str, object]:
@@ -63,10 +63,10 @@ def test_what_failed_is_tried_again_and_nothing_else(
     tmp_path: Path, clusters: list[tuple[str, bool]]
 ) -> None:
     path, failed = tmp_path / "rows.jsonl", list[str]()
-    rows = scaling.climb("flat", True, Kept(path), failed)
+    rows = scaling.climb("flat", True, StateSlice(path), failed)
     assert clusters == [(each, True) for each in scaling.LADDERS["flat"].clusters]
     assert failed == ["8x1+1@100mbit"]
-    kept = Kept(path)
+    kept = StateSlice(path)
     again = scaling.climb("flat", True, kept, failed)
     assert clusters[4:] == [("8x1+1@100mbit", True)]
     assert failed == ["8x1+1@100mbit"]
@@ -78,7 +78,7 @@ def test_what_failed_is_tried_again_and_nothing_else(
 def test_quick_leaves_out_what_is_slow_and_nodes_have_no_server(
     tmp_path: Path, clusters: list[tuple[str, bool]]
 ) -> None:
-    scaling.climb("nodes", True, Kept(tmp_path / "rows.jsonl"), [])
+    scaling.climb("nodes", True, StateSlice(tmp_path / "rows.jsonl"), [])
     assert clusters == [("2x2@100mbit", False), ("4x2@100mbit", False), ("4x4@100mbit", False)]
 
 

@@ -9,16 +9,17 @@ import pytest
 from samples import HEAD
 from timed import run
 
-from tacit import records, timelines
+from tacit import timelines
 from tacit.cli import contest
 from tacit.cli.book import Book
 from tacit.cli.display import Display
 from tacit.cli.interrupts import Interrupted
 from tacit.cli.request import Request
-from tacit.cluster import Cluster
 from tacit.errors import TestbedError
-from tacit.recipes.messages import Progress, line_of
-from tacit.testbed import Failure, Result
+from tacit.lab import records
+from tacit.lab.cluster import Cluster
+from tacit.lab.recipes.progress import Progress, line_of
+from tacit.lab.testbed import Failure, Result
 
 WELL = Result(0, (), timed_out=False, seconds=1.0)
 PROGRESS = Progress(algorithm="topk", epoch=0, step=1, steps=2, seconds=0.1, loss=2.0, accuracy=None, mb=None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tacit import cli, files
-from tacit.doors import footprint
+from tacit.hooks import run_report
 
 TACIT = [sys.executable, "-m", "tacit.cli"]
 SCRIPT = """
@@ -121,7 +121,7 @@ def test_a_script_that_is_not_started_by_the_command_goes_on_too(
     import tacit
 
     for name in ("_CALLED", "_OPEN", "_CLOSED"):
-        monkeypatch.setattr(footprint, name, [])
+        monkeypatch.setattr(run_report, name, [])
     monkeypatch.setattr(files, "_SAID", set())
     monkeypatch.setenv("TACIT_FOOTPRINT", str(tmp_path / "gone"))
     monkeypatch.delenv("TACIT_ALGORITHM", raising=False)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from tacit.cli import display
-from tacit.recipes.messages import Progress
+from tacit.lab.recipes.progress import Progress
 
 FIRST = Progress(algorithm="topk", epoch=0, step=1, steps=20, seconds=0.1, loss=2.3, accuracy=None, mb=None)
 ENDED = replace(FIRST, epoch=1, step=10, seconds=3.0, loss=0.25, accuracy=0.9, mb=12.34)

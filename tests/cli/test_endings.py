@@ -7,9 +7,9 @@ import pytest
 from tacit import files
 from tacit.cli import endings, outcome
 from tacit.cli.endings import Group
-from tacit.cluster import Cluster
-from tacit.testbed import Failure, Result
-from tacit.testbed.results import Ending
+from tacit.lab.cluster import Cluster
+from tacit.lab.testbed import Failure, Result
+from tacit.lab.testbed.results import Ending
 
 ATTACH = f"""Traceback (most recent call last):
   File "/home/me/train.py", line 12, in <module>

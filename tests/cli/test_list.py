@@ -10,8 +10,9 @@ import pytest
 
 from tacit import algorithms
 from tacit.algorithms import catalogue
-from tacit.compressors import Dense, Nowcast
+from tacit.compressors import Dense
 from tacit.contracts import WORLD
+from tacit.prediction import Nowcast
 from tacit.strategy import Strategy
 from tacit.topologies import Star
 
@@ -40,7 +41,7 @@ def test_an_entry_says_what_the_strategy_does(name: str) -> None:
         assert (entry.family == "hierarchical") == by_node
         served = isinstance(levels[-1].topology, Star)
         assert (entry.family == "parameter server") == served
-        alone = levels[-1].subject == "progress" and not (by_node or served)
+        alone = levels[-1].subject == "delta" and not (by_node or served)
         assert (entry.family in ("periodic", "predictive")) == alone
 
 

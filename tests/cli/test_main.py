@@ -14,10 +14,11 @@ import pytest
 import typer
 from image_files import as_archive, pictures
 
-from tacit import cli, records
+from tacit import cli
 from tacit.cli import request
-from tacit.recipes import Choices
-from tacit.recipes.data.download import REMOTES, Remote
+from tacit.lab import records
+from tacit.lab.recipes import Choices
+from tacit.lab.recipes.data.download import REMOTES, Remote
 
 Curves: TypeAlias = dict[str, list[tuple[int, float]]]
 TACIT = [sys.executable, "-m", "tacit.cli"]
@@ -101,7 +102,7 @@ def test_curves_are_not_drawn_over_those_of_another_run(
 def test_curves_without_their_package_are_bad_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tacit.doors.scalars.find_spec", lambda name: None)
+    monkeypatch.setattr("tacit.hooks.scalars.find_spec", lambda name: None)
     words = ["--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "curves")]
     assert "pip install -e '.[tensorboard]'" in refused(capsys, monkeypatch, *words)
     assert not (tmp_path / "out").exists()
@@ -134,7 +135,7 @@ def test_help_and_version_import_neither_torch_nor_rich() -> None:
 def test_the_meaning_of_every_column_is_in_the_help() -> None:
     done = subprocess.run([*TACIT, "compare", "--help"], capture_output=True, text=True, check=True)
     text = " ".join(done.stdout.split())
-    from tacit.reports import MEANINGS
+    from tacit.lab.reports import MEANINGS
 
     for name, meaning in MEANINGS.items():
         assert f"{name}: {meaning}" in text
@@ -193,7 +194,7 @@ def test_images_are_trained_on_from_where_the_user_says(tmp_path: Path) -> None:
 def test_a_cpu_without_bfloat16_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
-    monkeypatch.setattr("tacit.recipes.models.precision.is_native", lambda: native)
+    monkeypatch.setattr("tacit.lab.recipes.models.precision.is_native", lambda: native)
     said: list[str] = []
     request.check(
         recipe="cifar10",
@@ -241,7 +242,7 @@ def ranks_of(folder: Path) -> dict[int, int]:
         except OSError:
             continue
         ours = f"TACIT_CACHE={folder}/cache".encode() in environment
-        if ours and b"tacit.recipes.worker" in words and words[1] == b"-u":
+        if ours and b"tacit.lab.recipes.worker" in words and words[1] == b"-u":
             rank = next(int(word[5:]) for word in environment if word.startswith(b"RANK="))
             found[rank] = int(process.name)
     return found

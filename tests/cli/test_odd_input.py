@@ -16,7 +16,7 @@ import pytest
 from samples import DDP, HEAD, WHOLE
 
 from tacit import cli
-from tacit.records import Line
+from tacit.lab.records import Line
 
 HUGE = str(10**30)
 LONG = "x" * 10_000
@@ -36,8 +36,8 @@ STARTS = (
     "tacit.cli.run._carry_out",
     "tacit.cli.predicting.recorded",
     "tacit.cli.predicting.judge",
-    "tacit.recipes.prediction.mp2.train",
-    "tacit.recipes.prediction.wnn.train",
+    "tacit.lab.predictor_training.mp2.train",
+    "tacit.lab.predictor_training.wnn.train",
 )
 
 

@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 
 from tacit.cli import app
 from tacit.errors import ConfigError
-from tacit.predictors import MP2, WNN, files
+from tacit.prediction import weight_files
+from tacit.prediction.mp2_network import MP2
+from tacit.prediction.wnn_network import WNN
 
 LITTLE = ["--recipes", "made-up", "--models", "lenet", "--hold-model", "none", "--hold-data", "none"]
 SHORT = ["--rates", "1", "--rounds", "24", "--phases", "2", "--elements", "8"]
@@ -42,7 +44,7 @@ def test_what_was_recorded_is_learnt_and_judged(recorded: Path, tmp_path: Path) 
     out, page = tmp_path / "mine.pt", tmp_path / "page.html"
     run("train", recorded, "--steps", 6, "--batch", 64, "--width", 2, "--gains", 0.5, "--out", out)
     assert set(MP2(str(out)).kinds()) == {"convolution", "linear", "vector"}
-    note = files.note_of(out)
+    note = weight_files.note_of(out)
     assert (
         f"tacit predictor train {recorded} --network mp2 --width 2 --steps 6 --batch 64 --seed 0 --gains 0.5"
         in note
@@ -79,7 +81,7 @@ def test_wnn_learns_from_the_same_records(recorded: Path, tmp_path: Path) -> Non
 
 
 def test_a_loop_can_be_recorded(recorded: Path, tmp_path: Path) -> None:
-    from tacit.recipes.prediction.dataset import load
+    from tacit.lab.predictor_training.dataset import load
 
     made, out = tmp_path / "m.pt", tmp_path / "loop.safetensors"
     run(
@@ -151,7 +153,7 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(
     words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tacit.recipes.prediction.simulation.Simulation.rounds", None)
+    monkeypatch.setattr("tacit.lab.predictor_training.simulation.Simulation.rounds", None)
     assert says in refused(*words)
     assert not list(tmp_path.iterdir())
 
@@ -178,9 +180,15 @@ def test_what_cannot_be_learnt_is_refused(
 def test_a_damaged_predictor_is_refused(tmp_path: Path) -> None:
     damaged: list[tuple[Callable[[Path], object], str]] = [
         (lambda path: path.write_bytes(b"nonsense"), "is damaged, or no predictor file"),
-        (lambda path: files.write(path, "cnn", {"linear": {}}), "for the network 'cnn', and known are"),
-        (lambda path: files.write(path, "mp2", {"attention": {}}), "of kind 'attention', and known are"),
-        (lambda path: files.write(path, "mp2", {"linear": {}}), "should hold first.weight"),
+        (
+            lambda path: weight_files.write(path, "cnn", {"linear": {}}),
+            "for the network 'cnn', and known are",
+        ),
+        (
+            lambda path: weight_files.write(path, "mp2", {"attention": {}}),
+            "of kind 'attention', and known are",
+        ),
+        (lambda path: weight_files.write(path, "mp2", {"linear": {}}), "should hold first.weight"),
     ]
     for i, (write, says) in enumerate(damaged):
         write(tmp_path / f"{i}.pt")

@@ -9,9 +9,10 @@ import pytest
 from samples import DDP, HEAD
 from timed import run
 
-from tacit import cli, records
+from tacit import cli
 from tacit.cli import compare, report, request
 from tacit.cli.book import Book
+from tacit.lab import records
 
 
 @pytest.fixture

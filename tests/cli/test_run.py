@@ -14,9 +14,9 @@ import pytest
 
 from tacit import cli
 from tacit.cli import job, outcome
-from tacit.cluster import Cluster
-from tacit.doors import footprint
 from tacit.errors import ConfigError
+from tacit.hooks import run_report
+from tacit.lab.cluster import Cluster
 
 TACIT = [sys.executable, "-m", "tacit.cli", "run"]
 
@@ -440,7 +440,7 @@ def test_a_signal_tears_everything_down(tmp_path: Path, number: signal.Signals) 
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a rank that has called nothing yet."""
     for name in ("_CALLED", "_OPEN", "_CLOSED"):
-        monkeypatch.setattr(footprint, name, [])
+        monkeypatch.setattr(run_report, name, [])
     monkeypatch.setenv("RANK", "3")
     return
 
@@ -471,5 +471,5 @@ def test_without_the_variable_nothing_is_kept(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("TACIT_ALGORITHM", raising=False)
     monkeypatch.chdir(tmp_path)
     assert tacit.from_env().subject == "nothing"
-    assert footprint._CALLED == []
+    assert run_report._CALLED == []
     assert os.listdir(tmp_path) == []

@@ -10,6 +10,7 @@ from tacit.compressors import (
     FP16,
     LAG,
     QSGD,
+    Cascade,
     Clip,
     Dense,
     ErrorFeedback,
@@ -17,23 +18,20 @@ from tacit.compressors import (
     MajoritySign,
     MomentumCorrection,
     Natural,
-    Nowcast,
     OneBit,
-    Phases,
+    Partition,
     PowerSGD,
-    Predicted,
-    PredictiveCoding,
     RandomK,
-    Select,
+    Scheduled,
     Sign,
     TernGrad,
-    Then,
     Threshold,
     TopK,
 )
 from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Matrix, Topology
-from tacit.predictors import Linear
+from tacit.prediction import Nowcast, Predicted, PredictiveCoding
+from tacit.prediction.extrapolation import Linear
 from tacit.topologies import Flat, GlobalTopK
 
 NUMEL = 1000
@@ -115,7 +113,7 @@ TABLE = {
         ErrorFeedback(TopK(ratio=0.3)), tree(300 * 4 + 125, 38), 1.0, conserves=True, topology=GlobalTopK()
     ),
     "gtopk 1% + ef, biases dense": Row(
-        Select(ErrorFeedback(TopK(ratio=0.01)), (Part(Dense(), BIASES),)),
+        Partition(ErrorFeedback(TopK(ratio=0.01)), (Part(Dense(), BIASES),)),
         tree(TOPK, 2, ring(30 * 4)),
         1.0,
         topology=GlobalTopK(),
@@ -134,7 +132,7 @@ TABLE = {
     "topk 100%": Row(TopK(ratio=1.0), gather(NUMEL * 4 + 125), 1e-6),
     "topk 1% + ef, biases dense": Row(
         # The dense entries ride in the sparse message: 30 x 4 bytes to each peer.
-        Select(ErrorFeedback(TopK(ratio=0.01)), (Part(Dense(), BIASES),)),
+        Partition(ErrorFeedback(TopK(ratio=0.01)), (Part(Dense(), BIASES),)),
         gather(TOPK + 30 * 4),
         1.0,
     ),
@@ -152,7 +150,7 @@ TABLE = {
         MomentumCorrection(ErrorFeedback(BF16())), ring(2 * NUMEL), 2e-2, rounding=2**-7
     ),
     "the first of two phases": Row(
-        Phases(((3, ErrorFeedback(TopK(ratio=0.01))),), ErrorFeedback(TopK(ratio=0.001))),
+        Scheduled(((3, ErrorFeedback(TopK(ratio=0.01))),), ErrorFeedback(TopK(ratio=0.001))),
         gather(TOPK),
         1.0,
         conserves=True,
@@ -166,20 +164,20 @@ TABLE = {
         rounding=1e-2,
     ),
     "low rank, then topk 1%": Row(
-        Then(LOW_RANK, TopK(ratio=0.01)),
+        Cascade(LOW_RANK, TopK(ratio=0.01)),
         lambda p: ring(36 * 2 * 4)(p) + ring(55 * 2 * 4)(p) + gather(TOPK)(p),
         1.0,
         rounding=1e-5,
     ),
     "low rank, then topk 1%, + ef": Row(
-        ErrorFeedback(Then(LOW_RANK, TopK(ratio=0.01))),
+        ErrorFeedback(Cascade(LOW_RANK, TopK(ratio=0.01))),
         lambda p: ring(36 * 2 * 4)(p) + ring(55 * 2 * 4)(p) + gather(TOPK)(p),
         1.0,
         conserves=True,
         rounding=1e-5,
     ),
     "bf16, then all that is left": Row(
-        Then(BF16(), Dense()), lambda p: ring(2 * NUMEL)(p) + ring(4 * NUMEL)(p), 1e-2, rounding=2**-7
+        Cascade(BF16(), Dense()), lambda p: ring(2 * NUMEL)(p) + ring(4 * NUMEL)(p), 1e-2, rounding=2**-7
     ),
     # 4 of each 128, and of the 104 behind them: 32 values, their low bytes, and ceil((32 + 3) / 8).
     "topk of each 128": Row(TopK(ratio=0.03, chunk=128), gather(32 * 4 + 32 + 5), 1.0),
@@ -212,7 +210,10 @@ TABLE = {
     "sign": Row(Sign(), gather(125 + 4), 1.0, rounding=1e-5),
     "sign + ef": Row(ErrorFeedback(Sign()), gather(125 + 4), 1.0, rounding=1e-5, conserves=True),
     "sign + ef, biases dense": Row(
-        Select(ErrorFeedback(Sign()), (Part(Dense(), BIASES),)), gather(125 + 4 + 30 * 4), 1.0, rounding=1e-5
+        Partition(ErrorFeedback(Sign()), (Part(Dense(), BIASES),)),
+        gather(125 + 4 + 30 * 4),
+        1.0,
+        rounding=1e-5,
     ),
     "sign by blocks": Row(Sign(block=512), gather(125 + 2 * 4), 1.0, rounding=1e-5),
     "sign by blocks + ef": Row(
@@ -221,7 +222,7 @@ TABLE = {
     "onebit": Row(OneBit(), gather(125 + 4 * 4), 1.0, rounding=1e-5),
     "onebit + ef": Row(ErrorFeedback(OneBit()), gather(125 + 4 * 4), 1.0, rounding=1e-5, conserves=True),
     "onebit + ef, biases dense": Row(
-        Select(ErrorFeedback(OneBit()), (Part(Dense(), BIASES),)),
+        Partition(ErrorFeedback(OneBit()), (Part(Dense(), BIASES),)),
         gather(125 + 4 * 4 + 30 * 4),
         1.0,
         rounding=1e-5,
@@ -234,7 +235,7 @@ TABLE = {
     "qsgd 8 bits": Row(QSGD(bits=8), gather(8 * 125 + 2 * 4), 1 / 127),
     "qsgd 5 bits, by norm": Row(QSGD(bits=5, bucket=64, scale="norm"), gather(5 * 125 + 16 * 4), 8 / 15),
     "qsgd, biases dense": Row(
-        Select(QSGD(), (Part(Dense(), BIASES),)), gather(4 * 125 + 2 * 4 + 30 * 4), 1 / 7
+        Partition(QSGD(), (Part(Dense(), BIASES),)), gather(4 * 125 + 2 * 4 + 30 * 4), 1 / 7
     ),
     "terngrad": Row(TernGrad(), gather(2 * 125 + 2 * 4), 1.0),
     "terngrad, not clipped, + ef": Row(
@@ -275,7 +276,7 @@ TABLE = {
     ),
     "powersgd + ef, vectors dense": Row(
         # The vectors ride in the message of P.
-        Select(
+        Partition(
             ErrorFeedback(PowerSGD(rank=1, matrices=(Matrix(10, 7, 70), Matrix(520, 6, 80)))),
             (Part(Dense(), BIASES),),
         ),
@@ -290,7 +291,7 @@ TABLE = {
     ),
     "lag, biases dense": Row(
         # The biases ride with the number.
-        Select(LAG(matrices=(Matrix(10, 7, 70), Matrix(520, 6, 80))), (Part(Dense(), BIASES),)),
+        Partition(LAG(matrices=(Matrix(10, 7, 70), Matrix(520, 6, 80))), (Part(Dense(), BIASES),)),
         lambda p: ring((1 + 30) * 4)(p) + ring(4 * NUMEL)(p),
         1e-6,
     ),
@@ -338,7 +339,7 @@ TABLE = {
         rounding=1e-5,
     ),
     "topk 1%, a third bf16": Row(
-        Select(TopK(ratio=0.01), (Part(BF16(), ((300, 600),)),)),
+        Partition(TopK(ratio=0.01), (Part(BF16(), ((300, 600),)),)),
         gather(TOPK + 300 * 2),
         1.0,
         rounding=2**-7,

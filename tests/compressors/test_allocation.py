@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from tacit.compressors.wrappers import Part
-from tacit.contracts import Compressor, Context, Gather, Matrix, Mean, State
+from tacit.contracts import AllGather, AllReduce, Compressor, Context, Matrix, State
 from tacit.topologies import Flat
 
 LARGEST = 1 << 16
@@ -60,7 +60,7 @@ def enlarged(value: object, rows: int, columns: int) -> object:
     return value
 
 
-class Kept:
+class StateSlice:
     """A workspace that hands out the same buffers every round, and swaps them as a session does."""
 
     def __init__(self) -> None:
@@ -87,17 +87,19 @@ class Steps:
 
     def __init__(self, compressor: Compressor, numel: int) -> None:
         self.compressor, (self.x, self.out) = compressor, tensors(2, numel)
-        self.state, self.work, self.round = compressor.init(torch.empty(numel)), Kept(), 0
+        self.state, self.work, self.round = compressor.init(torch.empty(numel)), StateSlice(), 0
 
     def __call__(self) -> None:
-        ctx = Context(out=self.out, work=self.work, peers=2, round=self.round, name="lot")
+        ctx = Context(out=self.out, work=self.work, peers=2, round=self.round, name="bucket")
         talk = Flat().conduct(self.x, self.compressor, self.state, ctx)
         answer: object = None
         try:
             while True:
-                wish = talk.send(answer)
-                assert isinstance(wish, Mean | Gather)
-                answer = wish.payload if isinstance(wish, Mean) else [wish.payload, wish.payload]
+                request = talk.send(answer)
+                assert isinstance(request, AllReduce | AllGather)
+                answer = (
+                    request.payload if isinstance(request, AllReduce) else [request.payload, request.payload]
+                )
         except StopIteration as end:
             self.work.swap(self.state, end.value.state)
             self.state, self.round = end.value.state, self.round + 1

@@ -12,9 +12,10 @@ from laws import Bench, Peers
 from table import TABLE, Row
 from torch import Tensor
 
-from tacit.compressors import Phases, PowerSGD, Predicted, RandomK, Select, TernGrad, Then
+from tacit.compressors import Cascade, Partition, PowerSGD, RandomK, Scheduled, TernGrad
 from tacit.contracts import Compressor, Context, Matrix
 from tacit.errors import Overflow
+from tacit.prediction import Predicted
 
 PEERS, GUARD = 2, 64
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -31,13 +32,13 @@ KINDS = ("normal", "zeros", "minus zero", "equal", "denormal", "least", "large",
 
 def rows() -> dict[str, Row]:
     """Those whose parts are not tied to a length."""
-    return {name: row for name, row in TABLE.items() if not isinstance(row.compressor, Select)}
+    return {name: row for name, row in TABLE.items() if not isinstance(row.compressor, Partition)}
 
 
 def for_length(compressor: Compressor, numel: int) -> Compressor:
     """The same, with matrices that fit: the largest square, and behind it nothing."""
     side = int(numel**0.5)
-    return compressor.bound((Matrix(0, side, side),) if side else ())
+    return compressor.with_layout((Matrix(0, side, side),) if side else ())
 
 
 def tensor(kind: str, numel: int, dtype: torch.dtype, number: int) -> Tensor:
@@ -137,7 +138,7 @@ def test_ranks_agree_and_finite_entries_stay_finite(
         assert group.work.whole
         if not bool(first.mean.isfinite().all()):
             # The session looks at these means, and says so on every rank.
-            assert not compressor.swallows or dtype.itemsize < 4
+            assert not compressor.hides_nonfinite or dtype.itemsize < 4
             return
         assert torch.equal(first.mean, second.mean)
         for outcome in (first, second):
@@ -146,7 +147,7 @@ def test_ranks_agree_and_finite_entries_stay_finite(
 
 def tame(compressor: Compressor) -> bool:
     """Whether what was sent can be compared with the mean to a known precision, at any length."""
-    rough = (PowerSGD, Predicted, RandomK, Then, Phases, TernGrad)
+    rough = (PowerSGD, Predicted, RandomK, Cascade, Scheduled, TernGrad)
     inner = getattr(compressor, "inner", None)
     return not isinstance(compressor, rough) and (inner is None or tame(inner))
 
@@ -172,8 +173,8 @@ def test_the_mean_is_of_what_was_sent_and_the_rest_is_owed(
         arrived += sent
     if row.conserves:
         (field,) = {each for each in group.states[0] if each.removeprefix("inner.") == "residual"}
-        owed = torch.stack([state[field] for state in group.states]).double()
-        torch.testing.assert_close(arrived + owed, given_, rtol=1e-4, atol=1e-4)
+        new_residual = torch.stack([state[field] for state in group.states]).double()
+        torch.testing.assert_close(arrived + new_residual, given_, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=TABLE.keys())
@@ -195,6 +196,6 @@ def test_what_cannot_be_sent_or_owed_names_the_lot() -> None:
     x = torch.full((100,), torch.finfo(torch.float32).max)
     group = Peers(ErrorFeedback(Sign()), 1, 100)
     group.states = [{"residual": x.clone()}]
-    with pytest.raises(Overflow, match=r"in the bucket of lot, in step 0, .* beyond 3.4e\+38.*Clip"):
+    with pytest.raises(Overflow, match=r"in the bucket of bucket, in step 0, .* beyond 3.4e\+38.*Clip"):
         group.exchange([x])
     assert torch.equal(group.states[0]["residual"], x)

@@ -9,13 +9,13 @@ from table import NUMEL
 from torch import Tensor
 
 from tacit.compressors import Clip, Dense, ErrorFeedback, PowerSGD, Sign, TopK
-from tacit.contracts import Compressor, Context, Matrix, Outcome, Place
+from tacit.contracts import AxisRank, Compressor, Context, Matrix, Outcome
 from tacit.errors import ConfigError, NonFinite
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import Flat
 from tacit.transports.loopback import Loopback, Seat
-from tacit.transports.meter import Rehearsal, rehearse
+from tacit.transports.meter import DryRun, run_dry
 
 
 def exchange(compressor: Compressor, *xs: Tensor, in_place: bool = False) -> list[Outcome]:
@@ -95,24 +95,24 @@ def test_a_gradient_whose_squares_overflow_is_clipped_all_the_same() -> None:
 
 def test_a_buffer_is_asked_for_only_where_the_tensor_must_be_left_as_it_is() -> None:
     for in_place in (True, False):
-        x, rehearsal = torch.empty(NUMEL, device="meta"), Rehearsal()
-        ctx = Context(out=x if in_place else torch.empty_like(x), work=rehearsal, peers=2)
-        rehearse(Flat().conduct(x, Clip(Dense(), max_norm=1.0), {}, ctx), lambda _: Place(0, 2))
-        assert list(rehearsal.scratched) == ([] if in_place else ["short"])
+        x, dry_run = torch.empty(NUMEL, device="meta"), DryRun()
+        ctx = Context(out=x if in_place else torch.empty_like(x), work=dry_run, peers=2)
+        run_dry(Flat().conduct(x, Clip(Dense(), max_norm=1.0), {}, ctx), lambda _: AxisRank(0, 2))
+        assert list(dry_run.scratched) == ([] if in_place else ["short"])
 
 
 def test_what_holds_for_the_one_inside_holds_for_both() -> None:
     matrices = (Matrix(0, 10, 40),)
     inner = ErrorFeedback(PowerSGD(rank=2))
     clip = Clip(inner, max_norm=1.0)
-    assert clip.bound(matrices) == Clip(inner.bound(matrices), max_norm=1.0)
-    assert clip.bound(matrices).widths("inner.inner.q") == (80,)
+    assert clip.with_layout(matrices) == Clip(inner.with_layout(matrices), max_norm=1.0)
+    assert clip.with_layout(matrices).widths("inner.inner.q") == (80,)
     assert clip.widths("inner.residual") is None
     assert clip.is_shared("inner.inner.q")
     assert not clip.is_shared("inner.residual")
     assert clip.exempts(torch.Size([5]))
     assert not clip.exempts(torch.Size([100, 100]))
-    assert [Clip(each, max_norm=1.0).swallows for each in (Dense(), TopK())] == [False, True]
+    assert [Clip(each, max_norm=1.0).hides_nonfinite for each in (Dense(), TopK())] == [False, True]
 
 
 @pytest.mark.parametrize("max_norm", [0.0, -1.0, math.nan, math.inf])
@@ -133,10 +133,10 @@ def test_a_session_that_clips_keeps_state_by_parameter_and_names_a_nan(inner: Co
         session.land(0, outcome)
     before = {key: kept.tensor.clone() for key, kept in sessions[0].named_state().items()}
     assert ("a", "inner.residual") in before or inner == Dense()
-    sessions[0].recut([["a"], ["b", "c"]])
+    sessions[0].rebucket([["a"], ["b", "c"]])
     after = sessions[0].named_state()
     assert all(torch.equal(tensor, after[key].tensor) for key, tensor in before.items())
-    sessions[0].recut([["c", "b", "a"]])
+    sessions[0].rebucket([["c", "b", "a"]])
     xs[1][2005] = torch.nan
     with pytest.raises(NonFinite, match="the gradient of b on rank 1"):
         net.run([s.open(0, x) for s, x in zip(sessions, xs, strict=True)])

@@ -45,15 +45,15 @@ def test_what_rounding_takes_is_owed(values: object) -> None:
 def test_the_fused_pass_owes_what_the_two_steps_owe() -> None:
     for compressor in (TopK(ratio=0.05), Threshold(tau=2.0), TopK(ratio=0.05, values=Sign())):
         x, residual = tensors(2, N)
-        owed = torch.empty(N)
+        new_residual = torch.empty(N)
         ctx = Context(out=torch.empty(N), work=Bench(), peers=1)
-        fused = compressor.encode_owed(x, residual, owed, ctx)
+        fused = compressor.encode_with_feedback(x, residual, new_residual, ctx)
         a = x + residual
         payload = compressor.encode(a, ctx)
         assert fused is not None
         assert all(torch.equal(p, q) for p, q in zip(fused, payload, strict=True))
-        compressor.sent(payload, a).take_from_(a)
-        assert torch.equal(owed, a)
+        compressor.sent(payload, a).subtract_from_(a)
+        assert torch.equal(new_residual, a)
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,16 @@ from tacit.compressors import (
     MajoritySign,
     MomentumCorrection,
     OneBit,
+    Partition,
     PowerSGD,
     RandomK,
-    Select,
     Sign,
     TopK,
 )
 from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Context, Matrix, Outcome, State, Topology
-from tacit.doors.state import load, told
 from tacit.errors import ConfigError
+from tacit.hooks.checkpoint import load, saved
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import Flat, GlobalTopK, Hierarchical, TwoPhase
@@ -46,7 +46,7 @@ OWING = {
     "onebit": ErrorFeedback(OneBit()),
     "int8": ErrorFeedback(Int8()),
     "powersgd": ErrorFeedback(PowerSGD(rank=1, matrices=(MATRIX,))),
-    "select": Select(ErrorFeedback(TopK(ratio=0.01)), (Part(Dense(), ((100, 200),)),)),
+    "select": Partition(ErrorFeedback(TopK(ratio=0.01)), (Part(Dense(), ((100, 200),)),)),
     "gtopk": ErrorFeedback(TopK(ratio=0.01)),
 }
 MERGED: dict[str, Topology] = {"gtopk": GlobalTopK()}
@@ -93,9 +93,9 @@ def test_in_two_bytes_nothing_small_is_lost_round_after_round(name: str, dtype: 
     count, topology = 600, MERGED.get(name, FLAT)
     means, states = rounds(OWING[name], lambda round_, rank: gs[rank].clone(), count, topology=topology)
     arrived = torch.stack(means).double().sum(0)
-    owed = torch.stack([_residual(state) for state in states]).double().mean(0)
+    new_residual = torch.stack([_residual(state) for state in states]).double().mean(0)
     true = torch.stack(gs).double().mean(0) * count
-    lost = float((arrived + owed - true).norm() / true.norm())
+    lost = float((arrived + new_residual - true).norm() / true.norm())
     # What a payload says is rounded to the type, and what is left is owed in fp32: no more than a rounding.
     assert lost < (2e-2 if name == "powersgd" else 4e-3), lost
 
@@ -108,8 +108,8 @@ def test_of_what_a_merge_rejects_not_even_the_rounding_is_lost(dtype: torch.dtyp
     compressor = ErrorFeedback(TopK(ratio=0.01))
     means, states = rounds(compressor, lambda _, rank: gs[rank].clone(), 200, topology=GlobalTopK())
     arrived = torch.stack(means).double().sum(0)
-    owed = torch.stack([_residual(state) for state in states]).double().mean(0)
-    torch.testing.assert_close(arrived + owed, given.double() / 2 * 200, rtol=1e-5, atol=0.0)
+    new_residual = torch.stack([_residual(state) for state in states]).double().mean(0)
+    torch.testing.assert_close(arrived + new_residual, given.double() / 2 * 200, rtol=1e-5, atol=0.0)
 
 
 def _residual(state: State) -> Tensor:
@@ -181,10 +181,10 @@ class Trained:
     def run(self, steps: int) -> None:
         for _ in range(steps):
             generator = torch.Generator().manual_seed(self.step)
-            lot = self.sessions[0].lots[0]
-            xs = [torch.randn(lot.numel, generator=generator) for _ in self.sessions]
+            bucket = self.sessions[0].buckets[0]
+            xs = [torch.randn(bucket.numel, generator=generator) for _ in self.sessions]
             for rank, x in enumerate(xs):
-                for slot in lot.slots:
+                for slot in bucket.slices:
                     x[slot.start : slot.stop] *= self.used(rank, self.step, slot.name)
             true = torch.stack(xs).mean(0)
             speed = self._speed()
@@ -193,7 +193,7 @@ class Trained:
                 session.land(0, outcome)
                 session.step += 1
             rates = self.rates(self.step)
-            for slot in lot.slots:
+            for slot in bucket.slices:
                 span = slice(slot.start, slot.stop)
                 if any(self.used(rank, self.step, slot.name) for rank in range(self.net.world)):
                     self.given[slot.name] += rates[slot.name] * (true[span] + speed[slot.name])
@@ -219,14 +219,14 @@ class Trained:
     def save(self) -> list[dict[str, Any]]:
         wholes = self.net.run([session.gathered() for session in self.sessions])
         each = zip(self.sessions, wholes, strict=True)
-        return [told(self.strategy, [_alone(session)], [whole]) for session, whole in each]
+        return [saved(self.strategy, [_alone(session)], [whole]) for session, whole in each]
 
     def resume(self, step: int, saved: list[dict[str, Any]]) -> None:
         self.step = step
         for session, mine in zip(self.sessions, saved, strict=True):
             load(mine, self.strategy, [_alone(session)])
 
-    def owed(self, rates: Mapping[str, float]) -> dict[str, Tensor]:
+    def new_residual(self, rates: Mapping[str, float]) -> dict[str, Tensor]:
         """What the parameters have still to move by, at these rates."""
         total = {name: torch.zeros(p.numel()) for name, p in NAMED.items()}
         for session in self.sessions:
@@ -250,14 +250,16 @@ def _alone(session: Session) -> Any:
 )
 def test_what_is_owed_is_a_step_of_the_parameters(compressor: Compressor, way: str) -> None:
     def rates(step: int) -> dict[str, float]:
-        # Two groups with schedules of their own in one lot; one of them frozen at first.
+        # Two groups with schedules of their own in one bucket; one of them frozen at first.
         return {"a": RATES[step], "b": RATES[step], "c": 0.0 if step < 3 else 0.05 / step}
 
     trained = Trained(ErrorFeedback(compressor), rates, *WAYS[way])
     trained.run(len(RATES))
-    for name, owed in trained.owed(rates(len(RATES) - 1)).items():
+    for name, new_residual in trained.new_residual(rates(len(RATES) - 1)).items():
         # What was given at a rate of 0 moves nothing, and is not owed.
-        torch.testing.assert_close(trained.moved[name] + owed, trained.given[name], rtol=1e-3, atol=2e-3)
+        torch.testing.assert_close(
+            trained.moved[name] + new_residual, trained.given[name], rtol=1e-3, atol=2e-3
+        )
 
 
 SELDOM = {
@@ -281,9 +283,9 @@ def test_of_a_parameter_that_is_used_now_and_then_nothing_is_lost(name: str, way
 
     trained = Trained(SELDOM[name], rates, *WAYS[way], used)
     trained.run(9)
-    for parameter, owed in trained.owed(rates(8)).items():
+    for parameter, new_residual in trained.new_residual(rates(8)).items():
         given, moved = trained.given[parameter], trained.moved[parameter]
-        torch.testing.assert_close(moved + owed, given, rtol=1e-3, atol=2e-3)
+        torch.testing.assert_close(moved + new_residual, given, rtol=1e-3, atol=2e-3)
         assert float(given.abs().max()) > 0.1
 
 
@@ -312,8 +314,10 @@ def test_without_it_what_is_owed_grows_and_shrinks_with_the_rate() -> None:
     def missing(compressor: Compressor) -> float:
         trained = Trained(compressor, rates)
         trained.run(6)
-        owed = trained.owed(rates(5))["a"]
-        return float((trained.moved["a"] + owed - trained.given["a"]).norm() / trained.given["a"].norm())
+        new_residual = trained.new_residual(rates(5))["a"]
+        return float(
+            (trained.moved["a"] + new_residual - trained.given["a"]).norm() / trained.given["a"].norm()
+        )
 
     assert missing(ErrorFeedback(TopK(ratio=0.02))) < 1e-4
     assert missing(ErrorFeedback(TopK(ratio=0.02), rescale=False)) > 0.3
@@ -345,12 +349,12 @@ def test_at_the_end_of_a_schedule_what_is_owed_stays_finite() -> None:
 
 
 def test_while_the_rate_is_zero_the_units_stay() -> None:
-    def owed(rates: list[float]) -> Tensor:
+    def new_residual(rates: list[float]) -> Tensor:
         trained = Trained(ErrorFeedback(Sign(block=512)), lambda step: dict.fromkeys(NAMED, rates[step]))
         trained.run(3)
-        return trained.owed(dict.fromkeys(NAMED, 1.0))["a"]
+        return trained.new_residual(dict.fromkeys(NAMED, 1.0))["a"]
 
-    assert torch.equal(owed([0.1, 0.0, 0.1]), owed([0.1, 0.1, 0.1]))
+    assert torch.equal(new_residual([0.1, 0.0, 0.1]), new_residual([0.1, 0.1, 0.1]))
 
 
 @pytest.mark.parametrize("way", ["flat", "slices, two phases"])
@@ -380,8 +384,8 @@ def test_a_run_that_is_resumed_between_two_rates_is_the_run_that_never_stopped(
     for name, moved in stopped.moved.items():
         torch.testing.assert_close(straight.moved[name] - before[name], moved, rtol=1e-5, atol=1e-6)
     last = dict.fromkeys(NAMED, rates[-1])
-    for name, owed in stopped.owed(last).items():
-        assert torch.equal(owed, straight.owed(last)[name]), name
+    for name, new_residual in stopped.new_residual(last).items():
+        assert torch.equal(new_residual, straight.new_residual(last)[name]), name
 
 
 def test_a_failed_round_does_not_rescale() -> None:
@@ -473,17 +477,17 @@ def test_what_is_owed_decays_as_sparseloco_has_it() -> None:
     given = [[torch.randn(N, generator=generator) for _ in range(2)] for _ in range(5)]
     compressor = ErrorFeedback(TopK(ratio=0.01, chunk=500), decay=0.95)
     means, states = rounds(compressor, lambda round_, rank: given[round_][rank].clone(), 5)
-    owed = [torch.zeros(N) for _ in range(2)]
+    new_residual = [torch.zeros(N) for _ in range(2)]
     for deltas, mean in zip(given, means, strict=True):
         sent = []
-        for m, delta in zip(owed, deltas, strict=True):
+        for m, delta in zip(new_residual, deltas, strict=True):
             m.mul_(0.95).add_(delta)
             rows = m.view(-1, 500)
             chosen = torch.zeros_like(rows).scatter_(1, rows.abs().topk(5).indices, 1.0).view(-1)
             sent.append(m * chosen)
             m.mul_(1 - chosen)
         torch.testing.assert_close(mean, torch.stack(sent).mean(0))
-    assert all(torch.equal(_residual(state), m) for state, m in zip(states, owed, strict=True))
+    assert all(torch.equal(_residual(state), m) for state, m in zip(states, new_residual, strict=True))
 
 
 @pytest.mark.parametrize("inner", [TopK(ratio=0.01), Clip(TopK(ratio=0.01), 1e9)], ids=["once", "inside"])

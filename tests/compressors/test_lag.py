@@ -89,7 +89,7 @@ class Ranks:
                 self.problem.gradient(m, self.theta),
                 self.compressor,
                 self.states[m],
-                Context(out=outs[m], work=Bench(), peers=WORKERS, rank=m, name="lot"),
+                Context(out=outs[m], work=Bench(), peers=WORKERS, rank=m, name="bucket"),
             )
             for m in range(WORKERS)
         ]
@@ -124,16 +124,16 @@ def test_rounds_are_skipped_and_it_converges_as_fast_as_gradient_descent() -> No
     problem = Problem()
     lazy, eager = Ranks(problem, LAG(matrices=WHOLE)), Ranks(problem, LAG(xi=0.0, matrices=WHOLE))
     goal = 1e-6 * problem.loss(lazy.theta)
-    bills = {}
+    costs = {}
     for name, ranks in (("lazy", lazy), ("eager", eager)):
-        bills[name] = []
+        costs[name] = []
         while problem.loss(ranks.theta) > goal:
-            bills[name].append(ranks.round())
-            assert len(bills[name]) < 5000
-    assert NOTICE in bills["lazy"]
-    assert NOTICE not in bills["eager"]
-    assert len(bills["lazy"]) < 1.5 * len(bills["eager"])
-    assert sum(bills["lazy"]) < 0.75 * sum(bills["eager"])
+            costs[name].append(ranks.round())
+            assert len(costs[name]) < 5000
+    assert NOTICE in costs["lazy"]
+    assert NOTICE not in costs["eager"]
+    assert len(costs["lazy"]) < 1.5 * len(costs["eager"])
+    assert sum(costs["lazy"]) < 0.75 * sum(costs["eager"])
 
 
 NAMED = {"a": torch.zeros(4, 3), "b": torch.zeros(3), "c": torch.zeros(5, 2)}
@@ -143,21 +143,26 @@ class Sessions:
     """Sessions of all ranks of a loopback, with every parameter's gradient given."""
 
     def __init__(
-        self, lots: list[list[str]], net: Loopback | None = None, topology: Topology | None = None
+        self, buckets: list[list[str]], net: Loopback | None = None, topology: Topology | None = None
     ) -> None:
         self.net = net or Loopback(2)
         strategy = Strategy(compressor=LAG(xi=0.5, window=2), topology=topology or Flat())
-        self.each = [Session(strategy, NAMED, Seat(self.net, rank), lots) for rank in range(self.net.world)]
+        self.each = [
+            Session(strategy, NAMED, Seat(self.net, rank), buckets) for rank in range(self.net.world)
+        ]
 
     def round(self, by_rank: list[dict[str, float]]) -> dict[str, float]:
         """The first entry of every parameter's mean."""
         means = {}
-        for i, lot in enumerate(self.each[0].lots):
-            xs = [torch.cat([torch.full((s.stop - s.start,), g[s.name]) for s in lot.slots]) for g in by_rank]
+        for i, bucket in enumerate(self.each[0].buckets):
+            xs = [
+                torch.cat([torch.full((s.stop - s.start,), g[s.name]) for s in bucket.slices])
+                for g in by_rank
+            ]
             outcomes = self.net.run([s.open(i, x) for s, x in zip(self.each, xs, strict=True)])
             for session, outcome in zip(self.each, outcomes, strict=True):
                 session.land(i, outcome)
-            means |= {slot.name: float(xs[0][slot.start]) for slot in lot.slots}
+            means |= {slot.name: float(xs[0][slot.start]) for slot in bucket.slices}
         return means
 
 
@@ -170,14 +175,14 @@ def test_what_is_counted_is_what_was_sent_lot_by_lot() -> None:
     group.round([{"a": 1.0, "b": 1.0, "c": 1.0}, {"a": 1.0, "b": 1.0, "c": 3.0}])
     for rank, session in enumerate(group.each):
         counted = [record.bytes_out for record in session.tally.records]
-        word = 2 * 4  # one number a rank tells of a NaN
+        nonfinite_flags = 2 * 4  # one number a rank tells of a NaN
         assert counted == [
-            2 * (4 + word) + 4 * (12 + 3 + 10),
-            2 * (4 + word) + 4 * 10,
-            2 * (4 + word),
+            2 * (4 + nonfinite_flags) + 4 * (12 + 3 + 10),
+            2 * (4 + nonfinite_flags) + 4 * 10,
+            2 * (4 + nonfinite_flags),
         ]
         assert session.metrics()["bytes_out"] == group.net.sent[rank] == sum(counted)
-        assert sum(sum(bill.sent.values()) for bill in session.bills) == counted[0]
+        assert sum(sum(cost.sent.values()) for cost in session.costs) == counted[0]
 
 
 def test_norms_follow_their_parameters_into_other_lots() -> None:
@@ -186,7 +191,7 @@ def test_norms_follow_their_parameters_into_other_lots() -> None:
     group.round(news)
     other.round(news)
     for session in group.each:
-        session.recut([["c", "b", "a"]])
+        session.rebucket([["c", "b", "a"]])
     for mine, theirs in zip(group.each, other.each, strict=True):
         kept, expected = mine.named_state(), theirs.named_state()
         assert kept.keys() == expected.keys()

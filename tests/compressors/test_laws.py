@@ -8,11 +8,11 @@ from laws import Peers, tensors
 from table import NUMEL, TABLE, Row
 
 import tacit.compressors
-import tacit.predictors
+import tacit.prediction
 from tacit.compressors import PowerSGD, RandomK, Sign
-from tacit.compressors.wrappers import ErrorFeedback, Part, Select
-from tacit.contracts import Context, Matrix, Place
-from tacit.transports.meter import Rehearsal, rehearse
+from tacit.compressors.wrappers import ErrorFeedback, Part, Partition
+from tacit.contracts import AxisRank, Context, Matrix
+from tacit.transports.meter import DryRun, run_dry
 
 every_row = pytest.mark.parametrize("row", TABLE.values(), ids=TABLE.keys())
 every_world = pytest.mark.parametrize("peers", [1, 2, 3, 4, 7])
@@ -28,7 +28,7 @@ def test_every_compressor_has_a_row() -> None:
         return found
 
     covered = set().union(*(inside(row.compressor) for row in TABLE.values())) - {Part, Matrix}
-    covered = {kind for kind in covered if not issubclass(kind, tacit.predictors.Predictor)}
+    covered = {kind for kind in covered if not issubclass(kind, tacit.prediction.Predictor)}
     served = {tacit.compressors.Pulled}  # it has no peers but a server: tests/server/test_pulled.py
     assert covered | served == {getattr(tacit.compressors, name) for name in tacit.compressors.__all__}
 
@@ -96,8 +96,8 @@ def test_error_feedback_loses_nothing(row: Row) -> None:
         xs = tensors(3, NUMEL, seed)
         given += torch.stack(xs)
         arrived += torch.stack([o.sent.dense(o.mean) for o in group.exchange(xs)])
-    (owed,) = {field for field in group.states[0] if field.removeprefix("inner.") == "residual"}
-    residual = torch.stack([state[owed] for state in group.states])
+    (new_residual,) = {field for field in group.states[0] if field.removeprefix("inner.") == "residual"}
+    residual = torch.stack([state[new_residual] for state in group.states])
     torch.testing.assert_close(arrived + residual, given, rtol=1e-5, atol=1e-4)
 
 
@@ -114,14 +114,14 @@ def test_bytes_equal_the_formula(row: Row, peers: int) -> None:
 def test_the_meter_foretells_bytes_and_state(row: Row, peers: int) -> None:
     x = torch.empty(NUMEL, device="meta")
     state = row.compressor.init(x)
-    bills = []
+    costs = []
     for rank in range(peers):
-        ctx = Context(out=x, work=Rehearsal(), peers=peers, rank=rank, name="lot")
+        ctx = Context(out=x, work=DryRun(), peers=peers, rank=rank, name="bucket")
         talk = row.topology.conduct(x, row.compressor, state, ctx)
-        outcome, bill = rehearse(talk, lambda _, rank=rank: Place(rank, peers))
-        bills.append(bill)
-    assert [sum(bill.sent.values()) for bill in bills] == row.bytes(peers)
-    assert all(bill.stages == bills[0].stages for bill in bills)
+        outcome, cost = run_dry(talk, lambda _, rank=rank: AxisRank(rank, peers))
+        costs.append(cost)
+    assert [sum(cost.sent.values()) for cost in costs] == row.bytes(peers)
+    assert all(cost.stages == costs[0].stages for cost in costs)
     real = Peers(row.compressor, peers, NUMEL, row.topology)
     real.exchange(tensors(peers, NUMEL))
     assert {k: v.shape for k, v in outcome.state.items()} == {k: v.shape for k, v in real.states[0].items()}
@@ -132,8 +132,8 @@ def test_a_compressor_is_a_value(row: Row) -> None:
     names = {name: getattr(tacit.compressors, name) for name in tacit.compressors.__all__} | {
         "Part": Part,
         "Matrix": Matrix,
-        "Linear": tacit.predictors.Linear,
-        "Persistent": tacit.predictors.Persistent,
+        "Linear": tacit.prediction.Linear,
+        "Persistent": tacit.prediction.Persistent,
     }
     again = eval(repr(row.compressor), names)
     assert again == row.compressor
@@ -141,7 +141,7 @@ def test_a_compressor_is_a_value(row: Row) -> None:
 
 
 def test_nothing_is_remembered_of_others_spans() -> None:
-    compressor = Select(ErrorFeedback(Sign()), (Part(tacit.compressors.Dense(), ((3, 7),)),))
+    compressor = Partition(ErrorFeedback(Sign()), (Part(tacit.compressors.Dense(), ((3, 7),)),))
     group = Peers(compressor, 2, NUMEL)
     group.exchange(tensors(2, NUMEL))
     for state in group.states:
@@ -151,7 +151,7 @@ def test_nothing_is_remembered_of_others_spans() -> None:
 
 def test_state_of_parts_is_kept_apart() -> None:
     ef = ErrorFeedback(tacit.compressors.TopK(ratio=0.1))
-    state = Select(ef, (Part(ef, ((0, 10),)),)).init(torch.empty(100))
+    state = Partition(ef, (Part(ef, ((0, 10),)),)).init(torch.empty(100))
     assert {name: tuple(t.shape) for name, t in state.items()} == {
         "main.residual": (100,),
         "part0.residual": (10,),

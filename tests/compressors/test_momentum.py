@@ -13,9 +13,9 @@ from tacit.compressors import (
     Dense,
     ErrorFeedback,
     MomentumCorrection,
-    Phases,
     PowerSGD,
     RandomK,
+    Scheduled,
     Sign,
     Threshold,
     TopK,
@@ -118,7 +118,7 @@ def test_a_momentum_out_of_range_is_refused(momentum: float) -> None:
 
 
 def test_what_one_phase_owes_the_next_one_sends() -> None:
-    compressor = Phases(((2, ErrorFeedback(TopK(ratio=0.1))),), ErrorFeedback(TopK(ratio=1.0)))
+    compressor = Scheduled(((2, ErrorFeedback(TopK(ratio=0.1))),), ErrorFeedback(TopK(ratio=1.0)))
     assert compressor.changes == (2,)
     first, second = Peers(compressor.phases[0][1], 1, N), Peers(compressor.then, 1, N)
     given = torch.zeros(N)
@@ -144,12 +144,12 @@ def test_a_factor_on_all_gradients_stays_where_no_phase_minds_it(
     phases: tuple[Compressor, ...], scales: bool
 ) -> None:
     *first, last = phases
-    assert Phases(tuple((1, each) for each in first), last).scales is scales
+    assert Scheduled(tuple((1, each) for each in first), last).scales is scales
 
 
 def test_dgc_warms_up_in_four_phases() -> None:
     (level,) = parse("dgc:warmup_steps=10").levels
-    assert isinstance(level.compressor, Phases)
+    assert isinstance(level.compressor, Scheduled)
     ratios = [(steps, each.inner.inner.ratio) for steps, each in level.compressor.phases]  # type: ignore[attr-defined]
     assert ratios == [(2, 0.25), (3, 0.0625), (2, 0.015625), (3, 0.00390625)]
     assert level.compressor.then == corrected(0.001)
@@ -162,9 +162,12 @@ def test_dgc_warms_up_in_four_phases() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Phases(((0, Dense()),), Dense()), "write 1 or more"),
-        (lambda: Phases(((1, corrected(0.1)),), ErrorFeedback(TopK())), "disagree about momentum"),
-        (lambda: Phases(((1, Sign()),), ErrorFeedback(Sign())).init(torch.empty(5)), "hand their state on"),
+        (lambda: Scheduled(((0, Dense()),), Dense()), "write 1 or more"),
+        (lambda: Scheduled(((1, corrected(0.1)),), ErrorFeedback(TopK())), "disagree about momentum"),
+        (
+            lambda: Scheduled(((1, Sign()),), ErrorFeedback(Sign())).init(torch.empty(5)),
+            "hand their state on",
+        ),
         (lambda: parse("dgc:warmup_steps=3"), "cannot be cut into 4 phases"),
         (lambda: parse("dgc:warmup_steps=-1"), "cannot be cut into 4 phases"),
     ],
@@ -176,7 +179,9 @@ def test_phases_that_cannot_be_are_refused(make: object, says: str) -> None:
 
 def test_matrices_are_passed_on_to_all_phases() -> None:
     low = [ErrorFeedback(PowerSGD(rank=rank)) for rank in (1, 2)]
-    bound = Phases(((5, low[0]),), low[1]).bound((Matrix(0, 10, 30),))
-    assert isinstance(bound, Phases)
-    assert [each.inner.matrices for each in (bound.phases[0][1], bound.then)] == [(Matrix(0, 10, 30),)] * 2  # type: ignore[attr-defined]
-    assert TwoPhase().fields(bound) == ()
+    with_layout = Scheduled(((5, low[0]),), low[1]).with_layout((Matrix(0, 10, 30),))
+    assert isinstance(with_layout, Scheduled)
+    assert [each.inner.matrices for each in (with_layout.phases[0][1], with_layout.then)] == [
+        (Matrix(0, 10, 30),)
+    ] * 2  # type: ignore[attr-defined]
+    assert TwoPhase().fields(with_layout) == ()

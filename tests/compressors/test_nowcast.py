@@ -8,13 +8,16 @@ from laws import Peers, tensors
 from torch import Tensor, nn
 
 from tacit import algorithms
-from tacit.compressors import Dense, ErrorFeedback, Nowcast, TopK
+from tacit.compressors import Dense, ErrorFeedback, TopK
 from tacit.contracts import Compressor, Matrix
-from tacit.doors.optimizer import ProgressDoor
 from tacit.errors import ConfigError
-from tacit.lots import cut, fitting
-from tacit.predictors import WNN, Linear, Predictor, Seen
+from tacit.hooks.optimizer import OptimizerHook
+from tacit.prediction import Nowcast
+from tacit.prediction.extrapolation import Linear
+from tacit.prediction.predictor import Predictor, Seen
+from tacit.prediction.wnn_network import WNN
 from tacit.session import Session
+from tacit.session.buckets import fitting, group_names
 from tacit.transports.loopback import Loopback, Seat
 
 N = 60
@@ -98,8 +101,8 @@ def moved(compressor: Compressor, rounds: int) -> dict[str, Tensor]:
     named |= {name: b for name, b in network.named_buffers() if b.is_floating_point()}
     (level,) = algorithms.parse("wnn:period=1").levels
     options: dict[str, Any] = {"policy": fitting(compressor, named)}
-    session = Session(level, named, Seat(Loopback(1), 0), cut(named, named, 1 << 20), **options)
-    door = ProgressDoor(session, named)
+    session = Session(level, named, Seat(Loopback(1), 0), group_names(named, named, 1 << 20), **options)
+    door = OptimizerHook(session, named)
     for _ in range(rounds):
         for name, p in named.items():
             # Towards 0, as a running variance goes that was too large; never below it.

@@ -11,7 +11,7 @@ from table import NUMEL, TABLE
 from torch import Tensor
 
 from tacit.compressors import Dense, ErrorFeedback, OneBit, Sign, TopK
-from tacit.contracts import Context, Gather, OneShot, Payload
+from tacit.contracts import AllGather, Context, OneShot, Payload
 from tacit.errors import PayloadError
 from tacit.kernels import pick
 from tacit.kernels.positions import nbytes, scatter_add_, unpack_positions
@@ -54,7 +54,7 @@ SPOILT: dict[str, Callable[[Payload], Payload]] = {
 
 def payload_of(codec: OneShot, seed: int = 0) -> Payload:
     (x,) = tensors(1, NUMEL, seed)
-    ctx = Context(out=torch.empty(NUMEL), work=Bench(), peers=2, name="lot")
+    ctx = Context(out=torch.empty(NUMEL), work=Bench(), peers=2, name="bucket")
     return tuple(part.clone() for part in codec.encode(x, ctx))
 
 
@@ -111,7 +111,7 @@ def test_no_state_changes_when_a_peers_payload_is_not_whole() -> None:
     before, given = {name: kept.clone() for name, kept in state.items()}, x.clone()
     talk = Flat().conduct(x, group.compressor, state, group._context(0, torch.empty(NUMEL)))
     request = next(talk)
-    assert isinstance(request, Gather)
+    assert isinstance(request, AllGather)
     values, positions = request.payload
     with pytest.raises(PayloadError):
         talk.send([request.payload, (values, positions[:-1])])

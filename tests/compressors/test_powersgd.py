@@ -65,7 +65,7 @@ def test_the_scale_of_q_costs_no_bits() -> None:
     assert torch.equal(plain.exchange(xs)[0].mean, scaled.exchange(xs)[0].mean)
 
 
-class Kept:
+class StateSlice:
     """A workspace as a session's: each buffer is made once."""
 
     def __init__(self) -> None:
@@ -83,11 +83,11 @@ def test_nothing_large_is_allocated_once_buffers_are_there() -> None:
     matrices = tuple(Matrix(i * distance, *shape) for i in range(4))
     x = torch.randn(4 * distance)
     compressor = ErrorFeedback(PowerSGD(rank=4, matrices=matrices))
-    state, work = compressor.init(x), Kept()
+    state, work = compressor.init(x), StateSlice()
 
     def step() -> None:
         given = x.clone()
-        ctx = Context(out=given, work=work, peers=1, name="lot")
+        ctx = Context(out=given, work=work, peers=1, name="bucket")
         Loopback(1).run([Flat().conduct(given, compressor, state, ctx)])
 
     step()

@@ -10,12 +10,13 @@ from laws import Bench, Peers, tensors
 from torch import Tensor
 
 from tacit import algorithms
-from tacit.compressors import BF16, QSGD, Clip, Dense, ErrorFeedback, Phases, Predicted
-from tacit.compressors.budget import Subset
-from tacit.contracts import Compressor, Context, Exchange, Matrix, Mean, Outcome, Request
+from tacit.compressors import BF16, QSGD, Clip, Dense, ErrorFeedback, Scheduled
+from tacit.contracts import AllReduce, Compressor, Context, Exchange, Matrix, Outcome, Request
 from tacit.errors import ConfigError, RoundError
-from tacit.exchanges import leaves
-from tacit.predictors import Linear, Stale
+from tacit.exchange.combinators import leaves
+from tacit.prediction import Predicted
+from tacit.prediction.budget import Subset
+from tacit.prediction.extrapolation import Linear, Stale
 from tacit.topologies import Flat
 from tacit.transports.loopback import Loopback
 
@@ -28,17 +29,17 @@ STALE = replace(TENTH, predictor=Stale())
 
 
 def at(round_: int, seed: int = 0) -> Context:
-    return Context(out=torch.empty(N), work=Bench(), peers=2, round=round_, name="lot", seed=seed)
+    return Context(out=torch.empty(N), work=Bench(), peers=2, round=round_, name="bucket", seed=seed)
 
 
 def positions(compressor: Predicted, round_: int, seed: int = 0) -> Tensor:
-    return compressor.turn(False, at(round_, seed)).where
+    return compressor.round_index(False, at(round_, seed)).where
 
 
 def payload_of(*requests: Request) -> list[Tensor]:
     """What travels, all of it in means."""
     wishes = [wish for request in requests for wish in leaves(request)]
-    assert all(isinstance(wish, Mean) for wish in wishes)
+    assert all(isinstance(wish, AllReduce) for wish in wishes)
     return [tensor for wish in wishes for tensor in wish.payload]  # type: ignore[union-attr]
 
 
@@ -104,13 +105,17 @@ EPOCHS = {"steps_per_epoch": 78.0, "epochs": 8.0}
 def test_a_budget_is_for_as_many_steps_as_are_known() -> None:
     (mp2,) = algorithms.parse("mp2").levels
     assert planned(mp2.compressor) == 100
-    assert planned(mp2.told({}).compressor) == planned(mp2.told({"epochs": 8.0}).compressor) == 100
-    assert planned(mp2.told(EPOCHS).compressor) == 624
+    assert (
+        planned(mp2.for_training({}).compressor)
+        == planned(mp2.for_training({"epochs": 8.0}).compressor)
+        == 100
+    )
+    assert planned(mp2.for_training(EPOCHS).compressor) == 624
     (explicit,) = algorithms.parse("mp2:horizon=200").levels
-    assert planned(explicit.told(EPOCHS).compressor) == 200
+    assert planned(explicit.for_training(EPOCHS).compressor) == 200
     # Of 624 steps fewer are spent on rounds that send everything, so that more is left for the others.
     large = (Matrix(0, 64, 200),)
-    shares = [level.told(EPOCHS).compressor.fitted(large).share for level in (mp2, explicit)]  # type: ignore[attr-defined]
+    shares = [level.for_training(EPOCHS).compressor.for_model(large).share for level in (mp2, explicit)]  # type: ignore[attr-defined]
     assert shares[0] > shares[1]
 
 
@@ -122,18 +127,18 @@ def planned(compressor: Compressor) -> int:
 def test_what_is_around_it_passes_on_how_long_the_training_is() -> None:
     for wrapper in (Clip(STALE, 1.0), ErrorFeedback(STALE)):
         short = replace(wrapper, inner=replace(STALE, horizon=None))
-        told = short.told(EPOCHS)
+        told = short.for_training(EPOCHS)
         assert planned(told.inner) == 624  # type: ignore[attr-defined]
         assert "the budget was for 624 steps" in told.ended(3)
     inner = replace(STALE, horizon=None)
-    phased = Phases(((10, inner),), inner).told(EPOCHS)
-    assert isinstance(phased, Phases)
+    phased = Scheduled(((10, inner),), inner).for_training(EPOCHS)
+    assert isinstance(phased, Scheduled)
     assert [planned(phased.phases[0][1]), planned(phased.then)] == [624, 624]
 
 
 def test_a_training_that_ends_early_says_that_more_was_sent_than_the_budget() -> None:
     (mp2,) = algorithms.parse("mp2").levels
-    known = mp2.told(EPOCHS).compressor
+    known = mp2.for_training(EPOCHS).compressor
     assert "the budget was for 624 steps, and training ended after 60" in known.ended(60)
     assert [known.ended(steps) for steps in (624, 625, 6240)] == [""] * 3
     assert "was for 100 steps, and training ended after 40" in mp2.compressor.ended(40)
@@ -155,7 +160,7 @@ def test_what_it_says_of_an_early_end_is_what_was_sent(steps: int) -> None:
 
 def test_so_few_steps_that_no_budget_can_be_kept_are_said(caplog: pytest.LogCaptureFixture) -> None:
     (mp2,) = algorithms.parse("mp2").levels
-    told = mp2.told({"steps_per_epoch": 10.0, "epochs": 2.0}).compressor
+    told = mp2.for_training({"steps_per_epoch": 10.0, "epochs": 2.0}).compressor
     assert planned(told) == 100
     assert "budget=0.11 cannot be kept in 20 steps" in caplog.text
     assert "training ended after 20" in told.ended(20)
@@ -163,8 +168,8 @@ def test_so_few_steps_that_no_budget_can_be_kept_are_said(caplog: pytest.LogCapt
 
 def test_a_model_that_leaves_nothing_to_take_turns_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="80 of 1,000 entries\nalways travel".replace("\n", " ")):
-        replace(TENTH, budget=0.07).fitted(MATRICES)
-    assert replace(TENTH, budget=0.1).fitted(MATRICES).share == pytest.approx(0.02 / 0.92, rel=1e-4)  # type: ignore[attr-defined]
+        replace(TENTH, budget=0.07).for_model(MATRICES)
+    assert replace(TENTH, budget=0.1).for_model(MATRICES).share == pytest.approx(0.02 / 0.92, rel=1e-4)  # type: ignore[attr-defined]
 
 
 def test_kinds_that_a_predictor_does_not_know_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -174,7 +179,7 @@ def test_kinds_that_a_predictor_does_not_know_are_said_once(caplog: pytest.LogCa
             return ("linear",)
 
     for _ in range(3):
-        replace(TENTH, predictor=OfLinears()).fitted(MATRICES)
+        replace(TENTH, predictor=OfLinears()).for_model(MATRICES)
     assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
     assert "layers of kind 'convolution'" in caplog.records[0].message
 
@@ -234,7 +239,7 @@ def test_histories_that_differ_are_an_error_on_every_rank() -> None:
         for _ in range(4):
             peers.exchange(tensors(3, N))
 
-    with pytest.raises(RoundError, match="predict differently in the bucket of lot"):
+    with pytest.raises(RoundError, match="predict differently in the bucket of bucket"):
         on()
 
 

@@ -11,27 +11,17 @@ from laws import Peers, tensors
 from torch import Tensor, nn
 
 from tacit import algorithms
-from tacit.compressors import Predicted, predicted
-from tacit.compressors.gain import KEPT, gains, judged
-from tacit.compressors.heard import ROUNDS
-from tacit.compressors.turns import beside
-from tacit.contracts import Context, Matrix, Place
-from tacit.predictors import (
-    KINDS,
-    MP2,
-    WNN,
-    Exponential,
-    Linear,
-    Persistent,
-    Predictor,
-    Seen,
-    Stale,
-    files,
-    kind_of,
-)
-from tacit.predictors.mp2 import Network
+from tacit.contracts import AxisRank, Context, Matrix
+from tacit.prediction import Predicted, predicted, weight_files
+from tacit.prediction.entry_history import ROUNDS
+from tacit.prediction.extrapolation import Exponential, Linear, Persistent, Stale
+from tacit.prediction.gain import KEPT, gains, judged
+from tacit.prediction.mp2_network import MP2, Network
+from tacit.prediction.predictor import KINDS, Predictor, Seen, kind_of
+from tacit.prediction.subsets import beside
+from tacit.prediction.wnn_network import WNN
 from tacit.topologies import Flat
-from tacit.transports.meter import Rehearsal, rehearse
+from tacit.transports.meter import DryRun, run_dry
 
 MATRICES = (Matrix(0, 64, 200), Matrix(12_800, 64, 144, 4), Matrix(22_016, 64, 1, 1))
 N = 22_080
@@ -69,7 +59,9 @@ class Default(Peers):
     def __init__(self, predictor: Predictor, **options: Any) -> None:
         compressor = algorithms.parse("mp2").levels[0].compressor
         assert isinstance(compressor, Predicted)
-        self.mp2 = replace(compressor, predictor=predictor, **options).fitted(MATRICES).bound(MATRICES)
+        self.mp2 = (
+            replace(compressor, predictor=predictor, **options).for_model(MATRICES).with_layout(MATRICES)
+        )
         super().__init__(self.mp2, 2, N)
 
     def _context(self, rank: int, out: Tensor) -> Context:
@@ -78,8 +70,8 @@ class Default(Peers):
     def unsent(self) -> Tensor:
         """Which entries that take turns do not travel in the coming round."""
         assert isinstance(self.mp2, Predicted)
-        turn = self.mp2.turn(self.round < 2, self._context(0, torch.empty(N)))
-        rest = torch.ones(N, dtype=torch.bool).index_fill(0, turn.where, False)
+        round_index = self.mp2.round_index(self.round < 2, self._context(0, torch.empty(N)))
+        rest = torch.ones(N, dtype=torch.bool).index_fill(0, round_index.where, False)
         assert not bool(rest[22_016:].any())
         return rest
 
@@ -172,7 +164,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> MP2:
         nn.init.normal_(each.last.weight, std=0.3)
     file = tmp_path_factory.mktemp("mp2") / "weights.pt"
     weights = {kind: {k: p.detach() for k, p in n.named_parameters()} for kind, n in networks.items()}
-    files.write(file, "mp2", weights)
+    weight_files.write(file, "mp2", weights)
     return MP2(str(file))
 
 
@@ -214,7 +206,7 @@ def test_predictions_are_judged_by_entries_as_old_as_those_that_are_predicted() 
         unsent = peers.unsent()
         age = peers.states[0]["age"]
         if bool(unsent.any()):
-            drawn = peers.mp2.turn(False, peers._context(0, torch.empty(N))).drawn
+            drawn = peers.mp2.round_index(False, peers._context(0, torch.empty(N))).drawn
             judged_by.update(age[drawn].tolist())
             used_for.update(age[unsent].tolist())
         peers.exchange(tensors(2, N, seed=number))
@@ -314,9 +306,9 @@ def test_memory_an_entry(predictor: Predictor, floats: int) -> None:
     """Two changes and two counts in int16, a spare of each for the round under way, and the last answer."""
     compressor = Default(predictor).mp2
     x = torch.empty(N, device="meta")
-    state, work = compressor.init(x), Rehearsal()
-    ctx = Context(out=x, work=work, peers=1, step=100, name="lot")
-    rehearse(Flat().conduct(x, compressor, state, ctx), lambda _: Place())
+    state, work = compressor.init(x), DryRun()
+    ctx = Context(out=x, work=work, peers=1, step=100, name="bucket")
+    run_dry(Flat().conduct(x, compressor, state, ctx), lambda _: AxisRank())
     each = [2 * t.numel() * t.element_size() for t in state.values()]
     each += [torch.Size(shape).numel() * kind.itemsize for shape, kind in work.scratched.values()]
     assert sum(size for size in each if size >= N) / (4 * N) == floats

@@ -12,12 +12,12 @@ import typer
 from pages import EVERY, ROOT, inline, name, shell_lines
 from typer.core import TyperGroup as Group
 
-from tacit import recipes
 from tacit.algorithms import ALGORITHMS, parse
 from tacit.algorithms.catalogue import parameters_of
 from tacit.cli import app
 from tacit.cli.texts import split_algorithms
-from tacit.cluster import Cluster
+from tacit.lab import recipes
+from tacit.lab.cluster import Cluster
 
 LINES = sorted({(name(page), line) for page in EVERY for line in shell_lines(page)})
 TACIT = [(page, line) for page, line in LINES if re.match(r"tacit [a-z-]", line)]

@@ -14,10 +14,10 @@ from torch import nn
 
 from tacit.algorithms import parse
 from tacit.algorithms.catalogue import ENTRIES
-from tacit.doors.placing import HOST, _needs_host, placed
 from tacit.errors import AttachError
+from tacit.hooks.device_placement import HOST, _needs_host, placed
 from tacit.kernels.pick import emulated_device
-from tacit.lots import fitting
+from tacit.session.buckets import fitting
 from tacit.strategy import Strategy
 
 HEAD = '| algorithms | CPU, Gloo | GPU, NCCL | GPU, Gloo, or `exchange_on="host"` |'

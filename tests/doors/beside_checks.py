@@ -213,7 +213,9 @@ def what_is_local_differs_between_rounds_and_what_is_averaged_is_equal_to_the_bi
             assert same_on_all_ranks(moments) == (beside == "averaged")
             assert same_on_all_ranks(model.module[1].running_mean) == (buffers == "averaged")
             sent = session.metrics()["bytes_out"]
-            dense = sum(lot.numel for lot in session.session.lots) + (moments.numel() if moments.any() else 0)
+            dense = sum(bucket.numel for bucket in session.session.buckets) + (
+                moments.numel() if moments.any() else 0
+            )
             if beside == "averaged":
                 # Two rounds of fp32 by a ring of four ranks; before each, a checksum to three peers.
                 assert sent == 2 * (4 * dense * 2 * 3 / 4 + 8 * 3)
@@ -237,7 +239,7 @@ def late_answers_in_fragments_average_momentum_when_they_land() -> None:
     model = wrapped()
     optimizer = momentum(model)
     strategy = tacit.Strategy(
-        subject="progress",
+        subject="delta",
         rounds=tacit.Every(4, fragments=2),
         overlap=tacit.Delayed(1),
         merge=tacit.Average(),

@@ -29,9 +29,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
 from tacit import algorithms
-from tacit.doors.attach import checked
-from tacit.engine import drive
 from tacit.errors import RoundError
+from tacit.exchange.lane import drive
+from tacit.hooks.attach import checked
 from tacit.kernels.positions import nbytes
 from tacit.timelines import Timeline, aligned
 from tacit.transports.torch import TorchTransport
@@ -279,7 +279,7 @@ def powersgd_runs_with_many_buckets() -> None:
     optimizer = sgd(model, momentum=0.0)
     with tacit.attach(model, optimizer, "powersgd:rank=1") as session:
         steps(model, optimizer, 12)
-        assert len(session.session.lots) > 4
+        assert len(session.session.buckets) > 4
         assert session.session.stages["world"] >= 2
     assert same_on_all_ranks(flat(model))
 
@@ -358,18 +358,18 @@ def the_bytes_are_those_of_the_formula() -> None:
     with tacit.attach(model, optimizer, all_gather) as session:
         steps(model, optimizer, 6)
         expected = 0
-        for lot in session.session.lots:
-            sizes = [(slot.stop - slot.start, slot.name.endswith("weight")) for slot in lot.slots]
+        for bucket in session.session.buckets:
+            sizes = [(slot.stop - slot.start, slot.name.endswith("weight")) for slot in bucket.slices]
             weights, biases = (
                 sum(n for n, is_weight in sizes if is_weight is kind) for kind in (True, False)
             )
-            k = -(-lot.numel // 100)
-            entries = 4 * k + nbytes(lot.numel, k)
+            k = -(-bucket.numel // 100)
+            entries = 4 * k + nbytes(bucket.numel, k)
             if weights:  # values and positions, biases, and one float a peer that tells of a NaN
                 expected += (peers - 1) * (entries + 4 * biases + 4 * peers)
             else:
                 expected += -(-2 * (peers - 1) * 4 * biases // peers)
-        assert session.session.tally.records[-1].bytes_out == expected
+        assert session.session.stats.records[-1].bytes_out == expected
 
 
 @check
@@ -377,11 +377,11 @@ def lots_settle_on_the_buckets_of_ddp() -> None:
     model = wrapped()
     optimizer = sgd(model)
     with tacit.attach(model, optimizer, "topk") as session:
-        guessed = [[slot.name for slot in lot.slots] for lot in session.session.lots]
+        guessed = [[slot.name for slot in bucket.slices] for bucket in session.session.buckets]
         steps(model, optimizer, 4)
         door = session.levels[0].gradient
         assert door is not None
-        assert guessed != [[slot.name for slot in lot.slots] for lot in session.session.lots]
+        assert guessed != [[slot.name for slot in bucket.slices] for bucket in session.session.buckets]
         assert not door._staged, "a bucket is still copied"
 
 
@@ -434,7 +434,7 @@ def a_policy_overrides_the_default() -> None:
         return tacit.BF16() if name.startswith("4") else None
 
     with tacit.attach(model, optimizer, "topk", policy=policy) as session:
-        used = {repr(lot.compressor) for lot in session.session.lots}
+        used = {repr(bucket.compressor) for bucket in session.session.buckets}
         assert any("BF16" in each for each in used)
         assert not any("TopK" in each for each in used)
         steps(model, optimizer, 5)
@@ -526,8 +526,8 @@ def by_node_what_ranks_keep_follows_its_parameters() -> None:
     with tacit.attach(model, optimizer, BY_NODE["sparse slices"]) as session:
         steps(model, optimizer, 3)
         before = session.session.whole_state()
-        guessed = [[slot.name for slot in lot.slots] for lot in session.session.lots]
-        session.session.recut(guessed[::-1])
+        guessed = [[slot.name for slot in bucket.slices] for bucket in session.session.buckets]
+        session.session.rebucket(guessed[::-1])
         after = session.session.whole_state()
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key].tensor, after[key].tensor) for key in before)
@@ -555,9 +555,9 @@ def ednncomm_meets_between_nodes_every_so_often() -> None:
             assert torch.equal(replicas[rank], replicas[rank ^ 1]), f"node mates differ after step {step}"
             assert torch.equal(replicas[0], replicas[2]) == (step % 8 == 0), f"step {step}"
         far = session.levels[1].session
-        assert far.tally.totals.rounds == 8
+        assert far.stats.totals.rounds == 8
         # Both ranks of a node together: 2 (M - 1) / M n x 4 bytes an exchange, M = 2.
-        sent = torch.tensor([8 * sum(bill.sent["net"] for bill in far.bills)])
+        sent = torch.tensor([8 * sum(cost.sent["net"] for cost in far.costs)])
         both = everywhere(sent)
         assert int(both[rank] + both[rank ^ 1]) == 8 * n * 4
         assert session.metrics()["rounds"] == 72
@@ -711,7 +711,7 @@ def what_one_node_knows_all_are_told() -> None:
 @check
 def every_level_has_its_state_in_a_checkpoint() -> None:
     far = tacit.Strategy(
-        subject="progress",
+        subject="delta",
         rounds=tacit.Every(2),
         compressor=tacit.ErrorFeedback(tacit.Sign()),
         topology=tacit.TwoPhase(),
@@ -869,7 +869,7 @@ def a_run_that_is_resumed_is_the_run_that_never_stopped() -> None:
         TWO_PHASE["sign"],
         TWO_PHASE["sparse"],
     ):
-        # After the lots have settled; before and while they do is where the next check stops.
+        # After the buckets have settled; before and while they do is where the next check stops.
         for before in (6,) if isinstance(algorithm, str) else (2, 6):
             never, stopped = resumed(algorithm, before, 5, folder, "torch")
             assert torch.equal(never, stopped), f"{algorithm}, saved after {before} steps"
@@ -920,7 +920,7 @@ def a_checkpoint_that_does_not_fit_changes_nothing() -> None:
             (good | {"version": 99}, "update tacit"),
             ({k: v for k, v in good.items() if k != key}, f"lacks {key!r}"),
             (good | {key: torch.zeros(3)}, "has another shape"),
-            (good | {"lots": [["x"]]}, "of another model"),
+            (good | {"buckets": [["x"]]}, "of another model"),
             ({}, "cut short"),
         ):
             raises(tacit.CheckpointError, lambda bad=bad: session.load_state_dict(bad), says)
@@ -1061,7 +1061,7 @@ def ranks_with_other_epochs_are_refused() -> None:
 def ranks_of_other_formats_are_refused() -> None:
     import sys
 
-    attaching, model = sys.modules["tacit.doors.agreeing"], wrapped()
+    attaching, model = sys.modules["tacit.hooks.agreement"], wrapped()
     ours = attaching.FORMAT
     attaching.FORMAT = ours + (dist.get_rank() == 1)
     try:

@@ -33,13 +33,13 @@ class Net(nn.Module):
 
 
 def trained(algorithm: str, around: Callable[[nn.Module], nn.Module]) -> Tensor:
-    """The parameters after six steps, in which lots settle on DDP's buckets."""
+    """The parameters after six steps, in which buckets settle on DDP's buckets."""
     model = DDP(Net(), bucket_cap_mb=1, gradient_as_bucket_view=True)  # less is refused by DDPOptimizer
     optimizer, forward = sgd(model), around(model)
     with tacit.attach(forward, optimizer, algorithm) as session:  # type: ignore[arg-type]
         steps(forward, optimizer, 6)  # type: ignore[arg-type]
         if algorithm != "diloco:sync_every=2":
-            assert len(session.session.lots) > 1
+            assert len(session.session.buckets) > 1
     assert same_on_all_ranks(flat(model))
     return flat(model)
 

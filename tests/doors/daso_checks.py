@@ -210,7 +210,7 @@ def daso_keeps_node_mates_equal_and_ends_every_epoch_with_equal_replicas() -> No
         train(ddp, optimizer, session, batches(3 * EPOCH), look)
         assert apart == 3 * (EPOCH - 1)
         # 0, 4, 8 and 9 in each epoch.
-        assert session.levels[1].session.tally.totals.rounds == 12
+        assert session.levels[1].session.stats.totals.rounds == 12
 
 
 @check
@@ -231,7 +231,7 @@ def daso_says_blocking_phases_in_bf16_and_late_rounds_in_fp32() -> None:
     text = "daso:warmup_epochs=1,cooldown_epochs=1,by=slices"
     with tacit.attach(ddp, optimizer, text, steps_per_epoch=EPOCH, epochs=3) as session:
         train(ddp, optimizer, session, batches(3 * EPOCH))
-        sent = {each.step: each.bytes_out for each in session.levels[1].session.tally.records}
+        sent = {each.step: each.bytes_out for each in session.levels[1].session.stats.records}
     n = flat(ddp).numel()
     # On 2 nodes of 2 a rank sends its half of the parameters across, and what came of it in its node.
     biases = 300 + 400 + 5
@@ -249,7 +249,7 @@ def daso_takes_turns() -> None:
     n, mine = flat(ddp).numel(), dist.get_rank() % 2
     with tacit.attach(ddp, optimizer, "daso:period=1,bits=32", steps_per_epoch=4, epochs=2) as session:
         train(ddp, optimizer, session, batches(8))
-        records = session.levels[1].session.tally.records
+        records = session.levels[1].session.stats.records
     # In turn, a rank sends what both have across, and the mean to its mate.
     for record in records:
         in_turn = record.step % 4 % 2 == mine
@@ -330,7 +330,7 @@ def daso_halves_its_period_on_a_plateau() -> None:
             session.observe(1.0 + dist.get_rank())  # the mean is what counts, and it does not fall
             optimizer.step()
             if step % 4 == 3:
-                periods.append(session.levels[0].session.memory["period"])
+                periods.append(session.levels[0].session.schedule_state["period"])
         assert periods == [4, 2, 1, 8]
 
 
@@ -340,10 +340,10 @@ def daso_chooses_its_period() -> None:
     optimizer = sgd(ddp)
     with tacit.attach(ddp, optimizer, "daso:period=auto,bits=16", steps_per_epoch=20, epochs=3) as session:
         train(ddp, optimizer, session, batches(60))  # no loss is needed, but may be told
-        memory = session.levels[1].session.memory
-        period = torch.tensor([memory["period"]])
+        schedule_state = session.levels[1].session.schedule_state
+        period = torch.tensor([schedule_state["period"]])
         assert same_on_all_ranks(period)
-        assert memory["asked"] >= 3
+        assert schedule_state["asked"] >= 3
         assert float(period) >= 1
 
 

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from replicas import flat, same_on_all_ranks, sgd, steps, wrapped
 
 import tacit
-from tacit.transports import rollcall
+from tacit.hooks import failure_detector
 
 torch.set_num_threads(1)
-rollcall.POLL_SECONDS, rollcall.COMPARED = 0.1, 2
+failure_detector.POLL_SECONDS, failure_detector.COMPARED = 0.1, 2
 dist.init_process_group("gloo", timeout=timedelta(seconds=40))
 rank = dist.get_rank()
 

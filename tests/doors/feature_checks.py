@@ -78,7 +78,7 @@ def train(feature: Feature, algorithm: str) -> tuple[Tensor, list[list[list[str]
             rates(feature, optimizer, first, step)
             optimizer.zero_grad()
             session.observe(passes(feature, forward, ddp, data, scaler.scale))
-            layouts.append([[slot.name for slot in lot.slots] for lot in session.session.lots])
+            layouts.append([[slot.name for slot in bucket.slices] for bucket in session.session.buckets])
             if feature.clip is not None:
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(net.parameters(), feature.clip)

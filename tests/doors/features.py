@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 CAP = 0.001
 """MiB of a bucket: several of them, as large models have."""
 STEPS = 6
-"""Lots settle on DDP's buckets in the fourth round."""
+"""Buckets settle on DDP's buckets in the fourth round."""
 
 
 def plain() -> nn.Module:

@@ -83,7 +83,7 @@ def resumed(algorithm: str, before: int, after: int, file: Path) -> tuple[Tensor
 def a_run_that_is_resumed_is_the_run_that_never_stopped() -> None:
     file = Path(sys.argv[1]) / f"{dist.get_rank()}.pt"
     for algorithm in ("dense", "topk:ratio=0.1", "powersgd"):
-        for before in (1, 6):  # before and after the lots settle
+        for before in (1, 6):  # before and after the buckets settle
             never, stopped = resumed(algorithm, before, 4, file)
             assert torch.equal(never, stopped), f"{algorithm}, saved after {before} steps"
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 import tacit
 from tacit.errors import NonFinite
-from tacit.session.health import Pending
+from tacit.session.health import DeviceReport
 
 IN_STREAM = "on the GPU in stream order"
 CHOSEN = {
@@ -137,7 +137,7 @@ def a_nan_is_told_to_all_where_one_device_is_ahead() -> None:
                 model.module[4].weight.data[0, 0] = float("nan")
             steps(model, optimizer, 12)
 
-    with patch.object(Pending, "done", property(lambda self: dist.get_rank() == 0)):
+    with patch.object(DeviceReport, "done", property(lambda self: dist.get_rank() == 0)):
         raises(NonFinite, train, "on rank 1, in step 5")
 
 

@@ -13,15 +13,15 @@ from in_threads import in_threads
 from torch import Tensor, nn
 
 from tacit.algorithms import parse
-from tacit.doors import momentum
-from tacit.doors.attach import _alike_by_node, _fully_named
-from tacit.doors.level import Level
-from tacit.doors.rates import Rates
+from tacit.hooks import momentum
+from tacit.hooks.attach import _alike_by_node, _fully_named
+from tacit.hooks.learning_rates import Rates
+from tacit.hooks.level import Level
 from tacit.overlap import Delayed
 from tacit.transports.loopback import Loopback, Seat
 
 SETTLED = 3
-"""The round from which lots are DDP's buckets."""
+"""The round from which buckets are DDP's buckets."""
 Layouts = Sequence[Sequence[Sequence[str]]]
 
 
@@ -57,7 +57,7 @@ class Member:
         }
         self.levels = []
         for net, level in zip(nets, _fully_named(strategy), strict=False):
-            with patch("tacit.doors.placing.TorchTransport", lambda *_, net=net: Seat(net, rank)):
+            with patch("tacit.hooks.device_placement.TorchTransport", lambda *_, net=net: Seat(net, rank)):
                 self.levels.append(Level(level, ddp, self.named, **options))
         for level in self.levels:
             if level.strategy.rounds.follows:
@@ -86,12 +86,12 @@ class Member:
         if self.near.gradient is None or not session.talks():
             return
         session.discard()
-        here = [[slot.name for slot in lot.slots] for lot in session.lots]
+        here = [[slot.name for slot in bucket.slices] for bucket in session.buckets]
         if session.round >= SETTLED and here != layout:
-            session.recut(layout)
-        flats = [lot.like("cpu").zero_() for lot in session.lots]
-        for i, lot in enumerate(session.lots):
-            for slot in lot.slots:
+            session.rebucket(layout)
+        flats = [bucket.like("cpu").zero_() for bucket in session.buckets]
+        for i, bucket in enumerate(session.buckets):
+            for slot in bucket.slices:
                 grad = self.named[slot.name].grad
                 if grad is not None:
                     flats[i][slot.start : slot.stop] = grad.reshape(-1)
@@ -103,8 +103,8 @@ class Member:
             used.clear()
         self.given = {
             slot.name: flats[i][slot.start : slot.stop]
-            for i, lot in enumerate(session.lots)
-            for slot in lot.slots
+            for i, bucket in enumerate(session.buckets)
+            for slot in bucket.slices
         }
         self.idle = idle
         if isinstance(session.strategy.overlap, Delayed):
@@ -136,7 +136,7 @@ class Member:
 def trained(
     feature: Feature, algorithm: str, nodes: int, ranks: int, layouts: Layouts, **known: Any
 ) -> list[Tensor]:
-    """What every replica has after its steps; `layouts`: DDP's lots, step by step."""
+    """What every replica has after its steps; `layouts`: DDP's buckets, step by step."""
     levels = len(parse(algorithm).levels)
     nets = [Loopback.of_nodes(nodes, ranks) for _ in range(levels)]
     crew = [Member(rank, feature, algorithm, nets, **known) for rank in range(nodes * ranks)]

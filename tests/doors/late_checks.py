@@ -139,8 +139,8 @@ def late_means_are_the_punctual_ones_a_step_later_to_the_bit() -> None:
 class Gated(Compressor):
     """Dense, but the exchange of any step but the first waits until backward has ended."""
 
-    light = False
-    swallows = False
+    inline = False
+    hides_nonfinite = False
 
     def exempts(self, shape: torch.Size) -> bool:
         return False

@@ -137,12 +137,12 @@ def scaled_gradients_are_clipped() -> None:
 @check
 def the_factor_changes_nothing_that_a_compressor_does() -> None:
     for algorithm in ("topk:ratio=0.05", "sign", "randomk:ratio=0.1", "powersgd:rank=2", "bf16"):
-        found, owed = [], []
+        found, new_residual = [], []
         for each in (GradScaler("cpu", enabled=False), scaler(2.0**16, growth_interval=2)):
             loop = Loop(each)
             with tacit.attach(loop.model, loop.optimizer, algorithm, scaler=each) as session:
                 loop.steps(8)
-                owed += [
+                new_residual += [
                     torch.cat(
                         [kept.tensor for kept in session.session.named_state().values()] or [flat(loop.model)]
                     )
@@ -150,7 +150,7 @@ def the_factor_changes_nothing_that_a_compressor_does() -> None:
             found.append(flat(loop.model))
         assert same_on_all_ranks(found[1]), algorithm
         close_to(*found, tolerance=1e-5)
-        close_to(*owed, tolerance=1e-4)
+        close_to(*new_residual, tolerance=1e-4)
 
 
 @check
@@ -172,7 +172,7 @@ def the_factor_keeps_small_gradients_from_vanishing_on_their_way() -> None:
         return flat(model) - before
 
     ddp = moved("ddp")
-    phases = tacit.Phases(((2, tacit.FP16()),), tacit.FP16())
+    phases = tacit.Scheduled(((2, tacit.FP16()),), tacit.FP16())
     for algorithm in ("fp16", tacit.Strategy(compressor=phases)):
         close_to(moved(algorithm), ddp, 1e-3 * float(ddp.abs().max()))
 
@@ -189,7 +189,7 @@ def a_void_round_keeps_nothing_and_lowers_the_factor_on_all_ranks() -> None:
     for algorithm in ("dense", "bf16", "topk:ratio=0.1", "sign", "randomk", "powersgd", *BY_NODE):
         loop = Loop(scaler(), overflows={4: (1,)})
         with tacit.attach(loop.model, loop.optimizer, algorithm, scaler=loop.scaler) as session:
-            loop.steps(4)  # and the lots have settled
+            loop.steps(4)  # and the buckets have settled
             before = {k: v.tensor.clone() for k, v in session.session.named_state().items()}
             parameters = flat(loop.model)
             loop.steps(1)
@@ -198,7 +198,7 @@ def a_void_round_keeps_nothing_and_lowers_the_factor_on_all_ranks() -> None:
             assert torch.equal(parameters, flat(loop.model)), algorithm
             assert loop.scaler.get_scale() == 2.0**15, algorithm
             assert session.metrics()["void_rounds"] == 1
-            assert session.session.tally.records[-1].void
+            assert session.session.stats.records[-1].skipped
             assert session.metrics()["rounds"] == session.metrics()["steps"] == 5
             loop.steps(2)
         assert same_on_all_ranks(flat(loop.model)), algorithm
@@ -206,7 +206,7 @@ def a_void_round_keeps_nothing_and_lowers_the_factor_on_all_ranks() -> None:
 
 @check
 def the_first_rounds_may_all_be_void() -> None:
-    """In them the lots settle on the buckets of DDP."""
+    """In them the buckets settle on the buckets of DDP."""
     loop = Loop(scaler(), overflows={0: (0,), 1: (1,), 2: (2,), 3: (3,)})
     with tacit.attach(loop.model, loop.optimizer, "topk:ratio=1.0", scaler=loop.scaler):
         loop.steps(8)

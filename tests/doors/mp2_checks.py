@@ -12,7 +12,7 @@ from torch import nn
 
 import tacit
 from tacit.contracts import Matrix
-from tacit.engine import drive
+from tacit.exchange.lane import drive
 from tacit.transports.torch import TorchTransport
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "compressors"))
@@ -23,7 +23,7 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 N, ROUNDS = 600, 40
 COMPRESSOR = tacit.compressors.Predicted(
     budget=0.3,
-    predictor=tacit.predictors.Linear(),
+    predictor=tacit.prediction.Linear(),
     full_steps=2,
     horizon=10**6,
     whole_below=1,
@@ -87,37 +87,37 @@ class Notes(logging.Handler):
 
 
 def ended(algorithm: str, count: int, **known: int) -> tuple[list[int | None], list[str]]:
-    """For how many steps lots have planned; and what was said of a training of `count` steps."""
+    """For how many steps buckets have planned; and what was said of a training of `count` steps."""
     notes, model = Notes(), wrapped()
     logging.getLogger("tacit").addHandler(notes)
     optimizer = sgd(model)
     with tacit.attach(model, optimizer, algorithm, **known) as session:
-        lots = [lot.compressor.horizon for lot in session.session.lots]
+        buckets = [bucket.compressor.horizon for bucket in session.session.buckets]
         steps(model, optimizer, count)
     logging.getLogger("tacit").removeHandler(notes)
-    return lots, notes.said
+    return buckets, notes.said
 
 
 @CHECKS.add
 def the_budget_is_for_as_many_steps_as_attach_was_told() -> None:
     mp2, short = "mp2:sync_every=1,predictor=stale", "the budget was for"
-    lots, said = ended(mp2, 40, steps_per_epoch=20, epochs=2)
-    assert set(lots) == {40}
+    buckets, said = ended(mp2, 40, steps_per_epoch=20, epochs=2)
+    assert set(buckets) == {40}
     assert not said
     # One that ends early has sent more than was planned, and says so; one that goes on has not.
-    lots, said = ended(mp2, 20, steps_per_epoch=20, epochs=2)
+    buckets, said = ended(mp2, 20, steps_per_epoch=20, epochs=2)
     assert sum(short in note for note in said) == (dist.get_rank() == 0), said
-    lots, said = ended(mp2, 50, steps_per_epoch=20, epochs=2)
+    buckets, said = ended(mp2, 50, steps_per_epoch=20, epochs=2)
     assert not said
-    lots, said = ended(mp2 + ",horizon=200", 30, steps_per_epoch=20, epochs=2)
-    assert set(lots) == {200}
+    buckets, said = ended(mp2 + ",horizon=200", 30, steps_per_epoch=20, epochs=2)
+    assert set(buckets) == {200}
     assert sum(short in note for note in said) == (dist.get_rank() == 0), said
-    lots, said = ended(mp2, 30)
-    assert set(lots) == {None}
+    buckets, said = ended(mp2, 30)
+    assert set(buckets) == {None}
     assert sum(short in note for note in said) == (dist.get_rank() == 0), said
     # So few steps that no plan fits are told of as they begin, too.
-    lots, said = ended(mp2, 10, steps_per_epoch=10, epochs=1)
-    assert set(lots) == {None}
+    buckets, said = ended(mp2, 10, steps_per_epoch=10, epochs=1)
+    assert set(buckets) == {None}
     assert any("budget=0.11 cannot be kept in 10 steps" in note for note in said), said
 
 

@@ -23,7 +23,7 @@ def ready() -> None:
     """Import what all ranks need; a process with threads could not be forked."""
     import torch._dynamo  # noqa: F401
 
-    import tacit.doors
+    import tacit.hooks
     import tacit.transports.servers  # noqa: F401
 
     threads = len(os.listdir("/proc/self/task"))

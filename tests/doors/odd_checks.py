@@ -9,8 +9,8 @@ from checks import TABLE, agrees_with_the_loopback
 from replicas import Checks, close_to, flat, same_on_all_ranks, sgd, steps, trained, wrapped
 
 import tacit
-from tacit.contracts import Mean, Send
-from tacit.engine import drive
+from tacit.contracts import AllReduce, Permute
+from tacit.exchange.lane import drive
 from tacit.transports.torch import TorchTransport
 
 CHECKS = Checks()
@@ -33,7 +33,7 @@ def a_payload_reaches_the_one_it_is_for() -> None:
         payload = torch.tensor([float(rank)]), torch.tensor([rank], dtype=torch.uint8)
 
         def talk():
-            return (yield Send(payload, to, "world"))
+            return (yield Permute(payload, to, "world"))
 
         answer = drive(talk(), transport)
         return None if answer is None else [float(tensor) for tensor in answer]
@@ -58,7 +58,7 @@ def axes_of_equal_ranks_may_speak_in_another_order_on_each() -> None:
     transport = TorchTransport(dist.group.WORLD, timedelta(seconds=5), nodes=[[0, 1, 2]])
     transport.open({"node": 1, "world": 1})
     asked = [
-        Mean((torch.full((size,), float(rank)),), axis) for axis, size in (("node", 10), ("world", 1000))
+        AllReduce((torch.full((size,), float(rank)),), axis) for axis, size in (("node", 10), ("world", 1000))
     ]
     for _ in range(5):
         posted = {ask.axis: transport.post(ask, 0, ask.axis) for ask in (asked if rank else asked[::-1])}
@@ -80,8 +80,8 @@ def gtopk_that_keeps_everything_is_ddp_and_learns_where_it_does_not() -> None:
     optimizer = sgd(model)
     with tacit.attach(model, optimizer, "gtopk:ratio=0.1") as session:
         steps(model, optimizer, 10)
-        sent = session.session.tally.records[-1].bytes_out
-        assert sent == sum(sum(bill.sent.values()) for bill in session.session.bills)
+        sent = session.session.stats.records[-1].bytes_out
+        assert sent == sum(sum(cost.sent.values()) for cost in session.session.costs)
     assert same_on_all_ranks(flat(model))
     assert float((flat(model) - ddp).norm()) < 0.75 * float((start - ddp).norm())
 

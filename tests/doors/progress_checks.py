@@ -218,7 +218,7 @@ class Keeps(nn.Module):
 def buffers_of_all_kinds_meet() -> None:
     """In every round the mean of those that have changed, exactly; others do not travel."""
     sparse = tacit.Strategy(
-        subject="progress",
+        subject="delta",
         rounds=tacit.Every(2),
         compressor=ErrorFeedback(TopK(ratio=0.05)),
         merge=tacit.Average(),
@@ -242,7 +242,7 @@ def buffers_of_all_kinds_meet() -> None:
                 assert torch.equal(model.module.table, table)
             assert not same_on_all_ranks(model.module.count)
             if strategy == "localsgd:sync_every=2":
-                sent = [record.bytes_out for record in session.session.tally.records]
+                sent = [record.bytes_out for record in session.session.stats.records]
         for name, buffer in model.module.named_buffers():
             assert same_on_all_ranks(buffer), name
         assert int(model.module.count) == 6, "the first rank's, as DDP would have it"

@@ -29,7 +29,7 @@ ALGORITHMS: dict[str, str | tacit.Strategy] = {
 }
 
 
-def owed(session: tacit.Attached) -> float:
+def new_residual(session: tacit.Attached) -> float:
     """What the mean still has to receive, added up."""
     mine = session.levels[0].session
     units = len(session.levels[0].transport.nodes) if mine.by_node else dist.get_world_size()
@@ -66,7 +66,7 @@ def main() -> None:
                     state = torch.load(folder / f"whole {rank}.pt")["session"]
                 model.module.load_state_dict(torch.load(folder / f"{name} model.pt"))
                 session.load_state_dict(state)
-            found = {"name": name, "owed": owed(session), "rounds": session.metrics()["steps"]}
+            found = {"name": name, "owed": new_residual(session), "rounds": session.metrics()["steps"]}
             steps(model, optimizer, 4, seed=1)
             session.sync()
             found["equal"] = same_on_all_ranks(flat(model))

@@ -74,7 +74,7 @@ class Gpu:
     log: list[tuple[str, ...]] = field(default_factory=list)
     races: list[str] = field(default_factory=list)
     waited: list[str] = field(default_factory=list)
-    memory: dict[int, list[Access]] = field(default_factory=dict)
+    schedule_state: dict[int, list[Access]] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
     ours: set[int] = field(default_factory=set)
     here: threading.local = field(default_factory=threading.local)
@@ -112,7 +112,7 @@ class Gpu:
         start = x.storage_offset() * x.element_size()
         extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
         stop = start + extent * x.element_size()
-        clock, found = self.clock(who), self.memory.setdefault(key(x), [])
+        clock, found = self.clock(who), self.schedule_state.setdefault(key(x), [])
         for each in found:
             meets = each.start < stop and start < each.stop and (wrote or each.wrote)
             if meets and clock.get(each.who, 0) < each.tick:
@@ -183,7 +183,7 @@ class Gpu:
         return tree_map(lambda x: _wrapped(x, theirs, self, there) if isinstance(x, Tensor) else x, out)
 
     def _allocated(self, at: int) -> None:
-        self.memory[at] = []
+        self.schedule_state[at] = []
         self.pinned.discard(at)
         self.ours.discard(at)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tacit.cluster import Cluster
-from tacit.testbed import Testbed
+from tacit.lab.cluster import Cluster
+from tacit.lab.testbed import Testbed
 
 HERE = Path(__file__).parent
 TIMEOUT = 8.0

@@ -73,7 +73,7 @@ def test_the_others_name_it(
 
 @pytest.mark.parametrize("moment", ["recut", "state_dict"])
 def test_it_is_named_also_where_ranks_put_their_state_together(moment: str) -> None:
-    """As DDP's own buckets become the lots, behind the third round, and in a checkpoint."""
+    """As DDP's own buckets become the buckets, behind the third round, and in a checkpoint."""
     ended = ranks("rebuilding.py", 4, moment, lost=1)
     for rank in (0, 2, 3):
         (said,) = ended[rank].said

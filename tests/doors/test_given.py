@@ -10,7 +10,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 import tacit
-from tacit.doors.given import ddp_of, optimizers_of
+from tacit.hooks.arguments import ddp_of, optimizers_of
 
 
 class Accelerated(Optimizer):

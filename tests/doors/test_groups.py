@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tacit.doors.stepped import Groups
 from tacit.errors import AttachError, ConfigError
+from tacit.hooks.server_step import Groups
 from tacit.server.rules import Adam, Sgd, rule_of
 
 

@@ -7,8 +7,8 @@ from launching import Ended, assert_passed, ranks
 
 import tacit
 from tacit.contracts import Overlap
-from tacit.doors import late
 from tacit.errors import ConfigError
+from tacit.hooks import delayed
 from tacit.overlap import Bucketwise, Delayed
 from tacit.session import Session
 from tacit.transports.loopback import Loopback, Seat
@@ -31,10 +31,10 @@ def test_the_ranks_end_well(ended: list[Ended]) -> None:
     assert [each.code for each in ended] == [0] * WORLD
 
 
-def means(monkeypatch: pytest.MonkeyPatch) -> late.LateMeans:
-    monkeypatch.setattr(late, "BLOCK", 7)  # so that they take several blocks, the last one shorter
+def means(monkeypatch: pytest.MonkeyPatch) -> delayed.DelayedMeans:
+    monkeypatch.setattr(delayed, "BLOCK", 7)  # so that they take several blocks, the last one shorter
     strategy = tacit.Strategy(overlap=Delayed(1))
-    return late.LateMeans(Session(strategy, NAMED, Seat(Loopback(1), 0), [["c"], ["b", "a"]]))
+    return delayed.DelayedMeans(Session(strategy, NAMED, Seat(Loopback(1), 0), [["c"], ["b", "a"]]))
 
 
 def test_a_gradient_and_a_mean_change_places(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,15 +53,15 @@ def test_means_follow_their_parameters_into_other_lots(monkeypatch: pytest.Monke
     for i, flat in enumerate(buffers.flats):
         flat.copy_(torch.arange(float(flat.numel())) + 1000 * i)
     before = {name: mean.clone() for name, mean in buffers.kept().items()}
-    buffers._session.recut([["a"], ["c"], ["b"]])
-    buffers.follow_lots()
+    buffers._session.rebucket([["a"], ["c"], ["b"]])
+    buffers.follow_buckets()
     assert [flat.numel() for flat in buffers.flats] == [300, 205, 10]
     assert all(torch.equal(mean, before[name]) for name, mean in buffers.kept().items())
 
 
 def test_delays_and_warm_ups() -> None:
-    assert [Delayed(2).lands(step) for step in range(3)] == [2, 3, 4]
-    assert [Delayed(1, warmup_steps=2).lands(step) for step in range(4)] == [0, 1, 3, 4]
+    assert [Delayed(2).apply_at(step) for step in range(3)] == [2, 3, 4]
+    assert [Delayed(1, warmup_steps=2).apply_at(step) for step in range(4)] == [0, 1, 3, 4]
     for warmup_steps in (-1, 1.5):
         with pytest.raises(ConfigError, match="whole number of steps"):
             Delayed(1, warmup_steps=warmup_steps)  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def test_delays_and_warm_ups() -> None:
     ("subject", "overlap", "says"),
     [
         ("gradient", Delayed(2), r"2 steps old.*write Delayed\(1\)"),
-        ("progress", Delayed(2, warmup_steps=5), r"warmup_steps=5 is for gradients.*write Delayed\(2\)"),
+        ("delta", Delayed(2, warmup_steps=5), r"warmup_steps=5 is for gradients.*write Delayed\(2\)"),
     ],
 )
 def test_delays_that_cannot_be_are_refused(subject: str, overlap: Overlap, says: str) -> None:
@@ -82,8 +82,8 @@ def test_delays_that_cannot_be_are_refused(subject: str, overlap: Overlap, says:
 
 
 def test_inside_a_node_gradients_are_not_late() -> None:
-    far = tacit.Strategy(subject="progress", rounds=tacit.Every(4), merge=tacit.Average())
+    far = tacit.Strategy(subject="delta", rounds=tacit.Every(4), merge=tacit.Average())
     near = tacit.Strategy(topology=tacit.Flat(axis="node"), overlap=Delayed(1))
     with pytest.raises(ConfigError, match=r"of the nearest level.*write Bucketwise\(\)"):
         tacit.Levels((near, far))
-    assert Bucketwise().lands(3) == 3
+    assert Bucketwise().apply_at(3) == 3

@@ -13,12 +13,12 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
 from tacit.algorithms import parse
-from tacit.doors import memory
-from tacit.doors.placing import HOST, Placing, check_backend, device_of, placed
 from tacit.errors import AttachError, ConfigError
+from tacit.hooks import schedule_state
+from tacit.hooks.device_placement import HOST, Placing, check_backend, device_of, placed
 from tacit.kernels.pick import emulated_device
-from tacit.lots import fitting
 from tacit.session import Session
+from tacit.session.buckets import fitting
 from tacit.transports.devices import backend_on
 from tacit.transports.loopback import Loopback, Seat
 
@@ -198,32 +198,32 @@ def test_a_build_without_gloo_is_told_so(monkeypatch: pytest.MonkeyPatch) -> Non
         ("dense", {}),
         ("topk:ratio=0.1", {"residual": 2 * 4 * 600}),
         ("dgc:ratio=0.1", {"residual": 2 * 4 * 600, "velocity": 2 * 4 * 630}),
-        ("localsgd", {"anchor": 4 * 630, "progress": 4 * 630}),
-        ("diloco", {"anchor": 4 * 630, "progress": 4 * 630, "momentum": 4 * 630}),
+        ("localsgd", {"anchor": 4 * 630, "delta": 4 * 630}),
+        ("diloco", {"anchor": 4 * 630, "delta": 4 * 630, "momentum": 4 * 630}),
         ("ddp", {}),
     ],
 )
 def test_what_a_strategy_keeps(algorithm: str, expected: dict[str, int]) -> None:
     (strategy,) = parse(algorithm).levels
-    assert memory.kept(strategy, NAMED) == expected
+    assert schedule_state.kept(strategy, NAMED) == expected
 
 
 def test_of_types_of_two_bytes_progress_is_kept_wide() -> None:
     (strategy,) = parse("localsgd").levels
     named = {name: x.bfloat16() for name, x in NAMED.items()}
-    assert memory.kept(strategy, named) == {"anchor": 4 * 630, "progress": 2 * 630}
+    assert schedule_state.kept(strategy, named) == {"anchor": 4 * 630, "delta": 2 * 630}
 
 
 @pytest.mark.parametrize("algorithm", ["topk:ratio=0.1", "dgc:ratio=0.1", "powersgd", "efsign"])
 def test_a_session_keeps_as_much(algorithm: str) -> None:
     (strategy,) = parse(algorithm).levels
     session = Session(strategy, NAMED, Seat(Loopback(2), 0), [[name] for name in NAMED])
-    holdings: Any = session._holdings
+    holdings: Any = session._store
     held = [x for state in holdings._states for x in state.values()]
     held += [x for each in holdings._buffers for x in each.spares.values()]
     topologys = sum(x.numel() * 4 for (_, field), x in _state(session) if field.startswith("topology.")) * 2
     assert (
-        sum(memory.kept(strategy, NAMED).values())
+        sum(schedule_state.kept(strategy, NAMED).values())
         == sum(x.numel() * x.element_size() for x in held) - topologys
     )
 
@@ -234,14 +234,14 @@ def _state(session: Session) -> list[tuple[tuple[str, str], Tensor]]:
 
 def test_what_is_too_large_is_told_part_by_part() -> None:
     named = {"w": torch.zeros(2**20, 2, device="meta")}
-    told = memory.too_large(parse("dgc"), named, None, None)
+    told = schedule_state.too_large(parse("dgc"), named, None, None)
     assert (
         "no room for what 'dgc' keeps beside a model of 8 MiB: velocity 16 MiB, residual 16 MiB, and" in told
     )
-    assert told.endswith(memory.HINT)
-    assert "'qsgd'" in memory.too_large(parse("dgc"), named, None, HOST)
-    assert ": little, and buffers" in memory.too_large(parse("dense"), named, None, None)
-    levels = memory.too_large(parse("ednncomm:sync_every=2"), named, None, None)
+    assert told.endswith(schedule_state.HINT)
+    assert "'qsgd'" in schedule_state.too_large(parse("dgc"), named, None, HOST)
+    assert ": little, and buffers" in schedule_state.too_large(parse("dense"), named, None, None)
+    levels = schedule_state.too_large(parse("ednncomm:sync_every=2"), named, None, None)
     assert "anchor 8 MiB, progress 8 MiB" in levels
 
 
@@ -275,7 +275,7 @@ def test_no_room_is_told_by_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
     ddp, sgd = model()
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["tacit.doors.attach"], "Level", full)
+        patch.setattr(sys.modules["tacit.hooks.attach"], "Level", full)
         with pytest.raises(AttachError, match="the GPU has no room for what 'topk' keeps"):
             tacit.attach(ddp, sgd, "topk")
     with tacit.attach(ddp, sgd, "topk"):  # nothing is left of it

@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
-from tacit.doors.rates import Notes, Rates
-from tacit.transports.comparing import DIFFERENT, Comparing
+from tacit.hooks.learning_rates import Notes, Rates
+from tacit.hooks.store_comparison import DIFFERENT, Comparing
 
 
 def named() -> dict[str, nn.Parameter]:

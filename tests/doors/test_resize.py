@@ -11,8 +11,8 @@ from torch import Tensor
 import tacit
 from tacit import algorithms
 from tacit.contracts import Topology
-from tacit.doors import state
 from tacit.errors import CheckpointError
+from tacit.hooks import checkpoint
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import Star
@@ -21,7 +21,7 @@ from tacit.transports.loopback import Loopback, Seat
 
 NAMED = {"a": torch.zeros(30, 10), "b": torch.zeros(10), "c": torch.zeros(41, 5)}
 LARGE = {"a": torch.zeros(100, 70), "b": torch.zeros(70), "c": torch.zeros(64, 50)}
-"""Enough for six ranks to share each lot out."""
+"""Enough for six ranks to share each bucket out."""
 LOTS = [["c"], ["b", "a"]]
 
 STRATEGIES: dict[str, Strategy] = {
@@ -70,18 +70,18 @@ class Run:
         generator = torch.Generator().manual_seed(seed)
         sessions = [seat.session for seat in self.seats]
         means = {}
-        for i, lot in enumerate(sessions[0].lots):
-            xs = [torch.randn(lot.numel, generator=generator) for _ in sessions]
+        for i, bucket in enumerate(sessions[0].buckets):
+            xs = [torch.randn(bucket.numel, generator=generator) for _ in sessions]
             for session, done in zip(
                 sessions,
                 self.net.run([s.open(i, x) for s, x in zip(sessions, xs, strict=True)]),
                 strict=True,
             ):
-                session.land(i, done)
-            means |= {slot.name: xs[0][slot.start : slot.stop] for slot in lot.slots}
+                session.complete(i, done)
+            means |= {slot.name: xs[0][slot.start : slot.stop] for slot in bucket.slices}
         return means
 
-    def owed(self) -> dict[str, Tensor]:
+    def new_residual(self) -> dict[str, Tensor]:
         """What the mean still has to receive, by parameter: of each rank, or of each node, the mean."""
         total = {name: torch.zeros(p.numel()) for name, p in self.named.items()}
         by_node = self.seats[0].session.by_node
@@ -98,12 +98,13 @@ class Run:
     def save(self) -> list[dict[str, Any]]:
         wholes = self.net.run([seat.session.gathered() for seat in self.seats])
         return [
-            state.told(self.strategy, [seat], [whole]) for seat, whole in zip(self.seats, wholes, strict=True)
+            checkpoint.saved(self.strategy, [seat], [whole])
+            for seat, whole in zip(self.seats, wholes, strict=True)
         ]
 
     def load(self, saved: dict[str, Any]) -> None:
         for seat in self.seats:
-            state.load(saved, self.strategy, [seat])
+            checkpoint.load(saved, self.strategy, [seat])
 
     def tensors(self) -> list[Tensor]:
         return [kept.tensor for seat in self.seats for kept in seat.session.named_state().values()]
@@ -121,8 +122,8 @@ def trained(strategy: Strategy, nodes: int, ranks: int, named: dict[str, Tensor]
 def test_what_is_owed_is_conserved(name: str, nodes: int, ranks: int) -> None:
     old = trained(STRATEGIES[name], 2, 2)
     new = Run(STRATEGIES[name], nodes, ranks)
-    new.load(state.join_states(old.save()))
-    before, after = old.owed(), new.owed()
+    new.load(checkpoint.join_states(old.save()))
+    before, after = old.new_residual(), new.new_residual()
     for parameter in NAMED:
         torch.testing.assert_close(after[parameter], before[parameter])
     assert [seat.session.round for seat in new.seats] == [3] * (nodes * ranks)
@@ -136,7 +137,7 @@ def test_in_the_same_shape_it_goes_on_bit_for_bit(name: str) -> None:
     for whole in (False, True):
         new = Run(STRATEGIES[name], 2, 2)
         for seat, mine in zip(new.seats, saved, strict=True):
-            state.load(state.join_states(saved) if whole else mine, new.strategy, [seat])
+            checkpoint.load(checkpoint.join_states(saved) if whole else mine, new.strategy, [seat])
         assert all(torch.equal(a, b) for a, b in zip(old.tensors(), new.tensors(), strict=True))
         again = trained(STRATEGIES[name], 2, 2)
         for seed in (8, 9):
@@ -146,7 +147,7 @@ def test_in_the_same_shape_it_goes_on_bit_for_bit(name: str) -> None:
 
 def test_the_log_tells_of_it_once(caplog: pytest.LogCaptureFixture) -> None:
     new = Run(STRATEGIES["topk"], 1, 2)
-    new.load(state.join_states(trained(STRATEGIES["topk"], 2, 2).save()))
+    new.load(checkpoint.join_states(trained(STRATEGIES["topk"], 2, 2).save()))
     assert [record.message for record in caplog.records] == [
         "a checkpoint of 4 ranks on 2 nodes goes on with 2 on 1 nodes: each has got the mean of the old "
         "residuals"
@@ -170,11 +171,11 @@ def test_checkpoints_go_from_two_phases_to_an_all_gather_and_back(
 ) -> None:
     strategy = UNDECIDED[name]
     old, new = trained(strategy, *before, LARGE), Run(strategy, *after, LARGE)
-    owed = old.owed()
-    assert all(float(owed[parameter].abs().sum()) > 0 for parameter in "ac")
-    new.load(state.join_states(old.save()))
+    new_residual = old.new_residual()
+    assert all(float(new_residual[parameter].abs().sum()) > 0 for parameter in "ac")
+    new.load(checkpoint.join_states(old.save()))
     for parameter in LARGE:
-        torch.testing.assert_close(new.owed()[parameter], owed[parameter])
+        torch.testing.assert_close(new.new_residual()[parameter], new_residual[parameter])
     two_phases = ["TwoPhase" in repr(run.topology) for run in (old, new)]
     if name != "by node":
         assert two_phases == [ranks > 2 for _, ranks in (before, after)] or before[0] > 1
@@ -184,10 +185,10 @@ def test_checkpoints_go_from_two_phases_to_an_all_gather_and_back(
     assert all("of 2 parameters" in message and "goes on with" in message for message in taken_over)
     new.round(7)
     # And on from there, to where it came from.
-    again, owed = Run(strategy, *before, LARGE), new.owed()
-    again.load(state.join_states(new.save()))
+    again, new_residual = Run(strategy, *before, LARGE), new.new_residual()
+    again.load(checkpoint.join_states(new.save()))
     for parameter in LARGE:
-        torch.testing.assert_close(again.owed()[parameter], owed[parameter])
+        torch.testing.assert_close(again.new_residual()[parameter], new_residual[parameter])
 
 
 @pytest.mark.parametrize("told", [tacit.Flat(), tacit.TwoPhase()])
@@ -198,15 +199,15 @@ def test_a_checkpoint_follows_what_is_told_anew(told: Topology) -> None:
     assert old.topology == tacit.TwoPhase()
     new = Run(replace(strategy, topology=told), 1, 4, LARGE)
     for seat, mine in zip(new.seats, old.save(), strict=True):
-        state.load(mine, strategy, [seat])
-    owed = old.owed()
+        checkpoint.load(mine, strategy, [seat])
+    new_residual = old.new_residual()
     for parameter in LARGE:
-        torch.testing.assert_close(new.owed()[parameter], owed[parameter])
+        torch.testing.assert_close(new.new_residual()[parameter], new_residual[parameter])
 
 
 def test_what_means_owe_must_be_there_and_somebody_must_owe_it_on() -> None:
     strategy = STRATEGIES["efsign"]
-    saved = state.join_states(trained(strategy, 1, 4, LARGE).save())
+    saved = checkpoint.join_states(trained(strategy, 1, 4, LARGE).save())
     key = f"shared/0/a/{SECOND}"
     run = Run(strategy, 1, 4, LARGE)
     with pytest.raises(CheckpointError, match=rf"lacks '{key}'"):
@@ -215,11 +216,11 @@ def test_what_means_owe_must_be_there_and_somebody_must_owe_it_on() -> None:
     with pytest.raises(
         CheckpointError, match=r"residuals of the means of ., and its compressor here has none"
     ):
-        state.load(saved, strategy, bare.seats[:1])
+        checkpoint.load(saved, strategy, bare.seats[:1])
 
 
 def test_what_is_kept_in_a_checkpoint_is_finite_and_of_who_compresses() -> None:
-    saved = state.join_states(trained(STRATEGIES["efsign"], 1, 4, LARGE).save())
+    saved = checkpoint.join_states(trained(STRATEGIES["efsign"], 1, 4, LARGE).save())
     assert {key for key in saved if key.endswith(SECOND)} == {f"shared/0/{name}/{SECOND}" for name in "ac"}
     assert all(bool(value.isfinite().all()) for value in saved.values() if isinstance(value, Tensor))
 
@@ -231,7 +232,7 @@ def test_what_some_rank_owed_must_be_there(name: str) -> None:
     before = [tensor.clone() for tensor in new.tensors()]
     for part in (saved[:1], saved[:2]):
         with pytest.raises(CheckpointError, match=r"what (rank|node)\d kept of .*/residual is not in it"):
-            new.load(state.join_states(part))
+            new.load(checkpoint.join_states(part))
     assert all(torch.equal(a, b) for a, b in zip(before, new.tensors(), strict=True))
 
 
@@ -240,9 +241,9 @@ def test_states_of_different_moments_are_not_joined() -> None:
     early = run.save()
     run.round(5)
     with pytest.raises(CheckpointError, match=r"not of one moment: rounds is \[3\] in one and \[4\]"):
-        state.join_states([early[0], run.save()[1]])
+        checkpoint.join_states([early[0], run.save()[1]])
     with pytest.raises(CheckpointError, match="no states to join"):
-        state.join_states([])
+        checkpoint.join_states([])
 
 
 def test_another_strategy_is_named_beside_this_one() -> None:

@@ -6,7 +6,7 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 import tacit
-from tacit.doors import scalars
+from tacit.hooks import scalars
 
 
 class Session:

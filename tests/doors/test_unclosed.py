@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from launching import Ended, ranks
 
-from tacit.doors.state import MET
+from tacit.hooks.checkpoint import MET
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
 from crew import Crew

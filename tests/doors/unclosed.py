@@ -13,11 +13,11 @@ import torch.distributed as dist
 from replicas import everywhere, flat, sgd, steps, wrapped
 
 import tacit
-from tacit.transports import rollcall
+from tacit.hooks import failure_detector
 
 how, algorithm = sys.argv[1:3]
 if how == "is resumed":
-    rollcall.POLL_SECONDS, rollcall.COMPARED = 0.1, 1
+    failure_detector.POLL_SECONDS, failure_detector.COMPARED = 0.1, 1
 torch.set_num_threads(1)
 dist.init_process_group("gloo", timeout=timedelta(seconds=10))
 rank = dist.get_rank()

@@ -17,10 +17,10 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
-from tacit.transports import closing
+from tacit.hooks import close_barrier
 
 torch.set_num_threads(1)
-closing.SILENT_SECONDS = 4.0
+close_barrier.SILENT_SECONDS = 4.0
 dist.init_process_group("gloo", timeout=timedelta(seconds=80))
 rank = dist.get_rank()
 

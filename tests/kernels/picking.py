@@ -32,24 +32,37 @@ from tacit.kernels import exponents, int8, levels, positions, select, signs  # n
 def bits() -> str:
     """The digest of what all of them write for the same numbers."""
     x, residual = torch.randn(2, 5000, generator=torch.Generator().manual_seed(3))
-    owed, out = [torch.empty(5000) for _ in range(2)], torch.zeros(5000)
+    new_residual, out = [torch.empty(5000) for _ in range(2)], torch.zeros(5000)
     packed, means = torch.empty(625, dtype=torch.uint8), torch.empty(10)
     codes, units = torch.empty(2500, dtype=torch.uint8), torch.empty(10)
     bytes8, units8 = torch.empty(5000, dtype=torch.uint8), torch.empty(10)
     powers, ups = torch.empty(5000, dtype=torch.uint8), torch.empty(625, dtype=torch.uint8)
-    signs.encode_signs_owed(x, residual, owed[0], packed, means, None, keep=True)
+    signs.encode_signs_owed(x, residual, new_residual[0], packed, means, None, keep=True)
     signs.add_signs_([(packed, means, None)] * 2, 0.3, out, fresh=False)
     levels.quantize(x, 4, 512, levels.BY_NORM, 11, codes, units)
     levels.add_levels_([(codes, units)] * 2, 4, 512, 0.3, out, fresh=False)
-    int8.encode_int8_owed(x, residual, owed[1], bytes8, units8)
+    int8.encode_int8_owed(x, residual, new_residual[1], bytes8, units8)
     int8.add_int8_([(bytes8, units8)], 0.3, out, fresh=False)
     exponents.encode_exponents(x, 12, powers, ups)
     exponents.add_exponents_([(powers, ups)], 0.3, out, fresh=False)
-    chosen = select.select_largest(x, 50, residual=residual, owed=torch.empty(5000))
+    chosen = select.select_largest(x, 50, residual=residual, new_residual=torch.empty(5000))
     where = torch.empty(positions.nbytes(5000, 50), dtype=torch.uint8)
     positions.pack_positions(chosen.at, 5000, 50, where)
     positions.scatter_add_(positions.unpack_positions(where, 5000, 50), chosen.values, out, 0.3)
-    parts = (packed, means, codes, units, bytes8, units8, powers, ups, where, chosen.values, *owed, out)
+    parts = (
+        packed,
+        means,
+        codes,
+        units,
+        bytes8,
+        units8,
+        powers,
+        ups,
+        where,
+        chosen.values,
+        *new_residual,
+        out,
+    )
     return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
 
 

@@ -39,11 +39,11 @@ def test_what_does_not_compile_runs_in_plain_torch(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(cuda, "encode_kernel", Broken())
     x, residual = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0))
-    owed, expected = torch.empty(1000), x + residual
+    new_residual, expected = torch.empty(1000), x + residual
     codes, units = torch.empty(1000, dtype=torch.uint8), torch.empty(2)
     assert "plain torch" not in pick.pick("cuda").words
     with pytest.warns(RuntimeWarning, match="int8.encode runs in plain torch.*encode_kernel.*no such thing"):
-        int8.encode_int8_owed(x, residual, owed, codes, units)
+        int8.encode_int8_owed(x, residual, new_residual, codes, units)
     written = [each.clone() for each in (codes, units)]
     int8.encode_int8_torch(expected, codes, units)
     assert torch.equal(written[0], codes)

@@ -85,8 +85,8 @@ def test_select(odd: bool, ratio: float, numel: int, dtype: torch.dtype) -> None
     def plain(at: Tensor, values: Tensor) -> None:
         written(select.select_largest(x, k, room), at, values)
 
-    def owing(at: Tensor, values: Tensor, owed: Tensor) -> None:
-        written(select.select_largest(x, k, room, residual, owed), at, values)
+    def owing(at: Tensor, values: Tensor, new_residual: Tensor) -> None:
+        written(select.select_largest(x, k, room, residual, new_residual), at, values)
 
     outs = torch.zeros(k, dtype=torch.int32), torch.zeros(k, dtype=dtype)
     same(plain, *outs)
@@ -103,8 +103,8 @@ def test_select_in_chunks(per_chunk: int, chunk: int, numel: int, dtype: torch.d
     def plain(at: Tensor, values: Tensor) -> None:
         assert select.select_in_chunks(x, per_chunk, chunk, select.Room(at, values)).at.numel() == k
 
-    def owing(at: Tensor, values: Tensor, owed: Tensor) -> None:
-        select.select_in_chunks(x, per_chunk, chunk, select.Room(at, values), residual, owed)
+    def owing(at: Tensor, values: Tensor, new_residual: Tensor) -> None:
+        select.select_in_chunks(x, per_chunk, chunk, select.Room(at, values), residual, new_residual)
 
     outs = torch.zeros(k, dtype=torch.int32), torch.zeros(k, dtype=dtype)
     same(plain, *outs)
@@ -187,19 +187,21 @@ def test_signs(two: bool, numel: int, dtype: torch.dtype) -> None:
     x, residual = numbers(numel, dtype), numbers(numel, dtype, seed=1)
     count = buckets(numel, signs.BLOCK)
     bits, highs, lows = rubbish(-(-numel // 8)), torch.zeros(count), torch.zeros(count)
-    owed, one = torch.zeros_like(x), torch.zeros(1)
+    new_residual, one = torch.zeros_like(x), torch.zeros(1)
     if two:
         same(lambda b, h, low: signs.encode_signs(x, b, h, low), bits, highs, lows)
     else:
         same(lambda b, h: signs.encode_signs(x, b, h, None), bits, highs)
         same(lambda b, h, m: signs.encode_sign(x, b, h, m), bits, highs, one)
-        same(lambda b, h, m, o: signs.encode_sign_owed(x, residual, o, b, h, m), bits, highs, one, owed)
+        same(
+            lambda b, h, m, o: signs.encode_sign_owed(x, residual, o, b, h, m), bits, highs, one, new_residual
+        )
     for keep in (False, True):
         same(
             lambda b, h, low, o, keep=keep: signs.encode_signs_owed(
                 x, residual, o, b, h, low if two else None, keep
             ),
-            bits, highs, lows, owed,
+            bits, highs, lows, new_residual,
         )  # fmt: skip
     signs.encode_signs(x, bits, highs, lows if two else None)
     payloads = [(bits, highs, lows if two else None)] * 3
@@ -223,9 +225,9 @@ def test_levels(bits: int, bucket: int, clip: float, numel: int, dtype: torch.dt
 @pytest.mark.parametrize("numel", SIZES)
 def test_int8_and_exponents(numel: int, dtype: torch.dtype) -> None:
     x, residual = numbers(numel, dtype), numbers(numel, dtype, seed=1)
-    codes, units, owed = rubbish(numel), torch.zeros(buckets(numel, int8.BLOCK)), torch.zeros_like(x)
+    codes, units, new_residual = rubbish(numel), torch.zeros(buckets(numel, int8.BLOCK)), torch.zeros_like(x)
     same(lambda c, u: int8.encode_int8(x, c, u), codes, units)
-    same(lambda c, u, o: int8.encode_int8_owed(x, residual, o, c, u), codes, units, owed)
+    same(lambda c, u, o: int8.encode_int8_owed(x, residual, o, c, u), codes, units, new_residual)
     int8.encode_int8(x, codes, units)
     same(lambda o: int8.add_int8_([(codes, units)] * 2, 1 / 3, o, fresh=False), residual)
     bits = rubbish(-(-numel // 8))

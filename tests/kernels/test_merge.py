@@ -72,13 +72,16 @@ def test_what_both_have_and_what_arrived(one: dict[int, float], other: dict[int,
         common_torch(a.at, b.at),
     ):
         assert (at.tolist(), where.tolist()) == (both, places)
-    for way in (lambda owed: divide(a, b.at, room(len(one)), owed), lambda owed: divide_torch(a, b.at, owed)):
-        owed = torch.full((NUMEL,), 9.0)
-        mine = way(owed)
+    for way in (
+        lambda new_residual: divide(a, b.at, room(len(one)), new_residual),
+        lambda new_residual: divide_torch(a, b.at, new_residual),
+    ):
+        new_residual = torch.full((NUMEL,), 9.0)
+        mine = way(new_residual)
         assert mine.at.tolist() == both
         assert equal(mine.values, torch.tensor([one[i] for i in both]))
         rest = [9.0 + (one.get(i, 0.0) if i not in other else 0.0) for i in range(NUMEL)]
-        assert equal(owed, torch.tensor(rest))
+        assert equal(new_residual, torch.tensor(rest))
         assert way(None).at.tolist() == both
 
 

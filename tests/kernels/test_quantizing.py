@@ -106,15 +106,17 @@ def test_signs(kind: str, numel: int, two: bool, keep: bool) -> None:
         lambda: [torch.full((numel,), math.nan)],
     )
 
-    def slowly(b: Tensor, h: Tensor, w: Tensor, owed: Tensor) -> None:
-        torch.add(x, residual, out=owed)
-        signs.encode_signs_torch(owed, b, h, lows(w))
+    def slowly(b: Tensor, h: Tensor, w: Tensor, new_residual: Tensor) -> None:
+        torch.add(x, residual, out=new_residual)
+        signs.encode_signs_torch(new_residual, b, h, lows(w))
         if keep:
-            signs.add_signs_torch_([(b, h, lows(w))], -1.0, owed, fresh=False)
+            signs.add_signs_torch_([(b, h, lows(w))], -1.0, new_residual, fresh=False)
 
     if kind != "huge":  # a sum of two could overflow
         same(
-            lambda b, h, w, owed: signs.encode_signs_owed(x, residual, owed, b, h, lows(w), keep),
+            lambda b, h, w, new_residual: signs.encode_signs_owed(
+                x, residual, new_residual, b, h, lows(w), keep
+            ),
             slowly,
             lambda: [*room(), torch.full((numel,), math.nan)],
         )
@@ -137,15 +139,17 @@ def test_one_magnitude_for_all(kind: str, numel: int) -> None:
     if numel and kind not in ("denormal", "huge"):
         assert magnitude.item() == pytest.approx(float(x.double().abs().mean()), rel=1e-5)
 
-    def slowly_owed(b: Tensor, m: Tensor, magnitude: Tensor, owed: Tensor) -> None:
-        torch.add(x, residual, out=owed)
-        signs.encode_signs_torch(owed, b, m, None)
+    def slowly_owed(b: Tensor, m: Tensor, magnitude: Tensor, new_residual: Tensor) -> None:
+        torch.add(x, residual, out=new_residual)
+        signs.encode_signs_torch(new_residual, b, m, None)
         signs.overall_torch(m, numel, magnitude)
-        signs.add_signs_torch_([(b, magnitude, None)], -1.0, owed, fresh=False)
+        signs.add_signs_torch_([(b, magnitude, None)], -1.0, new_residual, fresh=False)
 
     if kind != "huge":
         same(
-            lambda b, m, magnitude, owed: signs.encode_sign_owed(x, residual, owed, b, m, magnitude),
+            lambda b, m, magnitude, new_residual: signs.encode_sign_owed(
+                x, residual, new_residual, b, m, magnitude
+            ),
             slowly_owed,
             lambda: [*room(), torch.full((numel,), math.nan)],
         )
@@ -176,14 +180,14 @@ def test_int8(kind: str, numel: int) -> None:
     if numel and kind != "denormal":
         assert float((mean - x).abs().max()) <= float(x.abs().max()) / 253 + 1e-37
 
-    def slowly(c: Tensor, u: Tensor, owed: Tensor) -> None:
-        torch.add(x, residual, out=owed)
-        int8.encode_int8_torch(owed, c, u)
-        int8.add_int8_torch_([(c, u)], -1.0, owed, fresh=False)
+    def slowly(c: Tensor, u: Tensor, new_residual: Tensor) -> None:
+        torch.add(x, residual, out=new_residual)
+        int8.encode_int8_torch(new_residual, c, u)
+        int8.add_int8_torch_([(c, u)], -1.0, new_residual, fresh=False)
 
     if kind != "huge":
         same(
-            lambda c, u, owed: int8.encode_int8_owed(x, residual, owed, c, u),
+            lambda c, u, new_residual: int8.encode_int8_owed(x, residual, new_residual, c, u),
             slowly,
             lambda: [*room(), torch.full((numel,), math.nan)],
         )

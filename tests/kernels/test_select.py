@@ -45,15 +45,15 @@ def random(numel: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Ten
 def check(x: Tensor, k: int, residual: Tensor | None = None) -> None:
     """What is chosen is what the rule says, and nothing is lost."""
     a = x if residual is None else x + residual
-    owed = None if residual is None else torch.full_like(x, math.nan)
-    index, values = select_largest(x, k, residual=residual, owed=owed)
+    new_residual = None if residual is None else torch.full_like(x, math.nan)
+    index, values = select_largest(x, k, residual=residual, new_residual=new_residual)
     assert index.dtype == torch.int32
     assert torch.equal(index.long(), ranked(a, k))
     assert same(values, a[index])
-    if owed is not None:
+    if new_residual is not None:
         rest = a.clone()
         rest[index] = 0
-        assert same(owed, rest)
+        assert same(new_residual, rest)
 
 
 def awkward(numel: int) -> dict[str, Tensor]:
@@ -99,17 +99,17 @@ def test_a_sum_that_overflows_is_the_largest() -> None:
     x = random(5000)
     x[77] = 3e38
     check(x, 1, x)
-    assert select_largest(x, 1, residual=x, owed=torch.empty(5000)).values.item() == math.inf
+    assert select_largest(x, 1, residual=x, new_residual=torch.empty(5000)).values.item() == math.inf
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_types(dtype: torch.dtype) -> None:
     x, residual = random(300_000, dtype), random(300_000, dtype, seed=2)
-    a, owed = x + residual, torch.empty_like(x)
-    index, values = select_largest(x, 3000, residual=residual, owed=owed)
+    a, new_residual = x + residual, torch.empty_like(x)
+    index, values = select_largest(x, 3000, residual=residual, new_residual=new_residual)
     assert torch.equal(index.long(), ranked(a, 3000))
     assert torch.equal(values, a[index])
-    assert torch.equal(owed.index_copy_(0, index.long(), values), a)
+    assert torch.equal(new_residual.index_copy_(0, index.long(), values), a)
 
 
 def test_of_nothing_nothing_is_chosen() -> None:
@@ -143,11 +143,11 @@ def test_all_above_a_threshold_are_chosen_and_the_largest_where_they_are_too_man
     a = x + residual
     there = int((a.abs() >= 2.0).sum())
     for most in (there + 1, there, there - 1, there // 2, 1):
-        owed = torch.empty_like(x)
-        index, values = select_above(x, 2.0, most, residual=residual, owed=owed)
+        new_residual = torch.empty_like(x)
+        index, values = select_above(x, 2.0, most, residual=residual, new_residual=new_residual)
         assert torch.equal(index.long(), ranked(a, min(most, there)))
         assert same(values, a[index])
-        assert same(owed.index_copy_(0, index.long(), values), a)
+        assert same(new_residual.index_copy_(0, index.long(), values), a)
 
 
 # ---- the compiled versions and the reference ----------------------------------------------------------
@@ -168,10 +168,10 @@ def test_the_compiled_passes_equal_the_reference(numel: int, dtype: torch.dtype)
     def all_of(passes: object) -> list[Tensor]:
         results = []
         for threshold in (0.0, 0.5, 3.0, 1e30, math.nan):
-            owed = torch.empty_like(x)
-            for arguments in ((residual, owed), ()):
+            new_residual = torch.empty_like(x)
+            for arguments in ((residual, new_residual), ()):
                 found = passes(x, threshold, full_room(x), *arguments)  # type: ignore[operator]
-                results += [*found, owed]
+                results += [*found, new_residual]
         return results
 
     for fast, reference in zip(all_of(sift), all_of(sift_torch), strict=True):
@@ -211,14 +211,14 @@ def test_the_exact_choice_equals_its_reference(equal: int) -> None:
 
     values = torch.tensor([1.0, -2.0, 2.0, 5.0, -2.0, 0.0, 1.5])
     index = torch.arange(0, 14, 2, dtype=torch.int32)
-    owed, other = torch.zeros(14), torch.zeros(14)
+    new_residual, other = torch.zeros(14), torch.zeros(14)
     here, there = Chosen(index.clone(), values.clone()), Chosen(index.clone(), values.clone())
-    kept = settle(here.at.numpy(), here.values.numpy(), 2.0, equal, owed.numpy())
+    kept = settle(here.at.numpy(), here.values.numpy(), 2.0, equal, new_residual.numpy())
     settle_torch(there, 2.0, equal, other)
     assert kept == 1 + equal
     assert torch.equal(here.at[:kept], there.at[:kept])
     assert torch.equal(here.values[:kept], there.values[:kept])
-    assert torch.equal(owed, other)
+    assert torch.equal(new_residual, other)
 
 
 def test_without_numba_the_same_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,12 +259,14 @@ def test_the_largest_of_each_chunk(per_chunk: int, chunk: int, numel: int, dtype
             a = x.to(dtype) if residual is None else x.to(dtype) + residual
             expected = in_chunks(a, per_chunk, chunk)
             room = Room(torch.empty_like(expected, dtype=torch.int32), a.new_empty(expected.numel()))
-            owed = None if residual is None else torch.full_like(a, 7.0)
-            index, values = select_in_chunks(x.to(dtype), per_chunk, chunk, room, residual, owed)
+            new_residual = None if residual is None else torch.full_like(a, 7.0)
+            index, values = select_in_chunks(x.to(dtype), per_chunk, chunk, room, residual, new_residual)
             assert torch.equal(index.long(), expected)
             assert torch.equal(values.nan_to_num(9.0), a[expected].nan_to_num(9.0))
-            if owed is not None:
-                assert torch.equal(owed.nan_to_num(9.0), a.index_fill(0, expected, 0.0).nan_to_num(9.0))
+            if new_residual is not None:
+                assert torch.equal(
+                    new_residual.nan_to_num(9.0), a.index_fill(0, expected, 0.0).nan_to_num(9.0)
+                )
 
 
 def test_of_nothing_nothing_is_chosen_in_chunks() -> None:

@@ -114,15 +114,15 @@ def test_signs(dtype: torch.dtype, kind: str, two: bool, numel: int) -> None:
     signs.encode_signs_torch(x, bits, highs, lows[0] if two else None)
     same(fast, slow)
     for keep in (False, True):
-        owed = torch.empty(numel, dtype=dtype)
-        fast_owed = owed.clone().to(ON)
+        new_residual = torch.empty(numel, dtype=dtype)
+        fast_owed = new_residual.clone().to(ON)
         low = fast[2] if two else None
         signs.encode_signs_owed(x.to(ON), residual.to(ON), fast_owed, fast[0], fast[1], low, keep)
-        torch.add(x, residual, out=owed)
-        signs.encode_signs_torch(owed, bits, highs, lows[0] if two else None)
+        torch.add(x, residual, out=new_residual)
+        signs.encode_signs_torch(new_residual, bits, highs, lows[0] if two else None)
         if keep:
-            signs.add_signs_torch_([(bits, highs, lows[0] if two else None)], -1.0, owed, fresh=False)
-        same([*fast, fast_owed], [*slow, owed])
+            signs.add_signs_torch_([(bits, highs, lows[0] if two else None)], -1.0, new_residual, fresh=False)
+        same([*fast, fast_owed], [*slow, new_residual])
     for fresh in (False, True):
         out = numbers(numel, seed=2, dtype=dtype)
         fast_out = out.clone().to(ON)
@@ -143,12 +143,12 @@ def test_one_magnitude_of_signs(dtype: torch.dtype, kind: str, numel: int) -> No
     signs.encode_signs_torch(x, slow[0], slow[1], None)
     signs.overall_torch(slow[1], numel, slow[2])
     same(fast, slow)
-    fast_owed, owed = torch.empty(numel, dtype=dtype, device=ON), torch.add(x, residual)
+    fast_owed, new_residual = torch.empty(numel, dtype=dtype, device=ON), torch.add(x, residual)
     signs.encode_sign_owed(x.to(ON), residual.to(ON), fast_owed, *fast)
-    signs.encode_signs_torch(owed, slow[0], slow[1], None)
+    signs.encode_signs_torch(new_residual, slow[0], slow[1], None)
     signs.overall_torch(slow[1], numel, slow[2])
-    signs.add_signs_torch_([(slow[0], slow[2], None)], -1.0, owed, fresh=False)
-    same([*fast, fast_owed], [*slow, owed])
+    signs.add_signs_torch_([(slow[0], slow[2], None)], -1.0, new_residual, fresh=False)
+    same([*fast, fast_owed], [*slow, new_residual])
 
 
 def test_the_sum_of_many_means() -> None:
@@ -212,12 +212,12 @@ def test_int8(dtype: torch.dtype, kind: str, numel: int) -> None:
     int8.encode_int8(x.to(ON), fast[0], fast[1])
     int8.encode_int8_torch(x, slow[0], slow[1])
     same(fast, slow)
-    owed = torch.add(x, residual)
+    new_residual = torch.add(x, residual)
     fast_owed = torch.empty(numel, dtype=dtype, device=ON)
     int8.encode_int8_owed(x.to(ON), residual.to(ON), fast_owed, fast[0], fast[1])
-    int8.encode_int8_torch(owed, slow[0], slow[1])
-    int8.add_int8_torch_([slow], -1.0, owed, fresh=False)
-    same([*fast, fast_owed], [*slow, owed])
+    int8.encode_int8_torch(new_residual, slow[0], slow[1])
+    int8.add_int8_torch_([slow], -1.0, new_residual, fresh=False)
+    same([*fast, fast_owed], [*slow, new_residual])
     out = numbers(numel, seed=2, dtype=dtype)
     fast_out = out.clone().to(ON)
     int8.add_int8_(rows(slow, 3), WEIGHT, fast_out, fresh=False)
@@ -244,22 +244,22 @@ def test_exponents(dtype: torch.dtype, kind: str, numel: int) -> None:
 @pytest.mark.parametrize("threshold", [0.1, 2.0, 1e30])
 @pytest.mark.parametrize("owes", [False, True])
 @pytest.mark.parametrize("numel", [1, 4096, 4097, 20_000])
-def test_the_pass_of_select(numel: int, owes: bool, threshold: float) -> None:
-    x, residual = numbers(numel), numbers(numel, seed=1) if owes else None
+def test_the_pass_of_select(numel: int, has_feedback: bool, threshold: float) -> None:
+    x, residual = numbers(numel), numbers(numel, seed=1) if has_feedback else None
     x[numel // 2 :: 999] = math.nan
     x[numel // 3 :: 999] = -math.inf
-    owed = torch.zeros(numel) if owes else None
+    new_residual = torch.zeros(numel) if has_feedback else None
     slow = select.Room(torch.zeros(numel + select.SPARE, dtype=torch.int32), torch.zeros(numel + 1024))
     fast = select.Room(*there(list(slow)))
     mine = None if residual is None else residual.to(ON)
-    fast_owed = None if owed is None else owed.to(ON)
+    fast_owed = None if new_residual is None else new_residual.to(ON)
     here = select.sift(x.to(ON), threshold, fast, mine, fast_owed)
-    expected = select.sift_torch(x, threshold, slow, residual, owed)
+    expected = select.sift_torch(x, threshold, slow, residual, new_residual)
     assert here is not None
     assert expected is not None
     same([*here], [*expected])
-    if fast_owed is not None and owed is not None:
-        same([fast_owed], [owed])
+    if fast_owed is not None and new_residual is not None:
+        same([fast_owed], [new_residual])
 
 
 def test_a_pass_without_room_says_so() -> None:
@@ -276,12 +276,12 @@ def test_exactly_the_largest_are_chosen(dtype: torch.dtype, ratio: float, numel:
         a = x if residual is None else x + residual
         rank = torch.where(a.isnan(), -1.0, a.abs().double())
         expected = rank.sort(descending=True, stable=True).indices[:k].sort().values
-        owed = None if residual is None else torch.empty(numel, dtype=dtype, device=ON)
+        new_residual = None if residual is None else torch.empty(numel, dtype=dtype, device=ON)
         before = None if residual is None else residual.to(ON)
-        index, values = select.select_largest(x.to(ON), k, residual=before, owed=owed)
+        index, values = select.select_largest(x.to(ON), k, residual=before, new_residual=new_residual)
         same([index, values], [expected.to(torch.int32), a[expected]])
-        if owed is not None:
-            same([owed], [a.index_fill(0, expected, 0.0)])
+        if new_residual is not None:
+            same([new_residual], [a.index_fill(0, expected, 0.0)])
 
 
 def drawn(numel: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor | None]]:

@@ -15,18 +15,18 @@ from torch import Tensor
 from tacit.compressors import (
     BF16,
     FP16,
+    Cascade,
     Clip,
     Dense,
     ErrorFeedback,
     MajoritySign,
-    Phases,
     PowerSGD,
     RandomK,
+    Scheduled,
     Sign,
-    Then,
     TopK,
 )
-from tacit.contracts import NET, OVERFLOWN, Compressor, Context, Outcome, Place, State, Topology
+from tacit.contracts import NET, OVERFLOWN, AxisRank, Compressor, Context, Outcome, State, Topology
 from tacit.errors import Overflow
 from tacit.kernels.pick import emulated_device
 from tacit.topologies import Auto, Flat, GlobalTopK, Hierarchical, Star, TwoPhase
@@ -103,7 +103,7 @@ class Devices(Peers):
     ) -> None:
         super().__init__(compressor, peers, numel, topology, dtype)
         self.watched = watched
-        self.near = [Place(rank % 2, 2) for rank in range(peers)]
+        self.near = [AxisRank(rank % 2, 2) for rank in range(peers)]
         if isinstance(topology, Hierarchical):
             self.net = Loopback.of_nodes(peers // 2, 2)
         like = torch.empty(numel, dtype=dtype, device=where)
@@ -111,10 +111,10 @@ class Devices(Peers):
         self.health = [torch.zeros(1) for _ in range(peers)]
 
     def _first(self, rank: int, like: Tensor) -> State:
-        here, peers = Place(rank, len(self.near)), len(self.near)
+        here, peers = AxisRank(rank, len(self.near)), len(self.near)
         if isinstance(self.topology, Hierarchical):
             start, stop = self.topology.spans(range(len(like) + 1), self.near[rank])[rank % 2]
-            like, here = like[start:stop], Place(rank // 2, peers // 2)
+            like, here = like[start:stop], AxisRank(rank // 2, peers // 2)
         kept = self.topology.keeps(len(like), self.compressor, here)
         second = {field: like.new_zeros(stop - start) for field, (start, stop) in kept.items()}
         return {**self.compressor.init(like), **second}
@@ -132,9 +132,13 @@ class Devices(Peers):
             ctx = replace(ctx, **places)  # type: ignore[arg-type]
         if not self.watched:
             return ctx
-        health, word, total = (out.new_zeros(n, dtype=torch.float32) for n in (1, len(self.near), 4))
+        health, nonfinite_flags, total = (
+            out.new_zeros(n, dtype=torch.float32) for n in (1, len(self.near), 4)
+        )
         self.health[rank] = health
-        return replace(ctx, word=word, total=total, replicas=len(self.near), health=health)
+        return replace(
+            ctx, nonfinite_flags=nonfinite_flags, total=total, replicas=len(self.near), health=health
+        )
 
 
 @contextmanager
@@ -186,10 +190,10 @@ def test_a_part_that_does_not_makes_the_whole_not() -> None:
         for each in (
             ErrorFeedback(away),
             Clip(away, 1.0),
-            Then(Dense(), away),
-            Then(away, Dense()),
-            Phases(((3, away),), Dense()),
-            Phases(((3, Dense()),), away),
+            Cascade(Dense(), away),
+            Cascade(away, Dense()),
+            Scheduled(((3, away),), Dense()),
+            Scheduled(((3, Dense()),), away),
         )
     )
 
@@ -364,7 +368,7 @@ OVERFLOWS: dict[str, tuple[Compressor, Callable[[], Tensor]]] = {
         lambda: torch.full((NUMEL,), 6e4, dtype=torch.float16),
     ),
     "a residual given in fp16, of signs": (
-        ErrorFeedback(Then(TopK(ratio=0.01), Sign())),
+        ErrorFeedback(Cascade(TopK(ratio=0.01), Sign())),
         lambda: torch.full((NUMEL,), 6e4, dtype=torch.float16) * torch.linspace(-1, 1, NUMEL).half(),
     ),
     "a value in fp16": (TopK(ratio=0.01, values=FP16()), with_one(1e5, torch.float32)),

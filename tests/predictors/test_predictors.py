@@ -9,25 +9,15 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool1d
 
 from tacit.errors import ConfigError
-from tacit.predictors import (
-    KINDS,
-    MP2,
-    WNN,
-    Exponential,
-    Linear,
-    Persistent,
-    Predictor,
-    Seen,
-    Stale,
-    files,
-    in_a_row,
-    kind_of,
-)
-from tacit.predictors import trained as opened
-from tacit.predictors.mp2 import FLOPS, SHAPES, SHIPPED, Network, flops, normalised
+from tacit.prediction import weight_files
+from tacit.prediction.extrapolation import Exponential, Linear, Persistent, Stale
+from tacit.prediction.loading import trained as opened
+from tacit.prediction.mp2_network import FLOPS, MP2, SHAPES, SHIPPED, Network, flops, normalised
+from tacit.prediction.predictor import KINDS, Predictor, Seen, in_a_row, kind_of
+from tacit.prediction.wnn_network import WNN
 
 
-def trained(seed: int, width: int = 4) -> files.Weights:
+def trained(seed: int, width: int = 4) -> weight_files.Weights:
     """Networks that predict something."""
     torch.manual_seed(seed)
     networks = {kind: Network(width) for kind in KINDS}
@@ -39,7 +29,7 @@ def trained(seed: int, width: int = 4) -> files.Weights:
 @pytest.fixture
 def weights(tmp_path: Path) -> str:
     file = tmp_path / "mp2.pt"
-    files.write(file, "mp2", trained(0))
+    weight_files.write(file, "mp2", trained(0))
     return str(file)
 
 
@@ -151,7 +141,7 @@ def test_each_kind_has_its_own_network(weights: str) -> None:
 
 
 def test_kinds_without_a_network_do_not_change(tmp_path: Path) -> None:
-    files.write(tmp_path / "one.pt", "mp2", {"linear": trained(0)["linear"]})
+    weight_files.write(tmp_path / "one.pt", "mp2", {"linear": trained(0)["linear"]})
     predictor = MP2(str(tmp_path / "one.pt"))
     assert predictor.kinds() == ("linear",)
     assert bool(predictor.change(in_a_row(noise(5)), "linear").any())
@@ -173,21 +163,21 @@ def test_kinds_by_dims() -> None:
 
 def spoilt(tmp_path: Path, **other: object) -> str:
     """A file that is right but for these entries."""
-    files.write(tmp_path / "bad.pt", "mp2", trained(0))
+    weight_files.write(tmp_path / "bad.pt", "mp2", trained(0))
     torch.save(torch.load(tmp_path / "bad.pt") | other, tmp_path / "bad.pt")
     return str(tmp_path / "bad.pt")
 
 
-def without_last() -> files.Weights:
+def without_last() -> weight_files.Weights:
     return {"linear": {k: w for k, w in trained(0)["linear"].items() if k != "last.bias"}}
 
 
-def with_nan() -> files.Weights:
+def with_nan() -> weight_files.Weights:
     weights = trained(0)["linear"]
     return {"linear": weights | {"first.bias": torch.full_like(weights["first.bias"], torch.nan)}}
 
 
-def of_two_widths() -> files.Weights:
+def of_two_widths() -> weight_files.Weights:
     second = {k: w for k, w in trained(0, 8)["linear"].items() if k.startswith("second")}
     return {"linear": trained(0)["linear"] | second}
 
@@ -252,7 +242,7 @@ def test_what_comes_with_tacit_knows_momentum(kind: str) -> None:
 def test_what_comes_with_tacit_is_small_and_says_how_it_was_made(network: str) -> None:
     file = SHIPPED.with_name(f"{network}.pt")
     assert file.stat().st_size < 150_000
-    assert "tacit predictor record\ntacit predictor train" in files.note_of(file)
+    assert "tacit predictor record\ntacit predictor train" in weight_files.note_of(file)
     assert opened(str(file)).kinds() == ("convolution", "vector", "linear")
 
 
@@ -263,7 +253,7 @@ def test_wnn_comes_with_weights_that_go_on_where_things_went() -> None:
 
 def test_a_file_says_for_which_network_it_is(tmp_path: Path, weights: str) -> None:
     assert isinstance(opened(weights), MP2)
-    files.write(tmp_path / "other.pt", "cnn", {"linear": {}})
+    weight_files.write(tmp_path / "other.pt", "cnn", {"linear": {}})
     with pytest.raises(ConfigError, match="for the network 'cnn', and known are mp2 and wnn"):
         opened(str(tmp_path / "other.pt"))
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tacit.predictors import WNN, files, in_a_row
-from tacit.predictors.wnn import Network, forecast, networks
+from tacit.prediction import weight_files
+from tacit.prediction.predictor import in_a_row
+from tacit.prediction.wnn_network import WNN, Network, forecast, networks
 
 GOLDEN = os.environ.get("TACIT_WNN", "")
 RAMP = [0.0, 1.0, 2.0, 3.0, 4.0]
@@ -63,7 +64,7 @@ def test_the_untrained_forecasts_the_last_value() -> None:
 def test_a_round_goes_a_fifth_of_the_way(tmp_path: object) -> None:
     network = made(4)
     file = f"{tmp_path}/wnn.pt"
-    files.write(file, "wnn", {"linear": {k: p.detach() for k, p in network.named_parameters()}})
+    weight_files.write(file, "wnn", {"linear": {k: p.detach() for k, p in network.named_parameters()}})
     past: Tensor = torch.randn(4, 9, generator=torch.Generator().manual_seed(5))
     values = torch.cat((torch.zeros(1, 9), past.cumsum(0)))
     expected = (forecast(values, network) - values[-1]) / 5
@@ -73,7 +74,7 @@ def test_a_round_goes_a_fifth_of_the_way(tmp_path: object) -> None:
 
 def test_of_two_changes_four_are_made_that_lead_from_one_to_the_other(tmp_path: object) -> None:
     file = f"{tmp_path}/wnn.pt"
-    files.write(file, "wnn", {"linear": {k: p.detach() for k, p in made(4).named_parameters()}})
+    weight_files.write(file, "wnn", {"linear": {k: p.detach() for k, p in made(4).named_parameters()}})
     two = torch.randn(2, 9, generator=torch.Generator().manual_seed(5))
     two[:, 3] = 0.0
     four = torch.stack([two[0] + (two[1] - two[0]) * i / 3 for i in range(4)])

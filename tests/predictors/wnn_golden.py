@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tacit.predictors import files
+from tacit.prediction import weight_files
 
 PARTS = ("wide", "z", "a", "b", "c", "narrow")
 FILES = {"convolution": "NWNN_Conv_13.h5", "linear": "NWNN_FC_13.h5", "vector": "NWNN_Bias_13.h5"}
@@ -46,4 +46,4 @@ def named(path: Path) -> dict[str, torch.Tensor]:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     weights = {kind: named(folder / name) for kind, name in FILES.items()}
-    files.write(sys.argv[2], "wnn", weights, "the authors'")
+    weight_files.write(sys.argv[2], "wnn", weights, "the authors'")

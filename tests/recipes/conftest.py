@@ -5,7 +5,7 @@ import image_files
 import pytest
 import torch
 
-from tacit.recipes.data import cache
+from tacit.lab.recipes.data import cache
 
 
 @pytest.fixture(autouse=True)

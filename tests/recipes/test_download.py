@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tacit.errors import ConfigError
-from tacit.recipes.data import cache, download
-from tacit.recipes.data.download import REMOTES, Remote
+from tacit.lab.recipes.data import cache, download
+from tacit.lab.recipes.data.download import REMOTES, Remote
 
 CONTENT = bytes(range(256)) * 100
 

@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tacit import recipes
 from tacit.errors import ConfigError
-from tacit.recipes import Choices, models, tuning
-from tacit.recipes.data import cache, cifar10, download
-from tacit.recipes.tuning import TUNINGS, triangle
+from tacit.lab import recipes
+from tacit.lab.recipes import Choices, hyperparameters, models
+from tacit.lab.recipes.data import cache, cifar10, download
+from tacit.lab.recipes.hyperparameters import TUNINGS, triangle
 
 
 def test_a_recipes_name_says_what_decides_its_numbers(pictures: Path) -> None:
@@ -140,7 +140,7 @@ def test_every_network_learns_colours(name: str, pictures: Path) -> None:
 def test_the_rate_rises_and_falls() -> None:
     points = [triangle(i / 100) for i in range(101)]
     peak = points.index(1.0)
-    assert peak == 100 * tuning.PEAK
+    assert peak == 100 * hyperparameters.PEAK
     assert points[0] == points[-1] == 0
     assert points[:peak] == sorted(points[:peak])
     assert points[peak:] == sorted(points[peak:], reverse=True)

@@ -4,9 +4,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from tacit.errors import ConfigError
-from tacit.recipes import models
-from tacit.recipes.models.precision import InBfloat16
-from tacit.recipes.models.resnet import Block
+from tacit.lab.recipes import models
+from tacit.lab.recipes.models.precision import InBfloat16
+from tacit.lab.recipes.models.resnet import Block
 
 PARAMETERS = {
     "alexnet": 987_338,

@@ -10,19 +10,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tacit.compressors.turns import in_turn
 from tacit.errors import ConfigError
-from tacit.predictors import MP2, WNN, Linear, Predictor, Seen, Stale, files, in_a_row
-from tacit.recipes.prediction import gains, mp2, wnn
-from tacit.recipes.prediction.dataset import load, save
-from tacit.recipes.prediction.judging import judge
-from tacit.recipes.prediction.layers import Layer, Recorder
-from tacit.recipes.prediction.made_up import MadeUp
-from tacit.recipes.prediction.motions import motions, reach, roll_out, when
-from tacit.recipes.prediction.runs import Run, Sampling, plan, record
-from tacit.recipes.prediction.simulation import Round, Simulation, kinds
-from tacit.recipes.prediction.trials import End, Trial, evaluate, in_the_loop, predicting
-from tacit.recipes.recipe import Recipe, seeded
+from tacit.lab.predictor_training import gain_search, mp2, wnn
+from tacit.lab.predictor_training.dataset import load, save
+from tacit.lab.predictor_training.evaluation import judge
+from tacit.lab.predictor_training.layers import Layer, Recorder
+from tacit.lab.predictor_training.runs import Run, Sampling, plan, record
+from tacit.lab.predictor_training.simulation import Round, Simulation, kinds
+from tacit.lab.predictor_training.synthetic import MadeUp
+from tacit.lab.predictor_training.trajectories import motions, reach, roll_out, when
+from tacit.lab.predictor_training.trials import End, Trial, evaluate, in_the_loop, predicting
+from tacit.lab.recipes.recipe import Recipe, seeded
+from tacit.prediction import weight_files
+from tacit.prediction.extrapolation import Linear, Stale
+from tacit.prediction.mp2_network import MP2
+from tacit.prediction.predictor import Predictor, Seen, in_a_row
+from tacit.prediction.subsets import in_turn
+from tacit.prediction.wnn_network import WNN
 
 
 def layer_of(changes: Tensor, kind: str = "linear", **other: object) -> Layer:
@@ -343,7 +347,7 @@ def test_a_trained_network_foretells_what_it_has_learnt(tmp_path: Path, loss: st
     seen = [decaying(0.7), decaying(0.7, "convolution")]
     weights = mp2.train(seen, steps=300, batch=512, loss=loss, share=share)
     assert set(weights) == {"linear", "convolution"}
-    files.write(tmp_path / "w.pt", "mp2", weights)
+    weight_files.write(tmp_path / "w.pt", "mp2", weights)
     others = [decaying(0.7, seed=1)]
     predictors: dict[str, Predictor] = {
         "still": Stale(),
@@ -383,7 +387,7 @@ def test_wnn_learns_where_lines_lead(tmp_path: Path) -> None:
     """Straight lines go on straight: five periods after the last of five values lie 5/4 of their range."""
     slopes = torch.randn(1, 80, generator=torch.Generator().manual_seed(0)).expand(40, 80)
     weights = wnn.train([layer_of(slopes)], period=2, steps=250, batch=256, lr=3e-3)
-    files.write(tmp_path / "w.pt", "wnn", weights)
+    weight_files.write(tmp_path / "w.pt", "wnn", weights)
     line = WNN(str(tmp_path / "w.pt")).change(in_a_row(torch.full((4, 1), 0.3)), "linear")
     assert float(line) == pytest.approx(0.3, rel=0.2)
 
@@ -396,18 +400,18 @@ def test_the_gain_is_that_with_which_trainings_end_best(monkeypatch: pytest.Monk
         seen.append((trial.recipe.name, gain))
         return None if gain == 1 else End((gain - 0.5) ** 2, 0.9)
 
-    monkeypatch.setattr(gains, "in_the_loop", ends)
+    monkeypatch.setattr(gain_search, "in_the_loop", ends)
     weights = mp2.train([decaying(0.7)], steps=2, batch=16)
     trials = [Trial(Line(), 1), Trial(MadeUp("lenet"), 1)]
-    chosen = gains.best(weights, [1.0, 0.5, 0.25], trials)
+    chosen = gain_search.best(weights, [1.0, 0.5, 0.25], trials)
     assert len(seen) == 6
     for name, w in chosen["linear"].items():
         assert torch.equal(w, weights["linear"][name] * (0.5 if name.startswith("last.") else 1))
     with pytest.raises(ConfigError, match="no training stays finite with any gain of 1"):
-        gains.best(weights, [1.0, 1.0], trials)
+        gain_search.best(weights, [1.0, 1.0], trials)
     seen.clear()
     assert torch.equal(
-        gains.best(weights, [0.25], trials)["linear"]["last.bias"], weights["linear"]["last.bias"] / 4
+        gain_search.best(weights, [0.25], trials)["linear"]["last.bias"], weights["linear"]["last.bias"] / 4
     )
     assert not seen, "there is nothing to choose"
 
@@ -418,8 +422,8 @@ def test_predictions_are_scaled_in_the_loop() -> None:
     weights = mp2.train([decaying(0.7), decaying(0.7, "convolution")], steps=40, batch=64)
     trial = Trial(MadeUp("lenet"), 1, workers=16, share=0.3, sync_every=1)
     with TemporaryDirectory() as folder:
-        for name, each in (("all", weights), ("half", gains.scaled(weights, 0.5))):
-            files.write(f"{folder}/{name}.pt", "mp2", each)
+        for name, each in (("all", weights), ("half", gain_search.scaled(weights, 0.5))):
+            weight_files.write(f"{folder}/{name}.pt", "mp2", each)
         one = in_the_loop(trial, MP2(f"{folder}/half.pt"))
         other = in_the_loop(trial, MP2(f"{folder}/all.pt"), 0.5)
     assert one is not None

@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from tacit import recipes
 from tacit.errors import ConfigError
-from tacit.recipes import Choices
-from tacit.recipes import digits as digits_module
-from tacit.recipes.recipe import Recipe, shard
+from tacit.lab import recipes
+from tacit.lab.recipes import Choices
+from tacit.lab.recipes import digits as digits_module
+from tacit.lab.recipes.recipe import Recipe, shard
 
 SMALL = pytest.mark.parametrize(
     "recipe", [recipes.get(name) for name in ("bytes", "digits")], ids=lambda r: r.name

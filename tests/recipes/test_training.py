@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tacit import records
-from tacit.recipes import meter as meter_module
-from tacit.recipes import recipe as recipe_module
-from tacit.recipes.curves import NO_CURVES, Curves
-from tacit.recipes.messages import Progress
-from tacit.recipes.meter import Meter, mean_over_ranks
-from tacit.recipes.timing import KEPT, Timekeeper
-from tacit.recipes.training import Task, train
+from tacit.lab import records
+from tacit.lab.recipes import meter as meter_module
+from tacit.lab.recipes import recipe as recipe_module
+from tacit.lab.recipes.curves import NO_CURVES, Curves
+from tacit.lab.recipes.meter import Meter, mean_over_ranks
+from tacit.lab.recipes.progress import Progress
+from tacit.lab.recipes.timing import KEPT, Timekeeper
+from tacit.lab.recipes.training import Task, train
 from tacit.timelines import Change, Exchange, Span, Step, Timeline, now
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tacit import records
+from tacit.lab import records
 
 HERE = records.Environment(
     python="3.11.7",

@@ -10,7 +10,7 @@ from browser import DARK, LIGHT, NEEDS_CHROMIUM, opened, titled
 from samples import ALONE, DDP, TOPK, WHOLE, comparison
 from timed import scheduled, untold
 
-from tacit import reports
+from tacit.lab import reports
 from tacit.timelines import Change
 
 pytestmark = NEEDS_CHROMIUM

@@ -5,8 +5,8 @@ import samples
 from rich.console import Console
 from samples import ALONE, DDP, HEAD
 
-from tacit import records, reports
 from tacit.errors import ConfigError
+from tacit.lab import records, reports
 
 TOPK = replace(samples.TOPK, algorithm="topk", seconds=7.5, accuracy=0.9, seconds_to_target=None)
 

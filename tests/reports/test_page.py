@@ -8,10 +8,10 @@ from importlib.resources import files
 import pytest
 from samples import ALONE, DDP, HEAD, TOPK, WHOLE, comparison
 
-from tacit import records, reports
 from tacit.errors import ConfigError
-from tacit.reports.charts import charts
-from tacit.reports.figures import DASHES, PALETTE, Figure, Style, styles
+from tacit.lab import records, reports
+from tacit.lab.reports.charts import charts
+from tacit.lab.reports.figures import DASHES, PALETTE, Figure, Style, styles
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -142,7 +142,7 @@ def test_many_algorithms_are_told_apart_in_the_charts_and_by_their_keys() -> Non
 
 
 def test_the_style_sheet_knows_all_colours_and_dashes() -> None:
-    sheet = (files("tacit.reports") / "page.css").read_text(encoding="utf-8")
+    sheet = (files("tacit.lab.reports") / "page.css").read_text(encoding="utf-8")
     for i in range(PALETTE):
         assert sheet.count(f" --c{i}: #") == 2, "light and dark"
     for dash in DASHES[1:]:
@@ -182,7 +182,7 @@ def test_losses_that_are_not_finite_are_no_points() -> None:
 
 
 def test_plotly_is_not_imported_before_a_page_is_built() -> None:
-    code = "import sys, tacit.reports, tacit.cli; print('plotly' in sys.modules)"
+    code = "import sys, tacit.lab.reports, tacit.cli; print('plotly' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

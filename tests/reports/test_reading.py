@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from samples import WHOLE
 
-from tacit import records, reports
 from tacit.errors import ConfigError
+from tacit.lab import records, reports
 
 LINES = [record.to_json() for record in WHOLE]
 

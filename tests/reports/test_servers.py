@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from samples import ALONE, DDP, TOPK, WHOLE, comparison
 
-from tacit.records import parse
-from tacit.reports import page
-from tacit.reports.servers import servers
+from tacit.lab.records import parse
+from tacit.lab.reports import page
+from tacit.lab.reports.servers import servers
 
 TOLD = {
     "server": 0,

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 from samples import ALONE, DDP, TOPK
 
-from tacit.records import EndRecord
-from tacit.reports.split import Split, split
+from tacit.lab.records import EndRecord
+from tacit.lab.reports.split import Split, split
 
 
 def parts(*ends: EndRecord) -> list[tuple[float, float, bool]]:

@@ -3,12 +3,12 @@ from dataclasses import replace
 import pytest
 from samples import ALONE, DDP, HEAD, TOPK, WHOLE, comparison
 
-from tacit import records, reports
-from tacit.reports import story
+from tacit.lab import records, reports
+from tacit.lab.reports import summary
 
 
 def headline(*ends: records.EndRecord, head: records.RunRecord = HEAD) -> str:
-    return story.headline(reports.compare(comparison(*ends, head=head)))
+    return summary.headline(reports.compare(comparison(*ends, head=head)))
 
 
 def test_the_headline_says_how_the_best_did_against_ddp() -> None:
@@ -69,25 +69,25 @@ def test_a_failed_base_leaves_the_others_to_be_told() -> None:
     ],
 )
 def test_links_in_words(cluster: str, words: str) -> None:
-    assert story.links(cluster) == words
+    assert summary.links(cluster) == words
 
 
 def test_a_whole_comparison_needs_no_notice() -> None:
-    assert story.notices(reports.compare(WHOLE), WHOLE) == []
+    assert summary.notices(reports.compare(WHOLE), WHOLE) == []
 
 
 def test_failures_and_what_is_missing_are_noticed() -> None:
     failed = replace(TOPK, status="failed", error="topk:ratio=0.01 failed: rank 1 was killed")
     head = replace(HEAD, shaped=False)
     found = comparison(replace(DDP, mb_between_nodes=None), failed, head=head)
-    told = "\n".join(story.notices(reports.compare(found), found))
+    told = "\n".join(summary.notices(reports.compare(found), found))
     assert told.startswith("topk:ratio=0.01 failed: rank 1 was killed\nNo network was shaped")
     assert "No bytes were counted" in told
     assert "no finished compute-only run" in told
 
 
 def test_a_run_without_an_end_is_seen() -> None:
-    *_, end = story.close_open_runs(WHOLE[:-1])
+    *_, end = summary.close_open_runs(WHOLE[:-1])
     assert isinstance(end, records.EndRecord)
-    assert (end.algorithm, end.status, end.error) == ("compute-only", "interrupted", story.UNFINISHED)
-    assert story.close_open_runs(WHOLE) == WHOLE
+    assert (end.algorithm, end.status, end.error) == ("compute-only", "interrupted", summary.UNFINISHED)
+    assert summary.close_open_runs(WHOLE) == WHOLE

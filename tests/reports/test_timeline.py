@@ -9,11 +9,11 @@ import pytest
 from samples import ALONE, DDP, HEAD, TOPK, WHOLE, comparison
 from timed import run, scheduled, untold
 
-from tacit import records, reports
-from tacit.reports.figures import Figure, Style
-from tacit.reports.schedule import schedule_chart
-from tacit.reports.timeline import timeline_chart
-from tacit.reports.window import LEAST, MOST, RANKS, cut
+from tacit.lab import records, reports
+from tacit.lab.reports.figures import Figure, Style
+from tacit.lab.reports.schedule import schedule_chart
+from tacit.lab.reports.timeline import timeline_chart
+from tacit.lab.reports.window import LEAST, MOST, RANKS, cut
 from tacit.timelines import Change, Exchange, Span, Step, Timeline
 
 PAINT = {"it": Style("--c0")}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from timed import STEPS, overlapping, run, untold
 
-from tacit import reports
-from tacit.reports.lanes import Stretch, hidden, rows, stretches, waits
-from tacit.reports.trace import TRAINING
+from tacit.lab import reports
+from tacit.lab.reports.activity import Stretch, hidden, rows, stretches, waits
+from tacit.lab.reports.trace import TRAINING
 from tacit.timelines import Exchange, Span, Step, Timeline
 
 RUNS = {"two levels": run("it"), "plain ddp": untold("ddp"), "overlapping": [overlapping("it")]}

@@ -5,29 +5,36 @@ import math
 import pytest
 import torch
 
-from tacit.contracts import Landing, Memory
+from tacit.contracts import Application, ScheduleState
 from tacit.errors import ConfigError
 from tacit.merges import StaleMean
-from tacit.rounds import Cycling, Inside
+from tacit.rounds import Cycling, NodeRounds
 
 G = 4
 LAST = 9
 
 
-def memory(schedule: Cycling, steps: int = LAST + 1, epochs: int = 10, **other: float) -> Memory:
+def schedule_state(
+    schedule: Cycling, steps: int = LAST + 1, epochs: int = 10, **other: float
+) -> ScheduleState:
     return {**schedule.start(), "steps_per_epoch": steps, "epochs": epochs, **other}
 
 
-def events(schedule: Cycling, memory: Memory, first: int = 0, count: int = LAST + 1) -> list[list[str]]:
+def events(
+    schedule: Cycling, schedule_state: ScheduleState, first: int = 0, count: int = LAST + 1
+) -> list[list[str]]:
     """What happens after each batch: `send 1`, by group 1; `recv 0 lag 1`, or `average 1`, which blocks."""
     under_way: list[tuple[int, int, int]] = []  # group, sent, lands
     found = []
     for step in range(first, first + count):
         now = []
-        if schedule.due(step, memory):
-            group, lands = schedule.turn(step, memory) % G, schedule.lands(step, memory)
-            now.append(f"average {group}" if lands == step else f"send {group}")
-            under_way.append((group, step, lands))
+        if schedule.due(step, schedule_state):
+            group, apply_at = (
+                schedule.round_index(step, schedule_state) % G,
+                schedule.apply_at(step, schedule_state),
+            )
+            now.append(f"average {group}" if apply_at == step else f"send {group}")
+            under_way.append((group, step, apply_at))
         for way in [way for way in under_way if way[2] == step]:
             under_way.remove(way)
             if way[1] < step:
@@ -37,9 +44,9 @@ def events(schedule: Cycling, memory: Memory, first: int = 0, count: int = LAST 
     return found
 
 
-def cycling(period: int, delay: int, local: int) -> tuple[Cycling, Memory]:
+def cycling(period: int, delay: int, local: int) -> tuple[Cycling, ScheduleState]:
     schedule = Cycling(4, warmup_epochs=0, cooldown_epochs=0)
-    return schedule, memory(schedule, period=period, delay=delay, local=local)
+    return schedule, schedule_state(schedule, period=period, delay=delay, local=local)
 
 
 def test_every_fourth_batch() -> None:
@@ -83,7 +90,7 @@ def test_every_eighth_batch_lands_two_later() -> None:
     found = events(schedule, after)
     assert found[:8] == [["send 0"], [], ["recv 0 lag 2"], *([[]] * 5)]
     assert found[8:] == [["send 1"], ["average 2", "recv 1 lag 1"]]
-    inside = [Inside(schedule).due(step, after) for step in range(LAST + 1)]
+    inside = [NodeRounds(schedule).due(step, after) for step in range(LAST + 1)]
     # From the landing on by turns, and always before the next round leaves and at the epoch's end.
     assert inside == [True, True, True, False, True, False, True, False, True, True]
 
@@ -95,7 +102,7 @@ def test_epochs_begin_anew_with_the_first_group() -> None:
 
 def test_blocking_phases_and_the_ends_of_epochs_apply_at_once() -> None:
     schedule = Cycling(warmup_epochs=1, cooldown_epochs=2)
-    after = memory(schedule, epochs=5)
+    after = schedule_state(schedule, epochs=5)
     every = [[f"average {k % G}"] for k in range(LAST + 1)]
     for epoch in (0, 3, 4, 5):  # one more than was said is cool-down too
         assert events(schedule, after, first=epoch * (LAST + 1)) == every
@@ -106,18 +113,18 @@ def test_blocking_phases_and_the_ends_of_epochs_apply_at_once() -> None:
 @pytest.mark.parametrize(("epochs", "blocking"), [(1, 0), (9, 0), (10, 1), (39, 3), (40, 4), (90, 4)])
 def test_a_tenth_of_the_epochs_warms_up_and_cools_down(epochs: int, blocking: int) -> None:
     schedule = Cycling()
-    (warm, _), (_, _), _ = schedule.phases(memory(schedule, epochs=epochs))
+    (warm, _), (_, _), _ = schedule.phases(schedule_state(schedule, epochs=epochs))
     assert warm == blocking * (LAST + 1)
 
 
 def test_no_warm_up_begins_with_cycling() -> None:
     schedule = Cycling(warmup_epochs=0)
-    assert events(schedule, memory(schedule))[:2] == [["send 0"], ["recv 0 lag 1"]]
+    assert events(schedule, schedule_state(schedule))[:2] == [["send 0"], ["recv 0 lag 1"]]
 
 
 def test_blocking_may_be_all_there_is() -> None:
     schedule = Cycling(warmup_epochs=4, cooldown_epochs=4)
-    after = memory(schedule, epochs=3)
+    after = schedule_state(schedule, epochs=3)
     assert all(found[0].startswith("average") for found in events(schedule, after, count=30))
 
 
@@ -126,7 +133,7 @@ def test_blocking_may_be_all_there_is() -> None:
 
 def after_epochs(schedule: Cycling, losses: list[float], first: int = 0) -> list[tuple[float, float, float]]:
     """(B, W, L) after each cycling epoch."""
-    now = memory(schedule, epochs=1000)
+    now = schedule_state(schedule, epochs=1000)
     found = []
     for epoch, loss in enumerate(losses, first):
         step = (epoch + 1) * (LAST + 1) - 1
@@ -195,7 +202,7 @@ LOSSES = {
 def test_plateaus_are_those_of_the_authors_code(losses: str, warm: int) -> None:
     cool, total = 2, 24
     schedule = Cycling(warmup_epochs=warm, cooldown_epochs=cool)
-    now, found = memory(schedule, epochs=total), []
+    now, found = schedule_state(schedule, epochs=total), []
     for epoch, loss in enumerate(LOSSES[losses]):
         now = schedule.observe(now, {"step": (epoch + 1) * (LAST + 1) - 1, "lr": 0.1, "loss": loss})
         found.append((now["period"], now["delay"], now["local"]))
@@ -221,13 +228,13 @@ def test_the_authors_two_factors_may_be_others() -> None:
 # ---- chosen -------------------------------------------------------------------------------------------
 
 
-def chosen(transfer: float) -> Memory:
+def chosen(transfer: float) -> ScheduleState:
     schedule = Cycling("auto", warmup_epochs=0, cooldown_epochs=0)
-    now = memory(schedule, steps=100)
+    now = schedule_state(schedule, steps=100)
     assert [step for step in range(13) if schedule.due(step, now)] == [0, 4, 8, 12]
     assert [schedule.asks(step, now) for step in (0, 4, 99)] == [False, True, True]
     now = schedule.observe(now, {"step": 4, "lr": 0.1, "transfer": transfer})
-    return {**now, "lands": schedule.lands(5 * int(now["period"]), now) - 5 * int(now["period"])}
+    return {**now, "lands": schedule.apply_at(5 * int(now["period"]), now) - 5 * int(now["period"])}
 
 
 @pytest.mark.parametrize(("transfer", "period"), [(0.01, 1), (0.9, 1), (0.95, 2), (3.6, 4), (3.7, 5), (8, 9)])
@@ -242,7 +249,7 @@ def test_nothing_under_way_changes_nothing() -> None:
 
 def test_a_period_that_was_chosen_is_asked_for_at_the_ends_of_epochs() -> None:
     schedule = Cycling("auto", warmup_epochs=0, cooldown_epochs=0)
-    now = memory(schedule, steps=100, asked=2)
+    now = schedule_state(schedule, steps=100, asked=2)
     assert [step for step in range(200) if schedule.asks(step, now)] == [99, 199]
 
 
@@ -253,14 +260,14 @@ def test_a_period_that_was_chosen_is_asked_for_at_the_ends_of_epochs() -> None:
 def test_the_weight_is_that_of_the_lag(lag: int) -> None:
     sent, then = torch.tensor([0.0, 0.0, 0.0, 4.0]), torch.tensor([7.0])
     now, mean = torch.tensor([1.0]), sent.mean() - then
-    StaleMean().apply_(now, then, mean, None, {}, Landing(peers=8, lag=lag, parties=4))
+    StaleMean().apply_(now, then, mean, None, {}, Application(peers=8, lag=lag, parties=4))
     assert then == sent.mean()
     assert now == pytest.approx((2 * lag * 1.0 + float(sent.sum())) / (2 * lag + 4))
 
 
 def test_what_comes_at_once_is_taken() -> None:
     now, then = torch.tensor([1.0]), torch.tensor([7.0])
-    StaleMean().apply_(now, then, torch.tensor([-2.0]), None, {}, Landing(peers=8, lag=0, parties=4))
+    StaleMean().apply_(now, then, torch.tensor([-2.0]), None, {}, Application(peers=8, lag=0, parties=4))
     assert now == then == 5.0
 
 
@@ -290,12 +297,12 @@ def test_refuses_what_cannot_be(given: dict[str, float], said: str) -> None:
 
 def test_replicas_of_a_node_stay_parted_once_they_were() -> None:
     schedule = Cycling(warmup_epochs=0)
-    now, parted = memory(schedule, epochs=1000), []
+    now, diverged_in_node = schedule_state(schedule, epochs=1000), []
     for epoch in range(16):
         step = (epoch + 1) * (LAST + 1) - 1
         now = schedule.observe(now, {"step": step, "lr": 0.1, "loss": 1.0})
-        parted.append((now["local"], schedule.parted(step + 1, now)))
-    assert parted[0] == (1, False)
-    assert parted[9] == (2, True)
-    assert parted[15] == (1, True)
-    assert Cycling(8, 2, 2).parted(0, memory(Cycling(8, 2, 2)))
+        diverged_in_node.append((now["local"], schedule.diverged_in_node(step + 1, now)))
+    assert diverged_in_node[0] == (1, False)
+    assert diverged_in_node[9] == (2, True)
+    assert diverged_in_node[15] == (1, True)
+    assert Cycling(8, 2, 2).diverged_in_node(0, schedule_state(Cycling(8, 2, 2)))

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from tacit.compressors import Dense
-from tacit.contracts import Message, Piece, Reply, Sender, Service
+from tacit.contracts import Message, PayloadSpec, Reply, Sender, Service
 from tacit.server.desks import Enter, Gone, Meet, Push
 
 N = 6
-PIECE = Piece(Dense(), N, torch.float32)
-BACK = Piece(None, N, torch.float32)
+PIECE = PayloadSpec(Dense(), N, torch.float32)
+BACK = PayloadSpec(None, N, torch.float32)
 
 
 def push(x: Tensor, lr: float = 0.0) -> Push:

@@ -12,7 +12,7 @@ from services import BACK, PIECE, N, World, push
 from torch import Tensor
 
 from tacit.compressors import BF16, Dense, Sign, TopK
-from tacit.contracts import Context, Message, Payload, Piece, Sender
+from tacit.contracts import Context, Message, Payload, PayloadSpec, Sender
 from tacit.errors import PayloadError, PeerLost
 from tacit.server.averager import Averager
 from tacit.server.desks import Push, Work
@@ -21,7 +21,7 @@ P = 3
 
 
 def world(**options: object) -> World:
-    made = World(Averager(P, "lot"), P)
+    made = World(Averager(P, "bucket"), P)
     for i in range(P):
         made.enter(i)
     return made
@@ -49,9 +49,9 @@ def test_all_get_the_mean_with_the_same_bits_whatever_the_order(orders: list[lis
             assert torch.allclose(worker.has, mean, atol=1e-7)
 
 
-def sparse(x: Tensor, codec: TopK, pull: Piece) -> Push:
+def sparse(x: Tensor, codec: TopK, pull: PayloadSpec) -> Push:
     context = Context(out=x.clone(), work=Work(), peers=P)
-    return Push((codec.encode(x, context),), (Piece(codec, len(x), x.dtype),), (pull,))
+    return Push((codec.encode(x, context),), (PayloadSpec(codec, len(x), x.dtype),), (pull,))
 
 
 def test_the_union_of_what_was_pushed_comes_back_in_full() -> None:
@@ -62,7 +62,7 @@ def test_the_union_of_what_was_pushed_comes_back_in_full() -> None:
     service, state, replies = made.service, made.state, []
     for i in range(P):
         x = torch.randn(n, generator=torch.Generator().manual_seed(i))
-        each = sparse(x, codec, Piece(union, n, torch.float32))
+        each = sparse(x, codec, PayloadSpec(union, n, torch.float32))
         codec.decode_add_(each.payloads[0], mean, 1 / P)
         replies, state = service.on(Sender(i, 1), Message(1, each), state)
     assert len(replies) == P
@@ -76,7 +76,7 @@ def test_what_an_answer_does_not_say_is_in_the_next(codec) -> None:
     """The sum of all answers and what is still owed is the sum of all means."""
     made = world()
     said, meant = torch.zeros(N), torch.zeros(N)
-    pull = Piece(codec, N, torch.float32, owes=True)
+    pull = PayloadSpec(codec, N, torch.float32, has_feedback=True)
     for step, i in itertools.product(range(7), range(P)):
         x = gradients(step)[i]
         meant += x / P
@@ -85,8 +85,8 @@ def test_what_an_answer_does_not_say_is_in_the_next(codec) -> None:
         )
         if replies:
             codec.decode_add_(replies[0].payloads[0], said, 1.0)
-    owed, _ = made.state.owed[0]
-    assert torch.allclose(said + owed, meant, atol=1e-5)
+    new_residual, _ = made.state.new_residual[0]
+    assert torch.allclose(said + new_residual, meant, atol=1e-5)
 
 
 def test_when_a_worker_is_gone_all_that_wait_are_told() -> None:
@@ -103,7 +103,7 @@ def test_when_a_worker_is_gone_all_that_wait_are_told() -> None:
 def test_two_strategies_in_one_round_are_refused() -> None:
     made = world()
     made.push(0, torch.ones(N))
-    other = Push(((torch.ones(N),),), (Piece(None, N, torch.float32),), (BACK,))
+    other = Push(((torch.ones(N),),), (PayloadSpec(None, N, torch.float32),), (BACK,))
     (reply,), after = made.service.on(made.workers[1].sender, Message(1, other), made.state)
     assert isinstance(reply.refused, PayloadError)
     assert "give all workers the same strategy" in str(reply.refused)
@@ -120,30 +120,33 @@ def test_a_push_twice_is_counted_once() -> None:
 
 def test_a_restarted_server_owes_what_it_owed() -> None:
     made = world()
-    pull = Piece(Sign(), N, torch.float32, owes=True)
+    pull = PayloadSpec(Sign(), N, torch.float32, has_feedback=True)
     for i in range(P):
         each = Push(((gradients(0)[i],),), (PIECE,), (pull,))
         _, made.state = made.service.on(Sender(i, 1), Message(1, each), made.state)
     again = made.service.load(made.service.save(made.state))
-    assert torch.equal(again.owed[0][0], made.state.owed[0][0])
+    assert torch.equal(again.new_residual[0][0], made.state.new_residual[0][0])
     assert {desk.clock for desk in again.desks} == {1}
 
 
 def test_what_is_owed_of_means_in_bf16_adds_up() -> None:
     """A mean of 1 that is never said: in bf16, 256 and 1 are 256."""
     made, rounds = world(), 300
-    pull, piece = Piece(TopK(ratio=0.1), N, torch.bfloat16, owes=True), Piece(Dense(), N, torch.bfloat16)
+    pull, piece = (
+        PayloadSpec(TopK(ratio=0.1), N, torch.bfloat16, has_feedback=True),
+        PayloadSpec(Dense(), N, torch.bfloat16),
+    )
     x = torch.tensor([3000.0, *[0.0] * (N - 2), 3.0], dtype=torch.bfloat16)
     for step, i in itertools.product(range(1, rounds + 1), range(P)):
         each = Push(((x if i == 0 else torch.zeros_like(x),),), (piece,), (pull,))
         replies, made.state = made.service.on(Sender(i, 1), Message(step, each), made.state)
         assert not any(reply.refused for reply in replies)
-    owed, _ = made.state.owed[0]
-    assert float(owed[-1]) == pytest.approx(rounds, rel=1e-3)  # a third of 3 is not quite 1
+    new_residual, _ = made.state.new_residual[0]
+    assert float(new_residual[-1]) == pytest.approx(rounds, rel=1e-3)  # a third of 3 is not quite 1
     saved = made.service.save(made.state)
-    assert torch.equal(made.service.load(saved).owed[0][0], owed)
-    old = made.service.load({**saved, "owed": {0: owed.bfloat16()}})
-    assert [each.dtype for each in old.owed[0]] == [torch.float32, torch.float32]
+    assert torch.equal(made.service.load(saved).new_residual[0][0], new_residual)
+    old = made.service.load({**saved, "owed": {0: new_residual.bfloat16()}})
+    assert [each.dtype for each in old.new_residual[0]] == [torch.float32, torch.float32]
 
 
 @dataclass(frozen=True)
@@ -155,14 +158,14 @@ class Faulty(Dense):
 
 
 def test_a_mean_that_fails_is_refused_for_all_and_nobody_is_to_blame() -> None:
-    made, piece = world(), Piece(Faulty(), N, torch.float32)
+    made, piece = world(), PayloadSpec(Faulty(), N, torch.float32)
     for i in range(P):
         each = Push(((torch.ones(N),),), (piece,), (BACK,))
         replies, made.state = made.service.on(Sender(i, 1), Message(1, each), made.state)
     assert [reply.to.worker for reply in replies] == [*range(P)]
     for reply in replies:
         assert isinstance(reply.refused, PayloadError)
-        assert str(reply.refused) == "the mean of lot: ZeroDivisionError: a fault of its own"
+        assert str(reply.refused) == "the mean of bucket: ZeroDivisionError: a fault of its own"
     assert all(desk.present for desk in made.state.desks)
     for i in range(P):
         replies, made.state = made.service.on(Sender(i, 1), Message(2, push(torch.ones(N))), made.state)

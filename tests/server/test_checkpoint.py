@@ -13,7 +13,7 @@ from services import BACK, N, World, one
 
 from tacit.errors import ConfigError
 from tacit.server.averager import Averager
-from tacit.server.checkpoint import Kept, Saved
+from tacit.server.checkpoint import Saved, StateSlice
 from tacit.server.host import Host
 from tacit.server.keeper import Keeper
 from tacit.server.rules import Adam
@@ -36,10 +36,10 @@ def shard(averages: bool, begun: bool = True) -> Mapping[str, Any]:
     return service.save(world.state)
 
 
-def kept(path: Path, shards: object, workers: int = WORKERS) -> Kept:
+def kept(path: Path, shards: object, workers: int = WORKERS) -> StateSlice:
     """A file with these, and who reads it."""
-    Kept(path, 30.0, workers).save(lambda: Saved(ABOUT, shards), last=True)  # type: ignore[arg-type]
-    return Kept(path, 30.0, WORKERS)
+    StateSlice(path, 30.0, workers).save(lambda: Saved(ABOUT, shards), last=True)  # type: ignore[arg-type]
+    return StateSlice(path, 30.0, WORKERS)
 
 
 def test_what_was_saved_is_read(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_server_that_begins_sweeps_what_a_killed_one_has_left(
     kept(tmp_path / "server0.pt", shards)
     monkeypatch.setattr(Path, "replace", lambda *_: None)  # as if it were killed before
     for path in (tmp_path / "server0.pt", tmp_path / "server1.pt"):
-        Kept(path, 30.0, WORKERS).save(lambda: Saved(ABOUT, shards), last=True)
+        StateSlice(path, 30.0, WORKERS).save(lambda: Saved(ABOUT, shards), last=True)
     monkeypatch.undo()
     assert len(list(tmp_path.iterdir())) == 3
     for number in range(2):

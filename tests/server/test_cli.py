@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from told import tacit
 
-from tacit import cli, records
-from tacit.cluster import Cluster
+from tacit import cli
 from tacit.errors import ConfigError
+from tacit.lab import records
+from tacit.lab.cluster import Cluster
 
 SERVED = ("run", "--algorithm", "ps", "--servers", "2")
 APART = ("run", "--algorithm", "ps-async", "--servers", "1")

@@ -15,7 +15,7 @@ from known import SECRET
 from torch import Tensor
 
 from tacit.compressors import Dense, Sign
-from tacit.contracts import Ask, Context, Piece, Place
+from tacit.contracts import AxisRank, Context, PayloadSpec, PushPull
 from tacit.errors import AttachError, ConfigError, PayloadError, PeerLost, ServerLost
 from tacit.server.desks import Work
 from tacit.server.host import Host
@@ -27,8 +27,8 @@ from tacit.transports.secret import Secret
 from tacit.transports.servers import Server, addresses
 
 N = 1000
-PIECE = Piece(Dense(), N, torch.float32)
-BACK = Piece(None, N, torch.float32)
+PIECE = PayloadSpec(Dense(), N, torch.float32)
+BACK = PayloadSpec(None, N, torch.float32)
 MODEL = (("a", (N,), "float32", None),)
 
 
@@ -44,12 +44,12 @@ def join(
     secret: Secret = SECRET,
 ) -> Server:
     about = About(star or Star(), (), model)
-    place, patience = Place(worker, workers), timedelta(seconds=seconds)
+    place, patience = AxisRank(worker, workers), timedelta(seconds=seconds)
     return Server(number, ("127.0.0.1", host.port), place, patience, about, secret)
 
 
 def push(server: Server, x: Tensor) -> Tensor:
-    asked = server.post(Ask(((x,),), (PIECE,), (BACK,)), "a/0")
+    asked = server.post(PushPull(((x,),), (PIECE,), (BACK,)), "a/0")
     assert asked.done.wait(30)
     ((answer,),) = asked.answer()
     return answer.clone()
@@ -100,7 +100,7 @@ def test_asynchronous_workers_share_parameters(serve: Callable[..., Host]) -> No
         assert (x >= 1).all(), "what the first has brought, and what has come since"
         for _ in range(20):
             push(server, torch.ones(N))
-        meet = server.post(Ask((), (), (BACK,), do="meet"), "a/0")
+        meet = server.post(PushPull((), (), (BACK,), do="meet"), "a/0")
         assert meet.done.wait(30)
         whole = meet.answer()[0][0].clone()
         server.close()
@@ -160,7 +160,7 @@ def test_a_port_in_use_is_named(serve: Callable[..., Host]) -> None:
 
 def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(ServerLost, match=r"server 0 \(127.0.0.1:9\) cannot be reached"):
-        Server(0, ("127.0.0.1", 9), Place(0, 1), timedelta(seconds=-3), About(Star(), (), MODEL), SECRET)
+        Server(0, ("127.0.0.1", 9), AxisRank(0, 1), timedelta(seconds=-3), About(Star(), (), MODEL), SECRET)
 
 
 @pytest.mark.parametrize("text", ["", "here", "here:", ":5", "here:99999", "here:x"])
@@ -190,8 +190,8 @@ def test_a_compressor_of_the_users_own_is_refused(serve: Callable[..., Host]) ->
     globals()["Mine"] = Mine
     host = serve(1)
     server = join(host, 0, 1, seconds=5)
-    piece = Piece(Mine(), N, torch.float32)
-    asked = server.post(Ask(((torch.ones(N),),), (piece,), (BACK,)), "a/0")
+    piece = PayloadSpec(Mine(), N, torch.float32)
+    asked = server.post(PushPull(((torch.ones(N),),), (piece,), (BACK,)), "a/0")
     assert asked.done.wait(30)
     with pytest.raises(PayloadError, match=r"was told of .*Mine: use one of tacit.compressors"):
         asked.answer()
@@ -241,12 +241,12 @@ def test_a_restarted_server_goes_on(
 
 def test_a_restarted_server_that_averages_goes_on_too(serve: Callable[..., Host], tmp_path: Path) -> None:
     file = tmp_path / "server.pt"
-    pull = Piece(Sign(), N, torch.float32, owes=True)
+    pull = PayloadSpec(Sign(), N, torch.float32, has_feedback=True)
 
     def session(x: Tensor) -> Tensor:
         host = serve(1, file)
         server = join(host, 0, 1)
-        asked = server.post(Ask(((x,),), (PIECE,), (pull,)), "a/0")
+        asked = server.post(PushPull(((x,),), (PIECE,), (pull,)), "a/0")
         assert asked.done.wait(30)
         out = torch.empty(N)
         Sign().decode_(asked.answer()[0], out)
@@ -256,10 +256,10 @@ def test_a_restarted_server_that_averages_goes_on_too(serve: Callable[..., Host]
 
     x = torch.linspace(-1, 2, N)
     first, second = session(x), session(x)
-    owed = x - first
+    new_residual = x - first
     expected = torch.empty(N)
     sign = Sign()
-    sign.decode_(sign.encode(x + owed, Context(out=x.clone(), work=Work(), peers=1)), expected)
+    sign.decode_(sign.encode(x + new_residual, Context(out=x.clone(), work=Work(), peers=1)), expected)
     assert torch.allclose(second, expected, atol=1e-6), "what the first answer did not say is in the second"
 
 
@@ -316,7 +316,7 @@ def test_what_is_no_checkpoint_is_refused(serve: Callable[..., Host], tmp_path: 
 
 
 def test_lots_that_differ_are_refused(serve: Callable[..., Host], tmp_path: Path) -> None:
-    star, half = Star(Asynchronous()), Piece(None, N // 2, torch.float32)
+    star, half = Star(Asynchronous()), PayloadSpec(None, N // 2, torch.float32)
     for again in (False, True):
         host = serve(1 if again else 2, tmp_path / "server.pt" if again else None)
         if again:
@@ -337,8 +337,11 @@ def test_what_is_owed_of_other_lots_is_refused(serve: Callable[..., Host], tmp_p
     for n in (N, N // 2):
         host = serve(1, tmp_path / "server.pt")
         server = join(host, 0, 1)
-        piece, pull = Piece(Dense(), n, torch.float32), Piece(Sign(), n, torch.float32, owes=True)
-        asked = server.post(Ask(((torch.ones(n),),), (piece,), (pull,)), "a/0")
+        piece, pull = (
+            PayloadSpec(Dense(), n, torch.float32),
+            PayloadSpec(Sign(), n, torch.float32, has_feedback=True),
+        )
+        asked = server.post(PushPull(((torch.ones(n),),), (piece,), (pull,)), "a/0")
         assert asked.done.wait(30)
         if n == N:
             asked.answer()

@@ -18,7 +18,7 @@ from test_host import BACK, PIECE, N, each, join, push
 from torch._C._distributed_c10d import TCPStore
 
 import attacks
-from tacit.contracts import Ask
+from tacit.contracts import PushPull
 from tacit.errors import AttachError, ConfigError, PeerLost, ServerLost
 from tacit.server.__main__ import arguments
 from tacit.server.host import Host
@@ -269,7 +269,7 @@ def test_bytes_that_come_slowly_are_heard(serve: Serve) -> None:
     thread = threading.Thread(target=lambda: first.append(push(servers[0], torch.ones(N))))
     thread.start()
     x, sent = torch.ones(N), push_of._pair._socket
-    ask = Ask(((x,),), (PIECE,), (BACK,))
+    ask = PushPull(((x,),), (PIECE,), (BACK,))
     number, leaving, arriving = push_of._spec(ask, "a/0")
     asked = Asked(arriving)
     push_of._open[number] = asked

@@ -10,7 +10,7 @@ from services import BACK, PIECE, N, World, one, push
 from torch import Tensor
 
 from tacit.compressors import QSGD, Dense, Int8, Sign, TopK
-from tacit.contracts import Context, Message, OneShot, Piece
+from tacit.contracts import Context, Message, OneShot, PayloadSpec
 from tacit.errors import PayloadError, ServerLost
 from tacit.server.desks import Push, Work
 from tacit.server.keeper import Keeper
@@ -27,9 +27,9 @@ CONSISTENCIES = [
 ]
 
 
-def keeper(consistency, workers: int = WORKERS, rule=None, back: Piece = BACK, **options) -> Keeper:
+def keeper(consistency, workers: int = WORKERS, rule=None, back: PayloadSpec = BACK, **options) -> Keeper:
     optimizer = "worker" if rule is None else "server"
-    return Keeper(workers, Star(consistency, optimizer=optimizer, **options), back, rule, "lot")
+    return Keeper(workers, Star(consistency, optimizer=optimizer, **options), back, rule, "bucket")
 
 
 orders = st.lists(
@@ -402,7 +402,7 @@ def test_delay_compensation_is_the_papers() -> None:
 @pytest.mark.parametrize("codec", [TopK(ratio=0.2), Sign(), QSGD(), Dense()], ids=str)
 def test_of_what_comes_back_nothing_is_lost(codec) -> None:
     """Each answer says the difference to what the worker has, so that in the end it has everything."""
-    world = World(keeper(Asynchronous(), 1, back=Piece(codec, N, torch.float32)), 1, torch.zeros(N))
+    world = World(keeper(Asynchronous(), 1, back=PayloadSpec(codec, N, torch.float32)), 1, torch.zeros(N))
     world.enter(0)
     has = world.workers[0].has.clone()
     generator = torch.Generator().manual_seed(0)
@@ -421,8 +421,8 @@ def test_a_push_in_parts_is_put_together() -> None:
     work = Work()
     sign = Sign().encode(main, Context(out=main.clone(), work=work, peers=1))
     pieces = (
-        Piece(Sign(), N, torch.float32),
-        Piece(Dense(), 2, torch.float32, spans=((1, 3),)),
+        PayloadSpec(Sign(), N, torch.float32),
+        PayloadSpec(Dense(), 2, torch.float32, spans=((1, 3),)),
     )
     world = World(keeper(Asynchronous(), 1), 1, torch.zeros(N))
     world.enter(0)
@@ -458,7 +458,7 @@ HALVES = (torch.bfloat16, torch.float16)
 def halves(dtype: torch.dtype, codec: OneShot | None = None, workers: int = 8, **options) -> World:
     """All stand at 1, where a unit in the last place is `eps`."""
     world = World(
-        keeper(Asynchronous(), workers, back=Piece(codec, N, dtype), **options),
+        keeper(Asynchronous(), workers, back=PayloadSpec(codec, N, dtype), **options),
         workers,
         torch.ones(N, dtype=dtype),
     )

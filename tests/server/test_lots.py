@@ -7,24 +7,28 @@ import torch
 from torch import Tensor
 
 from tacit.algorithms import parse
-from tacit.doors.served import cut_by_home, homes, lot_cap
+from tacit.hooks.served import cut_by_home, homes, lot_cap
 from tacit.strategy import Strategy
 
 BUCKET = 25 << 20
 MODEL = {f"{i:02}": torch.empty(500_000, device="meta") for i in range(50)}
 
 
-def lots(text: str, servers: int, tensors: dict[str, Tensor] = MODEL) -> dict[int, list[int]]:
+def buckets(text: str, servers: int, tensors: dict[str, Tensor] = MODEL) -> dict[int, list[int]]:
     """The bytes of the lots of each server."""
     (strategy,) = parse(text).levels
     assert isinstance(strategy, Strategy)
     home = homes(tensors, servers)
     cap = lot_cap(strategy, tensors, servers, 4, BUCKET)
     cut = cut_by_home([*tensors], tensors, home, cap)
-    assert sorted(name for lot in cut for name in lot) == sorted(tensors), "each parameter in one lot"
-    assert all(len({home[name] for name in lot}) == 1 for lot in cut), "a lot has one home"
+    assert sorted(name for bucket in cut for name in bucket) == sorted(tensors), (
+        "each parameter in one bucket"
+    )
+    assert all(len({home[name] for name in bucket}) == 1 for bucket in cut), "a bucket has one home"
     return {
-        server: [sum(4 * tensors[name].numel() for name in lot) for lot in cut if home[lot[0]] == server]
+        server: [
+            sum(4 * tensors[name].numel() for name in bucket) for bucket in cut if home[bucket[0]] == server
+        ]
         for server in range(servers)
     }
 
@@ -32,7 +36,7 @@ def lots(text: str, servers: int, tensors: dict[str, Tensor] = MODEL) -> dict[in
 @pytest.mark.parametrize("servers", [1, 2, 4])
 @pytest.mark.parametrize("text", ["ps", "ps-async", "ps-async:push=topk", "ps:push=sign"])
 def test_a_server_has_many_lots_of_much_data(text: str, servers: int) -> None:
-    for sizes in lots(text, servers).values():
+    for sizes in buckets(text, servers).values():
         assert len(sizes) >= 12, "so that answers leave while pushes arrive"
         assert abs(sum(sizes) - 100_000_000 / servers) <= 2_000_000
 
@@ -42,15 +46,15 @@ def test_a_server_has_many_lots_of_much_data(text: str, servers: int) -> None:
     [("ps-topk:ratio=0.01", 12_000_000), ("ps-dgc", 24_000_000), ("ps:push=int8", 6_000_000)],
 )
 def test_what_is_small_by_compression_is_cut_into_fewer(text: str, least: int) -> None:
-    assert max(lots(text, 1)[0]) >= least
+    assert max(buckets(text, 1)[0]) >= least
 
 
 def test_small_models_are_not_cut_to_crumbs() -> None:
     few = {f"{i:02}": torch.empty(10_000, device="meta") for i in range(50)}
-    assert len(lots("ps", 1, few)[0]) == 2
-    assert len(lots("ps", 1, {"a": torch.empty(9, device="meta")})[0]) == 1
+    assert len(buckets("ps", 1, few)[0]) == 2
+    assert len(buckets("ps", 1, {"a": torch.empty(9, device="meta")})[0]) == 1
 
 
 def test_a_large_parameter_is_a_lot() -> None:
     model = {"a": torch.empty(5_000_000, device="meta"), "b": torch.empty(9, device="meta")}
-    assert lots("ps", 2, model) == {0: [20_000_000], 1: [36]}
+    assert buckets("ps", 2, model) == {0: [20_000_000], 1: [36]}

@@ -11,7 +11,7 @@ from services import World
 from table import TABLE
 
 from tacit.compressors import Dense
-from tacit.contracts import Message, OneShot, Piece, Sender
+from tacit.contracts import Message, OneShot, PayloadSpec, Sender
 from tacit.errors import TacitError
 from tacit.server.averager import Averager
 from tacit.server.desks import Enter, Push
@@ -21,12 +21,12 @@ from tacit.topologies import Asynchronous, Star, Synchronous
 from tacit.transports.pairs import Parcel
 
 N = 1500
-BACK = Piece(None, N, torch.float32)
+BACK = PayloadSpec(None, N, torch.float32)
 CODECS = sorted(
     {
-        spoken.codec
+        one_shot.codec
         for row in TABLE.values()
-        if (spoken := row.compressor.spoken(0)) is not None and isinstance(spoken.codec, OneShot)
+        if (one_shot := row.compressor.one_shot(0)) is not None and isinstance(one_shot.codec, OneShot)
     },
     key=repr,
 )
@@ -34,7 +34,7 @@ CODECS = sorted(
 
 def noise(codec: OneShot, rng: random.Random, span: tuple[tuple[int, int], ...] | None = None) -> Push:
     numel = N if span is None else sum(b - a for a, b in span)
-    piece = Piece(codec, numel, torch.float32, spans=span)
+    piece = PayloadSpec(codec, numel, torch.float32, spans=span)
     parcel = Parcel((piece,))
     raw = bytes(parcel.nbytes) if rng.random() < 0.1 else rng.randbytes(parcel.nbytes)
     if rng.random() < 0.1:
@@ -44,10 +44,10 @@ def noise(codec: OneShot, rng: random.Random, span: tuple[tuple[int, int], ...] 
 
 
 SERVICES = {
-    "averages": Averager(2, "lot"),
-    "keeps": Keeper(2, Star(Asynchronous()), BACK, None, "lot"),
-    "keeps rounds": Keeper(2, Star(Synchronous(1)), BACK, None, "lot"),
-    "steps": Keeper(2, Star(Asynchronous(), optimizer="server"), BACK, Sgd(0.9), "lot"),
+    "averages": Averager(2, "bucket"),
+    "keeps": Keeper(2, Star(Asynchronous()), BACK, None, "bucket"),
+    "keeps rounds": Keeper(2, Star(Synchronous(1)), BACK, None, "bucket"),
+    "steps": Keeper(2, Star(Asynchronous(), optimizer="server"), BACK, Sgd(0.9), "bucket"),
 }
 
 
@@ -74,13 +74,13 @@ def test_a_service_lives_through_noise(codec: OneShot, service: Averager | Keepe
 
 
 def test_a_push_about_entries_that_are_not_there_is_refused() -> None:
-    world = World(Keeper(1, Star(Asynchronous()), BACK, None, "lot"), 1, torch.zeros(N))
+    world = World(Keeper(1, Star(Asynchronous()), BACK, None, "bucket"), 1, torch.zeros(N))
     world.enter(0)
     rng = random.Random(0)
     for span, numel in (((N - 1, N + 1),), None), (None, 2 * N):
         push = noise(Dense(), rng, span)
         if numel is not None:
-            piece = Piece(Dense(), numel, torch.float32)
+            piece = PayloadSpec(Dense(), numel, torch.float32)
             push = Push(((torch.zeros(numel),),), (piece,), (BACK,))
         (reply,), state = world.service.on(world.workers[0].sender, Message(1, push), world.state)
         assert reply.refused is not None

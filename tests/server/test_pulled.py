@@ -11,11 +11,13 @@ from laws import Bench, Peers, tensors
 from torch import Tensor
 
 import tacit
-from tacit.compressors import BF16, Clip, Predicted, Pulled
-from tacit.compressors.pulled import NOTES
-from tacit.contracts import Ask, Context, Matrix, Message, Outcome, Piece, Sender, State
+from tacit.compressors import BF16, Clip
+from tacit.contracts import Context, Matrix, Message, Outcome, PayloadSpec, PushPull, Sender, State
 from tacit.errors import ConfigError, PayloadError, RoundError
-from tacit.predictors import Exponential, Predictor, Seen
+from tacit.prediction import Predicted, Pulled
+from tacit.prediction.extrapolation import Exponential
+from tacit.prediction.predictor import Predictor, Seen
+from tacit.prediction.server_prediction import NOTES
 from tacit.server.averager import Averager, Round
 from tacit.server.desks import Enter, Push
 from tacit.server.words import KNOWN
@@ -48,7 +50,7 @@ class Served:
 
     @classmethod
     def begun(cls, compressor: Pulled) -> "Served":
-        service = Averager(P, "lot")
+        service = Averager(P, "bucket")
         state = service.start()
         for i in range(P):
             _, state = service.on(Sender(i, 1), Message(0, Enter()), state)
@@ -58,7 +60,7 @@ class Served:
         """`spoilt`: which of the first worker's notes is NaN."""
         contexts = [
             Context(
-                torch.empty(N), Bench(), P, i, round=self.round, step=self.round, lr=lr, name="lot", seed=7
+                torch.empty(N), Bench(), P, i, round=self.round, step=self.round, lr=lr, name="bucket", seed=7
             )
             for i in range(P)
         ]
@@ -69,7 +71,7 @@ class Served:
         replies: Sequence[Any] = ()
         for i, talk in enumerate(talks):
             ask = next(talk)
-            assert isinstance(ask, Ask)
+            assert isinstance(ask, PushPull)
             if spoilt is not None and i == 0:
                 ask.payloads[0][0][len(ask.payloads[0][0]) - NOTES + spoilt] = math.nan
             push = Push(ask.payloads, travelled(ask.pieces), travelled(ask.pulls), ask.lr)
@@ -86,8 +88,8 @@ class Served:
         return outcomes
 
 
-def travelled(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    found: tuple[Piece, ...] = told.read(told.write(pieces), tuple[Piece, ...], KNOWN)
+def travelled(pieces: tuple[PayloadSpec, ...]) -> tuple[PayloadSpec, ...]:
+    found: tuple[PayloadSpec, ...] = told.read(told.write(pieces), tuple[PayloadSpec, ...], KNOWN)
     return found
 
 
@@ -118,7 +120,7 @@ def test_workers_pull_what_they_would_have_come_to_together(subset: str) -> None
 
 
 def at(round_: int) -> Context:
-    return Context(torch.empty(N), Bench(), P, round=round_, name="lot", seed=7)
+    return Context(torch.empty(N), Bench(), P, round=round_, name="bucket", seed=7)
 
 
 class Stepping(Peers):
@@ -143,7 +145,7 @@ def test_a_restarted_server_goes_on_where_it_was() -> None:
         for each in (ours, never):
             each.exchange(tensors(P, N, seed=r))
     again = ours.service.load(ours.service.save(ours.server))
-    resumed = Served(ours.compressor, Averager(P, "lot"), again)
+    resumed = Served(ours.compressor, Averager(P, "bucket"), again)
     for i in range(P):
         _, resumed.server = resumed.service.on(Sender(i, 1), Message(0, Enter()), resumed.server)
     resumed.states, resumed.round = ours.states, ours.round
@@ -166,7 +168,7 @@ def test_notes_that_are_no_numbers_are_refused_for_all(note: int) -> None:
     served = Served.begun(pulled())
     served.exchange(tensors(P, N))
     before = served.server.memory
-    with pytest.raises(PayloadError, match="a worker's notes on the bucket of lot are no finite numbers"):
+    with pytest.raises(PayloadError, match="a worker's notes on the bucket of bucket are no finite numbers"):
         served.exchange(tensors(P, N), spoilt=note)
     assert [type(each) for each in served.refused] == [PayloadError] * P
     assert all(desk.present for desk in served.server.desks)
@@ -178,10 +180,10 @@ def test_what_cannot_be_is_refused() -> None:
         for compressor in (pulled(), Clip(pulled(), 1.0)):
             with pytest.raises(ConfigError):
                 tacit.Strategy(
-                    subject="progress", compressor=compressor, topology=topology, merge=tacit.Average()
+                    subject="delta", compressor=compressor, topology=topology, merge=tacit.Average()
                 )
     with pytest.raises(ConfigError, match="asks a server that averages"):
-        tacit.Strategy(subject="progress", compressor=pulled(), merge=tacit.Average())
+        tacit.Strategy(subject="delta", compressor=pulled(), merge=tacit.Average())
     for options in ({"values": BF16()}, {"subset": "magnitude"}):
         with pytest.raises(ConfigError, match="cannot be pushed to a server that predicts"):
             pulled(**options)

@@ -12,7 +12,7 @@ from test_host import each, join
 from torch import Tensor
 
 from tacit.compressors import BF16, Dense, Sign
-from tacit.contracts import Ask, OneShot, Payload, Piece
+from tacit.contracts import OneShot, Payload, PayloadSpec, PushPull
 from tacit.errors import PeerLost
 from tacit.server.host import Host
 from tacit.transports import stretches
@@ -22,18 +22,18 @@ LONG = 1_500_001
 MODEL = tuple((name, (LONG,), "float32", None) for name in "ab")
 
 
-def asked(x: Tensor, codec: OneShot, back: OneShot | None = None) -> Ask:
+def asked(x: Tensor, codec: OneShot, back: OneShot | None = None) -> PushPull:
     """A push of a long tensor between two short ones."""
-    piece, word = Piece(codec, x.numel(), x.dtype), Piece(None, 3, torch.float32)
+    piece, word = PayloadSpec(codec, x.numel(), x.dtype), PayloadSpec(None, 3, torch.float32)
     payload = (x.to(torch.bfloat16),) if codec == BF16() else (x,)
     short = (torch.ones(3) * x[0],)
-    pull = Piece(back, x.numel(), x.dtype)
-    return Ask((short, payload, short), (word, piece, word), (word, pull, word))
+    pull = PayloadSpec(back, x.numel(), x.dtype)
+    return PushPull((short, payload, short), (word, piece, word), (word, pull, word))
 
 
 @pytest.mark.parametrize("n", [524_288, LONG, 40_000_000])
 def test_stretches_cover_a_piece_once(n: int) -> None:
-    piece = Piece(Dense(), n, torch.float32)
+    piece = PayloadSpec(Dense(), n, torch.float32)
     spans = stretches.spans(piece)
     assert spans[0][0] == 0
     assert spans[-1][1] == n
@@ -75,7 +75,9 @@ def test_it_comes_back_as_if_it_were_whole(
         assert [len(payload) for payload in mine] == [1, 1, 1]
         for part, other in zip(mine, theirs, strict=True):
             assert torch.equal(part[0], other[0])
-    assert host.tally.pushes == 2 * steps * (len(stretches.spans(Piece(Dense(), LONG, torch.float32))) + 2)
+    assert host.tally.pushes == 2 * steps * (
+        len(stretches.spans(PayloadSpec(Dense(), LONG, torch.float32))) + 2
+    )
 
 
 def test_a_peer_that_is_gone_is_named_once(serve: Callable[..., Host]) -> None:

@@ -40,7 +40,7 @@ SIZES = [(2, 2, 2), (3, 1, 2)]
 
 def world(star: Star, workers: int) -> World:
     return World(
-        Averager(workers, "lot") if star.averages else Keeper(workers, star, BACK, None, "lot"), workers
+        Averager(workers, "bucket") if star.averages else Keeper(workers, star, BACK, None, "bucket"), workers
     )
 
 

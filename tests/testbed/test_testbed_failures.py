@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tacit.cluster import Cluster
-from tacit.testbed import Result, Testbed
+from tacit.lab.cluster import Cluster
+from tacit.lab.testbed import Result, Testbed
 
 pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("namespaces")]
 

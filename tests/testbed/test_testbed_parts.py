@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tacit.cluster import Cluster
 from tacit.errors import TestbedError
-from tacit.testbed import Failure, Result, counters, launch, namespaces, nodes, rank, wire
-from tacit.testbed.blame import Node, reason
+from tacit.lab.cluster import Cluster
+from tacit.lab.testbed import Failure, Result, counters, launch, namespaces, nodes, rank, wire
+from tacit.lab.testbed.failure_attribution import Node, reason
 
 
 def test_importing_it_does_not_import_torch() -> None:
-    code = "import sys, tacit.testbed; sys.exit('torch' in sys.modules or 'pyroute2' in sys.modules)"
+    code = "import sys, tacit.lab.testbed; sys.exit('torch' in sys.modules or 'pyroute2' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

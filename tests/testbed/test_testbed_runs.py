@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tacit.cluster import Cluster
 from tacit.errors import ConfigError, TestbedError
-from tacit.testbed import Testbed, rank
-from tacit.testbed.links import burst
+from tacit.lab.cluster import Cluster
+from tacit.lab.testbed import Testbed, rank
+from tacit.lab.testbed.links import burst
 
 pytestmark = pytest.mark.testbed
 

@@ -59,7 +59,7 @@ class Group:
         strategy: Strategy,
         net: Loopback,
         topology: Topology | None = None,
-        lots: list[list[str]] = LOTS,
+        buckets: list[list[str]] = LOTS,
     ) -> None:
         if topology is not None:
             strategy = Strategy(
@@ -70,7 +70,7 @@ class Group:
                 merge=strategy.merge,
             )
         self.net = net
-        self.sessions = [Session(strategy, NAMED, Seat(net, rank), lots) for rank in range(net.world)]
+        self.sessions = [Session(strategy, NAMED, Seat(net, rank), buckets) for rank in range(net.world)]
 
     @property
     def topology(self) -> Topology:
@@ -79,7 +79,7 @@ class Group:
 
     def given(self, seed: int) -> list[list[Tensor]]:
         generator = torch.Generator().manual_seed(seed)
-        sizes = [lot.numel for lot in self.sessions[0].lots]
+        sizes = [bucket.numel for bucket in self.sessions[0].buckets]
         return [[torch.randn(n, generator=generator) for _ in self.sessions] for n in sizes]
 
     def round(self, given: list[list[Tensor]]) -> dict[str, Tensor]:
@@ -90,23 +90,25 @@ class Group:
             for session, outcome in zip(self.sessions, done, strict=True):
                 session.land(i, outcome)
             assert all(torch.equal(x, xs[0]) for x in xs)
-            agreed |= {s.name: xs[0][s.start : s.stop].clone() for s in self.sessions[0].lots[i].slots}
+            agreed |= {s.name: xs[0][s.start : s.stop].clone() for s in self.sessions[0].buckets[i].slices}
         for session in self.sessions:
             session.step += 1
         return agreed
 
     def means(self, given: list[list[Tensor]]) -> dict[str, Tensor]:
-        lots = zip(self.sessions[0].lots, given, strict=True)
-        return {s.name: torch.stack(xs).mean(0)[s.start : s.stop] for lot, xs in lots for s in lot.slots}
+        buckets = zip(self.sessions[0].buckets, given, strict=True)
+        return {
+            s.name: torch.stack(xs).mean(0)[s.start : s.stop] for bucket, xs in buckets for s in bucket.slices
+        }
 
-    def owed(self, units: int) -> dict[str, Tensor]:
+    def new_residual(self, units: int) -> dict[str, Tensor]:
         """What the mean still has to receive."""
-        total = {name: torch.zeros(p.numel()) for name, p in NAMED.items()}
+        finite_probe = {name: torch.zeros(p.numel()) for name, p in NAMED.items()}
         for session in self.sessions:
             for (name, field), kept in session.named_state().items():
                 share = 1.0 if field == SECOND else 1 / units if field.endswith("residual") else 0.0
-                total[name][kept.start : kept.start + kept.tensor.numel()] += share * kept.tensor
-        return total
+                finite_probe[name][kept.start : kept.start + kept.tensor.numel()] += share * kept.tensor
+        return finite_probe
 
 
 def loses_nothing(group: Group, units: int, rounds: int = 5) -> None:
@@ -118,8 +120,8 @@ def loses_nothing(group: Group, units: int, rounds: int = 5) -> None:
             true[name] += mean
         for name, agreed in group.round(given).items():
             told[name] += agreed
-    for name, owed in group.owed(units).items():
-        torch.testing.assert_close(told[name] + owed, true[name], atol=1e-3, rtol=1e-4)
+    for name, new_residual in group.new_residual(units).items():
+        torch.testing.assert_close(told[name] + new_residual, true[name], atol=1e-3, rtol=1e-4)
 
 
 def told(session: Session) -> str:
@@ -139,7 +141,7 @@ def test_the_cheaper_one_is_chosen_and_every_prediction_is_what_is_sent(name: st
     for topology in choice.sent or [chosen]:
         group = Group(strategy, Loopback(peers), topology)
         group.round(group.given(0))
-        assert group.net.sent == [sum(bill.sent[WORLD] for bill in s.bills) for s in group.sessions]
+        assert group.net.sent == [sum(cost.sent[WORLD] for cost in s.costs) for s in group.sessions]
         if choice.sent:
             assert max(group.net.sent) == choice.sent[topology]
             assert f"{topology}: {choice.sent[topology]:,} bytes sent" in told(session)
@@ -228,7 +230,7 @@ def test_not_told_is_a_value_like_others() -> None:
         (tacit.BF16(), "adds up"),
         (tacit.ErrorFeedback(tacit.PowerSGD()), "a conversation of its own"),
         (
-            tacit.Phases(((3, tacit.ErrorFeedback(tacit.TopK())),), tacit.ErrorFeedback(tacit.Dense())),
+            tacit.Scheduled(((3, tacit.ErrorFeedback(tacit.TopK())),), tacit.ErrorFeedback(tacit.Dense())),
             "would never send that residual",
         ),
     ],
@@ -259,7 +261,7 @@ def test_two_roundings_by_lot_are_right_in_the_mean(compressor: Compressor) -> N
 
 @pytest.mark.parametrize("topology", [TwoPhase(), Auto()])
 def test_phases_go_each_in_its_own_way_and_lose_nothing(topology: Topology) -> None:
-    phases = tacit.Phases(
+    phases = tacit.Scheduled(
         ((2, tacit.ErrorFeedback(tacit.Dense())), (2, tacit.ErrorFeedback(tacit.TopK(ratio=0.1)))),
         tacit.ErrorFeedback(tacit.Sign()),
     )
@@ -285,7 +287,7 @@ def test_a_warm_up_is_judged_by_its_last_phase() -> None:
 
 
 def test_a_phase_that_would_forget_what_is_owed_is_refused() -> None:
-    forgets = tacit.Phases(((2, tacit.ErrorFeedback(tacit.TopK())),), tacit.ErrorFeedback(tacit.Dense()))
+    forgets = tacit.Scheduled(((2, tacit.ErrorFeedback(tacit.TopK())),), tacit.ErrorFeedback(tacit.Dense()))
     for compressor in (forgets, tacit.Clip(forgets, max_norm=1.0)):
         with pytest.raises(ConfigError, match=r"would never send that residual: write topology=Flat\(\)"):
             Group(Strategy(compressor=compressor), Loopback(4), TwoPhase())
@@ -304,8 +306,8 @@ def test_the_way_between_nodes_is_chosen_too(by: str, nodes: int, ranks: int) ->
     for topology, foretold in group.sessions[0].choice.sent.items():
         same = Group(strategy, Loopback.of_nodes(nodes, ranks), topology)
         same.round(same.given(0))
-        assert same.net.sent == [sum(sum(b.sent.values()) for b in s.bills) for s in same.sessions]
-        assert foretold == max(sum(bill.sent["net"] for bill in s.bills) for s in same.sessions)
+        assert same.net.sent == [sum(sum(b.sent.values()) for b in s.costs) for s in same.sessions]
+        assert foretold == max(sum(cost.sent["net"] for cost in s.costs) for s in same.sessions)
     loses_nothing(group, nodes)
 
 
@@ -316,28 +318,28 @@ def test_lots_cut_anew_between_nodes_keep_what_is_owed() -> None:
     group = Group(strategy, Loopback.of_nodes(3, 2))
     for seed in range(3):
         group.round(group.given(seed))
-    before = group.owed(3)
-    for lots in ([["a", "b"], ["c", "d"]], [["d", "c", "b", "a"]], [["c"], ["b"], ["d"], ["a"]]):
+    before = group.new_residual(3)
+    for buckets in ([["a", "b"], ["c", "d"]], [["d", "c", "b", "a"]], [["c"], ["b"], ["d"], ["a"]]):
         wholes = group.net.run([session.gathered() for session in group.sessions])
         for session, whole in zip(group.sessions, wholes, strict=True):
-            session.recut(lots, carry=False)
+            session.rebucket(buckets, carry=False)
             session.restore({key: kept.tensor for key, kept in whole.items()})
-        for name, owed in group.owed(3).items():
-            torch.testing.assert_close(owed, before[name])
+        for name, new_residual in group.new_residual(3).items():
+            torch.testing.assert_close(new_residual, before[name])
         group.round(group.given(9))
-        before = group.owed(3)
+        before = group.new_residual(3)
 
 
 def test_what_others_speak_of_is_never_owed_by_the_second_side() -> None:
-    group = Group(parse("sign:topology=two-phase").levels[0], Loopback(4), lots=[["d", "c", "b", "a"]])
+    group = Group(parse("sign:topology=two-phase").levels[0], Loopback(4), buckets=[["d", "c", "b", "a"]])
     spare = [torch.nan] * 4
     for session, value in zip(group.sessions, spare, strict=True):
-        for buffers in session._holdings._buffers:
+        for buffers in session._store._buffers:
             buffers.spares[SECOND].fill_(value)
     for seed in range(3):
         (given,) = group.given(seed)
         done = group.net.run([s.open(0, x) for s, x in zip(group.sessions, given, strict=True)])
-        dense = {s.name: s for s in group.sessions[0].lots[0].slots if s.name in "bd"}
+        dense = {s.name: s for s in group.sessions[0].buckets[0].slices if s.name in "bd"}
         whole = torch.cat([outcome.state[SECOND] for outcome in done])
         assert whole.numel() == sum(p.numel() for p in NAMED.values())
         assert bool(whole.isfinite().all())
@@ -362,12 +364,12 @@ def test_a_parameter_that_becomes_a_small_part_takes_its_debt_along() -> None:
     ]
     for seed in range(3):
         group.round(group.given(seed))
-    before = group.owed(3)
+    before = group.new_residual(3)
     wholes = net.run([session.gathered() for session in group.sessions])
     for session, whole in zip(group.sessions, wholes, strict=True):
         assert bool(whole["c", SECOND].tensor.any())
-        session.recut([["a", "b", "c", "d"]], carry=False)
+        session.rebucket([["a", "b", "c", "d"]], carry=False)
         told = session.restore({key: kept.tensor for key, kept in whole.items()})
         assert told == {"c"}
-    for name, owed in group.owed(3).items():
-        torch.testing.assert_close(owed, before[name])
+    for name, new_residual in group.new_residual(3).items():
+        torch.testing.assert_close(new_residual, before[name])

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tacit.compressors import BF16, Dense, ErrorFeedback, PowerSGD, Sign, TopK
-from tacit.contracts import NET, NODE, Compressor, Place
+from tacit.contracts import NET, NODE, AxisRank, Compressor
 from tacit.errors import ConfigError, NonFinite
 from tacit.session import Session
 from tacit.strategy import Levels, Strategy
@@ -30,16 +30,16 @@ class Nodes:
         ]
 
     def round(self, given: list[list[Tensor]]) -> list[list[Tensor]]:
-        """The means, by lot and rank; `given` is overwritten."""
-        for lot, xs in enumerate(given):
-            outcomes = self.net.run([s.open(lot, x) for s, x in zip(self.sessions, xs, strict=True)])
+        """The means, by bucket and rank; `given` is overwritten."""
+        for bucket, xs in enumerate(given):
+            outcomes = self.net.run([s.open(bucket, x) for s, x in zip(self.sessions, xs, strict=True)])
             for session, outcome in zip(self.sessions, outcomes, strict=True):
-                session.land(lot, outcome)
+                session.land(bucket, outcome)
         return given
 
     def tensors(self, seed: int) -> list[list[Tensor]]:
         generator = torch.Generator().manual_seed(seed)
-        sizes = [lot.numel for lot in self.sessions[0].lots]
+        sizes = [bucket.numel for bucket in self.sessions[0].buckets]
         return [[torch.randn(n, generator=generator) for _ in self.sessions] for n in sizes]
 
 
@@ -68,12 +68,12 @@ def test_all_ranks_agree_and_nothing_is_lost(compressor: Compressor, by: str, no
     told = {name: torch.zeros(p.numel()) for name, p in NAMED.items()}
     for seed in range(4):
         given = group.tensors(seed)
-        for lot, xs in zip(group.sessions[0].lots, given, strict=True):
-            for slot in lot.slots:
+        for bucket, xs in zip(group.sessions[0].buckets, given, strict=True):
+            for slot in bucket.slices:
                 sums[slot.name] += torch.stack(xs).mean(0)[slot.start : slot.stop]
-        for lot, xs in zip(group.sessions[0].lots, group.round(given), strict=True):
+        for bucket, xs in zip(group.sessions[0].buckets, group.round(given), strict=True):
             assert all(torch.equal(x, xs[0]) for x in xs)
-            for slot in lot.slots:
+            for slot in bucket.slices:
                 told[slot.name] += xs[0][slot.start : slot.stop]
     if isinstance(compressor, BF16):
         return
@@ -89,8 +89,8 @@ def test_all_ranks_agree_and_nothing_is_lost(compressor: Compressor, by: str, no
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_slices_share_what_crosses_between_nodes(ranks: int) -> None:
     group = Nodes(Dense(), "slices", 2, ranks)
-    far = [sum(bill.sent[NET] for bill in session.bills) for session in group.sessions]
-    near = [sum(bill.sent[NODE] for bill in session.bills) for session in group.sessions]
+    far = [sum(cost.sent[NET] for cost in session.costs) for session in group.sessions]
+    near = [sum(cost.sent[NODE] for cost in session.costs) for session in group.sessions]
     # On 2 nodes a node's link carries the whole tensor once each way, whatever the number of its ranks.
     assert sum(far[:ranks]) == 4 * SIZE
     assert max(far) - min(far) <= 4 * len(LOTS)
@@ -100,7 +100,7 @@ def test_slices_share_what_crosses_between_nodes(ranks: int) -> None:
 
 def test_leaders_alone_speak_between_nodes() -> None:
     group = Nodes(ErrorFeedback(TopK(ratio=0.1)), "leaders")
-    far = [sum(bill.sent[NET] for bill in session.bills) for session in group.sessions]
+    far = [sum(cost.sent[NET] for cost in session.costs) for session in group.sessions]
     assert far[0] == far[2] > 0
     assert far[1] == far[3] == 0
     assert [bool(session.named_state()) for session in group.sessions] == [True, False, True, False]
@@ -110,7 +110,7 @@ def test_the_loopback_sees_the_bytes_that_the_bills_foretell() -> None:
     for by in WAYS:
         group = Nodes(ErrorFeedback(TopK(ratio=0.1)), by)
         group.round(group.tensors(0))
-        assert group.net.sent == [sum(sum(b.sent.values()) for b in s.bills) for s in group.sessions]
+        assert group.net.sent == [sum(sum(b.sent.values()) for b in s.costs) for s in group.sessions]
 
 
 def test_slices_of_matrices_are_whole_parameters() -> None:
@@ -122,11 +122,11 @@ def test_slices_of_matrices_are_whole_parameters() -> None:
 
 def test_slices_are_equal_as_far_as_edges_allow() -> None:
     slices = Hierarchical()
-    assert slices.spans(range(11), Place(0, 2)) == ((0, 5), (5, 10))
-    assert slices.spans(range(12), Place(0, 3)) == ((0, 4), (4, 7), (7, 11))
-    assert slices.spans([0, 2, 9, 10], Place(0, 2)) == ((0, 2), (2, 10))
-    assert slices.spans([0, 10], Place(0, 3)) == ((0, 0), (0, 10), (10, 10))
-    assert Hierarchical(by="leaders").spans(range(11), Place(1, 3)) == ((0, 10), (10, 10), (10, 10))
+    assert slices.spans(range(11), AxisRank(0, 2)) == ((0, 5), (5, 10))
+    assert slices.spans(range(12), AxisRank(0, 3)) == ((0, 4), (4, 7), (7, 11))
+    assert slices.spans([0, 2, 9, 10], AxisRank(0, 2)) == ((0, 2), (2, 10))
+    assert slices.spans([0, 10], AxisRank(0, 3)) == ((0, 0), (0, 10), (10, 10))
+    assert Hierarchical(by="leaders").spans(range(11), AxisRank(1, 3)) == ((0, 10), (10, 10), (10, 10))
 
 
 @pytest.mark.parametrize("by", WAYS)
@@ -164,4 +164,4 @@ def test_a_farthest_level_that_reaches_not_all_is_refused() -> None:
 
     near = Strategy(topology=Flat(axis=NODE))
     with pytest.raises(ConfigError, match="would drift apart"):
-        Levels((near, Strategy(subject="progress", merge=Average(), topology=Flat(axis=NET))))
+        Levels((near, Strategy(subject="delta", merge=Average(), topology=Flat(axis=NET))))

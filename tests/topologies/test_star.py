@@ -7,13 +7,13 @@ import torch
 
 import tacit
 from tacit.algorithms import parse
-from tacit.contracts import SERVER, Ask, Compressor, Place
+from tacit.contracts import SERVER, AxisRank, Compressor, PushPull
 from tacit.errors import ConfigError
-from tacit.lots import make_lots
 from tacit.rounds import Every
+from tacit.session.buckets import make_buckets
 from tacit.strategy import Levels, Strategy
 from tacit.topologies import Asynchronous, Flat, Star, Synchronous
-from tacit.transports.meter import Rehearsal, like, rehearse
+from tacit.transports.meter import DryRun, like, run_dry
 
 ASYNC = Star(Asynchronous())
 
@@ -31,28 +31,28 @@ ASYNC = Star(Asynchronous())
         (lambda: Star(Asynchronous(), compensation=0.1), "write optimizer='server'"),
         (lambda: Star(pull=tacit.PowerSGD()), "cannot be said by a server, which speaks once"),
         (lambda: Star(pull="int8"), "pull='int8' is no compressor"),
-        (lambda: Strategy(topology=ASYNC), "takes progress; write subject='progress'"),
+        (lambda: Strategy(topology=ASYNC), "takes progress; write subject='delta'"),
         (
-            lambda: Strategy(topology=Star(optimizer="server"), subject="progress", merge=tacit.Adopt()),
+            lambda: Strategy(topology=Star(optimizer="server"), subject="delta", merge=tacit.ServerParams()),
             "takes gradient; write subject='gradient'",
         ),
         (
-            lambda: Strategy(topology=ASYNC, subject="progress", merge=tacit.Average()),
-            r"merge=Average\(\) does not fit .* write merge=Adopt\(whole=True\)",
+            lambda: Strategy(topology=ASYNC, subject="delta", merge=tacit.Average()),
+            r"merge=Average\(\) does not fit .* write merge=ServerParams\(whole=True\)",
         ),
         (
             lambda: Strategy(
-                topology=Star(Asynchronous(), pull=tacit.BF16()), subject="progress", merge=tacit.Adopt()
+                topology=Star(Asynchronous(), pull=tacit.BF16()), subject="delta", merge=tacit.ServerParams()
             ),
-            r"write merge=Adopt\(whole=False\)",
+            r"write merge=ServerParams\(whole=False\)",
         ),
         (
-            lambda: Strategy(subject="progress", merge=tacit.Adopt()),
+            lambda: Strategy(subject="delta", merge=tacit.ServerParams()),
             r"write merge=Average\(\), or topology",
         ),
         (
             lambda: Strategy(
-                topology=ASYNC, subject="progress", merge=tacit.Adopt(), compressor=tacit.PowerSGD()
+                topology=ASYNC, subject="delta", merge=tacit.ServerParams(), compressor=tacit.PowerSGD()
             ),
             "speaks more than once a round",
         ),
@@ -71,13 +71,13 @@ ASYNC = Star(Asynchronous())
         ),
         (
             lambda: Strategy(
-                topology=ASYNC, subject="progress", merge=tacit.Adopt(), rounds=tacit.AdaComm(8, 100)
+                topology=ASYNC, subject="delta", merge=tacit.ServerParams(), rounds=tacit.AdaComm(8, 100)
             ),
             "go by what all workers know together",
         ),
         (
             lambda: Strategy(
-                topology=ASYNC, subject="progress", merge=tacit.Adopt(), rounds=Every(2), momentum="reset"
+                topology=ASYNC, subject="delta", merge=tacit.ServerParams(), rounds=Every(2), momentum="reset"
             ),
             "as nobody waits for others to average with",
         ),
@@ -98,8 +98,8 @@ def test_the_bytes_of_a_push_are_the_payloads_and_the_union_fits_the_answer(text
         exempt = strategy.compressor.exempts(p.shape)
         return (strategy.compressor.exempted() or tacit.Dense()) if exempt else strategy.compressor
 
-    (lot,) = make_lots([["b", "a"]], named, policy)
-    asked: list[Ask] = []
+    (bucket,) = make_buckets([["b", "a"]], named, policy)
+    asked: list[PushPull] = []
 
     def watched(talk):
         answer = None
@@ -111,18 +111,22 @@ def test_the_bytes_of_a_push_are_the_payloads_and_the_union_fits_the_answer(text
             asked.append(request)
             answer = yield request
 
-    x = lot.like()
-    work = Rehearsal()
-    word = torch.empty(4, device="meta") if lot.compressor.swallows or strategy.topology.apart else None
-    ctx = tacit.contracts.Context(out=x, work=work, peers=4, word=word, name="b")
-    talk = strategy.topology.conduct(x, lot.compressor, lot.compressor.init(x), ctx)
-    _, bill = rehearse(watched(talk), lambda axis: Place(0, 4))
+    x = bucket.like()
+    work = DryRun()
+    nonfinite_flags = (
+        torch.empty(4, device="meta")
+        if bucket.compressor.hides_nonfinite or strategy.topology.independent
+        else None
+    )
+    ctx = tacit.contracts.Context(out=x, work=work, peers=4, nonfinite_flags=nonfinite_flags, name="b")
+    talk = strategy.topology.conduct(x, bucket.compressor, bucket.compressor.init(x), ctx)
+    _, cost = run_dry(watched(talk), lambda axis: AxisRank(0, 4))
     (ask,) = asked
     sent = sum(part.numel() * part.element_size() for payload in ask.payloads for part in payload)
-    assert bill.sent == {SERVER: sent}
-    assert bill.stages == {SERVER: 1}
+    assert cost.sent == {SERVER: sent}
+    assert cost.stages == {SERVER: 1}
     answered = sum(part.nbytes for piece in ask.pulls for part in like(piece))
-    dense = 4 * lot.numel
+    dense = 4 * bucket.numel
     if "topk" in text and text.startswith("ps-topk"):
         assert sent < 0.1 * dense
         assert sent < answered < 4 * sent + 64

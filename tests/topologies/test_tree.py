@@ -13,15 +13,15 @@ from torch import Tensor
 from tacit.algorithms import parse
 from tacit.compressors import (
     BF16,
+    Cascade,
     Clip,
     Dense,
     ErrorFeedback,
     MajoritySign,
     MomentumCorrection,
-    Phases,
     PowerSGD,
+    Scheduled,
     Sign,
-    Then,
     Threshold,
     TopK,
 )
@@ -149,7 +149,9 @@ def test_what_was_rejected_and_comes_back_by_others_stays_owed() -> None:
     sent = [outcome.sent.dense(xs[0]) for outcome in outcomes]
     assert [float(each.sum()) for each in sent] == [0.0, 0.0, 5.0, 0.0]
     residuals = [state["residual"] for state in group.states]
-    assert all(torch.equal(s + owed, x) for s, owed, x in zip(sent, residuals, xs, strict=True))
+    assert all(
+        torch.equal(s + new_residual, x) for s, new_residual, x in zip(sent, residuals, xs, strict=True)
+    )
     # And it comes next time, though nothing new is there.
     second = group.exchange([torch.zeros(8) for _ in xs])[0].mean
     assert second.tolist() == [0, 0.5, 0, 0, 0, 0, 0, 0]
@@ -164,9 +166,9 @@ def test_nothing_is_lost_in_many_rounds_and_all_of_it_comes(peers: int) -> None:
         xs = [x.abs().round() if seed < 20 else torch.zeros(400) for x in tensors(peers, 400, seed)]
         given += torch.stack(xs).sum(0)
         applied += (group.exchange(xs)[0].mean * peers).round()
-        owed = torch.stack([state["residual"] for state in group.states])
-        assert torch.equal(applied + owed.sum(0), given)
-    assert not owed.any()
+        new_residual = torch.stack([state["residual"] for state in group.states])
+        assert torch.equal(applied + new_residual.sum(0), given)
+    assert not new_residual.any()
 
 
 def test_momentum_is_forgotten_only_where_entries_arrived() -> None:
@@ -214,10 +216,10 @@ def test_the_bill_is_the_formula_and_what_is_sent(peers: int) -> None:
         extra = rank >= 2**m
         helps = rank < peers - 2**m
         expected = beside + (1 if extra else m + 2 * helps) * payload + helps * -(-k // 8)
-        assert session.bills[0].sent[WORLD] == expected
+        assert session.costs[0].sent[WORLD] == expected
         assert session.stages == sessions[0].stages
     net.run([session.open(0, torch.randn(20_520)) for session in sessions])
-    assert net.sent == [session.bills[0].sent[WORLD] for session in sessions]
+    assert net.sent == [session.costs[0].sent[WORLD] for session in sessions]
 
 
 # ---- what it is for -------------------------------------------------------------------------------------
@@ -229,8 +231,8 @@ def test_the_bill_is_the_formula_and_what_is_sent(peers: int) -> None:
         ErrorFeedback(TopK(ratio=0.1, values=BF16())),
         ErrorFeedback(Sign()),
         ErrorFeedback(Threshold(tau=1.0)),
-        Then(TopK(ratio=0.1), Sign()),
-        Phases(((3, ErrorFeedback(Sign())),), ErrorFeedback(TopK())),
+        Cascade(TopK(ratio=0.1), Sign()),
+        Scheduled(((3, ErrorFeedback(Sign())),), ErrorFeedback(TopK())),
     ],
 )
 def test_entries_that_do_not_arrive_as_they_are_are_refused(compressor: Compressor) -> None:
@@ -259,17 +261,17 @@ def test_a_policy_that_chooses_what_cannot_be_merged_is_refused() -> None:
 
 
 def test_phases_that_speak_more_often_later_find_their_stages() -> None:
-    compressor = Phases(((2, ErrorFeedback(Dense())),), ErrorFeedback(TopK(ratio=0.1)))
+    compressor = Scheduled(((2, ErrorFeedback(Dense())),), ErrorFeedback(TopK(ratio=0.1)))
     session = Session(
         Strategy(compressor=compressor, topology=GlobalTopK()), NAMED, Seat(Loopback(6), 0), [["w", "b"]]
     )
     # A swap with the two more, two swaps, the telling; the biases with the word; and once more after a NaN.
-    assert session.bills[0].stages[WORLD] == 1
+    assert session.costs[0].stages[WORLD] == 1
     assert session.stages == {WORLD: 6}
 
 
 def test_what_stands_beside_the_entries_goes_with_them() -> None:
-    compressor = ErrorFeedback(Then(TopK(ratio=0.1), TopK(ratio=0.2)))
+    compressor = ErrorFeedback(Cascade(TopK(ratio=0.1), TopK(ratio=0.2)))
     group = Peers(compressor, 3, 200, GlobalTopK())
     given, arrived = torch.zeros(3, 200), torch.zeros(3, 200)
     for seed in range(5):

@@ -19,23 +19,25 @@ ONCE = {"sign": ErrorFeedback(Sign()), "topk": ErrorFeedback(TopK(ratio=0.1)), "
 
 
 class Group:
-    def __init__(self, compressor: Compressor, peers: int, lots: list[list[str]] = LOTS) -> None:
+    def __init__(self, compressor: Compressor, peers: int, buckets: list[list[str]] = LOTS) -> None:
         self.net = Loopback(peers)
         self.strategy = Strategy(compressor=compressor, topology=TwoPhase())
-        self.sessions = [Session(self.strategy, NAMED, Seat(self.net, rank), lots) for rank in range(peers)]
+        self.sessions = [
+            Session(self.strategy, NAMED, Seat(self.net, rank), buckets) for rank in range(peers)
+        ]
 
     def round(self, seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The true mean and the one that was agreed on, by parameter."""
         generator = torch.Generator().manual_seed(seed)
         true, agreed = {}, {}
-        for i, lot in enumerate(self.sessions[0].lots):
-            xs = [torch.randn(lot.numel, generator=generator) for _ in self.sessions]
+        for i, bucket in enumerate(self.sessions[0].buckets):
+            xs = [torch.randn(bucket.numel, generator=generator) for _ in self.sessions]
             mean = torch.stack(xs).mean(0)
             done = self.net.run([s.open(i, x) for s, x in zip(self.sessions, xs, strict=True)])
             for session, outcome in zip(self.sessions, done, strict=True):
                 session.land(i, outcome)
             assert all(torch.equal(x, xs[0]) for x in xs)
-            for slot in lot.slots:
+            for slot in bucket.slices:
                 true[slot.name] = mean[slot.start : slot.stop]
                 agreed[slot.name] = xs[0][slot.start : slot.stop].clone()
         return true, agreed
@@ -82,8 +84,8 @@ def bytes_of(peers: int, numel: int = 1 << 18) -> int:
         Seat(Loopback(peers), 0),
         [["w"]],
     )
-    word = (peers - 1) * 4 * peers
-    return session.bills[0].sent[WORLD] - word
+    nonfinite_flags = (peers - 1) * 4 * peers
+    return session.costs[0].sent[WORLD] - nonfinite_flags
 
 
 def test_bytes_grow_as_those_of_a_dense_ring() -> None:
@@ -98,7 +100,7 @@ def test_the_bill_is_what_is_sent() -> None:
     for peers in (2, 3, 4):
         group = Group(ONCE["topk"], peers)
         group.round(0)
-        assert group.net.sent == [sum(s.bills[0].sent.values()) for s in group.sessions]
+        assert group.net.sent == [sum(s.costs[0].sent.values()) for s in group.sessions]
 
 
 @pytest.mark.parametrize("compressor", [Dense(), BF16(), ErrorFeedback(PowerSGD(rank=1))])
@@ -123,15 +125,15 @@ def test_what_the_second_side_owed_stays_owed_when_lots_become_too_small() -> No
     group.round(0)
     before = group.net.run([session.gathered() for session in group.sessions])
     for session, whole in zip(group.sessions, before, strict=True):
-        session.recut([["b", "c"], ["a"]], carry=False)
+        session.rebucket([["b", "c"], ["a"]], carry=False)
         session.restore({key: kept.tensor for key, kept in whole.items()})
     kept = {parameter for s in group.sessions for parameter, field in s.named_state() if field == SECOND}
     assert kept == {"a", "c"}
     for session in group.sessions:
-        session.recut([["b"], ["c"], ["a"]], carry=False)
+        session.rebucket([["b"], ["c"], ["a"]], carry=False)
     small = Group(ONCE["sign"], 7, [["b", "c"], ["a"]])
-    owed = {name: before[0][name, SECOND].tensor for name in WEIGHTS}
+    new_residual = {name: before[0][name, SECOND].tensor for name in WEIGHTS}
     for session in small.sessions:
-        session.restore({(name, SECOND): tensor for name, tensor in owed.items()})
-        assert torch.equal(session.named_state()["c", "residual"].tensor, owed["c"])
+        session.restore({(name, SECOND): tensor for name, tensor in new_residual.items()})
+        assert torch.equal(session.named_state()["c", "residual"].tensor, new_residual["c"])
         assert not session.named_state()["a", "residual"].tensor.any()

@@ -10,10 +10,10 @@ import pytest
 import torch.distributed as dist
 
 from tacit.errors import PeerLost
-from tacit.transports import rollcall
-from tacit.transports.bounded import BoundedStore, Unreachable
-from tacit.transports.closing import Reached
-from tacit.transports.rollcall import RollCall
+from tacit.hooks import failure_detector
+from tacit.hooks.bounded_store import BoundedStore, Unreachable
+from tacit.hooks.close_barrier import Reached
+from tacit.hooks.failure_detector import FailureDetector
 
 
 class CutOff:
@@ -97,18 +97,18 @@ def test_who_asks_behind_a_call_without_answer_waits_as_long_as_he_said(store: C
 
 
 @pytest.fixture
-def call(store: CutOff, monkeypatch: pytest.MonkeyPatch) -> Iterator[RollCall]:
-    monkeypatch.setattr(rollcall, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(rollcall, "GRACE_SECONDS", 0.3)
-    monkeypatch.setattr(rollcall, "PrefixStore", lambda prefix, inner: inner)
-    made = RollCall(store, "key", 1, [0, 1], lambda: 3, lambda: Reached(3), lambda error: None, 1.0)  # type: ignore[arg-type]
+def call(store: CutOff, monkeypatch: pytest.MonkeyPatch) -> Iterator[FailureDetector]:
+    monkeypatch.setattr(failure_detector, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(failure_detector, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(failure_detector, "PrefixStore", lambda prefix, inner: inner)
+    made = FailureDetector(store, "key", 1, [0, 1], lambda: 3, lambda: Reached(3), lambda error: None, 1.0)  # type: ignore[arg-type]
     yield made
     store.linked.set()
     made.close()
 
 
 def test_a_rank_that_is_cut_off_says_so_soon_after_its_round_has_failed(
-    call: RollCall, store: CutOff
+    call: FailureDetector, store: CutOff
 ) -> None:
     store.linked.clear()
     time.sleep(0.1)  # the watch asks now, and waits
@@ -122,7 +122,7 @@ def test_a_rank_that_is_cut_off_says_so_soon_after_its_round_has_failed(
     )
 
 
-def test_one_that_closes_is_not_left_waiting(call: RollCall, store: CutOff) -> None:
+def test_one_that_closes_is_not_left_waiting(call: FailureDetector, store: CutOff) -> None:
     store.linked.clear()
     began = time.monotonic()
     with pytest.raises(PeerLost, match=r"cannot be reached: no answer within 1\.3 s"):
@@ -130,7 +130,7 @@ def test_one_that_closes_is_not_left_waiting(call: RollCall, store: CutOff) -> N
     assert time.monotonic() - began < 3
 
 
-def test_a_short_cut_costs_nothing(call: RollCall, store: CutOff) -> None:
+def test_a_short_cut_costs_nothing(call: FailureDetector, store: CutOff) -> None:
     store.linked.clear()
     time.sleep(0.7)
     store.linked.set()

@@ -24,9 +24,9 @@ from torch.utils._pytree import tree_flatten
 
 import tacit
 from tacit.contracts import Collective
-from tacit.doors.attach import Attached
-from tacit.engine import Job, StreamLane
 from tacit.errors import NonFinite
+from tacit.exchange.lane import Job, StreamLane
+from tacit.hooks.attach import Attached
 from tacit.kernels.pick import emulated_device
 from tacit.transports import torch as transport
 from tacit.transports.devices import ByDevice
@@ -34,7 +34,7 @@ from tacit.transports.torch import TorchTransport
 
 WORLD = 4
 STEPS = 5
-"""In the fourth round lots settle on DDP's buckets."""
+"""In the fourth round buckets settle on DDP's buckets."""
 BY_NODE = tacit.Strategy(
     compressor=tacit.ErrorFeedback(tacit.TopK(ratio=0.1)), topology=tacit.Hierarchical(), name="by node"
 )
@@ -61,15 +61,15 @@ class Rank:
 
     Attributes:
         launched: each message: its kind, axis and sizes, and the group on which it left.
-        asked: the lots, as they were given to the lane.
-        slots: of each message, the lot; each lot once, however often it speaks.
+        asked: the buckets, as they were given to the lane.
+        slots: of each message, the bucket; each bucket once, however often it speaks.
     """
 
     def __init__(self, session: Attached, optimizer: torch.optim.Optimizer) -> None:
         self.session, self.optimizer = session, optimizer
         self.launched: list[Launch] = []
         self.asked: list[str] = []
-        self.slots: list[str] = []
+        self.slices: list[str] = []
 
     @property
     def device(self) -> TorchTransport:
@@ -95,7 +95,7 @@ def rank(place: int, strategy: str | tacit.Strategy) -> Iterator[tuple[DDP, Rank
         if found and self is found[0].device:
             axis, kind = request.axis, type(request).__name__
             found[0].launched.append((kind, axis, *sizes(request)))
-            found[0].slots += [slot] * (found[0].slots[-1:] != [slot])
+            found[0].slices += [slot] * (found[0].slices[-1:] != [slot])
         return post(self, request, stage, slot)
 
     def submitting(self: StreamLane, job: Job) -> None:
@@ -180,14 +180,14 @@ def test_every_rank_launches_the_same(name: str) -> None:
     first, second = (trained(place, STRATEGIES[name]) for place in (0, 2))
     assert first.launched == second.launched
     assert len(first.launched) >= 4
-    assert first.slots == second.slots
+    assert first.slices == second.slices
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_a_rank_with_other_values_launches_the_same(name: str) -> None:
     first, late, broken = (trained(1, STRATEGIES[name], each) for each in (torch.Tensor.clone, slow, nan))
     assert first.launched == late.launched == broken.launched
-    assert first.slots == late.slots == broken.slots
+    assert first.slices == late.slices == broken.slices
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -201,6 +201,6 @@ def test_messages_leave_in_the_order_of_the_calls_on_one_group_an_axis(name: str
         axes = {launch[1] for launch in seen.launched}
         assert {axis for axis, _ in groups} >= axes
         assert len({id(group) for group in groups.values()}) == len(groups)
-        spoken = [slot for slot in seen.slots if slot != "alone"]  # state that follows its lots
-        assert spoken == [slot for i, slot in enumerate(seen.asked) if seen.asked[i - 1 : i] != [slot]]
+        one_shot = [slot for slot in seen.slices if slot != "alone"]  # state that follows its buckets
+        assert one_shot == [slot for i, slot in enumerate(seen.asked) if seen.asked[i - 1 : i] != [slot]]
         assert len(set(seen.asked)) > 1, "there are several buckets"

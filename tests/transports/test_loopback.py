@@ -1,26 +1,26 @@
 import pytest
 import torch
 
-from tacit.contracts import Gather, Mean, Request, Send
-from tacit.exchanges import fuse, on
+from tacit.contracts import AllGather, AllReduce, Permute, Request
+from tacit.exchange.combinators import fuse, on
 from tacit.transports.loopback import Loopback
 from tacit.transports.wire import nbytes, pack_, unpack
 
 
-def talk(*wishes: Request):
+def talk(*requests: Request):
     answers = []
-    for wish in wishes:
-        answers.append((yield wish))  # noqa: PERF401
+    for request in requests:
+        answers.append((yield request))  # noqa: PERF401
     return answers
 
 
-def mean(*values: float) -> Mean:
-    return Mean(tuple(torch.tensor([v]) for v in values), "world")
+def mean(*values: float) -> AllReduce:
+    return AllReduce(tuple(torch.tensor([v]) for v in values), "world")
 
 
 def test_mean_and_gather() -> None:
     (a, b), (c, d) = Loopback(2).run(
-        [talk(mean(r), Gather((torch.tensor([r]),), "world")) for r in (0.0, 2.0)]
+        [talk(mean(r), AllGather((torch.tensor([r]),), "world")) for r in (0.0, 2.0)]
     )
     assert a[0].item() == c[0].item() == 1.0
     assert [p[0].item() for p in b] == [p[0].item() for p in d] == [0.0, 2.0]
@@ -28,7 +28,7 @@ def test_mean_and_gather() -> None:
 
 def test_axes_are_answered_apart() -> None:
     net = Loopback(4, {"node": [[0, 1], [2, 3]]})
-    got = net.run([talk(Mean((torch.tensor([float(r)]),), "node")) for r in range(4)])
+    got = net.run([talk(AllReduce((torch.tensor([float(r)]),), "node")) for r in range(4)])
     assert [answers[0][0].item() for answers in got] == [0.5, 0.5, 2.5, 2.5]
 
 
@@ -36,14 +36,14 @@ def test_a_mean_of_two_types_cannot_be_asked_for() -> None:
     """A transport adds up one message in one type, and would take the bits of the others for it."""
     for other in (torch.float64, torch.bfloat16, torch.int32):
         with pytest.raises(AssertionError, match="put each type into a Mean of its own"):
-            Mean((torch.ones(1), torch.ones(1, dtype=other)))
+            AllReduce((torch.ones(1), torch.ones(1, dtype=other)))
 
 
 def test_a_deadlock_says_who_waits_for_whom() -> None:
     with pytest.raises(
         RuntimeError, match="rank 0 wants Mean on 'world' and waits for rank 1, which wants Gather"
     ):
-        Loopback(2).run([talk(mean(1)), talk(Gather((torch.ones(1),), "world"))])
+        Loopback(2).run([talk(mean(1)), talk(AllGather((torch.ones(1),), "world"))])
 
 
 def test_a_rank_that_has_ended_is_named() -> None:
@@ -66,12 +66,12 @@ def test_like_wishes_travel_together() -> None:
 
     def ranks(r: float):
         return [
-            on("world", talk(Mean((torch.full((2,), r),)), Mean((torch.full((3,), r),)))),
-            on("world", talk(Mean((torch.full((1,), 10 * r),)))),
+            on("world", talk(AllReduce((torch.full((2,), r),)), AllReduce((torch.full((3,), r),)))),
+            on("world", talk(AllReduce((torch.full((1,), 10 * r),)))),
         ]
 
     first, second = Loopback(2).run([spy(fuse(ranks(1.0))), fuse(ranks(3.0))])
-    assert [len(w.payload) for w in seen if isinstance(w, Mean)] == [2, 1]
+    assert [len(w.payload) for w in seen if isinstance(w, AllReduce)] == [2, 1]
     for talks in (first, second):
         assert talks[0][0][0].tolist() == [2.0, 2.0]
         assert talks[1][0][0].tolist() == [20.0]
@@ -95,8 +95,8 @@ def test_a_small_mean_rides_in_a_gather_and_a_large_one_does_not() -> None:
         def both(r: float, n: int = numel):
             return fuse(
                 [
-                    on("world", talk(Gather((torch.tensor([r]),)))),
-                    on("world", talk(Mean((torch.full((n,), r),)))),
+                    on("world", talk(AllGather((torch.tensor([r]),)))),
+                    on("world", talk(AllReduce((torch.full((n,), r),)))),
                 ]
             )
 
@@ -126,7 +126,7 @@ def test_a_message_has_no_padding_and_comes_back_whole() -> None:
 def test_a_payload_reaches_the_one_it_is_for() -> None:
     # A chain, and one who has no part in it.
     to = (1, 2, None, None)
-    got = Loopback(4).run([talk(Send((torch.tensor([float(r)]),), to, "world")) for r in range(4)])
+    got = Loopback(4).run([talk(Permute((torch.tensor([float(r)]),), to, "world")) for r in range(4)])
     assert [None if theirs is None else theirs[0].item() for (theirs,) in got] == [None, 0.0, 1.0, None]
 
 
@@ -134,8 +134,8 @@ def test_peers_swap_and_what_is_swapped_alike_travels_together() -> None:
     seen = []
 
     def two(rank: float):
-        wishes = [Send((torch.full((n,), rank),), (1, 0, None), "world") for n in (2, 3)]
-        talks = fuse([talk(wishes[0]), talk(wishes[1])])
+        requests = [Permute((torch.full((n,), rank),), (1, 0, None), "world") for n in (2, 3)]
+        talks = fuse([talk(requests[0]), talk(requests[1])])
         answer = None
         while True:
             try:
@@ -157,7 +157,7 @@ def test_peers_swap_and_what_is_swapped_alike_travels_together() -> None:
 def test_sends_to_others_stay_apart() -> None:
     def rank(r: float):
         ends = ((1, None, None), (2, None, None))
-        return fuse([talk(Send((torch.full((2,), r),), to, "world")) for to in ends])
+        return fuse([talk(Permute((torch.full((2,), r),), to, "world")) for to in ends])
 
     got = Loopback(3).run([rank(float(r)) for r in range(3)])
     assert [[None if a is None else a[0].tolist() for (a,) in answers] for answers in got] == [
@@ -170,4 +170,4 @@ def test_sends_to_others_stay_apart() -> None:
 @pytest.mark.parametrize("to", [(1, 1, None), (2, None), (0, None), (-1, None)])
 def test_who_sends_to_whom_must_be_possible(to: tuple[int | None, ...]) -> None:
     with pytest.raises(AssertionError):
-        Send((torch.ones(1),), to)
+        Permute((torch.ones(1),), to)

@@ -11,17 +11,17 @@ import pytest
 import torch.distributed as dist
 
 from tacit.errors import PeerLost, RatesDiffer, UnevenData
-from tacit.transports import closing, rollcall
-from tacit.transports.closing import Reached
-from tacit.transports.comparing import Comparing, Noted
-from tacit.transports.rollcall import RollCall
+from tacit.hooks import close_barrier, failure_detector
+from tacit.hooks.close_barrier import Reached
+from tacit.hooks.failure_detector import FailureDetector
+from tacit.hooks.store_comparison import Comparing, Noted
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollcall, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(rollcall, "GRACE_SECONDS", 0.5)
-    monkeypatch.setattr(closing, "SILENT_SECONDS", 1.5)
+    monkeypatch.setattr(failure_detector, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(failure_detector, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(close_barrier, "SILENT_SECONDS", 1.5)
 
 
 class Ranks:
@@ -32,7 +32,7 @@ class Ranks:
         self.reached = [Reached(0)] * count
         self.alarms: dict[int, PeerLost] = {}
         self.calls = [
-            RollCall(
+            FailureDetector(
                 self.store, "key", rank, [*range(count)], lambda: 0, self._reader(rank), self._alarm(rank)
             )
             for rank in range(count)
@@ -118,8 +118,8 @@ def test_one_who_is_behind_may_catch_up(three: Ranks) -> None:
 def test_one_who_closes_while_others_wait_for_it_elsewhere_is_named(three: Ranks) -> None:
     """DDP takes the buffers over from rank 0 in each forward, before a round of ours begins."""
     three.reached = [Reached(5, 5)] * 3
-    closing = threading.Thread(target=three.close, args=(0,), daemon=True)
-    closing.start()
+    close_barrier = threading.Thread(target=three.close, args=(0,), daemon=True)
+    close_barrier.start()
     while not three.calls[1]._store.check(["closing"]):
         time.sleep(0.01)
     error = three.calls[1].alarm("Application timeout caused pair closure")
@@ -128,7 +128,7 @@ def test_one_who_closes_while_others_wait_for_it_elsewhere_is_named(three: Ranks
         "rank 0 closed its session after 5 steps, and rank 1 did not follow but failed: ranks have uneven"
     )
     assert str(error).endswith("(rank 1: Application timeout caused pair closure)")
-    closing.join(10)
+    close_barrier.join(10)
 
 
 def test_one_who_is_silent_is_named(three: Ranks) -> None:
@@ -163,7 +163,7 @@ def test_threads_end(three: Ranks) -> None:
 def verdict(*answers: str, timeout: float = 6.0) -> str:
     """Of ranks 0, 1, 2 that answer so; "" for none."""
     said = {i: each for i, each in enumerate(answers) if each}
-    return rollcall._blamed([0, 1, 2], said, "why", timeout) or rollcall._nobody(said, "why")
+    return failure_detector._blamed([0, 1, 2], said, "why", timeout) or failure_detector._nobody(said, "why")
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,8 @@ def test_who_is_missing_is_told_by_the_answers(answers: tuple[str, ...], says: s
 def test_who_failed_first_is_told_where_nobody_is_to_blame() -> None:
     here = dict.fromkeys(range(3), "h5 8 7.0")
     alarm = "rank 2: Connection closed by peer [10.0.0.1]."
-    assert rollcall._blamed([0, 1, 2], here, alarm, 6.0) is None
-    says = rollcall._nobody(here, alarm)
+    assert failure_detector._blamed([0, 1, 2], here, alarm, 6.0) is None
+    says = failure_detector._nobody(here, alarm)
     assert "The first to fail was rank 2, of this: Connection closed by peer [10.0.0.1]. So look" in says
 
 

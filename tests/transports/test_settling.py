@@ -7,7 +7,7 @@ import pytest
 
 SCRIPT = """
 import hashlib, threading, time
-from tacit.transports.settling import settle
+from tacit.transports.thread_shutdown import settle
 
 def busy(seconds):
     end = time.monotonic() + seconds

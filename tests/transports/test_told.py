@@ -15,16 +15,17 @@ from hypothesis import strategies as st
 from table import TABLE
 
 from tacit.compressors import QSGD, Dense, ErrorFeedback, Int8, TopK
-from tacit.compressors.pulled import Foretelling, Pushed
-from tacit.contracts import Compressor, Matrix, Piece
+from tacit.contracts import Compressor, Matrix, PayloadSpec
 from tacit.errors import ConfigError, PayloadError, TacitError
-from tacit.predictors import MP2, Exponential
+from tacit.prediction.extrapolation import Exponential
+from tacit.prediction.mp2_network import MP2
+from tacit.prediction.server_prediction import Pushed, ServerPrediction
 from tacit.server.words import KNOWN
 from tacit.topologies import Asynchronous, StaleSynchronous, Star, Synchronous
 from tacit.transports import told
-from tacit.transports.messages import About, Declared, Facts, Hello
+from tacit.transports.messages import About, Declared, Hello, Observations
 
-PIECE = Piece(TopK(ratio=0.25), 12, torch.bfloat16, True, ((0, 5), (6, 13)))
+PIECE = PayloadSpec(TopK(ratio=0.25), 12, torch.bfloat16, True, ((0, 5), (6, 13)))
 STARS = [
     Star(),
     Star(Synchronous(1), ErrorFeedback(Int8())),
@@ -47,7 +48,7 @@ def test_all_that_a_worker_says_comes_back_as_it_was(star: Star) -> None:
     assert found.about.model == model
     assert found.about.rules == about.rules
     assert found == hello
-    declared = Declared("a.weight/0", (PIECE,), (PIECE, Piece(None, 3, torch.float64)), PIECE)
+    declared = Declared("a.weight/0", (PIECE,), (PIECE, PayloadSpec(None, 3, torch.float64)), PIECE)
     assert again(declared, Declared) == declared
 
 
@@ -57,18 +58,18 @@ def test_every_public_compressor_comes_back_as_it_was() -> None:
 
 
 def test_what_a_server_predicts_by_comes_back_as_it_was() -> None:
-    from tacit.compressors import Predicted
+    from tacit.prediction import Predicted
 
     by = Predicted(predictor=MP2(file="some.pt"), matrices=(Matrix(0, 3, 4), Matrix(12, 2, 2, 4)))
-    codec = Foretelling(by, 16, 7, "a.weight", "")
-    piece = Piece(Pushed(codec), 16, torch.float32)
-    assert again(piece, Piece) == piece
+    codec = ServerPrediction(by, 16, 7, "a.weight", "")
+    piece = PayloadSpec(Pushed(codec), 16, torch.float32)
+    assert again(piece, PayloadSpec) == piece
     assert again(Exponential(), object) == Exponential()
 
 
 def test_counts_come_back_with_their_numbers() -> None:
     facts = {"server": 1, "stale": {0: 3, 12: 1}, "busy_seconds": 0.25, "transmitted": None}
-    assert again(facts, Facts) == facts
+    assert again(facts, Observations) == facts
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -94,7 +95,7 @@ NAMES = [
     "os.system",
     "builtins.eval",
     "subprocess.Popen",
-    "tacit.testbed.testbed.Testbed",
+    "tacit.lab.testbed.testbed.Testbed",
     "tacit.server.host.Host",
     "tacit.compressors.topk.torch",
     "tacit.contracts.Message",
@@ -147,7 +148,7 @@ DENSE = {"is": "tacit.compressors.dense.Dense"}
         (said(TOPK, ratio=1e999, values=DENSE, chunk=None), "no finite number"),
         (said(TOPK, ratio=-1, values=DENSE, chunk=None), "ratio=-1"),
         (said("tacit.topologies.star.Synchronous", backup_workers=0), "where Compressor belongs"),
-        (said("tacit.predictors.mp2.MP2", file=""), "where Compressor belongs"),
+        (said("tacit.prediction.mp2_network.MP2", file=""), "where Compressor belongs"),
     ],
     ids=str,
 )
@@ -188,6 +189,6 @@ nested = st.recursive(leaves, lambda x: st.lists(x) | st.dictionaries(st.text() 
 @given(nested)
 def test_whatever_is_sent_is_read_or_refused(plain: object) -> None:
     text = json.dumps(plain).encode()
-    for as_type in (Hello, Declared, Compressor, Facts):
+    for as_type in (Hello, Declared, Compressor, Observations):
         with contextlib.suppress(TacitError):
             told.read(text, as_type, KNOWN)

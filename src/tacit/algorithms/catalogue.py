@@ -308,8 +308,8 @@ def _way(level: Strategy) -> str:
         return "all-gather, or where it is worth it by two phases, which compress the mean too"
     if isinstance(level.topology, TwoPhase):
         return "two phases, which compress the mean too"
-    spoken = level.compressor.spoken(0)
-    return "all-reduce" if spoken is None or spoken.codec.additive else "all-gather"
+    one_shot = level.compressor.one_shot(0)
+    return "all-reduce" if one_shot is None or one_shot.codec.additive else "all-gather"
 
 
 def parameters_of(name: str) -> list[Parameter]:

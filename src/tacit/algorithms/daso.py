@@ -1,18 +1,18 @@
 """DASO (Coquelin, Debus, Goetz, von der Lehr, Kahn, Siggel & Streit 2021, arXiv 2104.05588).
 
 The paper's method, with M nodes of G ranks:                        here:
-    node-local networks average gradients in every step             near level: Flat("node"), Inside(...)
+    node-local networks average gradients in every step             near level: Flat("node"), NodeRounds(...)
     one global group i = {rank i of every node} talks a sync,       far level: Hierarchical(by="turns"); or
         the groups take turns; its members broadcast in the node        "slices", in which all of them share
     warm-up, cool-down: after every step, blocking, in bf16         Cycling, whose answers land at once;
                                                                         blocking=BF16(), of progress
     cycling: every B batches, received W batches later              Cycling(period=B, delay=W), fp32
     x <- (2S x + sum_i x_i) / (2S + P)                              StaleMean(), P nodes, lag S
-    local synchronization off in all but every L-th batch           Inside(...), from the landing to the next
+    local synchronization off in all but every L-th batch           NodeRounds(...), from the landing to the next
                                                                         round
     plateau of the loss: B, L halved, W one less; at B = 1 reset    Cycling.observe; session.observe(loss)
 
-Differences. What travels is the progress since the last common point, which in fp32 is the same mean, and in
+Differences. What travels is the progress since the last anchor, which in fp32 is the same mean, and in
 bf16 is not: of parameters, bf16 loses small updates. The weight goes by the lag that an answer really has.
 Node mates that L lets drift apart are averaged before an answer is applied, where the authors' code throws
 away all but one. Warm-up and cool-down are a tenth of the epochs each, and 4 at most (there: 4). Buffers
@@ -29,7 +29,7 @@ from tacit.compressors.cast import BF16
 from tacit.compressors.dense import Dense
 from tacit.contracts import NODE
 from tacit.merges import StaleMean
-from tacit.rounds import Cycling, Inside
+from tacit.rounds import Cycling, NodeRounds
 from tacit.strategy import Beside, Buffers, Levels, Strategy
 from tacit.topologies.flat import Flat
 from tacit.topologies.hierarchical import Hierarchical
@@ -53,9 +53,9 @@ def daso(
     """Gradients inside the node in every step; parameters between nodes every few steps, and late."""
     checks.whole("max_period", max_period, 1, None, "write 8, or another multiple of 4")
     schedule = Cycling(period, delay, local, max_period, warmup_epochs, cooldown_epochs, patience, threshold)
-    near = Strategy(topology=Flat(axis=NODE), rounds=Inside(schedule), name="near")
+    near = Strategy(topology=Flat(axis=NODE), rounds=NodeRounds(schedule), name="near")
     far = Strategy(
-        subject="progress",
+        subject="delta",
         rounds=schedule,
         compressor=Dense() if bits == "paper" else of_bits(bits),
         blocking=BF16() if bits == "paper" else None,

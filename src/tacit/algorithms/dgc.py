@@ -18,9 +18,9 @@ rate (`ErrorFeedback.rescale`); the paper does not say what becomes of it.
 By `topology=two-phase` each rank averages one stretch for all and sends the largest entries of the mean:
 fewer bytes from 3 ranks on. Of what was sent a part then waits, though its momentum is masked already.
 
-Differences from the paper: the k entries are chosen over a whole lot, exactly, not by a sampled threshold
+Differences from the paper: the k entries are chosen over a whole bucket, exactly, not by a sampled threshold
 tensor by tensor; the warm-up is in steps, not epochs; clipping is off by default, as in the authors' code,
-and lot by lot. Biases and norms are sent densely in the same message, with momentum and without masking.
+and bucket by bucket. Biases and norms are sent densely in the same message, with momentum and without masking.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def diloco(
     """An outer SGD with Nesterov momentum steps by the mean progress of `sync_every` inner steps."""
     _check(outer_lr, outer_momentum)
     return Strategy(
-        subject="progress",
+        subject="delta",
         rounds=Every(sync_every),
         compressor=of_bits(bits),
         merge=OuterStep(outer_lr, outer_momentum),
@@ -63,7 +63,7 @@ def streaming_diloco(
     hint = "it is how much a replica keeps of its own; write 0.5"
     checks.real("fragment_update_alpha", fragment_update_alpha, hint, least=0, below=1)
     return Strategy(
-        subject="progress",
+        subject="delta",
         rounds=Every(sync_every, fragments),
         compressor=of_bits(bits),
         overlap=Delayed(fragment_sync_delay) if fragment_sync_delay else Bucketwise(),

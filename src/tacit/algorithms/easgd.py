@@ -6,7 +6,7 @@ The paper's algorithm, on each worker r, with the centre x~:       here:
                      x~  <- x~  + alpha * sum_r (x_r - x~)         Elastic: `then`, beta = P * alpha
 
 Both right-hand sides are of the moment before, as in the paper's synchronous equations. The centre is the
-common point that every rank keeps; there is no server. Closing the session leaves every replica at it.
+anchor that every rank keeps; there is no server. Closing the session leaves every replica at it.
 """
 
 from __future__ import annotations
@@ -18,4 +18,4 @@ from tacit.strategy import Strategy
 
 def easgd(sync_every: int = 10, beta: float = 0.9) -> Strategy:
     """Replicas and a centre pull at each other every `sync_every` steps."""
-    return Strategy(subject="progress", rounds=Every(sync_every), merge=Elastic(beta), name="easgd")
+    return Strategy(subject="delta", rounds=Every(sync_every), merge=Elastic(beta), name="easgd")

@@ -10,7 +10,7 @@ The paper's figure 1, for replica r of node m, in iteration i:   here:
 Choices where the public text is silent: K' counts steps of the run, and "auto" is one exchange an epoch, as
 in the authors' scripts; every rank of a node takes its slice across ("leaders": the first takes all;
 "turns": one after the other); what
-travels is the progress since the last common point, which in fp32 is the same mean; floating-point buffers
+travels is the progress since the last anchor, which in fp32 is the same mean; floating-point buffers
 (BatchNorm's statistics) are averaged with the parameters, and momentum stays local until the session closes,
 unless `buffers` and `momentum` say otherwise.
 """
@@ -36,7 +36,7 @@ def ednncomm(
     """Gradients inside the node in every step, parameters between nodes every `sync_every` steps."""
     near = Strategy(topology=Flat(axis=NODE), name="near")
     far = Strategy(
-        subject="progress",
+        subject="delta",
         rounds=EveryEpoch() if sync_every == "auto" else Every(sync_every),
         topology=Hierarchical(by=by),
         merge=Average(),

@@ -12,7 +12,7 @@ Both residuals are multiplied by lr_{t-1} / lr_t, as in the paper's algorithm 2 
 `topology=all-gather` the mean arrives as it is.
 
 Differences from the paper: blocks are of 512 entries, not of a layer each; momentum is the optimizer's.
-`sign` has one magnitude a lot.
+`sign` has one magnitude a bucket.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 On each worker r:                                   here:
     a_r <- g_r + e_r                                ErrorFeedback: add what is owed
-    s_r <- max |a_r| / largest number of the format FP8.encode: one scale a lot
+    s_r <- max |a_r| / largest number of the format FP8.encode: one scale a bucket
     q_r <- fp8(a_r / s_r)                           FP8.encode: round to nearest even
     e_r <- a_r - s_r q_r                            ErrorFeedback: keep what was not sent
     x   <- x - lr * mean_r(s_r q_r)                 Auto: all-gather, then widen and add P messages
@@ -12,7 +12,7 @@ sends the mean compressed too, with error feedback of its own (Auto, TwoPhase). 
 as it is, `topology=two-phase` always so.
 
 Differences from the paper: it describes the formats and scales per tensor, for all of training; here one
-scale serves a lot, only for the way between the ranks; and there is error feedback.
+scale serves a bucket, only for the way between the ranks; and there is error feedback.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ A change that is told well from true ones may still lead astray where prediction
 rounds are four steps apart, where the paper has one after each: as many bytes, of which each round says four
 times as much; and predictions are multiplied by a gain for each parameter, found by least squares on what
 arrives. `predictor=own` predicts nothing that all share: each replica keeps its own progress where nothing
-was heard (`Keep`); see docs/papers/mp2.md.
+was heard (`LocalResidual`); see docs/papers/mp2.md.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ import typing
 from typing import Literal, TypeAlias
 
 from tacit import checks
-from tacit.compressors.budget import Subset
 from tacit.compressors.cast import BF16, FP16
 from tacit.compressors.dense import Dense
-from tacit.compressors.predicted import Predicted
-from tacit.compressors.pulled import Pulled
 from tacit.errors import ConfigError
-from tacit.merges import Average, Keep
-from tacit.predictors import MP2, WNN, Exponential, Linear, Predictor, Stale
+from tacit.merges import Average, LocalResidual
+from tacit.prediction.budget import Subset
+from tacit.prediction.extrapolation import Exponential, Linear, Stale
+from tacit.prediction.mp2_network import MP2
+from tacit.prediction.predicted import Predicted
+from tacit.prediction.predictor import Predictor
+from tacit.prediction.server_prediction import Pulled
+from tacit.prediction.wnn_network import WNN
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 from tacit.topologies import Auto, Star
@@ -70,7 +73,7 @@ def mp2(
             "pull='full' with predictor='own' would pull nothing but zeros: leave one of them out"
         )
     return Strategy(
-        subject="progress",
+        subject="delta",
         rounds=Every(sync_every),
         compressor=(Pulled if pull == "full" else Predicted)(
             budget=budget,
@@ -84,7 +87,7 @@ def mp2(
             horizon=horizon,
         ),
         topology=Star() if pull == "full" else Auto(at_servers=True),
-        merge=Keep() if predictor == "own" else Average(),
+        merge=LocalResidual() if predictor == "own" else Average(),
         name="mp2",
     )
 
@@ -96,7 +99,7 @@ def predictor_of(which: Which, weights: str | None) -> Predictor:
         "linear": Linear(),
         "exponential": Exponential(),
         "stale": Stale(),
-        "own": Stale(),  # nothing is foretold alike; `Keep` leaves each its own
+        "own": Stale(),  # nothing is foretold alike; `LocalResidual` leaves each its own
     }
     if weights is not None and which in plain:
         raise ConfigError(

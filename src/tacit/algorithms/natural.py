@@ -3,7 +3,7 @@
 The paper's algorithm, on each worker r, for each entry t of its gradient, with 2^a <= |t| < 2^(a + 1):
                                                     here:
     C(t) <- sign(t) 2^a with probability            Natural.encode: random bits are added below the
-        (2^(a + 1) - |t|) / 2^a,                        exponent; what carries into it is the lot
+        (2^(a + 1) - |t|) / 2^a,                        exponent; what carries into it is the bucket
         else sign(t) 2^(a + 1)
     x    <- x - lr * mean_r(C(g_r))                 Auto: all-gather, then put together and add P messages
 

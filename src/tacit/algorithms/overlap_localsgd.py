@@ -24,7 +24,7 @@ def overlap_localsgd(sync_every: int = 8, alpha: float = 0.6, momentum: float = 
     checks.whole("sync_every", sync_every, 1, None, "write 1 or more steps, 8 are usual")
     checks.real("alpha", alpha, "how far a replica is pulled; write 0.6", above=0, most=1)
     return Strategy(
-        subject="progress",
+        subject="delta",
         rounds=Every(sync_every),
         overlap=Delayed(sync_every),
         merge=OuterStep(lr=1.0, momentum=momentum, nesterov=False, local=1.0 - alpha),

@@ -23,7 +23,7 @@ def postlocal(start_step: int = 50, sync_every: int = 8) -> Levels:
     checks.whole("start_step", start_step, 1, None, hint)
     near = Strategy(rounds=Until(start_step), name="synchronous")
     far = Strategy(
-        subject="progress",
+        subject="delta",
         rounds=Every(sync_every, start_step=start_step),
         merge=Average(),
         name="local",

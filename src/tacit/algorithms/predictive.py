@@ -22,11 +22,11 @@ from typing import Literal, TypeAlias
 
 from tacit import checks
 from tacit.compressors.cast import BF16
-from tacit.compressors.coding import PredictiveCoding
 from tacit.compressors.dense import Dense
 from tacit.compressors.topk import TopK
-from tacit.merges import Keep
-from tacit.predictors import Persistent
+from tacit.merges import LocalResidual
+from tacit.prediction.extrapolation import Persistent
+from tacit.prediction.predictive_coding import PredictiveCoding
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 from tacit.topologies import Auto
@@ -43,10 +43,10 @@ def predictive(
     checks.word("values", values, ("fp32", "bf16"))
     largest = TopK(ratio=ratio, values=Dense() if values == "fp32" else BF16())
     return Strategy(
-        subject="progress",
+        subject="delta",
         rounds=Every(sync_every),
         compressor=PredictiveCoding(largest, Persistent(trust)),
         topology=Auto(at_servers=True),
-        merge=Keep(),
+        merge=LocalResidual(),
         name="predictive",
     )

@@ -1,10 +1,10 @@
 """A parameter server (Li et al., OSDI 2014): workers push to it and pull from it; it holds or averages.
 
 What each of P workers does, and the server:        here:
-    g_r <- gradient at x_r; push it                  Star: `Ask`, lot by lot, during backward
+    g_r <- gradient at x_r; push it                  Star: `PushPull`, bucket by bucket, during backward
     server: x <- x - lr * mean_r(g_r)                `ps`: Synchronous; the server gives the mean, and each
                                                      worker's optimizer steps by it: x is equal on all
-    push d_r = how far the optimizer has moved x_r   the others: subject "progress", and merge `Adopt`
+    push d_r = how far the optimizer has moved x_r   the others: subject "progress", and merge `ServerParams`
     server: x <- x + d_r / P                         `Keeper`; with optimizer=server it is sent g_r, and steps
     x_r <- x                                         the answer; at once (`ps-async`: Downpour SGD, Dean et
                                                      al. 2012), or when nobody is more than `bound` steps
@@ -35,7 +35,7 @@ from tacit.compressors.topk import TopK
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.contracts import Compressor
 from tacit.errors import ConfigError
-from tacit.merges import Adopt
+from tacit.merges import ServerParams
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 from tacit.topologies.star import Asynchronous, StaleSynchronous, Star, Synchronous
@@ -122,9 +122,9 @@ def _kept(name: str, star: Star, push: str, sync_every: int = 1) -> Strategy:
                 "write optimizer='worker'"
             )
         return Strategy(compressor=compressor, topology=star, name=name)
-    merge = Adopt(whole=star.pull is None)
+    merge = ServerParams(whole=star.pull is None)
     return Strategy(
-        subject="progress", rounds=rounds, compressor=compressor, topology=star, merge=merge, name=name
+        subject="delta", rounds=rounds, compressor=compressor, topology=star, merge=merge, name=name
     )
 
 

@@ -12,7 +12,7 @@ the mean is rounded at random once more (Auto, TwoPhase): right in the mean stil
 rounding is not averaged over the ranks. `topology=all-gather` rounds once, `topology=two-phase` always twice.
 
 Differences from the paper: levels of fixed width where it has Elias's code; |v| is the largest magnitude,
-as in its experiments (`QSGD(scale="norm")` is its theorem's); buckets are cut from a lot, not from each
+as in its experiments (`QSGD(scale="norm")` is its theorem's); buckets are cut from a bucket, not from each
 tensor; biases and norms are sent densely in the same message.
 """
 

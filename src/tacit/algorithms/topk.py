@@ -14,7 +14,7 @@ ranks on these are fewer bytes, and of P k entries k arrive: at equal bytes the 
 By `chunk=4096` the choice is made among so many entries in a row at a time, as SparseLoCo does (Sarfi et al.
 2025, arXiv 2508.15706, 64 of each 4096, of progress over many steps).
 
-Differences from the papers: the k entries are chosen over a whole lot (the tensors that travel in one
+Differences from the papers: the k entries are chosen over a whole bucket (the tensors that travel in one
 message), not tensor by tensor; parameters of fewer than two dimensions are sent densely in the same message.
 """
 

@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias
 
 from tacit import checks
 from tacit.topologies.auto import Auto
-from tacit.topologies.axis import OnAxis
 from tacit.topologies.flat import Flat
+from tacit.topologies.on_axis import OnAxis
 from tacit.topologies.two_phase import TwoPhase
 
 Way: TypeAlias = Literal["all-gather", "two-phase", "auto"]

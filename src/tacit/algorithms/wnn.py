@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from tacit.algorithms.mp2 import trained
 from tacit.compressors.dense import Dense
-from tacit.compressors.nowcast import Nowcast
 from tacit.merges import Average
+from tacit.prediction.nowcaster import Nowcast
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 from tacit.topologies import Auto
@@ -28,7 +28,7 @@ def wnn(period: int = 20, weights: str | None = None, sync_every: int = 1) -> St
     Give the rounds of an epoch as `period` to have what the paper has.
     """
     return Strategy(
-        subject="progress",
+        subject="delta",
         rounds=Every(sync_every),
         compressor=Nowcast(Dense(), trained("wnn", weights), period),
         topology=Auto(at_servers=True),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tacit.cli.request import Request
 from tacit.files import Log, spared
-from tacit.records import Record
+from tacit.lab.records import Record
 from tacit.timelines import Timeline
 
 __all__ = ["Book"]

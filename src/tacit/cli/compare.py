@@ -11,12 +11,12 @@ import typer
 from tacit.cli import report
 from tacit.cli.interrupts import interruptible
 from tacit.errors import ConfigError
-from tacit.reports import MEANINGS
+from tacit.lab.reports import MEANINGS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tacit.reports import Comparison
+    from tacit.lab.reports import Comparison
 
 __all__ = ["EPILOG", "command"]
 
@@ -127,11 +127,11 @@ def command(
     """
     from rich.console import Console
 
-    from tacit import records, reports
     from tacit.cli import contest, request, texts
     from tacit.cli.book import Book
     from tacit.cli.display import display
-    from tacit.recipes import Choices
+    from tacit.lab import records, reports
+    from tacit.lab.recipes import Choices
 
     asked = request.check(
         recipe=recipe,
@@ -165,7 +165,7 @@ def command(
 
 
 def _print(comparison: Comparison, records: Path, console: Console) -> None:
-    from tacit import reports
+    from tacit.lab import reports
 
     console.print()
     console.print(reports.table(comparison))

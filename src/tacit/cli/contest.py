@@ -9,9 +9,9 @@ from tacit.cli.display import Display
 from tacit.cli.interrupts import Interrupted
 from tacit.cli.request import Request, takes_servers
 from tacit.errors import TestbedError
-from tacit.recipes.messages import Progress, record_in
-from tacit.records import COMPUTE_ONLY, EndRecord, Status
-from tacit.testbed import Failure, Result, Serving, Testbed
+from tacit.lab.recipes.progress import Progress, record_in
+from tacit.lab.records import COMPUTE_ONLY, EndRecord, Status
+from tacit.lab.testbed import Failure, Result, Serving, Testbed
 
 __all__ = ["hold"]
 
@@ -69,7 +69,7 @@ class _Heat:
         words = [str(word) for option in options.items() for word in option]
         return [
             "-m",
-            "tacit.recipes.worker",
+            "tacit.lab.recipes.worker",
             *words,
             *request.choices.words(),
             *(["--shaped"] if bed.shaped else []),

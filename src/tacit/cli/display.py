@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from tacit.recipes.messages import Progress
+from tacit.lab.recipes.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,7 +12,7 @@ from pathlib import Path
 import tacit
 from tacit.cli.texts import clipped
 from tacit.files import put, spared
-from tacit.testbed.results import Ending, verb
+from tacit.lab.testbed.results import Ending, verb
 
 __all__ = ["Group", "grouped", "kept", "told"]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from tacit import files
 from tacit.cli import texts
-from tacit.cluster import Cluster
 from tacit.errors import ConfigError
-from tacit.testbed.launch import Serving
+from tacit.lab.cluster import Cluster
+from tacit.lab.testbed.launch import Serving
 
 __all__ = ["DEFAULT", "VARIABLE", "Job", "check"]
 
@@ -189,7 +189,7 @@ def _restarts(count: int | None, cluster: Cluster, asked: str | None, curves: Pa
     if count is None:
         return None
     texts.whole("--restarts", count, least=0)
-    if asked is None or not all(level.topology.apart for level in algorithms.parse(asked).levels):
+    if asked is None or not all(level.topology.independent for level in algorithms.parse(asked).levels):
         raise ConfigError(
             f"--restarts {count} is for workers that go on without each other, and those of "
             f"{asked or DEFAULT} do not: write --algorithm ps-async, say, or leave it out"
@@ -226,7 +226,7 @@ def _check_files(folder: Path, serving: Serving, servers: int) -> None:
 def _curves(root: Path | None) -> Path | None:
     if root is None:
         return None
-    from tacit.doors import scalars
+    from tacit.hooks import scalars
 
     scalars.check(root, ())
     return root.absolute()

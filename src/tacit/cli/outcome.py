@@ -14,10 +14,10 @@ from typing import Any, Literal
 from tacit.cli.endings import Group, grouped, kept, told
 from tacit.cli.interrupts import Interrupted
 from tacit.cli.job import DEFAULT, Job
-from tacit.cluster import Cluster
-from tacit.records import Environment, Status
-from tacit.testbed import Failure, Result
-from tacit.testbed.results import verb
+from tacit.lab.cluster import Cluster
+from tacit.lab.records import Environment, Status
+from tacit.lab.testbed import Failure, Result
+from tacit.lab.testbed.results import verb
 
 __all__ = ["MEANINGS", "Outcome", "cut_off", "judge", "unfinished"]
 

@@ -12,15 +12,20 @@ import typer
 
 from tacit.errors import ConfigError, unknown
 from tacit.files import output, put
-from tacit.predictors import MP2, WNN, Exponential, Linear, Predictor, Stale, files, trained
-from tacit.recipes.prediction import dataset, mp2, wnn
-from tacit.recipes.prediction.gains import best
-from tacit.recipes.prediction.judging import check, judge
-from tacit.recipes.prediction.made_up import MadeUp
-from tacit.recipes.prediction.runs import Sampling, plan, recipe_of
-from tacit.recipes.prediction.runs import record as recorded
-from tacit.recipes.prediction.trials import Trial, predicting
-from tacit.reports import predictors as reports
+from tacit.lab.predictor_training import dataset, mp2, wnn
+from tacit.lab.predictor_training.evaluation import check, judge
+from tacit.lab.predictor_training.gain_search import best
+from tacit.lab.predictor_training.runs import Sampling, plan, recipe_of
+from tacit.lab.predictor_training.runs import record as recorded
+from tacit.lab.predictor_training.synthetic import MadeUp
+from tacit.lab.predictor_training.trials import Trial, predicting
+from tacit.lab.reports import predictors as reports
+from tacit.prediction import weight_files
+from tacit.prediction.extrapolation import Exponential, Linear, Stale
+from tacit.prediction.loading import trained
+from tacit.prediction.mp2_network import MP2
+from tacit.prediction.predictor import Predictor
+from tacit.prediction.wnn_network import WNN
 
 __all__ = ["evaluate", "numbers", "or_none", "record", "train", "words"]
 
@@ -149,7 +154,7 @@ def train(
     options = " ".join(f"--{name} {given}" for name, given in (told | _given(of_gains)).items())
     runs = "; ".join(dict.fromkeys(layer.run for layer in layers))
     command = f"tacit predictor train {' '.join(map(str, records))} --network {network} {options}"
-    files.write(out, network, weights, f"{command}\nlearnt from: {runs}")
+    weight_files.write(out, network, weights, f"{command}\nlearnt from: {runs}")
     tell(f"{network} for {', '.join(weights)}: {out}")
 
 

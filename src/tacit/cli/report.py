@@ -59,8 +59,9 @@ def write(records: Path, target: Path) -> list[str]:
     Raises:
         ConfigError: There is nothing to show, or it cannot be written.
     """
-    from tacit import records as schema
-    from tacit import reports, timelines
+    from tacit import timelines
+    from tacit.lab import records as schema
+    from tacit.lab import reports
 
     found, cut = reports.salvage(records, schema.read)
     beside = records.with_name(TIMELINE)
@@ -76,7 +77,7 @@ def write(records: Path, target: Path) -> list[str]:
 
 def _put_traces(timelines: Sequence[Timeline], folder: Path) -> None:
     """One file for each algorithm."""
-    from tacit import reports
+    from tacit.lab import reports
 
     try:
         folder.mkdir(exist_ok=True)

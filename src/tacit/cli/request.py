@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from tacit import algorithms, files, recipes
+from tacit import algorithms, files
 from tacit.cli import texts
-from tacit.cluster import Cluster
-from tacit.doors import served
 from tacit.errors import ConfigError
-from tacit.recipes import NO_CHOICES, Choices
-from tacit.records import COMPUTE_ONLY, Writer
+from tacit.hooks import served
+from tacit.lab import recipes
+from tacit.lab.cluster import Cluster
+from tacit.lab.recipes import NO_CHOICES, Choices
+from tacit.lab.records import COMPUTE_ONLY, Writer
 
 __all__ = ["Request", "check"]
 
@@ -119,7 +120,7 @@ def _fetched(recipe: str, choices: Choices, tell: Callable[[str], None]) -> Choi
 
 
 def _warn_of_bfloat16(tell: Callable[[str], None]) -> None:
-    from tacit.recipes.models import precision  # it imports torch
+    from tacit.lab.recipes.models import precision  # it imports torch
 
     if not precision.is_native():
         tell(
@@ -191,7 +192,7 @@ def _share(name: str, value: float) -> float:
 def _curves(root: Path | None, names: Sequence[str]) -> Path | None:
     if root is None:
         return None
-    from tacit.doors import scalars
+    from tacit.hooks import scalars
 
     scalars.check(root.absolute(), [*names, COMPUTE_ONLY])
     return root.absolute()

@@ -143,7 +143,7 @@ def _carry_out(job: Job) -> Outcome:
     """
     from tacit.cli import outcome
     from tacit.cli.job import VARIABLE
-    from tacit.testbed import Testbed
+    from tacit.lab.testbed import Testbed
 
     env = {VARIABLE: job.algorithm, "TACIT_FOOTPRINT": str(job.footprint)}
     if job.tensorboard is not None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 
 from tacit import files
-from tacit.testbed import counters
-from tacit.testbed.linux import die_with_parent
+from tacit.lab.testbed import counters
+from tacit.lab.testbed.linux import die_with_parent
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit import checks
-from tacit.contracts import Context, Decoded, OneShot, Payload, Rounded, Sent
+from tacit.contracts import Context, Decoded, OneShot, Payload, Rounded, Transmitted
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.pick import on_host
 
@@ -22,8 +22,8 @@ class Cast(OneShot):
     """Round to a type of two bytes; the collective adds up in it. Bytes: 2 (P - 1) / P x 2n a rank."""
 
     additive: ClassVar[bool] = True
-    swallows: ClassVar[bool] = False
-    light: ClassVar[bool] = True
+    hides_nonfinite: ClassVar[bool] = False
+    inline: ClassVar[bool] = True
     entrywise: ClassVar[bool] = True
     scales: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
@@ -54,7 +54,7 @@ class Cast(OneShot):
         for start, stop in _pieces(out):  # of mixed types torch would widen all of it at once
             out[start:stop].add_(payload[0][start:stop].to(out.dtype), alpha=weight)
 
-    def sent(self, payload: Payload, x: Tensor) -> Sent:
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         """`x` rounded; made only if somebody asks, as the mean has overwritten the payload."""
         return Rounded(x, self.dtype)
 
@@ -84,11 +84,11 @@ class FP16(Cast):
 
 @dataclass(frozen=True)
 class FP8(OneShot):
-    """Send 8-bit floating point, scaled so that the lot's largest magnitude is the type's: n + 4 bytes.
+    """Send 8-bit floating point, scaled so that the bucket's largest magnitude is the type's: n + 4 bytes.
 
     To P - 1 peers: no collective of Gloo adds up fp8, so bytes are gathered and added up in the type of `x`.
     That moves fewer bytes than fp32 among up to 7 peers, than bf16 up to 3. The scale is this rank's own.
-    Difference from the OCP formats' use in training: one scale a lot and step, not one with a delay.
+    Difference from the OCP formats' use in training: one scale a bucket and step, not one with a delay.
 
     Attributes:
         format: "e4m3": 4 bits of precision, over 5 decades. "e5m2": 3 bits, over 9 decades.
@@ -138,7 +138,7 @@ class FP8(OneShot):
         for start, stop in _pieces(out):
             out[start:stop] += wire[start:stop].view(_FORMATS[self.format]).to(wide).mul_(factor)
 
-    def sent(self, payload: Payload, x: Tensor) -> Sent:
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         """The bytes, widened if somebody asks."""
         return Decoded(self, payload)
 

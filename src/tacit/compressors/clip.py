@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
-from tacit.contracts import Context, Exchange, Sent, State
+from tacit.contracts import Context, Exchange, State, Transmitted
 from tacit.kernels.pick import on_host
 
 
@@ -19,7 +19,7 @@ class Clip(Wrapper):
     """Scale what this rank gives to the one inside down to a largest norm; bytes and state are the inner's.
 
     Each of P ranks clips its own tensor, to the norm `max_norm` * sqrt(share * P), where share is the part
-    of the model's elements that travels in it: the squares of the limits of all lots add up to
+    of the model's elements that travels in it: the squares of the limits of all buckets add up to
     `max_norm`^2 P, and P independent gradients of that length have a mean of length `max_norm`. Put it
     around `ErrorFeedback`, not inside, where all that is cut off would be owed. Parameters that the one
     inside exempts travel dense and are not clipped. A tensor that is not finite is left as it is.
@@ -59,13 +59,13 @@ class Clip(Wrapper):
 
 
 @dataclass(frozen=True)
-class _Shortened(Sent):
+class _Shortened(Transmitted):
     """What was sent of a tensor after it was scaled down; the rest of it is owed."""
 
-    inner: Sent
+    inner: Transmitted
 
-    def take_from_(self, owed: Tensor) -> None:
-        owed.sub_(self.inner.dense(owed))
+    def subtract_from_(self, new_residual: Tensor) -> None:
+        new_residual.sub_(self.inner.dense(new_residual))
 
     def dense(self, like: Tensor) -> Tensor:
         return self.inner.dense(like)

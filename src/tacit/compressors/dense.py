@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Everything, OneShot, Payload, Sent
+from tacit.contracts import Context, Exact, OneShot, Payload, Transmitted
 from tacit.kernels.payloads import expect_parts
 
 
@@ -20,8 +20,8 @@ class Dense(OneShot):
     """
 
     additive: ClassVar[bool] = True
-    swallows: ClassVar[bool] = False
-    light: ClassVar[bool] = True
+    hides_nonfinite: ClassVar[bool] = False
+    inline: ClassVar[bool] = True
     scales: ClassVar[bool] = True
     entrywise: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
@@ -51,6 +51,6 @@ class Dense(OneShot):
         self.check(payload, out)
         out.add_(payload[0], alpha=weight)
 
-    def sent(self, payload: Payload, x: Tensor) -> Sent:
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         """All of it."""
-        return Everything(x)
+        return Exact(x)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
+from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
 from tacit.kernels.payloads import expect, expect_parts
 from tacit.kernels.positions import clear_, nbytes, pack_positions, scatter_add_, unpack_positions
 from tacit.kernels.rooms import room
@@ -27,7 +27,7 @@ class Entries(OneShot):
         """How many entries may be sent, for which there is room."""
 
     @abstractmethod
-    def choose(self, x: Tensor, room: Room, residual: Tensor | None, owed: Tensor | None) -> Chosen:
+    def choose(self, x: Tensor, room: Room, residual: Tensor | None, new_residual: Tensor | None) -> Chosen:
         """Entries of x + residual; `owed` gets the others."""
 
     @abstractmethod
@@ -46,21 +46,25 @@ class Entries(OneShot):
         """(what of the entries travels, ..., positions)."""
         return self._encode(x, None, None, ctx)
 
-    def encode_owed(self, x: Tensor, residual: Tensor, owed: Tensor, ctx: Context) -> Payload | None:
+    def encode_with_feedback(
+        self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
+    ) -> Payload | None:
         """One pass over memory; what rounding takes from the chosen entries is owed too."""
-        return self._encode(x, residual, owed, ctx)
+        return self._encode(x, residual, new_residual, ctx)
 
-    def _encode(self, x: Tensor, residual: Tensor | None, owed: Tensor | None, ctx: Context) -> Payload:
+    def _encode(
+        self, x: Tensor, residual: Tensor | None, new_residual: Tensor | None, ctx: Context
+    ) -> Payload:
         numel, most = x.numel(), self.most(x.numel())
         places = (room_for(numel, most),)
         found = Room(ctx.scratch("index", x, places, torch.int32), ctx.scratch("entries", x, places, x.dtype))
-        index, values = self.choose(x, found, residual, owed)
+        index, values = self.choose(x, found, residual, new_residual)
         packed = ctx.scratch("positions", x, (nbytes(numel, most),), torch.uint8)
         pack_positions(index, numel, most, packed)
         written = self.write(values, most, ctx)
-        if owed is not None and not self.exact:
+        if new_residual is not None and not self.exact:
             said = self.read(written, values, 1.0)
-            scatter_add_(index, torch.sub(values, said, out=said), owed)
+            scatter_add_(index, torch.sub(values, said, out=said), new_residual)
         return (*written, packed)
 
     @property
@@ -103,7 +107,7 @@ class Entries(OneShot):
             expect(written[0], "entries", index.numel(), out.dtype, out.numel())
         return index, written[0], weight
 
-    def sent(self, payload: Payload, x: Tensor) -> Sent:
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         """The chosen entries, as peers read them."""
         return _SomeSent(self, payload)
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
+from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
 from tacit.kernels.int8 import BLOCK, add_int8_, check_int8, encode_int8, encode_int8_owed
 from tacit.kernels.layout import buckets
 
@@ -38,10 +38,12 @@ class Int8(OneShot):
         encode_int8(x, codes, units)
         return codes, units
 
-    def encode_owed(self, x: Tensor, residual: Tensor, owed: Tensor, ctx: Context) -> Payload:
+    def encode_with_feedback(
+        self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
+    ) -> Payload:
         """In one pass."""
         codes, units = self._buffers(x, ctx)
-        encode_int8_owed(x, residual, owed, codes, units)
+        encode_int8_owed(x, residual, new_residual, codes, units)
         return codes, units
 
     def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
@@ -64,6 +66,6 @@ class Int8(OneShot):
         """Multiply and add all of them, in one pass."""
         add_int8_(payloads, 1 / len(payloads), out, fresh=True)
 
-    def sent(self, payload: Payload, x: Tensor) -> Sent:
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         """The levels, multiplied if somebody asks."""
         return Decoded(self, payload)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit import checks
-from tacit.contracts import Compressor, Context, Exchange, Matrix, Mean, Outcome, Sent, State
+from tacit.contracts import AllReduce, Compressor, Context, Exchange, Matrix, Outcome, State, Transmitted
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LAG(Compressor):
     State: `held`, what this rank's gradient stands at, rank-local; `mean`, of these, and `norms`, those of
     the last D means by parameter, equal on all ranks. It keeps its own memory, so leave `ErrorFeedback` out.
 
-    Differences from the paper: the rule is that of a lot, not of the whole model, so that some lots may
+    Differences from the paper: the rule is that of a bucket, not of the whole model, so that some buckets may
     travel and others not; ranks send the gradient that stands in place of its change, which on an all-reduce
     costs the same, and leaves no rounding errors to add up in the sum of all changes. Meant for gradients
     over all data, or large batches: the noise of small ones is a change in every step, and all of it travels.
@@ -57,10 +57,10 @@ class LAG(Compressor):
         checks.matrices(self.matrices)
 
     def exempts(self, shape: torch.Size) -> bool:
-        """None: all of a lot is compared, and travels, at once."""
+        """None: all of a bucket is compared, and travels, at once."""
         return False
 
-    def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
+    def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """The same for these parameters."""
         return replace(self, matrices=matrices)
 
@@ -78,12 +78,12 @@ class LAG(Compressor):
         held = self._held(x, state, ctx)
         news = ctx.scratch("news", x, (1,), torch.float32)
         news.fill_(held is not state["held"])
-        yield Mean((news,))  # of zeros and ones: above zero on all ranks, or on none
+        yield AllReduce((news,))  # of zeros and ones: above zero on all ranks, or on none
         mean, fresh = state["mean"], x.is_meta or bool(news > 0)
         if fresh:
             mean = ctx.spare("mean", mean)
             mean.copy_(held)
-            yield Mean((mean,))
+            yield AllReduce((mean,))
         norms = self._norms(mean if fresh else None, state, ctx)
         ctx.out.copy_(mean)
         return Outcome(ctx.out, _Held(held), {"held": held, "mean": mean, "norms": norms})
@@ -123,13 +123,13 @@ def _norm(x: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class _Held(Sent):
+class _Held(Transmitted):
     """What this rank's part of the mean is, sent now or earlier."""
 
     held: Tensor
 
-    def take_from_(self, owed: Tensor) -> None:
-        owed.sub_(self.held)
+    def subtract_from_(self, new_residual: Tensor) -> None:
+        new_residual.sub_(self.held)
 
     def dense(self, like: Tensor) -> Tensor:
         return self.held.clone().view_as(like)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
+from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
 from tacit.errors import ConfigError
 from tacit.kernels.layout import buckets, code_bytes
 from tacit.kernels.levels import add_levels_, check_levels, quantize
@@ -70,6 +70,6 @@ class Levels(OneShot):
         """Unpack and add all of them, in one pass."""
         add_levels_(payloads, self.width, self.bucket, 1 / len(payloads), out, fresh=True)
 
-    def sent(self, payload: Payload, x: Tensor) -> Sent:
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         """The levels, unpacked if somebody asks."""
         return Decoded(self, payload)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
+from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.philox import philox
 from tacit.kernels.pick import on_host
@@ -93,7 +93,7 @@ class MajoritySign(OneShot):
             if not out.is_meta:
                 _withdraw(abstains, weight, out)
 
-    def sent(self, payload: Payload, x: Tensor) -> Sent:
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         """This rank's vote."""
         return Decoded(self, payload)
 

@@ -13,10 +13,10 @@ from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
 from tacit.contracts import (
     Compressor,
     Context,
-    Everything,
+    Difference,
+    Exact,
     Exchange,
     Momentum,
-    Remembered,
     Rounded,
     State,
     state_dtype,
@@ -86,7 +86,7 @@ class MomentumCorrection(Wrapper):
         done = yield from self.inner.exchange(given, inner_state(state, "inner"), ctx.inside("inner"))
         sent = done.sent
         if self.masking and not x.is_meta:
-            if isinstance(sent, Everything | Rounded | Remembered):  # these speak of what is now forgotten
-                sent = Everything(sent.dense(x))
+            if isinstance(sent, Exact | Rounded | Difference):  # these speak of what is now forgotten
+                sent = Exact(sent.dense(x))
             sent.clear_(velocity)
         return done._replace(sent=sent, state={"velocity": velocity, **outer_state(done.state, "inner")})

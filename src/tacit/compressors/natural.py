@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
+from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
 from tacit.kernels.exponents import add_exponents_, check_exponents, encode_exponents
 
 
@@ -60,6 +60,6 @@ class Natural(OneShot):
         """Put together and add all of them, in one pass."""
         add_exponents_(payloads, 1 / len(payloads), out, fresh=True)
 
-    def sent(self, payload: Payload, x: Tensor) -> Sent:
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         """The powers, put together if somebody asks."""
         return Decoded(self, payload)

@@ -33,10 +33,12 @@ class OneBit(Signed):
         encode_signs(x, bits, highs, lows)
         return bits, highs, lows
 
-    def encode_owed(self, x: Tensor, residual: Tensor, owed: Tensor, ctx: Context) -> Payload:
+    def encode_with_feedback(
+        self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
+    ) -> Payload:
         """In one pass."""
         bits, highs, lows = self._buffers(x, ctx)
-        encode_signs_owed(x, residual, owed, bits, highs, lows, keep=True)
+        encode_signs_owed(x, residual, new_residual, bits, highs, lows, keep=True)
         return bits, highs, lows
 
     def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:

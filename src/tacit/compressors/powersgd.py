@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tacit import checks
-from tacit.contracts import Compressor, Context, Exchange, Matrix, Mean, Outcome, Sent, State
+from tacit.contracts import AllReduce, Compressor, Context, Exchange, Matrix, Outcome, State, Transmitted
 from tacit.kernels.orthogonal import orthogonalize_, scale_
 
 
@@ -62,7 +62,7 @@ class PowerSGD(Compressor):
     matrices: tuple[Matrix, ...] = ()
 
     shared: ClassVar[frozenset[str]] = frozenset({"q"})
-    swallows: ClassVar[bool] = False
+    hides_nonfinite: ClassVar[bool] = False
     on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class PowerSGD(Compressor):
         rows, columns = shape[0], shape[1:].numel()
         return (rows + columns) * self.rank * self.min_compression_rate > rows * columns
 
-    def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
+    def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """The same for these matrices."""
         return replace(self, matrices=matrices)
 
@@ -104,12 +104,12 @@ class PowerSGD(Compressor):
         scale_(own, [m.columns for m in self.matrices], self.rank)
         for matrices, mine, before in self._parts(x, p, own):
             torch.bmm(before, matrices.transpose(1, 2), out=mine)
-        yield Mean((p,))
+        yield AllReduce((p,))
         orthogonalize_(p, [m.rows for m in self.matrices], self.rank)
         for matrices, bases, mine in self._parts(x, p, q):
             torch.bmm(bases, matrices, out=mine)
         own.copy_(q)
-        yield Mean((q,))
+        yield AllReduce((q,))
         for start, stop in self._gaps(x.numel()):
             ctx.out[start:stop] = 0
         for matrices, bases, agreed in self._parts(ctx.out, p, q):
@@ -159,15 +159,15 @@ class PowerSGD(Compressor):
 
 
 @dataclass(frozen=True)
-class _Projected(Sent):
+class _Projected(Transmitted):
     """P (M' P)' of this rank's own M."""
 
     codec: PowerSGD
     p: Tensor
     q: Tensor
 
-    def take_from_(self, owed: Tensor) -> None:
-        for matrices, bases, own in self.codec._parts(owed, self.p, self.q):
+    def subtract_from_(self, new_residual: Tensor) -> None:
+        for matrices, bases, own in self.codec._parts(new_residual, self.p, self.q):
             matrices.baddbmm_(bases.transpose(1, 2), own, alpha=-1)
 
     def dense(self, like: Tensor) -> Tensor:

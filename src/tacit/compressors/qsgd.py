@@ -18,7 +18,7 @@ class QSGD(Levels):
     (the first term rounded up to whole groups of g = 8 / gcd(bits, 8) levels: ceil(n / g) x bits x g / 8).
     No error feedback is needed; the variance of one round is at most scale^2 / (4 s^2) an entry.
     Differences from the paper: levels travel in a fixed number of bits, not in Elias's code, and the whole
-    lot is cut into buckets, not each tensor.
+    bucket is cut into buckets, not each tensor.
 
     Attributes:
         bits: of a level, 2 to 8. Fewer send less, and are noisier.

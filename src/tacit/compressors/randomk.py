@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.compressors import ratio
-from tacit.contracts import Compressor, Context, Exchange, Mean, Outcome, Sparse, State, refuse_overflow
+from tacit.contracts import AllReduce, Compressor, Context, Exchange, Outcome, Sparse, State, refuse_overflow
 from tacit.kernels.philox import uniform
 from tacit.kernels.pick import on_host
 
@@ -64,6 +64,6 @@ class RandomK(Compressor):
             values *= x.numel() / index.numel()
         refuse_overflow(values, ctx)
         sent = Sparse(index, values.clone())
-        (mean,) = yield Mean((values,))
+        (mean,) = yield AllReduce((values,))
         ctx.out.zero_().index_copy_(0, index, mean)
         return Outcome(ctx.out, sent, state)

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, OneShot, Payload, Sent
+from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
 from tacit.errors import ConfigError
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.signs import (
@@ -59,7 +59,7 @@ class Signed(OneShot):
             self.check(payload, out)
         add_signs_([_values(payload) for payload in payloads], 1 / len(payloads), out, fresh=True)
 
-    def sent(self, payload: Payload, x: Tensor) -> Sent:
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         """What the signs are worth, unpacked if somebody asks."""
         return Decoded(self, payload)
 
@@ -75,12 +75,12 @@ class Sign(Signed):
 
     What arrives is mean|x| * sign(x), with sign(0) = 1. Put `ErrorFeedback` around it; without it sign
     descent need not converge.
-    Difference from the papers: one magnitude for all tensors of a lot, or for each block of 512 entries of
+    Difference from the papers: one magnitude for all tensors of a bucket, or for each block of 512 entries of
     it, not one a tensor. Blocks follow the scales of layers and rows, for 6 % more bytes:
     ceil(n / 8) + 4 x ceil(n / 512).
 
     Attributes:
-        block: None: one magnitude a lot. 512: one for each 512 entries.
+        block: None: one magnitude a bucket. 512: one for each 512 entries.
     """
 
     block: Literal[512] | None = None
@@ -106,13 +106,15 @@ class Sign(Signed):
         encode_sign(x, bits, means, magnitude)
         return bits, magnitude
 
-    def encode_owed(self, x: Tensor, residual: Tensor, owed: Tensor, ctx: Context) -> Payload:
+    def encode_with_feedback(
+        self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
+    ) -> Payload:
         """One pass by blocks; with one magnitude, known only at the end, a second one that subtracts."""
         bits, means, magnitude = self._buffers(x, ctx)
         if self.block:
-            encode_signs_owed(x, residual, owed, bits, means, None, keep=True)
+            encode_signs_owed(x, residual, new_residual, bits, means, None, keep=True)
             return bits, means
-        encode_sign_owed(x, residual, owed, bits, means, magnitude)
+        encode_sign_owed(x, residual, new_residual, bits, means, magnitude)
         return bits, magnitude
 
     def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:

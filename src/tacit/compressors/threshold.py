@@ -49,9 +49,9 @@ class Threshold(Entries):
         """The capacity."""
         return ratio.count(self.capacity, numel)
 
-    def choose(self, x: Tensor, room: Room, residual: Tensor | None, owed: Tensor | None) -> Chosen:
+    def choose(self, x: Tensor, room: Room, residual: Tensor | None, new_residual: Tensor | None) -> Chosen:
         """Those that reach tau."""
-        return select_above(x, self.tau, self.most(x.numel()), room, residual, owed)
+        return select_above(x, self.tau, self.most(x.numel()), room, residual, new_residual)
 
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
         """Signs."""

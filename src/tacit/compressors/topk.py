@@ -32,7 +32,7 @@ class TopK(Entries):
     each `chunk` entries in a row the ceil(ratio x chunk) largest; of what is left at the end as many, or all
     where they are fewer. k then is the sum of these.
 
-    Differences from the papers: the choice is made over all tensors of a lot as one row, not tensor by
+    Differences from the papers: the choice is made over all tensors of a bucket as one row, not tensor by
     tensor; STC's positions are not Golomb-coded, and what comes back to a rank is not compressed again. Put
     `ErrorFeedback` around it, or what is not sent is lost.
 
@@ -83,11 +83,11 @@ class TopK(Entries):
             return None
         return replace(self, ratio=count / numel, chunk=None)
 
-    def choose(self, x: Tensor, room: Room, residual: Tensor | None, owed: Tensor | None) -> Chosen:
+    def choose(self, x: Tensor, room: Room, residual: Tensor | None, new_residual: Tensor | None) -> Chosen:
         """The largest, of all or of each chunk."""
         if self.chunk is None:
-            return select_largest(x, self.most(x.numel()), room, residual, owed)
-        return select_in_chunks(x, self._per_chunk, self.chunk, room, residual, owed)
+            return select_largest(x, self.most(x.numel()), room, residual, new_residual)
+        return select_in_chunks(x, self._per_chunk, self.chunk, room, residual, new_residual)
 
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
         """As `values` says."""

@@ -16,15 +16,15 @@ from tacit.contracts import (
     Exchange,
     Factors,
     Matrix,
-    Memory,
     Momentum,
     OneShot,
+    OneShotUse,
     Outcome,
-    Reduce,
-    Sent,
+    ReduceEncoded,
+    ScheduleState,
     Spans,
-    Spoken,
     State,
+    Transmitted,
     add_rescaled,
     cut_factors,
     lasting,
@@ -32,7 +32,7 @@ from tacit.contracts import (
     state_dtype,
 )
 from tacit.errors import ConfigError
-from tacit.exchanges import fuse
+from tacit.exchange.combinators import fuse
 
 
 def inner_state(state: State, part: str) -> dict[str, Tensor]:
@@ -58,9 +58,9 @@ class Wrapper(Compressor):
         checks.compressor("inner", self.inner)
 
     @property
-    def swallows(self) -> bool:  # type: ignore[override]
+    def hides_nonfinite(self) -> bool:  # type: ignore[override]
         """As the one inside."""
-        return self.inner.swallows
+        return self.inner.hides_nonfinite
 
     @property
     def needs_server(self) -> bool:
@@ -85,25 +85,25 @@ class Wrapper(Compressor):
         """As the one inside."""
         return self.inner.changes
 
-    def spoken(self, step: int) -> Spoken | None:
+    def one_shot(self, step: int) -> OneShotUse | None:
         """As the one inside."""
-        return self.inner.spoken(step)
+        return self.inner.one_shot(step)
 
-    def fitted(self, matrices: tuple[Matrix, ...]) -> Compressor:
+    def for_model(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """Pass it on."""
-        return replace(self, inner=self.inner.fitted(matrices))
+        return replace(self, inner=self.inner.for_model(matrices))
 
-    def told(self, memory: Memory) -> Compressor:
+    def for_training(self, schedule_state: ScheduleState) -> Compressor:
         """Pass it on."""
-        return replace(self, inner=self.inner.told(memory))
+        return replace(self, inner=self.inner.for_training(schedule_state))
 
     def ended(self, steps: int) -> str:
         """As the one inside."""
         return self.inner.ended(steps)
 
-    def bound(self, matrices: tuple[Matrix, ...]) -> Compressor:
+    def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """Pass it on."""
-        return replace(self, inner=self.inner.bound(matrices))
+        return replace(self, inner=self.inner.with_layout(matrices))
 
     def is_shared(self, field: str) -> bool:
         """What is not of the one inside is this rank's own."""
@@ -146,10 +146,10 @@ class ErrorFeedback(Wrapper):
         """As the one inside."""
         return self.inner.on_device
 
-    def spoken(self, step: int) -> Spoken | None:
+    def one_shot(self, step: int) -> OneShotUse | None:
         """The one inside, and what it does not say is owed."""
-        spoken = self.inner.spoken(step)
-        return spoken and spoken._replace(owes=True)
+        one_shot = self.inner.one_shot(step)
+        return one_shot and one_shot._replace(has_feedback=True)
 
     def init(self, like: Tensor) -> State:
         """Nothing is owed yet."""
@@ -161,23 +161,23 @@ class ErrorFeedback(Wrapper):
         if (ctx.rescale and not self.rescale) or self.decay != 1.0:
             factors = ctx.rescale if self.rescale else ()
             ctx = replace(ctx, rescale=_times(self.decay, factors, x.numel()))
-        residual, owed = state["residual"], ctx.spare("residual", state["residual"])
+        residual, new_residual = state["residual"], ctx.spare("residual", state["residual"])
         inside = ctx.inside("inner")
         if isinstance(self.inner, OneShot):
-            mean, sent = yield Reduce(self.inner, x, inside, residual, owed)
-            return Outcome(mean, sent, {**state, "residual": owed})
-        given = add_rescaled(x, residual, ctx.rescale, owed)
-        if owed.dtype != x.dtype:
-            given = ctx.scratch("given", x, x.shape, x.dtype).copy_(owed)
-        if self.inner.swallows:
+            mean, sent = yield ReduceEncoded(self.inner, x, inside, residual, new_residual)
+            return Outcome(mean, sent, {**state, "residual": new_residual})
+        given = add_rescaled(x, residual, ctx.rescale, new_residual)
+        if new_residual.dtype != x.dtype:
+            given = ctx.scratch("given", x, x.shape, x.dtype).copy_(new_residual)
+        if self.inner.hides_nonfinite:
             refuse_overflow(given, ctx)
         done = yield from self.inner.exchange(given, inner_state(state, "inner"), inside)
-        if given is owed:
-            done.sent.take_from_(owed)
+        if given is new_residual:
+            done.sent.subtract_from_(new_residual)
         else:
-            owed.sub_(done.sent.dense(given))
-        sent = lasting(done.sent, x, residual, owed, ctx.rescale)
-        return done._replace(sent=sent, state={"residual": owed, **outer_state(done.state, "inner")})
+            new_residual.sub_(done.sent.dense(given))
+        sent = lasting(done.sent, x, residual, new_residual, ctx.rescale)
+        return done._replace(sent=sent, state={"residual": new_residual, **outer_state(done.state, "inner")})
 
 
 def _times(decay: float, factors: Factors, numel: int) -> Factors:
@@ -216,11 +216,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Select(Compressor):
+class Partition(Compressor):
     """Different compressors for different parameters of one flat tensor; their messages travel together.
 
     The first part works on the whole tensor in place, with zeros where other parts have their spans: the
-    usual case, a few dense biases in a large compressed lot, costs no copy of the lot.
+    usual case, a few dense biases in a large compressed bucket, costs no copy of the bucket.
 
     Attributes:
         main: handles everything that no part does. It sees the whole tensor, and counts its entries so.
@@ -239,9 +239,9 @@ class Select(Compressor):
             )
 
     @property
-    def swallows(self) -> bool:  # type: ignore[override]
+    def hides_nonfinite(self) -> bool:  # type: ignore[override]
         """If any of them does."""
-        return self.main.swallows or any(part.compressor.swallows for part in self.parts)
+        return self.main.hides_nonfinite or any(part.compressor.hides_nonfinite for part in self.parts)
 
     @property
     def on_device(self) -> bool:
@@ -254,11 +254,11 @@ class Select(Compressor):
         parts = {step for part in self.parts for step in part.compressor.changes}
         return tuple(sorted({*self.main.changes, *parts}))
 
-    def spoken(self, step: int) -> Spoken | None:
+    def one_shot(self, step: int) -> OneShotUse | None:
         """As the main one, and where the parts have their spans."""
-        spoken = self.main.spoken(step)
+        one_shot = self.main.one_shot(step)
         others = tuple(sorted(span for part in self.parts for span in part.spans))
-        return spoken and spoken._replace(others=others)
+        return one_shot and one_shot._replace(others=others)
 
     def places(self) -> Mapping[str, Spans]:
         """The spans of each part."""
@@ -296,7 +296,7 @@ class Select(Compressor):
         for mine, done in zip(
             (self.main, *(part.compressor for part in self.parts)), (main, *others), strict=True
         ):
-            if self.swallows and not mine.swallows:
+            if self.hides_nonfinite and not mine.hides_nonfinite:
                 refuse_overflow(done.mean, ctx)  # the mean of all is not looked at
         for part, other in zip(self.parts, others, strict=True):
             _put(other.mean, part.spans, main.mean)
@@ -348,20 +348,20 @@ def _put(mean: Tensor, spans: tuple[tuple[int, int], ...], out: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class _SentInParts(Sent):
-    select: Select
-    main: Sent
-    parts: tuple[Sent, ...]
+class _SentInParts(Transmitted):
+    select: Partition
+    main: Transmitted
+    parts: tuple[Transmitted, ...]
 
-    def take_from_(self, owed: Tensor) -> None:
-        pieces = [torch.cat([owed[a:b] for a, b in part.spans]) for part in self.select.parts]
+    def subtract_from_(self, new_residual: Tensor) -> None:
+        pieces = [torch.cat([new_residual[a:b] for a, b in part.spans]) for part in self.select.parts]
         for part in self.select.parts:
             for start, stop in part.spans:
-                owed[start:stop] = 0
-        self.main.take_from_(owed)
+                new_residual[start:stop] = 0
+        self.main.subtract_from_(new_residual)
         for part, piece, sent in zip(self.select.parts, pieces, self.parts, strict=True):
-            sent.take_from_(piece)
-            _put(piece, part.spans, owed)
+            sent.subtract_from_(piece)
+            _put(piece, part.spans, new_residual)
 
     def dense(self, like: Tensor) -> Tensor:
         whole = self.main.dense(like)

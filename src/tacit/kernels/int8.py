@@ -37,21 +37,24 @@ def encode_int8(x: Tensor, codes: Tensor, units: Tensor) -> None:
         encode_int8_torch(x, codes, units)
 
 
-def encode_int8_owed(x: Tensor, residual: Tensor, owed: Tensor, codes: Tensor, units: Tensor) -> None:
+def encode_int8_owed(x: Tensor, residual: Tensor, new_residual: Tensor, codes: Tensor, units: Tensor) -> None:
     """Encode x + residual, and write to `owed` what of it is not said."""
     if x.is_meta:
         warm_up(warming())
-    elif fits32(x, residual, owed):
-        _compiled(x, address(residual), address(owed), codes, units)
-    elif not (fits_triton(x, residual, owed) and by_triton("int8.encode", x, residual, owed, codes, units)):
-        torch.add(x, residual, out=owed)
-        encode_int8_torch(owed, codes, units)
-        add_int8_torch_([(codes, units)], -1.0, owed, fresh=False)
+    elif fits32(x, residual, new_residual):
+        _compiled(x, address(residual), address(new_residual), codes, units)
+    elif not (
+        fits_triton(x, residual, new_residual)
+        and by_triton("int8.encode", x, residual, new_residual, codes, units)
+    ):
+        torch.add(x, residual, out=new_residual)
+        encode_int8_torch(new_residual, codes, units)
+        add_int8_torch_([(codes, units)], -1.0, new_residual, fresh=False)
 
 
-def _compiled(x: Tensor, residual: int, owed: int, codes: Tensor, units: Tensor) -> None:
+def _compiled(x: Tensor, residual: int, new_residual: int, codes: Tensor, units: Tensor) -> None:
 
-    half("rounding").encode(address(x), residual, owed, x.numel(), address(codes), address(units))
+    half("rounding").encode(address(x), residual, new_residual, x.numel(), address(codes), address(units))
 
 
 def add_int8_(payloads: Sequence[Sequence[Tensor]], weight: float, out: Tensor, fresh: bool) -> None:

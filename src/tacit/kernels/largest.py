@@ -14,11 +14,11 @@ def largest_torch(
     at: Tensor,
     values: Tensor,
     residual: Tensor | None = None,
-    owed: Tensor | None = None,
+    new_residual: Tensor | None = None,
 ) -> None:
     """`select.select_largest`, to the first k places of `at` and `values`."""
-    a = x if residual is None or owed is None else torch.add(x, residual, out=owed)
-    _write(a, largest_places(a, k).sort().values, at, values, owed)
+    a = x if residual is None or new_residual is None else torch.add(x, residual, out=new_residual)
+    _write(a, largest_places(a, k).sort().values, at, values, new_residual)
 
 
 def in_chunks_torch(
@@ -28,10 +28,10 @@ def in_chunks_torch(
     at: Tensor,
     values: Tensor,
     residual: Tensor | None = None,
-    owed: Tensor | None = None,
+    new_residual: Tensor | None = None,
 ) -> None:
     """The reference: `select.select_in_chunks`, to the first places of `at` and `values`."""
-    a = x if residual is None or owed is None else torch.add(x, residual, out=owed)
+    a = x if residual is None or new_residual is None else torch.add(x, residual, out=new_residual)
     whole = a.numel() - a.numel() % chunk
     found = []
     for first, rows in ((0, a[:whole].view(-1, chunk)), (whole, a[whole:].view(1, -1))):
@@ -39,7 +39,7 @@ def in_chunks_torch(
             places = largest_places(rows, min(per_chunk, rows.shape[1])).sort().values
             begin = torch.arange(len(rows), device=x.device).mul_(chunk).add_(first)
             found.append((places + begin.unsqueeze(1)).view(-1))
-    _write(a, torch.cat(found), at, values, owed)
+    _write(a, torch.cat(found), at, values, new_residual)
 
 
 def largest_places(a: Tensor, k: int) -> Tensor:
@@ -54,8 +54,8 @@ def largest_places(a: Tensor, k: int) -> Tensor:
     return magnitudes.sort(descending=True, stable=True).indices[..., :k]
 
 
-def _write(a: Tensor, index: Tensor, at: Tensor, values: Tensor, owed: Tensor | None) -> None:
+def _write(a: Tensor, index: Tensor, at: Tensor, values: Tensor, new_residual: Tensor | None) -> None:
     at[: index.numel()] = index
     torch.index_select(a, 0, index, out=values[: index.numel()])
-    if owed is not None:
-        owed.index_fill_(0, index, 0.0)
+    if new_residual is not None:
+        new_residual.index_fill_(0, index, 0.0)

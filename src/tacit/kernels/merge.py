@@ -65,7 +65,7 @@ def common(one: Tensor, other: Tensor, at: Tensor, places: Tensor) -> tuple[Tens
     return at[:count], places[:count]
 
 
-def divide(mine: Chosen, arrived: Tensor, room: Room, owed: Tensor | None = None) -> Chosen:
+def divide(mine: Chosen, arrived: Tensor, room: Room, new_residual: Tensor | None = None) -> Chosen:
     """Those of one's own entries whose positions have arrived; the others are added to `owed` (flat).
 
     Args:
@@ -75,10 +75,10 @@ def divide(mine: Chosen, arrived: Tensor, room: Room, owed: Tensor | None = None
     if arrived.is_meta:
         return mine
     if not fits(mine.values):
-        return divide_torch(mine, arrived, owed)
+        return divide_torch(mine, arrived, new_residual)
     from tacit.kernels.weave import divide
 
-    count = divide(*_arrays(*mine, arrived, *room, mine.values[:0] if owed is None else owed))
+    count = divide(*_arrays(*mine, arrived, *room, mine.values[:0] if new_residual is None else new_residual))
     return Chosen(room.at[:count], room.values[:count])
 
 
@@ -106,9 +106,9 @@ def common_torch(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     return at, torch.searchsorted(other, at, out_int32=True)
 
 
-def divide_torch(mine: Chosen, arrived: Tensor, owed: Tensor | None) -> Chosen:
+def divide_torch(mine: Chosen, arrived: Tensor, new_residual: Tensor | None) -> Chosen:
     """The reference: `divide`."""
     there = torch.isin(mine.at, arrived)
-    if owed is not None:
-        owed.index_add_(0, mine.at[~there], mine.values[~there].to(owed.dtype))
+    if new_residual is not None:
+        new_residual.index_add_(0, mine.at[~there], mine.values[~there].to(new_residual.dtype))
     return Chosen(mine.at[there], mine.values[there])

@@ -34,34 +34,34 @@ added, the lowest byte of the number's bits is that of the whole number."""
 
 
 @inlined
-def encoded(x: Any, residual: Any, owed: Any, at: Any, codes: Any, units: Any, b: Any) -> None:
+def encoded(x: Any, residual: Any, new_residual: Any, at: Any, codes: Any, units: Any, b: Any) -> None:
     """The block `b` at the addresses."""
     most = ints(np.int32(0))
     for i in range(VECTORS):
         a = load_floats(x + at + i * SIZE)
         if residual:
             a = a + load_floats(residual + at + i * SIZE)
-            store(owed + at + i * SIZE, a)
+            store(new_residual + at + i * SIZE, a)
         bits = pattern(a) & ints(MAGNITUDE)
         most = pick(bits >= most, bits, most)
     unit = min(number(largest(most)), HUGE) / TOP
     inverse = inverted(unit)
     unit = unit if inverse > 0 else np.float32(0)
     floats_at(units, b, 1)[0] = unit
-    source = owed if residual else x
+    source = new_residual if residual else x
     for i in range(VECTORS):
         a = load_floats(source + at + i * SIZE)
         shifted = a * floats(inverse) + floats(MAGIC)
         store(codes + i * LANES, low_bytes(pattern(shifted)))
         if residual:
-            store(owed + at + i * SIZE, a - floats(unit) * (shifted - floats(MAGIC)))
+            store(new_residual + at + i * SIZE, a - floats(unit) * (shifted - floats(MAGIC)))
 
 
-def _encode(x: Any, residual: Any, owed: Any, numel: Any, codes: Any, units: Any) -> None:
+def _encode(x: Any, residual: Any, new_residual: Any, numel: Any, codes: Any, units: Any) -> None:
     """See `int8`: addresses; 0 for no `residual`, and none owed then."""
     whole = numel // BLOCK
     for b in range(whole):
-        encoded(x, residual, owed, b * BLOCK * 4, codes + b * BLOCK, units, b)
+        encoded(x, residual, new_residual, b * BLOCK * 4, codes + b * BLOCK, units, b)
     rest = numel - whole * BLOCK
     if rest:
         begin = whole * BLOCK
@@ -73,7 +73,7 @@ def _encode(x: Any, residual: Any, owed: Any, numel: Any, codes: Any, units: Any
         before = at + 4 * BLOCK if residual else np.uint64(0)
         encoded(at, before, at + 8 * BLOCK, 0, levels.ctypes.data, units, whole)
         if residual:
-            floats_at(owed, begin, rest)[:] = room[2, :rest]
+            floats_at(new_residual, begin, rest)[:] = room[2, :rest]
         bytes_at(codes, begin, rest)[:] = levels[:rest]
 
 

@@ -22,14 +22,16 @@ FIRST, THEN = 20, 10
 
 
 @inlined
-def hit(x: Any, residual: Any, owed: Any, i: Any, threshold: Any, found: Any, index: Any, values: Any) -> Any:
+def hit(
+    x: Any, residual: Any, new_residual: Any, i: Any, threshold: Any, found: Any, index: Any, values: Any
+) -> Any:
     """Look at the 64 entries from 64 i on; how many are found by then."""
     a = load_floats(x + i * SIZE)
     if residual:
         a = a + load_floats(residual + i * SIZE)
-        store(owed + i * SIZE, a)
+        store(new_residual + i * SIZE, a)
     hits = packed(magnitude(a) >= floats(threshold))
-    entries = floats_at(owed if residual else x, i * LANES, LANES)
+    entries = floats_at(new_residual if residual else x, i * LANES, LANES)
     while hits:
         j = lowest(hits)
         index[found] = np.int32(i * LANES + j)
@@ -42,7 +44,7 @@ def hit(x: Any, residual: Any, owed: Any, i: Any, threshold: Any, found: Any, in
 
 
 def _sift(
-    x: Any, residual: Any, owed: Any, numel: Any, threshold: Any, index: Any, values: Any, places: Any
+    x: Any, residual: Any, new_residual: Any, numel: Any, threshold: Any, index: Any, values: Any, places: Any
 ) -> Any:
     """Write a = x + residual to `owed`; where |a| >= threshold, 0, and its place to `index`, it to `values`.
 
@@ -57,10 +59,10 @@ def _sift(
         if found + PIECE > places:
             return np.int64(-1)
         for i in range(piece, min(piece + step, whole)):
-            found = hit(x, residual, owed, i, threshold, found, at, entries)
+            found = hit(x, residual, new_residual, i, threshold, found, at, entries)
     if found + LANES > places:
         return np.int64(-1)
-    given, rest = floats_at(x, 0, numel), floats_at(owed, 0, numel)
+    given, rest = floats_at(x, 0, numel), floats_at(new_residual, 0, numel)
     before = floats_at(residual, 0, numel)
     for i in range(whole * LANES, numel):
         a = given[i] + before[i] if residual else given[i]
@@ -73,7 +75,9 @@ def _sift(
     return found
 
 
-def _sift_one_by_one(x: Any, residual: Any, owed: Any, threshold: Any, index: Any, values: Any) -> Any:
+def _sift_one_by_one(
+    x: Any, residual: Any, new_residual: Any, threshold: Any, index: Any, values: Any
+) -> Any:
     """`_sift` of fp64, an entry at a time; `residual` and `owed` may be empty."""
     found = np.int64(0)
     for piece in range(0, x.shape[0], PIECE):
@@ -83,7 +87,7 @@ def _sift_one_by_one(x: Any, residual: Any, owed: Any, threshold: Any, index: An
             a = x[i] + residual[i] if residual.shape[0] else x[i]
             reached = abs(a) >= threshold
             if residual.shape[0]:
-                owed[i] = np.float64(0) if reached else a
+                new_residual[i] = np.float64(0) if reached else a
             index[found] = i
             values[found] = a
             found += np.int64(reached)
@@ -147,7 +151,7 @@ def _guess(x: Any, residual: Any, numel: Any, step: Any, wanted: Any) -> Any:
 # ---- the exact choice ---------------------------------------------------------------------------------
 
 
-def _settle(index: Any, values: Any, least: Any, equal: int, owed: Any) -> Any:
+def _settle(index: Any, values: Any, least: Any, equal: int, new_residual: Any) -> Any:
     """Keep, moved to the front, what is larger than `least`, and of what is equal the first `equal`.
 
     What is not kept is given back to `owed`, where that is not empty. How many are kept.
@@ -162,15 +166,15 @@ def _settle(index: Any, values: Any, least: Any, equal: int, owed: Any) -> Any:
         index[kept] = place
         values[kept] = value
         kept += np.int64(keep)
-        if owed.shape[0]:
-            owed[place] = values.dtype.type(0) if keep else value
+        if new_residual.shape[0]:
+            new_residual[place] = values.dtype.type(0) if keep else value
     return kept
 
 
 def _choose(
     x: Any,
     residual: Any,
-    owed: Any,
+    new_residual: Any,
     numel: Any,
     k: Any,
     step: Any,
@@ -187,11 +191,11 @@ def _choose(
     """
     threshold = _GUESS(x, residual, numel, step, wanted) if wanted else np.float32(0)
     at_zero = not threshold >= LEAST and threshold == threshold
-    found = _SIFT(x, residual, owed, numel, LEAST if at_zero else threshold, index, values, places)
+    found = _SIFT(x, residual, new_residual, numel, LEAST if at_zero else threshold, index, values, places)
     if found > k:
         bits, larger = _NTH(values, found, k)
         at, entries = ints_at(index, 0, found), floats_at(values, 0, found)
-        back = floats_at(owed, 0, numel if owed else 0)
+        back = floats_at(new_residual, 0, numel if new_residual else 0)
         found = _SETTLE(at, entries, number(np.int32(bits)), k - larger, back)
     return found, at_zero
 
@@ -223,19 +227,27 @@ def least_of(ranks: Any, wanted: Any) -> Any:
 
 
 def _in_chunks(
-    x: Any, residual: Any, owed: Any, numel: Any, k: Any, chunk: Any, index: Any, values: Any, places: Any
+    x: Any,
+    residual: Any,
+    new_residual: Any,
+    numel: Any,
+    k: Any,
+    chunk: Any,
+    index: Any,
+    values: Any,
+    places: Any,
 ) -> None:
     """See `select.select_in_chunks`; all by address. NaN has rank 0, and others one more than their bits."""
     at, entries, found = ints_at(index, 0, places), floats_at(values, 0, places), np.int64(0)
     whole = np.empty(chunk, np.int32)
     for start in range(0, numel, chunk):
         size = min(chunk, numel - start)
-        a = floats_at(owed if residual else x, start, size)
+        a = floats_at(new_residual if residual else x, start, size)
         if residual:
             given, before = floats_at(x, start, size), floats_at(residual, start, size)
             for i in range(size):
                 a[i] = given[i] + before[i]
-        ranks, patterns = whole[:size], ints_at(owed if residual else x, start, size)
+        ranks, patterns = whole[:size], ints_at(new_residual if residual else x, start, size)
         for i in range(size):
             pattern = patterns[i] & MAGNITUDE
             ranks[i] = np.int32(pattern + 1) if pattern <= INFINITE else np.int32(0)

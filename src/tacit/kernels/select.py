@@ -66,7 +66,11 @@ def new_room(x: Tensor, k: int) -> Room:
 
 
 def select_largest(
-    x: Tensor, k: int, room: Room | None = None, residual: Tensor | None = None, owed: Tensor | None = None
+    x: Tensor,
+    k: int,
+    room: Room | None = None,
+    residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
 ) -> Chosen:
     """The `k` entries of largest magnitude of the flat tensor a = x + residual; of `x`, without `residual`.
 
@@ -80,26 +84,26 @@ def select_largest(
         warm_up(warming())
     if x.is_meta or k == 0:
         return Chosen(room.at[:k], room.values[:k])
-    if not fits32(x) and _by_triton("select.largest", x, k, *room, residual, owed):
+    if not fits32(x) and _by_triton("select.largest", x, k, *room, residual, new_residual):
         return Chosen(room.at[:k], room.values[:k])
     if not on_host(x):
-        largest_torch(x, k, *room, residual, owed)
+        largest_torch(x, k, *room, residual, new_residual)
         return Chosen(room.at[:k], room.values[:k])
     for effort in (1, 16):
-        found, least = _attempt(x, k, effort, room, residual, owed)
+        found, least = _attempt(x, k, effort, room, residual, new_residual)
         if found is not None and found.at.numel() == k:
             return found
         if found is not None and least:
-            filled = _with_zeros(found, k, x, residual, owed)
+            filled = _with_zeros(found, k, x, residual, new_residual)
             if filled is not None:
                 return filled
         if _sampled(x.numel(), effort) == x.numel():
             break
-    return _exact(x, k, room, residual, owed)
+    return _exact(x, k, room, residual, new_residual)
 
 
 def _attempt(
-    x: Tensor, k: int, effort: int, room: Room, residual: Tensor | None, owed: Tensor | None
+    x: Tensor, k: int, effort: int, room: Room, residual: Tensor | None, new_residual: Tensor | None
 ) -> tuple[Chosen | None, bool]:
     """The k largest, or all that reach a threshold if fewer do; None where there is no room.
 
@@ -109,12 +113,12 @@ def _attempt(
         numel, step, sample = x.numel(), _step(x.numel(), effort), _sampled(x.numel(), effort)
         wanted = _wanted(numel, k, sample)
         wanted = 0 if wanted == sample < numel else wanted  # all of the sample: then all but zeros
-        given = _given(x, residual, owed)
+        given = _given(x, residual, new_residual)
         count, least = half("scan").choose(*given, numel, k, step, wanted, *_collected(room))
         return None if count < 0 else Chosen(room.at[:count], room.values[:count]), least
     threshold, least = _guess(x, residual, k, effort)
-    found = sift(x, threshold, room, residual, owed)
-    return _settle(found, k, owed) if found is not None and found.at.numel() > k else found, least
+    found = sift(x, threshold, room, residual, new_residual)
+    return _settle(found, k, new_residual) if found is not None and found.at.numel() > k else found, least
 
 
 def select_above(
@@ -123,7 +127,7 @@ def select_above(
     most: int,
     room: Room | None = None,
     residual: Tensor | None = None,
-    owed: Tensor | None = None,
+    new_residual: Tensor | None = None,
 ) -> Chosen:
     """The entries of a = x + residual whose magnitude is at least `threshold` (positive), `most` at the most.
 
@@ -133,10 +137,10 @@ def select_above(
     if x.is_meta:
         warm_up(warming())
         return Chosen(room.at[:most], room.values[:most])
-    found = sift(x, threshold, room, residual, owed)
+    found = sift(x, threshold, room, residual, new_residual)
     if found is None:
-        return select_largest(x, most, room, residual, owed)
-    return _settle(found, most, owed) if found.at.numel() > most else found
+        return select_largest(x, most, room, residual, new_residual)
+    return _settle(found, most, new_residual) if found.at.numel() > most else found
 
 
 def select_in_chunks(
@@ -145,7 +149,7 @@ def select_in_chunks(
     chunk: int,
     room: Room,
     residual: Tensor | None = None,
-    owed: Tensor | None = None,
+    new_residual: Tensor | None = None,
 ) -> Chosen:
     """The `per_chunk` largest of each `chunk` entries of x + residual; of fewer at the end, as many or all.
 
@@ -158,12 +162,12 @@ def select_in_chunks(
     if x.is_meta:
         warm_up(warming())
     elif k and fits32(x):
-        given = _given(x, residual, owed)
+        given = _given(x, residual, new_residual)
         half("scan").in_chunks(*given, x.numel(), per_chunk, chunk, *_collected(room))
     elif k and not (
-        chunk <= CHUNK and _by_triton("select.in_chunks", x, per_chunk, chunk, *room, residual, owed)
+        chunk <= CHUNK and _by_triton("select.in_chunks", x, per_chunk, chunk, *room, residual, new_residual)
     ):
-        in_chunks_torch(x, per_chunk, chunk, *room, residual, owed)
+        in_chunks_torch(x, per_chunk, chunk, *room, residual, new_residual)
     return Chosen(room.at[:k], room.values[:k])
 
 
@@ -176,35 +180,41 @@ def _by_triton(name: str, x: Tensor, *arguments: Any) -> bool:
 
 
 def sift(
-    x: Tensor, threshold: float, room: Room, residual: Tensor | None = None, owed: Tensor | None = None
+    x: Tensor,
+    threshold: float,
+    room: Room,
+    residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
 ) -> Chosen | None:
     """All entries of a = x + residual with |a| >= threshold; None where there is no room for them.
 
     `owed` becomes a, with zeros in their places; it is unfinished where None is returned.
     """
-    if fits_triton32(x, room.values, *(each for each in (residual, owed) if each is not None)):
+    if fits_triton32(x, room.values, *(each for each in (residual, new_residual) if each is not None)):
         from tacit.kernels.cuda import entries
 
-        count = entries.sift(x, threshold, *room, residual, owed)
+        count = entries.sift(x, threshold, *room, residual, new_residual)
         return None if count < 0 else Chosen(room.at[:count], room.values[:count])
     if not fits(x):
-        return sift_torch(x, threshold, room, residual, owed)
+        return sift_torch(x, threshold, room, residual, new_residual)
     scan = half("scan")
     if x.dtype == torch.float32:
-        given, numel = _given(x, residual, owed), x.numel()
+        given, numel = _given(x, residual, new_residual), x.numel()
         count = scan.sift(*given, numel, threshold, *_collected(room))
     else:
-        before, after = (x[:0], x[:0]) if residual is None or owed is None else (residual, owed)
+        before, after = (
+            (x[:0], x[:0]) if residual is None or new_residual is None else (residual, new_residual)
+        )
         array, before_, after_, index, values = _arrays(x, before, after, *room)
         count = scan.sift_one_by_one(array, before_, after_, threshold, index, values)
     return None if count < 0 else Chosen(room.at[:count], room.values[:count])
 
 
-def _given(x: Tensor, residual: Tensor | None, owed: Tensor | None) -> tuple[int, int, int]:
+def _given(x: Tensor, residual: Tensor | None, new_residual: Tensor | None) -> tuple[int, int, int]:
 
-    if residual is None or owed is None:
+    if residual is None or new_residual is None:
         return address(x), 0, 0
-    return address(x), address(residual), address(owed)
+    return address(x), address(residual), address(new_residual)
 
 
 def _collected(room: Room) -> tuple[int, int, int]:
@@ -213,21 +223,25 @@ def _collected(room: Room) -> tuple[int, int, int]:
 
 
 def sift_torch(
-    x: Tensor, threshold: float, room: Room, residual: Tensor | None = None, owed: Tensor | None = None
+    x: Tensor,
+    threshold: float,
+    room: Room,
+    residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
 ) -> Chosen | None:
     """The reference: `sift` in plain torch, in blocks that stay in the cache; equal to the last bit."""
     count = 0
     for start in range(0, x.numel(), BLOCK):
         piece = x[start : start + BLOCK]
-        if residual is not None and owed is not None:
-            piece = torch.add(piece, residual[start : start + BLOCK], out=owed[start : start + BLOCK])
+        if residual is not None and new_residual is not None:
+            piece = torch.add(piece, residual[start : start + BLOCK], out=new_residual[start : start + BLOCK])
         index = piece.abs().ge(threshold).nonzero().view(-1)
         after = count + index.numel()
         if after + SPARE > room.at.numel():
             return None
         room.at[count:after] = index + start
         torch.index_select(piece, 0, index, out=room.values[count:after])
-        if owed is not None:
+        if new_residual is not None:
             piece[index] = 0
         count = after
     return Chosen(room.at[:count], room.values[:count])
@@ -301,31 +315,31 @@ def _nth_largest(x: Tensor, n: int) -> tuple[float, int]:
 # ---- the exact choice ---------------------------------------------------------------------------------
 
 
-def _settle(found: Chosen, k: int, owed: Tensor | None) -> Chosen:
+def _settle(found: Chosen, k: int, new_residual: Tensor | None) -> Chosen:
     """The k largest of what was found."""
     if found.at.numel() > k:
         least, larger = _nth_largest(found.values, k)
         if fits(found.values):
-            index, values, back = _arrays(*found, found.values[:0] if owed is None else owed)
+            index, values, back = _arrays(*found, found.values[:0] if new_residual is None else new_residual)
             half("scan").settle(index, values, values.dtype.type(least), k - larger, back)
         else:
-            settle_torch(found, least, k - larger, owed)
+            settle_torch(found, least, k - larger, new_residual)
     return Chosen(found.at[:k], found.values[:k])
 
 
-def settle_torch(found: Chosen, least: float, equal: int, owed: Tensor | None) -> None:
+def settle_torch(found: Chosen, least: float, equal: int, new_residual: Tensor | None) -> None:
     """The reference: keep what is above `least`, and the first `equal` that are not; the others are owed."""
     ties = found.values.abs() == least
     keep = (found.values.abs() > least) | (ties & (ties.cumsum(0) <= equal))
-    if owed is not None:
-        owed[found.at[~keep].long()] = found.values[~keep]
+    if new_residual is not None:
+        new_residual[found.at[~keep].long()] = found.values[~keep]
     kept = int(keep.sum())
     found.at[:kept] = found.at[keep]
     found.values[:kept] = found.values[keep]
 
 
 def _with_zeros(
-    found: Chosen, k: int, x: Tensor, residual: Tensor | None, owed: Tensor | None
+    found: Chosen, k: int, x: Tensor, residual: Tensor | None, new_residual: Tensor | None
 ) -> Chosen | None:
     """All that is not zero is found, and not enough: the first zeros make it up, where none is a NaN."""
     free = torch.ones(k, dtype=torch.bool, device=x.device)
@@ -334,15 +348,15 @@ def _with_zeros(
     zeros = x[first] if residual is None else x[first] + residual[first]
     if bool(zeros.isnan().any()):
         return None
-    if owed is not None:
-        owed[first] = 0
+    if new_residual is not None:
+        new_residual[first] = 0
     index, order = torch.cat([found.at, first.to(torch.int32)]).sort()
     return Chosen(index, torch.cat([found.values, zeros])[order])
 
 
-def _exact(x: Tensor, k: int, room: Room, residual: Tensor | None, owed: Tensor | None) -> Chosen:
+def _exact(x: Tensor, k: int, room: Room, residual: Tensor | None, new_residual: Tensor | None) -> Chosen:
     """The slow way, which needs no luck."""
-    a = x if residual is None or owed is None else torch.add(x, residual, out=owed)
+    a = x if residual is None or new_residual is None else torch.add(x, residual, out=new_residual)
     magnitudes = a.abs().nan_to_num_(nan=-1.0, posinf=math.inf)
     least = float(torch.kthvalue(magnitudes, magnitudes.numel() - k + 1).values)
     above = (magnitudes > least).nonzero().view(-1)
@@ -350,6 +364,6 @@ def _exact(x: Tensor, k: int, room: Room, residual: Tensor | None, owed: Tensor 
     index = torch.cat([above, equal]).sort().values
     room.at[:k] = index
     torch.index_select(a, 0, index, out=room.values[:k])
-    if owed is not None:
-        owed[index] = 0
+    if new_residual is not None:
+        new_residual[index] = 0
     return Chosen(room.at[:k], room.values[:k])

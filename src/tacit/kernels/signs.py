@@ -46,24 +46,30 @@ def encode_signs(x: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None) ->
 
 
 def encode_signs_owed(
-    x: Tensor, residual: Tensor, owed: Tensor, bits: Tensor, highs: Tensor, lows: Tensor | None, keep: bool
+    x: Tensor,
+    residual: Tensor,
+    new_residual: Tensor,
+    bits: Tensor,
+    highs: Tensor,
+    lows: Tensor | None,
+    keep: bool,
 ) -> None:
     """Encode x + residual, and write to `owed` what of it is not said; with `keep` false, all of it."""
     if x.is_meta:
         warm_up(warming())
-    elif fits32(x, residual, owed):
+    elif fits32(x, residual, new_residual):
         split = half("split")
         low = 0 if lows is None else address(lows)
-        here, before, after = address(x), address(residual), address(owed)
+        here, before, after = address(x), address(residual), address(new_residual)
         split.encode(here, before, after, x.numel(), address(bits), address(highs), low, keep)
     elif not (
-        fits_triton(x, residual, owed)
-        and by_triton("signs.encode", x, residual, owed, bits, highs, lows, keep)
+        fits_triton(x, residual, new_residual)
+        and by_triton("signs.encode", x, residual, new_residual, bits, highs, lows, keep)
     ):
-        torch.add(x, residual, out=owed)
-        encode_signs_torch(owed, bits, highs, lows)
+        torch.add(x, residual, out=new_residual)
+        encode_signs_torch(new_residual, bits, highs, lows)
         if keep:
-            add_signs_torch_([(bits, highs, lows)], -1.0, owed, fresh=False)
+            add_signs_torch_([(bits, highs, lows)], -1.0, new_residual, fresh=False)
 
 
 def encode_sign(x: Tensor, bits: Tensor, means: Tensor, magnitude: Tensor) -> None:
@@ -81,29 +87,29 @@ def encode_sign(x: Tensor, bits: Tensor, means: Tensor, magnitude: Tensor) -> No
 
 
 def encode_sign_owed(
-    x: Tensor, residual: Tensor, owed: Tensor, bits: Tensor, means: Tensor, magnitude: Tensor
+    x: Tensor, residual: Tensor, new_residual: Tensor, bits: Tensor, means: Tensor, magnitude: Tensor
 ) -> None:
     """Encode x + residual, and write to `owed` what of it is not said."""
     if x.is_meta:
         warm_up(warming())
-    elif fits32(x, residual, owed):
-        _compiled_one(x, address(residual), address(owed), bits, means, magnitude)
+    elif fits32(x, residual, new_residual):
+        _compiled_one(x, address(residual), address(new_residual), bits, means, magnitude)
     elif not (
-        fits_triton(x, residual, owed)
-        and by_triton("signs.encode_one", x, residual, owed, bits, means, magnitude)
+        fits_triton(x, residual, new_residual)
+        and by_triton("signs.encode_one", x, residual, new_residual, bits, means, magnitude)
     ):
-        torch.add(x, residual, out=owed)
-        encode_signs_torch(owed, bits, means, None)
+        torch.add(x, residual, out=new_residual)
+        encode_signs_torch(new_residual, bits, means, None)
         overall_torch(means, x.numel(), magnitude)
-        add_signs_torch_([(bits, magnitude, None)], -1.0, owed, fresh=False)
+        add_signs_torch_([(bits, magnitude, None)], -1.0, new_residual, fresh=False)
 
 
 def _compiled_one(
-    x: Tensor, residual: int, owed: int, bits: Tensor, means: Tensor, magnitude: Tensor
+    x: Tensor, residual: int, new_residual: int, bits: Tensor, means: Tensor, magnitude: Tensor
 ) -> None:
     numel = x.numel()
     half("split").encode_one(
-        address(x), residual, owed, numel, address(bits), address(means), address(magnitude)
+        address(x), residual, new_residual, numel, address(bits), address(means), address(magnitude)
     )
 
 

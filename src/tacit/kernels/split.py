@@ -36,21 +36,21 @@ def mean(shares: Any, count: Any) -> Any:
 
 
 @inlined
-def taken(x: Any, residual: Any, owed: Any, at: Any) -> Any:
+def taken(x: Any, residual: Any, new_residual: Any, at: Any) -> Any:
     """64 entries of x + residual, which are also written to `owed`; without `residual`, of x."""
     a = load_floats(x + at)
     if residual:
         a = a + load_floats(residual + at)
-        store(owed + at, a)
+        store(new_residual + at, a)
     return a
 
 
 @inlined
-def one_mean(x: Any, residual: Any, owed: Any, at: Any, bits: Any, size: Any) -> Any:
+def one_mean(x: Any, residual: Any, new_residual: Any, at: Any, bits: Any, size: Any) -> Any:
     """Signs of a block, and its mean magnitude."""
     total, signs, share = floats(ZERO), all_bytes(NONE), floats(SHARE)
     for plane in range(PLANES):
-        a = taken(x, residual, owed, at + plane * SIZE)
+        a = taken(x, residual, new_residual, at + plane * SIZE)
         signs = signs | pick(a >= floats(ZERO), all_bytes(np.uint8(1 << plane)), all_bytes(NONE))
         total = total + magnitude(a) * share
     store(bits, signs)
@@ -58,12 +58,12 @@ def one_mean(x: Any, residual: Any, owed: Any, at: Any, bits: Any, size: Any) ->
 
 
 @inlined
-def two_means(x: Any, residual: Any, owed: Any, at: Any, bits: Any, size: Any) -> Any:
+def two_means(x: Any, residual: Any, new_residual: Any, at: Any, bits: Any, size: Any) -> Any:
     """Signs of a block, the mean of its entries that are not negative, and that of those that are."""
     above, below, signs, share = floats(ZERO), floats(ZERO), all_bytes(NONE), floats(SHARE)
     count = np.int64(0)
     for plane in range(PLANES):
-        a = taken(x, residual, owed, at + plane * SIZE)
+        a = taken(x, residual, new_residual, at + plane * SIZE)
         up = a >= floats(ZERO)
         signs = signs | pick(up, all_bytes(np.uint8(1 << plane)), all_bytes(NONE))
         part = magnitude(a) * share
@@ -84,19 +84,28 @@ def subtracted(at: Any, high: Any, low: Any) -> None:
 
 @inlined
 def encoded(
-    x: Any, residual: Any, owed: Any, at: Any, bits: Any, b: Any, highs: Any, lows: Any, keep: Any, size: Any
+    x: Any,
+    residual: Any,
+    new_residual: Any,
+    at: Any,
+    bits: Any,
+    b: Any,
+    highs: Any,
+    lows: Any,
+    keep: Any,
+    size: Any,
 ) -> None:
     """The block `b` at the addresses."""
     if lows:
-        high, low = two_means(x, residual, owed, at, bits, size)
+        high, low = two_means(x, residual, new_residual, at, bits, size)
         floats_at(lows, b, 1)[0] = low
     else:
-        high = one_mean(x, residual, owed, at, bits, size)
+        high = one_mean(x, residual, new_residual, at, bits, size)
         low = -high
     floats_at(highs, b, 1)[0] = high
     if keep:
         for plane in range(PLANES):
-            subtracted(owed + at + plane * SIZE, high, low)
+            subtracted(new_residual + at + plane * SIZE, high, low)
 
 
 @inlined
@@ -110,12 +119,12 @@ def repacked(bits: Any, size: Any, out: Any) -> None:
 
 
 def _encode(
-    x: Any, residual: Any, owed: Any, numel: Any, bits: Any, highs: Any, lows: Any, keep: Any
+    x: Any, residual: Any, new_residual: Any, numel: Any, bits: Any, highs: Any, lows: Any, keep: Any
 ) -> None:
     """See `signs`: addresses; 0 for no `residual`, and none owed then, or for no `lows`."""
     whole = numel // BLOCK
     for b in range(whole):
-        encoded(x, residual, owed, b * BLOCK * 4, bits + b * LANES, b, highs, lows, keep, BLOCK)
+        encoded(x, residual, new_residual, b * BLOCK * 4, bits + b * LANES, b, highs, lows, keep, BLOCK)
     rest = numel - whole * BLOCK
     if rest:
         room, signs = np.zeros((3, BLOCK), np.float32), np.empty(LANES, np.uint8)
@@ -127,7 +136,7 @@ def _encode(
         before = at + 4 * BLOCK if residual else np.uint64(0)
         encoded(at, before, at + 8 * BLOCK, 0, signs.ctypes.data, whole, highs, lows, keep, rest)
         if residual:
-            floats_at(owed, begin, rest)[:] = room[2, :rest]
+            floats_at(new_residual, begin, rest)[:] = room[2, :rest]
         repacked(signs, rest, bytes_at(bits, whole * LANES, (rest + 7) >> 3))
 
 
@@ -152,16 +161,18 @@ def _overall(means: Any, numel: Any, magnitude: Any) -> None:
     floats_at(magnitude, 0, 1)[0] = np.float32((total * BLOCK - last) / max(numel, 1))
 
 
-def _encode_one(x: Any, residual: Any, owed: Any, numel: Any, bits: Any, means: Any, magnitude: Any) -> None:
+def _encode_one(
+    x: Any, residual: Any, new_residual: Any, numel: Any, bits: Any, means: Any, magnitude: Any
+) -> None:
     """`_encode` with the mean magnitude of all, which is known only at the end: then it is subtracted."""
-    _ENCODE(x, residual, owed, numel, bits, means, 0, False)
+    _ENCODE(x, residual, new_residual, numel, bits, means, 0, False)
     _OVERALL(means, numel, magnitude)
     if residual:
         high = float32_at(magnitude, 0)
         whole = numel // LANES
         for i in range(whole):
-            subtracted(owed + i * SIZE, high, -high)
-        rest = floats_at(owed, whole * LANES, numel - whole * LANES)
+            subtracted(new_residual + i * SIZE, high, -high)
+        rest = floats_at(new_residual, whole * LANES, numel - whole * LANES)
         for i in range(rest.shape[0]):
             rest[i] -= high if rest[i] >= 0 else -high
 

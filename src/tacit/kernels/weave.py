@@ -97,7 +97,7 @@ def _common(a: Any, b: Any, at: Any, places: Any) -> Any:
     return n
 
 
-def _divide(a: Any, x: Any, arrived: Any, at: Any, values: Any, owed: Any) -> Any:
+def _divide(a: Any, x: Any, arrived: Any, at: Any, values: Any, new_residual: Any) -> Any:
     """Entries that have arrived go to `at` and `values`; the others add to `owed`, if it is not empty."""
     j, n = 0, 0
     for i in range(a.shape[0]):
@@ -106,8 +106,8 @@ def _divide(a: Any, x: Any, arrived: Any, at: Any, values: Any, owed: Any) -> An
         if j < arrived.shape[0] and arrived[j] == a[i]:
             at[n], values[n] = a[i], x[i]
             n += 1
-        elif owed.shape[0]:
-            owed[a[i]] += x[i]
+        elif new_residual.shape[0]:
+            new_residual[a[i]] += x[i]
     return n
 
 

@@ -1,7 +1,7 @@
 """WHEN replicas talk. Pure state machines: every rank decides alike, without asking."""
 
 from tacit.rounds.adaptive import AdaComm, ByVariance, OnPlateau
-from tacit.rounds.cycling import Cycling, Inside
+from tacit.rounds.cycling import Cycling, NodeRounds
 from tacit.rounds.periods import Every, EveryEpoch, EveryStep, Until
 
 __all__ = [
@@ -11,7 +11,7 @@ __all__ = [
     "Every",
     "EveryEpoch",
     "EveryStep",
-    "Inside",
+    "NodeRounds",
     "OnPlateau",
     "Until",
 ]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tacit.contracts import Memory, Rounds
+from tacit.contracts import Rounds, ScheduleState
 from tacit.rounds.bounds import check, check_share
 
 
@@ -19,13 +19,13 @@ class _Adaptive(Rounds):
     def __post_init__(self) -> None:
         check("sync_every", self.sync_every, 1)
 
-    def start(self, step: int = 0) -> Memory:
+    def start(self, step: int = 0) -> ScheduleState:
         """The first period."""
         return {"period": float(self.sync_every), "last": float(step)}
 
-    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
+    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
         """A period after the last round."""
-        return step + 1 - memory["last"] >= memory["period"]
+        return step + 1 - schedule_state["last"] >= schedule_state["period"]
 
 
 @dataclass(frozen=True)
@@ -52,26 +52,26 @@ class AdaComm(_Adaptive):
         check("interval", self.interval, 1)
 
     @property
-    def wants(self) -> frozenset[str]:
+    def observed_metrics(self) -> frozenset[str]:
         """The loss."""
         return frozenset({"loss"})
 
-    def observe(self, memory: Memory, facts: Memory) -> Memory:
+    def observe(self, schedule_state: ScheduleState, facts: ScheduleState) -> ScheduleState:
         """Choose anew where an interval has ended."""
         done, loss, lr = facts["step"] + 1, facts["loss"], facts["lr"]
-        memory = {**memory, "last": done}
-        if "loss_0" not in memory:
-            return {**memory, "loss_0": loss, "lr_0": lr, "choice": float(self.interval)}
-        if lr > memory["lr_0"]:
-            return {**memory, "lr_0": lr, "choice": done + self.interval}
-        if done < memory["choice"]:
-            return memory
-        rates = memory["lr_0"] / lr if lr else 1.0
-        ratio = rates * loss / memory["loss_0"] if memory["loss_0"] > 0 else 1.0
+        schedule_state = {**schedule_state, "last": done}
+        if "loss_0" not in schedule_state:
+            return {**schedule_state, "loss_0": loss, "lr_0": lr, "choice": float(self.interval)}
+        if lr > schedule_state["lr_0"]:
+            return {**schedule_state, "lr_0": lr, "choice": done + self.interval}
+        if done < schedule_state["choice"]:
+            return schedule_state
+        rates = schedule_state["lr_0"] / lr if lr else 1.0
+        ratio = rates * loss / schedule_state["loss_0"] if schedule_state["loss_0"] > 0 else 1.0
         period = math.ceil(math.sqrt(max(ratio, 0.0)) * self.sync_every)
-        if period >= memory["period"]:
-            period = math.ceil(memory["period"] / 2)
-        return {**memory, "period": float(max(1, period)), "choice": done + self.interval}
+        if period >= schedule_state["period"]:
+            period = math.ceil(schedule_state["period"] / 2)
+        return {**schedule_state, "period": float(max(1, period)), "choice": done + self.interval}
 
 
 @dataclass(frozen=True)
@@ -94,19 +94,19 @@ class ByVariance(_Adaptive):
         check("sample_steps", self.sample_steps, 1)
 
     @property
-    def wants(self) -> frozenset[str]:
+    def observed_metrics(self) -> frozenset[str]:
         """The replicas' variance."""
         return frozenset({"drift"})
 
-    def observe(self, memory: Memory, facts: Memory) -> Memory:
+    def observe(self, schedule_state: ScheduleState, facts: ScheduleState) -> ScheduleState:
         """Sample, or compare with the sample."""
         variance, lr = facts["drift"], facts["lr"] or 1.0
-        memory = {**memory, "last": facts["step"] + 1}
-        count, c = memory.get("samples", 0.0), memory.get("c", 0.0)
+        schedule_state = {**schedule_state, "last": facts["step"] + 1}
+        count, c = schedule_state.get("samples", 0.0), schedule_state.get("c", 0.0)
         if count == 0 or facts["step"] < self.sample_steps:
-            return {**memory, "samples": count + 1, "c": c + (variance / lr - c) / (count + 1)}
-        turn = (variance < 0.7 * lr * c) - (variance > 1.3 * lr * c)
-        return {**memory, "period": max(1.0, memory["period"] + turn)}
+            return {**schedule_state, "samples": count + 1, "c": c + (variance / lr - c) / (count + 1)}
+        round_index = (variance < 0.7 * lr * c) - (variance > 1.3 * lr * c)
+        return {**schedule_state, "period": max(1.0, schedule_state["period"] + round_index)}
 
 
 @dataclass(frozen=True)
@@ -132,37 +132,39 @@ class OnPlateau(_Adaptive):
         check("factor", self.factor, 2)
         check_share("threshold", self.threshold)
 
-    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
+    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
         """A period after the last round, and at each epoch's end."""
-        return super().due(step, memory) or (step + 1) % int(memory["steps_per_epoch"]) == 0
+        return super().due(step, schedule_state) or (step + 1) % int(schedule_state["steps_per_epoch"]) == 0
 
     @property
-    def wants(self) -> frozenset[str]:
+    def observed_metrics(self) -> frozenset[str]:
         """The loss."""
         return frozenset({"loss"})
 
-    def observe(self, memory: Memory, facts: Memory) -> Memory:
+    def observe(self, schedule_state: ScheduleState, facts: ScheduleState) -> ScheduleState:
         """Add up the loss of the epoch, and compare epochs."""
         done = facts["step"] + 1
-        total = memory.get("total", 0.0) + facts["loss"] * (done - memory["last"])
-        memory = {**memory, "last": done, "total": total}
-        if done % memory["steps_per_epoch"]:
-            return memory
-        loss = total / memory["steps_per_epoch"]
-        flat, memory = plateau({**memory, "total": 0.0}, loss, self.patience, self.threshold)
+        total = schedule_state.get("total", 0.0) + facts["loss"] * (done - schedule_state["last"])
+        schedule_state = {**schedule_state, "last": done, "total": total}
+        if done % schedule_state["steps_per_epoch"]:
+            return schedule_state
+        loss = total / schedule_state["steps_per_epoch"]
+        flat, schedule_state = plateau({**schedule_state, "total": 0.0}, loss, self.patience, self.threshold)
         if not flat:
-            return memory
-        return {**memory, "period": float(max(1, int(memory["period"]) // self.factor))}
+            return schedule_state
+        return {**schedule_state, "period": float(max(1, int(schedule_state["period"]) // self.factor))}
 
 
-def plateau(memory: Memory, loss: float, patience: int, threshold: float) -> tuple[bool, Memory]:
+def plateau(
+    schedule_state: ScheduleState, loss: float, patience: int, threshold: float
+) -> tuple[bool, ScheduleState]:
     """Whether the loss of an epoch shows a plateau, and what is then remembered: "best", and "bad" epochs.
 
     Better is what is below the best by a share of `threshold`; a plateau, more than `patience` epochs in a
     row that are not. Counting then begins anew, and the best stays. Losses may be negative.
     """
-    best = memory.get("best", math.inf)
+    best = schedule_state.get("best", math.inf)
     better = loss < best - abs(best) * threshold if best < math.inf else True
-    bad = 0.0 if better else memory.get("bad", 0.0) + 1
+    bad = 0.0 if better else schedule_state.get("bad", 0.0) + 1
     flat = bad > patience
-    return flat, {**memory, "best": loss if better else best, "bad": 0.0 if flat else bad}
+    return flat, {**schedule_state, "best": loss if better else best, "bad": 0.0 if flat else bad}

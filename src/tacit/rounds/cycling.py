@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from tacit.contracts import Memory, Rounds
+from tacit.contracts import Rounds, ScheduleState
 from tacit.errors import ConfigError
 from tacit.rounds.adaptive import plateau
 from tacit.rounds.bounds import check, check_share
@@ -88,11 +88,11 @@ class Cycling(Rounds):
         check_share("threshold", self.threshold)
 
     @property
-    def wants(self) -> frozenset[str]:
+    def observed_metrics(self) -> frozenset[str]:
         """The loss; or how long transfers take."""
         return frozenset({"transfer" if self.period == "auto" else "loss"})
 
-    def start(self, step: int = 0) -> Memory:
+    def start(self, step: int = 0) -> ScheduleState:
         """The first B, W, L."""
         if self.period == "auto":
             return {"period": 4.0, "delay": 4.0, "local": 1.0, "asked": 0.0}
@@ -105,117 +105,127 @@ class Cycling(Rounds):
 
     # ---- phases ---------------------------------------------------------------------------------------
 
-    def _epochs(self, memory: Memory) -> tuple[int, int]:
+    def _epochs(self, schedule_state: ScheduleState) -> tuple[int, int]:
         """With which epoch cycling begins, and with which one it has ended."""
-        total = int(memory["epochs"])
+        total = int(schedule_state["epochs"])
         few = min(4, total // 10)
         warm = few if self.warmup_epochs is None else self.warmup_epochs
         cool = few if self.cooldown_epochs is None else self.cooldown_epochs
         return warm, max(warm, total - cool)
 
-    def phases(self, memory: Memory) -> tuple[tuple[int, bool], ...]:
+    def phases(self, schedule_state: ScheduleState) -> tuple[tuple[int, bool], ...]:
         """Warm-up, cycling, cool-down."""
-        (warm, cool), steps = self._epochs(memory), int(memory["steps_per_epoch"])
+        (warm, cool), steps = self._epochs(schedule_state), int(schedule_state["steps_per_epoch"])
         return (warm * steps, False), ((cool - warm) * steps, True), (steps, False)
 
-    def _blocks(self, step: int, memory: Memory) -> bool:
-        warm, cool = self._epochs(memory)
-        return not warm <= step // int(memory["steps_per_epoch"]) < cool
+    def _blocks(self, step: int, schedule_state: ScheduleState) -> bool:
+        warm, cool = self._epochs(schedule_state)
+        return not warm <= step // int(schedule_state["steps_per_epoch"]) < cool
 
-    def _batch(self, step: int, memory: Memory) -> tuple[int, int]:
+    def _batch(self, step: int, schedule_state: ScheduleState) -> tuple[int, int]:
         """Which batch of its epoch it is, and which the last one is."""
-        steps = int(memory["steps_per_epoch"])
+        steps = int(schedule_state["steps_per_epoch"])
         return step % steps, steps - 1
 
     # ---- when -----------------------------------------------------------------------------------------
 
-    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
+    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
         """In every B-th batch of an epoch, from the first on, and in its last one; else in every step."""
-        k, last = self._batch(step, memory)
-        return self._blocks(step, memory) or k == last or k % int(memory["period"]) == 0
+        k, last = self._batch(step, schedule_state)
+        return self._blocks(step, schedule_state) or k == last or k % int(schedule_state["period"]) == 0
 
-    def lands(self, step: int, memory: Memory) -> int:
+    def apply_at(self, step: int, schedule_state: ScheduleState) -> int:
         """W batches later, or with the next round where that is but one batch further."""
-        k, last = self._batch(step, memory)
-        if self._blocks(step, memory) or k == last:
+        k, last = self._batch(step, schedule_state)
+        if self._blocks(step, schedule_state) or k == last:
             return step
-        period, delay = int(memory["period"]), int(memory["delay"])
+        period, delay = int(schedule_state["period"]), int(schedule_state["delay"])
         following = period - k % period
         return step + min(following if following <= delay + 1 and period > 1 else delay, last - k)
 
-    def turn(self, step: int, memory: Memory) -> int:
+    def round_index(self, step: int, schedule_state: ScheduleState) -> int:
         """How many rounds the epoch has had before it."""
-        k, _ = self._batch(step, memory)
-        return k if self._blocks(step, memory) else math.ceil(k / memory["period"])
+        k, _ = self._batch(step, schedule_state)
+        return k if self._blocks(step, schedule_state) else math.ceil(k / schedule_state["period"])
 
-    def meets_inside(self, step: int, memory: Memory) -> bool:
+    def meets_inside(self, step: int, schedule_state: ScheduleState) -> bool:
         """Whether the replicas of a node average their gradients in this step."""
-        k, last = self._batch(step, memory)
-        local = int(memory["local"])
-        if local == 1 or k == last or self._blocks(step, memory):
+        k, last = self._batch(step, schedule_state)
+        local = int(schedule_state["local"])
+        if local == 1 or k == last or self._blocks(step, schedule_state):
             return True
-        since = k % int(memory["period"]) - int(memory["delay"])
-        return k % int(memory["period"]) == 0 or since <= 0 or since % local == 0
+        since = k % int(schedule_state["period"]) - int(schedule_state["delay"])
+        return k % int(schedule_state["period"]) == 0 or since <= 0 or since % local == 0
 
-    def parted(self, step: int, memory: Memory) -> bool:
+    def diverged_in_node(self, step: int, schedule_state: ScheduleState) -> bool:
         """Once L has been above 1: replicas may meet again, but not their optimizers' states."""
-        return bool(memory.get("parted"))
+        return bool(schedule_state.get("parted"))
 
     # ---- periods that change --------------------------------------------------------------------------
 
-    def asks(self, step: int, memory: Memory) -> bool:
+    def asks(self, step: int, schedule_state: ScheduleState) -> bool:
         """At the end of every epoch; and where the period is to be chosen, after its first late rounds."""
-        k, last = self._batch(step, memory)
-        probes = k > 0 and not self._blocks(step, memory) and memory.get("asked", PROBES) < PROBES
+        k, last = self._batch(step, schedule_state)
+        probes = (
+            k > 0 and not self._blocks(step, schedule_state) and schedule_state.get("asked", PROBES) < PROBES
+        )
         return k == last or probes
 
-    def observe(self, memory: Memory, facts: Memory) -> Memory:
+    def observe(self, schedule_state: ScheduleState, facts: ScheduleState) -> ScheduleState:
         """After a cycling epoch: divide on a plateau. Where the period is to be chosen: choose it.
 
         The loss of the last warm-up epoch is compared with, as in the authors' code; others that block are
         not looked at.
         """
         step = int(facts["step"])
-        if self._blocks(step, memory) and (self.period == "auto" or not self._warmed_up(step, memory)):
-            return memory
+        if self._blocks(step, schedule_state) and (
+            self.period == "auto" or not self._warmed_up(step, schedule_state)
+        ):
+            return schedule_state
         if self.period == "auto":
-            return self._chosen(memory, facts["transfer"])
-        flat, memory = plateau(memory, facts["loss"], self.patience, self.threshold)
+            return self._chosen(schedule_state, facts["transfer"])
+        flat, schedule_state = plateau(schedule_state, facts["loss"], self.patience, self.threshold)
         if not flat:
-            return memory
-        if memory["period"] == 1:
-            return self._begun_again(memory)
-        period = max(1.0, memory["period"] // self.skip_reduction_factor)
-        delay = max(1.0, min(memory["delay"] - 1, period - 1))
-        local = max(1.0, memory["local"] // self.skip_reduction_factor)
-        return {**memory, "period": period, "delay": delay, "local": local}
+            return schedule_state
+        if schedule_state["period"] == 1:
+            return self._begun_again(schedule_state)
+        period = max(1.0, schedule_state["period"] // self.skip_reduction_factor)
+        delay = max(1.0, min(schedule_state["delay"] - 1, period - 1))
+        local = max(1.0, schedule_state["local"] // self.skip_reduction_factor)
+        return {**schedule_state, "period": period, "delay": delay, "local": local}
 
-    def _warmed_up(self, step: int, memory: Memory) -> bool:
+    def _warmed_up(self, step: int, schedule_state: ScheduleState) -> bool:
         """Whether the next step is the first one that cycles."""
-        warm, cool = self._epochs(memory)
-        return step + 1 == warm * int(memory["steps_per_epoch"]) and warm < cool
+        warm, cool = self._epochs(schedule_state)
+        return step + 1 == warm * int(schedule_state["steps_per_epoch"]) and warm < cool
 
-    def _begun_again(self, memory: Memory) -> Memory:
+    def _begun_again(self, schedule_state: ScheduleState) -> ScheduleState:
         part = float(max(1, self.most // self.local_skip_factor))
-        parted = max(memory["parted"], float(part > 1))
-        return {**memory, "period": float(self.most), "delay": part, "local": part, "parted": parted}
+        diverged_in_node = max(schedule_state["parted"], float(part > 1))
+        return {
+            **schedule_state,
+            "period": float(self.most),
+            "delay": part,
+            "local": part,
+            "parted": diverged_in_node,
+        }
 
-    def _chosen(self, memory: Memory, transfer: float) -> Memory:
-        memory = {**memory, "asked": memory["asked"] + 1}
+    def _chosen(self, schedule_state: ScheduleState, transfer: float) -> ScheduleState:
+        schedule_state = {**schedule_state, "asked": schedule_state["asked"] + 1}
         if transfer <= 0:  # nothing has been on its way
-            return memory
+            return schedule_state
         period = float(max(1, math.ceil(transfer * SLACK)))
-        return {**memory, "period": period, "delay": period}
+        return {**schedule_state, "period": period, "delay": period}
 
 
 @dataclass(frozen=True)
-class Inside(Rounds):
+class NodeRounds(Rounds):
     """When the replicas of a node average their gradients, while `schedule` is at work between the nodes."""
 
     follows: ClassVar[bool] = True
 
     schedule: Cycling
 
-    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
+    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
         """As the schedule has it."""
-        return self.schedule.meets_inside(step, memory)
+        return self.schedule.meets_inside(step, schedule_state)

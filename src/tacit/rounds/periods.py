@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tacit.contracts import Memory, Rounds
+from tacit.contracts import Rounds, ScheduleState
 from tacit.errors import ConfigError
 from tacit.rounds.bounds import check
 
@@ -14,7 +14,7 @@ from tacit.rounds.bounds import check
 class EveryStep(Rounds):
     """After every attempt of the optimizer: synchronous training."""
 
-    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
+    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
         """Always."""
         return True
 
@@ -28,7 +28,7 @@ class Until(Rounds):
     def __post_init__(self) -> None:
         check("stop", self.stop, 1)
 
-    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
+    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
         """In steps 0 to `stop` - 1."""
         return step < self.stop
 
@@ -63,13 +63,13 @@ class Every(Rounds):
         """The fragments."""
         return self.fragments
 
-    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
+    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
         """After K, 2K, ... steps from the start; of N fragments, part p is earlier by K - (p + 1) K / N."""
         done = step + 1 - self.start_step
         offset = (part + 1) * self.sync_every // self.fragments
         return done > 0 and (done - offset) % self.sync_every == 0
 
-    def sleeps(self, step: int, memory: Memory) -> bool:
+    def inactive(self, step: int, schedule_state: ScheduleState) -> bool:
         """Before the start."""
         return step < self.start_step
 
@@ -80,6 +80,6 @@ class EveryEpoch(Rounds):
 
     needs: ClassVar[frozenset[str]] = frozenset({"steps_per_epoch"})
 
-    def due(self, step: int, memory: Memory, part: int = 0) -> bool:
+    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
         """After steps S - 1, 2S - 1, ... (counted from 0), of S steps an epoch."""
-        return (step + 1) % int(memory["steps_per_epoch"]) == 0
+        return (step + 1) % int(schedule_state["steps_per_epoch"]) == 0

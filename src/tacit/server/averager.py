@@ -9,7 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.contracts import Message, Payload, Piece, Reduce, Reply, Sender, Service, State, state_dtype
+from tacit.contracts import (
+    Message,
+    Payload,
+    PayloadSpec,
+    ReduceEncoded,
+    Reply,
+    Sender,
+    Service,
+    State,
+    state_dtype,
+)
 from tacit.errors import PayloadError, PeerLost, TacitError
 from tacit.server.desks import Desk, Desks, Enter, Gone, Meet, Push, Saved, Work, changed, check, leaves
 
@@ -29,7 +39,7 @@ class Round:
     desks: Desks
     pushed: Mapping[int, tuple[Sender, int, Push]] = field(default_factory=dict)
     number: int = 0
-    owed: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    new_residual: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     memory: Mapping[int, State] = field(default_factory=dict)
 
 
@@ -41,7 +51,7 @@ class Averager(Service[Round]):
 
     Attributes:
         workers: how many there are.
-        name: of the lot; part of the seed of what is drawn.
+        name: of the bucket; part of the seed of what is drawn.
     """
 
     workers: int
@@ -111,7 +121,7 @@ class Averager(Service[Round]):
 
     def _mean(self, pushes: Sequence[Push], state: Round) -> tuple[tuple[Payload, ...], Round]:
         payloads: list[Payload] = []
-        owed, memory = dict(state.owed), dict(state.memory)
+        new_residual, memory = dict(state.new_residual), dict(state.memory)
         for i, (piece, pull) in enumerate(zip(pushes[0].pieces, pushes[0].pulls, strict=True)):
             like = torch.empty(0, dtype=piece.dtype)
             mean = self.work.scratch(f"mean {i}", like, (piece.numel,), piece.dtype)
@@ -124,18 +134,18 @@ class Averager(Service[Round]):
             if told is not None:
                 payload, memory[i] = told
                 payloads.append(payload)
-            elif pull.owes:
-                before, after = owed.get(i) or _nothing(mean)
+            elif pull.has_feedback:
+                before, after = new_residual.get(i) or _nothing(mean)
                 if before.shape != mean.shape:
                     raise PayloadError(
                         f"the bucket of {self.name} has {len(mean)} entries, and the --checkpoint "
                         f"{len(before)}: give DDP the bucket_cap_mb that it had, or another --checkpoint"
                     )
-                payloads.append(Reduce(pull.codec, mean, ctx, before, after).encode())
-                owed[i] = after, before
+                payloads.append(ReduceEncoded(pull.codec, mean, ctx, before, after).encode())
+                new_residual[i] = after, before
             else:
-                payloads.append(Reduce(pull.codec, mean, ctx).encode())
-        return tuple(payloads), replace(state, owed=owed, memory=memory)
+                payloads.append(ReduceEncoded(pull.codec, mean, ctx).encode())
+        return tuple(payloads), replace(state, new_residual=new_residual, memory=memory)
 
     def _gone(self, sender: Sender, why: str, state: Round) -> tuple[Sequence[Reply], Round]:
         """Nobody can go on: all that wait are told who is gone."""
@@ -157,23 +167,23 @@ class Averager(Service[Round]):
 
     def save(self, state: Round) -> Saved:
         """What a restarted server needs: whole rounds only."""
-        owed = {i: owed.clone() for i, (owed, _) in state.owed.items()}
+        new_residual = {i: new_residual.clone() for i, (new_residual, _) in state.new_residual.items()}
         memory = {i: {name: x.clone() for name, x in each.items()} for i, each in state.memory.items()}
-        return {"number": state.number, "owed": owed, "memory": memory}
+        return {"number": state.number, "owed": new_residual, "memory": memory}
 
     def load(self, saved: Mapping[str, Any]) -> Round:
         """Go on behind the last whole round."""
         wide = {i: each.to(state_dtype(each.dtype)) for i, each in saved["owed"].items()}
-        owed = {i: (each, torch.empty_like(each)) for i, each in wide.items()}
+        new_residual = {i: (each, torch.empty_like(each)) for i, each in wide.items()}
         desks = (Desk(clock=saved["number"]),) * self.workers
-        return Round(desks, number=saved["number"], owed=owed, memory=saved.get("memory", {}))
+        return Round(desks, number=saved["number"], new_residual=new_residual, memory=saved.get("memory", {}))
 
     def facts(self, state: Round) -> Mapping[str, Any]:
         """What it can tell of the rounds."""
         return {"stale": {0: self.workers * state.number}, "late": 0}
 
 
-def _mean_(mean: Tensor, piece: Piece, payloads: Sequence[Payload]) -> None:
+def _mean_(mean: Tensor, piece: PayloadSpec, payloads: Sequence[Payload]) -> None:
     if piece.codec is not None:
         piece.codec.decode_mean_(payloads, mean)
         return

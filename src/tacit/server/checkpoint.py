@@ -33,14 +33,14 @@ class Saved(NamedTuple):
 
     Attributes:
         about: what all workers have in common.
-        shards: of each lot, by its key, what its service has saved.
+        shards: of each bucket, by its key, what its service has saved.
     """
 
     about: About
     shards: Mapping[str, Mapping[str, Any]]
 
 
-class Kept:
+class StateSlice:
     """The file that a server saves its state to, every so many seconds; None: nowhere.
 
     The state is copied between two messages, and written by a thread of its own. A disk that is full, or any
@@ -143,7 +143,7 @@ def _check(key: object, shard: object, workers: int) -> None:
     """Refuse what no service has saved, before a worker comes.
 
     Raises:
-        ValueError: says of which lot.
+        ValueError: says of which bucket.
     """
     if not isinstance(shard, Mapping):
         raise ValueError(f"what it has of {key!r} is no state of a server")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Message, Payload, Piece, Sender
+from tacit.contracts import Context, Message, Payload, PayloadSpec, Sender
 from tacit.errors import PayloadError, ServerLost
 
 # ---- what a service is sent ---------------------------------------------------------------------------
@@ -25,8 +25,8 @@ class Push:
     """
 
     payloads: tuple[Payload, ...]
-    pieces: tuple[Piece, ...]
-    pulls: tuple[Piece, ...]
+    pieces: tuple[PayloadSpec, ...]
+    pulls: tuple[PayloadSpec, ...]
     lr: float = 0.0
 
 
@@ -162,7 +162,7 @@ def check_places(push: Push, numel: int) -> None:
 
 
 def add_(push: Push, out: Tensor, weight: float) -> None:
-    """Add `weight` times what a push says to the lot `out`; nothing, if a part of it cannot be read.
+    """Add `weight` times what a push says to the bucket `out`; nothing, if a part of it cannot be read.
 
     Raises:
         PayloadError: says what cannot.
@@ -181,13 +181,13 @@ def add_(push: Push, out: Tensor, weight: float) -> None:
             torch.add(old, new, out=out[a:b])  # in place of what the main one said: one bit cannot say zero
 
 
-def _alone(payload: Payload, piece: Piece, weight: float) -> Tensor:
+def _alone(payload: Payload, piece: PayloadSpec, weight: float) -> Tensor:
     part = torch.zeros(piece.numel, dtype=piece.dtype)
     _add_piece_(payload, piece, part, weight)
     return part
 
 
-def _add_piece_(payload: Payload, piece: Piece, out: Tensor, weight: float) -> None:
+def _add_piece_(payload: Payload, piece: PayloadSpec, out: Tensor, weight: float) -> None:
     if piece.codec is None:
         out.add_(payload[0].view_as(out), alpha=weight)
     else:

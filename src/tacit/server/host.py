@@ -20,7 +20,7 @@ from typing import Any
 from tacit.contracts import Message, Reply, Sender
 from tacit.errors import AttachError, PayloadError, PeerLost, ServerLost, TacitError
 from tacit.server.averager import Averager
-from tacit.server.checkpoint import Kept, Saved
+from tacit.server.checkpoint import Saved, StateSlice
 from tacit.server.desks import Enter, Gone
 from tacit.server.keeper import Keeper
 from tacit.server.limits import Limits
@@ -76,7 +76,7 @@ class Host:
     ) -> None:
         self.workers, self.number = workers, number
         self._given, self._timeout = timeout, timeout or 60.0
-        self._kept = Kept(kept, every, workers)
+        self._kept = StateSlice(kept, every, workers)
         self._saved = self._kept.load()
         self._inbox: SimpleQueue[Arrived | Broken] = SimpleQueue()
         self._connected: set[Seat] = set()
@@ -263,7 +263,7 @@ class Host:
     def _seats_of(self, worker: int) -> list[Seat]:
         return [seat for seat in self._seats.values() if seat.sender.worker == worker]
 
-    # ---- lots -----------------------------------------------------------------------------------------
+    # ---- buckets -----------------------------------------------------------------------------------------
 
     def _open_shard(self, seat: Seat, number: int) -> None:
         assert self._about is not None
@@ -286,7 +286,7 @@ class Host:
                 self._give(shard, other.sender, Message(0, Enter()))
 
     def _entries(self, key: str) -> int | None:
-        """How many parameters a lot has; None where none are known."""
+        """How many parameters a bucket has; None where none are known."""
         shard, saved = self._shards.get(key), self._saved.shards.get(key, {}) if self._saved else {}
         if shard is not None:
             return shard.service.back.numel if isinstance(shard.service, Keeper) else None

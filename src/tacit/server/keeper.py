@@ -1,4 +1,4 @@
-"""The service that keeps a lot's parameters: asynchronous, stale-synchronous, or with backup workers."""
+"""The service that keeps a bucket's parameters: asynchronous, stale-synchronous, or with backup workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Message, Payload, Piece, Reply, Sender, Service, State, state_dtype
+from tacit.contracts import Message, Payload, PayloadSpec, Reply, Sender, Service, State, state_dtype
 from tacit.errors import PayloadError, PeerLost, TacitError
 from tacit.server.desks import (
     Desk,
@@ -69,7 +69,7 @@ class Books:
 
 @dataclass(frozen=True)
 class Keeper(Service[Books]):
-    """Applies what workers push to the parameters of one lot, and answers with these.
+    """Applies what workers push to the parameters of one bucket, and answers with these.
 
     A push counts 1/P with P workers; in a round, 1 / (how many are counted). It is stale by the updates that
     were applied since its worker pulled. With rounds, a push that was worked out on an older version than the
@@ -82,12 +82,12 @@ class Keeper(Service[Books]):
         star: when to answer, and how to count a push.
         back: how the parameters come back.
         rule: the server's optimizer; None: what is pushed is added.
-        name: of the lot; part of the seed of what is drawn.
+        name: of the bucket; part of the seed of what is drawn.
     """
 
     workers: int
     star: Star
-    back: Piece
+    back: PayloadSpec
     rule: Rule | None = None
     name: str = ""
     work: tuple[Work, ...] = field(default=(), compare=False, repr=False)
@@ -210,9 +210,9 @@ class Keeper(Service[Books]):
         g = self._scratch(state.x)
         if self.star.compensation:
             self._add_(pushes[0], g, 1.0)
-            apart = self.work[-1].scratch("apart", g, g.shape, g.dtype)
-            torch.sub(state.x, state.taken[worker], out=apart)
-            g.add_(apart.mul_(g).mul_(g), alpha=self.star.compensation).mul_(weight)
+            independent = self.work[-1].scratch("apart", g, g.shape, g.dtype)
+            torch.sub(state.x, state.taken[worker], out=independent)
+            g.add_(independent.mul_(g).mul_(g), alpha=self.star.compensation).mul_(weight)
         else:
             for push in pushes:
                 self._add_(push, g, weight)
@@ -305,14 +305,14 @@ class Keeper(Service[Books]):
             return state, (whole,)
         assert state.x is not None
         taken, work = state.taken[worker], self.work[worker]
-        apart = work.scratch("apart", taken, taken.shape, taken.dtype)
-        if apart.dtype == state.x.dtype:
-            torch.sub(state.x, taken, out=apart)
+        independent = work.scratch("apart", taken, taken.shape, taken.dtype)
+        if independent.dtype == state.x.dtype:
+            torch.sub(state.x, taken, out=independent)
         else:
             wide = work.scratch("wide", taken, taken.shape, state.x.dtype)
-            apart.copy_(torch.sub(state.x, taken, out=wide))
-        ctx = work.context(apart, f"{self.name}/{worker}", state.version)
-        payload = self.back.codec.encode(apart, ctx)
+            independent.copy_(torch.sub(state.x, taken, out=wide))
+        ctx = work.context(independent, f"{self.name}/{worker}", state.version)
+        payload = self.back.codec.encode(independent, ctx)
         self.back.codec.decode_add_(payload, taken, 1.0)
         return self._has(worker, taken, state), (payload,)
 

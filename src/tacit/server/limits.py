@@ -31,7 +31,7 @@ class Limits:
     """Of one worker, whose `model` has so many bytes.
 
     Attributes:
-        names: of the parameters; those of lots begin with one.
+        names: of the parameters; those of buckets begin with one.
         nbytes, entries: of all of them.
         kinds: how many kinds of messages were declared; `told`, of how many bytes together.
     """
@@ -60,13 +60,13 @@ class Limits:
         return _KINDS_A_PARAMETER * len(self.names) + _KINDS_BESIDE
 
     def check(self, told: Declared) -> None:
-        """Refuse what is of no lot of the model, before any memory is spent on it.
+        """Refuse what is of no bucket of the model, before any memory is spent on it.
 
         Raises:
             PayloadError: says what is too much.
         """
-        lot = lot_of(told.key, self.names)
-        if lot is None:
+        bucket = lot_of(told.key, self.names)
+        if bucket is None:
             raise PayloadError(f"a message about {told.key!r:.60}, which is no bucket of the worker's model")
         pieces = (*told.pieces, *told.pulls, *([] if told.back is None else [told.back]))
         if len(pieces) > self._most_kinds:
@@ -101,7 +101,7 @@ class Limits:
 
 
 def lot_of(key: str, names: frozenset[str]) -> str | None:
-    """The parameter whose lot a key is of: behind its name stand numbers, or "rest"."""
+    """The parameter whose bucket a key is of: behind its name stand numbers, or "rest"."""
     name, slash, part = key.rpartition("/")
     if not slash or not (part == "rest" or (part.isascii() and part.isdigit())):
         return None

@@ -1,4 +1,4 @@
-"""How a worker and a lot begin: what of a worker's first words is refused, and what serves the lot."""
+"""How a worker and a bucket begin: what of a worker's first words is refused, and what serves the bucket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tacit.contracts import Piece
+from tacit.contracts import PayloadSpec
 from tacit.errors import AttachError
 from tacit.server.averager import Averager
 from tacit.server.desks import Enter, Meet, Push
@@ -66,7 +66,7 @@ def _words(parameter: Any) -> str:
 
 
 def service_of(about: About, workers: int, spec: Spec) -> Averager | Keeper:
-    """What serves a lot, as the first worker that knows of it has declared it.
+    """What serves a bucket, as the first worker that knows of it has declared it.
 
     Where the server steps, parameters that no rule moves are what workers move by themselves: each pushes how
     far, and nobody waits.
@@ -91,7 +91,7 @@ def content(header: Header, spec: Spec, body: Any, shard: Shard) -> object:
         case Kind.PUSH:
             return Push(spec.arriving.unpack(), spec.pieces, spec.pulls, header.lr)
         case Kind.OFFER:
-            back: Piece = shard.service.back
+            back: PayloadSpec = shard.service.back
             return Enter(torch.empty(0, dtype=back.dtype) if body is None else body.view(back.dtype))
         case Kind.ENTER:
             return Enter()

@@ -137,7 +137,7 @@ class Waiting:
 
 
 class Shard:
-    """One lot: its service, the state of that, and who waits for an answer, by (sender, sequence)."""
+    """One bucket: its service, the state of that, and who waits for an answer, by (sender, sequence)."""
 
     def __init__(self, service: Averager | Keeper, saved: Mapping[str, Any] | None) -> None:
         self.service: Any = service

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from tacit.testbed import counters
+from tacit.lab.testbed import counters
 from tacit.transports.pairs import Header, Kind
 
 

@@ -1,8 +1,8 @@
-"""A strategy at work: its lots and their states, its rounds, its lane, its numbers."""
+"""A strategy at work: its buckets and their states, its rounds, its lane, its numbers."""
 
-from tacit.session.describing import one_line
-from tacit.session.session import Flight, Session
-from tacit.session.tally import RoundRecord, joined
-from tacit.session.times import timeline
+from tacit.session.description import one_line
+from tacit.session.session import PendingRound, Session
+from tacit.session.stats import RoundRecord, joined
+from tacit.session.timeline import timeline
 
-__all__ = ["Flight", "RoundRecord", "Session", "joined", "one_line", "timeline"]
+__all__ = ["PendingRound", "RoundRecord", "Session", "joined", "one_line", "timeline"]

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import OVERFLOWN, measure_
-from tacit.lots import Lot
+from tacit.session.buckets import Bucket
 
 MEANS = 4
 """Of an exchange, that are told apart when it is asked who had a NaN first."""
 
 
-class LotHealth:
-    """What the device notes of one lot while it is exchanged; nothing of it is read until the round is over.
+class BucketHealth:
+    """What the device notes of one bucket while it is exchanged; nothing of it is read until the round is over.
 
     Args:
         word: as `Plan.word` makes it: what ranks tell each other of NaN, of idle parameters, of overflow.
@@ -28,23 +28,25 @@ class LotHealth:
         total: the largest magnitudes of what this rank gives to its means; see `exchanges.watched`.
     """
 
-    def __init__(self, lot: Lot, word: Tensor, ranks: int, me: int) -> None:
-        self.word, self.ranks, self._me = word, ranks, me
-        self.overflow = word[len(word) - ranks + me :][:1]
-        self._spans = [slice(slot.start, slot.stop) for slot in lot.slots if slot.stop > slot.start]
-        self._slots = [i for i, slot in enumerate(lot.slots) if slot.stop > slot.start]
-        self._beside = torch.zeros(MEANS + 1 + len(self._spans), device=word.device)
-        self.total, self._mean = self._beside[:MEANS], self._beside[MEANS : MEANS + 1]
+    def __init__(self, bucket: Bucket, nonfinite_flags: Tensor, ranks: int, me: int) -> None:
+        self.nonfinite_flags, self.ranks, self._me = nonfinite_flags, ranks, me
+        self.overflow = nonfinite_flags[len(nonfinite_flags) - ranks + me :][:1]
+        self._spans = [slice(param.start, param.stop) for param in bucket.slices if param.stop > param.start]
+        self._slots = [i for i, param in enumerate(bucket.slices) if param.stop > param.start]
+        self._beside = torch.zeros(MEANS + 1 + len(self._spans), device=nonfinite_flags.device)
+        self.finite_probe, self._mean = self._beside[:MEANS], self._beside[MEANS : MEANS + 1]
         self._given = self._beside[MEANS + 1 :]
-        self._idle = torch.zeros(len(lot.slots), pin_memory=word.is_cuda)
+        self._idle = torch.zeros(len(bucket.slices), pin_memory=nonfinite_flags.is_cuda)
         self._views: tuple[int, list[Tensor]] = 0, []
 
     def begin(self, idle: Callable[[], Sequence[float]] | None) -> None:
         """A round begins. `idle`: which parameters took no part in backward, where ranks must know."""
-        self.word.zero_()
+        self.nonfinite_flags.zero_()
         if idle is not None:
             self._idle.copy_(torch.tensor(idle()))
-            self.word[self.ranks : self.ranks + len(self._idle)].copy_(self._idle, non_blocking=True)
+            self.nonfinite_flags[self.ranks : self.ranks + len(self._idle)].copy_(
+                self._idle, non_blocking=True
+            )
 
     def note_given(self, x: Tensor) -> None:
         """Note the largest magnitude of each parameter in `x` (flat), and tell of the largest of all."""
@@ -57,7 +59,7 @@ class LotHealth:
             torch.stack(norms, out=self._given)
         else:
             self._given.copy_(torch.stack(norms))
-        torch.amax(self._given, 0, True, out=self.word[self._me : self._me + 1])
+        torch.amax(self._given, 0, True, out=self.nonfinite_flags[self._me : self._me + 1])
 
     def note_mean(self, mean: Tensor) -> None:
         """Note the largest magnitude of a mean; it is the same on all ranks."""
@@ -66,24 +68,24 @@ class LotHealth:
     @property
     def tells_of_idle(self) -> bool:
         """Whether the ranks tell each other which parameters took no part in backward."""
-        return len(self.word) > 2 * self.ranks
+        return len(self.nonfinite_flags) > 2 * self.ranks
 
     @property
     def broken(self) -> Tensor:
         """Whether a rank gave what is not finite, or the mean is not; on the device."""
-        return torch.cat([self.word[: self.ranks], self._mean]).isfinite().all().logical_not()
+        return torch.cat([self.nonfinite_flags[: self.ranks], self._mean]).isfinite().all().logical_not()
 
     def numbers(self) -> tuple[Tensor, Tensor]:
         """All that is to be read."""
-        return self.word, self._beside
+        return self.nonfinite_flags, self._beside
 
-    def report(self, word: Tensor, beside: Tensor) -> Report:
+    def report(self, nonfinite_flags: Tensor, beside: Tensor) -> Report:
         """What these numbers mean, on the host."""
         given = beside[MEANS + 1 :].isfinite().logical_not().nonzero().view(-1).tolist()
-        over = (word[len(word) - self.ranks :] * self.ranks).lt(OVERFLOWN).logical_not()
+        over = (nonfinite_flags[len(nonfinite_flags) - self.ranks :] * self.ranks).lt(OVERFLOWN).logical_not()
         return Report(
-            word[: self.ranks].isfinite().logical_not().nonzero().view(-1).tolist(),
-            word[self.ranks : len(word) - self.ranks],
+            nonfinite_flags[: self.ranks].isfinite().logical_not().nonzero().view(-1).tolist(),
+            nonfinite_flags[self.ranks : len(nonfinite_flags) - self.ranks],
             self._slots[given[0]] if given else None,
             over.nonzero().view(-1).tolist(),
             beside[:MEANS],
@@ -93,12 +95,12 @@ class LotHealth:
 
 @dataclass(frozen=True)
 class Report:
-    """What was noted of one lot, on the host.
+    """What was noted of one bucket, on the host.
 
     Attributes:
         given: the places of the ranks that gave what is not finite.
         idle: of each parameter, the share of the ranks on which it took no part in backward.
-        first: the first of the lot's parameters that was not finite on this rank.
+        first: the first of the bucket's parameters that was not finite on this rank.
         overflow: the places of the ranks on which something became too large on the way.
         total: what this rank gave to its means: not finite where that was not.
         mean: whether the mean is not finite.
@@ -108,18 +110,20 @@ class Report:
     idle: Tensor
     first: int | None
     overflow: list[int]
-    total: Tensor
+    finite_probe: Tensor
     mean: bool
 
 
-class Pending:
+class DeviceReport:
     """The numbers of a round on their way to the host, behind all that the round has launched."""
 
-    def __init__(self, lots: Sequence[tuple[int, LotHealth]], began: Any) -> None:
-        self._lots, self._began = lots, began
-        self._idle = any(health.tells_of_idle for _, health in lots)
+    def __init__(self, buckets: Sequence[tuple[int, BucketHealth]], began: Any) -> None:
+        self._buckets, self._began = buckets, began
+        self._idle = any(health.tells_of_idle for _, health in buckets)
         flat = (
-            torch.cat([each for _, health in lots for each in health.numbers()]) if lots else torch.zeros(0)
+            torch.cat([each for _, health in buckets for each in health.numbers()])
+            if buckets
+            else torch.zeros(0)
         )
         self._ended: Any = None
         self._waited: Any = None
@@ -134,7 +138,7 @@ class Pending:
 
         Only when it is `done`.
         """
-        ranks = max((health.ranks for _, health in self._lots), default=1)
+        ranks = max((health.ranks for _, health in self._buckets), default=1)
         return not self._idle and bool(self._host.abs().lt(OVERFLOWN / ranks).all())
 
     @property
@@ -157,17 +161,20 @@ class Pending:
         return took, min(took, waited)
 
     def read(self) -> dict[int, Report]:
-        """Of each lot of which there is something to tell; waits until the device has come so far."""
+        """Of each bucket of which there is something to tell; waits until the device has come so far."""
         if self._ended is not None:
             self._ended.synchronize()
         found: dict[int, Report] = {}
         at = 0
         if self.quiet:
             return found
-        for i, health in self._lots:
-            word, beside = (len(each) for each in health.numbers())
-            found[i] = health.report(self._host[at : at + word], self._host[at + word : at + word + beside])
-            at += word + beside
+        for i, health in self._buckets:
+            nonfinite_flags, beside = (len(each) for each in health.numbers())
+            found[i] = health.report(
+                self._host[at : at + nonfinite_flags],
+                self._host[at + nonfinite_flags : at + nonfinite_flags + beside],
+            )
+            at += nonfinite_flags + beside
         return found
 
 

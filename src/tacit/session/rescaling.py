@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from tacit.contracts import Factors
-from tacit.lots import Lot
+from tacit.session.buckets import Bucket
 
 TOLERANCE = 0.02
 """By what share a rate may differ from the one in whose units a residual stands. A schedule that changes the
@@ -41,13 +41,13 @@ class Rescaling:
                 changed[name] = now
         return changed
 
-    def factors(self, lot: Lot, changes: Mapping[str, float]) -> Factors:
-        """What to multiply the residual of a lot by."""
-        here = [slot for slot in lot.slots if slot.name in changes]
+    def factors(self, bucket: Bucket, changes: Mapping[str, float]) -> Factors:
+        """What to multiply the residual of a bucket by."""
+        here = [param for param in bucket.slices if param.name in changes]
         return tuple(
-            (slot.start, slot.stop, self._units[slot.name] / changes[slot.name])
-            for slot in here
-            if slot.stop > slot.start
+            (param.start, param.stop, self._units[param.name] / changes[param.name])
+            for param in here
+            if param.stop > param.start
         )
 
     def commit(self, changes: Mapping[str, float], but: Collection[str]) -> None:

@@ -14,23 +14,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import WORLD, Memory, Outcome, Request, Transport, overflow
-from tacit.engine import Job, Lane, StreamLane, drive
+from tacit.contracts import WORLD, Outcome, Request, ScheduleState, Transport, overflow
 from tacit.errors import NonFinite, PeerLost, RoundError, TacitError
-from tacit.exchanges import say
-from tacit.lots import Kept, Lot, Policy, fitting
+from tacit.exchange.combinators import say
+from tacit.exchange.lane import Job, Lane, StreamLane, drive
 from tacit.overlap import Delayed
-from tacit.session.choosing import choose
-from tacit.session.describing import detail, sentence
-from tacit.session.health import MEANS, LotHealth, Pending, Report, mark
-from tacit.session.holdings import Holdings
-from tacit.session.origins import Origin, beginnings, decode, encode
-from tacit.session.plan import Ground
+from tacit.session.buckets import Bucket, Policy, StateSlice, fitting
+from tacit.session.description import detail, sentence
+from tacit.session.health import MEANS, BucketHealth, DeviceReport, Report, mark
+from tacit.session.nonfinite_origin import Origin, beginnings, decode, encode
+from tacit.session.plan import SessionContext
 from tacit.session.rescaling import Rescaling
-from tacit.session.tally import KEPT, Tally, Watch
+from tacit.session.state import StateStore
+from tacit.session.stats import KEPT, CommStats, RoundTimer
+from tacit.session.topology_choice import choose
 from tacit.strategy import Strategy
 from tacit.transports.devices import ByDevice
-from tacit.transports.meter import Bill, counted
+from tacit.transports.meter import Cost, counted
 from tacit.transports.wire import divide_
 
 T = TypeVar("T")
@@ -42,13 +42,13 @@ SHOWN = ("period", "delay", "local")
 
 
 @dataclass(eq=False)
-class Flight:
-    """One round of some lots, from its start until all of them have landed.
+class PendingRound:
+    """One round of some buckets, from its start until all of them have landed.
 
     Attributes:
         moment: when it began: the step, the number of the round, the learning rate.
         parted: whether the ranks of a node may differ in what they give.
-        beside: how many exchanges of it that are none of a lot have not ended.
+        beside: how many exchanges of it that are none of a bucket have not ended.
         sent: bytes that this rank has sent in it, by the collectives' formulas.
         seconds: how long it was under way, once it has landed.
         rates: the learning rates of the parameters whose residual is rescaled in it.
@@ -59,45 +59,45 @@ class Flight:
             to be read when the device has come so far.
     """
 
-    lots: tuple[int, ...]
+    buckets: tuple[int, ...]
     moment: Mapping[str, Any]
-    parted: bool = False
+    diverged_in_node: bool = False
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     beside: int = 0
     sent: int = 0
-    void: bool = False
+    skipped: bool = False
     seconds: float = 0.0
     rates: Mapping[str, float] = field(default_factory=dict)
     idle: set[str] = field(default_factory=set)
-    watch: Watch = field(default_factory=Watch)
+    timer: RoundTimer = field(default_factory=RoundTimer)
     over: threading.Event = field(default_factory=threading.Event)
     ended: bool = False
     judged: bool = False
     began: Any = None
-    pending: Pending | None = None
+    device_report: DeviceReport | None = None
 
 
 class Session:
     """A strategy at work on named tensors.
 
-    State is made eagerly, by rehearsing one exchange of every lot on meta tensors. A round exchanges every
-    lot once; the new states replace the old ones only when all lots have landed, so that a round that fails
+    State is made eagerly, by a dry run of one exchange of every bucket on meta tensors. A round exchanges every
+    bucket once; the new states replace the old ones only when all buckets have landed, so that a round that fails
     leaves no trace.
 
     Args:
         strategy: what to do.
         named: the trainable parameters, by name.
-        transport: answers the wishes.
-        names: the lots: which parameters travel together, in which order.
+        transport: answers the requests.
+        names: the buckets: which parameters travel together, in which order.
         policy: chooses each parameter's compressor; None: the strategy's, and dense for parameters of fewer
             than two dimensions where the compressor exempts them.
         lr: reads the present learning rate.
         memory: what else the rounds need to know of the training.
         rates: reads the present learning rate of each parameter; for what is owed of gradients.
-        idle: see `Ground`.
+        idle: see `SessionContext`.
         seed: part of every random draw.
         trained: the names of what DDP would exchange; all where not said.
-        device: see `Ground`.
+        device: see `SessionContext`.
         in_stream: whether exchanges run on a device in stream order, and the host waits for none of them:
             what went wrong in a round is then noted there, and `verify` reads it. Else each is looked at.
     """
@@ -110,7 +110,7 @@ class Session:
         names: Sequence[Sequence[str]],
         policy: Policy | None = None,
         lr: Callable[[], float] = lambda: 0.0,
-        memory: Memory | None = None,
+        schedule_state: ScheduleState | None = None,
         rates: Callable[[], Mapping[str, float]] | None = None,
         idle: Callable[[str], bool] | None = None,
         seed: int = 0,
@@ -129,53 +129,55 @@ class Session:
         """Reads the factor on all gradients, where a GradScaler puts one: what is not finite then makes the
         round void on all ranks, where without it it is an error. On the device where `in_stream`."""
         self.in_stream = in_stream
-        self.void = False
-        """Whether the last round was void: all lots have landed, and no state was kept."""
+        self.skipped = False
+        """Whether the last round was void: all buckets have landed, and no state was kept."""
         self.rate: Callable[[int], float] | None = None
-        """Reads the present learning rate of a lot, where not all have the same."""
+        """Reads the present learning rate of a bucket, where not all have the same."""
         self.explain: Callable[[BaseException], BaseException] = lambda error: error
         self.tell: Callable[[BaseException], None] = lambda error: None
         """Called with an error that all ranks of the scope know of, and no others."""
         self.origin: Callable[[int], Origin | None] = lambda step: None
         """Where what is not finite began on this rank, as seen from a step; None where that is not known."""
-        self.tally = Tally()
-        self.schedule_log: deque[tuple[int, Memory]] = deque(maxlen=KEPT)
+        self.stats = CommStats()
+        self.schedule_log: deque[tuple[int, ScheduleState]] = deque(maxlen=KEPT)
         """(step, values): what of the memory is worth showing, noted where it changes; the last thousand."""
         self.more_stages: Mapping[str, int] = {}
-        """How many times what is submitted beside the lots speaks on each axis."""
-        self.alike: frozenset[str] = frozenset()
+        """How many times what is submitted beside the buckets speaks on each axis."""
+        self.replicated_in_node: frozenset[str] = frozenset()
         """What the ranks of a node have alike after every step, but where the rounds have parted them."""
         self._leader: Session | None = None
-        self.memory = {**strategy.rounds.start(), **(memory or {})}
+        self.schedule_state = {**strategy.rounds.start(), **(schedule_state or {})}
         self.transport = transport
         named_ = named if trained is None else {name: named[name] for name in trained}
         self._dense = sum(p.numel() * p.element_size() for p in named_.values())
         self._lr = lr
         self._lane: Lane | StreamLane | None = None
         self._host_lane: Lane | None = None
-        self._unverified: list[Flight] = []
+        self._unverified: list[PendingRound] = []
         self._ending = threading.Lock()
         self._heard = False
-        self._flights: dict[int, Flight] = {}
+        self._pending: dict[int, PendingRound] = {}
         policy = policy or fitting(strategy.compressor, named)
-        ground = Ground(strategy.topology, transport, dict(named), policy, idle, seed, device, in_stream)
-        self.choice = choose(ground, names)
+        session_context = SessionContext(
+            strategy.topology, transport, dict(named), policy, idle, seed, device, in_stream
+        )
+        self.choice = choose(session_context, names)
         """The topology at work, and how it compares where the strategy leaves it open; for good."""
         self.strategy = replace(strategy, topology=self.choice.topology)
-        self._ground = replace(ground, topology=self.choice.topology)
+        self._context = replace(session_context, topology=self.choice.topology)
         self._hold(names)
         self.rescaling = Rescaling(rates or dict) if strategy.subject == "gradient" else None
         """What is owed of gradients follows the learning rate; progress is in units of the parameters."""
 
     @property
-    def memory(self) -> Memory:
+    def schedule_state(self) -> ScheduleState:
         """What the rounds remember, and need to know of the training; for rounds that follow, the others'."""
-        return self._memory if self._leader is None else self._leader.memory
+        return self._memory if self._leader is None else self._leader.schedule_state
 
-    @memory.setter
-    def memory(self, memory: Memory) -> None:
-        self._memory = memory
-        shown = {key: memory[key] for key in SHOWN if key in memory}
+    @schedule_state.setter
+    def schedule_state(self, schedule_state: ScheduleState) -> None:
+        self._memory = schedule_state
+        shown = {key: schedule_state[key] for key in SHOWN if key in schedule_state}
         if shown != (self.schedule_log[-1][1] if self.schedule_log else {}):
             self.schedule_log.append((self.step, shown))
 
@@ -183,42 +185,42 @@ class Session:
         """Go by what the rounds of this one remember."""
         self._leader = leader
 
-    # ---- lots and their states ------------------------------------------------------------------------
+    # ---- buckets and their states ------------------------------------------------------------------------
 
     @property
-    def lots(self) -> list[Lot]:
+    def buckets(self) -> list[Bucket]:
         """Which parameters travel together."""
-        return self._holdings.lots
+        return self._store.buckets
 
     @property
-    def bills(self) -> list[Bill]:
-        """What a round of each lot costs on this rank, at most; `metrics` counts what was really posted."""
-        return self._holdings.bills
+    def costs(self) -> list[Cost]:
+        """What a round of each bucket costs on this rank, at most; `metrics` counts what was really posted."""
+        return self._store.costs
 
     @property
     def ranks(self) -> list[int]:
         """The replicas that agree in a round."""
-        return self._ground.ranks
+        return self._context.ranks
 
     @property
     def parties(self) -> int:
         """How many meet where compressors meet: the replicas, or by node, the nodes."""
-        return self._ground.spot.here.peers
+        return self._context.coordinate.here.peers
 
     @property
     def by_node(self) -> bool:
         """Whether the ranks of a node share out what crosses between nodes."""
-        return self._ground.by_node
+        return self._context.by_node
 
     @property
     def stages(self) -> dict[str, int]:
-        """How many times the longest exchange speaks on each axis; see `Holdings.stages`."""
-        return dict(Counter(self._holdings.stages) | Counter(self.more_stages))
+        """How many times the longest exchange speaks on each axis; see `StateStore.stages`."""
+        return dict(Counter(self._store.stages) | Counter(self.more_stages))
 
-    def recut(self, names: Sequence[Sequence[str]], carry: bool = True) -> None:
-        """Travel in these lots from now on; state follows its parameters. Not during a round.
+    def rebucket(self, names: Sequence[Sequence[str]], carry: bool = True) -> None:
+        """Travel in these buckets from now on; state follows its parameters. Not during a round.
 
-        A collective call where ranks share the lots out: what a rank keeps may now be another's. Not one
+        A collective call where ranks share the buckets out: what a rank keeps may now be another's. Not one
         without `carry`: then all state is as it is at first.
         """
         before = self.whole_state() if carry else {}
@@ -228,42 +230,42 @@ class Session:
         self.restore({key: kept.tensor for key, kept in before.items()})
 
     def _hold(self, names: Sequence[Sequence[str]]) -> None:
-        self._holdings = Holdings(self._ground, names)
-        ranks, me = len(self.ranks), self._ground.me
+        self._store = StateStore(self._context, names)
+        ranks, me = len(self.ranks), self._context.me
         self._healths = [
-            LotHealth(lot, word, ranks, me)
-            for lot, word in zip(self.lots, self._holdings.words, strict=True)
+            BucketHealth(bucket, nonfinite_flags, ranks, me)
+            for bucket, nonfinite_flags in zip(self.buckets, self._store.words, strict=True)
             if self.in_stream
         ]
 
-    def named_state(self) -> dict[tuple[str, str], Kept]:
+    def named_state(self) -> dict[tuple[str, str], StateSlice]:
         """All state that this rank keeps, by (parameter, field)."""
-        return self._holdings.named_state()
+        return self._store.named_state()
 
     def widths(self) -> dict[tuple[str, str], tuple[bool, int]]:
         """Of each (parameter, field) whether all ranks keep it in common, and its number of elements."""
-        return self._holdings.widths()
+        return self._store.widths()
 
-    def gathered(self) -> Generator[Request, Any, dict[tuple[str, str], Kept]]:
-        """All state of this rank's node, put together from what its ranks keep; see `Holdings.gathered`."""
-        return self._holdings.gathered()
+    def gathered(self) -> Generator[Request, Any, dict[tuple[str, str], StateSlice]]:
+        """All state of this rank's node, put together from what its ranks keep; see `StateStore.gathered`."""
+        return self._store.gathered()
 
-    def whole_state(self) -> dict[tuple[str, str], Kept]:
-        """See `gathered`. A collective call where ranks share the lots out.
+    def whole_state(self) -> dict[tuple[str, str], StateSlice]:
+        """See `gathered`. A collective call where ranks share the buckets out.
 
         Raises:
             RoundError: it failed.
         """
         return self.drive(self.gathered())
 
-    def drive(self, exchange: Generator[Request, Any, T], slot: str = "alone") -> T:
+    def drive(self, exchange: Generator[Request, Any, T], param: str = "alone") -> T:
         """Run an exchange to its end in this thread, where nothing else is under way.
 
         Raises:
             RoundError: it failed.
         """
         with self._explaining():
-            return drive(exchange, self.transport, slot)
+            return drive(exchange, self.transport, param)
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -276,17 +278,17 @@ class Session:
             raise found from (None if found is error else error)
 
     def restore(self, whole: Mapping[tuple[str, str], Tensor]) -> set[str]:
-        """Take what is this rank's of the state that `gathered` gave; see `Holdings.restore`."""
-        return self._holdings.restore(whole)
+        """Take what is this rank's of the state that `gathered` gave; see `StateStore.restore`."""
+        return self._store.restore(whole)
 
     def residuals(self, name: str) -> list[str]:
-        """In which field ranks owe of a parameter, if in one; see `Holdings.residuals`."""
-        return self._holdings.residuals(name)
+        """In which field ranks owe of a parameter, if in one; see `StateStore.residuals`."""
+        return self._store.residuals(name)
 
     # ---- one exchange ---------------------------------------------------------------------------------
 
     def open(self, i: int, x: Tensor) -> Generator[Request, Any, Outcome]:
-        """The exchange of lot `i`; its mean overwrites `x`, which is flat.
+        """The exchange of bucket `i`; its mean overwrites `x`, which is flat.
 
         Raises:
             NonFinite: `x` holds NaN or infinity on some rank, and there is no `scale`; raised on all of them,
@@ -294,107 +296,115 @@ class Session:
         """
         if self.in_stream:
             return (yield from self._open_in_stream(i, x))
-        lot, word, me = self.lots[i], self._holdings.words[i], self._ground.me
-        flight = self._flight(i)
-        scale = self._scale_of(lot)
+        bucket, nonfinite_flags, me = self.buckets[i], self._store.words[i], self._context.me
+        pending = self._pending_of(i)
+        scale = self._scale_of(bucket)
         assert not isinstance(scale, Tensor), "a factor on a device is for what is in stream"
-        word.zero_()
-        if len(word) > len(self.ranks):
-            word[len(self.ranks) :] = torch.tensor(self._idle_here(lot))
-        total, apart = None, self.strategy.topology.apart
-        if lot.compressor.swallows or apart:
-            word[me] = self._first_broken(lot, x, scale, flight)
+        nonfinite_flags.zero_()
+        if len(nonfinite_flags) > len(self.ranks):
+            nonfinite_flags[len(self.ranks) :] = torch.tensor(self._idle_here(bucket))
+        finite_probe, independent = None, self.strategy.topology.independent
+        if bucket.compressor.hides_nonfinite or independent:
+            nonfinite_flags[me] = self._first_broken(bucket, x, scale, pending)
         else:
-            total = torch.zeros(MEANS)
+            finite_probe = torch.zeros(MEANS)
             if scale != 1.0:
                 x.div_(scale)
-        outcome = yield from self._talk(i, x, flight, total=total)
+        outcome = yield from self._talk(i, x, pending, finite_probe=finite_probe)
         if scale != 1.0:
             x.mul_(scale)
-        word, idle = word[: len(self.ranks)], word[len(self.ranks) :]
-        self._note_idle(lot, idle, flight)
-        if total is None:
-            self._check(lot, word, flight)
+        nonfinite_flags, idle = nonfinite_flags[: len(self.ranks)], nonfinite_flags[len(self.ranks) :]
+        self._note_idle(bucket, idle, pending)
+        if finite_probe is None:
+            self._check(bucket, nonfinite_flags, pending)
         # In types of two bytes a level may be beyond what the entry was, and so beyond the type.
-        if (total is not None or lot.dtype.itemsize < 4) and not _finite(outcome.mean):
-            if apart:
-                self._check_mean(lot, outcome.mean, word, flight)
+        if (finite_probe is not None or bucket.dtype.itemsize < 4) and not _finite(outcome.mean):
+            if independent:
+                self._check_mean(bucket, outcome.mean, nonfinite_flags, pending)
             if self.scale is not None:  # the mean is equal on all ranks, so all of them see it
-                flight.void = True
+                pending.skipped = True
                 return outcome
-            word.zero_()
-            word[me] = 0.0 if total is None else self._told_place(_first_infinite(total), flight)
-            yield from say(word, self.strategy.topology.scope)
-            self._check_mean(lot, outcome.mean, word, flight)
+            nonfinite_flags.zero_()
+            nonfinite_flags[me] = (
+                0.0 if finite_probe is None else self._told_place(_first_infinite(finite_probe), pending)
+            )
+            yield from say(nonfinite_flags, self.strategy.topology.scope)
+            self._check_mean(bucket, outcome.mean, nonfinite_flags, pending)
         return outcome
 
-    def _talk(self, i: int, x: Tensor, flight: Flight, **more: Any) -> Generator[Request, Any, Outcome]:
-        lot = self.lots[i]
-        moment = flight.moment if self.rate is None else {**flight.moment, "lr": self.rate(i)}
-        alike = not flight.parted and self.alike.issuperset(slot.name for slot in lot.slots)
-        rescale = self.rescaling.factors(lot, flight.rates) if self.rescaling and flight.rates else ()
-        talk = self._holdings.talk(i, x, alike=alike, rescale=rescale, **moment, **more)
+    def _talk(
+        self, i: int, x: Tensor, pending: PendingRound, **more: Any
+    ) -> Generator[Request, Any, Outcome]:
+        bucket = self.buckets[i]
+        moment = pending.moment if self.rate is None else {**pending.moment, "lr": self.rate(i)}
+        replicated_in_node = not pending.diverged_in_node and self.replicated_in_node.issuperset(
+            param.name for param in bucket.slices
+        )
+        rescale = self.rescaling.factors(bucket, pending.rates) if self.rescaling and pending.rates else ()
+        talk = self._store.talk(
+            i, x, replicated_in_node=replicated_in_node, rescale=rescale, **moment, **more
+        )
         outcome, sent = yield from counted(talk, self.transport.place)
-        flight.sent += sent
+        pending.sent += sent
         return outcome
 
     def _open_in_stream(self, i: int, x: Tensor) -> Generator[Request, Any, Outcome]:
         """The same, where what went wrong is noted on the device: `verify` reads it."""
-        lot, health, flight = self.lots[i], self._healths[i], self._flight(i)
-        scale = self._scale_of(lot)
+        bucket, health, pending = self.buckets[i], self._healths[i], self._pending_of(i)
+        scale = self._scale_of(bucket)
         scaled = isinstance(scale, Tensor) or scale != 1.0
-        health.begin(partial(self._idle_here, lot) if health.tells_of_idle else None)
-        if lot.compressor.swallows:
+        health.begin(partial(self._idle_here, bucket) if health.tells_of_idle else None)
+        if bucket.compressor.hides_nonfinite:
             health.note_given(x)
         if scaled:
             x.div_(scale)
-        total = None if lot.compressor.swallows else health.total
-        outcome = yield from self._talk(i, x, flight, total=total, health=health.overflow)
+        finite_probe = None if bucket.compressor.hides_nonfinite else health.finite_probe
+        outcome = yield from self._talk(i, x, pending, finite_probe=finite_probe, health=health.overflow)
         if scaled:
             x.mul_(scale)
-        if total is not None or lot.dtype.itemsize < 4:
+        if finite_probe is not None or bucket.dtype.itemsize < 4:
             health.note_mean(outcome.mean)
         return outcome
 
-    def _idle_here(self, lot: Lot) -> list[float]:
+    def _idle_here(self, bucket: Bucket) -> list[float]:
         """Of each parameter, whether it took no part in this rank's backward."""
-        assert self._ground.idle is not None
-        return [float(self._ground.idle(slot.name)) for slot in lot.slots]
+        assert self._context.idle is not None
+        return [float(self._context.idle(param.name)) for param in bucket.slices]
 
-    def _note_idle(self, lot: Lot, shares: Tensor, flight: Flight) -> None:
+    def _note_idle(self, bucket: Bucket, shares: Tensor, pending: PendingRound) -> None:
         """Note which parameters were idle on all ranks: of each the share of ranks, or none is told."""
-        for slot, share in zip(lot.slots, shares.tolist(), strict=False):
+        for param, share in zip(bucket.slices, shares.tolist(), strict=False):
             if share > 1 - 0.5 / len(self.ranks):  # a mean of ones, but for rounding
-                flight.idle.add(slot.name)
+                pending.idle.add(param.name)
 
-    def _scale_of(self, lot: Lot) -> float | Tensor:
+    def _scale_of(self, bucket: Bucket) -> float | Tensor:
         """What to divide a gradient by: residuals outlive the scaler's factor, and norms are not those of it.
 
         1 where what arrives scales with what is given: the factor is there to keep it from vanishing on its
         way.
         """
-        if self.scale is None or all(each.scales for each in lot.chosen):
+        if self.scale is None or all(each.scales for each in bucket.chosen):
             return 1.0
         return self.scale()
 
-    def _first_broken(self, lot: Lot, x: Tensor, scale: float, flight: Flight) -> int:
+    def _first_broken(self, bucket: Bucket, x: Tensor, scale: float, pending: PendingRound) -> int:
         """Divide `x`; 0 where it is finite, else the number of the parameter in which it began not to be.
 
         Where a round can be void, `x` then becomes zeros, which no compressor minds.
         """
-        total = torch.zeros(())
-        divide_(x, scale, total)
-        if bool(total.isfinite()) or _finite(x):
+        finite_probe = torch.zeros(())
+        divide_(x, scale, finite_probe)
+        if bool(finite_probe.isfinite()) or _finite(x):
             return 0
-        broken = [_finite(x[slot.start : slot.stop]) for slot in lot.slots].index(False)
+        broken = [_finite(x[param.start : param.stop]) for param in bucket.slices].index(False)
         if self.scale is not None:
             x.zero_()
-        began = self.origin(flight.moment["step"]) or Origin(lot.slots[broken].name)
+        began = self.origin(pending.moment["step"]) or Origin(bucket.slices[broken].name)
         return encode(began, self._names)
 
     @property
     def _names(self) -> list[str]:
-        return [name for lot in self.lots for name in lot.names]
+        return [name for bucket in self.buckets for name in bucket.names]
 
     def told_origin(self, step: int) -> int:
         """Where what is not finite began on this rank, as a number for `origins_of`; 0 where not known."""
@@ -406,26 +416,28 @@ class Session:
         each = zip(self.ranks, map(round, numbers), strict=True)
         return {rank: decode(number, self._names) for rank, number in each if number > 0}
 
-    def _told_place(self, place: int, flight: Flight) -> int:
+    def _told_place(self, place: int, pending: PendingRound) -> int:
         """In which mean this rank had it first, and where it had begun."""
-        return 0 if not place else place + (MEANS + 1) * self.told_origin(flight.moment["step"])
+        return 0 if not place else place + (MEANS + 1) * self.told_origin(pending.moment["step"])
 
-    def _check(self, lot: Lot, word: Tensor, flight: Flight) -> None:
-        if not bool(word.any()):
+    def _check(self, bucket: Bucket, nonfinite_flags: Tensor, pending: PendingRound) -> None:
+        if not bool(nonfinite_flags.any()):
             return
         if self.scale is not None:
-            flight.void = True
+            pending.skipped = True
             return
         # Where replicas go on without each other, the word is this rank's own: nobody has averaged it.
-        times = 1 if self.strategy.topology.apart else len(word)
-        found = self.origins_of([float(w) * times for w in word])
+        times = 1 if self.strategy.topology.independent else len(nonfinite_flags)
+        found = self.origins_of([float(w) * times for w in nonfinite_flags])
         where = ", ".join(f"{began.name} on rank {rank}" for rank, began in found.items())
-        raise self._nonfinite(where, flight.moment["step"], "this rank has pushed nothing", found)
+        raise self._nonfinite(where, pending.moment["step"], "this rank has pushed nothing", found)
 
-    def _check_mean(self, lot: Lot, mean: Tensor, word: Tensor, flight: Flight) -> None:
-        names = [slot.name for slot in lot.slots if not _finite(mean[slot.start : slot.stop])]
+    def _check_mean(
+        self, bucket: Bucket, mean: Tensor, nonfinite_flags: Tensor, pending: PendingRound
+    ) -> None:
+        names = [param.name for param in bucket.slices if not _finite(mean[param.start : param.stop])]
         # The first to have it: what others gave to later means came of the first.
-        told = [divmod(round(float(w) * len(word)), MEANS + 1) for w in word]
+        told = [divmod(round(float(w) * len(nonfinite_flags)), MEANS + 1) for w in nonfinite_flags]
         first = min((place for _, place in told if place), default=0)
         blamed = {rank for rank, (_, place) in zip(self.ranks, told, strict=True) if 0 < place <= first}
         began = self.origins_of([number for number, _ in told])
@@ -435,14 +447,14 @@ class Session:
         who = ", ".join(map(str, sorted(blamed)))
         where = f"on rank {who}" if who else "summed over the ranks, each of which is finite"
         so = "this rank has taken nothing of what came back"
-        raise self._nonfinite(f"{', '.join(names)} {where}", flight.moment["step"], so, began)
+        raise self._nonfinite(f"{', '.join(names)} {where}", pending.moment["step"], so, began)
 
-    def _nonfinite(self, where: str, step: int, apart: str, found: Mapping[int, Origin]) -> NonFinite:
+    def _nonfinite(self, where: str, step: int, independent: str, found: Mapping[int, Origin]) -> NonFinite:
         """`apart`: what is so where replicas go on without each other; `found`: where it began, by rank."""
         gradient = self.strategy.subject == "gradient"
         what = "the gradient of" if gradient else "the parameter"
         hint = SCALER_HINT if gradient and not self.late else ""
-        so = apart if self.strategy.topology.apart else "no rank has applied anything"
+        so = independent if self.strategy.topology.independent else "no rank has applied anything"
         return NonFinite(
             f"NaN or infinity in {what} {where}, in step {step}: {so} of this step. "
             f"{beginnings(found, step)}Lower the learning rate, clip the gradient, or look at the batch{hint}"
@@ -452,67 +464,69 @@ class Session:
 
     def talks(self) -> bool:
         """Whether a round follows the step that is under way."""
-        return self.strategy.rounds.due(self.step, self.memory)
+        return self.strategy.rounds.due(self.step, self.schedule_state)
 
-    def begin(self, lots: Sequence[int] | None = None) -> Flight:
-        """Start a round of these lots, of which none is under way; of all, where not said.
+    def begin(self, buckets: Sequence[int] | None = None) -> PendingRound:
+        """Start a round of these buckets, of which none is under way; of all, where not said.
 
         Raises:
             RoundError: an earlier round of them turns out to have failed.
         """
-        self.verify(range(len(self.lots)) if lots is None else lots)
+        self.verify(range(len(self.buckets)) if buckets is None else buckets)
         rounds = self.strategy.rounds
-        turn = rounds.turn(self.step, self.memory)
+        round_index = rounds.round_index(self.step, self.schedule_state)
         moment = {
             "step": self.step,
             "round": self.begun,
             "lr": self._lr(),
-            "turn": self.begun if turn is None else turn,
+            "turn": self.begun if round_index is None else round_index,
         }
-        parted = rounds.parted(self.step, self.memory)
-        flight = Flight(tuple(range(len(self.lots)) if lots is None else lots), moment, parted)
+        diverged_in_node = rounds.diverged_in_node(self.step, self.schedule_state)
+        pending = PendingRound(
+            tuple(range(len(self.buckets)) if buckets is None else buckets), moment, diverged_in_node
+        )
         if self.rescaling is not None:
-            flight.rates = self.rescaling.changes()
+            pending.rates = self.rescaling.changes()
         self.begun += 1
-        self._flights |= dict.fromkeys(flight.lots, flight)
-        return flight
+        self._pending |= dict.fromkeys(pending.buckets, pending)
+        return pending
 
-    def _flight(self, i: int) -> Flight:
-        return self._flights[i] if i in self._flights else self.begin()
+    def _pending_of(self, i: int) -> PendingRound:
+        return self._pending[i] if i in self._pending else self.begin()
 
     def submit(
         self,
         i: int,
         x: Tensor,
-        landed: Callable[[], None],
-        owed: Tensor | None = None,
+        completed: Callable[[], None],
+        new_residual: Tensor | None = None,
         ready: Callable[[], None] | None = None,
     ) -> None:
-        """Exchange lot `i` in the lane; `landed` is called there, also after a failure.
+        """Exchange bucket `i` in the lane; `landed` is called there, also after a failure.
 
         Args:
             owed: `x` once more, from which what the peers have seen of it is taken when they have.
             ready: called in the lane before `x` is read; waits until it may be.
         """
-        flight = self._flight(i)
-        flight.watch.begin()
-        lot = self.lots[i]
-        if self.in_stream and flight.began is None:
-            flight.began = mark(lot.device)
+        pending = self._pending_of(i)
+        pending.timer.begin()
+        bucket = self.buckets[i]
+        if self.in_stream and pending.began is None:
+            pending.began = mark(bucket.device)
 
-        def land(outcome: Outcome) -> None:
-            if owed is not None:
-                outcome.sent.take_from_(owed)
-            self.land(i, outcome)
-            landed()
+        def complete(outcome: Outcome) -> None:
+            if new_residual is not None:
+                outcome.sent.subtract_from_(new_residual)
+            self.complete(i, outcome)
+            completed()
 
         def fail(error: BaseException) -> None:
             self.failure = error
-            flight.over.set()
-            landed()
+            pending.over.set()
+            completed()
 
-        light = lot.compressor.light and ready is None
-        self._post(Job(lot.name, lambda: self._open_when(ready, i, x), land, fail, light))
+        inline = bucket.compressor.inline and ready is None
+        self._post(Job(bucket.name, lambda: self._open_when(ready, i, x), complete, fail, inline))
 
     def _open_when(
         self, ready: Callable[[], None] | None, i: int, x: Tensor
@@ -523,30 +537,30 @@ class Session:
 
     def submit_beside(
         self,
-        flight: Flight,
+        pending: PendingRound,
         open: Callable[[], Generator[Request, Any, T]],
-        slot: str,
-        landed: Callable[[T], None],
+        param: str,
+        completed: Callable[[T], None],
     ) -> None:
-        """Exchange in this round what is none of its lots, of which none has been submitted yet.
+        """Exchange in this round what is none of its buckets, of which none has been submitted yet.
 
         `landed` is called in the lane, with the answer.
         """
-        flight.beside += 1
-        flight.watch.begin()
+        pending.beside += 1
+        pending.timer.begin()
 
-        def land(answer: tuple[T, int]) -> None:
+        def complete(answer: tuple[T, int]) -> None:
             found, sent = answer
-            landed(found)
-            flight.sent += sent
-            flight.beside -= 1
-            self._ended(flight)
+            completed(found)
+            pending.sent += sent
+            pending.beside -= 1
+            self._ended(pending)
 
         def fail(error: BaseException) -> None:
             self.failure = error
-            flight.over.set()
+            pending.over.set()
 
-        self._post(Job(slot, partial(self._counted, open), land, fail), self._beside)
+        self._post(Job(param, partial(self._counted, open), complete, fail), self._beside)
 
     def _post(self, job: Job, lane: Lane | StreamLane | None = None) -> None:
         self.posted, self.posted_at = self.posted + 1, time.monotonic()
@@ -575,7 +589,7 @@ class Session:
 
     @property
     def _device(self) -> torch.device:
-        return self.lots[0].device if self.lots else torch.device("cpu")
+        return self.buckets[0].device if self.buckets else torch.device("cpu")
 
     def inside(self) -> AbstractContextManager[object]:
         """What is launched inside the block goes to the stream of the exchanges, where there is one."""
@@ -583,25 +597,25 @@ class Session:
 
     def waiting(self) -> None:
         """Say that training waits for what is under way from now on: until then it was hidden."""
-        for flight in [*self._flights.values(), *self._unverified]:
-            if flight.watch.wait() and flight.pending is not None:
-                flight.pending.waits(mark(self._device))
+        for pending in [*self._pending.values(), *self._unverified]:
+            if pending.timer.wait() and pending.device_report is not None:
+                pending.device_report.waits(mark(self._device))
 
-    def wait(self, flight: Flight) -> None:
+    def wait(self, pending: PendingRound) -> None:
         """Wait until all lots of this round have landed.
 
         Raises:
             RoundError: it failed, or an earlier one did.
         """
-        if flight.watch.wait() and flight.pending is not None:
-            flight.pending.waits(mark(self._device))
-        flight.over.wait()
+        if pending.timer.wait() and pending.device_report is not None:
+            pending.device_report.waits(mark(self._device))
+        pending.over.wait()
         self.raise_failure()
-        if flight in self._unverified:
-            self._verify(flight)  # that waits on the host, and for no later round
+        if pending in self._unverified:
+            self._verify(pending)  # that waits on the host, and for no later round
 
-    def ask(self, open: Callable[[], Generator[Request, Any, T]], slot: str, of: Tensor | None = None) -> T:
-        """The answer to an exchange that is none of a lot, in its turn behind all that was submitted.
+    def ask(self, open: Callable[[], Generator[Request, Any, T]], param: str, of: Tensor | None = None) -> T:
+        """The answer to an exchange that is none of a bucket, in its turn behind all that was submitted.
 
         `of`: what travels, where it is no message of the host's own.
 
@@ -609,7 +623,7 @@ class Session:
             RoundError: it failed, or an earlier exchange did.
         """
         lane = self._beside if of is None or of.device != self._device else self._running
-        found = self._ask_at_once([(open, slot)], lane)[0]
+        found = self._ask_at_once([(open, param)], lane)[0]
         self._join()
         return found
 
@@ -625,9 +639,9 @@ class Session:
         answers: dict[int, T] = {}
         over = [threading.Event() for _ in asked]
 
-        def land(i: int, found: tuple[T, int]) -> None:
+        def complete(i: int, found: tuple[T, int]) -> None:
             answer, sent = found
-            self.tally.sent(sent)
+            self.stats.sent(sent)
             answers[i] = answer
             over[i].set()
 
@@ -635,14 +649,14 @@ class Session:
             self.failure = error
             over[i].set()
 
-        waited_for = [flight for flight in [*self._flights.values()] if flight.watch.wait()]
-        for i, (open, slot) in enumerate(asked):
+        waited_for = [pending for pending in [*self._pending.values()] if pending.timer.wait()]
+        for i, (open, param) in enumerate(asked):
             opened = partial(self._counted, open)
-            self._post(Job(slot, opened, partial(land, i), partial(fail, i)), lane)
+            self._post(Job(param, opened, partial(complete, i), partial(fail, i)), lane)
         for each in over:
             each.wait()
-        for flight in waited_for:
-            flight.watch.go_on()
+        for pending in waited_for:
+            pending.timer.go_on()
         self.raise_failure()
         return [answers[i] for i in range(len(asked))]
 
@@ -652,72 +666,74 @@ class Session:
         return counted(open(), self.transport.place)
 
     def agree(self, xs: Sequence[Tensor]) -> bool:
-        """Whether the lots need more than a round for all to agree; then `xs` now are what they agree on.
+        """Whether the buckets need more than a round for all to agree; then `xs` now are what they agree on.
 
-        Of all lots at once: a server ends a round without the workers that meet, lot by lot, and one that
-        meets in one lot and not yet in the next would wait for another that waits for its push there.
+        Of all buckets at once: a server ends a round without the workers that meet, bucket by bucket, and one that
+        meets in one bucket and not yet in the next would wait for another that waits for its push there.
 
         Raises:
             RoundError: it failed, or an earlier exchange did.
         """
         talks = [self.strategy.topology.agree(x) for x in xs]
         asked = [
-            (_always(talk), lot.name) for talk, lot in zip(talks, self.lots, strict=True) if talk is not None
+            (_always(talk), bucket.name)
+            for talk, bucket in zip(talks, self.buckets, strict=True)
+            if talk is not None
         ]
         if asked:
             self._ask_at_once(asked)
         return bool(asked)
 
-    def land(self, i: int, outcome: Outcome) -> None:
-        """Note that lot `i` has landed; the last one of a round commits it, unless it is void."""
-        flight = self._flights[i]
-        flight.outcomes[i] = outcome
-        self._ended(flight)
+    def complete(self, i: int, outcome: Outcome) -> None:
+        """Note that bucket `i` has landed; the last one of a round commits it, unless it is void."""
+        pending = self._pending[i]
+        pending.outcomes[i] = outcome
+        self._ended(pending)
 
-    def _ended(self, flight: Flight) -> None:
+    def _ended(self, pending: PendingRound) -> None:
         with self._ending:  # two lanes may end the last two exchanges of a round at once
-            if flight.ended or len(flight.outcomes) < len(flight.lots) or flight.beside:
+            if pending.ended or len(pending.outcomes) < len(pending.buckets) or pending.beside:
                 return
-            flight.ended = True
-            for each in flight.lots:
-                del self._flights[each]
+            pending.ended = True
+            for each in pending.buckets:
+                del self._pending[each]
         if not self.in_stream:
-            self._keep(flight)
+            self._keep(pending)
         else:
             with self.inside():
-                told = [(i, self._healths[i]) for i in flight.lots]
-                flight.pending = Pending(told, flight.began)
-            self._unverified.append(flight)
-        flight.over.set()
+                told = [(i, self._healths[i]) for i in pending.buckets]
+                pending.device_report = DeviceReport(told, pending.began)
+            self._unverified.append(pending)
+        pending.over.set()
 
-    def _keep(self, flight: Flight, seconds: tuple[float, float] | None = None) -> None:
+    def _keep(self, pending: PendingRound, seconds: tuple[float, float] | None = None) -> None:
         """Keep what a round has led to, unless it is void. `seconds`: as the device measured it."""
-        self.void = flight.void
-        if not self.void:
-            self._holdings.commit(flight.outcomes, flight.idle)
-            if self.rescaling is not None and flight.rates:
-                self.rescaling.commit(flight.rates, flight.idle)
-        flight.seconds = self.tally.ended(
-            flight.watch, self.round, flight.moment["step"], flight.sent, self.void, seconds
+        self.skipped = pending.skipped
+        if not self.skipped:
+            self._store.commit(pending.outcomes, pending.idle)
+            if self.rescaling is not None and pending.rates:
+                self.rescaling.commit(pending.rates, pending.idle)
+        pending.seconds = self.stats.ended(
+            pending.timer, self.round, pending.moment["step"], pending.sent, self.skipped, seconds
         )
         self.round += 1
 
-    def verify(self, lots: Collection[int] | None = None) -> None:
+    def verify(self, buckets: Collection[int] | None = None) -> None:
         """Keep the rounds of which the device has noted nothing wrong; a call for what is `in_stream`.
 
-        Waits for the rounds of these lots, of all where not said, until the device has run them. To be called
+        Waits for the rounds of these buckets, of all where not said, until the device has run them. To be called
         before anything of their answers is applied for good.
 
         Raises:
             NonFinite: as `open`.
             Overflow: what was finite became too large on the way.
         """
-        for flight in [*self._unverified]:
-            assert flight.pending is not None
-            due = lots is None or not set(lots).isdisjoint(flight.lots)
+        for pending in [*self._unverified]:
+            assert pending.device_report is not None
+            due = buckets is None or not set(buckets).isdisjoint(pending.buckets)
             # Early only where that asks nobody anything: other ranks' devices may not have come so far.
-            if due or flight.judged or (flight.pending.done and flight.pending.quiet):
-                self._verify(flight)
+            if due or pending.judged or (pending.device_report.done and pending.device_report.quiet):
+                self._verify(pending)
 
     def check(self) -> None:
         """As `verify` of all, but nothing is kept yet: for who launches something now, and has time later.
@@ -725,63 +741,63 @@ class Session:
         Raises:
             NonFinite, Overflow: as `verify`.
         """
-        for flight in [*self._unverified]:
-            if not flight.judged:
-                self._look(flight)
+        for pending in [*self._unverified]:
+            if not pending.judged:
+                self._look(pending)
 
-    def _verify(self, flight: Flight) -> None:
-        if not flight.judged:
-            self._look(flight)
-        self._unverified.remove(flight)
-        assert flight.pending is not None
-        self._keep(flight, flight.pending.seconds())
+    def _verify(self, pending: PendingRound) -> None:
+        if not pending.judged:
+            self._look(pending)
+        self._unverified.remove(pending)
+        assert pending.device_report is not None
+        self._keep(pending, pending.device_report.seconds())
 
-    def _look(self, flight: Flight) -> None:
-        assert flight.pending is not None
+    def _look(self, pending: PendingRound) -> None:
+        assert pending.device_report is not None
         try:
-            reports = flight.pending.read()
+            reports = pending.device_report.read()
             self.raise_failure()  # a peer may have been lost meanwhile, and its collectives given up
             for i, report in reports.items():
-                self._judge(self.lots[i], report, flight, flight.outcomes[i].mean)
+                self._judge(self.buckets[i], report, pending, pending.outcomes[i].mean)
         except TacitError as error:
-            self._unverified.remove(flight)
+            self._unverified.remove(pending)
             self.failure = self.failure or (
                 self._explained(error) if isinstance(error, RoundError) else error
             )
             self.raise_failure()
-        flight.judged = True
+        pending.judged = True
 
-    def _judge(self, lot: Lot, report: Report, flight: Flight, mean: Tensor) -> None:
-        """Whether the device has noted anything wrong of a lot.
+    def _judge(self, bucket: Bucket, report: Report, pending: PendingRound, mean: Tensor) -> None:
+        """Whether the device has noted anything wrong of a bucket.
 
         Raises:
             NonFinite, Overflow: it has.
         """
-        self._note_idle(lot, report.idle, flight)
-        if report.given and lot.compressor.swallows:
-            self._check(lot, self._told_first(lot, report, flight), flight)
-        if report.overflow and not flight.void:
+        self._note_idle(bucket, report.idle, pending)
+        if report.given and bucket.compressor.hides_nonfinite:
+            self._check(bucket, self._told_first(bucket, report, pending), pending)
+        if report.overflow and not pending.skipped:
             where = ", ".join(str(self.ranks[place]) for place in report.overflow)
-            raise overflow(lot.name, flight.moment["step"], lot.dtype, f" of rank {where}")
+            raise overflow(bucket.name, pending.moment["step"], bucket.dtype, f" of rank {where}")
         if not report.mean:
             return
         if self.scale is not None:
-            flight.void = True
+            pending.skipped = True
             return
         told = torch.zeros(len(self.ranks))
-        place = 0 if lot.compressor.swallows else _first_infinite(report.total)
-        told[self._ground.me] = self._told_place(place, flight)
+        place = 0 if bucket.compressor.hides_nonfinite else _first_infinite(report.finite_probe)
+        told[self._context.me] = self._told_place(place, pending)
         self.ask(lambda: say(told, self.strategy.topology.scope), "nonfinite")
-        self._check_mean(lot, mean, told, flight)
+        self._check_mean(bucket, mean, told, pending)
 
-    def _told_first(self, lot: Lot, report: Report, flight: Flight) -> Tensor:
+    def _told_first(self, bucket: Bucket, report: Report, pending: PendingRound) -> Tensor:
         """What every rank says of the parameter in which it began, as `_check` reads it."""
         told = torch.zeros(len(self.ranks))
         if self.scale is not None:
             return told.fill_(1.0)  # that is all that is asked for
         if report.first is not None:
-            began = self.origin(flight.moment["step"]) or Origin(lot.slots[report.first].name)
-            told[self._ground.me] = encode(began, self._names)
+            began = self.origin(pending.moment["step"]) or Origin(bucket.slices[report.first].name)
+            told[self._context.me] = encode(began, self._names)
         self.ask(lambda: say(told, self.strategy.topology.scope), "nonfinite")
         return told
 
@@ -791,17 +807,17 @@ class Session:
         if not self._unverified:
             return None
         self._join()
-        return torch.stack([self._healths[i].broken for i in self._unverified[-1].lots]).any()
+        return torch.stack([self._healths[i].broken for i in self._unverified[-1].buckets]).any()
 
     def discard(self) -> None:
         """Forget what has landed of an unfinished round."""
-        self._flights.clear()
+        self._pending.clear()
         self._unverified.clear()
         self.begun = self.round
 
-    def resume(self, step: int, round: int, memory: Memory) -> None:
+    def resume(self, step: int, round: int, schedule_state: ScheduleState) -> None:
         """Count on from there."""
-        self.step, self.round, self.begun, self.memory = step, round, round, memory
+        self.step, self.round, self.begun, self.schedule_state = step, round, round, schedule_state
 
     def _explained(self, error: BaseException) -> BaseException:
         # A server knows which connection broke, and the ranks together why: it may have been the second.
@@ -850,13 +866,13 @@ class Session:
     @property
     def summary(self) -> str:
         """What is really at work, in a few words."""
-        owes = any(self.residuals(slot.name) for lot in self.lots for slot in lot.slots)
-        return sentence(self.strategy, self.lots, owes)
+        has_feedback = any(self.residuals(param.name) for bucket in self.buckets for param in bucket.slices)
+        return sentence(self.strategy, self.buckets, has_feedback)
 
     def describe(self) -> list[str]:
         """What is really at work, in lines: the strategy, why this topology, and each bucket."""
-        sent = [bill.sent.total() for bill in self.bills]
-        return list(detail(self.strategy, self.choice, self.lots, sent))
+        sent = [cost.sent.total() for cost in self.costs]
+        return list(detail(self.strategy, self.choice, self.buckets, sent))
 
     def metrics(self) -> dict[str, float]:
         """The session in numbers.
@@ -870,7 +886,7 @@ class Session:
         """
         self.verify()
         peers = self.transport.place(WORLD).peers
-        return self.tally.metrics(self.step, 2 * (peers - 1) / peers * self._dense)
+        return self.stats.metrics(self.step, 2 * (peers - 1) / peers * self._dense)
 
 
 def _always(x: T) -> Callable[[], T]:
@@ -878,9 +894,9 @@ def _always(x: T) -> Callable[[], T]:
     return lambda: x
 
 
-def _first_infinite(total: Tensor) -> int:
+def _first_infinite(finite_probe: Tensor) -> int:
     """1 + the place of the first number that is not finite; 0 where all are."""
-    broken = total.isfinite().logical_not().nonzero()
+    broken = finite_probe.isfinite().logical_not().nonzero()
     return 1 + int(broken[0]) if len(broken) else 0
 
 

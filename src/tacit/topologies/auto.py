@@ -10,9 +10,9 @@ from torch import Tensor
 from tacit import checks
 from tacit.contracts import Compressor, Context, Exchange, Options, State
 from tacit.errors import ConfigError
-from tacit.topologies.again import price
-from tacit.topologies.axis import OnAxis
 from tacit.topologies.flat import Flat
+from tacit.topologies.on_axis import OnAxis
+from tacit.topologies.recompression import price
 from tacit.topologies.two_phase import TwoPhase, two_sided
 
 
@@ -20,7 +20,7 @@ from tacit.topologies.two_phase import TwoPhase, two_sided
 class Auto(OnAxis):
     """`Flat` or `TwoPhase`; the session decides once, when it is attached.
 
-    Decided by the bytes that the busiest rank sends in a round, as a rehearsal foretells them. Those of
+    Decided by the bytes that the busiest rank sends in a round, as a dry run foretells them. Those of
     `TwoPhase` count for more, by what a second compression loses (`topologies.again`): 1.0 times for `Int8`,
     1.6 for signs, 2 for `TernGrad`, 12 for the largest hundredth of the entries. A tie, and one or two ranks,
     go to `Flat`. Latency (`TwoPhase` has two messages for one) is not weighed. `Flat` too where there is
@@ -56,7 +56,7 @@ class Auto(OnAxis):
         if not sides:
             return Options((flat,), "what travels adds up or is a conversation of its own")
         for side in sides:
-            if not (side.owes or side.codec.unbiased):
+            if not (side.has_feedback or side.codec.unbiased):
                 return Options((flat,), f"no residual keeps what a second {side.codec} would lose")
         try:
             for each in compressors:

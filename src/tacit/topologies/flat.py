@@ -8,9 +8,19 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from tacit.contracts import Compressor, Context, Exchange, Gather, Mean, Reduce, Request, Sent, State
-from tacit.exchanges import on, reduced, watched
-from tacit.topologies.axis import OnAxis
+from tacit.contracts import (
+    AllGather,
+    AllReduce,
+    Compressor,
+    Context,
+    Exchange,
+    ReduceEncoded,
+    Request,
+    State,
+    Transmitted,
+)
+from tacit.exchange.combinators import on, reduced, watched
+from tacit.topologies.on_axis import OnAxis
 
 
 @dataclass(frozen=True)
@@ -25,17 +35,17 @@ class Flat(OnAxis):
     on_device: ClassVar[bool] = True
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """Every wish goes to the axis."""
+        """Every request goes to the axis."""
         talk = reduced(compressor.exchange(x, state, ctx), reduce_flat)
-        return on(self.axis, watched(talk, ctx.word, ctx.total))
+        return on(self.axis, watched(talk, ctx.nonfinite_flags, ctx.finite_probe))
 
 
-def reduce_flat(request: Reduce) -> Generator[Request, Any, tuple[Tensor, Sent]]:
+def reduce_flat(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
     """The mean of what all peers encoded, written to the codec's output."""
     codec, out, payload = request.codec, request.ctx.out, request.encode()
     if codec.additive:
-        codec.decode_((yield Mean(payload)), out)
+        codec.decode_((yield AllReduce(payload)), out)
     else:
         # In rank order on every rank, so that all of them round alike.
-        codec.decode_mean_((yield Gather(payload)), out)
+        codec.decode_mean_((yield AllGather(payload)), out)
     return out, request.sent(payload)

@@ -15,25 +15,25 @@ from tacit import checks
 from tacit.contracts import (
     NET,
     NODE,
-    Collect,
+    AllGatherInto,
+    AxisRank,
     Compressor,
     Context,
-    Everything,
+    Exact,
     Exchange,
     Options,
     Outcome,
-    Place,
+    ReduceScatter,
     Request,
-    Scatter,
     Spans,
     State,
     Topology,
     cut_factors,
 )
 from tacit.errors import ConfigError
-from tacit.exchanges import say
+from tacit.exchange.combinators import say
 from tacit.topologies.auto import Auto
-from tacit.topologies.axis import OnAxis
+from tacit.topologies.on_axis import OnAxis
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class Hierarchical(Topology):
         """Those of the way across."""
         return self.far.fields(compressor)
 
-    def keeps(self, numel: int, compressor: Compressor, here: Place) -> Mapping[str, tuple[int, int]]:
+    def keeps(self, numel: int, compressor: Compressor, here: AxisRank) -> Mapping[str, tuple[int, int]]:
         """What the way across keeps, of what this rank takes there."""
         return self.far.keeps(numel, compressor, here)
 
-    def spans(self, edges: Sequence[int] | range, near: Place) -> Spans:
+    def spans(self, edges: Sequence[int] | range, near: AxisRank) -> Spans:
         """Slices as equal as the edges allow; for leaders, everything and nothing; in turn, everything."""
         if self.by == "turns":
             return ((0, edges[-1]),) * near.peers
@@ -110,40 +110,42 @@ class Hierarchical(Topology):
         if ctx.near.peers == 1:
             return (yield from self.far.conduct(ctx.out, compressor, state, ctx))
         spans = self._shares(x, ctx)
-        if not ctx.alike:
-            yield Scatter(ctx.out, spans, NODE, ctx.total)
-        if ctx.word is not None:
-            yield from say(ctx.word, NODE)
+        if not ctx.replicated_in_node:
+            yield ReduceScatter(ctx.out, spans, NODE, ctx.finite_probe)
+        if ctx.nonfinite_flags is not None:
+            yield from say(ctx.nonfinite_flags, NODE)
         start, stop = spans[ctx.near.rank]
         mine = ctx.out[start:stop]
-        done = Outcome(mine, Everything(mine), state)
+        done = Outcome(mine, Exact(mine), state)
         if stop > start:
-            total = ctx.total if ctx.alike else None
+            finite_probe = ctx.finite_probe if ctx.replicated_in_node else None
             share, rescale = ctx.share * mine.numel() / x.numel(), cut_factors(ctx.rescale, start, stop)
-            here = replace(ctx, out=mine, total=total, share=share, rescale=rescale)
+            here = replace(ctx, out=mine, finite_probe=finite_probe, share=share, rescale=rescale)
             done = yield from self.far.conduct(mine, compressor, state, here)
-        yield Collect(ctx.out, spans, NODE)
-        yield from _pass_on(ctx.word, spans)
+        yield AllGatherInto(ctx.out, spans, NODE)
+        yield from _pass_on(ctx.nonfinite_flags, spans)
         return done._replace(mean=ctx.out)
 
     def _shares(self, x: Tensor, ctx: Context) -> Spans:
         """What each rank of the node takes across in this round."""
         if self.by != "turns":
             return ctx.spans
-        # A rehearsal is for all rounds, so whoever rehearses is in turn.
-        first = ctx.near.rank if x.is_meta else ctx.turn % ctx.near.peers
+        # A dry run is for all rounds, so whoever rehearses is in turn.
+        first = ctx.near.rank if x.is_meta else ctx.round_index % ctx.near.peers
         n = x.numel()
         return tuple((n * (i > first), n * (i >= first)) for i in range(ctx.near.peers))
 
 
-def _pass_on(word: Tensor | None, spans: Spans) -> Generator[Request, Any, None]:
+def _pass_on(nonfinite_flags: Tensor | None, spans: Spans) -> Generator[Request, Any, None]:
     """Ranks that took nothing across have the word of their own node only."""
     speaks = [stop > start for start, stop in spans]
-    if word is None or all(speaks) or not any(speaks):
+    if nonfinite_flags is None or all(speaks) or not any(speaks):
         return
     first = speaks.index(True)
-    n = word.numel()
-    yield Collect(word, tuple((n * (i > first), n * (i >= first)) for i in range(len(spans))), NODE)
+    n = nonfinite_flags.numel()
+    yield AllGatherInto(
+        nonfinite_flags, tuple((n * (i > first), n * (i >= first)) for i in range(len(spans))), NODE
+    )
 
 
 def _nearest(edges: Sequence[int] | range, target: float) -> int:

@@ -11,28 +11,28 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.contracts import (
-    Ask,
+    AllReduce,
     Compressor,
     Context,
-    Everything,
+    Exact,
     Exchange,
-    Mean,
     Merge,
     OneShot,
+    OneShotUse,
     Outcome,
     Overlap,
     Payload,
-    Piece,
-    Reduce,
+    PayloadSpec,
+    PushPull,
+    ReduceEncoded,
     Request,
     Rounds,
     Spans,
-    Spoken,
     State,
     Topology,
 )
 from tacit.errors import ConfigError
-from tacit.exchanges import as_asked, leaves, watched
+from tacit.exchange.combinators import as_asked, leaves, watched
 
 # ---- consistency: when the server answers -------------------------------------------------------------
 
@@ -142,34 +142,34 @@ class Star(Topology):
         return self.consistency == Synchronous() and self.optimizer == "worker"
 
     @property
-    def apart(self) -> bool:
+    def independent(self) -> bool:
         """Where the server keeps the parameters."""
         return not self.averages
 
     @property
-    def owes(self) -> bool:
+    def has_feedback(self) -> bool:
         """Whether an answer also says what the ones before it did not."""
-        return self.averages and self.pull is not None and _spoken(self.pull).owes
+        return self.averages and self.pull is not None and _spoken(self.pull).has_feedback
 
     @property
-    def keeps_lots(self) -> bool:
-        """The server keeps state lot by lot."""
+    def keeps_buckets(self) -> bool:
+        """The server keeps state bucket by bucket."""
         return True
 
     def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
         """Gradients where the server steps, progress where workers do; either where it only averages."""
-        wanted = "progress" if self.apart and self.optimizer == "worker" else "gradient"
-        if subject != wanted and not (self.averages and subject == "progress"):
+        wanted = "delta" if self.independent and self.optimizer == "worker" else "gradient"
+        if subject != wanted and not (self.averages and subject == "delta"):
             raise ConfigError(
                 f"subject={subject!r} with {self} is not possible: the server "
                 f"{'averages gradients' if self.averages else 'takes ' + wanted}; write subject={wanted!r}"
             )
-        if self.apart and rounds.wants:
+        if self.independent and rounds.observed_metrics:
             raise ConfigError(
                 f"rounds={rounds} go by what all workers know together, and with {self} nobody waits for "
                 "others: write Every(8), say"
             )
-        if subject == "gradient" and self.apart and overlap.lands(0):
+        if subject == "gradient" and self.independent and overlap.apply_at(0):
             raise ConfigError(
                 f"overlap={overlap} with {self} is not possible, as the next step begins with what the "
                 "server answers: leave it out, or write optimizer='worker'"
@@ -179,17 +179,17 @@ class Star(Topology):
         """Where the server keeps parameters, it must be told at once what there is to add."""
         if not self.averages or self.pull is not None:
             super().check(compressor)
-        if self.apart and compressor.spoken(0) is None:
+        if self.independent and compressor.one_shot(0) is None:
             raise ConfigError(
                 f"{compressor} speaks more than once a round, and {self.consistency} answers each message by "
                 "itself: use a compressor that speaks once, such as TopK, or consistency=Synchronous()"
             )
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """All wishes of a moment travel as one message, which the server answers."""
+        """All requests of a moment travel as one message, which the server answers."""
         talk = compressor.exchange(x, state, ctx)
         if self.averages:
-            return self._averaged(watched(talk, ctx.word, None), ctx)
+            return self._averaged(watched(talk, ctx.nonfinite_flags, None), ctx)
         return self._kept(talk, x, compressor, state, ctx)
 
     def agree(self, x: Tensor) -> Generator[Request, Any, None] | None:
@@ -215,26 +215,26 @@ class Star(Topology):
             )
 
     def _part(self, wish: Request, ctx: Context) -> _Part:
-        if isinstance(wish, Reduce):
+        if isinstance(wish, ReduceEncoded):
             payload = wish.encode()
-            _add_up(ctx.total, payload)
-            piece = Piece(wish.codec, wish.x.numel(), wish.x.dtype)
+            _add_up(ctx.finite_probe, payload)
+            piece = PayloadSpec(wish.codec, wish.x.numel(), wish.x.dtype)
             return _Part(wish, ((payload, piece),), wish.codec.of_sums(wish.x.numel(), ctx.peers))
-        if isinstance(wish, Mean):
-            _add_up(wish.total, wish.payload)
-            return _Part(wish, tuple(((x,), Piece(None, x.numel(), x.dtype)) for x in wish.payload))
+        if isinstance(wish, AllReduce):
+            _add_up(wish.finite_probe, wish.payload)
+            return _Part(wish, tuple(((x,), PayloadSpec(None, x.numel(), x.dtype)) for x in wish.payload))
         raise ConfigError(
             f"a compressor wants a {type(wish).__name__} of its peers, and {self} has none to offer: leave "
             "the topology out, or use a compressor that speaks once or adds up on the way"
         )
 
-    def _pulls(self, pieces: Sequence[tuple[Pair, OneShot | None]]) -> tuple[Piece, ...]:
+    def _pulls(self, pieces: Sequence[tuple[Pair, OneShot | None]]) -> tuple[PayloadSpec, ...]:
         """How the answer to each piece comes back: the largest as was asked for, the others as they went."""
         pulls = [replace(piece, codec=back) for (_, piece), back in pieces]
         if self.pull is not None:
             main = max(range(len(pulls)), key=lambda i: pulls[i].numel)
-            codec, owes, _ = _spoken(self.pull)
-            pulls[main] = replace(pulls[main], codec=codec, owes=owes)
+            codec, has_feedback, _ = _spoken(self.pull)
+            pulls[main] = replace(pulls[main], codec=codec, has_feedback=has_feedback)
         return tuple(pulls)
 
     # ---- the server keeps the parameters --------------------------------------------------------------
@@ -242,14 +242,14 @@ class Star(Topology):
     def _kept(
         self, talk: Exchange, x: Tensor, compressor: Compressor, state: State, ctx: Context
     ) -> Exchange:
-        if not x.is_meta and ctx.told_of_nan:
+        if not x.is_meta and ctx.knows_of_nonfinite:
             talk.close()
-            return Outcome(x, Everything(x), state)  # nothing leaves: the session says what is not finite
+            return Outcome(x, Exact(x), state)  # nothing leaves: the session says what is not finite
         request = next(talk)
-        wishes = [wish for wish in leaves(request) if isinstance(wish, Reduce)]
+        wishes = [wish for wish in leaves(request) if isinstance(wish, ReduceEncoded)]
         spans = [_spans(compressor, wish) for wish in wishes]
         pairs = [
-            (wish.encode(), Piece(wish.codec, wish.x.numel(), x.dtype, spans=mine))
+            (wish.encode(), PayloadSpec(wish.codec, wish.x.numel(), x.dtype, spans=mine))
             for wish, mine in zip(wishes, spans, strict=True)
         ]
         (answer,) = yield _ask(pairs, (self.back(x),), ctx)
@@ -266,25 +266,25 @@ class Star(Topology):
             return outcome
         raise AssertionError(f"{compressor} speaks more than once")
 
-    def back(self, x: Tensor) -> Piece:
-        """How the parameters `x` of a lot, or what has become of them, come back."""
-        return Piece(None if self.pull is None else _spoken(self.pull).codec, x.numel(), x.dtype)
+    def back(self, x: Tensor) -> PayloadSpec:
+        """How the parameters `x` of a bucket, or what has become of them, come back."""
+        return PayloadSpec(None if self.pull is None else _spoken(self.pull).codec, x.numel(), x.dtype)
 
 
-Pair: TypeAlias = tuple[Payload, Piece]
+Pair: TypeAlias = tuple[Payload, PayloadSpec]
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A wish as it travels: payloads, each with how it is read, and how a mean of them is said in short."""
+    """A request as it travels: payloads, each with how it is read, and how a mean of them is said in short."""
 
-    wish: Reduce | Mean
+    wish: ReduceEncoded | AllReduce
     pairs: tuple[Pair, ...]
     back: OneShot | None = None
 
-    def hear(self, answers: Sequence[tuple[Piece, Payload]]) -> Any:
-        """The answer to the wish, from what has come back."""
-        if isinstance(self.wish, Mean):
+    def hear(self, answers: Sequence[tuple[PayloadSpec, Payload]]) -> Any:
+        """The answer to the request, from what has come back."""
+        if isinstance(self.wish, AllReduce):
             for x, (piece, payload) in zip(self.wish.payload, answers, strict=True):
                 _read(piece, payload, x.view(-1))
             return self.wish.payload
@@ -294,44 +294,46 @@ class _Part:
         return out, sent
 
 
-def _ask(pairs: Sequence[Pair], pulls: tuple[Piece, ...], ctx: Context) -> Ask:
-    return Ask(tuple(payload for payload, _ in pairs), tuple(piece for _, piece in pairs), pulls, lr=ctx.lr)
+def _ask(pairs: Sequence[Pair], pulls: tuple[PayloadSpec, ...], ctx: Context) -> PushPull:
+    return PushPull(
+        tuple(payload for payload, _ in pairs), tuple(piece for _, piece in pairs), pulls, lr=ctx.lr
+    )
 
 
 def _meet(x: Tensor) -> Generator[Request, Any, None]:
-    pull = Piece(None, x.numel(), x.dtype)
-    (answer,) = yield Ask((), (), (pull,), do="meet")
+    pull = PayloadSpec(None, x.numel(), x.dtype)
+    (answer,) = yield PushPull((), (), (pull,), do="meet")
     _read(pull, answer, x)
 
 
-def _read(piece: Piece, payload: Payload, out: Tensor) -> None:
+def _read(piece: PayloadSpec, payload: Payload, out: Tensor) -> None:
     if piece.codec is None:
         out.copy_(payload[0].view_as(out))
     else:
         piece.codec.decode_(payload, out)
 
 
-def _add_up(total: Tensor | None, payload: Payload) -> None:
-    for part in payload if total is not None else ():
+def _add_up(finite_probe: Tensor | None, payload: Payload) -> None:
+    for part in payload if finite_probe is not None else ():
         if part.is_floating_point():
-            total.add_(part.sum())  # type: ignore[union-attr]
+            finite_probe.add_(part.sum())  # type: ignore[union-attr]
 
 
-def _spoken(pull: Compressor) -> Spoken:
+def _spoken(pull: Compressor) -> OneShotUse:
     """What the server says, and whether it owes the rest.
 
     Raises:
         ConfigError: it is no compressor that speaks once, alone or in `ErrorFeedback`.
     """
-    spoken = pull.spoken(0)
-    if spoken is None or pull.changes or pull.takes_momentum is not None:
+    one_shot = pull.one_shot(0)
+    if one_shot is None or pull.changes or pull.takes_momentum is not None:
         raise ConfigError(
             f"pull={pull} cannot be said by a server, which speaks once and to all alike: write a compressor "
             "such as QSGD(), or ErrorFeedback(TopK(ratio=0.01))"
         )
-    return spoken
+    return one_shot
 
 
-def _spans(compressor: Compressor, wish: Reduce) -> Spans | None:
-    """Which entries of the lot a wish is about; None: all of them."""
+def _spans(compressor: Compressor, wish: ReduceEncoded) -> Spans | None:
+    """Which entries of the bucket a request is about; None: all of them."""
     return compressor.places().get(wish.ctx.prefix.partition(".")[0])

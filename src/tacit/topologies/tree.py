@@ -16,23 +16,23 @@ from tacit.contracts import (
     Exchange,
     OneShot,
     Payload,
-    Reduce,
+    Permute,
+    ReduceEncoded,
     Request,
-    Send,
-    Sent,
     Sparse,
     State,
     Topology,
+    Transmitted,
 )
 from tacit.errors import ConfigError
-from tacit.exchanges import on, reduced, watched
+from tacit.exchange.combinators import on, reduced, watched
 from tacit.kernels.merge import common, divide, merge_largest
 from tacit.kernels.positions import nbytes, pack_positions, scatter_add_, unpack_positions
 from tacit.kernels.select import Chosen, Room
 from tacit.topologies.flat import reduce_flat
 
 Ends: TypeAlias = tuple[int | None, ...]
-"""For each rank, where its payload goes; see `contracts.Send`."""
+"""For each rank, where its payload goes; see `contracts.Permute`."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class GlobalTopK(Topology):
             )
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """Each `Reduce` becomes swaps, one after the other."""
-        # The word goes beside the compressor's own wishes: so it joins those that become a `Mean`.
-        talk = watched(compressor.exchange(x, state, ctx), ctx.word, None)
-        return on(WORLD, watched(reduced(talk, _reduce), None, ctx.total))
+        """Each `ReduceEncoded` becomes swaps, one after the other."""
+        # The word goes beside the compressor's own requests: so it joins those that become a `AllReduce`.
+        talk = watched(compressor.exchange(x, state, ctx), ctx.nonfinite_flags, None)
+        return on(WORLD, watched(reduced(talk, _reduce), None, ctx.finite_probe))
 
 
 def _codecs(part: object) -> Iterator[OneShot]:
@@ -130,7 +130,7 @@ def telling(peers: int) -> Ends:
 # ---- one reduction ------------------------------------------------------------------------------------
 
 
-def _reduce(request: Reduce) -> Generator[Request, Any, tuple[Tensor, Sent]]:
+def _reduce(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
     k = _entries(request.codec, request.x.numel())
     if k is None:
         return (yield from reduce_flat(request))
@@ -139,7 +139,7 @@ def _reduce(request: Reduce) -> Generator[Request, Any, tuple[Tensor, Sent]]:
     whole, arrived = yield from _merged(desk, mine, payload, request.ctx.peers)
     out = request.ctx.out.zero_()
     scatter_add_(whole.at, whole.values, out, 1 / request.ctx.peers)
-    return out, Sparse(*divide(mine, arrived, desk.room("sent"), request.owed))
+    return out, Sparse(*divide(mine, arrived, desk.room("sent"), request.new_residual))
 
 
 def _merged(
@@ -151,17 +151,19 @@ def _merged(
     became of its own entries without being told.
     """
     whole, arrived, places = mine, mine.at, mine.at
-    for turn, ends in enumerate(meetings(peers)):
-        theirs = yield Send(payload, ends)
+    for round_index, ends in enumerate(meetings(peers)):
+        theirs = yield Permute(payload, ends)
         if theirs is None:  # this rank sits it out
             continue
-        merged = merge_largest(whole, desk.read(theirs, "theirs"), desk.k, desk.room(f"merged{turn % 2}", 2))
+        merged = merge_largest(
+            whole, desk.read(theirs, "theirs"), desk.k, desk.room(f"merged{round_index % 2}", 2)
+        )
         before = merged.at if whole is mine else arrived
         arrived, places = common(before, merged.at, *desk.lists)
         whole, payload = merged, desk.payload(merged)
     ends = telling(peers)
     if any(end is not None for end in ends):
-        told = yield Send((*payload, desk.marks(places)), ends)
+        told = yield Permute((*payload, desk.marks(places)), ends)
         if told is not None:
             whole, arrived = desk.told(told)
     return whole, arrived
@@ -170,7 +172,7 @@ def _merged(
 class _Desk:
     """Buffers for the lists of one reduction, and how they travel."""
 
-    def __init__(self, request: Reduce, k: int) -> None:
+    def __init__(self, request: ReduceEncoded, k: int) -> None:
         self._x, self._ctx, self.k = request.x, request.ctx.inside("tree"), k
         self.lists = self._places("arrived", k), self._places("places", k)
 

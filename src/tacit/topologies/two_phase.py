@@ -10,25 +10,25 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from tacit.contracts import (
+    AllGather,
+    AllToAll,
+    AxisRank,
     Compressor,
     Context,
-    Deal,
     Exchange,
-    Gather,
     OneShot,
-    Place,
-    Reduce,
+    OneShotUse,
+    ReduceEncoded,
     Request,
-    Sent,
     Spans,
-    Spoken,
     State,
+    Transmitted,
     cut_factors,
 )
 from tacit.errors import ConfigError
-from tacit.exchanges import on, reduced, watched
-from tacit.topologies.axis import OnAxis
+from tacit.exchange.combinators import on, reduced, watched
 from tacit.topologies.flat import reduce_flat
+from tacit.topologies.on_axis import OnAxis
 
 SECOND = "topology.second"
 """The state field: what the compressed means of this rank's stretch still owe, in units of the mean."""
@@ -51,8 +51,8 @@ class TwoPhase(OnAxis):
     is unbiased still, with the variance of two roundings; what a biased one loses is lost twice.
 
     Payloads that add up go by an all-reduce, which has two phases already. By an all-gather go those of
-    tensors with fewer blocks of 512 entries than there are ranks, and of the smaller parts of a `Select`. Of
-    `Phases`, each goes as it would alone.
+    tensors with fewer blocks of 512 entries than there are ranks, and of the smaller parts of a `Partition`. Of
+    `Scheduled`, each goes as it would alone.
 
     Attributes:
         axis: as of `Flat`.
@@ -66,16 +66,16 @@ class TwoPhase(OnAxis):
         Raises:
             ConfigError: a phase with a mean that owes is followed by one without, which would never send it.
         """
-        owes = [side is not None and side.owes for side in two_sided(compressor)]
-        if sorted(owes) != owes:
+        has_feedback = [side is not None and side.has_feedback for side in two_sided(compressor)]
+        if sorted(has_feedback) != has_feedback:
             raise ConfigError(
                 f"{compressor} has a phase that keeps a residual of the means, and after it one that adds "
                 "up or has a conversation of its own, and would never send that residual: write "
                 "topology=Flat(), or put that phase first"
             )
-        return (SECOND,) if any(owes) else ()
+        return (SECOND,) if any(has_feedback) else ()
 
-    def keeps(self, numel: int, compressor: Compressor, here: Place) -> Mapping[str, tuple[int, int]]:
+    def keeps(self, numel: int, compressor: Compressor, here: AxisRank) -> Mapping[str, tuple[int, int]]:
         """What the second side owes, of this rank's stretch."""
         if not self.fields(compressor) or not _shares(numel, here.peers):
             return {}
@@ -84,49 +84,49 @@ class TwoPhase(OnAxis):
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Two messages for the one codec that speaks of the whole tensor."""
         side = _two_sided(compressor, ctx.step) if _shares(x.numel(), ctx.peers) else None
-        owed = {field: tensor for field, tensor in state.items() if field == SECOND}
+        new_residual = {field: tensor for field, tensor in state.items() if field == SECOND}
 
-        def reduce(request: Reduce) -> Generator[Request, Any, tuple[Tensor, Sent]]:
+        def reduce(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
             if side is None or request.codec != side.codec or request.x.numel() != x.numel():
                 return (yield from reduce_flat(request))
-            return (yield from _in_two_phases(request, side.others, owed, ctx))
+            return (yield from _in_two_phases(request, side.others, new_residual, ctx))
 
         theirs = {field: tensor for field, tensor in state.items() if field != SECOND}
         talk = reduced(compressor.exchange(x, theirs, ctx), reduce)
-        done = yield from on(self.axis, watched(talk, ctx.word, ctx.total))
-        return done._replace(state={**done.state, **owed})
+        done = yield from on(self.axis, watched(talk, ctx.nonfinite_flags, ctx.finite_probe))
+        return done._replace(state={**done.state, **new_residual})
 
 
-def two_sided(compressor: Compressor) -> list[Spoken | None]:
+def two_sided(compressor: Compressor) -> list[OneShotUse | None]:
     """What the mean can be compressed again by, phase after phase; None: by nothing."""
     return [_two_sided(compressor, step) for step in (0, *compressor.changes)]
 
 
-def _two_sided(compressor: Compressor, step: int) -> Spoken | None:
-    spoken = compressor.spoken(step)
-    return None if spoken is None or spoken.codec.additive else spoken
+def _two_sided(compressor: Compressor, step: int) -> OneShotUse | None:
+    one_shot = compressor.one_shot(step)
+    return None if one_shot is None or one_shot.codec.additive else one_shot
 
 
 def _in_two_phases(
-    request: Reduce, others: Spans, owed: dict[str, Tensor], ctx: Context
-) -> Generator[Request, Any, tuple[Tensor, Sent]]:
+    request: ReduceEncoded, others: Spans, new_residual: dict[str, Tensor], ctx: Context
+) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
     codec, out, spans = request.codec, request.ctx.out, _stretches(request.x.numel(), ctx.peers)
     payloads = tuple(request.encode(*span, part=f"to{i}") for i, span in enumerate(spans))
-    theirs = yield Deal(payloads)
+    theirs = yield AllToAll(payloads)
     start, stop = spans[ctx.rank]
     mean = request.ctx.scratch("mean", request.x, (spans[0][1],), request.x.dtype)
     codec.decode_mean_(theirs, mean[: stop - start])
     mean[stop - start :] = 0
     not_ours = list(_within(others, start, stop))
     _clear(mean, not_ours)
-    if SECOND in owed:
-        before, owed[SECOND] = owed[SECOND], ctx.spare(SECOND, owed[SECOND])
+    if SECOND in new_residual:
+        before, new_residual[SECOND] = new_residual[SECOND], ctx.spare(SECOND, new_residual[SECOND])
         again = replace(request.ctx, rescale=cut_factors(request.ctx.rescale, start, stop))
-        payload = _encoded_again(replace(request, ctx=again), mean, before, owed[SECOND])
-        _clear(owed[SECOND], not_ours)
+        payload = _encoded_again(replace(request, ctx=again), mean, before, new_residual[SECOND])
+        _clear(new_residual[SECOND], not_ours)
     else:
         payload = codec.encode(mean, request.ctx.inside("again"))
-    for (start, stop), each in zip(spans, (yield Gather(payload)), strict=True):
+    for (start, stop), each in zip(spans, (yield AllGather(payload)), strict=True):
         if stop - start == mean.numel():
             codec.decode_(each, out[start:stop])
         else:
@@ -135,15 +135,15 @@ def _in_two_phases(
     return out, _SentInStretches(codec, payloads, spans)
 
 
-def _encoded_again(request: Reduce, mean: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, ...]:
+def _encoded_again(request: ReduceEncoded, mean: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, ...]:
     """The payload of the mean and of what earlier ones owe; all ranks' have the shape of the longest."""
     short = before.numel()
     if short == mean.numel():
-        return Reduce(request.codec, mean, request.ctx, before, after).encode(part="again")
+        return ReduceEncoded(request.codec, mean, request.ctx, before, after).encode(part="again")
     padded = [request.ctx.scratch(f"padded{i}", mean, mean.shape, before.dtype) for i in range(2)]
     padded[0][:short] = before
     padded[0][short:] = 0
-    payload = Reduce(request.codec, mean, request.ctx, *padded).encode(part="again")
+    payload = ReduceEncoded(request.codec, mean, request.ctx, *padded).encode(part="again")
     after.copy_(padded[1][:short])
     return payload
 
@@ -162,18 +162,18 @@ def _clear(x: Tensor, spans: list[tuple[int, int]]) -> None:
 
 
 @dataclass(frozen=True)
-class _SentInStretches(Sent):
+class _SentInStretches(Transmitted):
     codec: OneShot
     payloads: tuple[tuple[Tensor, ...], ...]
     spans: Spans
 
-    def _each(self, whole: Tensor) -> Iterator[tuple[Sent, Tensor]]:
+    def _each(self, whole: Tensor) -> Iterator[tuple[Transmitted, Tensor]]:
         for (start, stop), payload in zip(self.spans, self.payloads, strict=True):
             yield self.codec.sent(payload, whole[start:stop]), whole[start:stop]
 
-    def take_from_(self, owed: Tensor) -> None:
-        for sent, stretch in self._each(owed):
-            sent.take_from_(stretch)
+    def subtract_from_(self, new_residual: Tensor) -> None:
+        for sent, stretch in self._each(new_residual):
+            sent.subtract_from_(stretch)
 
     def clear_(self, x: Tensor) -> None:
         for sent, stretch in self._each(x):

@@ -11,7 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tacit.contracts import WORLD, Ask, Collective, Deal, Gather, Mean, Place, Posted, Send
+from tacit.contracts import (
+    WORLD,
+    AllGather,
+    AllReduce,
+    AllToAll,
+    AxisRank,
+    Collective,
+    Permute,
+    Posted,
+    PushPull,
+)
 from tacit.kernels.pick import on_host
 from tacit.transports.torch import TorchTransport
 
@@ -75,7 +85,7 @@ class ByDevice:
         """As of `contracts.Transport`."""
         return self.device.ranks(axis)
 
-    def place(self, axis: str = WORLD) -> Place:
+    def place(self, axis: str = WORLD) -> AxisRank:
         """As of `contracts.Transport`."""
         return self.device.place(axis)
 
@@ -99,11 +109,11 @@ def _first(request: Collective) -> Tensor:
     """A tensor of what is sent."""
     found: Any
     match request:
-        case Mean(payload) | Gather(payload) | Send(payload):
+        case AllReduce(payload) | AllGather(payload) | Permute(payload):
             found = payload[0]
-        case Deal(payloads):
+        case AllToAll(payloads):
             found = payloads[0][0]
-        case Ask():
+        case PushPull():
             raise AssertionError("a server was asked, and there is none")
         case _:
             found = request.x

@@ -13,18 +13,18 @@ from tacit.contracts import (
     NET,
     NODE,
     WORLD,
-    Ask,
-    Collect,
+    AllGather,
+    AllGatherInto,
+    AllReduce,
+    AllToAll,
+    AxisRank,
     Collective,
-    Deal,
-    Gather,
-    Mean,
     Payload,
-    Place,
+    Permute,
     Posted,
+    PushPull,
+    ReduceScatter,
     Request,
-    Scatter,
-    Send,
     Spans,
 )
 from tacit.transports.wire import ring_bytes
@@ -76,9 +76,11 @@ class Loopback:
         while answers or waiting:
             for rank, answer in answers.items():
                 try:
-                    wish = exchanges[rank].send(answer)
-                    assert isinstance(wish, Collective), f"a {type(wish).__name__} reached the transport"
-                    waiting[rank] = wish
+                    request = exchanges[rank].send(answer)
+                    assert isinstance(request, Collective), (
+                        f"a {type(request).__name__} reached the transport"
+                    )
+                    waiting[rank] = request
                 except StopIteration as end:
                     results[rank] = end.value
             answers = self._answer_ready(waiting)
@@ -88,14 +90,14 @@ class Loopback:
                 del waiting[rank]
         return [results[rank] for rank in range(self.world)]
 
-    def post(self, rank: int, wish: Collective, turn: tuple[int, int]) -> Answer:
-        """Leave a wish; whoever comes last in its turn answers all of the group's."""
-        group = self.group(rank, wish.axis)
+    def post(self, rank: int, request: Collective, turn: tuple[int, int]) -> Answer:
+        """Leave a request; whoever comes last in its turn answers all of the group's."""
+        group = self.group(rank, request.axis)
         answer = Answer()
         with self._lock:
-            key = (wish.axis, tuple(group), *turn)
+            key = (request.axis, tuple(group), *turn)
             here = self._posted[key]
-            here[rank] = wish, answer
+            here[rank] = request, answer
             if len(here) < len(group):
                 return answer
             del self._posted[key]
@@ -109,45 +111,47 @@ class Loopback:
 
     def _answer_ready(self, waiting: dict[int, Collective]) -> dict[int, Any]:
         answers: dict[int, Any] = {}
-        for rank, wish in waiting.items():
-            group = self.group(rank, wish.axis)
+        for rank, request in waiting.items():
+            group = self.group(rank, request.axis)
             kinds = {(type(waiting[r]), waiting[r].axis) for r in group if r in waiting}
             if rank == group[0] and all(r in waiting for r in group) and len(kinds) == 1:
                 answers.update(self._collective([waiting[r] for r in group], group))
         return answers
 
-    def _collective(self, wishes: list[Collective], group: list[int]) -> dict[int, Any]:
-        for i, wish in enumerate(wishes):
-            self.sent[group[i]] += ring_bytes(wish, Place(i, len(group)))
-            if isinstance(wish, Mean | Scatter) and wish.total is not None:
-                wish.total.add_(sum(t.sum() for t in _given(wish)))
-        deals = [wish for wish in wishes if isinstance(wish, Deal)]
+    def _collective(self, requests: list[Collective], group: list[int]) -> dict[int, Any]:
+        for i, request in enumerate(requests):
+            self.sent[group[i]] += ring_bytes(request, AxisRank(i, len(group)))
+            if isinstance(request, AllReduce | ReduceScatter) and request.finite_probe is not None:
+                request.finite_probe.add_(sum(t.sum() for t in _given(request)))
+        deals = [request for request in requests if isinstance(request, AllToAll)]
         if deals:
             return {rank: [_copied(deal.payloads[i]) for deal in deals] for i, rank in enumerate(group)}
-        sends = [wish for wish in wishes if isinstance(wish, Send)]
+        sends = [request for request in requests if isinstance(request, Permute)]
         if sends:
             return {rank: _sent_to(i, sends) for i, rank in enumerate(group)}
-        if isinstance(wishes[0], Gather):
-            copies = [_copied(_given(wish)) for wish in wishes]
+        if isinstance(requests[0], AllGather):
+            copies = [_copied(_given(request)) for request in requests]
             return dict.fromkeys(group, copies)
-        if isinstance(wishes[0], Collect):
-            _collect([_given(wish)[0] for wish in wishes], wishes[0].spans)
+        if isinstance(requests[0], AllGatherInto):
+            _collect([_given(request)[0] for request in requests], requests[0].spans)
         else:
-            _mean(wishes)
-        answers = [wish.payload if isinstance(wish, Mean) else _given(wish)[0] for wish in wishes]
+            _mean(requests)
+        answers = [
+            request.payload if isinstance(request, AllReduce) else _given(request)[0] for request in requests
+        ]
         return dict(zip(group, answers, strict=True))
 
     def _deadlock(self, waiting: dict[int, Collective], results: Mapping[int, object]) -> str:
         lines = []
-        for rank, wish in sorted(waiting.items()):
+        for rank, request in sorted(waiting.items()):
             others = []
-            for peer in self.group(rank, wish.axis):
+            for peer in self.group(rank, request.axis):
                 if peer in results:
                     others.append(f"rank {peer}, which has ended")
-                elif (type(waiting[peer]), waiting[peer].axis) != (type(wish), wish.axis):
+                elif (type(waiting[peer]), waiting[peer].axis) != (type(request), request.axis):
                     theirs = waiting[peer]
                     others.append(f"rank {peer}, which wants {type(theirs).__name__} on {theirs.axis!r}")
-            wanted = f"{type(wish).__name__} on {wish.axis!r}"
+            wanted = f"{type(request).__name__} on {request.axis!r}"
             lines.append(f"rank {rank} wants {wanted} and waits for {' and '.join(others)}")
         return "deadlock: " + "; ".join(lines)
 
@@ -156,28 +160,28 @@ def _copied(payload: Payload) -> Payload:
     return tuple(tensor.clone() for tensor in payload)
 
 
-def _sent_to(i: int, wishes: Sequence[Send]) -> Payload | None:
-    assert len({wish.to for wish in wishes}) == 1, "the ranks disagree about who sends to whom"
-    source = wishes[i].comes_from(i)
+def _sent_to(i: int, requests: Sequence[Permute]) -> Payload | None:
+    assert len({request.to for request in requests}) == 1, "the ranks disagree about who sends to whom"
+    source = requests[i].comes_from(i)
     if source is None:
         return None
-    theirs = wishes[source].payload
-    for mine, tensor in zip(wishes[i].payload, theirs, strict=True):
+    theirs = requests[source].payload
+    for mine, tensor in zip(requests[i].payload, theirs, strict=True):
         assert (mine.shape, mine.dtype) == (tensor.shape, tensor.dtype), "payloads differ in shape"
     return _copied(theirs)
 
 
-def _given(wish: Collective) -> tuple[torch.Tensor, ...]:
-    assert not isinstance(wish, Deal | Send | Ask)
-    return wish.payload if isinstance(wish, Mean | Gather) else (wish.x,)
+def _given(request: Collective) -> tuple[torch.Tensor, ...]:
+    assert not isinstance(request, AllToAll | Permute | PushPull)
+    return request.payload if isinstance(request, AllReduce | AllGather) else (request.x,)
 
 
-def _mean(wishes: list[Collective]) -> None:
-    columns = list(zip(*map(_given, wishes), strict=True))
-    means = [torch.stack([t / len(wishes) for t in column]).sum(0) for column in columns]
-    for i, wish in enumerate(wishes):
-        for tensor, mean in zip(_given(wish), means, strict=True):
-            start, stop = wish.spans[i] if isinstance(wish, Scatter) else (0, len(tensor))
+def _mean(requests: list[Collective]) -> None:
+    columns = list(zip(*map(_given, requests), strict=True))
+    means = [torch.stack([t / len(requests) for t in column]).sum(0) for column in columns]
+    for i, request in enumerate(requests):
+        for tensor, mean in zip(_given(request), means, strict=True):
+            start, stop = request.spans[i] if isinstance(request, ReduceScatter) else (0, len(tensor))
             tensor[start:stop] = mean[start:stop]
 
 
@@ -238,12 +242,12 @@ class Seat:
         """Who shares the axis with this rank."""
         return self._net.group(self._rank, axis)
 
-    def place(self, axis: str) -> Place:
+    def place(self, axis: str) -> AxisRank:
         """This rank's place on the axis."""
         ranks = self.ranks(axis)
-        return Place(ranks.index(self._rank), len(ranks))
+        return AxisRank(ranks.index(self._rank), len(ranks))
 
     def post(self, request: Collective, stage: int, slot: str) -> Posted:
-        """Meet the wish of the other ranks that is in the same turn of the axis and stage."""
+        """Meet the request of the other ranks that is in the same turn of the axis and stage."""
         self._turns[request.axis, stage] += 1
         return self._net.post(self._rank, request, (stage, self._turns[request.axis, stage]))

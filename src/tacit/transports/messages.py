@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tacit.contracts import Piece, Topology
+from tacit.contracts import PayloadSpec, Topology
 
 Rule: TypeAlias = Mapping[str, str | bool | float | tuple[float, ...]]
 """An optimizer in plain values: its "kind", and the hyper-parameters that are not the learning rate."""
@@ -54,7 +54,7 @@ class Welcome:
     """The answer to it.
 
     Attributes:
-        clocks: of each lot that the server knows, how many pushes of the worker it has taken.
+        clocks: of each bucket that the server knows, how many pushes of the worker it has taken.
     """
 
     clocks: Mapping[str, int]
@@ -65,15 +65,15 @@ class Declared:
     """How a kind of message is read, under its number from now on, and its answer.
 
     Attributes:
-        key: of the lot that it is about.
+        key: of the bucket that it is about.
         back: of a worker that enters, how parameters come back to it.
     """
 
     key: str
-    pieces: tuple[Piece, ...]
-    pulls: tuple[Piece, ...]
-    back: Piece | None = None
+    pieces: tuple[PayloadSpec, ...]
+    pulls: tuple[PayloadSpec, ...]
+    back: PayloadSpec | None = None
 
 
-Facts: TypeAlias = Mapping[str, int | float | Mapping[int, int] | None]
+Observations: TypeAlias = Mapping[str, int | float | Mapping[int, int] | None]
 """What a server has counted."""

@@ -1,4 +1,4 @@
-"""Counts what exchanges send: in earnest, or rehearsed without a network or data, on meta tensors."""
+"""Counts what exchanges send: in earnest, or run dry without a network or data, on meta tensors."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import (
-    Ask,
-    Collect,
+    AllGather,
+    AllGatherInto,
+    AllReduce,
+    AllToAll,
+    AxisRank,
     Collective,
     Context,
-    Deal,
-    Gather,
-    Mean,
     Payload,
-    Piece,
-    Place,
+    PayloadSpec,
+    Permute,
+    PushPull,
+    ReduceScatter,
     Request,
-    Scatter,
-    Send,
 )
 from tacit.transports.wire import ring_bytes
 
 T = TypeVar("T")
 
 
-class Rehearsal:
+class DryRun:
     """A workspace that makes meta tensors and remembers what it was asked for."""
 
     def __init__(self) -> None:
@@ -48,8 +48,8 @@ class Rehearsal:
 
 
 @dataclass
-class Bill:
-    """What a rehearsed exchange costs.
+class Cost:
+    """What a run dry exchange costs.
 
     Attributes:
         sent: bytes that this rank sends, by axis.
@@ -60,24 +60,24 @@ class Bill:
     stages: Counter[str] = field(default_factory=Counter)
 
 
-def rehearse(exchange: Generator[Request, Any, T], place: Callable[[str], Place]) -> tuple[T, Bill]:
+def run_dry(exchange: Generator[Request, Any, T], place: Callable[[str], AxisRank]) -> tuple[T, Cost]:
     """Drive an exchange over meta tensors at this place on each axis; its result, and what it costs."""
-    bill = Bill()
+    cost = Cost()
     answer: Any = None
     while True:
         try:
             request = exchange.send(answer)
         except StopIteration as end:
-            return end.value, bill
+            return end.value, cost
         assert isinstance(request, Collective), f"a {type(request).__name__} reached the meter"
         here = place(request.axis)
-        bill.stages[request.axis] += 1
-        bill.sent[request.axis] += ring_bytes(request, here)
+        cost.stages[request.axis] += 1
+        cost.sent[request.axis] += ring_bytes(request, here)
         answer = _as_if(request, here)
 
 
 def counted(
-    exchange: Generator[Request, Any, T], place: Callable[[str], Place]
+    exchange: Generator[Request, Any, T], place: Callable[[str], AxisRank]
 ) -> Generator[Request, Any, tuple[T, int]]:
     """Run `exchange`; its result, and the bytes that this rank has sent in it, by formulas."""
     sent, answer = 0, None
@@ -91,24 +91,24 @@ def counted(
         answer = yield request
 
 
-def _as_if(request: Collective, here: Place) -> Any:
+def _as_if(request: Collective, here: AxisRank) -> Any:
     match request:
-        case Mean(payload):
+        case AllReduce(payload):
             return payload
-        case Gather(payload):
+        case AllGather(payload):
             return [payload] * here.peers
-        case Scatter(x) | Collect(x):
+        case ReduceScatter(x) | AllGatherInto(x):
             return x
-        case Deal(payloads):
+        case AllToAll(payloads):
             return [payloads[here.rank]] * here.peers
-        case Ask():
+        case PushPull():
             return tuple(like(piece) for piece in request.pulls)
-        case Send(payload):
+        case Permute(payload):
             return None if request.comes_from(here.rank) is None else payload
 
 
 @cache
-def like(piece: Piece) -> Payload:
+def like(piece: PayloadSpec) -> Payload:
     """A payload that the piece reads, on meta tensors."""
     x = torch.empty(piece.numel, dtype=piece.dtype, device="meta")
-    return (x,) if piece.codec is None else piece.codec.encode(x, Context(out=x, work=Rehearsal(), peers=1))
+    return (x,) if piece.codec is None else piece.codec.encode(x, Context(out=x, work=DryRun(), peers=1))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.contracts import Payload, Piece
+from tacit.contracts import Payload, PayloadSpec
 from tacit.errors import PayloadError
 from tacit.transports.meter import like
 from tacit.transports.wire import nbytes, pack_, unpack
@@ -291,7 +291,7 @@ class Parcel:
         pieces: how each of them is read.
     """
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[PayloadSpec]) -> None:
         self._likes = [like(piece) for piece in pieces]
         self._flat: Payload = tuple(part for each in self._likes for part in each)
         self.nbytes = nbytes(self._flat)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.contracts import SERVER, WORLD, Ask, Collective, Piece, Place, Posted
+from tacit.contracts import SERVER, WORLD, AxisRank, Collective, PayloadSpec, Posted, PushPull
 from tacit.errors import AttachError, ConfigError, PayloadError, PeerLost, ServerLost
 from tacit.transports import stretches, told
 from tacit.transports.joining import joined
-from tacit.transports.messages import About, Declared, Facts, Hello, Welcome
+from tacit.transports.messages import About, Declared, Hello, Observations, Welcome
 from tacit.transports.meter import like
 from tacit.transports.pairs import ALL, Header, Kind, Pair, Parcel, as_body
 from tacit.transports.secret import Secret
@@ -136,7 +136,7 @@ class Server:
         self,
         number: int,
         address: tuple[str, int],
-        me: Place,
+        me: AxisRank,
         timeout: timedelta,
         about: About,
         secret: Secret,
@@ -167,8 +167,8 @@ class Server:
 
     # ---- asking ---------------------------------------------------------------------------------------
 
-    def post_long(self, ask: Ask, key: str) -> Posted:
-        """Ask of the lot that `key` names, of a service that averages; a long push in stretches."""
+    def post_long(self, ask: PushPull, key: str) -> Posted:
+        """Ask of the bucket that `key` names, of a service that averages; a long push in stretches."""
         i = stretches.long_piece(ask)
         if i is None:
             return self.post(ask, key)
@@ -184,8 +184,8 @@ class Server:
             parts.append(self.post(stretches.rest(ask, i), f"{key}/rest"))
         return stretches.Joined(parts, i, whole, others)
 
-    def post(self, ask: Ask, key: str, into: Tensor | None = None) -> Asked:
-        """Ask of the lot that `key` names; `into`: where the answer's bytes are to lie."""
+    def post(self, ask: PushPull, key: str, into: Tensor | None = None) -> Asked:
+        """Ask of the bucket that `key` names; `into`: where the answer's bytes are to lie."""
         spec, leaving, arriving = self._spec(ask, key)
         if into is not None:
             arriving.lie_in(into)
@@ -197,10 +197,10 @@ class Server:
         header = Header(_FRAMES[ask.do], spec, sequence, lr=ask.lr)
         return self._send(header, leaving.pack(ask.payloads), Asked(arriving))
 
-    def enter(self, x: Tensor, key: str, back: Piece) -> Tensor:
-        """Begin with a lot whose parameters are `x`; what the server has of it is returned."""
-        whole = Piece(None, x.numel(), x.dtype)
-        ask = Ask((), (), (whole,), do="meet")
+    def enter(self, x: Tensor, key: str, back: PayloadSpec) -> Tensor:
+        """Begin with a bucket whose parameters are `x`; what the server has of it is returned."""
+        whole = PayloadSpec(None, x.numel(), x.dtype)
+        ask = PushPull((), (), (whole,), do="meet")
         spec, _, arriving = self._spec(ask, key, back)
         for kind, body in ((Kind.ENTER, []), (Kind.OFFER, [x.view(torch.uint8)])):
             asked = self._wait(self._send(Header(kind, spec), body, Asked(arriving)))
@@ -212,11 +212,11 @@ class Server:
         raise AssertionError(f"{self.name} has not said what it has of {key}")
 
     def clock(self, key: str) -> int:
-        """How many pushes of this lot the worker has made, over all of its lives."""
+        """How many pushes of this bucket the worker has made, over all of its lives."""
         return self._clocks.get(key, 0)
 
     def call(self, kind: Kind, text: bytes = b"") -> bytes:
-        """Ask something that is not of a lot, and wait for the answer."""
+        """Ask something that is not of a bucket, and wait for the answer."""
         found: bytes = self._wait(self._send(Header(kind), as_body(text), Asked(None))).found
         return found
 
@@ -225,7 +225,7 @@ class Server:
         asked.answer()
         return asked
 
-    def _spec(self, ask: Ask, key: str, back: Piece | None = None) -> tuple[int, Parcel, Parcel]:
+    def _spec(self, ask: PushPull, key: str, back: PayloadSpec | None = None) -> tuple[int, Parcel, Parcel]:
         """The number under which the server knows how such a message is read; tells it, the first time."""
         known = (key, ask.do, ask.pieces, ask.pulls)
         if known not in self._specs:
@@ -339,7 +339,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class Servers:
-    """All servers: which of them has which lot.
+    """All servers: which of them has which bucket.
 
     Args:
         where: their addresses.
@@ -354,7 +354,7 @@ class Servers:
     def __init__(
         self,
         where: Sequence[tuple[str, int]],
-        me: Place,
+        me: AxisRank,
         timeout: timedelta,
         homes: Mapping[str, int],
         about: About,
@@ -374,7 +374,7 @@ class Servers:
             raise
 
     def of(self, slot: str) -> Server:
-        """The one that has the lot whose first parameter is `slot`."""
+        """The one that has the bucket whose first parameter is `slot`."""
         return self.each[self._homes[slot]]
 
     def abort(self, error: BaseException) -> None:
@@ -394,12 +394,12 @@ class Servers:
 
     def facts(self) -> list[dict[str, Any]]:
         """What each server can tell of itself."""
-        return [dict(told.read(server.call(Kind.STATS), Facts, {})) for server in self.each]
+        return [dict(told.read(server.call(Kind.STATS), Observations, {})) for server in self.each]
 
 
 @dataclass(eq=False)
 class StarTransport:
-    """A transport that answers an `Ask` by the servers, and all else by `peers`."""
+    """A transport that answers an `PushPull` by the servers, and all else by `peers`."""
 
     peers: TorchTransport
     servers: Servers
@@ -417,13 +417,13 @@ class StarTransport:
         """See `contracts.Transport`."""
         return self.peers.ranks(WORLD if axis == SERVER else axis)
 
-    def place(self, axis: str) -> Place:
+    def place(self, axis: str) -> AxisRank:
         """See `contracts.Transport`."""
         return self.peers.place(WORLD if axis == SERVER else axis)
 
     def post(self, request: Collective, stage: int, slot: str) -> Posted:
         """Start it; see `contracts.Transport`."""
-        if isinstance(request, Ask):
+        if isinstance(request, PushPull):
             server, key = self.servers.of(slot), f"{slot}/{stage}"
             return server.post_long(request, key) if self.servers.average else server.post(request, key)
         return self.peers.post(request, stage, slot)

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit.contracts import Ask, Payload, Piece, Posted
+from tacit.contracts import Payload, PayloadSpec, Posted, PushPull
 
 _LEAST_BYTES = 1 << 20
 _MOST = 16
 
 
-def long_piece(ask: Ask) -> int | None:
+def long_piece(ask: PushPull) -> int | None:
     """Which of what is pushed is to be cut; None: nothing is.
 
     Cut is what is said entry by entry both ways, and the rule goes by sizes alone: all workers cut alike.
@@ -28,24 +28,24 @@ def long_piece(ask: Ask) -> int | None:
     return None
 
 
-def _plain(piece: Piece) -> bool:
-    return (piece.codec is None or piece.codec.entrywise) and piece.spans is None and not piece.owes
+def _plain(piece: PayloadSpec) -> bool:
+    return (piece.codec is None or piece.codec.entrywise) and piece.spans is None and not piece.has_feedback
 
 
-def spans(piece: Piece) -> list[tuple[int, int]]:
+def spans(piece: PayloadSpec) -> list[tuple[int, int]]:
     """The stretches of a long piece, of equal length but for the last."""
     length = max(_LEAST_BYTES // piece.dtype.itemsize, -(-piece.numel // _MOST))
     return [(start, min(start + length, piece.numel)) for start in range(0, piece.numel, length)]
 
 
-def stretch(ask: Ask, i: int, start: int, stop: int) -> Ask:
+def stretch(ask: PushPull, i: int, start: int, stop: int) -> PushPull:
     """The push of a stretch of its piece `i` alone."""
     (x,) = ask.payloads[i]
     mine, back = (replace(each[i], numel=stop - start) for each in (ask.pieces, ask.pulls))
     return replace(ask, payloads=((x.view(-1)[start:stop],),), pieces=(mine,), pulls=(back,))
 
 
-def rest(ask: Ask, i: int) -> Ask:
+def rest(ask: PushPull, i: int) -> PushPull:
     """The push of all but its piece `i`."""
     payloads, pieces, pulls = ((*each[:i], *each[i + 1 :]) for each in (ask.payloads, ask.pieces, ask.pulls))
     return replace(ask, payloads=payloads, pieces=pieces, pulls=pulls)

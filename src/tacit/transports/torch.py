@@ -17,22 +17,22 @@ from torch import Tensor
 from tacit.contracts import (
     NODE,
     WORLD,
-    Ask,
-    Collect,
+    AllGather,
+    AllGatherInto,
+    AllReduce,
+    AllToAll,
+    AxisRank,
     Collective,
-    Deal,
-    Gather,
-    Mean,
     Payload,
-    Place,
+    Permute,
     Posted,
-    Scatter,
-    Send,
+    PushPull,
+    ReduceScatter,
     Spans,
     measure_,
 )
 from tacit.kernels.pick import on_host
-from tacit.transports.settling import settle
+from tacit.transports.thread_shutdown import settle
 from tacit.transports.wire import divide_, empty_message, nbytes, pack_, ring_bytes, unpack
 
 # torch 2.13 renamed it, and warns about the old name.
@@ -146,7 +146,7 @@ class TorchTransport:
     _failure: BaseException | None = field(default=None, repr=False)
     _groups: dict[tuple[str, int], dist.ProcessGroup] = field(default_factory=dict, repr=False)
     _messages: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
-    _places: dict[str, Place] = field(default_factory=dict, repr=False)
+    _places: dict[str, AxisRank] = field(default_factory=dict, repr=False)
 
     def open(self, stages: Mapping[str, int]) -> None:
         """Have process groups for exchanges that speak so many times on each axis. A collective call.
@@ -178,36 +178,36 @@ class TorchTransport:
         node = next(node for node in self.nodes if me in node)
         return list(node) if axis == NODE else [other[node.index(me)] for other in self.nodes]
 
-    def place(self, axis: str = WORLD) -> Place:
+    def place(self, axis: str = WORLD) -> AxisRank:
         """This rank's place on the axis."""
         if axis not in self._places:
             ranks = self.ranks(axis)
-            self._places[axis] = Place(ranks.index(self.parent.rank()), len(ranks))
+            self._places[axis] = AxisRank(ranks.index(self.parent.rank()), len(ranks))
         return self._places[axis]
 
     def post(self, request: Collective, stage: int, slot: str) -> Posted:
         """Start the collective; see `contracts.Transport`."""
-        assert not isinstance(request, Ask), "a server was asked, and there is none"
+        assert not isinstance(request, PushPull), "a server was asked, and there is none"
         place = self.place(request.axis)
         if place.peers == 1 and not ALONE_TOO:
             return _Now(_alone(request))
         self.sent += ring_bytes(request, place)
         group = self._groups[request.axis, 0 if self.in_order else stage]
         match request:
-            case Mean():
+            case AllReduce():
                 return self._mean(request, group, (slot, request.axis, stage))
-            case Gather(payload):
+            case AllGather(payload):
                 return self._gather(payload, group, (slot, request.axis, stage))
-            case Scatter():
+            case ReduceScatter():
                 return self._scatter(request, place, group, (slot, request.axis, stage))
-            case Collect(x, spans):
+            case AllGatherInto(x, spans):
                 return self._collect(x, spans, group)
-            case Deal(payloads):
+            case AllToAll(payloads):
                 return self._deal(payloads, place, group, (slot, request.axis, stage))
-            case Send():
+            case Permute():
                 return self._send(request, place, group, (slot, request.axis, stage))
 
-    def _mean(self, request: Mean, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
+    def _mean(self, request: AllReduce, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
         payload = request.payload
         message = None
         if len(payload) == 1:
@@ -217,7 +217,7 @@ class TorchTransport:
             pack_(payload, message)
             flat = message.view(payload[0].dtype)
         # Before the sum, as DDP does: the two then agree to the last bit.
-        divide_(flat, group.size(), request.total)
+        divide_(flat, group.size(), request.finite_probe)
         work = dist.all_reduce(flat, group=group, async_op=not self.in_order)
 
         def read() -> Payload:
@@ -239,14 +239,14 @@ class TorchTransport:
         )
 
     def _scatter(
-        self, request: Scatter, place: Place, group: dist.ProcessGroup, key: tuple[object, ...]
+        self, request: ReduceScatter, place: AxisRank, group: dist.ProcessGroup, key: tuple[object, ...]
     ) -> Posted:
         # Gloo's own reduce-scatter cannot be waited for by a callback, and takes three times as long.
         x, (start, stop) = request.x, request.spans[place.rank]
-        if request.total is not None and on_host(x):
-            request.total.add_(x.sum())
-        elif request.total is not None:
-            measure_(x, request.total.view(-1)[:1])
+        if request.finite_probe is not None and on_host(x):
+            request.finite_probe.add_(x.sum())
+        elif request.finite_probe is not None:
+            measure_(x, request.finite_probe.view(-1)[:1])
         sizes = [b - a for a, b in request.spans]
         arrived = self._message(key, (x[start:stop],), place.peers).view(x.dtype)
         work = dist.all_to_all_single(
@@ -272,7 +272,11 @@ class TorchTransport:
         return self._later(works, lambda: x)
 
     def _deal(
-        self, payloads: tuple[Payload, ...], place: Place, group: dist.ProcessGroup, key: tuple[object, ...]
+        self,
+        payloads: tuple[Payload, ...],
+        place: AxisRank,
+        group: dist.ProcessGroup,
+        key: tuple[object, ...],
     ) -> Posted:
         sizes, mine = [nbytes(payload) for payload in payloads], payloads[place.rank]
         size = sizes[place.rank]
@@ -285,7 +289,9 @@ class TorchTransport:
         )
         return self._later([work], lambda: [unpack(each, mine) for each in torch.split(arriving, size)])
 
-    def _send(self, request: Send, place: Place, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
+    def _send(
+        self, request: Permute, place: AxisRank, group: dist.ProcessGroup, key: tuple[object, ...]
+    ) -> Posted:
         # Gloo's own send and receive take half the time, but cannot be waited for by a callback. All members
         # take part, so that who neither sends nor receives notes a failure too.
         payload, source, end = request.payload, request.comes_from(place.rank), request.to[place.rank]
@@ -337,18 +343,18 @@ class TorchTransport:
 
 def _alone(request: Collective) -> Any:
     """The answer of an axis with one rank."""
-    assert not isinstance(request, Ask)
-    if isinstance(request, Gather):
+    assert not isinstance(request, PushPull)
+    if isinstance(request, AllGather):
         return [request.payload]
-    if isinstance(request, Deal):
+    if isinstance(request, AllToAll):
         return list(request.payloads)
-    if isinstance(request, Collect):
+    if isinstance(request, AllGatherInto):
         return request.x
-    if isinstance(request, Send):
+    if isinstance(request, Permute):
         return None
-    for tensor in request.payload if isinstance(request, Mean) else (request.x,):
-        divide_(tensor, 1, request.total)
-    return request.payload if isinstance(request, Mean) else request.x
+    for tensor in request.payload if isinstance(request, AllReduce) else (request.x,):
+        divide_(tensor, 1, request.finite_probe)
+    return request.payload if isinstance(request, AllReduce) else request.x
 
 
 def abort(group: dist.ProcessGroup) -> None:

@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import (
-    Ask,
-    Collect,
+    AllGather,
+    AllGatherInto,
+    AllReduce,
+    AllToAll,
+    AxisRank,
     Collective,
-    Deal,
-    Gather,
-    Mean,
     Payload,
-    Place,
-    Scatter,
-    Send,
+    Permute,
+    PushPull,
+    ReduceScatter,
     measure_,
 )
 from tacit.kernels.pick import on_host
@@ -58,48 +58,48 @@ BLOCK = 1 << 18
 """Elements divided and added up at a time: they stay in the second-level cache between the two."""
 
 
-def divide_(flat: Tensor, by: float | Tensor, total: Tensor | None) -> None:
+def divide_(flat: Tensor, by: float | Tensor, finite_probe: Tensor | None) -> None:
     """Divide in place; where `total` (one element) is given, add the sum of the quotients to it.
 
     On a device `total` becomes their largest magnitude: that is finite if they are, too, and one launch.
     """
-    if total is None:
+    if finite_probe is None:
         flat.div_(by)
         return
     flat = flat.view(-1)
     if not on_host(flat):
-        measure_(flat.div_(by), total)  # pieces would be as many launches
+        measure_(flat.div_(by), finite_probe)  # pieces would be as many launches
         return
     for start in range(0, flat.numel(), BLOCK):
         block = flat[start : start + BLOCK]
         if by != 1:
             block.div_(by)
-        total.add_(block.sum())
+        finite_probe.add_(block.sum())
 
 
-def ring_bytes(request: Collective, place: Place) -> int:
+def ring_bytes(request: Collective, place: AxisRank) -> int:
     """Bytes that this rank sends, by the formulas of ring collectives, rounded up.
 
     With P peers and a payload of n bytes: all-reduce 2 (P - 1) / P x n, all-gather (P - 1) x n. In a
     reduce-scatter a rank sends all stretches but its own, in its collect its own to all others; in an
-    all-to-all each peer its payload. A `Send` costs those who send n, an `Ask` what it pushes.
+    all-to-all each peer its payload. A `Permute` costs those who send n, an `PushPull` what it pushes.
     """
     peers = place.peers
     match request:
-        case Mean(payload):
+        case AllReduce(payload):
             return -(-2 * (peers - 1) * nbytes(payload) // peers)
-        case Gather(payload):
+        case AllGather(payload):
             return (peers - 1) * nbytes(payload)
-        case Scatter(x, spans) | Collect(x, spans):
+        case ReduceScatter(x, spans) | AllGatherInto(x, spans):
             start, stop = spans[place.rank]
             mine = stop - start
-            count = x.numel() - mine if isinstance(request, Scatter) else (peers - 1) * mine
+            count = x.numel() - mine if isinstance(request, ReduceScatter) else (peers - 1) * mine
             return count * x.element_size()
-        case Deal(payloads):
+        case AllToAll(payloads):
             return sum(nbytes(payload) for i, payload in enumerate(payloads) if i != place.rank)
-        case Ask(payloads):
+        case PushPull(payloads):
             return sum(nbytes(payload) for payload in payloads)
-        case Send(payload, to):
+        case Permute(payload, to):
             return 0 if to[place.rank] is None else nbytes(payload)
 
 

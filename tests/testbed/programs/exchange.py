@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from tacit.testbed import counters
+from tacit.lab.testbed import counters
 
 INTERFACE = os.environ["TACIT_INTERFACE"]
 SIZE = 6_000_000

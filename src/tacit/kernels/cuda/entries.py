@@ -48,7 +48,7 @@ def count_kernel(
 
 @jitted
 def sift_kernel(
-    x: tensor, residual: tensor, owed: tensor, ends: tensor, index: tensor, values: tensor,
+    x: tensor, residual: tensor, new_residual: tensor, ends: tensor, index: tensor, values: tensor,
     numel: tensor, threshold: tensor, PIECE: tl.constexpr, OWES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write the hits of each piece from where those of the piece before end, and what is left to `owed`."""
@@ -60,27 +60,32 @@ def sift_kernel(
     tl.store(index + at, place.to(tl.int32), hit)
     tl.store(values + at, a, hit)
     if OWES:
-        tl.store(owed + place, tl.where(hit, 0.0, a), mask)
+        tl.store(new_residual + place, tl.where(hit, 0.0, a), mask)
 
 
 def sift(
-    x: Tensor, threshold: float, index: Tensor, values: Tensor, residual: Tensor | None, owed: Tensor | None
+    x: Tensor,
+    threshold: float,
+    index: Tensor,
+    values: Tensor,
+    residual: Tensor | None,
+    new_residual: Tensor | None,
 ) -> int:
     """`select.sift`: how many were found, or -1 where there is no room; nothing has been written then.
 
     Two passes read x + residual, one to count and one to write; in between the host waits for the count.
     """
-    owes = residual is not None and owed is not None
-    before, after = (residual if owes else x), (owed if owes else x)
+    has_feedback = residual is not None and new_residual is not None
+    before, after = (residual if has_feedback else x), (new_residual if has_feedback else x)
     pieces = -(-x.numel() // PIECE)
     counts = torch.zeros(pieces, dtype=torch.int32, device=x.device)
-    start(count_kernel, pieces, x, x, before, counts, x.numel(), threshold, PIECE=PIECE, OWES=owes)
+    start(count_kernel, pieces, x, x, before, counts, x.numel(), threshold, PIECE=PIECE, OWES=has_feedback)
     ends = counts.cumsum(0)
     found = int(ends[-1]) if pieces else 0
     if found > index.numel():
         return -1
     start(
         sift_kernel, pieces, x, x, before, after, ends, index, values, x.numel(), threshold,
-        PIECE=PIECE, OWES=owes,
+        PIECE=PIECE, OWES=has_feedback,
     )  # fmt: skip
     return found

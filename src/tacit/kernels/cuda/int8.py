@@ -18,7 +18,7 @@ MAGIC = tl.constexpr(12582912.0)
 
 @jitted
 def encode_kernel(
-    x: tensor, residual: tensor, owed: tensor, codes: tensor, units: tensor,
+    x: tensor, residual: tensor, new_residual: tensor, codes: tensor, units: tensor,
     first: tensor, count: tensor, size: tensor, lanes: tensor,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, OWES: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -36,7 +36,7 @@ def encode_kernel(
     level = (level + MAGIC) - MAGIC
     tl.store(codes + at, level.to(tl.int32) & 255, mask)
     if OWES:
-        put(owed, at, a - rounded(rounded(unit, x)[:, None] * level, x), mask)
+        put(new_residual, at, a - rounded(rounded(unit, x)[:, None] * level, x), mask)
 
 
 @jitted
@@ -62,12 +62,14 @@ def add_kernel(
     put(out, at, total, mask)
 
 
-def encode(x: Tensor, residual: Tensor | None, owed: Tensor | None, codes: Tensor, units: Tensor) -> None:
+def encode(
+    x: Tensor, residual: Tensor | None, new_residual: Tensor | None, codes: Tensor, units: Tensor
+) -> None:
     """`int8.encode_int8`, and `encode_int8_owed` where there are `residual` and `owed`."""
-    owes = residual is not None and owed is not None
+    has_feedback = residual is not None and new_residual is not None
     start_by_rows(
-        encode_kernel, x, BLOCK, 1, x, residual if owes else x, owed if owes else x, codes, units,
-        BLOCK=BLOCK, OWES=owes, rows=ROWS_AT_A_TIME,
+        encode_kernel, x, BLOCK, 1, x, residual if has_feedback else x, new_residual if has_feedback else x, codes, units,
+        BLOCK=BLOCK, OWES=has_feedback, rows=ROWS_AT_A_TIME,
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def picked(counts: tensor, state: tensor, k: tensor, LEVEL: tl.constexpr) -> ten
 
 @jitted
 def tally_kernel(
-    x: tensor, residual: tensor, owed: tensor, counts: tensor, state: tensor, numel: tensor, k: tensor,
+    x: tensor, residual: tensor, new_residual: tensor, counts: tensor, state: tensor, numel: tensor, k: tensor,
     PIECE: tl.constexpr, LEVEL: tl.constexpr, OWES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Count the kinds at this level, of those that are the k-th largest's above it. The first adds, too."""
@@ -66,7 +66,7 @@ def tally_kernel(
     shift: tl.constexpr = 23 - 8 * LEVEL if LEVEL < 3 else 0
     begin, inside, mask, a = looked(x, residual, numel, PIECE, OWES)
     if OWES:
-        put(owed + begin, inside, a, mask)
+        put(new_residual + begin, inside, a, mask)
     of_all = rank(a)
     if LEVEL > 0:
         prefix, _ = picked(counts, state, k, LEVEL - 1)
@@ -95,7 +95,7 @@ def split_kernel(
 
 @jitted
 def write_kernel(
-    x: tensor, state: tensor, ends: tensor, index: tensor, values: tensor, owed: tensor, numel: tensor,
+    x: tensor, state: tensor, ends: tensor, index: tensor, values: tensor, new_residual: tensor, numel: tensor,
     pieces: tensor, PIECE: tl.constexpr, LEVEL: tl.constexpr, OWES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write what is larger, and the first of what is equal, in the order of positions; owe nothing of it."""
@@ -113,21 +113,23 @@ def write_kernel(
     tl.store(index + at, begin.to(tl.int32) + inside, kept)
     put(values, at, a, kept)
     if OWES:
-        put(owed + begin, inside, tl.where(kept, 0.0, a), kept)
+        put(new_residual + begin, inside, tl.where(kept, 0.0, a), kept)
 
 
 def largest(
-    x: Tensor, k: int, index: Tensor, values: Tensor, residual: Tensor | None, owed: Tensor | None
+    x: Tensor, k: int, index: Tensor, values: Tensor, residual: Tensor | None, new_residual: Tensor | None
 ) -> None:
     """`select.select_largest`, to the first k places of `index` and `values`."""
     numel, pieces = x.numel(), triton.cdiv(x.numel(), PIECE)
     work = torch.zeros(LEVELS * BINS.value + 2 * LEVELS + 2, dtype=torch.int32, device=x.device)
     counts, state = work[: LEVELS * BINS.value], work[LEVELS * BINS.value :]
-    given, a, owes = (x, owed, True) if residual is not None and owed is not None else (x, x, False)
+    given, a, has_feedback = (
+        (x, new_residual, True) if residual is not None and new_residual is not None else (x, x, False)
+    )
     for level in range(LEVELS):
         start(
-            tally_kernel, pieces, x, given, residual if owes else a, a, counts, state, numel, k,
-            PIECE=PIECE, LEVEL=level, OWES=owes and level == 0, num_warps=WARPS,
+            tally_kernel, pieces, x, given, residual if has_feedback else a, a, counts, state, numel, k,
+            PIECE=PIECE, LEVEL=level, OWES=has_feedback and level == 0, num_warps=WARPS,
         )  # fmt: skip
         given = a
     ends = torch.empty((2, pieces), dtype=torch.int32, device=x.device)
@@ -139,7 +141,7 @@ def largest(
     ends = ends.cumsum(1, dtype=torch.int32)
     start(
         write_kernel, pieces, x, a, state, ends, index, values, a, numel, pieces,
-        PIECE=PIECE, LEVEL=last, OWES=owes, num_warps=2 * WARPS,
+        PIECE=PIECE, LEVEL=last, OWES=has_feedback, num_warps=2 * WARPS,
     )  # fmt: skip
 
 
@@ -148,7 +150,7 @@ def largest(
 
 @jitted
 def chunks_kernel(
-    x: tensor, residual: tensor, owed: tensor, index: tensor, values: tensor, numel: tensor, chunk: tensor,
+    x: tensor, residual: tensor, new_residual: tensor, index: tensor, values: tensor, numel: tensor, chunk: tensor,
     k: tensor, BLOCK: tl.constexpr, OWES: tl.constexpr,
 ) -> None:  # fmt: skip
     """One chunk: its k-th largest rank bit by bit; then what is larger, and the first of what is equal."""
@@ -169,17 +171,17 @@ def chunks_kernel(
     tl.store(index + first + at, begin.to(tl.int32) + inside, kept)
     put(values + first, at, a, kept)
     if OWES:
-        put(owed + begin, inside, tl.where(kept, 0.0, a), mask)
+        put(new_residual + begin, inside, tl.where(kept, 0.0, a), mask)
 
 
 def in_chunks(
     x: Tensor, per_chunk: int, chunk: int, index: Tensor, values: Tensor, residual: Tensor | None,
-    owed: Tensor | None,
+    new_residual: Tensor | None,
 ) -> None:  # fmt: skip
     """`select.select_in_chunks`, to the first places of `index` and `values`."""
-    owes, block = residual is not None and owed is not None, triton.next_power_of_2(chunk)
+    has_feedback, block = residual is not None and new_residual is not None, triton.next_power_of_2(chunk)
     start(
-        chunks_kernel, triton.cdiv(x.numel(), chunk), x, x, residual if owes else x, owed if owes else x,
+        chunks_kernel, triton.cdiv(x.numel(), chunk), x, x, residual if has_feedback else x, new_residual if has_feedback else x,
         index, values, x.numel(), chunk, per_chunk,
-        BLOCK=block, OWES=owes, num_warps=max(1, block * WARPS // PIECE),
+        BLOCK=block, OWES=has_feedback, num_warps=max(1, block * WARPS // PIECE),
     )  # fmt: skip

@@ -27,7 +27,7 @@ def mean(shares: tensor, count: tensor) -> tensor:
 
 @jitted
 def encode_kernel(
-    x: tensor, residual: tensor, owed: tensor, bits: tensor, highs: tensor, lows: tensor,
+    x: tensor, residual: tensor, new_residual: tensor, bits: tensor, highs: tensor, lows: tensor,
     first: tensor, count: tensor, size: tensor, lanes: tensor,
     ROWS: tl.constexpr, OWES: tl.constexpr, SPLIT: tl.constexpr, KEEP: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -62,9 +62,9 @@ def encode_kernel(
         a = summed(x, residual, at, mask, OWES)
         byte |= ((a >= 0) & mask).to(tl.int32) << j
         if KEEP:
-            put(owed, at, a - rounded(tl.where(a >= 0, high[:, None], low[:, None]), x), mask)
+            put(new_residual, at, a - rounded(tl.where(a >= 0, high[:, None], low[:, None]), x), mask)
         elif OWES:
-            put(owed, at, a, mask)
+            put(new_residual, at, a, mask)
     tl.store(bits + row.to(tl.int64)[:, None] * LANES + i, byte, there & (i < lanes))
 
 
@@ -100,14 +100,14 @@ def add_kernel(
 
 
 def encode(
-    x: Tensor, residual: Tensor | None, owed: Tensor | None, bits: Tensor, highs: Tensor,
+    x: Tensor, residual: Tensor | None, new_residual: Tensor | None, bits: Tensor, highs: Tensor,
     lows: Tensor | None, keep: bool,
 ) -> None:  # fmt: skip
     """`signs.encode_signs`, and `encode_signs_owed` where there are `residual` and `owed`."""
-    owes = residual is not None and owed is not None
+    has_feedback = residual is not None and new_residual is not None
     start_by_rows(
-        encode_kernel, x, BLOCK, 8, x, residual if owes else x, owed if owes else x,
-        bits, highs, highs if lows is None else lows, OWES=owes, SPLIT=lows is not None, KEEP=keep,
+        encode_kernel, x, BLOCK, 8, x, residual if has_feedback else x, new_residual if has_feedback else x,
+        bits, highs, highs if lows is None else lows, OWES=has_feedback, SPLIT=lows is not None, KEEP=keep,
     )  # fmt: skip
 
 
@@ -141,16 +141,21 @@ def overall_kernel(
 
 
 def encode_one(
-    x: Tensor, residual: Tensor | None, owed: Tensor | None, bits: Tensor, means: Tensor, magnitude: Tensor
+    x: Tensor,
+    residual: Tensor | None,
+    new_residual: Tensor | None,
+    bits: Tensor,
+    means: Tensor,
+    magnitude: Tensor,
 ) -> None:
     """`signs.encode_sign`, and `encode_sign_owed` where there are `residual` and `owed`."""
-    encode(x, residual, owed, bits, means, None, keep=False)
+    encode(x, residual, new_residual, bits, means, None, keep=False)
     if not x.numel():
         magnitude.zero_()
         return
     overall(means, x.numel(), magnitude)
-    if owed is not None:
-        add([(bits, magnitude, None)], -1.0, owed, fresh=False)
+    if new_residual is not None:
+        add([(bits, magnitude, None)], -1.0, new_residual, fresh=False)
 
 
 def overall(means: Tensor, numel: int, magnitude: Tensor) -> None:

@@ -1,0 +1,140 @@
+"""One compressor after another, by the step: a compression that sets in gently."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from tacit import checks
+from tacit.contracts import Compressor, Context, Exchange, Matrix, Momentum, OneShotUse, ScheduleState, State
+from tacit.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Scheduled(Compressor):
+    """Compress by each of `phases` for its number of steps, and by `then` from there on.
+
+    All of them keep the same state, so that what one owes the next one sends. Bytes are those of the one at
+    work; the session takes its buffers and its bill anew where one begins.
+
+    Attributes:
+        phases: (steps, compressor), in order; steps are attempts of the optimizer, 1 or more.
+    """
+
+    phases: tuple[tuple[int, Compressor], ...]
+    then: Compressor
+
+    def __post_init__(self) -> None:
+        checks.compressor("then", self.then)
+        if not isinstance(self.phases, tuple) or any(
+            not isinstance(each, tuple) or len(each) != 2 for each in self.phases
+        ):
+            raise ConfigError(
+                f"phases={self.phases!r} is no tuple of (steps, compressor): write "
+                "((1000, ErrorFeedback(TopK(ratio=0.1))),), with a comma behind a single one"
+            )
+        for steps, compressor in self.phases:
+            checks.compressor("phases", compressor)
+            hint = f"write 1 or more steps with {compressor}, or leave the phase out"
+            checks.whole("phases: steps", steps, 1, None, hint)
+            if compressor.takes_momentum != self.then.takes_momentum:
+                raise ConfigError(
+                    f"{compressor} and {self.then} disagree about momentum, which the optimizer has or has "
+                    "not: put MomentumCorrection with the same numbers around both, or around neither"
+                )
+
+    @property
+    def _all(self) -> tuple[Compressor, ...]:
+        return (*(compressor for _, compressor in self.phases), self.then)
+
+    @property
+    def hides_nonfinite(self) -> bool:  # type: ignore[override]
+        """If any of them does."""
+        return any(compressor.hides_nonfinite for compressor in self._all)
+
+    @property
+    def on_device(self) -> bool:
+        """If all of them are."""
+        return all(compressor.on_device for compressor in self._all)
+
+    @property
+    def scales(self) -> bool:  # type: ignore[override]
+        """If all of them do."""
+        return all(compressor.scales for compressor in self._all)
+
+    @property
+    def takes_momentum(self) -> Momentum | None:
+        """As all of them."""
+        return self.then.takes_momentum
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """The first steps of all but the first."""
+        return tuple(accumulate(steps for steps, _ in self.phases))
+
+    def one_shot(self, step: int) -> OneShotUse | None:
+        """As the one at work."""
+        return self._at(step).one_shot(step)
+
+    def exempts(self, shape: torch.Size) -> bool:
+        """As the last one: what is exempt stays so."""
+        return self.then.exempts(shape)
+
+    def exempted(self) -> Compressor | None:
+        """As the last one."""
+        return self.then.exempted()
+
+    def for_model(self, matrices: tuple[Matrix, ...]) -> Compressor:
+        """Pass it on."""
+        phases = tuple((steps, compressor.for_model(matrices)) for steps, compressor in self.phases)
+        return replace(self, phases=phases, then=self.then.for_model(matrices))
+
+    def for_training(self, schedule_state: ScheduleState) -> Compressor:
+        """Pass it on."""
+        phases = tuple((steps, compressor.for_training(schedule_state)) for steps, compressor in self.phases)
+        return replace(self, phases=phases, then=self.then.for_training(schedule_state))
+
+    def ended(self, steps: int) -> str:
+        """As the one at work."""
+        return self._at(steps).ended(steps)
+
+    def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
+        """Pass it on."""
+        phases = tuple((steps, compressor.with_layout(matrices)) for steps, compressor in self.phases)
+        return replace(self, phases=phases, then=self.then.with_layout(matrices))
+
+    def is_shared(self, field: str) -> bool:
+        """As the last one."""
+        return self.then.is_shared(field)
+
+    def widths(self, field: str) -> tuple[int, ...] | None:
+        """As the last one."""
+        return self.then.widths(field)
+
+    def init(self, like: Tensor) -> State:
+        """The state that all of them keep.
+
+        Raises:
+            ConfigError: they do not keep the same.
+        """
+        state = self.then.init(like)
+        shapes = {name: tensor.shape for name, tensor in state.items()}
+        for _, compressor in self.phases:
+            meta = compressor.init(like.new_empty(like.shape, device="meta"))
+            if {name: tensor.shape for name, tensor in meta.items()} != shapes:
+                raise ConfigError(
+                    f"{compressor} keeps {sorted(meta)} and {self.then} {sorted(state)}, or of other shapes: "
+                    "phases hand their state on, so give them the same wrappers, such as ErrorFeedback"
+                )
+        return state
+
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """As the one at work."""
+        return self._at(ctx.step).exchange(x, state, ctx)
+
+    def _at(self, step: int) -> Compressor:
+        return self._all[bisect_right(self.changes, step)]

@@ -1,0 +1,1 @@
+"""Running exchanges: how generators of requests are combined, driven and answered."""

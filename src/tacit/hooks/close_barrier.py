@@ -1,0 +1,156 @@
+"""The ranks meet in the launcher's store before they close a session: none leaves the others behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tacit.hooks.bounded_store import BoundedStore
+
+SILENT_SECONDS = 15.0
+"""After which a rank of which nothing is heard while others close is gone or frozen. It says each second that
+it lives, from a thread of its own, so that a rank that only is slow may take as long as it likes."""
+
+HINT = (
+    "ranks have uneven data, or skip steps of their own. Give every rank the same number of batches "
+    "(DistributedSampler(..., drop_last=True)), or stop all ranks when the first has no more; where a "
+    "GradScaler skips steps, write attach(..., scaler=scaler)"
+)
+
+
+class Reached(NamedTuple):
+    """How far a rank is.
+
+    Attributes:
+        steps: attempts of the optimizer.
+        begun: what it has begun that ranks can end only together; one more than a rank had that has closed
+            means that this one waits for it.
+    """
+
+    steps: int
+    begun: int = 0
+
+
+class _First(NamedTuple):
+    rank: int
+    reached: Reached
+
+
+class Rendezvous:
+    """One rank's part in the meeting. The first that closes says after how many steps; all compare with it.
+
+    So the store serves a few messages a rank and second, and only while some have closed and others have not.
+
+    Args:
+        store: seen by these ranks alone.
+        rank: this rank; `ranks` take part.
+    """
+
+    def __init__(self, store: BoundedStore, rank: int, ranks: Sequence[int]) -> None:
+        self._store, self._rank, self._ranks = store, rank, ranks
+        self._first: _First | None = None
+        self._arrived = False
+        self._beats = 0
+        self._heard: dict[int, tuple[str, float]] = {}
+
+    def arrive(self, here: Reached, differs: Callable[[], str | None] = lambda: None) -> str | None:
+        """Say that this rank closes. What is uneven, if anything is: the meeting is then never complete.
+
+        `differs`: asked where the steps are equal; what else is wrong, if anything is.
+        """
+        mine = f"{self._rank} {here.steps} {here.begun}"
+        self._first = _read(self._store.compare_set("closing", "", mine))
+        self._arrived = True
+        if self._first.reached.steps != here.steps:
+            return _uneven(self._first, _First(self._rank, here), "after")
+        if (wrong := differs()) is not None:
+            return wrong
+        self._count("closed", self._store)
+        return None
+
+    def complete(self) -> bool:
+        """Whether all ranks have arrived."""
+        return self._all("closed", self._store)
+
+    def look(self, here: Reached) -> str | None:
+        """To be called each second, by a thread that lives however long training takes.
+
+        What is wrong, if anything is: a rank has closed that this one waits for or will, or is not heard of.
+        """
+        if self._first is None:
+            if not self._store.check(["closing"]):
+                return None
+            self._first = _read(self._store.get("closing"))
+        self._beats += 1
+        self._store.set(f"alive/{self._rank}", str(self._beats))
+        if self._arrived:
+            return None if self.complete() else self._missed()
+        if here > self._first.reached:
+            now = Reached(max(here.steps, self._first.reached.steps + 1))
+            return _uneven(self._first, _First(self._rank, now), "is at")
+        return None
+
+    def left_behind(self, alarm: str) -> str | None:
+        """What is uneven where a round has failed, nobody else is to blame, and a rank had closed before.
+
+        A rank that goes on may wait for it in a collective that is not ours, and had begun no more than it:
+        DDP takes the buffers over from rank 0 in each forward, say.
+        """
+        if not self._store.check(["closing"]):
+            return None
+        first = _read(self._store.get("closing"))
+        who = alarm.partition(": ")[0]
+        if who == f"rank {first.rank}":
+            return None
+        return (
+            f"{UNEVEN}rank {first.rank} closed its session after {first.reached.steps} steps, and {who} did "
+            f"not follow but failed: {HINT} ({alarm})"
+        )
+
+    def part(self, seconds: float) -> None:
+        """Let rank 0, whose process may hold the store, go last; not before, but at most so many seconds."""
+        store = self._store.within(seconds)
+        self._count("parted", store)
+        deadline = time.monotonic() + seconds
+        while self._rank == 0 and not self._all("parted", store) and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _missed(self) -> str | None:
+        """Who is silent: the first looks after all others, and they after the first."""
+        assert self._first is not None
+        others = self._ranks if self._first.rank == self._rank else [self._first.rank]
+        now = time.monotonic()
+        for rank in others:
+            key = f"alive/{rank}"
+            beat = self._store.get(key).decode() if self._store.check([key]) else ""
+            if self._heard.setdefault(rank, (beat, now))[0] != beat:
+                self._heard[rank] = (beat, now)
+            if now - self._heard[rank][1] > SILENT_SECONDS:
+                return f"nothing was heard of rank {rank} for {SILENT_SECONDS:g} s while sessions were closed"
+        return None
+
+    def _count(self, what: str, store: BoundedStore) -> None:
+        if store.add(what, 1) == len(self._ranks):
+            store.set(f"all {what}", "")
+
+    def _all(self, what: str, store: BoundedStore) -> bool:
+        return store.check([f"all {what}"])
+
+
+UNEVEN = "uneven: "
+"""How a text begins that says all there is to say."""
+
+
+def _read(text: bytes) -> _First:
+    rank, steps, begun = map(int, text.split())
+    return _First(rank, Reached(steps, begun))
+
+
+def _uneven(one: _First, other: _First, how: str) -> str:
+    short, long = sorted((one, other), key=lambda each: each.reached.steps)
+    there = f"after {long.reached.steps}" if how == "after" else f"is at step {long.reached.steps}"
+    return (
+        f"{UNEVEN}rank {short.rank} closed its session after {short.reached.steps} steps, rank {long.rank} "
+        f"{there}: {HINT}"
+    )

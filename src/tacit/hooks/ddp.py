@@ -1,0 +1,380 @@
+"""The gradient door: DDP's communication hook.
+
+torch takes one hook for a DDP object's whole life, so the hook is a switchboard: behind it stands the
+session that is attached at the moment, or plain averaging where none is.
+"""
+
+# No `from __future__ import annotations` here: DDP checks the hook's annotations as objects.
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from tacit import ranges
+from tacit.errors import AttachError
+from tacit.hooks.delayed import DelayedMeans
+from tacit.hooks.frozen_check import misfit, sparse
+from tacit.hooks.host_copies import HostCopies
+from tacit.hooks.unused_parameters import Used
+from tacit.session import Session
+from tacit.session.buckets import Bucket
+
+BucketFuture = torch.futures.Future[Tensor]
+Answer = Callable[[GradBucket], BucketFuture]
+
+SETTLED = 3
+"""The round from which buckets are DDP's buckets. DDP fills one bucket in its first iteration and others from
+the second on; changing at a fixed round is the same whether or not a run was resumed before it."""
+
+
+@dataclass
+class HookDispatcher:
+    """What the one hook of a DDP object answers with."""
+
+    answer: Answer
+
+    @staticmethod
+    def of(ddp: DistributedDataParallel) -> "HookDispatcher":
+        """The switchboard of this DDP object; registers it on first use.
+
+        Raises:
+            AttachError: the object has a foreign communication hook.
+        """
+        if ddp not in _SWITCHBOARDS:
+            board = HookDispatcher(plain_mean(ddp.process_group))
+            try:
+                ddp.register_comm_hook(board, _hook)
+            except RuntimeError as error:
+                raise AttachError(
+                    "this DDP object has a communication hook already, and torch takes only one: attach "
+                    f"before, or instead of, register_comm_hook ({error})"
+                ) from error
+            _SWITCHBOARDS[ddp] = board
+        return _SWITCHBOARDS[ddp]
+
+    @staticmethod
+    def unregistered(ddp: DistributedDataParallel) -> "HookDispatcher":
+        """A switchboard for this DDP object whose hook the user registers.
+
+        Raises:
+            AttachError: the object has tacit's own hook.
+        """
+        if ddp in _SWITCHBOARDS:
+            raise AttachError(
+                "this DDP object keeps the hook of an earlier attach, and torch takes one for its life: "
+                "write tacit.attach again, or make another DistributedDataParallel"
+            )
+        return HookDispatcher(plain_mean(ddp.process_group))
+
+
+_SWITCHBOARDS: WeakKeyDictionary[DistributedDataParallel, HookDispatcher] = WeakKeyDictionary()
+
+
+def _hook(board: HookDispatcher, ddp_bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    return board.answer(ddp_bucket)
+
+
+def plain_mean(group: dist.ProcessGroup) -> Answer:
+    """What DDP does without a hook."""
+
+    def answer(ddp_bucket: GradBucket) -> BucketFuture:
+        buffer = ddp_bucket.buffer().div_(group.size())
+        work = dist.all_reduce(buffer, group=group, async_op=True)
+        assert work is not None
+        future: BucketFuture = work.get_future().then(lambda done: done.value()[0])
+        return future
+
+    return answer
+
+
+def no_exchange(ddp_bucket: GradBucket) -> BucketFuture:
+    """Every replica keeps its own gradient."""
+    return _now(ddp_bucket.buffer())
+
+
+def _now(value: Tensor) -> BucketFuture:
+    future = _future(value)
+    future.set_result(value)
+    return future
+
+
+def _future(value: Tensor) -> BucketFuture:
+    """A future that will hold it; of a tensor on a GPU it must know the device, for streams to wait."""
+    if not value.is_cuda:
+        return torch.futures.Future()
+    future: BucketFuture = torch.futures.Future(devices=[value.device])
+    return future
+
+
+# ---- from buckets to buckets -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Bucket `bucket` lies in the bucket in one piece: no copy."""
+
+    bucket: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A parameter of bucket `bucket`, or `slots` of them, lies in the bucket at `start`, and in the bucket at `to`."""
+
+    bucket: int
+    start: int
+    to: int
+    numel: int
+    slices: int = 1
+
+
+@dataclass
+class _Staged:
+    """A bucket that is put together from pieces of one or more buckets."""
+
+    flat: Tensor
+    missing: int
+    pieces: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    futures: list["_Bucket"] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Bucket:
+    """A bucket that waits for its buckets."""
+
+    buffer: Tensor
+    future: BucketFuture
+    open: int
+    inside: Callable[[], AbstractContextManager[object]]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def completed(self) -> None:
+        with self.lock:  # called by the lane and by backward
+            self.open -= 1
+            last = self.open == 0
+        if last:
+            with self.inside():  # the stream on which the answer was written last
+                self.future.set_result(self.buffer)
+
+
+class GradientHook:
+    """Cuts DDP's buckets into the session's buckets, and answers each bucket when its buckets have landed."""
+
+    def __init__(self, session: Session, named: dict[str, Tensor], used: Used | None = None) -> None:
+        self._session = session
+        self._used = used
+        self._names = {id(p): name for name, p in named.items()}
+        self._copies = HostCopies.of(session, named)
+        self._routes: dict[tuple[int, ...], list[_Whole | _Piece]] = {}
+        self._routed = session.buckets
+        self._staged: dict[int, _Staged] = {}
+        self._flats: dict[int, Tensor] = {}
+        self._seen: list[list[str]] = []
+        self._fresh = False
+        self._arrived: set[int] = set()
+        self.layout: list[list[str]] | None = None
+        """DDP's buckets as they were last seen, until the buckets have settled on them."""
+        self.late = DelayedMeans(session) if session.late else None
+        """Where means are applied a step late: all buckets are copied then."""
+        self.counts_steps = False
+        """Whether the end of a backward is a step, as no optimizer is known that would tell."""
+
+    def __call__(self, ddp_bucket: GradBucket) -> BucketFuture:
+        """The hook's answer: a future that holds the bucket, with means in place of gradients."""
+        session = self._session
+        session.raise_failure()
+        if ddp_bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing():
+            raise AttachError(
+                f"a CUDA graph is being captured, and its replays would not exchange by "
+                f"{session.strategy.name!r}, as they run no Python: capture without backward, or attach a "
+                "strategy that averages parameters, such as 'diloco', whose rounds are outside of the graph"
+            )
+        if not session.talks():
+            return no_exchange(ddp_bucket)
+        parameters = ddp_bucket.parameters()
+        if ddp_bucket.buffer().is_sparse:
+            raise sparse(self._names.get(id(parameters[0]), "a parameter"), session.strategy.name)
+        if ddp_bucket.index() == 0:
+            self._begin()
+        route = self._route(parameters)
+        if ddp_bucket.is_last():
+            self._check_arrived()
+        self._note(parameters, ddp_bucket.is_last())
+        late = self.late is not None and self.late.late
+        buckets = 0 if late else len({part.bucket for part in route})
+        inside = session.inside if self._copies is None else self._copies.inside
+        if late:  # what DDP gets is there, and the round that leaves is the next backward's
+            inside = nullcontext
+        waiting = _Bucket(ddp_bucket.buffer(), _future(ddp_bucket.buffer()), 1 + buckets, inside)
+        for part in route:
+            if isinstance(part, _Whole):
+                session.submit(part.bucket, waiting.buffer[part.start : part.stop], waiting.completed)
+            else:
+                self._stage(part, waiting)
+        if ddp_bucket.is_last():
+            if not late:
+                session.waiting()
+            after_backward(self._ended, self._wait)
+        waiting.completed()
+        return waiting.future
+
+    def resume(self, layout: list[list[str]] | None) -> None:
+        """Go on from a checkpoint; the single bucket of DDP's next iteration is not what it will be."""
+        self.layout, self._fresh = layout, True
+        if self.late is not None:
+            self.late.resume()
+
+    def _wait(self) -> None:
+        self._waiting = ranges.within(self._session.strategy.name, "wait")
+        self._waiting.__enter__()
+
+    def _ended(self) -> None:
+        self._waiting.__exit__(None, None, None)
+        self._session.raise_failure()
+        if self._used is not None:
+            self._used.clear()
+        if self.counts_steps:
+            self._session.verify()
+            self._session.step += 1
+            self._session.stats.stepped(self._session.step)
+
+    def _begin(self) -> None:
+        session = self._session
+        if self.late is not None:
+            self.late.begin()
+        session.verify()
+        session.discard()
+        self._staged.clear()
+        self._seen = []
+        self._arrived = set()
+        settles = not session.strategy.topology.keeps_buckets
+        if settles and session.round >= SETTLED and self.layout is not None:
+            session.rebucket(self.layout)
+            self.layout = None
+        if self._routed is not session.buckets:
+            self._routed = session.buckets
+            self._routes.clear()
+            self._flats.clear()
+            if self.late is not None:
+                self.late.follow_buckets()
+
+    def _note(self, parameters: list[Tensor], last: bool) -> None:
+        """Learn DDP's layout: what it is in the round before the buckets settle is what it stays."""
+        if self._session.round >= SETTLED:
+            return
+        if self._fresh:
+            self._fresh = not last
+            return
+        self._seen.append([self._names[id(p)] for p in parameters])
+        if last:
+            self.layout = self._seen
+
+    def _route(self, parameters: list[Tensor]) -> list[_Whole | _Piece]:
+        key = tuple(map(id, parameters))
+        if key not in self._routes:
+            places, start = {}, 0
+            strange = [
+                f"a parameter of shape {tuple(p.shape)}" for p in parameters if id(p) not in self._names
+            ]
+            if strange:
+                raise misfit(strange, "frozen")
+            for p in parameters:
+                places[self._names[id(p)]] = start
+                start += p.numel()
+            copied = self.late is not None or self._copies is not None
+            self._routes[key] = [
+                part
+                for i, bucket in enumerate(self._session.buckets)
+                for part in _parts(i, bucket, places, copied)
+            ]
+        self._arrived.update(key)
+        return self._routes[key]
+
+    def _check_arrived(self) -> None:
+        if len(self._arrived) < len(self._names):
+            raise misfit([name for i, name in self._names.items() if i not in self._arrived], "unfrozen")
+
+    def _flat(self, i: int) -> Tensor:
+        """Where a bucket is put together: the same in all rounds, where buckets never settle on the buckets."""
+        if self.late is not None:
+            return self.late.flats[i]
+        bucket = self._session.buckets[i]
+        if not self._session.strategy.topology.keeps_buckets and self._copies is None:
+            return bucket.like(bucket.device)
+        if i not in self._flats:
+            self._flats[i] = (
+                bucket.like(bucket.device) if self._copies is None else self._copies.pinned(bucket)
+            )
+        return self._flats[i]
+
+    def _stage(self, part: _Piece, ddp_bucket: _Bucket) -> None:
+        bucket = self._session.buckets[part.bucket]
+        staged = self._staged.get(part.bucket)
+        if staged is None:
+            staged = self._staged[part.bucket] = _Staged(self._flat(part.bucket), len(bucket.slices))
+        here = ddp_bucket.buffer[part.start : part.start + part.numel]
+        if self.late is not None and self.late.late:
+            self.late.swap_(part.bucket, part.to, here)
+        else:
+            there = staged.flat[part.to : part.to + part.numel]
+            self._copy(here, there)
+            staged.pieces.append((here, there))
+            if ddp_bucket not in staged.futures:
+                staged.futures.append(ddp_bucket)
+        staged.missing -= part.slices
+        if staged.missing == 0:
+            ready = None if self._copies is None else self._copies.arrived()
+            self._session.submit(part.bucket, staged.flat, lambda: self._unstage(staged), ready=ready)
+
+    def _copy(self, here: Tensor, there: Tensor) -> None:
+        if self._copies is None:
+            there.copy_(here)
+        else:
+            self._copies.down(here, there)
+
+    def _unstage(self, staged: _Staged) -> None:
+        if self._copies is None:
+            with self._session.inside():
+                for here, there in staged.pieces:
+                    here.copy_(there)
+        else:
+            self._copies.up(staged.pieces)
+        for ddp_bucket in staged.futures:
+            ddp_bucket.completed()
+
+
+def _parts(i: int, bucket: Bucket, places: dict[str, int], copied: bool) -> list[Any]:
+    """How the parameters of a bucket lie in a bucket, given the bucket's places.
+
+    `copied`: whether the bucket travels in a buffer of its own, wherever it lies.
+    """
+    here = [param for param in bucket.slices if param.name in places]
+    if len(here) == len(bucket.slices):
+        start = places[bucket.slices[0].name]
+        if all(places[param.name] == start + param.start for param in bucket.slices):
+            whole = _Piece(i, start, 0, bucket.numel, len(bucket.slices))
+            return [whole if copied else _Whole(i, start, start + bucket.numel)]
+    return [_Piece(i, places[param.name], param.start, param.stop - param.start) for param in here]
+
+
+def after_backward(call: Callable[[], None], before: Callable[[], None] = lambda: None) -> None:
+    """Call it in the thread of backward after DDP has taken all answers; what it raises, backward raises.
+
+    `before` is called when the graph is done, and DDP has not begun to wait for the answers.
+    """
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+
+    def done() -> None:
+        queue(call)
+        before()
+
+    queue(done)

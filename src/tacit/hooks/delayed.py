@@ -1,0 +1,96 @@
+"""Gradients whose mean is applied a step late: what is under way while training goes on (Pipe-SGD)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tacit.errors import AttachError
+from tacit.kernels.pick import on_host
+from tacit.session import Session
+
+BLOCK = 1 << 16
+"""Elements exchanged at a time: they stay in the second-level cache in between."""
+
+
+class DelayedMeans:
+    """For each bucket a buffer, with the gradient that is under way, and then the mean that it has become.
+
+    A backward first waits for the round of the one before it. From then on each bucket is taken over as DDP has
+    filled it: its gradient goes into the buffer and on its way, and the mean that was there goes to DDP. So
+    one round is under way at a time, and every exchange finds the state that the one before it has left.
+
+    Waiting at the beginning costs little: where rounds take longer than computing, the wire would be busy
+    until then anyway. The first step, and those of a warm-up, are synchronous: DDP gets that step's mean,
+    which stays in the buffer. So the first late step applies the mean of the step before it once more, as
+    x_{t+1} = x_t - lr g_{t-1} has it. The mean that is under way when training ends is not applied.
+
+    Attributes:
+        flats: the buffers, one a bucket.
+        late: whether the backward under way gets the means of the one before it.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._buckets = session.buckets
+        self._began_at: int | None = None
+        self.late = False
+        self._allocate()
+
+    def _allocate(self) -> None:
+        self.flats = [bucket.like(bucket.device).zero_() for bucket in self._buckets]
+        kinds = {(flat.dtype, flat.device) for flat in self.flats}
+        self._blocks = {kind: torch.empty(BLOCK, dtype=kind[0], device=kind[1]) for kind in kinds}
+
+    def begin(self) -> None:
+        """A backward begins: what is under way has to land first.
+
+        Raises:
+            RoundError: it failed.
+            AttachError: the means that have landed would be taken for gradients of this step.
+        """
+        session = self._session
+        session.flush()
+        self.late = session.step > 0 and session.strategy.overlap.apply_at(session.step) > session.step
+        if self.late and session.step == self._began_at:
+            raise AttachError(
+                f"a second backward in step {session.step}, with no optimizer.step since the first: "
+                f"{session.strategy.name!r} gives a step the mean of the step before, and accumulating would "
+                "mix the two. Write `with model.no_sync():` around all backward passes of a step but the last"
+            )
+        self._began_at = session.step
+
+    def swap_(self, i: int, start: int, gradient: Tensor) -> None:
+        """Put a gradient into the buffer of bucket `i` at `start`, and the mean that was there in its place."""
+        mean = self.flats[i][start : start + gradient.numel()]
+        if not on_host(gradient):
+            between = mean.clone()
+            mean.copy_(gradient)
+            gradient.copy_(between)
+            return
+        block = self._blocks[mean.dtype, mean.device]
+        for at in range(0, gradient.numel(), BLOCK):
+            ours, theirs = mean[at : at + BLOCK], gradient[at : at + BLOCK]
+            between = block[: ours.numel()].copy_(ours)
+            ours.copy_(theirs)
+            theirs.copy_(between)
+
+    def follow_buckets(self) -> None:
+        """Keep the same means in the session's present buckets. Not while a round is under way."""
+        before = self.kept()
+        self._buckets = self._session.buckets
+        self._allocate()
+        for name, mean in self.kept().items():
+            mean.copy_(before[name])
+
+    def resume(self) -> None:
+        """A checkpoint is being loaded, of another step."""
+        self._began_at = None
+        self.follow_buckets()
+
+    def kept(self) -> dict[str, Tensor]:
+        """Views of the means that have landed last, by parameter; equal on all ranks."""
+        buckets = zip(self._buckets, self.flats, strict=True)
+        return {
+            param.name: flat[param.start : param.stop] for bucket, flat in buckets for param in bucket.slices
+        }

@@ -1,0 +1,157 @@
+"""Where exchanges of a model on a GPU run: on the GPU in stream order, or on the host, on copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tacit import checks
+from tacit.contracts import Compressor
+from tacit.errors import AttachError, ConfigError
+from tacit.kernels.pick import on_host
+from tacit.session.buckets import Policy, choice
+from tacit.strategy import Strategy
+from tacit.transports.devices import ByDevice, backend_on
+from tacit.transports.torch import TorchTransport
+
+HOST, DEVICE = "host", "device"
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Where the exchanges of a level run.
+
+    Attributes:
+        device: of the buckets that are exchanged; None: where the parameters are.
+        in_stream: whether on a GPU, and the host waits for none of them.
+        words: for `active_path`; "" for a model on the CPU.
+    """
+
+    device: torch.device | None = None
+    in_stream: bool = False
+    words: str = ""
+
+
+def device_of(named: Mapping[str, Tensor]) -> torch.device:
+    """The one device of the parameters.
+
+    Raises:
+        AttachError: they are on several, or on one that is neither a CPU nor a GPU.
+    """
+    for name, p in named.items():
+        if p.device.type not in ("cpu", "cuda"):
+            hint = {"meta": "give it memory first, by model.to_empty(device=...)"}.get(
+                p.device.type, "move the model to the CPU or to a CUDA device"
+            )
+            raise AttachError(f"{name} is on {p.device}, and only CPU and CUDA are supported: {hint}")
+    devices: dict[torch.device, str] = {}
+    for name, p in named.items():
+        devices.setdefault(p.device, name)
+    if len(devices) > 1:
+        where = ", ".join(f"{name} on {device}" for device, name in devices.items())
+        raise AttachError(
+            f"the model is on several devices ({where}), and a rank has one: put all of it on one device"
+        )
+    return next(iter(devices), _CPU)
+
+
+def check_backend(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Refuse a group that cannot carry what DDP itself sends from there.
+
+    Raises:
+        AttachError: it cannot.
+    """
+    if device.type == "cuda" and not backend_on(group, device):
+        raise AttachError(
+            f"the model is on {device}, and the process group has no backend for CUDA, only for "
+            f'{_kinds(group)}: write init_process_group("nccl"), or "gloo" where machines cannot reach each '
+            "other by NCCL"
+        )
+
+
+def placed(
+    strategy: Strategy,
+    named: Mapping[str, Tensor],
+    policy: Policy,
+    group: dist.ProcessGroup,
+    wanted: str | None,
+) -> Placing:
+    """Where the exchanges of a level run; `wanted`: "device" or "host", if the user has said so.
+
+    On the GPU where its backend launches collectives in stream order (NCCL) and neither compressors nor
+    topology ever need a value on the host. Else on the host: copies leave and come back beside the computing.
+
+    Raises:
+        AttachError: it was to be on the GPU, and cannot.
+    """
+    if wanted is not None:
+        checks.word("exchange_on", wanted, (HOST, DEVICE))
+    first = next(iter(named.values()), None)
+    if first is None or on_host(first):
+        if wanted == DEVICE:
+            raise AttachError(
+                "exchange_on='device' is for a model on a GPU, and this one is on the CPU: leave it out"
+            )
+        return Placing()
+    why = "as told" if wanted == HOST else _needs_host(strategy, named, policy, group, first.device)
+    if not why:
+        return Placing(None, True, "on the GPU in stream order")
+    if wanted == DEVICE:
+        raise AttachError(
+            f"exchange_on='device' is not possible for {strategy.name!r}, as {why}: leave it out, and it "
+            "runs on the host beside the computing"
+        )
+    if not dist.is_gloo_available():
+        raise AttachError(f"{strategy.name!r} runs on the host ({why}), and this build of torch has no Gloo")
+    return Placing(_CPU, False, f"on the host by gloo ({why})")
+
+
+def _needs_host(
+    strategy: Strategy,
+    named: Mapping[str, Tensor],
+    policy: Policy,
+    group: dist.ProcessGroup,
+    device: torch.device,
+) -> str:
+    """Why it cannot run in stream order; "": it can."""
+    backend = backend_on(group, device)
+    if device.type == "cuda" and backend != "nccl":
+        return f"{backend} is not NCCL"
+    try:
+        chosen = dict.fromkeys(choice(name, p, policy) for name, p in named.items())
+    except ConfigError:
+        return "it fits no parameter"  # the session says so, and better
+    for each in chosen:
+        if not each.on_device:
+            return f"{type(_culprit(each)).__name__} needs values on the host"
+    if not strategy.topology.on_device:
+        return f"{type(strategy.topology).__name__} is on the host"
+    return ""
+
+
+def _culprit(compressor: Compressor) -> Compressor:
+    """The one inside, where what is around it would not mind."""
+    inner = getattr(compressor, "inner", None)
+    return _culprit(inner) if isinstance(inner, Compressor) and not inner.on_device else compressor
+
+
+def transport_for(
+    placing: Placing, group: dist.ProcessGroup, timeout: timedelta, nodes: Sequence[Sequence[int]]
+) -> TorchTransport | ByDevice:
+    """What answers the exchanges."""
+    if placing.in_stream:
+        emulated = backend_on(group, torch.device("cuda")) != "nccl"
+        host = TorchTransport(group, timeout, nodes, "gloo")
+        device = TorchTransport(group, timeout, nodes, "gloo" if emulated else "nccl", in_order=True)
+        return ByDevice(device, host)
+    return TorchTransport(group, timeout, nodes, "gloo" if placing.words else "")
+
+
+def _kinds(group: dist.ProcessGroup) -> str:
+    return ", ".join(sorted({torch.device(each).type for each in group._device_types}))

@@ -1,0 +1,125 @@
+"""How long an epoch is, for strategies that go by epochs: in steps of the optimizer, and not in batches."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from tacit.contracts import Rounds, ScheduleState
+from tacit.errors import AttachError
+from tacit.rounds import EveryEpoch, OnPlateau
+from tacit.strategy import AnyStrategy
+
+_log = logging.getLogger("tacit")
+
+LOOKED_AT = 32
+"""Steps, from the first on, whose backward passes are counted."""
+
+SAID = {"steps_per_epoch": "len(loader) // accumulation", "epochs": "10"}
+"""What to write."""
+_WORDS = {"steps_per_epoch": "how long an epoch is", "epochs": "how many there will be"}
+
+
+def check(strategy: AnyStrategy, schedule_state: ScheduleState) -> None:
+    """Refuse a strategy that goes by epochs and was not told of them.
+
+    Raises:
+        AttachError: says all that it needs.
+    """
+    for level in strategy.levels:
+        unsaid = [name for name in SAID if name in level.rounds.needs - schedule_state.keys()]
+        if unsaid:
+            by_steps = (
+                f", or give it a number of steps, such as {strategy.name.partition(':')[0]}:sync_every=50"
+                if isinstance(level.rounds, EveryEpoch)
+                else ""
+            )
+            raise AttachError(
+                f"{strategy.name!r} goes by epochs, and {' and '.join(_WORDS[name] for name in unsaid)} "
+                f"was not said: write attach(..., {', '.join(f'{name}={SAID[name]}' for name in unsaid)})"
+                f"{by_steps}{_more(level.rounds, unsaid)}"
+            )
+        _check_period(level.rounds, schedule_state.get("steps_per_epoch", math.inf))
+
+
+def _more(rounds: Rounds, unsaid: Sequence[str]) -> str:
+    """What else is to be written, in the same sentence."""
+    loss = (
+        ", and session.observe(loss) before each optimizer.step()"
+        if "loss" in rounds.observed_metrics
+        else ""
+    )
+    if "steps_per_epoch" not in unsaid:
+        return loss
+    return f"{loss}; accumulation: how many backward passes make a step, 1 where you do not accumulate"
+
+
+def _check_period(rounds: Rounds, steps: float) -> None:
+    period = getattr(rounds, "sync_every", 0)
+    if period <= steps:
+        return
+    if isinstance(rounds, OnPlateau):
+        raise AttachError(
+            f"sync_every={period} is longer than an epoch of {steps:g} steps, at the end of which there is a "
+            f"round anyway: write {steps:g} at most"
+        )
+    _log.warning(
+        "sync_every=%d is longer than an epoch of %d steps: replicas differ at the end of most epochs. Call "
+        "session.sync() where they must not",
+        *(period, steps),
+    )
+
+
+class Passes:
+    """Counts how many backward passes make a step, and warns once where `steps_per_epoch` may be batches.
+
+    Passes under `no_sync` count too, so DDP's own hook would not do.
+
+    Args:
+        named: the parameters; the last one has a gradient in most passes.
+        strategy: the name of who goes by epochs.
+        told: how many steps an epoch was said to have.
+    """
+
+    def __init__(self, named: Mapping[str, Tensor], strategy: str, told: int) -> None:
+        self._strategy, self._told = strategy, told
+        self._passes = self._steps = 0
+        last = [*named.values()][-1]
+        hook: RemovableHandle = last.register_post_accumulate_grad_hook(self._passed)  # type: ignore[no-untyped-call]
+        self._handle = hook
+
+    @classmethod
+    def of(
+        cls, strategy: AnyStrategy, named: Mapping[str, Tensor], schedule_state: ScheduleState
+    ) -> Passes | None:
+        """None where nobody goes by epochs, or says how long they are."""
+        needed = any("steps_per_epoch" in level.rounds.needs for level in strategy.levels)
+        told = schedule_state.get("steps_per_epoch")
+        return cls(named, strategy.name, int(told)) if needed and told is not None and named else None
+
+    def _passed(self, _: Tensor) -> None:
+        self._passes += 1
+
+    def stepped(self) -> None:
+        """To be called after every step."""
+        self._steps += 1
+        if self._steps != LOOKED_AT:
+            return
+        self.close()
+        each = round(self._passes / self._steps)
+        if each > 1 and dist.get_rank() == 0:
+            _log.warning(
+                "%d backward passes make a step here, and steps_per_epoch=%d counts steps: if these are "
+                "batches, the epochs of %r are %d times too long. Write steps_per_epoch=len(loader) // %d, "
+                "here %d; if you did, all is well",
+                *(each, self._told, self._strategy, each, each, max(1, self._told // each)),
+            )
+
+    def close(self) -> None:
+        """Count no more."""
+        self._handle.remove()

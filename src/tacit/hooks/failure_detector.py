@@ -1,0 +1,307 @@
+"""Finds out who is missing when a round fails: the survivors call the roll through the launcher's store."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from tacit.errors import PeerLost, RatesDiffer, UnevenData, of_ranks
+from tacit.hooks.bounded_store import BoundedStore, Unreachable
+from tacit.hooks.close_barrier import UNEVEN, Reached, Rendezvous
+from tacit.hooks.store_comparison import DIFFERENT, Comparing, Notes
+
+POLL_SECONDS = 1.0
+"""How often each rank looks whether somebody raised the alarm: one small message to the store."""
+COMPARED = 3
+"""Of these looks, with how many ranks compare their notes: one more message."""
+GRACE_SECONDS = 5.0
+"""How long a rank may take to answer the roll call, and the store once a round has failed."""
+
+
+class Posted(NamedTuple):
+    """What a rank has given to collectives.
+
+    Attributes:
+        number: how many messages, or rounds of them; the same on all ranks that have come as far.
+        since: when the last of them was given, by the clock of `time.monotonic`.
+    """
+
+    number: int
+    since: float
+
+
+class FailureDetector:
+    """One rank's part in the roll call.
+
+    A rank whose round fails raises the alarm. Every rank that still lives answers it with the round that it
+    has reached, from a thread of its own, so that a rank that hangs in a collective answers too. Who does not
+    answer is gone or frozen; who answers with an error has left; who has posted less than others that had
+    waited for him is late, and so is who has posted as much, but only when they had waited long enough; and
+    who finds that his own clock jumped had been stopped. Else it is nobody's fault that is known.
+    Before they close, all ranks meet: who closes earlier than others go on has other data than they.
+    The first alarm stands: what comes later is often only that a connection broke, as the first rank went.
+
+    Where the store's node cannot be reached, that is what was found, some seconds after the time-out.
+
+    Args:
+        store: of the process group; its host is the launcher, which outlives the ranks.
+        key: names the session; equal on all of its ranks, and used once.
+        rank: this rank; `ranks` takes part.
+        round: reads how many rounds this rank has entered.
+        reached: reads how many steps it has taken, and begun.
+        posted: reads what it has given to collectives; what it has begun, where not said.
+        notes: what ranks must have noted alike.
+        on_alarm: called once, in this thread, with what was found; must end what hangs.
+        timeout: seconds after which a peer that does not answer is an error.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        rank: int,
+        ranks: list[int],
+        round: Callable[[], int],
+        reached: Callable[[], Reached],
+        on_alarm: Callable[[PeerLost], None],
+        timeout: float = 60.0,
+        posted: Callable[[], Posted] | None = None,
+        notes: Notes | None = None,
+    ) -> None:
+        # A store client serves one call at a time: a copy never waits for the program's own calls.
+        clone = getattr(store, "clone", lambda: store)  # an older torch has none
+        # Longer than the time-out: a link that is back within it must cost nothing.
+        self._store = BoundedStore(PrefixStore(f"tacit/{key}", clone()), timeout + GRACE_SECONDS)
+        self._soon = self._store.within(GRACE_SECONDS)
+        self._rank, self._ranks, self._round, self._on_alarm = rank, ranks, round, on_alarm
+        self._reached = reached
+        self._rendezvous = Rendezvous(self._store, rank, ranks)
+        self._comparing = None if notes is None else Comparing(self._store, rank, notes)
+        self._timeout = timeout
+        self._posted = posted or self._begun
+        self._last = Posted(-1, time.monotonic())
+        self._stood, self._stood_at = 0.0, 0.0
+        self._found: PeerLost | None = None
+        self._told = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="tacit-rollcall", daemon=True)
+        self._thread.start()
+
+    def alarm(self, reason: str) -> PeerLost:
+        """Raise the alarm, and say who is missing."""
+        try:
+            self._raise(f"rank {self._rank}: {reason}", self._soon)
+        except dist.DistError as error:
+            self._found = self._found or _gone(error, reason)
+        else:
+            self._told.wait(POLL_SECONDS + 2 * GRACE_SECONDS)
+        return self._found or PeerLost(f"a round failed and the store does not answer: {reason}")
+
+    def leave(self, reason: str) -> None:
+        """Tell the others that this rank stops, so that they need not wait for it."""
+        self._try(lambda: self._soon.set(f"left/{self._rank}", reason))
+        self._try(lambda: self._raise(f"rank {self._rank} has left: {reason}", self._soon))
+        self.close()
+
+    def meet(self) -> None:
+        """Wait until all ranks have come here, after the same number of steps.
+
+        Raises:
+            UnevenData: they have taken different numbers of steps.
+            RatesDiffer: with different learning rates.
+            PeerLost: a rank is gone or frozen.
+        """
+        try:
+            differs = (lambda: None) if self._comparing is None else self._comparing.end
+            wrong = self._rendezvous.arrive(self._reached(), differs)
+            self._store.set("news", "")
+            if wrong is not None:
+                self._raise(wrong, self._store)
+            delay = 0.001
+            while not (self._told.wait(delay) or self._rendezvous.complete()):
+                delay = min(2 * delay, 0.05)
+        except dist.DistError as error:
+            self._found = self._found or _gone(error)
+        if self._found is not None:
+            raise self._found
+
+    def part(self) -> None:
+        """End the thread when all is done that ranks do together."""
+        self._end()
+        self._try(lambda: self._rendezvous.part(GRACE_SECONDS))
+        self._store.close()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._end()
+        self._store.close()
+
+    def _end(self) -> None:
+        """End the watch; where it waits for a store that cannot be reached, let it wait."""
+        self._closing.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(GRACE_SECONDS)
+
+    def _watch(self) -> None:
+        looks = 0
+        while not self._wait():
+            looks += 1
+            try:
+                found = self._look(looks % COMPARED == 0)
+            except dist.DistError as error:
+                found = _gone(error)
+            if self._closing.is_set():
+                return
+            if found is None:
+                continue
+            self._found = found
+            self._told.set()
+            self._on_alarm(found)
+            return
+
+    def _wait(self) -> bool:
+        """Until the next look; whether the thread is to end. Notes by how much longer than that it took."""
+        before = time.monotonic()
+        over = self._closing.wait(POLL_SECONDS)
+        stood = time.monotonic() - before - POLL_SECONDS
+        if stood > POLL_SECONDS:
+            self._stood, self._stood_at = stood, before
+        return over
+
+    def _begun(self) -> Posted:
+        """What this rank has begun; since when, as far as it has looked."""
+        begun = self._reached().begun
+        if begun != self._last.number:
+            self._last = Posted(begun, time.monotonic())
+        return self._last
+
+    def _look(self, compares: bool) -> PeerLost | None:
+        self._posted()
+        if compares and self._comparing is not None:
+            different = self._comparing.look()
+            if different is not None:
+                self._raise(different, self._store)
+        if not self._store.check(["news"]):
+            return None
+        if not self._store.check(["alarm"]):
+            wrong = self._rendezvous.look(self._reached())
+            if wrong is None:
+                return None
+            self._raise(wrong, self._store)
+        return self._call()
+
+    def _raise(self, text: str, store: BoundedStore) -> None:
+        """Raise the alarm; the first counts."""
+        store.compare_set("alarm", "", text)
+        store.set("news", "")
+
+    def _call(self) -> PeerLost:
+        alarm = self._store.get("alarm").decode()
+        if alarm.startswith(UNEVEN):
+            return UnevenData(alarm.removeprefix(UNEVEN))
+        if alarm.startswith(DIFFERENT):
+            return RatesDiffer(alarm.removeprefix(DIFFERENT))
+        now, posted = time.monotonic(), self._posted()
+        lately = now - self._stood_at - self._stood < self._timeout + GRACE_SECONDS
+        here = _Here(self._round(), posted.number, now - posted.since, self._stood if lately else 0.0)
+        self._store.set(f"here/{self._rank}", here.to_text())
+        deadline = time.monotonic() + GRACE_SECONDS
+        answers: dict[int, str] = {}
+        while len(answers) < len(self._ranks) and time.monotonic() < deadline:
+            for rank in self._ranks:
+                for key in (f"left/{rank}", f"here/{rank}"):
+                    if rank not in answers and self._store.check([key]):
+                        answers[rank] = key[0] + self._store.get(key).decode()
+            time.sleep(0.05)
+        blamed = _blamed(self._ranks, answers, alarm, self._timeout)
+        if blamed is None and (uneven := self._rendezvous.left_behind(alarm)) is not None:
+            return UnevenData(uneven.removeprefix(UNEVEN))
+        return PeerLost(blamed or _nobody(answers, alarm))
+
+    def _try(self, call: Callable[[], object]) -> None:
+        with contextlib.suppress(dist.DistError):  # the store is gone: the watch says so
+            call()
+
+
+def _gone(error: dist.DistError, reason: str = "") -> PeerLost:
+    after = f" ({reason})" if reason else ""
+    if isinstance(error, Unreachable):
+        return PeerLost(f"{error}: this rank is cut off from the node that holds it, or that node is{after}")
+    return PeerLost(f"the launcher's store is gone, and with it the node that held it: {error}{after}")
+
+
+class _Here(NamedTuple):
+    """How a rank answers: rounds that have ended, what it has posted and how many seconds ago, and for how
+    many seconds it stood still lately."""
+
+    round: int
+    posted: int
+    age: float
+    stood: float = 0.0
+
+    def to_text(self) -> str:
+        return f"{self.round} {self.posted} {self.age:.3f} {self.stood:.3f}"
+
+    @classmethod
+    def from_text(cls, text: str) -> _Here:
+        round, posted, *seconds = text.split()
+        return cls(int(round), int(posted), *map(float, seconds))
+
+
+def _blamed(ranks: list[int], answers: dict[int, str], alarm: str, timeout: float) -> str | None:
+    """Who has failed, and how; None where that is not known."""
+    absent = [rank for rank in ranks if rank not in answers]
+    left = {rank: text[1:] for rank, text in answers.items() if text[0] == "l"}
+    here = _present(answers)
+    now = max((each.round for each in here.values()), default=0)
+    if absent:
+        return f"{of_ranks(absent)} did not answer in round {now}: gone or frozen ({alarm})"
+    if left:
+        return "; ".join(f"rank {rank} has left in round {now}: {why}" for rank, why in left.items())
+    most = max(each.posted for each in here.values())
+    longest = max(each.age for each in here.values())
+    waited = max(each.age for each in here.values() if each.posted == most)
+    behind = [rank for rank, each in here.items() if each.round < now]
+    late = behind or [rank for rank, each in here.items() if each.posted < most and waited > timeout / 2]
+    if late:
+        still = f" (still in round {here[late[0]].round})" if behind else ""
+        return f"{of_ranks(late)} did not enter round {now} in time{still} ({alarm})"
+    stood = [rank for rank, each in here.items() if each.stood > timeout / 2]
+    if stood:
+        seconds = max(here[rank].stood for rank in stood)
+        return f"{of_ranks(stood)} stood still for {seconds:.0f} s in round {now}, as if stopped ({alarm})"
+    just = [rank for rank, each in here.items() if longest - each.age > timeout / 2]
+    if just:
+        seconds = longest - min(here[rank].age for rank in just)
+        return f"{of_ranks(just)} did not enter round {now} in time, but some {seconds:.0f} s late ({alarm})"
+    return None
+
+
+def _present(answers: dict[int, str]) -> dict[int, _Here]:
+    return {rank: _Here.from_text(text[1:]) for rank, text in answers.items() if text[0] == "h"}
+
+
+def _nobody(answers: dict[int, str], alarm: str) -> str:
+    here = _present(answers).values()
+    now, apart = (
+        max(each.round for each in here),
+        max(each.age for each in here) - min(each.age for each in here),
+    )
+    return (
+        f"round {now} failed, and no rank is to blame that is known: all are alive, and what they gave "
+        f"last they gave within {apart:.1f} s of each other. {_first(alarm)}. So look at the network between "
+        "these ranks: a link that was down or refused, or that needs longer than the time-out; then write "
+        "attach(..., timeout=timedelta(minutes=5)), and so for init_process_group"
+    )
+
+
+def _first(alarm: str) -> str:
+    """Who failed first, and of what: "rank 0: a connection was closed"."""
+    who, colon, why = alarm.partition(": ")
+    return f"The first to fail was {who}, of this: {why.rstrip('.')}" if colon else f"The error was: {alarm}"

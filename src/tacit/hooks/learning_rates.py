@@ -1,0 +1,162 @@
+"""The learning rates, as the optimizers' groups have them now, and whether all ranks have the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tacit.hooks.store_comparison import Noted
+
+
+class Rates:
+    """Reads learning rates by parameter.
+
+    Which group a parameter is in is looked up once, and again when groups have been added or have grown.
+
+    Args:
+        optimizers: of the parameters, and perhaps of others.
+        named: the parameters by name.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]) -> None:
+        self._optimizers = optimizers
+        self._names = {id(p): name for name, p in named.items()}
+        self._none = dict.fromkeys(named, 0.0)
+        self._sizes: list[list[int]] = []
+        self._groups: list[tuple[Optimizer, int, list[str]]] = []
+
+    def __call__(self) -> dict[str, float]:
+        """The rate of each parameter: 0 where no group holds it, the largest where several do."""
+        found = dict(self._none)
+        for optimizer, i, names in self._looked_up():
+            lr = float(optimizer.param_groups[i]["lr"])  # loading a state gives an optimizer other groups
+            for name in names:
+                found[name] = max(found[name], lr)
+        return found
+
+    def largest(self) -> float:
+        """The largest rate of any group that holds one of the parameters; 0 where none does."""
+        each = [float(optimizer.param_groups[i]["lr"]) for optimizer, i, _ in self._looked_up()]
+        return max(each, default=0.0)
+
+    def by_group(self) -> list[float]:
+        """The rate of each group that holds one of the parameters, in their order."""
+        each = [optimizer.param_groups[i].get("lr") for optimizer, i, _ in self._looked_up()]
+        return [float(lr) for lr in each if lr is not None and not _elsewhere(lr)]
+
+    def _looked_up(self) -> list[tuple[Optimizer, int, list[str]]]:
+        sizes = [[len(group["params"]) for group in each.param_groups] for each in self._optimizers]
+        if sizes != self._sizes:
+            self._sizes = sizes
+            found = [
+                (each, i, [self._names[id(p)] for p in group["params"] if id(p) in self._names])
+                for each in self._optimizers
+                for i, group in enumerate(each.param_groups)
+            ]
+            self._groups = [entry for entry in found if entry[2]]
+        return self._groups
+
+
+def _elsewhere(lr: object) -> bool:
+    """Whether to read it would have to wait for an accelerator."""
+    return isinstance(lr, Tensor) and lr.device.type != "cpu"
+
+
+_ROUNDING = 1e-9
+"""What of a rate the mathematical libraries of two machines may make of the same schedule."""
+
+
+class _Rated(NamedTuple):
+    """The rates of a step, and the sum of all rates up to it."""
+
+    step: int
+    now: list[float]
+    sum: float
+    loads: int
+
+    def noted(self) -> Noted:
+        return Noted(self.step, f"{', '.join(map(repr, self.now))}; {self.sum!r}", self.loads)
+
+
+class Notes:
+    """Notes the rates after every step; ranks compare now and then what they noted after the same one.
+
+    Nobody tells anybody which step that will be. Of the steps since it was asked last, a rank offers the one
+    that is divisible by the largest power of two. Powers that are longer than the way between two questions
+    are offered by all. So ranks meet at one within about three times that way, or in the step that follows
+    where steps are slow.
+
+    Args:
+        rates: reads them.
+    """
+
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
+        self._loads = 0
+        self._begin()
+
+    def loaded(self) -> None:
+        """A checkpoint was loaded, on every rank: what was noted before is of other steps."""
+        self._loads += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sum = 0.0
+        self._last: _Rated | None = None
+        self._offered: _Rated | None = None
+
+    def stepped(self, step: int) -> None:
+        """To be called after every step, with how many there have been."""
+        now = self._rates.by_group()
+        self._sum += sum(now)
+        self._last = _Rated(step, now, self._sum, self._loads)
+        offered = self._offered
+        if offered is None or _power(step) >= _power(offered.step):
+            self._offered = self._last
+
+    @property
+    def last(self) -> Noted | None:
+        """Of the last step."""
+        return None if self._last is None else self._last.noted()
+
+    def take(self) -> Noted | None:
+        """What to compare, of the steps since the last time; from another thread."""
+        offered, self._offered = self._offered, None
+        return None if offered is None else offered.noted()
+
+    def alike(self, ones: Noted, others: Noted) -> bool:
+        """Whether all rates, and their sums, are the same but for rounding."""
+        if ones.text == others.text:
+            return True
+        one, other = (_numbers(each.text) for each in (ones, others))
+        return len(one) == len(other) and all(
+            math.isclose(a, b, rel_tol=_ROUNDING) for a, b in zip(one, other, strict=True)
+        )
+
+    def differ(self, one: int, ones: Noted, other: int, others: Noted) -> str:
+        """What to say of two ranks whose notes differ."""
+        if one > other:
+            one, ones, other, others = other, others, one, ones
+        ours, theirs = (each.text.partition(";")[0] for each in (ones, others))
+        found = (
+            f"rank {one} has taken step {ones.step} with the learning rate {ours}, rank {other} with {theirs}"
+        )
+        if ours == theirs:
+            found = f"ranks {one} and {other} had different learning rates in a step before {ones.step}"
+        return (
+            f"{found}, so their replicas drift apart: have all ranks change it alike, by the same schedule, "
+            "and where that goes by a loss (ReduceLROnPlateau), by the mean of the ranks' losses"
+        )
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(each) for each in text.replace(";", ",").split(",") if each.strip()]
+
+
+def _power(step: int) -> int:
+    """The largest power of two that divides it."""
+    return step & -step

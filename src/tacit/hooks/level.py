@@ -1,0 +1,252 @@
+"""One level of a strategy at work on a DDP model: a session, its transport, and the door where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from tacit.contracts import ScheduleState
+from tacit.hooks import buffers, served
+from tacit.hooks.buffers import Buffers
+from tacit.hooks.ddp import GradientHook
+from tacit.hooks.device_placement import Placing, placed, transport_for
+from tacit.hooks.momentum import TakenMomentum
+from tacit.hooks.optimizer import OptimizerHook, fragments
+from tacit.hooks.optimizer_state import Moments
+from tacit.hooks.replica import Present
+from tacit.hooks.server_buffers import Beside, homes_of
+from tacit.hooks.server_step import Groups, ServerStepHook
+from tacit.hooks.unused_parameters import Used
+from tacit.kernels.pick import warm_up_for
+from tacit.session import Session
+from tacit.session.buckets import Policy, fitting, group_names
+from tacit.strategy import Strategy
+from tacit.topologies.star import Star
+from tacit.transports.devices import ByDevice
+from tacit.transports.servers import StarTransport
+from tacit.transports.torch import TorchTransport
+
+
+class Level:
+    """One strategy at work. A collective call, as process groups are made.
+
+    `alike`: whether a nearer level keeps the parameters of a node's ranks equal.
+
+    Attributes:
+        gradient: the door in backward, where gradients are exchanged.
+        progress: the door after `optimizer.step`, where replicas move on their own.
+        stepped: the door around it, where a server steps.
+        moments: what the optimizers keep of the parameters there.
+        buffers: what the model has beside its parameters there; None where servers have it.
+        placing: where its exchanges run.
+        taken: the momentum that was taken from the optimizers of the gradients' level.
+    """
+
+    gradient: GradientHook | None = None
+    progress: OptimizerHook | None = None
+    stepped: ServerStepHook | None = None
+    moments: Moments | None = None
+    buffers: Buffers | None = None
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        model: DistributedDataParallel,
+        named: dict[str, Tensor],
+        *,
+        nodes: Sequence[Sequence[int]] = (),
+        policy: Policy | None = None,
+        timeout: timedelta,
+        rates: Callable[[], Mapping[str, float]] = dict,
+        schedule_state: ScheduleState | None = None,
+        share: float = 1.0,
+        replicated_in_node: bool = False,
+        optimizers: Sequence[Optimizer] = (),
+        servers: served.Addresses = (),
+        seed: int = 0,
+        taken: TakenMomentum | None = None,
+        exchange_on: str | None = None,
+    ) -> None:
+        self.strategy = strategy = strategy.for_training(schedule_state or {})
+        self.taken = taken if strategy.subject == "gradient" else None
+        quiet = strategy.subject == "nothing"
+        chosen = _of_parameters(policy or fitting(strategy.compressor, named), named)
+        self.placing = Placing()
+        if not quiet:
+            self.placing = placed(strategy, named, chosen, model.process_group, exchange_on)
+        peers = transport_for(self.placing, model.process_group, timeout, nodes)
+        self.transport: TorchTransport | ByDevice | StarTransport = peers
+        tensors = {**named, **_at_servers(strategy, model)}
+        cap = int(model.bucket_bytes_cap)
+        parts = [] if quiet else fragments(tensors, strategy.rounds.parts)
+        buckets = [
+            bucket
+            for part in parts
+            for group in _apart(part, named)
+            for bucket in group_names(group, tensors, cap)
+        ]
+        groups: Groups | None = None
+        beside: Beside | None = None
+        if isinstance(strategy.topology, Star):
+            stepped = strategy.topology.optimizer == "server"
+            groups = Groups(optimizers, named) if stepped else None
+            still = dict(Present(model.module, buffers.numbers_in(model))) if stepped else {}
+            homes = served.homes(tensors, len(servers)) | homes_of([*still], len(servers))
+            cap = served.lot_cap(strategy, tensors, len(servers), model.process_group.size(), cap)
+            kinds = groups.of if groups is not None else dict.fromkeys(tensors)
+            buckets = [
+                bucket
+                for part in parts
+                for group in _apart(part, named)
+                for bucket in served.cut_by_home(group, tensors, homes, cap, kinds)
+            ]
+            assert isinstance(peers, TorchTransport), "no server is on a GPU"
+            self.transport = served.connect(
+                *(peers, strategy, {**tensors, **still}, servers, homes, timeout),
+                *(groups.rules if groups is not None else (), kinds),
+            )
+            if groups is not None:
+                beside = Beside(model.module, [*still], self.transport.servers, homes, cap)
+        lr = _largest(rates)
+        self.used = Used.of(model, named) if strategy.subject == "gradient" else None
+        idle = None if self.used is None else self.used.idle
+        with warm_up_for(_kernels_on(self.placing, named)):
+            self.session = Session(
+                strategy,
+                tensors,
+                self.transport,
+                buckets,
+                chosen,
+                lr,
+                schedule_state,
+                rates=rates,
+                idle=idle,
+                seed=seed,
+                trained=named,
+                device=self.placing.device,
+                in_stream=self.placing.in_stream,
+            )
+        self.session.replicated_in_node = frozenset(named if replicated_in_node else ())
+        if quiet:
+            return
+        together = strategy.subject == "delta" and not strategy.topology.independent
+        if together:
+            self.session.more_stages = Buffers.stages(self.session)
+        self.transport.open(self.session.stages)
+        if groups is not None and beside is not None:
+            assert isinstance(strategy.topology, Star)
+            self.stepped = ServerStepHook(self.session, tensors, strategy.topology.back, groups, beside)
+            self.fetch()
+        elif strategy.subject == "gradient":
+            self.gradient = GradientHook(self.session, tensors, self.used)
+        else:
+            if together:
+                self.moments = Moments(self.session, optimizers, named)
+                self.buffers = Buffers(self.session, Present(model.module, buffers.found_in(model)), share)
+            self.progress = OptimizerHook(
+                self.session,
+                Present(model.module, tensors),
+                share,
+                rates,
+                self.buffers if strategy.buffers == "averaged" else None,
+                () if together else buffers.variances_in(model.module),
+            )
+            self.fetch()
+        if self.progress is not None and self.moments is not None:
+            self.progress.completed = self.moments.completed
+
+    def fetch(self) -> None:
+        """Go on from the parameters that the servers have, where these keep them. A collective call."""
+        door = self.progress or self.stepped
+        if not isinstance(self.transport, StarTransport) or door is None:
+            return
+        servers, star = self.transport.servers, self.strategy.topology
+        assert isinstance(star, Star)
+        if not star.independent:
+            return
+        door.enter(lambda bucket, x: servers.of(bucket).enter(x, f"{bucket}/0", star.back(x)))
+        served.wait_for_all(self.transport.peers)
+
+    def metrics(self) -> dict[str, float]:
+        """See `Session.metrics`; with parameter servers, what was pushed and pulled too."""
+        numbers = self.session.metrics()
+        if isinstance(self.transport, StarTransport):
+            numbers |= self.transport.servers.counts()
+        return numbers
+
+    def servers(self) -> list[dict[str, Any]]:
+        """What its parameter servers tell of themselves."""
+        return self.transport.servers.facts() if isinstance(self.transport, StarTransport) else []
+
+    def after_step(self) -> None:
+        """To be called after every attempt of the optimizer."""
+        if self.progress is not None:
+            self.progress.after_step()
+        elif self.stepped is not None:
+            self.stepped.after_step()
+        else:
+            self.session.step += 1
+
+    def sync(self) -> None:
+        """A round now, where replicas may differ."""
+        door = self.progress or self.stepped
+        if door is not None:
+            door.sync()
+
+    def consolidate(self) -> None:
+        """Average what has stayed local beside the parameters."""
+        if self.moments is not None:
+            self.moments.consolidate()
+        if self.buffers is not None and self.strategy.buffers == "local":
+            self.buffers.meet()
+            self.buffers.meet_others()
+
+    def close(self, failed: bool = False) -> None:
+        """Drain, and leave the process groups to others; but after a failure messages may be on their way."""
+        if failed and self.session.in_stream:
+            self.transport.abort()  # else its stream may wait for a peer for ever
+        self.session.close()
+        if self.used is not None:
+            self.used.close()
+        if failed:
+            self.transport.abort()
+        self.transport.close()
+
+
+def _at_servers(strategy: Strategy, model: DistributedDataParallel) -> dict[str, Tensor]:
+    """The buffers that servers keep beside the parameters, as workers do not wait for each other."""
+    if strategy.subject != "delta" or not strategy.topology.independent:
+        return {}
+    return dict(Present(model.module, buffers.numbers_in(model)))
+
+
+def _kernels_on(placing: Placing, named: Mapping[str, Tensor]) -> str:
+    """The type of device on which compressors run."""
+    first = next(iter(named.values()), None)
+    return first.device.type if placing.in_stream and first is not None else "cpu"
+
+
+def _apart(part: list[str], named: dict[str, Tensor]) -> list[list[str]]:
+    """Parameters and buffers, which travel apart."""
+    return [[name for name in part if (name in named) == ours] for ours in (True, False)]
+
+
+def _of_parameters(policy: Policy, named: dict[str, Tensor]) -> Policy:
+    """Buffers are dense, and the policy is not asked about them."""
+    return lambda name, tensor: policy(name, tensor) if name in named else None
+
+
+def _largest(rates: Callable[[], Mapping[str, float]]) -> Callable[[], float]:
+    return lambda: max(rates().values(), default=0.0)
+
+
+def own_timeout(group: dist.ProcessGroup) -> timedelta:
+    """The group's own time-out."""
+    timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout
+    return timeout

@@ -1,0 +1,56 @@
+"""What a strategy keeps beside the model, in bytes: for who finds that there is no room for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import state_dtype
+from tacit.session.buckets import Policy, fitting, make_buckets
+from tacit.strategy import AnyStrategy, Strategy
+
+MIB = 2**20
+
+
+def kept(strategy: Strategy, named: Mapping[str, Tensor], policy: Policy | None = None) -> dict[str, int]:
+    """Bytes of what one level keeps, by what it is, without what a round needs for a moment."""
+    if strategy.subject == "nothing":
+        return {}
+    buckets = make_buckets([[name] for name in named], named, policy or fitting(strategy.compressor, named))
+    found: dict[str, int] = {}
+    for bucket in buckets:
+        for field, tensor in bucket.compressor.init(bucket.like()).items():
+            name = field.rpartition(".")[2]
+            found[name] = found.get(name, 0) + 2 * tensor.numel() * tensor.element_size()
+        if strategy.subject == "delta":
+            wide = bucket.numel * state_dtype(bucket.dtype).itemsize
+            found["anchor"] = found.get("anchor", 0) + wide
+            found["delta"] = found.get("delta", 0) + bucket.numel * bucket.dtype.itemsize
+            merge = strategy.merge.init(
+                torch.empty(bucket.numel, dtype=state_dtype(bucket.dtype), device="meta")
+            )
+            for field, tensor in merge.items():
+                found[field] = found.get(field, 0) + tensor.numel() * tensor.element_size()
+    return found
+
+
+def too_large(
+    strategy: AnyStrategy, named: Mapping[str, Tensor], policy: Policy | None, exchange_on: str | None
+) -> str:
+    """What to say where the GPU has no room for it."""
+    parts: dict[str, int] = {}
+    for level in strategy.levels:
+        for name, size in kept(level, named, policy).items():
+            parts[name] = parts.get(name, 0) + size
+    each = ", ".join(f"{name} {size / MIB:,.0f} MiB" for name, size in parts.items() if size) or "little"
+    model = sum(p.numel() * p.element_size() for p in named.values())
+    return (
+        f"the GPU has no room for what {strategy.name!r} keeps beside a model of {model / MIB:,.0f} MiB: "
+        f"{each}, and buffers of a bucket's size. "
+        + ("Use a strategy without a memory, such as 'qsgd'" if exchange_on == "host" else HINT)
+    )
+
+
+HINT = 'Write attach(..., exchange_on="host"), which keeps all of it in the host\'s memory'

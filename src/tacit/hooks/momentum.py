@@ -1,0 +1,138 @@
+"""Momentum that the compressor has is taken from the optimizer, and given back in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from tacit.contracts import Compressor, Momentum
+from tacit.errors import AttachError
+from tacit.hooks.weight_decay import DecayMomentum
+from tacit.session.buckets import Policy, choice, exempting
+from tacit.strategy import AnyStrategy
+
+
+def planned(
+    strategy: AnyStrategy, policy: Policy | None, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]
+) -> TakenMomentum | None:
+    """What is to be taken from the optimizers; nothing has been taken yet. None: nothing is.
+
+    Raises:
+        AttachError: it cannot be taken.
+    """
+    for level in strategy.levels:
+        if level.subject == "delta" and level.compressor.takes_momentum is not None:
+            raise AttachError(
+                f"{level.compressor} has momentum in itself, and replicas that step alone need their "
+                "optimizer's: leave MomentumCorrection out where subject='delta'"
+            )
+    nearest = strategy.levels[0]
+    if nearest.subject != "gradient":
+        return None
+    policy = policy or exempting(nearest.compressor)
+    momentum = _common({name: choice(name, p, policy) for name, p in named.items()})
+    return None if momentum is None else TakenMomentum(momentum, optimizers, named)
+
+
+def _common(chosen: Mapping[str, Compressor]) -> Momentum | None:
+    """The momentum that all of the parameters' compressors have in themselves."""
+    found: dict[Momentum | None, str] = {}
+    for name, compressor in chosen.items():
+        found.setdefault(compressor.takes_momentum, name)
+    if len(found) > 1:
+        (one, first), (other, second), *_ = found.items()
+        raise AttachError(
+            f"{first} has a compressor with {_words(one)} and {second} one with {_words(other)}, and the "
+            "optimizer's momentum is taken from all or from none: put MomentumCorrection with the same "
+            "numbers around each of them, around Dense() for what stays dense"
+        )
+    return next(iter(found), None)
+
+
+class TakenMomentum:
+    """The momentum of these optimizers' groups that hold any of the parameters; 0 from `take` to `restore`.
+
+    In between, a step with momentum in such a group is an error: it would come twice.
+
+    Raises:
+        AttachError: an optimizer is not SGD, or its momentum is another one.
+    """
+
+    def __init__(
+        self, momentum: Momentum, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]
+    ) -> None:
+        self.momentum = momentum
+        self._optimizers = optimizers
+        self._handles: list[RemovableHandle] = []
+        ours = {id(p) for p in named.values()}
+        self._groups = [
+            (optimizer, group)
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            if any(id(p) in ours for p in group["params"])
+        ]
+        if not self._groups:
+            raise AttachError(
+                "the strategy has momentum in itself, and the optimizer's would come on top: give attach the "
+                "optimizer, so that it can be taken over"
+            )
+        for optimizer, group in self._groups:
+            _check(momentum, optimizer, group)
+        self._before = [group["momentum"] for _, group in self._groups]
+        self.decay = DecayMomentum(momentum, named)
+        self.decay.prepare(group for _, group in self._groups)
+
+    def __str__(self) -> str:
+        return f"{_words(self.momentum)} taken over from SGD"
+
+    def take(self) -> None:
+        """The optimizers have none from now on."""
+        for _, group in self._groups:
+            group["momentum"] = 0
+        self._handles = [each.register_step_pre_hook(self._guard) for each in self._optimizers]
+
+    def _guard(self, optimizer: Optimizer, *_: Any) -> None:
+        for mine, group in self._groups:
+            if mine is optimizer and group["momentum"] != 0:
+                raise AttachError(
+                    f"the optimizer's momentum was set to {group['momentum']}, and the strategy has momentum "
+                    "in itself: leave it at 0; schedulers such as OneCycleLR take cycle_momentum=False"
+                )
+        self.decay.before_step(optimizer, [group for mine, group in self._groups if mine is optimizer])
+
+    def restore(self) -> None:
+        """Give it back; the optimizer gathers momentum anew, as what it had is of long ago."""
+        for handle in self._handles:
+            handle.remove()
+        for (optimizer, group), momentum in zip(self._groups, self._before, strict=True):
+            group["momentum"] = momentum
+            for p in group["params"]:
+                optimizer.state.get(p, {}).pop("momentum_buffer", None)
+
+
+def _check(momentum: Momentum, optimizer: Optimizer, group: Mapping[str, Any]) -> None:
+    if not isinstance(optimizer, SGD):
+        raise AttachError(
+            f"the strategy has momentum in itself, and {type(optimizer).__name__} has one that cannot be "
+            "taken from it: use torch.optim.SGD; or attach 'topk:warmup_steps=N', which sends the largest "
+            "entries as well, sets in as gently over N steps, and leaves the optimizer as it is"
+        )
+    theirs = group["momentum"]
+    if theirs == 0:
+        return
+    if (theirs, group["nesterov"]) != momentum or group["dampening"] != 0:
+        raise AttachError(
+            f"the optimizer has {_words(Momentum(theirs, group['nesterov']))} and dampening "
+            f"{group['dampening']}, the strategy {_words(momentum)} without dampening: give both the same, "
+            f"such as dgc:momentum={theirs},nesterov={str(group['nesterov']).lower()}"
+        )
+
+
+def _words(momentum: Momentum | None) -> str:
+    if momentum is None:
+        return "no momentum"
+    return f"{'Nesterov ' if momentum.nesterov else ''}momentum {momentum.factor:g}"

@@ -1,0 +1,416 @@
+"""The progress door: after `optimizer.step`, where replicas have moved on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from tacit import ranges
+from tacit.contracts import NODE, Application, State
+from tacit.errors import AttachError
+from tacit.exchange.combinators import say
+from tacit.hooks.buffers import Buffers
+from tacit.hooks.observations import Observations
+from tacit.hooks.replica import Replica, wide_like
+from tacit.session import PendingRound, Session
+from tacit.session.buckets import ParamSlice, StateSlice
+
+COMMON = "last anchor"
+MERGE = "merge."
+MEAN, MINE = "arrived", "sent"
+"""The state fields of a round that is under way: its mean, once it is there, and this rank's own part."""
+PUT = "put"
+"""Where a replica that keeps something of its own was put, before it was rounded to the parameters' type."""
+RANKS_OWN = (MINE, PUT)
+"""Fields that each rank has its own of."""
+
+
+@dataclass(frozen=True, eq=False)
+class UnappliedRound:
+    """A round that has left, and has not been applied.
+
+    Attributes:
+        buckets: that travel in it.
+        step: that it followed; `lands`: after which it is applied.
+        flight: None where it had arrived before a checkpoint.
+    """
+
+    buckets: tuple[int, ...]
+    step: int
+    apply_at: int
+    pending: PendingRound | None = None
+
+
+class OptimizerHook:
+    """Keeps the anchor of every bucket, and moves it by what the peers agreed on.
+
+    A round leaves with this rank's progress since the anchor; when it lands, at once or some steps
+    later, the strategy's merge applies its mean to the anchor and to the parameters as they are then.
+
+    Args:
+        session: exchanges the progress; its buckets are those of the parts, one part after the other.
+        named: the parameters, looked up anew in each round; where nobody waits for others, buffers too.
+        share: how much this rank counts for in the mean; 1 on average over the ranks.
+        rates: reads the present learning rate of each parameter.
+        buffers: averaged beside the parameters.
+        variances: names of what is never below zero, and may be so at a server.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        named: Mapping[str, Tensor],
+        share: float = 1.0,
+        rates: Callable[[], Mapping[str, float]] = dict,
+        buffers: Buffers | None = None,
+        variances: Collection[str] = (),
+    ) -> None:
+        self._session = session
+        self._named, self._share, self._rates = named, share, rates
+        self._buffers, self._variances = buffers, frozenset(variances)
+        self.facts = Observations(session, lambda: max(rates().values(), default=0.0))
+        self.completed: Callable[[list[str]], None] = lambda names: None
+        """Called with the names to which a round's answer has just been applied."""
+        self.follow_buckets()
+
+    def follow_buckets(self, under_way: Iterable[UnappliedRound] = (), met: int = 0) -> None:
+        """Take the present parameters as the anchor, in the session's present buckets.
+
+        `met`: after how many steps they were last equal on all ranks, by the checkpoint that is loaded.
+        """
+        session, buckets = self._session, self._session.buckets
+        rounds, merge = session.strategy.rounds, session.strategy.merge
+        self._late = session.strategy.overlap.apply_at(0) > 0 or rounds.late
+        keeps = merge.sees_local_delta or (self._late and merge.needs_local_delta)
+        self._unsent = merge.keeps_unsent
+        self._anchor = [wide_like(bucket) for bucket in buckets]
+        self._replica = Replica(buckets, self._named, self._anchor, stays=merge.meets and not self._late)
+        self._flat = [torch.zeros_like(bucket.like(bucket.device)) for bucket in buckets]
+        self._local_delta = [torch.zeros_like(anchor) if keeps else None for anchor in self._anchor]
+        self._owed = [
+            None if not self._unsent else mine if flat.dtype == anchor.dtype else torch.zeros_like(flat)
+            for flat, mine, anchor in zip(self._flat, self._local_delta, self._anchor, strict=True)
+        ]
+        self._states: list[State] = [merge.init(anchor) for anchor in self._anchor]
+        largest = {bucket.dtype: bucket for bucket in sorted(buckets, key=lambda bucket: bucket.numel)}
+        self._before = {dtype: wide_like(bucket) for dtype, bucket in largest.items() if rounds.late}
+        self._parts = _parts(session, self._named)
+        if self._buffers is not None:
+            self._buffers.forget()
+        self._met_at: int | None = None
+        self._met_before = met
+        self._same_at: int | None = None
+        self.under_way: list[UnappliedRound] = list(under_way)
+
+    # ---- steps ----------------------------------------------------------------------------------------
+
+    def after_step(self) -> None:
+        """To be called after every attempt of the optimizer."""
+        self._session.raise_failure()
+        self.turn(self._session.step)
+        self._session.step += 1
+
+    def stirs(self, step: int) -> bool:
+        """Whether a round leaves or lands after this step, or replicas begin to move on their own."""
+        rounds, schedule_state = self._session.strategy.rounds, self._session.schedule_state
+        if rounds.inactive(step, schedule_state):
+            return not rounds.inactive(step + 1, schedule_state)
+        return any(way.apply_at <= step for way in self.under_way) or bool(self._due(step))
+
+    def turn(self, step: int) -> None:
+        """Let land what is to land after this step, and leave what is due."""
+        if not self.stirs(step):
+            return
+        if self._session.strategy.rounds.inactive(step, self._session.schedule_state):
+            self._start_here()
+            return
+        with ranges.within(self._session.strategy.name, "sync"):
+            due = self._due(step)
+            if not (due and self._session.strategy.rounds.late):
+                self._land_until(step)
+            if due:
+                self._round(step, due)
+
+    def _due(self, step: int) -> list[int]:
+        rounds, schedule_state = self._session.strategy.rounds, self._session.schedule_state
+        parts = enumerate(self._parts)
+        return [part for part, buckets in parts if buckets and rounds.due(step, schedule_state, part)]
+
+    def _start_here(self) -> None:
+        """Take the present parameters, which are equal on all ranks, for the anchor."""
+        for i, anchor in enumerate(self._anchor):
+            self._replica.stand(i, anchor)
+
+    @property
+    def independent(self) -> int | None:
+        """How many steps the replicas have taken since they were equal; None where they are."""
+        session = self._session
+        met = self.last_met
+        if session.step == met or session.strategy.rounds.inactive(session.step, session.schedule_state):
+            return None
+        return session.step - met
+
+    @property
+    def last_met(self) -> int:
+        """After how many steps the replicas were last equal, as far as that is known."""
+        return self._met_before if self._met_at is None else self._met_at
+
+    def sync(self) -> None:
+        """A round of all parts, now: afterwards every replica stands at the anchor.
+
+        That is the mean of the replicas, or what the merge has in its place. What is under way lands first.
+        None where no step was taken since the last time.
+
+        Raises:
+            RoundError: the round failed; no parameter has changed.
+        """
+        session = self._session
+        if session.step != self._met_at:
+            with ranges.within(session.strategy.name, "sync"):
+                self._sync()
+            self._met_at = session.step
+        if self._buffers is not None and session.step != self._same_at:
+            self._buffers.meet_others()
+            self._same_at = session.step
+
+    def _sync(self) -> None:
+        session, last = self._session, self._session.step - 1
+        self._land_until(last, every=True)
+        if session.strategy.rounds.inactive(session.step, session.schedule_state):
+            self._start_here()
+        if self._unsent:
+            self._meet()
+        else:
+            self._meet_in_a_round(last)
+
+    def _meet(self) -> None:
+        """Average the replicas densely, with what they have not said."""
+        session, scope = self._session, self._session.strategy.topology.scope
+        for i, (bucket, anchor) in enumerate(zip(session.buckets, self._anchor, strict=True)):
+            self._replica.progress(i, anchor, self._flat[i])
+            session.ask(partial(say, self._flat[i], scope), bucket.name, of=self._flat[i])
+            self._replica.write(i, anchor.add_(self._replica.widened(i, self._flat[i])))
+        if self._buffers is not None:
+            self._buffers.meet()
+
+    def _meet_in_a_round(self, last: int) -> None:
+        way = self._leave(last, range(len(self._session.buckets)), apply_at=last)
+        if way.pending is not None:
+            self._session.wait(way.pending)
+        agreed = self._session.agree(self._flat)
+        for i, anchor in enumerate(self._anchor):
+            if agreed:
+                anchor.copy_(self._flat[i])
+            else:
+                self._session.strategy.merge.consolidate_(anchor, self._replica.widened(i, self._flat[i]))
+            self._replica.write(i, anchor)
+        if self._buffers is not None:
+            self._buffers.complete(lag=0)
+        self._end(way)
+
+    def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
+        """Go on from what a server has; `bring` tells it of a bucket, and says what it has of it."""
+        for i, bucket in enumerate(self._session.buckets):
+            self._replica.read(i, self._flat[i])
+            self._anchor[i].copy_(bring(bucket.name, self._flat[i]))
+            self._replica.write(i, self._anchor[i])
+
+    # ---- rounds ---------------------------------------------------------------------------------------
+
+    def _round(self, step: int, due: Sequence[int]) -> None:
+        session, rounds = self._session, self._session.strategy.rounds
+        buckets = [i for part in due for i in self._parts[part]]
+        read: set[int] = set()
+        for way in [way for way in self.under_way if set(way.buckets) & set(buckets)]:
+            self._land(way, step, leaves=rounds.late)
+            read |= set(way.buckets) if rounds.late else set()
+        if rounds.late:
+            self.facts.tell_times(step)
+        apply_at = (
+            rounds.apply_at(step, session.schedule_state)
+            if rounds.late
+            else session.strategy.overlap.apply_at(step)
+        )
+        way = self._leave(step, buckets, apply_at, read)
+        self.facts.tell(step, way.pending, [self._flat[i] for i in buckets])
+        if way.apply_at <= step:
+            self._land(way, step)
+            everything = len(buckets) == len(session.buckets)
+            self._met_at = step + 1 if everything and session.strategy.merge.meets else None
+
+    def _leave(
+        self, step: int, buckets: Sequence[int], apply_at: int, read: Collection[int] = ()
+    ) -> UnappliedRound:
+        """Start a round. `read`: the buckets whose progress is there already."""
+        session, beside = self._session, self._beside(buckets)
+        if beside is not None:
+            beside.collect()
+        for i in buckets:
+            exact = self._flat[i] if i in read else self._replica.progress(i, self._anchor[i], self._flat[i])
+            self._note_mine(i, exact)
+        self.facts.measure([self._flat[i] for i in buckets])
+        pending = session.begin(buckets)
+        if beside is not None:
+            beside.leave(pending)
+        for i in buckets:
+            if self._share != 1.0:
+                self._flat[i].mul_(self._share)
+            session.submit(i, self._flat[i], lambda: None, self._owed[i])
+        way = UnappliedRound(tuple(buckets), step, apply_at, pending)
+        self.under_way.append(way)
+        return way
+
+    def _note_mine(self, i: int, exact: Tensor) -> None:
+        """Keep this rank's part, if the merge asks for it: what is sent, or what in the end is not."""
+        mine, new_residual = self._local_delta[i], self._owed[i]
+        if mine is None:
+            return
+        if new_residual is None or new_residual is mine:
+            mine.copy_(self._flat[i])
+        else:
+            new_residual.copy_(self._flat[i])
+            torch.sub(exact, self._replica.widened(i, new_residual), out=mine)  # rounding keeps it back
+
+    def _beside(self, buckets: Iterable[int]) -> Buffers | None:
+        """The buffers, if they travel with these buckets: they do with those of the last part."""
+        return self._buffers if set(self._parts[-1]) & set(buckets) else None
+
+    def _land_until(self, step: int, every: bool = False) -> None:
+        for way in [way for way in self.under_way if every or way.apply_at <= step]:
+            self._land(way, step)
+
+    def _land(self, way: UnappliedRound, step: int, leaves: bool = False) -> None:
+        """Apply an answer. `leaves`: what leaves next is the progress as it was before."""
+        session = self._session
+        if way.pending is not None:
+            with self.facts.waits():
+                session.wait(way.pending)
+        lag = max(0, step - way.step)
+        rates = self._rates()
+        at = Application(len(session.ranks), lag, max(rates.values(), default=0.0), session.parties)
+        session.stats.applied(at.lag)
+        self.facts.flown(way.pending, at.lag)
+        diverged_in_node = (
+            at.lag > 0
+            and session.by_node
+            and session.strategy.rounds.diverged_in_node(step, session.schedule_state)
+        )
+        for i in way.buckets:
+            anchor, params = self._anchor[i], self._replica.params(i)
+            if leaves:
+                before = self._before[session.buckets[i].dtype][: len(anchor)].copy_(params)
+            if diverged_in_node:
+                self._meet_mates(i, params)
+            self._apply(i, params, at, rates)
+            self._replica.write(i, params)
+            if leaves:
+                self._flat[i].copy_(before.sub_(anchor))
+        if (beside := self._beside(way.buckets)) is not None:
+            beside.complete(at.lag)
+        self._end(way)
+
+    def _meet_mates(self, i: int, params: Tensor) -> None:
+        """Overwrite `now` with the mean of the replicas of this node, which have drifted apart."""
+        anchor = self._anchor[i]
+        independent = self._replica.narrowed(i, params.sub_(anchor))
+        self._session.ask(partial(say, independent, NODE), "node", of=independent)
+        torch.add(anchor, self._replica.widened(i, independent), out=params)
+
+    def _apply(self, i: int, params: Tensor, at: Application, rates: Mapping[str, float]) -> None:
+        """Have the merge apply the answer about a bucket; if it goes by the learning rate, rate by rate."""
+        merge, state, bucket = self._session.strategy.merge, self._states[i], self._session.buckets[i]
+        mine, new_residual = self._local_delta[i], self._owed[i]
+        if mine is not None and new_residual is not None and new_residual is not mine:
+            mine.add_(self._replica.widened(i, new_residual))
+        mean, anchor = self._replica.widened(i, self._flat[i]), self._anchor[i]
+        for start, stop, lr in _runs(bucket.slices, rates) if merge.by_rate else [(0, bucket.numel, at.lr)]:
+            group_names = slice(start, stop)
+            merge.apply_(
+                params[group_names],
+                anchor[group_names],
+                mean[group_names],
+                None if mine is None else mine[group_names],
+                {field: each[group_names] for field, each in state.items()},
+                at._replace(lr=lr),
+            )
+        for param in bucket.slices:
+            if param.name in self._variances:
+                params[param.start : param.stop].clamp_(min=0.0)
+
+    def _end(self, way: UnappliedRound) -> None:
+        self.under_way.remove(way)
+        self.completed([param.name for i in way.buckets for param in self._session.buckets[i].slices])
+
+    # ---- what it keeps --------------------------------------------------------------------------------
+
+    def kept(self) -> dict[tuple[str, str], StateSlice]:
+        """All that it keeps, by (parameter, field), as views; of what may be under way, all the time.
+
+        torch.distributed.checkpoint loads into what is there.
+        """
+        found = self._fields(enumerate(self._anchor), COMMON)
+        for i, state in enumerate(self._states):
+            for field, tensor in state.items():
+                found |= self._fields([(i, tensor)], MERGE + field)
+        if self._late:
+            found |= self._fields(enumerate(self._flat), MEAN)
+            found |= self._fields(enumerate(self._local_delta), MINE)
+        if self._late or not self._session.strategy.merge.meets:
+            found |= self._fields(enumerate(self._replica.put), PUT)
+        return found if self._buffers is None else found | self._buffers.kept()
+
+    def _fields(
+        self, tensors: Iterable[tuple[int, Tensor | None]], field: str
+    ) -> dict[tuple[str, str], StateSlice]:
+        shared = field not in RANKS_OWN
+        return {
+            (param.name, field): StateSlice(
+                flat[param.start : param.stop], shared, 0, param.stop - param.start
+            )
+            for i, flat in tensors
+            if flat is not None
+            for param in self._session.buckets[i].slices
+        }
+
+
+def _runs(slices: Sequence[ParamSlice], rates: Mapping[str, float]) -> Iterator[tuple[int, int, float]]:
+    """Stretches of a bucket whose parameters have one learning rate."""
+    for lr, run in groupby(slices, lambda param: rates.get(param.name, 0.0)):
+        same = list(run)
+        yield same[0].start, same[-1].stop, lr
+
+
+def _parts(session: Session, named: Mapping[str, Tensor]) -> list[list[int]]:
+    """The lots of each part."""
+    group_names = enumerate(fragments(named, session.strategy.rounds.parts))
+    homes = {name: part for part, names in group_names for name in names}
+    parts: list[list[int]] = [[] for _ in range(session.strategy.rounds.parts)]
+    for i, bucket in enumerate(session.buckets):
+        parts[homes[bucket.slices[0].name]].append(i)
+    return parts
+
+
+def fragments(named: Mapping[str, Tensor], count: int) -> list[list[str]]:
+    """The names in `count` parts of about equal size: neighbours together, the last layers first.
+
+    Raises:
+        AttachError: there are fewer names than parts.
+    """
+    if len(named) < count:
+        raise AttachError(
+            f"a model of {len(named)} parameters cannot be cut into {count} fragments: write fewer"
+        )
+    total, done = sum(p.numel() for p in named.values()), 0
+    parts: list[list[str]] = [[]]
+    for i, (name, p) in enumerate(reversed([*named.items()])):
+        must = len(named) - i == count - len(parts)  # each of those left has a part of its own
+        if parts[-1] and len(parts) < count and (must or done + p.numel() / 2 > total * len(parts) / count):
+            parts.append([])
+        parts[-1].append(name)
+        done += p.numel()
+    return parts

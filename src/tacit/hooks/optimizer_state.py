@@ -1,0 +1,138 @@
+"""What optimizers keep of the parameters where replicas move on their own."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import ASGD, LBFGS, Adafactor, NAdam, Optimizer, Rprop
+
+from tacit.errors import AttachError
+from tacit.exchange.combinators import hear, say
+from tacit.session import Session
+
+_log = logging.getLogger("tacit")
+
+_NOT_FROM_ZERO = (ASGD, LBFGS, Adafactor, NAdam, Rprop)
+
+
+class Moments:
+    """The optimizers' own state of the parameters: momentum, Adam's moments.
+
+    The strategy says what becomes of it in every round, when its answer is applied.
+
+    Args:
+        session: of the replicas that agree in a round.
+        optimizers: of the parameters.
+        named: the parameters.
+
+    Raises:
+        AttachError: an optimizer's state cannot start from zero.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        optimizers: Sequence[Optimizer],
+        named: Mapping[str, Tensor],
+    ) -> None:
+        self._session, self._optimizers, self._named = session, optimizers, named
+        self._kind = session.strategy.momentum
+        self._warned = False
+        self._flat: dict[torch.dtype, Tensor] = {}
+        if self._kind == "reset":
+            _check_resettable(optimizers)
+        if self._kind == "averaged":
+            for bucket in session.buckets:
+                self._room(bucket.dtype, bucket.numel)
+
+    def completed(self, names: Collection[str]) -> None:
+        """To be called when a round's answer has been applied to these parameters."""
+        if self._kind == "averaged":
+            self._average(names)
+        elif self._kind == "reset":
+            for state in self._states(names).values():
+                _zero(state)
+
+    def consolidate(self) -> None:
+        """Average what has stayed local. A collective call.
+
+        Whoever goes on with plain DDP would otherwise step from equal parameters with unequal momenta, and
+        drift apart for good.
+        """
+        if self._kind == "local":
+            for bucket in self._session.buckets:
+                self._average([param.name for param in bucket.slices])
+        self._flat.clear()
+
+    def _states(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        return {
+            f"{i} {name}": optimizer.state[self._named[name]]
+            for i, optimizer in enumerate(self._optimizers)
+            for name in names
+            if name in self._named and self._named[name] in optimizer.state
+        }
+
+    def _average(self, names: Collection[str]) -> None:
+        fields: dict[str, dict[str, Tensor]] = {}
+        for key, state in self._states(names).items():
+            shape = self._named[key.partition(" ")[2]].shape
+            for field, value in state.items():
+                if torch.is_tensor(value) and value.shape == shape and value.dim() and value.numel():
+                    fields.setdefault(field, {})[key] = value
+        told = [f"{field} {key} {each.dtype}" for field in fields for key, each in fields[field].items()]
+        if not self._agreed(told):
+            if not self._warned:
+                _log.warning("optimizers keep other state on other ranks: each goes on with its own")
+            self._warned = True
+            return
+        for field in sorted(fields):
+            self._mean(list(fields[field].values()), field)
+
+    def _agreed(self, told: Sequence[str]) -> bool:
+        """Whether all ranks would average the same; where one has not stepped yet, they would not."""
+        mine = torch.tensor([zlib.crc32("|".join(sorted(told)).encode())])
+        scope = self._session.strategy.topology.scope
+        answers = self._session.ask(lambda: hear(mine, scope), "moments")
+        return all(torch.equal(answer, answers[0]) for answer in answers)
+
+    def _mean(self, tensors: Sequence[Tensor], what: str) -> None:
+        """Overwrite them with the peers' mean, in one message for each type."""
+        scope = self._session.strategy.topology.scope
+        for dtype in sorted({each.dtype for each in tensors}, key=str):
+            same = [each for each in tensors if each.dtype == dtype]
+            flat = self._room(dtype, sum(each.numel() for each in same))
+            pieces = torch.split(flat, [each.numel() for each in same])
+            for each, piece in zip(same, pieces, strict=True):
+                piece.view_as(each).copy_(each)
+            self._session.ask(partial(say, flat, scope), f"{what} {dtype}", of=flat)
+            for each, piece in zip(same, pieces, strict=True):
+                each.copy_(piece.view_as(each))
+
+    def _room(self, dtype: torch.dtype, numel: int) -> Tensor:
+        if dtype not in self._flat or self._flat[dtype].numel() < numel:
+            self._flat[dtype] = torch.empty(numel, dtype=dtype, device=self._session.buckets[0].device)
+        return self._flat[dtype][:numel]
+
+
+def _zero(state: dict[str, Any]) -> None:
+    """As if no step had been taken: Adam corrects its bias anew."""
+    for field, value in state.items():
+        if torch.is_tensor(value):
+            value.zero_()
+        elif field == "step":
+            state[field] = 0
+
+
+def _check_resettable(optimizers: Sequence[Optimizer]) -> None:
+    for optimizer in optimizers:
+        if isinstance(optimizer, _NOT_FROM_ZERO):
+            raise AttachError(
+                f"momentum='reset' zeroes the optimizer's state, and that of {type(optimizer).__name__} does "
+                "not begin with zeros: write momentum='local' or 'averaged', or use SGD or Adam"
+            )

@@ -1,0 +1,187 @@
+"""This rank's parameters as flat buckets, wherever they lie now, and as exact as the anchor is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tacit.errors import AttachError
+from tacit.session.buckets import Bucket
+
+
+class Present(Mapping[str, Tensor]):
+    """Parameters and buffers by name, each looked up in its module when it is asked for.
+
+    A module may assign a buffer anew in every step, `self.ema = 0.9 * self.ema + ...`.
+    """
+
+    def __init__(self, module: nn.Module, names: Iterable[str]) -> None:
+        self._homes = {
+            name: (module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        home, key = self._homes[name]
+        found = getattr(home, key)
+        if not isinstance(found, Tensor):
+            raise AttachError(
+                f"{name} was a tensor when the session began, and is {found!r} now: assign tensors alone to "
+                "it, or close the session before"
+            )
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """In which type what adds up over many rounds is kept, for parameters of this one: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a parameter lies in its bucket, and where it was found last."""
+
+    name: str
+    start: int
+    stop: int
+    shape: torch.Size
+    dtype: torch.dtype
+    where: tuple[int, tuple[int, ...]] | None = None
+    view: Tensor | None = None
+
+
+class Replica:
+    """Reads and writes this rank's parameters, bucket by bucket, in the order of their dimensions.
+
+    Parameters in types of two bytes are put where the nearest number of that type is. What this rounding
+    takes away is added again when they are read, so that a step below half a unit in the last place is not
+    undone.
+
+    Args:
+        buckets: which parameters travel together.
+        named: the parameters, looked up anew in each round.
+        common: the anchor of each bucket, in the `wide` type; overwritten with the parameters.
+        stays: whether replicas are always put at it, and so need not remember where they were put.
+    """
+
+    def __init__(
+        self, buckets: Sequence[Bucket], named: Mapping[str, Tensor], common: Sequence[Tensor], stays: bool
+    ) -> None:
+        self._buckets, self._named = buckets, named
+        self._places = [
+            [
+                _Place(param.name, param.start, param.stop, param.shape, bucket.dtype)
+                for param in bucket.slices
+            ]
+            for bucket in buckets
+        ]
+        largest = {bucket.dtype: bucket for bucket in sorted(buckets, key=lambda bucket: bucket.numel)}
+        narrow = {dtype: bucket for dtype, bucket in largest.items() if wide(dtype) != dtype}
+        self._now = {dtype: wide_like(bucket) for dtype, bucket in largest.items()}
+        self._wide = {dtype: wide_like(bucket) for dtype, bucket in narrow.items()}
+        self._rounded = {dtype: bucket.like(bucket.device) for dtype, bucket in narrow.items()}
+        self.put: list[Tensor | None] = [
+            None if bucket.dtype not in narrow else anchor if stays else torch.empty_like(anchor)
+            for bucket, anchor in zip(buckets, common, strict=True)
+        ]
+        """Where each bucket was put before it was rounded; None in types in which nothing is."""
+        self._own = not stays
+        for i, anchor in enumerate(common):
+            self.read(i, anchor)
+            self._remember(i, anchor)
+
+    def read(self, i: int, out: Tensor) -> None:
+        """Overwrite `out` with the parameters of bucket `i` as they are."""
+        _copy_(*zip(*self._pairs(i, out), strict=True))
+
+    def _pairs(self, i: int, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each parameter of bucket `i` its place in `flat`, and where it lies."""
+        for place in self._places[i]:
+            there = self._view(place)
+            here = flat[place.start : place.stop]
+            yield here if there.dim() == 1 else here.view(place.shape), there
+
+    def params(self, i: int) -> Tensor:
+        """The parameters of bucket `i` with what rounding took away; good until the next bucket is asked for."""
+        bucket = self._buckets[i]
+        params = self._now[bucket.dtype][: bucket.numel]
+        self.read(i, params)
+        put = self.put[i]
+        if put is not None:
+            rounded = self._rounded[bucket.dtype][: bucket.numel].copy_(put)
+            params.sub_(self._wide[bucket.dtype][: bucket.numel].copy_(rounded)).add_(put)
+        return params
+
+    def progress(self, i: int, anchor: Tensor, out: Tensor) -> Tensor:
+        """Overwrite `out` with how far bucket `i` is from `then`; returns it as it was before rounding."""
+        if self.put[i] is None:
+            self.read(i, out)
+            return out.sub_(anchor)
+        exact = self.params(i).sub_(anchor)
+        out.copy_(exact)
+        return exact
+
+    def widened(self, i: int, x: Tensor) -> Tensor:
+        """`x`, of bucket `i`, in the `wide` type: itself, or a copy that is good until the next."""
+        return x if self.put[i] is None else self._wide[x.dtype][: len(x)].copy_(x)
+
+    def narrowed(self, i: int, x: Tensor) -> Tensor:
+        """`x`, of bucket `i`, in the bucket's type: itself, or a copy that is good until the next bucket's."""
+        return x if self.put[i] is None else self._rounded[self._buckets[i].dtype][: len(x)].copy_(x)
+
+    def write(self, i: int, params: Tensor) -> None:
+        """Put the parameters of bucket `i` there."""
+        with torch.no_grad():
+            _copy_(*reversed([*zip(*self._pairs(i, params), strict=True)]))
+        self._remember(i, params)
+
+    def stand(self, i: int, anchor: Tensor) -> None:
+        """Take the parameters of bucket `i` as they are for the point where they were put, and `then` too."""
+        self.read(i, anchor)
+        self._remember(i, anchor)
+
+    def _remember(self, i: int, params: Tensor) -> None:
+        put = self.put[i]
+        if put is not None and self._own:
+            put.copy_(params)
+
+    def _view(self, place: _Place) -> Tensor:
+        """The tensor where it is now: a row, or where its memory is in another order, as it is."""
+        tensor = self._named[place.name]
+        where = tensor.data_ptr(), tensor.stride()
+        if place.view is None or where != place.where or tensor.shape != place.shape:
+            _check_same(place, tensor)
+            plain = tensor.detach()
+            place.where, place.view = where, plain.view(-1) if plain.is_contiguous() else plain
+        return place.view
+
+
+def _copy_(into: Sequence[Tensor] = (), out_of: Sequence[Tensor] = ()) -> None:
+    """Copy each; many by one launch where both are on a GPU."""
+    if into and into[0].is_cuda and out_of[0].is_cuda:
+        torch._foreach_copy_([*into], [*out_of])
+        return
+    for here, there in zip(into, out_of, strict=True):
+        here.copy_(there)
+
+
+def _check_same(place: _Place, tensor: Tensor) -> None:
+    if tensor.shape != place.shape or tensor.dtype != place.dtype:
+        raise AttachError(
+            f"{place.name} had the shape {tuple(place.shape)} and the type {place.dtype} when the session "
+            f"began, and has {tuple(tensor.shape)} and {tensor.dtype} now: close the session, change the "
+            "model, wrap it in a new DistributedDataParallel, and attach again"
+        )
+
+
+def wide_like(bucket: Bucket) -> Tensor:
+    """An uninitialised tensor of the shape of the bucket, in the `wide` type."""
+    return torch.empty(bucket.numel, dtype=wide(bucket.dtype), device=bucket.device)

@@ -1,0 +1,77 @@
+"""A checkpoint of another number of ranks, or of another topology: what they owed is shared out anew.
+
+What ranks owe their peers (residuals) are sums that the group's mean still has to receive. When W ranks
+become W', each new one gets the mean of what the old ones owed, so that the mean of what is owed stays as it
+was. Where the ranks of a node share it out, the same is done with nodes in place of ranks. What all ranks
+kept together, and what was equal on all of them, stays as it is.
+
+What the compressed means of `TwoPhase` still owe was kept together. Where no rank keeps it any more, as the
+checkpoint goes on by all-gather, every rank adds it to what it owes itself: their mean, again, stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.errors import CheckpointError
+from tacit.session.state import is_topologys
+
+_KEY = re.compile(r"(?P<owner>[^/]+)/(?P<level>\d+)/(?P<name>.*)/(?P<field>[^/]+)")
+
+
+class Shares:
+    """A checkpoint's tensors, whoever saved them.
+
+    Args:
+        state: what all ranks have saved, joined.
+    """
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._ranks: int = state["ranks"]
+        self._nodes: int = len(state["nodes"])
+        self._owners: defaultdict[tuple[int, str, str], dict[str, Tensor]] = defaultdict(dict)
+        for key, value in state.items():
+            if match := _KEY.fullmatch(key):
+                self._owners[int(match["level"]), match["name"], match["field"]][match["owner"]] = value
+
+    def of(self, level: int, name: str, field: str, shared: bool, by_node: bool, width: int) -> Tensor:
+        """What each new rank, or node, owes: a flat tensor of `width` elements.
+
+        Raises:
+            CheckpointError: something that an old rank kept is not there.
+        """
+        found = self._owners[level, name, field]
+        owners = [*found][:1] or ["all"] if shared else self._who_owed(by_node)
+        for owner in owners:
+            if owner not in found or found[owner].shape != (width,):
+                raise CheckpointError(
+                    f"the checkpoint is of another number of ranks, and what {owner} kept of {name}/{field} "
+                    "is not in it: load what all ranks saved as one, by "
+                    "session.load_state_dict(tacit.join_states([...])), or after torch's dcp_to_torch_save"
+                )
+        if shared:
+            return found[owners[0]]
+        return torch.stack([found[owner] for owner in owners]).mean(0)
+
+    def names(self, level: int, field: str) -> set[str]:
+        """Of which parameters there is such a field."""
+        return {name for of, name, each in self._owners if (of, each) == (level, field)}
+
+    def of_topology(self, level: int) -> dict[tuple[str, str], Tensor]:
+        """What the topology kept in all."""
+        return {
+            (name, field): next(iter(found.values()))
+            for (of, name, field), found in self._owners.items()
+            if of == level and is_topologys(field)
+        }
+
+    def _who_owed(self, by_node: bool) -> list[str]:
+        if by_node:
+            return [f"node{i}" for i in range(self._nodes)]
+        return [f"rank{i}" for i in range(self._ranks)]

@@ -1,0 +1,75 @@
+"""Ranks compare, through the launcher's store, what each noted after the same step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from tacit.hooks.bounded_store import BoundedStore
+
+DIFFERENT = "different: "
+"""How a text begins that says all there is to say."""
+
+
+class Noted(NamedTuple):
+    """What a rank noted, which must say the same on every rank.
+
+    Attributes:
+        step: after how many steps.
+        text: what it was.
+        loads: how many checkpoints had been loaded before: after each, steps are counted from its own.
+    """
+
+    step: int
+    text: str
+    loads: int = 0
+
+
+class Notes(Protocol):
+    """A rank's notes."""
+
+    @property
+    def last(self) -> Noted | None:
+        """What was noted after the last step."""
+
+    def take(self) -> Noted | None:
+        """What to compare now, of what was noted since the last time; called in another thread."""
+
+    def alike(self, ones: Noted, others: Noted) -> bool:
+        """Whether two notes of the same step say the same."""
+
+    def differ(self, one: int, ones: Noted, other: int, others: Noted) -> str:
+        """What to say of two ranks whose notes differ."""
+
+
+class Comparing:
+    """One rank's part: the first that has noted a step says what, and all others compare with it.
+
+    So the store serves one message a rank and question, and keeps one text for each.
+
+    Args:
+        store: seen by these ranks alone.
+        rank: this rank.
+        notes: what it has noted.
+    """
+
+    def __init__(self, store: BoundedStore, rank: int, notes: Notes) -> None:
+        self._store, self._rank, self._notes = store, rank, notes
+
+    def look(self) -> str | None:
+        """What is different, if anything is; to be called every few seconds."""
+        mine = self._notes.take()
+        return None if mine is None else self._with_the_first(mine)
+
+    def end(self) -> str | None:
+        """The same of the last step; in a `Join` context ranks may end after different ones."""
+        mine = self._notes.last
+        return None if mine is None else self._with_the_first(mine)
+
+    def _with_the_first(self, mine: Noted) -> str | None:
+        key = f"noted/{mine.loads}/{mine.step}"
+        said = self._store.compare_set(key, "", f"{self._rank} {mine.text}").decode()
+        rank, _, text = said.partition(" ")
+        first = mine._replace(text=text)
+        if self._notes.alike(first, mine):
+            return None
+        return DIFFERENT + self._notes.differ(int(rank), first, self._rank, mine)

@@ -1,0 +1,86 @@
+"""Curves of a script's sessions while they are at work, for `tacit run --tensorboard`.
+
+Where the environment variable `TACIT_TENSORBOARD` names a folder, rank 0 writes the numbers of every session
+there once a second, each session as a run of its own. Where it is not set, nothing happens. A folder that
+cannot be written is said once, and the script goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch.distributed as dist
+
+from tacit import files
+from tacit.hooks import scalars
+from tacit.hooks.run_report import Counted
+
+VARIABLE = "TACIT_TENSORBOARD"
+SECONDS = 1.0
+
+_OPEN: dict[Counted, _Pen] = {}
+
+
+class _Pen:
+    """Writes a session's numbers from a thread of its own, and once more when it is closed."""
+
+    def __init__(self, session: Counted, root: Path) -> None:
+        self._session = session
+        self._writer = scalars.open_writer(root, scalars.free(root, session.strategy.name))
+        self._step = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tacit-curves", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing.wait(SECONDS):
+            with _spared():
+                self._write()
+
+    def _write(self) -> None:
+        step = int(self._session.metrics()["steps"])
+        if step > self._step:
+            self._step = step
+            scalars.log_metrics(self._writer, self._session, step)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+        with _spared():
+            self._write()
+            self._writer.close()
+
+
+def began(session: Counted) -> None:
+    """Draw this session's curves from now on.
+
+    Raises:
+        ConfigError: TensorBoard's package is missing.
+    """
+    if VARIABLE not in os.environ:
+        return
+    root = Path(os.environ[VARIABLE])
+    scalars.check_installed()  # on all ranks, so that none waits for one that has ended
+    if dist.get_rank() == 0:
+        with _spared():
+            _OPEN[session] = _Pen(session, root)
+
+
+def _spared() -> AbstractContextManager[None]:
+    return files.spared(f"curves are not drawn any more in {os.environ.get(VARIABLE)}")
+
+
+def ended(session: Counted) -> None:
+    """Draw the last points of a session that was closed."""
+    if session in _OPEN:
+        _OPEN.pop(session).close()
+
+
+@atexit.register
+def _end_all() -> None:
+    for session in [*_OPEN]:
+        ended(session)

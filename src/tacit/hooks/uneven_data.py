@@ -1,0 +1,62 @@
+"""What must be seen of backward so that uneven data is an error and no hang."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from tacit.errors import AttachError
+from tacit.hooks.close_barrier import Reached
+from tacit.hooks.ddp import Answer, BucketFuture
+
+
+class Backwards:
+    """Counts the backward passes in which DDP synchronises.
+
+    Attributes:
+        begun: how many there were.
+    """
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self._model = model
+        self.begun = 0
+
+    def around(self, answer: Answer) -> Answer:
+        """The same answer to DDP's hook, counted."""
+
+        def counted(bucket: GradBucket) -> BucketFuture:
+            if bucket.index() == 0:
+                refuse_join(self._model)
+                self.begun += 1
+            return answer(bucket)
+
+        return counted
+
+
+def refuse_join(model: DistributedDataParallel) -> None:
+    """Refuse torch's `Join`: a rank that is done would call our hook outside of backward, and take no steps.
+
+    Raises:
+        AttachError: the model is in such a context, or is still set up as it was in one.
+    """
+    if joins(model):
+        raise AttachError(
+            "torch's Join context (model.join()) is at work on this model, and only plain 'ddp' can work "
+            "with it: give every rank the same number of batches (DistributedSampler(..., drop_last=True)), "
+            "or attach 'ddp'. After such a context, write Join([model], enable=False): torch leaves it on"
+        )
+
+
+def joins(model: DistributedDataParallel) -> bool:
+    """Whether forward and backward take part in a `Join`."""
+    return bool(model._join_config.enable)
+
+
+def untouched(model: DistributedDataParallel, steps: int) -> Reached:
+    """How far a rank is whose DDP object is left alone: the collectives on its group tell of a backward."""
+    if joins(model):
+        return Reached(0)  # there ranks may take different numbers of steps
+    group: Any = model.process_group
+    return Reached(steps, group._get_sequence_number_for_group())

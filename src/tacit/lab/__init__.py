@@ -1,0 +1,1 @@
+"""What measures: emulated clusters, recipes, records, reports. Only `cli` imports it."""

@@ -1,0 +1,291 @@
+"""Train one recipe with one algorithm on this rank, and write down how it went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tacit import algorithms
+from tacit.hooks import attach
+from tacit.lab.recipes.curves import NO_CURVES, Curves
+from tacit.lab.recipes.meter import Meter, mean_over_ranks
+from tacit.lab.recipes.progress import Progress
+from tacit.lab.recipes.recipe import Recipe
+from tacit.lab.recipes.timing import Timekeeper
+from tacit.lab.records import COMPUTE_ONLY, EndRecord, Environment, EpochRecord, Record, RunRecord
+from tacit.timelines import Timeline
+
+__all__ = ["Task", "train"]
+
+
+EVERY = 0.25
+"""Seconds between two messages of progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What to train; the same on all ranks."""
+
+    algorithm: str
+    epochs: int
+    seed: int
+    target: float
+    cluster: str
+    shaped: bool
+
+
+class Session(Protocol):
+    """What training asks of a strategy at work; `tacit.attach` gives one."""
+
+    def observe(self, loss: torch.Tensor) -> None:
+        """Be told the loss of this step."""
+
+    def flush(self) -> None:
+        """Wait for what is on its way."""
+
+    def sync(self) -> None:
+        """Make the replicas agree."""
+
+    def metrics(self) -> Mapping[str, Any]:
+        """What the strategy counted."""
+
+    def servers(self) -> Sequence[Mapping[str, Any]]:
+        """What its parameter servers counted."""
+
+    def timeline(self) -> Timeline | None:
+        """What it did when, on this rank."""
+
+
+class Silence:
+    """The session of ranks that never talk."""
+
+    def observe(self, loss: torch.Tensor) -> None:
+        """Nobody goes by it."""
+
+    def flush(self) -> None:
+        """Nothing is on its way."""
+
+    def sync(self) -> None:
+        """The replicas never agree."""
+
+    def metrics(self) -> Mapping[str, Any]:
+        """Nothing is counted."""
+        return {}
+
+    def servers(self) -> Sequence[Mapping[str, Any]]:
+        """There are none."""
+        return []
+
+    def timeline(self) -> None:
+        """Nobody looks at the clock."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One rank's copy of what is trained.
+
+    Attributes:
+        module: The model itself, for evaluation.
+        forward: The model as training calls it; DDP around it where gradients are exchanged.
+        session: The strategy at work on it.
+    """
+
+    module: nn.Module
+    forward: nn.Module
+    optimizer: torch.optim.Optimizer
+    session: Session
+
+
+def train(
+    task: Task,
+    recipe: Recipe,
+    record: Callable[[Record], None],
+    curves: Curves = NO_CURVES,
+    keep: Callable[[Timeline], None] = lambda timeline: None,
+) -> None:
+    """Train to the end, on every rank of the default process group.
+
+    Rank 0 tells its progress; `record` and `curves` are for one rank to give, and `keep` for rank 0: it gets
+    the timelines of all ranks.
+
+    Raises:
+        TacitError: The algorithm does not fit the model, or a round failed.
+    """
+    with _replica(task, recipe) as replica:
+        record(_head(task, recipe, replica))
+        run = _Run(task, recipe, replica, record, curves)
+        for epoch in range(task.epochs):
+            run.epoch(epoch)
+        for timeline in run.times.gather():
+            keep(timeline)
+        record(run.end())
+
+
+@contextmanager
+def _replica(task: Task, recipe: Recipe) -> Iterator[Replica]:
+    module = recipe.model(task.seed)
+    optimizer = recipe.optimizer(module)
+    if task.algorithm == COMPUTE_ONLY:
+        yield Replica(module, module, optimizer, Silence())
+        return
+    model = DistributedDataParallel(module, gradient_as_bucket_view=True)
+    steps = recipe.steps_per_epoch(dist.get_world_size())
+    with attach(
+        model, optimizer, task.algorithm, steps_per_epoch=steps, epochs=task.epochs, seed=task.seed
+    ) as session:
+        yield Replica(module, model, optimizer, session)
+
+
+def _head(task: Task, recipe: Recipe, replica: Replica) -> RunRecord:
+    silent = task.algorithm == COMPUTE_ONLY
+    return RunRecord(
+        algorithm=task.algorithm,
+        strategy="" if silent else repr(algorithms.parse(task.algorithm)),
+        recipe=recipe.name,
+        cluster=task.cluster,
+        shaped=task.shaped,
+        seed=task.seed,
+        epochs=task.epochs,
+        target=task.target,
+        batch_per_rank=recipe.batch,
+        world_size=dist.get_world_size(),
+        parameters=sum(parameter.numel() for parameter in replica.module.parameters()),
+        environment=Environment.here(),
+    )
+
+
+class _Run:
+    """A run under way: what it has measured so far."""
+
+    def __init__(
+        self,
+        task: Task,
+        recipe: Recipe,
+        replica: Replica,
+        record: Callable[[Record], None],
+        curves: Curves,
+    ) -> None:
+        self._task, self._recipe, self._replica = task, recipe, replica
+        self._record, self._curves = record, curves
+        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        self._steps = task.epochs * recipe.steps_per_epoch(self._world)
+        self._rates = [group["lr"] for group in replica.optimizer.param_groups]
+        self._meter = Meter(self._by_servers)
+        self.times = Timekeeper(task.algorithm, replica.session, self._steps)
+        self._epoch = self._step = 0
+        self._told = 0.0
+        self._loss = float("nan")
+        self._accuracy: float | None = None
+        self._to_target: float | None = None
+
+    def epoch(self, epoch: int) -> None:
+        """Train an epoch and evaluate; after the last, the replicas agree first, in training's own time."""
+        with self._meter.window():
+            self.times.began()
+            for inputs, targets in self._recipe.train_batches(
+                epoch, self._rank, self._world, self._task.seed
+            ):
+                self._tell_sometimes(self._train(inputs, targets))
+            self._replica.session.flush()
+            if epoch + 1 == self._task.epochs:
+                self._replica.session.sync()
+        self.times.paused(self._step)
+        self._epoch += 1
+        self._evaluate()
+        self._record(self._epoch_record())
+        self._tell(self._meter.seconds, self._loss, self._megabytes())
+
+    def _by_servers(self) -> int:
+        """Bytes that the servers' nodes have sent; asked by one rank."""
+        return sum(each["transmitted"] or 0 for each in self._replica.session.servers())
+
+    def _metrics(self) -> dict[str, Any]:
+        servers = [dict(each) for each in self._replica.session.servers()] if self._rank == 0 else []
+        numbers = dict(self._replica.session.metrics())
+        return {**numbers, "servers": servers} if servers else numbers
+
+    def end(self) -> EndRecord:
+        """The outcome."""
+        return EndRecord(
+            algorithm=self._task.algorithm,
+            status="ok",
+            seconds=self._meter.seconds,
+            steps=self._step,
+            mb_between_nodes=self._megabytes(),
+            accuracy=self._accuracy,
+            loss=self._loss,
+            seconds_to_target=self._to_target,
+            metrics=self._metrics(),
+        )
+
+    def _train(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self._set_rate()
+        self._replica.optimizer.zero_grad()
+        loss = self._recipe.loss(self._replica.forward(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._replica.session.observe(loss)
+        self._replica.optimizer.step()
+        self._step += 1
+        self._curves.batch(self._step, loss)
+        return loss
+
+    def _set_rate(self) -> None:
+        """Set the learning rate of this step: where in the run its middle is decides."""
+        factor = self._recipe.rate((self._step + 0.5) / self._steps)
+        for group, rate in zip(self._replica.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+
+    def _evaluate(self) -> None:
+        """Each rank evaluates its own replica; what counts is the mean."""
+        mine = self._recipe.evaluate(self._replica.module, self._rank, self._world)
+        self._loss, self._accuracy = mean_over_ranks(*mine)
+        self._curves.held_out(self._step, self._loss, self._accuracy)
+        if self._accuracy >= self._task.target and self._to_target is None:
+            self._to_target = self._meter.seconds
+
+    def _epoch_record(self) -> EpochRecord:
+        assert self._accuracy is not None
+        return EpochRecord(
+            algorithm=self._task.algorithm,
+            epoch=self._epoch,
+            step=self._step,
+            seconds=self._meter.seconds,
+            loss=self._loss,
+            accuracy=self._accuracy,
+            bytes_between_nodes=self._meter.transmitted,
+        )
+
+    def _megabytes(self) -> float | None:
+        sent = self._meter.transmitted
+        return None if sent is None else sent / 1e6
+
+    def _tell_sometimes(self, loss: torch.Tensor) -> None:
+        """Tell at most a few times a second; a message must not cost the run anything."""
+        if self._rank == 0 and time.perf_counter() - self._told > EVERY:
+            seconds, megabytes = self._meter.live()
+            self._tell(seconds, loss.item(), megabytes)
+
+    def _tell(self, seconds: float, loss: float, megabytes: float | None) -> None:
+        if self._rank != 0:
+            return
+        self._told = time.perf_counter()
+        self._curves.numbers(self._step, self._replica.session)
+        message = Progress(
+            algorithm=self._task.algorithm,
+            epoch=self._epoch,
+            step=self._step,
+            steps=self._steps,
+            seconds=seconds,
+            loss=loss,
+            accuracy=self._accuracy,
+            mb=megabytes,
+        )
+        print(message.to_line(), flush=True)

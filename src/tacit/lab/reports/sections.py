@@ -1,0 +1,91 @@
+"""The page's sections of charts, each with what is needed to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from tacit.lab.records import Record
+from tacit.lab.reports.charts import charts
+from tacit.lab.reports.comparison import Comparison
+from tacit.lab.reports.figures import Chart, Style, styles
+from tacit.lab.reports.schedule import schedule_chart
+from tacit.lab.reports.timeline import timeline_chart
+from tacit.timelines import Timeline
+
+__all__ = ["Section", "section", "sections", "swatch"]
+
+NO_SCRIPT = "The charts need JavaScript. The table and the text do not."
+MARKS = {
+    "solid": "computing",
+    "stripes": "waiting for an exchange: nothing hid it",
+    "faint": "an exchange that computing hid",
+}
+
+Section = tuple[str, Sequence[Chart]]
+"""HTML, and the charts that belong into it."""
+
+
+def sections(
+    comparison: Comparison, records: Sequence[Record], timelines: Iterable[Timeline]
+) -> list[Section]:
+    """All sections for which there are numbers."""
+    paint = styles(comparison)
+    by_algorithm: dict[str, dict[int, Timeline]] = {row.algorithm: {} for row in comparison.rows}
+    for each in timelines:
+        if each.algorithm in by_algorithm:
+            by_algorithm[each.algorithm][each.rank] = each
+    runs = [[*ranks.values()] for ranks in by_algorithm.values() if ranks]
+    went = charts(comparison, records)
+    chosen = [schedule_chart(run[0], records, paint, i) for i, run in enumerate(runs)]
+    did = [timeline_chart(run, paint, i) for i, run in enumerate(runs)]
+    found = [
+        section("How training went", _key(comparison, paint), went),
+        section("What the schedules chose", "", [chart for chart in chosen if chart]),
+        section("What the ranks were doing", _marks(), [chart for chart in did if chart]),
+    ]
+    return [each for each in found if each[1]]
+
+
+def swatch(style: Style) -> str:
+    """The colour of an algorithm, and its dashes."""
+    return f'<i class="{style.dash}" style="color: var({style.colour})"></i>'
+
+
+def section(title: str, key: str, found: Sequence[Chart]) -> Section:
+    """A heading, what is needed to read the charts, and a box for each of them."""
+    boxes = "\n".join(_box(chart) for chart in found)
+    html = f"""<section aria-label="{escape(title)}">
+<h2>{escape(title)}</h2>
+<noscript><p class="notice">{NO_SCRIPT}</p></noscript>
+{key}
+<div class="charts">
+{boxes}
+</div>
+</section>"""
+    return html, found
+
+
+def _key(comparison: Comparison, paint: Mapping[str, Style]) -> str:
+    names = [row.algorithm for row in comparison.rows]
+    items = "\n".join(f"<li>{swatch(paint[name])}{escape(name)}</li>" for name in names)
+    return f'<ul class="key">\n{items}\n</ul>'
+
+
+def _marks() -> str:
+    items = "\n".join(f'<li><i class="{kind}"></i>{escape(said)}</li>' for kind, said in MARKS.items())
+    return f"""<p class="asked">A few steps from the middle of each run, rank by rank, by one clock.
+The upper bar is training, the lower ones are exchanges. More steps are in <code>traces</code>, to open in
+ui.perfetto.dev or chrome://tracing.</p>
+<ul class="marks">
+{items}
+</ul>"""
+
+
+def _box(chart: Chart) -> str:
+    height = chart.figure["layout"].get("height", 320)
+    kind = chart.key.partition("-")[0]
+    return f"""<figure class="{escape(kind)} {escape(chart.key)}">
+<figcaption><strong>{escape(chart.title)}</strong> {escape(chart.note)}</figcaption>
+<div class="plot" id="{escape(chart.key)}" style="height: {height}px"></div>
+</figure>"""

@@ -1,0 +1,144 @@
+"""How the launcher of a node is called: torchrun's arguments, and the environment of its ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tacit.files import NOTES
+from tacit.lab.cluster import Cluster
+from tacit.lab.testbed.nodes import INTERFACE, address
+from tacit.lab.testbed.rank import MARK, RESTORE
+
+_FIRST_PORT = 29500
+_FIRST_SERVER_PORT = 40000  # one for each server of each run
+SERVERS = "TACIT_SERVERS"
+"""An environment variable: where ranks find the parameter servers."""
+SECRET, SECRET_FILE = "TACIT_SERVER_SECRET", "TACIT_SERVER_SECRET_FILE"
+"""And what servers and ranks know each other by; another one for each run."""
+WORKER, WORKERS = "TACIT_WORKER", "TACIT_WORKERS"
+"""Two more: which worker a rank is, and of how many, where it is a world of its own."""
+_RANK = Path(__file__).with_name("rank.py")
+
+# What an outer torchrun left behind would otherwise be taken for ours.
+_STALE = ("PET_", "TORCHELASTIC_")
+_STALE_NAMES = {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "TACIT_INTERFACE", SERVERS, SECRET, SECRET_FILE, WORKER, WORKERS),
+}
+
+
+def meeting_point(cluster: Cluster, run: int) -> tuple[str, int]:
+    """Address and port where the launchers of one run meet."""
+    return (address(0), _FIRST_PORT + run) if cluster.namespaces else ("127.0.0.1", _free_port())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def server_points(cluster: Cluster, run: int) -> list[tuple[str, int]]:
+    """Address and port of each parameter server of one run."""
+    if not cluster.namespaces:
+        return [("127.0.0.1", _free_port()) for _ in range(cluster.servers)]
+    first = _FIRST_SERVER_PORT + run * cluster.servers
+    return [(address(cluster.nodes + i), first + i) for i in range(cluster.servers)]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How parameter servers are run.
+
+    Attributes:
+        timeout: seconds after which a server takes a worker for lost that others wait for; None: the ranks'
+            own time-out.
+        checkpoint: the folder in which each keeps a file of its own; None for none.
+        every: seconds between two saves.
+    """
+
+    timeout: float | None = None
+    checkpoint: Path | None = None
+    every: float = 30.0
+
+    @staticmethod
+    def name(number: int) -> str:
+        """Of the file of one server."""
+        return f"server{number}.pt"
+
+
+def server_arguments(cluster: Cluster, number: int, point: tuple[str, int], serving: Serving) -> list[str]:
+    """The command line of a parameter server that listens at this point."""
+    options: dict[str, object] = {
+        "--workers": cluster.world_size,
+        "--host": point[0],
+        "--port": point[1],
+        "--number": number,
+    }
+    if serving.timeout is not None:
+        options |= {"--timeout": serving.timeout}
+    if serving.checkpoint is not None:
+        options |= {"--checkpoint": serving.checkpoint / serving.name(number), "--every": serving.every}
+    words = [str(word) for pair in options.items() for word in pair]
+    return [sys.executable, "-u", "-m", "tacit.server", *words]
+
+
+def arguments(
+    cluster: Cluster,
+    node: int,
+    meet: tuple[str, int],
+    logs: str,
+    argv: Sequence[str],
+    restarts: int | None = None,
+) -> list[str]:
+    """The command line of the launcher of one node.
+
+    `argv` is a script and its arguments, or ``-m``, a module and its arguments. `restarts`: how often the
+    node's ranks are started again, which are a world of their own then; None: all nodes are one world.
+    """
+    alone = restarts is not None
+    mine = address(node) if cluster.namespaces else meet[0]
+    torchrun = {
+        "--nnodes": 1 if alone else cluster.nodes,
+        "--nproc-per-node": cluster.ranks_per_node,
+        "--node-rank": 0 if alone else node,
+        "--master-addr": mine if alone else meet[0],
+        "--master-port": meet[1],
+        "--local-addr": mine,
+        "--rdzv-id": "tacit",
+        "--max-restarts": restarts or 0,
+        "--log-dir": logs,
+    }
+    options = [str(word) for pair in torchrun.items() for word in pair]
+    rank = [sys.executable, "-I", "-S", str(_RANK), sys.executable, "-u", *argv]
+    return [sys.executable, "-m", "torch.distributed.run", *options, "--no-python", *rank]
+
+
+def environment(cluster: Cluster, node: int, extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the launcher of one node; its ranks inherit it."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _STALE_NAMES and not name.startswith(_STALE)
+    }
+    ours = {
+        "GLOO_SOCKET_IFNAME": INTERFACE if cluster.namespaces else "lo",
+        "TACIT_NODE": str(node),
+        "TACIT_NODES": str(cluster.nodes),
+        "TACIT_CLUSTER": str(cluster),
+        NOTES: MARK,
+    }
+    if cluster.namespaces:
+        ours["TACIT_INTERFACE"] = INTERFACE
+    ranks = {"OMP_NUM_THREADS": "1"} | inherited | dict(extra) | ours
+    # The launcher of node 0 may leave first, and the others would log that at length after a good run.
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "LOGLEVEL": "CRITICAL"}
+    return ranks | quiet | {RESTORE: json.dumps({name: ranks.get(name) for name in quiet})}

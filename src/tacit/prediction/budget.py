@@ -1,0 +1,376 @@
+"""Which part of a tensor travels in which round, so that all bytes together stay within a budget."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from bisect import bisect_right
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tacit import checks
+from tacit.compressors import ratio
+from tacit.compressors.cast import Cast
+from tacit.compressors.dense import Dense
+from tacit.compressors.topk import TopK
+from tacit.contracts import (
+    AllReduce,
+    Compressor,
+    Context,
+    Grouped,
+    Matrix,
+    ReduceEncoded,
+    Request,
+    ScheduleState,
+    refuse_overflow,
+)
+from tacit.errors import ConfigError
+from tacit.kernels.positions import nbytes
+from tacit.prediction.agreement_check import MARKS
+from tacit.prediction.subsets import at_random, beside, by_layers, in_turn, placed, places, size
+
+_log = logging.getLogger("tacit")
+
+UNTOLD = 100
+"""For how many steps a budget is where nobody says how many there will be."""
+DRAWN = 16
+"""Of so many entries that travel by turns one is drawn at random, where predictions are judged."""
+DROP = 0.5
+"""A learning rate that has fallen to this share of what it was asks for a round that sends everything."""
+
+Subset: TypeAlias = Literal["rotating", "random", "layers", "magnitude"]
+Answered: TypeAlias = Generator[Request, Any, tuple[Tensor, Tensor, Tensor, Tensor]]
+"""Gives (where, the mean there, what this rank gave there, which drawn ones stand for those not sent)."""
+
+
+class Turn(NamedTuple):
+    """Which entries travel in a round, rising.
+
+    Attributes:
+        full: whether it is a round in which all do.
+        where: all that do.
+        drawn: of these, those that were drawn at random from all whose turn it was not. They were heard of as
+            long ago as the entries that do not travel: what is found of them holds of those too.
+    """
+
+    full: bool
+    where: Tensor
+    drawn: Tensor
+
+
+@dataclass(frozen=True)
+class Budgeted(Compressor):
+    """What is common to compressors that let the entries of a tensor take turns.
+
+    In a round small parameters travel, and of the others as many entries as the budget leaves. `budget`
+    counts all that travels, of what dense rounds after every step would: with b = budget x every, f the share
+    of rounds that send everything, the last one of a training among them, and d that of the entries that
+    always travel, the others have (b - f - (1 - f) d) / ((1 - f) (1 - d)). No index travels, as whose turn it
+    is follows from seed and round.
+
+    State, equal on all ranks: `rates`, by parameter, the learning rate of the last round, that of the last
+    round that sent everything, and how many such there were for its sake.
+
+    Attributes:
+        budget: bytes, as a share of what a dense round after every step would send.
+        subset: "rotating": of each of k equal stretches one entry, the next one in every round. "random": one
+            of each stretch, whichever falls out. "layers": k entries side by side, layer after layer.
+            "magnitude": the largest, of each rank its own, with their positions, so fewer; where a rank has
+            not sent an entry that another has, it counts as 0.
+        values: how entries are written: `BF16()` lets twice as many travel.
+        full_steps: steps of the optimizer whose rounds send everything.
+        drops: how many more rounds send everything, each behind one in which the learning rate was half of
+            what it was at the last such round, or less.
+        every: steps from round to round.
+        horizon: how many steps the budget is for. None: as many as `attach` is told of (`steps_per_epoch`
+            times `epochs`), or 100. A longer training stays within the budget. A shorter one sends more, and
+            the log says so.
+        whole_below: parameters of fewer elements, and all of one dimension, travel in every round.
+        share: of the entries that take turns, how many travel in a round; filled in when it is attached.
+        matrices: where the parameters lie in the flat tensor; filled in when it is attached.
+    """
+
+    budget: float = 0.11
+    subset: Subset = "rotating"
+    values: Dense | Cast = Dense()
+    full_steps: int = 2
+    drops: int = 0
+    every: int = 1
+    horizon: int | None = None
+    whole_below: int = 1024
+    share: float | None = None
+    matrices: tuple[Matrix, ...] = ()
+
+    def __post_init__(self) -> None:
+        ratio.check(self.budget, "budget")
+        checks.word("subset", self.subset, ("rotating", "random", "layers", "magnitude"))
+        if not isinstance(self.values, Dense | Cast):
+            raise ConfigError(f"values={self.values!r} is not possible: write Dense(), BF16() or FP16()")
+        if self.subset == "magnitude" and self.values != Dense():
+            raise ConfigError(
+                f"values={self.values} with subset='magnitude' is not possible: leave it out, or write "
+                "subset='rotating'"
+            )
+        checks.whole("full_steps", self.full_steps, 0, None, "2 are usual")
+        hint = "write how many times the learning rate will be halved, or 0"
+        checks.whole("drops", self.drops, 0, None, hint)
+        checks.whole("every", self.every, 1, None, "write 1 for a round after every step")
+        hint = "it is for how many steps the budget is, more than are sent in full"
+        if self.horizon is not None:
+            checks.whole("horizon", self.horizon, 1, None, hint)
+        if not self._can_be_kept_in(self.planned):
+            raise ConfigError(
+                f"budget={self.budget} is no more than what full_steps={self.full_steps}, drops={self.drops} "
+                f"and the end send of horizon={self.planned} steps, with a round every {self.every}: write a "
+                "larger budget, or a longer horizon"
+            )
+        checks.whole("whole_below", self.whole_below, 1, None, "1024 is usual; 1 for none")
+        if self.share is not None:
+            ratio.check(self.share, "share")
+        checks.matrices(self.matrices)
+
+    @property
+    def planned(self) -> int:
+        """How many steps the budget is for."""
+        return UNTOLD if self.horizon is None else self.horizon
+
+    @property
+    def full(self) -> float:
+        """f: the share of rounds that send everything; the end of a training is one."""
+        return self._full_of(self.planned)
+
+    def _full_of(self, steps: int) -> float:
+        return (self.full_steps + (self.drops + 1) * self.every) / steps
+
+    def _can_be_kept_in(self, steps: int) -> bool:
+        """Whether rounds that send everything leave something of the budget, in so many steps."""
+        return self.room == 1 or self._full_of(steps) < self.room
+
+    @property
+    def room(self) -> float:
+        """b: how many bytes a round may have on average, as a share of a dense one's."""
+        return min(1.0, self.budget * self.every)
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """Where rounds no longer send everything."""
+        return (self.full_steps,) if self.full_steps else ()
+
+    def exempts(self, shape: torch.Size) -> bool:
+        """None: small ones travel whole, but are counted."""
+        return False
+
+    def for_training(self, schedule_state: ScheduleState) -> Compressor:
+        """The same, for as many steps as there will be, if that is known and `horizon` says nothing else."""
+        if self.horizon is not None or not {"steps_per_epoch", "epochs"} <= schedule_state.keys():
+            return self
+        steps = int(schedule_state["steps_per_epoch"] * schedule_state["epochs"])
+        if self._can_be_kept_in(steps):
+            return replace(self, horizon=steps)
+        _log.warning(
+            "budget=%g cannot be kept in %d steps, as rounds that send everything take all of it: more will "
+            "be sent, as if it were the beginning of %d steps. Write full_steps=0 (mp2: full_rounds=0), or a "
+            "larger budget",
+            *(self.budget, steps, UNTOLD),
+        )
+        return self
+
+    def ended(self, steps: int) -> str:
+        """What a training that ends early has sent more than the budget."""
+        full = self.full_steps + self.every  # the first rounds, and the end
+        partly = max(0, steps - self.full_steps) * self._each / self.every
+        sent = (min(full, steps + self.every) / self.every + partly) / max(steps, 1)
+        if self.room == 1 or steps >= self.planned or sent <= 1.01 * self.budget:
+            return ""
+        return (
+            f"the budget was for {self.planned} steps, and training ended after {steps}: about {sent:.1%} of "
+            f"dense rounds' bytes were sent, where budget={self.budget:g}. Give attach steps_per_epoch and "
+            f"epochs, or write horizon={steps}"
+        )
+
+    def for_model(self, matrices: tuple[Matrix, ...]) -> Compressor:
+        """The same, which knows what the budget leaves for the entries that take turns.
+
+        Raises:
+            ConfigError: nothing is left.
+        """
+        n = sum(map(size, matrices))
+        always = sum(size(m) for m in matrices if not self.takes_turns(m))
+        if self.room < 1 and n and (self.full + (1 - self.full) * always / n) >= self.room:
+            raise ConfigError(
+                f"budget={self.budget} is used up before anything takes turns: {always:,} of {n:,} entries "
+                f"always travel, and {self.full:.3f} of the rounds send everything. Write a larger budget, a "
+                "longer horizon, or a smaller whole_below"
+            )
+        return replace(self, share=self._left(n, always))
+
+    def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
+        """The same for these parameters."""
+        return replace(self, matrices=matrices)
+
+    @property
+    def judges(self) -> bool:
+        """Whether some entries are to be drawn at random in every round."""
+        return False
+
+    # ---- who travels ----------------------------------------------------------------------------------
+
+    @cached_property
+    def turns(self) -> int:
+        """k: how many entries travel by turns in a round."""
+        n, rest = sum(map(size, self.matrices)), sum(map(size, self._taking_turns))
+        if self.room == 1 or not rest:
+            return rest
+        share = self._left(n, n - rest) if self.share is None else self.share
+        return min(rest, max(1, int(share * rest - MARKS / (1 - self.full) + 0.01)))
+
+    @property
+    def _each(self) -> float:
+        """What a round in which not all is sent may send, as a share of a dense one's bytes."""
+        return (self.room - self.full) / (1 - self.full) if self.full < self.room else 1.0
+
+    def _left(self, n: int, always: int) -> float:
+        """The share of entries taking turns that travels in a round, where so many of n always travel.
+
+        Where these are all that the budget has room for, the others get as much as if there were none: other
+        buckets may be larger.
+        """
+        each = self._each
+        if always >= n:
+            return each
+        left = (each * n - always) / (n - always)
+        return left if left > 0 else each
+
+    def round_index(self, full: bool, ctx: Context) -> Turn:
+        """Which entries travel in a round in which all do, or not; equal on all peers."""
+        always = zlib.crc32(f"{ctx.seed}|{ctx.name}|{ctx.prefix}|whose turn".encode())
+        now = zlib.crc32(f"{always}|{ctx.round}".encode())
+        chosen = torch.empty(0, dtype=torch.int64)
+        if not full:
+            chosen = self._whose_turn(always, now, ctx.round)
+        drawn = beside(self._turning, self._drawn, chosen, zlib.crc32(f"{now}|drawn".encode()))
+        if full:
+            return Turn(True, places(self.matrices), placed(self._taking_turns, drawn))
+        both = placed(self._taking_turns, torch.cat((chosen, drawn)))
+        return Turn(False, torch.cat((self._always, both)).sort().values, both[len(chosen) :])
+
+    def _whose_turn(self, always: int, now: int, round_: int) -> Tensor:
+        """Of all entries that take turns, counted one after the other. Seeds: of the bucket, of the round."""
+        total, count = self._turning, self._room - self._drawn
+        if self.subset == "layers":
+            return by_layers(total, count, round_)
+        if self.subset == "random":
+            return at_random(total, count, now)
+        if self.subset == "magnitude":
+            return torch.empty(0, dtype=torch.int64)
+        return in_turn(total, count, round_, always)
+
+    @cached_property
+    def _room(self) -> int:
+        """How many entries travel in the bytes of `turns`, those that are drawn among them."""
+        return min(self._turning, self.turns * (2 if isinstance(self.values, Cast) else 1))
+
+    @cached_property
+    def _turning(self) -> int:
+        """How many entries take turns."""
+        return sum(map(size, self._taking_turns))
+
+    @cached_property
+    def _most(self) -> int:
+        """How many of the largest travel, with their positions, in the bytes that those drawn leave."""
+        room, most = 4 * (self.turns - self._drawn), self._turning
+        return max(1, bisect_right(range(most), room, key=lambda k: 4 * k + nbytes(most, k)) - 1)
+
+    @cached_property
+    def _drawn(self) -> int:
+        """How many entries travel that are drawn at random, from all whose turn it is not."""
+        if not self.judges:
+            return 0
+        return max(0, min(self._turning - self._room, self._room - 1, -(-self._room // DRAWN)))
+
+    @cached_property
+    def _always(self) -> Tensor:
+        return places([m for m in self.matrices if not self.takes_turns(m)])
+
+    @property
+    def _taking_turns(self) -> list[Matrix]:
+        return [m for m in self.matrices if self.takes_turns(m)]
+
+    def takes_turns(self, m: Matrix) -> bool:
+        """Whether its entries do."""
+        return m.dims > 1 and size(m) >= self.whole_below
+
+    # ---- the conversation -----------------------------------------------------------------------------
+
+    def heard(self, x: Tensor, round_index: Turn, marks: Tensor, ctx: Context) -> Answered:
+        """Average what travels in this round, and `marks` beside it."""
+        by_size = self.subset == "magnitude" and not round_index.full and self.turns > 0
+        return (
+            self._largest(x, round_index, marks, ctx) if by_size else self._chosen(x, round_index, marks, ctx)
+        )
+
+    def _chosen(self, x: Tensor, round_index: Turn, marks: Tensor, ctx: Context) -> Answered:
+        """Average all entries, or those whose turn it is."""
+        index, drawn = round_index.where.to(x.device), round_index.drawn.to(x.device)
+        values = x[index]
+        refuse_overflow(values, ctx)
+        if round_index.full or isinstance(self.values, Dense):
+            mine = values.clone()
+            yield Grouped((AllReduce((values,)), AllReduce((marks,))))
+            return index, values, mine, drawn
+        inside = ctx.inside("values", out=ctx.scratch("mean", x, values.shape, x.dtype))
+        (mean, sent), _ = yield Grouped((ReduceEncoded(self.values, values, inside), AllReduce((marks,))))
+        return index, mean, sent.dense(values), drawn
+
+    def _largest(self, x: Tensor, round_index: Turn, marks: Tensor, ctx: Context) -> Answered:
+        """Average the largest entries of each rank, and those that travel whatever their size."""
+        turning, index, drawn = (
+            places(self._taking_turns).to(x.device),
+            round_index.where.to(x.device),
+            round_index.drawn,
+        )
+        values, small = x[turning], x[index]
+        refuse_overflow(values, ctx)
+        mine = small.clone()
+        inside = ctx.inside("largest", out=ctx.scratch("mean", x, values.shape, x.dtype))
+        largest = TopK(ratio=self._most / values.numel())
+        (mean, sent), *_ = yield Grouped(
+            (ReduceEncoded(largest, values, inside), AllReduce((small,)), AllReduce((marks,)))
+        )
+        if x.is_meta:
+            return torch.cat((turning, index)), torch.cat((values, small)), torch.cat((values, mine)), drawn
+        large = mean != 0
+        heard = (large & ~torch.isin(turning, index, assume_unique=True)).nonzero().squeeze(1)
+        where, order = torch.cat((turning[heard], index)).sort()
+        own = torch.cat((sent.dense(values)[heard], mine))
+        # What is large is not predicted, so that predictions are not judged by it either.
+        drawn = drawn[~torch.isin(drawn, turning[large], assume_unique=True)]
+        return where, torch.cat((mean[heard], small))[order], own[order], drawn
+
+    # ---- when everything travels ----------------------------------------------------------------------
+
+    def is_full(self, rates: Tensor, ctx: Context) -> bool:
+        """Whether everything travels in this round."""
+        return ctx.step < self.full_steps or self._dropped(rates)
+
+    def _dropped(self, rates: Tensor) -> bool:
+        """Whether the learning rate has fallen far since all was sent; as the last round heard from all."""
+        if not self.drops or rates.is_meta or not rates.numel():
+            return False
+        last, then, count = rates[:3].tolist()
+        return bool(count < self.drops and last <= DROP * then)
+
+    def rates_after(self, rates: Tensor, heard: float, full: bool, ctx: Context) -> Tensor:
+        """What is known of the learning rate after this round."""
+        after = ctx.spare("rates", rates)
+        if rates.is_meta or not rates.numel():
+            return after.copy_(rates)
+        _, then, count = rates[:3].tolist()
+        late = full and ctx.step >= self.full_steps
+        now = torch.tensor([heard, heard if full else max(then, heard), count + late])
+        return after.copy_(now.repeat(len(rates) // 3))

@@ -1,0 +1,52 @@
+"""What all ranks remember alike of changes, and what is foretold from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import Matrix, Transmitted
+from tacit.prediction.predictor import Predictor, Seen, in_a_row, kind_of
+
+
+def fields(depth: int, round_: int) -> list[str]:
+    """The names of the last `depth` answers before this round, oldest first; that is the next to go."""
+    return [f"past{(round_ + i) % depth}" for i in range(depth)]
+
+
+def foretell_(
+    out: Tensor, predictor: Predictor, past: Sequence[Tensor], matrices: Sequence[Matrix], scale: float = 1.0
+) -> None:
+    """Overwrite these parameters in `out` (flat) with `scale` times what the predictor says.
+
+    `past`: all changes of the last rounds, oldest first. Where no parameters are given, all of it is one
+    vector.
+    """
+    for m in matrices or (Matrix(0, 1, out.numel()),):
+        mine = slice(m.start, m.start + m.rows * m.columns)
+        parts = [each[mine] for each in past]
+
+        def seen(piece: slice, parts: Sequence[Tensor] = parts) -> Seen:
+            return in_a_row(torch.stack([part[piece] for part in parts]))
+
+        predictor.write(seen, kind_of(m.dims), out[mine], scale)
+
+
+@dataclass(frozen=True)
+class Shifted(Transmitted):
+    """What was sent, and a tensor that all ranks add to it, unsaid."""
+
+    by: Tensor
+    inner: Transmitted
+
+    def subtract_from_(self, new_residual: Tensor) -> None:
+        """Both."""
+        new_residual.sub_(self.by)
+        self.inner.subtract_from_(new_residual)
+
+    def dense(self, like: Tensor) -> Tensor:
+        """Their sum."""
+        return self.inner.dense(like) + self.by.view_as(like)

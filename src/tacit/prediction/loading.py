@@ -1,0 +1,22 @@
+"""The predictor in a file, whatever its network is."""
+
+from __future__ import annotations
+
+from tacit.errors import ConfigError
+from tacit.prediction import weight_files
+from tacit.prediction.mp2_network import MP2
+from tacit.prediction.wnn_network import WNN
+
+
+def trained(path: str) -> MP2 | WNN:
+    """The predictor whose weights are in `path`, which are looked at now.
+
+    Raises:
+        ConfigError: the file is missing, damaged, of another version, or for another network or other kinds.
+    """
+    network = weight_files.network_of(path)
+    if network not in ("mp2", "wnn"):
+        raise ConfigError(f"{path} is for the network {network!r}, and known are mp2 and wnn")
+    predictor = MP2(path) if network == "mp2" else WNN(path)
+    predictor.kinds()
+    return predictor

@@ -1,0 +1,181 @@
+"""Progress of which a part is sent and the rest predicted, alike on all ranks (MP²: Liu et al. 2024)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tacit import checks
+from tacit.contracts import Compressor, Context, Exchange, Matrix, Outcome, State, refuse_overflow
+from tacit.errors import ConfigError
+from tacit.prediction.agreement_check import MARKS, Mirrored, checksum, compare, mark
+from tacit.prediction.budget import Budgeted
+from tacit.prediction.entry_history import FIELDS, ROUNDS, SWINGS, Heard, first, remembered, swings_after
+from tacit.prediction.extrapolation import Stale
+from tacit.prediction.gain import SUMS, gains, judged
+from tacit.prediction.predictor import Predictor, Seen, kind_of
+from tacit.prediction.subsets import size
+
+_log = logging.getLogger("tacit")
+
+
+@dataclass(frozen=True)
+class Predicted(Budgeted):
+    """Average a moving subset of the entries, and predict the others by the same function on every rank.
+
+    In a round of n entries, of which w travel in all of them and k take turns:
+
+        S     <- the w, and k of the others, as `Budgeted` says
+        a     <- mean of x over S                                2 (P - 1) / P x (w + k) bytes of `values`
+        p     <- gain x shrink x predictor(the last two changes that were heard of, and their ages)
+        result: a on S, p elsewhere
+
+    With three numbers beside them. A prediction does not travel, as its inputs are equal on all ranks, and so
+    are its bits: in every round ranks compare a checksum of the last answer.
+
+    The gain, one for each parameter, from 0 to 1, is what the predictions of the rounds before should have
+    been multiplied by (`gain.gains`). A sixteenth of the k entries is drawn at random from all whose turn it
+    is not. Of these the prediction is made too, and compared with what is heard. So predictions are judged by
+    entries that were heard of as long ago as those for which they are used, and nothing travels for it: the k
+    entries are within the budget. A predictor that is wrong comes to a gain of about 0, which is `Stale`.
+
+    What a rank's own x was where it has not been sent is lost, as in the paper, unless the merge is `LocalResidual`.
+    `ErrorFeedback` around this would owe it, which with momentum in the optimizer lets it be applied twice,
+    and diverges.
+
+    State, equal on all ranks, beside that of `Budgeted`: of each entry `last` and `before`, the changes that
+    were heard of, and in int16 `age` and `gap`, for how many rounds each was the last one: in fp32 the memory
+    of 3 parameters, and as much again while a round is under way. Of each parameter `swings`, the root mean
+    square of the changes of 16 rounds, and `judged`, the sums behind the gain; `answered`, a checksum. With
+    `Stale` there are `rates` and `answered` alone.
+
+    Attributes:
+        predictor: what tells the next change; `Stale` leaves at rest what is not sent.
+        shrink: what predictions are multiplied by beside the gain, in (0, 1]. Less trusts them less.
+    """
+
+    predictor: Predictor = Stale()
+    shrink: float = 1.0
+
+    shared: ClassVar[frozenset[str]] = frozenset({"rates", "answered", SWINGS, "judged", *FIELDS})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.predictor, Predictor):
+            raise ConfigError(
+                f"predictor={self.predictor!r} is no Predictor: write Stale(), Linear() or MP2()"
+            )
+        checks.real("shrink", self.shrink, "write 1, or less to trust predictions less", above=0, most=1)
+
+    @property
+    def judges(self) -> bool:
+        """Where something is predicted."""
+        return not isinstance(self.predictor, Stale)
+
+    def for_model(self, matrices: tuple[Matrix, ...]) -> Compressor:
+        """See `Budgeted`; kinds of layers that are not predicted are said."""
+        kinds = {kind_of(m.dims) for m in matrices if self.takes_turns(m)}
+        for kind in sorted(kinds - set(self.predictor.kinds())):
+            _say_missing(self.predictor, kind)
+        return super().for_model(matrices)
+
+    def widths(self, field: str) -> tuple[int, ...] | None:
+        """Each parameter has its learning rates, its checksum, its swings, and its sums."""
+        width = {"rates": 3, "answered": 1, SWINGS: ROUNDS, "judged": SUMS}.get(field)
+        return None if width is None else tuple(width for _ in self.matrices)
+
+    def init(self, like: Tensor) -> State:
+        """Nothing has been heard of yet."""
+        count, device = len(self.matrices), like.device
+        state = {
+            "rates": torch.zeros(3 * count, dtype=torch.float32, device=device),
+            "answered": torch.zeros(count, dtype=torch.float32, device=device),
+        }
+        if self.judges:
+            state |= first(like)
+            state[SWINGS] = torch.zeros(ROUNDS * count, dtype=torch.float64, device=device)
+            state["judged"] = torch.zeros(SUMS * count, dtype=torch.float64, device=device)
+        return state
+
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """Average the subset, predict the rest, and remember what was heard."""
+        marks = ctx.scratch("marks", x, (MARKS,), torch.float32)
+        mark(marks, state["answered"], ctx.lr)
+        round_index = self.round_index(self.is_full(state["rates"], ctx), ctx)
+        index, values, mine, drawn = yield from self.heard(x, round_index, marks, ctx)
+        compare(marks, ctx)
+        after = dict(state)
+        ctx.out.zero_()
+        if self.judges and not x.is_meta:
+            after |= self._predict(index, values, drawn, state, ctx)
+        ctx.out.index_copy_(0, index, values)
+        refuse_overflow(ctx.out, ctx)
+        after["answered"] = self._checksums(state["answered"], ctx)
+        lr = 0.0 if x.is_meta else float(marks[2])
+        after["rates"] = self.rates_after(state["rates"], lr, round_index.full, ctx)
+        answer = ctx.scratch("answer", x, x.shape, x.dtype).copy_(ctx.out)
+        return Outcome(ctx.out, Mirrored(answer, index, mine), after)
+
+    # ---- what becomes of the others -------------------------------------------------------------------
+
+    def _predict(
+        self, index: Tensor, values: Tensor, drawn: Tensor, state: State, ctx: Context
+    ) -> dict[str, Tensor]:
+        """Write predictions to `ctx.out`, of all entries that take turns; return what is remembered."""
+        swings, ratios = swings_after(state, self._by_parameter(index, values), ctx)
+        heard = Heard(state, ratios)
+        sums = ctx.spare("judged", state["judged"])
+        sums.view(-1, SUMS).copy_(self._judged(index, values, drawn, heard))
+        for i, gain in enumerate(gains(sums.view(-1, SUMS))):
+            m = self.matrices[i]
+            if gain and self.takes_turns(m):
+                self._write(i, m, gain, heard, ctx.out)
+        return {SWINGS: swings, "judged": sums, **remembered(state, index, values, ctx)}
+
+    def _by_parameter(self, index: Tensor, values: Tensor) -> Sequence[Tensor]:
+        """The values of each; `index` rises."""
+        stops = torch.tensor([m.start + size(m) for m in self.matrices], device=index.device)
+        ends = torch.searchsorted(index, stops).tolist()
+        return torch.split(values, [end - start for start, end in pairwise([0, *ends])])
+
+    def _judged(self, index: Tensor, values: Tensor, drawn: Tensor, heard: Heard) -> Tensor:
+        """The sums behind the gains, with what was heard of the entries that were drawn."""
+        stops = torch.tensor([m.start + size(m) for m in self.matrices], device=index.device)
+        owner = torch.searchsorted(stops, drawn, right=True)
+        seen, known = heard.judging(drawn, owner)
+        true = values[torch.searchsorted(index, drawn)]
+        guess = torch.zeros_like(true)
+        kinds = [kind_of(m.dims) for m in self.matrices]
+        for kind in dict.fromkeys(kinds):
+            mine = known & torch.tensor([each == kind for each in kinds], device=index.device)[owner]
+            if bool(mine.any()):
+                guess[mine] = self.predictor.change(Seen(*(each[:, mine] for each in seen)), kind)
+        sums = heard.state["judged"].view(-1, SUMS)
+        return judged(sums, owner[known], guess[known] * self.shrink, true[known])
+
+    def _write(self, i: int, m: Matrix, gain: float, heard: Heard, out: Tensor) -> None:
+        def seen(piece: slice) -> Seen:
+            return heard.seen(slice(m.start + piece.start, m.start + piece.stop), i)
+
+        span = slice(m.start, m.start + size(m))
+        self.predictor.write(seen, kind_of(m.dims), out[span], gain * self.shrink)
+
+    def _checksums(self, before: Tensor, ctx: Context) -> Tensor:
+        """Of what `ctx.out` holds of each parameter."""
+        found = ctx.spare("answered", before)
+        if ctx.out.is_meta:
+            return found
+        sums = [checksum(ctx.out[m.start : m.start + size(m)]) for m in self.matrices]
+        return found.copy_(torch.tensor(sums, dtype=torch.float32))
+
+
+@cache
+def _say_missing(predictor: Predictor, kind: str) -> None:
+    _log.warning("%s has nothing for layers of kind %r: they are predicted not to change", predictor, kind)

@@ -1,0 +1,93 @@
+"""Predictive coding: what is said is how far a prediction that all ranks share is from the truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tacit import checks
+from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
+from tacit.contracts import Context, Exchange, Matrix, State
+from tacit.errors import ConfigError
+from tacit.prediction.extrapolation import Persistent
+from tacit.prediction.history import Shifted, fields, foretell_
+from tacit.prediction.predictor import Predictor
+
+
+@dataclass(frozen=True)
+class PredictiveCoding(Wrapper):
+    """Give the one inside what the prediction misses, and add the prediction to what comes of it. Ours.
+
+    In a round, with a_1 .. a_d the last d answers, equal on all ranks:
+
+        p       <- predictor(a_1 .. a_d)                        the same bits on every rank; nothing travels
+        r       <- the answer of the one inside to x - p        its bytes
+        answer  <- p + r
+
+    Put it around `ErrorFeedback`, or use the merge `LocalResidual`: what of x - p is not said is then owed, or kept in
+    the replica, wrong predictions included, so that a prediction can be late but never wrong for long: all
+    answers and what is left add up to all that was given. Meant for progress over several steps, which is
+    more alike from round to round than gradients are.
+
+    DIANA (Mishchenko et al. 2019) and EF21 (Richtarik, Sokolov & Fatkhullin 2021) send compressed differences
+    too: to each worker's own last estimate, which it and the server keep. Here one prediction, of the
+    mean, serves all, and may be any function of the past.
+
+    State: `past0` and so on, the last answers in turn, equal on all ranks; and that of the one inside.
+
+    Attributes:
+        predictor: tells the next answer, from those of the last rounds. An answer is what all ranks did, also
+            where it was predicted, so that all of them count as heard of.
+        matrices: where the parameters lie in the flat tensor; filled in when it is attached.
+    """
+
+    predictor: Predictor = Persistent()
+    matrices: tuple[Matrix, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.predictor, Predictor):
+            raise ConfigError(
+                f"predictor={self.predictor!r} is no Predictor: write Persistent(0.5), Linear() or MP2()"
+            )
+        checks.matrices(self.matrices)
+
+    def one_shot(self, step: int) -> None:
+        """A conversation of its own: what is said means nothing without the prediction."""
+        return
+
+    def with_layout(self, matrices: tuple[Matrix, ...]) -> PredictiveCoding:
+        """The same for these parameters."""
+        return replace(self, inner=self.inner.with_layout(matrices), matrices=matrices)
+
+    def is_shared(self, field: str) -> bool:
+        """The past is."""
+        return field.startswith("past") or super().is_shared(field)
+
+    def init(self, like: Tensor) -> State:
+        """Nothing has moved yet."""
+        past = {field: torch.zeros_like(like) for field in fields(self.predictor.depth, 0)}
+        return {**past, **outer_state(self.inner.init(like), "inner")}
+
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """Predict, let the one inside speak of the rest, and remember what came of both."""
+        guess = ctx.scratch("guess", x, x.shape, x.dtype)
+        rest = ctx.scratch("rest", x, x.shape, x.dtype)
+        self._predict(guess, state, ctx)
+        torch.sub(x, guess, out=rest)
+        done = yield from self.inner.exchange(rest, inner_state(state, "inner"), ctx.inside("inner"))
+        torch.add(done.mean, guess, out=ctx.out)
+        oldest, *others = fields(self.predictor.depth, ctx.round)
+        answer = ctx.spare(oldest, state[oldest]).copy_(ctx.out)
+        past = {oldest: answer, **{field: state[field] for field in others}}
+        after = {**past, **outer_state(done.state, "inner")}
+        return done._replace(mean=ctx.out, sent=Shifted(guess, done.sent), state=after)
+
+    def _predict(self, guess: Tensor, state: State, ctx: Context) -> None:
+        guess.zero_()
+        depth = self.predictor.depth
+        if not guess.is_meta and ctx.round >= depth:
+            past = [state[field] for field in fields(depth, ctx.round)]
+            foretell_(guess, self.predictor, past, self.matrices)

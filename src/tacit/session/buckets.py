@@ -1,0 +1,268 @@
+"""Buckets: which parameters travel together, in which order; and which compressor handles which of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from tacit.compressors.dense import Dense
+from tacit.compressors.wrappers import Part, Partition
+from tacit.contracts import Compressor, Matrix, State
+from tacit.errors import AttachError
+
+Policy = Callable[[str, Tensor], Compressor | None]
+"""(name, parameter) -> the compressor for it; None: dense."""
+
+
+@dataclass(frozen=True)
+class ParamSlice:
+    """A parameter's place in a bucket; of a stretch of it, from its entry `offset` on."""
+
+    name: str
+    start: int
+    stop: int
+    shape: torch.Size
+    offset: int = 0
+
+    def matrix(self, at: int) -> Matrix:
+        """The parameter as a matrix that begins at `at`."""
+        return as_matrix(self.shape, at, self.stop - self.start)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters that travel in one message: flat, one after the other; or a stretch of them.
+
+    Attributes:
+        device: where they are exchanged: where the parameters are, or on the host, on copies.
+        chosen: each parameter's compressor; `compressor` joins them.
+    """
+
+    slices: tuple[ParamSlice, ...]
+    dtype: torch.dtype
+    device: torch.device
+    chosen: tuple[Compressor, ...]
+
+    @cached_property
+    def compressor(self) -> Compressor:
+        """What handles all of it."""
+        return _joined(self.slices, self.chosen)
+
+    @property
+    def name(self) -> str:
+        """Of its first parameter; no other bucket has it."""
+        return self.slices[0].name
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Of all its parameters."""
+        return frozenset(param.name for param in self.slices)
+
+    @property
+    def numel(self) -> int:
+        """Elements of all its parameters."""
+        return self.slices[-1].stop if self.slices else 0
+
+    @property
+    def edges(self) -> Sequence[int] | range:
+        """Where it may be cut: anywhere, but between parameters only where a compressor sees matrices."""
+        if any(c.with_layout((Matrix(0, 1, 1),)) != c for c in self.chosen):
+            return [param.start for param in self.slices] + [self.numel]
+        return range(self.numel + 1)
+
+    def within(self, start: int, stop: int) -> Bucket:
+        """A stretch of it."""
+        slices, chosen = [], []
+        for param, compressor in zip(self.slices, self.chosen, strict=True):
+            a, b = max(param.start, start), min(param.stop, stop)
+            if a < b:
+                slices.append(
+                    replace(param, start=a - start, stop=b - start, offset=param.offset + a - param.start)
+                )
+                chosen.append(compressor)
+        return replace(self, slices=tuple(slices), chosen=tuple(chosen))
+
+    def like(self, device: torch.device | str = "meta") -> Tensor:
+        """An uninitialised tensor of its shape."""
+        return torch.empty(self.numel, dtype=self.dtype, device=device)
+
+
+def group_names(names: Iterable[str], named: Mapping[str, Tensor], cap: int) -> list[list[str]]:
+    """Group parameters, in this order, into lots of at most `cap` bytes, or of one parameter.
+
+    Types and devices are not mixed.
+    """
+    buckets: list[list[str]] = []
+    last: tuple[torch.dtype, torch.device] | None = None
+    room = 0
+    for name in names:
+        p = named[name]
+        size, kind = p.numel() * p.element_size(), (p.dtype, p.device)
+        if not buckets or room < size or kind != last:
+            room = cap
+            buckets.append([])
+        buckets[-1].append(name)
+        room -= size
+        last = kind
+    return buckets
+
+
+def exempting(compressor: Compressor) -> Policy:
+    """The compressor for all parameters but those that it exempts."""
+    return lambda _, p: compressor.exempted() if compressor.exempts(p.shape) else compressor
+
+
+def fitting(compressor: Compressor, tensors: Mapping[str, Tensor]) -> Policy:
+    """The compressor, told of all parameters but those that it exempts, which it is not for.
+
+    Raises:
+        ConfigError: it cannot keep for this model what it promises.
+    """
+    shapes = [p.shape for p in tensors.values() if p.numel() and not compressor.exempts(p.shape)]
+    return exempting(compressor.for_model(tuple(as_matrix(shape) for shape in shapes)))
+
+
+def as_matrix(shape: torch.Size, at: int = 0, numel: int | None = None) -> Matrix:
+    """A parameter of this shape, or so many entries of it, as a matrix that begins at `at`."""
+    rows = shape[0] if shape else 1
+    return Matrix(at, rows, (shape.numel() if numel is None else numel) // max(rows, 1), len(shape))
+
+
+def make_buckets(
+    names: Iterable[Sequence[str]],
+    named: Mapping[str, Tensor],
+    policy: Policy,
+    device: torch.device | None = None,
+) -> list[Bucket]:
+    """Buckets of these parameters, each with the compressor that the policy chooses, joined by `Partition`.
+
+    `device`: where they are exchanged; None: where the parameters are.
+    """
+    return [_bucket(group, named, policy, device) for group in names]
+
+
+def _bucket(
+    names: Sequence[str], named: Mapping[str, Tensor], policy: Policy, device: torch.device | None
+) -> Bucket:
+    slices, start = [], 0
+    for name in names:
+        slices.append(ParamSlice(name, start, start + named[name].numel(), named[name].shape))
+        start = slices[-1].stop
+    first = named[names[0]]
+    chosen = tuple(choice(name, named[name], policy) for name in names)
+    return Bucket(tuple(slices), first.dtype, first.device if device is None else device, chosen)
+
+
+def choice(name: str, p: Tensor, policy: Policy) -> Compressor:
+    """What the policy chooses for the parameter.
+
+    Raises:
+        AttachError: it is no compressor.
+    """
+    compressor = policy(name, p)
+    if compressor is not None and not isinstance(compressor, Compressor):
+        raise AttachError(
+            f"the policy gave {compressor!r} for {name}: return a Compressor, or None to keep it dense"
+        )
+    return Dense() if compressor is None else compressor
+
+
+def _joined(slices: Sequence[ParamSlice], chosen: Sequence[Compressor]) -> Compressor:
+    if not slices:
+        return Dense()
+    mine: dict[Compressor, list[ParamSlice]] = {}
+    for param, compressor in zip(slices, chosen, strict=True):
+        mine.setdefault(compressor, []).append(param)
+    (main, most), *others = sorted(mine.items(), key=lambda item: -sum(s.stop - s.start for s in item[1]))
+    main = main.with_layout(tuple(param.matrix(param.start) for param in most))
+    return Partition(main, tuple(_part(*other) for other in others)) if others else main
+
+
+def _part(compressor: Compressor, slices: Sequence[ParamSlice]) -> Part:
+    spans: list[tuple[int, int]] = []
+    matrices, at = [], 0
+    for param in slices:
+        matrices.append(param.matrix(at))
+        at += param.stop - param.start
+        if spans and spans[-1][1] == param.start:
+            spans[-1] = (spans[-1][0], param.stop)
+        else:
+            spans.append((param.start, param.stop))
+    return Part(compressor.with_layout(tuple(matrices)), tuple(spans))
+
+
+@dataclass(frozen=True)
+class StateSlice:
+    """A parameter's part of a state field, or what this rank has of it.
+
+    Attributes:
+        tensor: a view.
+        shared: whether it is equal on all ranks of the axis where the compressors meet.
+        start: of how many elements the whole would be, and from which on this is: `width`, `start`.
+    """
+
+    tensor: Tensor
+    shared: bool
+    start: int
+    width: int
+
+
+def named_state(bucket: Bucket, state: State) -> dict[tuple[str, str], StateSlice]:
+    """A bucket's state by (parameter, field)."""
+    views: dict[tuple[str, str], StateSlice] = {}
+    for field, tensor in state.items():
+        owner, slices, short = _owner(bucket, field)
+        widths = owner.widths(short)
+        at = 0
+        for i, (param, start) in enumerate(slices):
+            if widths is not None:
+                begin, size, offset, width = at, widths[i], 0, widths[i]
+            else:
+                begin, size, offset, width = (
+                    start,
+                    param.stop - param.start,
+                    param.offset,
+                    param.shape.numel(),
+                )
+            view = tensor[begin : begin + size]
+            views[param.name, short] = StateSlice(view, owner.is_shared(short), offset, width)
+            at += size
+    return views
+
+
+def topology_state(
+    bucket: Bucket, span: tuple[int, int], field: str, tensor: Tensor
+) -> dict[tuple[str, str], StateSlice]:
+    """A state field that has one element for each of a stretch of a bucket, by parameter: this rank's own.
+
+    Of the parameters of the bucket's main compressor alone: of others it says nothing.
+    """
+    parts = bucket.compressor.parts if isinstance(bucket.compressor, Partition) else ()
+    others = [span for part in parts for span in part.spans]
+    mine = {param.name for param in bucket.slices if not any(a <= param.start < b for a, b in others)}
+    return {
+        (param.name, field): StateSlice(
+            tensor[param.start : param.stop], False, param.offset, param.shape.numel()
+        )
+        for param in bucket.within(*span).slices
+        if param.name in mine
+    }
+
+
+def _owner(bucket: Bucket, field: str) -> tuple[Compressor, list[tuple[ParamSlice, int]], str]:
+    """Whose field it is, its parameters and where they begin in its tensor, and its own name."""
+    if not isinstance(bucket.compressor, Partition):
+        return bucket.compressor, [(param, param.start) for param in bucket.slices], field
+    spans = [span for part in bucket.compressor.parts for span in part.spans]
+    owner, _, short = field.partition(".")
+    if owner == "main":
+        rest = [param for param in bucket.slices if not any(a <= param.start < b for a, b in spans)]
+        return bucket.compressor.main, [(param, param.start) for param in rest], short
+    part = bucket.compressor.parts[int(owner.removeprefix("part"))]
+    mine = [param for param in bucket.slices if any(a <= param.start < b for a, b in part.spans)]
+    starts = [sum(s.stop - s.start for s in mine[:i]) for i in range(len(mine))]
+    return part.compressor, list(zip(mine, starts, strict=True)), short

@@ -1,0 +1,148 @@
+"""What is at work, for people: one sentence, and all the detail behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from tacit.contracts import Compressor, Rounds, Topology
+from tacit.overlap import Delayed
+from tacit.prediction.predictor import Predictor, kind_of
+from tacit.rounds import Every, EveryEpoch, EveryStep, NodeRounds
+from tacit.session.buckets import Bucket
+from tacit.session.topology_choice import Choice
+from tacit.strategy import Strategy
+from tacit.topologies.flat import Flat
+from tacit.topologies.hierarchical import Hierarchical
+from tacit.topologies.star import Star
+from tacit.topologies.tree import GlobalTopK
+from tacit.topologies.two_phase import TwoPhase, two_sided
+
+__all__ = ["detail", "one_line", "sentence"]
+
+MOST = 200
+"""Characters of the sentence."""
+
+
+def sentence(strategy: Strategy, buckets: Sequence[Bucket], has_feedback: bool) -> str:
+    """What travels, when, with whom and in how many messages, in a few words.
+
+    `owes`: whether what is not sent is kept and added to what is sent next.
+    """
+    compressors = [each for bucket in buckets for each in bucket.chosen]
+    what = f"parameters {_when(strategy.rounds)} " if strategy.subject == "delta" else ""
+    parts = [f"{what}over {_way(strategy.topology, compressors)}"]
+    if isinstance(strategy.overlap, Delayed):
+        parts.append(f"{_count(strategy.overlap.steps, 'step')} late")
+    if has_feedback:
+        parts.append("error feedback")
+    return f"{', '.join(parts)}; {_buckets(buckets)}"
+
+
+def one_line(name: str, levels: Sequence[str], rest: str) -> str:
+    """The sentence of all levels; what is too long for one is shortened, first the strategy's name."""
+    told = " | ".join(levels)
+    if len(f"{name} {told}; {rest}") > MOST:
+        name = _cut(name, max(MOST - len(f" {told}; {rest}"), 30))
+    told = _cut(told, max(MOST - len(f"{name} ; {rest}"), 30))
+    return _cut(f"{name} {told}; {rest}", MOST)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _way(topology: Topology, compressors: Sequence[Compressor]) -> str:
+    if isinstance(topology, Hierarchical):
+        return f"{_way(topology.far, compressors)} between nodes"
+    if isinstance(topology, TwoPhase):
+        return "two phases"
+    if isinstance(topology, GlobalTopK):
+        return "a tree"
+    if isinstance(topology, Star):
+        return "parameter servers"
+    if isinstance(topology, Flat):
+        gathered = any(side is not None for each in compressors for side in two_sided(each))
+        within = " in each node" if topology.axis == "node" else ""
+        return f"{'all-gather' if gathered else 'all-reduce'}{within}"
+    return type(topology).__name__
+
+
+def _when(rounds: Rounds) -> str:
+    if isinstance(rounds, EveryStep | NodeRounds):
+        return "every step"
+    if isinstance(rounds, Every):
+        start = f" from step {rounds.start_step}" if rounds.start_step else ""
+        return f"every {_count(rounds.sync_every, 'step') if rounds.sync_every > 1 else 'step'}{start}"
+    if isinstance(rounds, EveryEpoch):
+        return "every epoch"
+    return f"by {type(rounds).__name__}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def _buckets(buckets: Sequence[Bucket]) -> str:
+    sizes = [_size(bucket) for bucket in buckets]
+    count, each = _count(len(buckets), "bucket"), {_bytes(size) for size in sizes}
+    return f"{count} of {each.pop()}" if len(each) == 1 else f"{count}, together {_bytes(sum(sizes))}"
+
+
+def _size(bucket: Bucket) -> int:
+    return bucket.numel * bucket.dtype.itemsize
+
+
+def _bytes(size: float) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+
+
+# ---- the detail ---------------------------------------------------------------------------------------
+
+
+def detail(
+    strategy: Strategy, choice: Choice, buckets: Sequence[Bucket], sent: Sequence[int]
+) -> Iterator[str]:
+    """Lines: the level's whole value, what its topology was chosen by, and what becomes of each bucket.
+
+    `sent`: for each bucket, the bytes that this rank sends in a round, at most.
+    """
+    yield f"strategy: {strategy}"
+    yield from _chosen(choice)
+    for i, (bucket, out) in enumerate(zip(buckets, sent, strict=True)):
+        yield f"bucket {i}: {_count(len(bucket.slices), 'parameter')}, {_bytes(_size(bucket))} of {bucket.dtype}"
+        yield f"  sends at most {out:,} bytes a rank and round, by {choice.topology}"
+        for compressor in dict.fromkeys(bucket.chosen):
+            pairs = zip(bucket.slices, bucket.chosen, strict=True)
+            names = [param.name for param, chosen in pairs if chosen == compressor]
+            yield f"  {compressor}: {', '.join(names)}"
+        for param, compressor in zip(bucket.slices, bucket.chosen, strict=True):
+            predictor = _predictor(compressor)
+            if predictor is not None:
+                shape = "x".join(map(str, param.shape))
+                yield f"  predicted: {param.name} ({shape}, {kind_of(len(param.shape))}) by {predictor}"
+
+
+def _chosen(choice: Choice) -> Iterator[str]:
+    if not choice.sent:
+        yield f"topology: {choice.topology}, as {choice.because or 'the strategy names it'}"
+        return
+    yield f"topology: {choice.topology}, chosen by the bytes of the busiest rank in a round"
+    for topology, weighed in choice.weighed.items():
+        yield (
+            f"  {topology}: {choice.sent[topology]:,} bytes sent, times {choice.prices[topology]:.3g} for "
+            f"what a second compression loses: {weighed:,.0f}"
+        )
+    if choice.few:
+        yield "  with one or two ranks the first is taken, whatever the bytes"
+
+
+def _predictor(value: Any) -> Predictor | None:
+    """The one inside a compressor, however deep."""
+    if isinstance(value, Predictor):
+        return value
+    if not is_dataclass(value):
+        return None
+    found = (_predictor(getattr(value, each.name)) for each in fields(value))
+    return next((each for each in found if each is not None), None)

@@ -1,0 +1,263 @@
+"""What a session travels in, and what it keeps: buckets, this rank's pieces of them, and their states."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence, Set
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import NODE, AllGatherInto, AxisRank, Outcome, Request, Spans, State, state_dtype
+from tacit.session.buckets import Bucket, StateSlice, group_names, named_state, topology_state
+from tacit.session.plan import Coordinate, Plan, SessionContext
+from tacit.transports.meter import DryRun
+
+Fields = dict[tuple[str, str], StateSlice]
+"""(parameter, field) -> what is kept of it."""
+
+
+class Buffers:
+    """A bucket's second state buffers and scratch memory, allocated at attach as the dry run asked."""
+
+    def __init__(self, bucket: Bucket, state: State, dry_run: DryRun) -> None:
+        self.spares = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+        self.scratch_anew(bucket.device, dry_run)
+
+    def scratch_anew(self, device: torch.device, dry_run: DryRun) -> None:
+        """Allocate scratch memory as another dry run asked."""
+        self._scratch = {
+            key: torch.empty(shape, dtype=dtype, device=device)
+            for key, (shape, dtype) in dry_run.scratched.items()
+        }
+
+    def spare(self, field: str, like: Tensor) -> Tensor:
+        """See `contracts.Workspace`."""
+        return self.spares[field]
+
+    def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """See `contracts.Workspace`."""
+        return self._scratch[key]
+
+
+class StateStore:
+    """Buckets and their states, as they are first; made by a dry run of one exchange of every bucket on meta tensors.
+
+    Attributes:
+        bills: what a round of each bucket costs.
+        words: for each bucket, one number a replica, in which they tell of a NaN; see `Plan.word`.
+    """
+
+    def __init__(self, session_context: SessionContext, names: Sequence[Sequence[str]]) -> None:
+        self._context = session_context
+        self._plan = plan = Plan(session_context, names)
+        self.buckets = plan.buckets
+        each = range(len(self.buckets))
+        self._pieces = [plan.piece(i, session_context.coordinate.near) for i in each]
+        self._states: list[State] = [
+            plan.first_state(i, session_context.coordinate, bucket.device)
+            for i, bucket in enumerate(self.buckets)
+        ]
+        rehearsals = [DryRun() for _ in each]
+        self.costs = [plan.run_dry(i, rehearsals[i]) for i in each]
+        self._buffers = [Buffers(*each) for each in zip(self._pieces, self._states, rehearsals, strict=True)]
+        self.words = [
+            plan.nonfinite_flags(i, bucket.device if session_context.in_stream else "cpu")
+            for i, bucket in enumerate(self.buckets)
+        ]
+        self._phases = [0 for _ in each]
+
+    # ---- exchanges ------------------------------------------------------------------------------------
+
+    def talk(
+        self, i: int, x: Tensor, finite_probe: Tensor | None = None, **moment: Any
+    ) -> Generator[Request, Any, Outcome]:
+        """The exchange of bucket `i`; `moment` is what else its context says of when it takes place."""
+        bucket, session_context = self.buckets[i], self._context
+        self._enter_phase(i, moment["step"])
+        share = bucket.numel / session_context.numel
+        moment = {**moment, "total": finite_probe, "share": share}
+        ctx = self._plan.context(i, session_context.coordinate, x, self._buffers[i], self.words[i], **moment)
+        return session_context.topology.conduct(x, self._pieces[i].compressor, self._states[i], ctx)
+
+    def _enter_phase(self, i: int, step: int) -> None:
+        """Where payloads have other shapes from now on, take the bill and scratch memory anew."""
+        bucket = self.buckets[i]
+        phase = bisect_right(bucket.compressor.changes, step)
+        if phase != self._phases[i]:
+            dry_run = DryRun()
+            self.costs[i] = self._plan.run_dry(i, dry_run, step=step)
+            self._buffers[i].scratch_anew(bucket.device, dry_run)
+            self._phases[i] = phase
+
+    @property
+    def stages(self) -> dict[str, int]:
+        """How many times the longest exchange speaks on each axis, and once more after a NaN.
+
+        As buckets are cut, and as they would be were they as large as can be; in all phases.
+        """
+        session_context = self._context
+        most: Counter[str] = Counter()
+        for cost in self.costs:
+            most |= cost.stages
+        names = [param.name for bucket in self.buckets for param in bucket.slices]
+        largest = group_names(sorted(names, key=self._kind), session_context.tensors, cap=sys.maxsize)
+        plan, first = (
+            Plan(session_context, largest, all_to_one=True),
+            AxisRank(0, session_context.coordinate.near.peers),
+        )
+        for i, bucket in enumerate(plan.buckets):
+            for step in (0, *bucket.compressor.changes):
+                most |= plan.run_dry(
+                    i, DryRun(), Coordinate(first, session_context.coordinate.here), step
+                ).stages
+        most[session_context.topology.scope] += 1
+        return dict(most)
+
+    def _kind(self, name: str) -> tuple[str, str]:
+        tensor = self._context.tensors[name]
+        return str(tensor.dtype), str(tensor.device)
+
+    def commit(self, outcomes: Mapping[int, Outcome], idle: Set[str] = frozenset()) -> None:
+        """Keep the states that a round has led to; of parameters that were `idle`, what was kept before."""
+        for i, outcome in outcomes.items():
+            old = self._states[i]
+            if not idle.isdisjoint(self.buckets[i].names):
+                self._keep(i, old, outcome.state, idle)
+            self._states[i] = dict(outcome.state)
+            for name, tensor in outcome.state.items():
+                if tensor is self._buffers[i].spares.get(name):
+                    self._buffers[i].spares[name] = old[name]
+
+    def _keep(self, i: int, old: State, new: State, idle: Set[str]) -> None:
+        """DDP throws the answer for these away, so that nothing of their state may have changed."""
+        before, after = self._views(i, old), self._views(i, new)
+        for key, kept in after.items():
+            if key[0] in idle and kept.tensor.data_ptr() != before[key].tensor.data_ptr():
+                kept.tensor.copy_(before[key].tensor)
+
+    # ---- state by parameter ---------------------------------------------------------------------------
+
+    def named_state(self) -> Fields:
+        """All state that this rank keeps."""
+        views: Fields = {}
+        for i, state in enumerate(self._states):
+            views |= self._views(i, state)
+        return views
+
+    def _views(self, i: int, state: State) -> Fields:
+        piece, mine = self._pieces[i], self._plan.keeps(i, self._context.coordinate)
+        views = named_state(piece, {field: t for field, t in state.items() if field not in mine})
+        for field, span in mine.items():
+            views |= topology_state(piece, span, field, state[field])
+        return views
+
+    @cached_property
+    def layout(self) -> dict[tuple[str, str], list[StateSlice | None]]:
+        """Who keeps what of each (parameter, field): by rank of the node, or of all for the topology's own.
+
+        On meta tensors. Which pairs there are does not depend on how buckets are cut.
+        """
+        session_context = self._context
+        near = [
+            AxisRank(rank, session_context.coordinate.near.peers)
+            for rank in range(session_context.coordinate.near.peers)
+        ]
+        parts: dict[tuple[str, str], list[StateSlice | None]] = {}
+        for i, bucket in enumerate(self.buckets):
+            pieces = [self._plan.piece(i, place) for place in near]
+            _note(parts, [named_state(piece, piece.compressor.init(piece.like())) for piece in pieces])
+            for param, compressor in zip(bucket.slices, bucket.chosen, strict=True):
+                parts |= {(param.name, field): [] for field in session_context.topology.fields(compressor)}
+            _note(parts, [self._stretches(i, coordinate) for coordinate in session_context.coordinates])
+        return parts
+
+    def _stretches(self, i: int, coordinate: Coordinate) -> Fields:
+        """What the topology keeps there, of bucket `i`."""
+        piece, found = self._plan.piece(i, coordinate.near), Fields()
+        for field, (start, stop) in self._plan.keeps(i, coordinate).items():
+            meta = torch.empty(stop - start, dtype=state_dtype(piece.dtype), device="meta")
+            found |= topology_state(piece, (start, stop), field, meta)
+        return found
+
+    def widths(self) -> dict[tuple[str, str], tuple[bool, int]]:
+        """Of each (parameter, field) whether all ranks keep it in common, and its number of elements."""
+        found = {}
+        for (name, field), parts in self.layout.items():
+            some = next((part for part in parts if part is not None), None)
+            together = is_topologys(field) or (some is not None and some.shared)
+            found[name, field] = together, self._context.tensors[name].numel() if some is None else some.width
+        return found
+
+    def gathered(self) -> Generator[Request, Any, Fields]:
+        """All state of this rank's node, put together from what its ranks keep; the topology's, of all."""
+        mine = self.named_state()
+        whole: Fields = {}
+        for key, (together, width) in self.widths().items():
+            device = self._context.device or self._context.tensors[key[0]].device
+            full = torch.zeros(width, dtype=self._dtype(key), device=device)
+            if key in mine:
+                full[mine[key].start : mine[key].start + mine[key].tensor.numel()] = mine[key].tensor
+            if len(self.layout[key]) > 1:
+                axis = self._context.topology.scope if is_topologys(key[1]) else NODE
+                yield AllGatherInto(full, _spans(self.layout[key]), axis)
+            whole[key] = StateSlice(full, together, 0, width)
+        return whole
+
+    def _dtype(self, key: tuple[str, str]) -> torch.dtype:
+        """The type of a field, wherever it is kept; where it is kept nowhere, of what would be there."""
+        kept = next((part.tensor.dtype for part in self.layout[key] if part is not None), None)
+        return kept or state_dtype(self._context.tensors[key[0]].dtype)
+
+    def restore(self, whole: Mapping[tuple[str, str], Tensor]) -> set[str]:
+        """Take what is this rank's of the state that `gathered` gave, here or in another run.
+
+        What the topology owed for a parameter of which it now keeps nothing, every rank owes: the mean of
+        what is owed stays the same. Returns the parameters of which that was more than zeros.
+        """
+        mine = self.named_state()
+        for key, kept in mine.items():
+            if key in whole:
+                kept.tensor.copy_(_of(whole[key], kept))
+        orphans = {
+            key: new_residual
+            for key, new_residual in whole.items()
+            if is_topologys(key[1]) and not any(self.layout.get(key, ()))
+        }
+        for (name, _), new_residual in orphans.items():
+            for field in self.residuals(name):
+                if (name, field) in mine:
+                    mine[name, field].tensor.add_(_of(new_residual, mine[name, field]))
+        return {name for (name, _), new_residual in orphans.items() if bool(new_residual.any())}
+
+    def residuals(self, name: str) -> list[str]:
+        """The field in which ranks owe of a parameter; none, or one: of several the outermost."""
+        fields = [field for each, field in self.layout if each == name and _last(field) == "residual"]
+        return sorted(fields, key=len)[:1]
+
+
+def _of(whole: Tensor, kept: StateSlice) -> Tensor:
+    return whole[kept.start : kept.start + kept.tensor.numel()]
+
+
+def _last(field: str) -> str:
+    return field.rpartition(".")[2]
+
+
+def is_topologys(field: str) -> bool:
+    """Whether a state field is the topology's own."""
+    return field.startswith("topology.")
+
+
+def _note(parts: dict[tuple[str, str], list[StateSlice | None]], by_rank: Sequence[Fields]) -> None:
+    for key in dict.fromkeys(key for kept in by_rank for key in kept):
+        parts[key] = [kept.get(key) for kept in by_rank]
+
+
+def _spans(parts: Sequence[StateSlice | None]) -> Spans:
+    """The stretch of each rank; an empty one where it keeps nothing."""
+    return tuple((0, 0) if part is None else (part.start, part.start + part.tensor.numel()) for part in parts)

@@ -1,0 +1,209 @@
+"""What rounds cost: bytes, seconds, and how many of these training has waited."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tacit.timelines import Span
+
+KEPT = 1000
+"""How many of the last rounds and steps are told one by one."""
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What one round cost on this rank.
+
+    Attributes:
+        bytes_out: sent by this rank, by the formulas of the collectives.
+        seconds: from the first bucket's start to the last one's landing.
+        exposed_seconds: of these, how long the training waited.
+        apart_seconds: since the round before; None for the first.
+        void: whether a gradient was not finite, so that nothing was kept of the round.
+        span: when it began and ended, as `time.perf_counter` has it.
+        waits: when training waited for it.
+    """
+
+    round: int
+    step: int
+    bytes_out: int
+    seconds: float
+    exposed_seconds: float
+    apart_seconds: float | None
+    skipped: bool = False
+    span: Span = Span(0.0, 0.0)
+    waits: tuple[Span, ...] = ()
+
+
+@dataclass
+class Totals:
+    """Sums over all rounds of a session."""
+
+    rounds: int = 0
+    skipped_rounds: int = 0
+    bytes_out: int = 0
+    closing_bytes_out: int = 0
+    seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    apart_seconds: float = 0.0
+    exposed_when_apart: float = 0.0
+    applied: int = 0
+    lag: int = 0
+
+
+class RoundTimer:
+    """Takes the time of one round."""
+
+    def __init__(self) -> None:
+        self.begun: float | None = None
+        self._waits: tuple[tuple[Span, ...], float | None] = ((), None)  # replaced at once: two threads look
+
+    def begin(self) -> None:
+        """A lot of the round is on its way."""
+        if self.begun is None:
+            self.begun = time.perf_counter()
+
+    def wait(self) -> bool:
+        """Training waits for it from now on; whether it did not before."""
+        before, since = self._waits
+        if since is None:
+            self._waits = before, time.perf_counter()
+        return since is None
+
+    def go_on(self) -> None:
+        """Training no longer waits for it."""
+        self._waits = self.waits(time.perf_counter()), None
+
+    def waits(self, now: float) -> tuple[Span, ...]:
+        """When training has waited for it, up to now."""
+        before, since = self._waits
+        return before if since is None else (*before, Span(since, now))
+
+
+class CommStats:
+    """Adds up what rounds cost.
+
+    Attributes:
+        records: the last thousand rounds.
+        steps: how many steps had been taken, and when by `time.perf_counter`; the last thousand.
+        closing: whether what is sent from now on is sent by closing the session, and not by training.
+    """
+
+    def __init__(self) -> None:
+        self.records: deque[RoundRecord] = deque(maxlen=KEPT)
+        self.steps: deque[tuple[int, float]] = deque([(0, time.perf_counter())], maxlen=KEPT + 1)
+        self.totals = Totals()
+        self.closing = False
+        self._last_end: float | None = None
+
+    def stepped(self, steps: int) -> None:
+        """So many steps have been taken now."""
+        self.steps.append((steps, time.perf_counter()))
+
+    def ended(
+        self,
+        watch: RoundTimer,
+        round: int,
+        step: int,
+        bytes_out: int,
+        skipped: bool,
+        measured: tuple[float, float] | None = None,
+    ) -> float:
+        """All lots of a round have landed; returns how many seconds it was under way.
+
+        `measured`: how many these are, and of how many training waited, where a device has measured it.
+        """
+        now = time.perf_counter()
+        begun = now if watch.begun is None else watch.begun
+        waits = watch.waits(now)
+        if measured is not None:
+            took, waited = measured
+            now = begun + took
+            waits = (Span(now - waited, now),) if waited else ()
+        record = RoundRecord(
+            round=round,
+            step=step,
+            bytes_out=bytes_out,
+            seconds=now - begun,
+            exposed_seconds=sum([until - since for since, until in waits]),
+            apart_seconds=now - self._last_end if self._last_end is not None else None,
+            skipped=skipped,
+            span=Span(begun, now),
+            waits=waits,
+        )
+        self._last_end = now
+        self.records.append(record)
+        self._add(record)
+        return record.seconds
+
+    def sent(self, bytes_out: int) -> None:
+        """This rank has sent so many bytes."""
+        if self.closing:
+            self.totals.closing_bytes_out += bytes_out
+        else:
+            self.totals.bytes_out += bytes_out
+
+    def applied(self, lag: int) -> None:
+        """An answer was applied, so many steps after its round had left."""
+        self.totals.applied += 1
+        self.totals.lag += lag
+
+    def _add(self, record: RoundRecord) -> None:
+        totals = self.totals
+        totals.rounds += 1
+        totals.skipped_rounds += record.skipped
+        self.sent(record.bytes_out)
+        totals.seconds += record.seconds
+        totals.exposed_seconds += record.exposed_seconds
+        if record.apart_seconds is not None:
+            totals.apart_seconds += record.apart_seconds
+            totals.exposed_when_apart += record.exposed_seconds
+
+    def metrics(self, steps: int, dense_bytes: float) -> dict[str, float]:
+        """The numbers of `Session.metrics`.
+
+        `dense_bytes`: what DDP's own all-reduce would send of a rank in one step.
+        """
+        totals = self.totals
+        share = totals.exposed_when_apart / totals.apart_seconds if totals.apart_seconds else 0.0
+        dense = dense_bytes * steps
+        return {
+            "steps": steps,
+            "rounds": totals.rounds,
+            "void_rounds": totals.skipped_rounds,
+            "bytes_out": totals.bytes_out,
+            "closing_bytes_out": totals.closing_bytes_out,
+            "ddp_bytes_out": dense,
+            "exchange_seconds": totals.seconds,
+            "exposed_seconds": totals.exposed_seconds,
+            "compute_share": 1.0 - share,
+            "compression": _ratio(dense, totals.bytes_out),
+            "lag": totals.lag / totals.applied if totals.applied else 0.0,
+        }
+
+
+_SUMS = ("rounds", "void_rounds", "bytes_out", "closing_bytes_out", "exchange_seconds", "exposed_seconds")
+
+
+def _ratio(dense: float, sent: float) -> float:
+    """How many times less was sent; 1 where there was nothing to send. Nothing counts as one byte."""
+    return dense / max(sent, 1) if dense else 1.0
+
+
+def joined(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of several levels as one: sums, and each level's own rounds and bytes.
+
+    `compression` is of all that they sent, `lag` that of the farthest.
+    """
+    total: dict[str, float] = {key: levels[-1][key] for key in ("steps", "ddp_bytes_out")}
+    for key in _SUMS:
+        total[key] = sum(level[key] for level in levels)
+    total["compression"] = _ratio(total["ddp_bytes_out"], total["bytes_out"])
+    total["lag"] = levels[-1]["lag"]
+    total["compute_share"] = max(0.0, 1.0 - sum(1.0 - level["compute_share"] for level in levels))
+    for i, level in enumerate(levels):
+        total |= {f"{key}_{i}": level[key] for key in ("rounds", "bytes_out")}
+    return total
