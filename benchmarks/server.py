@@ -4,7 +4,8 @@
     python benchmarks/server.py --quick    # about 2 minutes: fewer rounds and runs, and no promise is judged
     python benchmarks/server.py --only rate,slow,kills
 
-* `rate`: 4 workers push 100 MB of fp32, 50 tensors in the buckets that `attach` would cut, and pull their mean;
+* `rate`: 4 workers push 100 MB of fp32, 50 tensors in the buckets that `attach` would cut, and pull their
+mean;
   links of 1 Gbit/s, with one server and with two, in turns in one run. What counts are bytes through the
   servers' links, both ways added up, against what one link carries one way after the other: 800 MB in 6.4 s.
   Both ways at once it could be twice that.

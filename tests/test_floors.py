@@ -7,46 +7,22 @@ import pytest
 
 SRC = Path(__file__).resolve().parent.parent / "src" / "tacit"
 FLOORS = [
-    {
-        "errors",
-        "contracts",
-        "checks",
-        "cluster",
-        "records",
-        "exchanges",
-        "files",
-        "kernels",
-        "predictors",
-        "ranges",
-        "timelines",
-    },
-    {
-        "rounds",
-        "compressors",
-        "topologies",
-        "overlap",
-        "merges",
-        "transports",
-        "engine",
-        "testbed",
-        "reports",
-        "optim",
-    },
-    {"strategy", "buckets"},
+    {"errors", "contracts", "checks", "files", "json_lines", "kernels", "ranges", "timelines"},
+    {"rounds", "compressors", "topologies", "overlap", "merges", "exchange", "transports", "prediction", "optim"},
+    {"strategy"},
     {"algorithms", "session"},
-    {"doors", "server"},
-    {"recipes"},
+    {"hooks", "server"},
+    {"lab"},
     {"cli"},
 ]
-# On the lowest floor the words come first: everything may use the errors, exchanges speak in contracts, and
-# a check knows what a compressor is, and predictors check what they are given. Timelines are records of
-# another file. Whatever writes a file does it by `files`.
+# Everything may use the errors. A check knows what a compressor is. Compressors and topologies combine
+# exchanges, and what is predicted is sent by compressors.
 BENEATH = {
-    "exchanges": {"contracts"},
     "checks": {"contracts"},
-    "predictors": {"checks", "files"},
-    "records": {"files"},
-    "timelines": {"records"},
+    "timelines": {"json_lines"},
+    "compressors": {"exchange"},
+    "topologies": {"exchange"},
+    "prediction": {"compressors", "exchange"},
 }
 FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names}
 MODULES = sorted(p for p in SRC.rglob("*.py") if p != SRC / "__init__.py")

@@ -514,7 +514,8 @@ class Context:
         spans: which stretch each rank of the node takes care of; for topologies by node.
         word: numbers to be averaged over all replicas along the way; for topologies. The first `replicas` of
             them, one a replica, tell of a NaN.
-        total: to be added up as `AllReduce` says, over what this rank itself gives, a number for each `AllReduce`; see
+        total: to be added up as `AllReduce` says, over what this rank itself gives, a number for each
+        `AllReduce`; see
             `exchanges.watched`. For topologies.
         share: of the model's elements, how much travels in this exchange.
         step: attempts of the optimizer so far; `round`: finished rounds so far.
@@ -888,8 +889,8 @@ class Topology(ABC):
         """State of its own: field -> the stretch of a tensor of `numel` elements that it is about.
 
         `here`: this rank's place where compressors meet; the stretches of all ranks there cover the tensor
-        once. The fields begin with "topology.", start as zeros, are zeros where `OneShotUse.others` speak, are
-        in units of the mean, and stand in the state beside the compressor's.
+        once. The fields begin with "topology.", start as zeros, are zeros where `OneShotUse.others` speak,
+        are in units of the mean, and stand in the state beside the compressor's.
         """
         return {}
 
@@ -1069,9 +1070,9 @@ class Transport(Protocol):
     def post(self, request: Collective, stage: int, param: str) -> Posted:
         """Start a collective.
 
-        All members of the axis post the requests of one `stage` (the how-manieth request of its exchange on that
-        axis) in the same order. `slot` names the exchange: no two requests of one slot, axis and stage are
-        under way at once.
+        All members of the axis post the requests of one `stage` (the how-manieth request of its exchange on
+        that axis) in the same order. `slot` names the exchange: no two requests of one slot, axis and stage
+        are under way at once.
         """
 
 

@@ -1,4 +1,4 @@
-"""Rank 1 is killed as DDP's buckets become the buckets, or a checkpoint is put together; what the others say."""
+"""Rank 1 is killed as DDP's buckets become ours, or a checkpoint is put together; what the others say."""
 
 import json
 import os

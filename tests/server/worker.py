@@ -90,7 +90,7 @@ def trained(
 
 
 def equal(groups: list[list[str]]) -> None:
-    """Each algorithm with servers beside the same without; one server has the buckets that there are without."""
+    """Each algorithm with servers beside the same without; one server has the same buckets."""
     (powersgd,) = parse("powersgd:rank=2").levels
     pairs: list[tuple[str | tacit.Strategy, str | tacit.Strategy, float]] = [
         ("ps", "ddp", 1e-6),

@@ -8,7 +8,8 @@ The paper's method, with M nodes of G ranks:                        here:
                                                                         blocking=BF16(), of progress
     cycling: every B batches, received W batches later              Cycling(period=B, delay=W), fp32
     x <- (2S x + sum_i x_i) / (2S + P)                              StaleMean(), P nodes, lag S
-    local synchronization off in all but every L-th batch           NodeRounds(...), from the landing to the next
+    local synchronization off in all but every L-th batch           NodeRounds(...), from the landing to the
+    next
                                                                         round
     plateau of the loss: B, L halved, W one less; at B = 1 reset    Cycling.observe; session.observe(loss)
 

@@ -20,7 +20,8 @@ fewer bytes from 3 ranks on. Of what was sent a part then waits, though its mome
 
 Differences from the paper: the k entries are chosen over a whole bucket, exactly, not by a sampled threshold
 tensor by tensor; the warm-up is in steps, not epochs; clipping is off by default, as in the authors' code,
-and bucket by bucket. Biases and norms are sent densely in the same message, with momentum and without masking.
+and bucket by bucket. Biases and norms are sent densely in the same message, with momentum and without
+masking.
 """
 
 from __future__ import annotations

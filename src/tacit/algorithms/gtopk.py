@@ -12,8 +12,8 @@ The paper's algorithm 4, on each worker r:          here:
 
 Differences from the paper: an entry that one merge rejects stays owed also where it comes into M by way of
 other workers, so that nothing is lost; ranks swap, and nothing is broadcast; any number of ranks. The k
-entries are chosen over a whole bucket, not tensor by tensor; biases and norms are sent densely, in a message of
-their own. The paper warms up with larger ratios for a few epochs: `Scheduled` does that.
+entries are chosen over a whole bucket, not tensor by tensor; biases and norms are sent densely, in a message
+of their own. The paper warms up with larger ratios for a few epochs: `Scheduled` does that.
 """
 
 from __future__ import annotations

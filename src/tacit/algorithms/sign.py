@@ -12,8 +12,8 @@ feedback of its own: fewer bytes from 3 ranks on (`efsign` is that, by blocks).
 The learning rate is applied after the mean, by the optimizer, where the paper has p_r = lr g_r + e_r; so that
 it comes to the same, e_r follows the learning rate (`ErrorFeedback.rescale`).
 
-Differences from the paper: one magnitude for all tensors of a bucket; biases and norms are sent densely in the
-same message.
+Differences from the paper: one magnitude for all tensors of a bucket; biases and norms are sent densely in
+the same message.
 """
 
 from __future__ import annotations

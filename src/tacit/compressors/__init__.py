@@ -19,10 +19,6 @@ from tacit.compressors.terngrad import TernGrad
 from tacit.compressors.threshold import Threshold
 from tacit.compressors.topk import TopK
 from tacit.compressors.wrappers import ErrorFeedback, Partition
-from tacit.prediction.nowcaster import Nowcast
-from tacit.prediction.predicted import Predicted
-from tacit.prediction.predictive_coding import PredictiveCoding
-from tacit.prediction.server_prediction import Pulled
 
 __all__ = [
     "BF16",
@@ -38,13 +34,9 @@ __all__ = [
     "MajoritySign",
     "MomentumCorrection",
     "Natural",
-    "Nowcast",
     "OneBit",
     "Partition",
     "PowerSGD",
-    "Predicted",
-    "PredictiveCoding",
-    "Pulled",
     "RandomK",
     "Scheduled",
     "Sign",

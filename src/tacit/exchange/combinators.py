@@ -25,7 +25,7 @@ from tacit.contracts import (
 T = TypeVar("T")
 
 RIDES_ALONG = 1 << 16
-"""Bytes up to which a `AllReduce` travels inside a `AllGather` or `AllToAll` of its axis, not in a message of its own."""
+"""Bytes up to which an `AllReduce` travels inside an `AllGather` or `AllToAll` of its axis, in one message."""
 
 
 # ---- many as one --------------------------------------------------------------------------------------
@@ -47,9 +47,9 @@ def watched(
 ) -> Generator[Request, Any, T]:
     """Run `exchange` with `word` averaged beside it, and with what this rank gives to its means added up.
 
-    None: without. `total`: of shape (n,); the first `AllReduce` adds to its first number, and so on; those behind
-    the last to the last. So it can be told who had a NaN first: what a rank gives to a later `AllReduce` may come
-    from what it was answered.
+    None: without. `total`: of shape (n,); the first `AllReduce` adds to its first number, and so on; those
+    behind the last to the last. So it can be told who had a NaN first: what a rank gives to a later
+    `AllReduce` may come from what it was answered.
     """
     if nonfinite_flags is not None:
         exchange = _beside(exchange, say(nonfinite_flags))
@@ -132,9 +132,9 @@ def _answered(
 def fuse(exchanges: Sequence[Generator[Request, Any, Any]]) -> Generator[Request, Any, list[Any]]:
     """Run several exchanges side by side, request by request; like requests travel as one message.
 
-    A small `AllReduce` rides inside a `AllGather` or `AllToAll` of its axis, and is averaged on arrival: one message
-    costs less than two. Requests that cannot be joined follow one another, in an order that is equal on all
-    ranks.
+    A small `AllReduce` rides inside a `AllGather` or `AllToAll` of its axis, and is averaged on arrival: one
+    message costs less than two. Requests that cannot be joined follow one another, in an order that is equal
+    on all ranks.
     """
     outcomes: dict[int, Any] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(exchanges)))

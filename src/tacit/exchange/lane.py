@@ -78,10 +78,10 @@ class Lane:
     """Runs exchanges: it starts them in the order they came, and resumes each when its answer is there.
 
     Many are under way at once, so that no link idles while another exchange is on another link or computes.
-    But the messages of one stage on one axis leave in the order of the exchanges: a request that comes early is
-    held until all earlier exchanges have posted theirs, or have ended. So all ranks post in one order, and as
-    the earliest exchange never waits for a later one, no two ranks can wait for each other. The first failure
-    ends everything that is under way, and everything that comes later, with that error.
+    But the messages of one stage on one axis leave in the order of the exchanges: a request that comes early
+    is held until all earlier exchanges have posted theirs, or have ended. So all ranks post in one order, and
+    as the earliest exchange never waits for a later one, no two ranks can wait for each other. The first
+    failure ends everything that is under way, and everything that comes later, with that error.
 
     The work is done by a thread of the lane's own, but for light jobs: those are started by the thread that
     submits them and resumed by the one that brings the answer, as on busy cores each change of threads costs

@@ -51,7 +51,8 @@ class AtWork(Protocol):
 
 
 def save(strategy: AnyStrategy, levels: Sequence[AtWork]) -> dict[str, Any]:
-    """The state as a dict of plain values and tensors (copies). A collective call where ranks share buckets out.
+    """The state as a dict of plain values and tensors (copies). A collective call where ranks
+    share buckets out.
 
     Tensors are keyed by parameter, under `shared/` where they are equal on all ranks, under `node{m}/` where
     they are a node's and under `rank{r}/` where they are this rank's own, so that

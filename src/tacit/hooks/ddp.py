@@ -128,7 +128,7 @@ class _Whole:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A parameter of bucket `bucket`, or `slots` of them, lies in the bucket at `start`, and in the bucket at `to`."""
+    """Where parameters lie: `slots` of bucket `bucket`, at `start` in DDP's bucket and at `to` in ours."""
 
     bucket: int
     start: int
@@ -304,7 +304,7 @@ class GradientHook:
             raise misfit([name for i, name in self._names.items() if i not in self._arrived], "unfrozen")
 
     def _flat(self, i: int) -> Tensor:
-        """Where a bucket is put together: the same in all rounds, where buckets never settle on the buckets."""
+        """Where a bucket is put together; the same memory in all rounds, where DDP's buckets are never ours."""
         if self.late is not None:
             return self.late.flats[i]
         bucket = self._session.buckets[i]

@@ -16,9 +16,9 @@ BLOCK = 1 << 16
 class DelayedMeans:
     """For each bucket a buffer, with the gradient that is under way, and then the mean that it has become.
 
-    A backward first waits for the round of the one before it. From then on each bucket is taken over as DDP has
-    filled it: its gradient goes into the buffer and on its way, and the mean that was there goes to DDP. So
-    one round is under way at a time, and every exchange finds the state that the one before it has left.
+    A backward first waits for the round of the one before it. From then on each bucket is taken over as DDP
+    has filled it: its gradient goes into the buffer and on its way, and the mean that was there goes to DDP.
+    So one round is under way at a time, and every exchange finds the state that the one before it has left.
 
     Waiting at the beginning costs little: where rounds take longer than computing, the wire would be busy
     until then anyway. The first step, and those of a warm-up, are synchronous: DDP gets that step's mean,
@@ -61,7 +61,7 @@ class DelayedMeans:
         self._began_at = session.step
 
     def swap_(self, i: int, start: int, gradient: Tensor) -> None:
-        """Put a gradient into the buffer of bucket `i` at `start`, and the mean that was there in its place."""
+        """Swap a gradient with the mean that lies in the buffer of bucket `i` at `start`."""
         mean = self.flats[i][start : start + gradient.numel()]
         if not on_host(gradient):
             between = mean.clone()

@@ -110,7 +110,7 @@ class Replica:
             yield here if there.dim() == 1 else here.view(place.shape), there
 
     def params(self, i: int) -> Tensor:
-        """The parameters of bucket `i` with what rounding took away; good until the next bucket is asked for."""
+        """The parameters of bucket `i` before rounding; good until the next bucket is asked for."""
         bucket = self._buckets[i]
         params = self._now[bucket.dtype][: bucket.numel]
         self.read(i, params)
@@ -134,7 +134,7 @@ class Replica:
         return x if self.put[i] is None else self._wide[x.dtype][: len(x)].copy_(x)
 
     def narrowed(self, i: int, x: Tensor) -> Tensor:
-        """`x`, of bucket `i`, in the bucket's type: itself, or a copy that is good until the next bucket's."""
+        """`x`, of bucket `i`, in the bucket's type: itself, or a copy that is good until the next one."""
         return x if self.put[i] is None else self._rounded[self._buckets[i].dtype][: len(x)].copy_(x)
 
     def write(self, i: int, params: Tensor) -> None:

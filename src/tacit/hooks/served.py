@@ -123,9 +123,9 @@ def lot_cap(
 ) -> int:
     """How many bytes of parameters travel in a bucket; at most those of DDP's `bucket`.
 
-    A server answers a bucket when it has all of it, and answers one while it receives the next. With n buckets, a
-    round takes 1 + 1 / n times as long as a push alone, and not twice as long: so a server has many buckets,
-    unless compressed ones would be so small that messages themselves cost more.
+    A server answers a bucket when it has all of it, and answers one while it receives the next. With n
+    buckets, a round takes 1 + 1 / n times as long as a push alone, and not twice as long: so a server has
+    many buckets, unless compressed ones would be so small that messages themselves cost more.
     """
     share = _heavier(strategy, workers)
     if share is None:
@@ -154,7 +154,7 @@ def cut_by_home(
     cap: int,
     rules: Mapping[str, int | None] | None = None,
 ) -> list[list[str]]:
-    """Buckets of parameters that have one home, and are moved by one rule, in the order of the first of each."""
+    """Buckets of parameters on one server and with one optimizer, in the order of the first of each."""
     place = {name: i for i, name in enumerate(names)}
     kinds = {name: (homes[name], None if rules is None else rules[name]) for name in names}
     buckets = [

@@ -1,9 +1,13 @@
-"""What an element of a model will do next, told from what it did: one file a predictor."""
+"""What foretells changes: predictors, and the compressors that send only what a prediction misses."""
 
 from tacit.prediction.extrapolation import Exponential, Linear, Persistent, Stale
 from tacit.prediction.loading import trained
 from tacit.prediction.mp2_network import MP2
+from tacit.prediction.nowcaster import Nowcast
+from tacit.prediction.predicted import Predicted
+from tacit.prediction.predictive_coding import PredictiveCoding
 from tacit.prediction.predictor import KINDS, Predictor, Seen, in_a_row, kind_of
+from tacit.prediction.server_prediction import Pulled
 from tacit.prediction.wnn_network import WNN
 
 __all__ = [
@@ -12,8 +16,12 @@ __all__ = [
     "WNN",
     "Exponential",
     "Linear",
+    "Nowcast",
     "Persistent",
+    "Predicted",
+    "PredictiveCoding",
     "Predictor",
+    "Pulled",
     "Seen",
     "Stale",
     "in_a_row",

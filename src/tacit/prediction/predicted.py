@@ -46,9 +46,9 @@ class Predicted(Budgeted):
     entries that were heard of as long ago as those for which they are used, and nothing travels for it: the k
     entries are within the budget. A predictor that is wrong comes to a gain of about 0, which is `Stale`.
 
-    What a rank's own x was where it has not been sent is lost, as in the paper, unless the merge is `LocalResidual`.
-    `ErrorFeedback` around this would owe it, which with momentum in the optimizer lets it be applied twice,
-    and diverges.
+    What a rank's own x was where it has not been sent is lost, as in the paper, unless the merge is
+    `LocalResidual`. `ErrorFeedback` around this would owe it, which with momentum in the optimizer lets it be
+    applied twice, and diverges.
 
     State, equal on all ranks, beside that of `Budgeted`: of each entry `last` and `before`, the changes that
     were heard of, and in int16 `age` and `gap`, for how many rounds each was the last one: in fp32 the memory

@@ -26,10 +26,10 @@ class PredictiveCoding(Wrapper):
         r       <- the answer of the one inside to x - p        its bytes
         answer  <- p + r
 
-    Put it around `ErrorFeedback`, or use the merge `LocalResidual`: what of x - p is not said is then owed, or kept in
-    the replica, wrong predictions included, so that a prediction can be late but never wrong for long: all
-    answers and what is left add up to all that was given. Meant for progress over several steps, which is
-    more alike from round to round than gradients are.
+    Put it around `ErrorFeedback`, or use the merge `LocalResidual`: what of x - p is not said is then owed,
+    or kept in the replica, wrong predictions included, so that a prediction can be late but never wrong for
+    long: all answers and what is left add up to all that was given. Meant for progress over several steps,
+    which is more alike from round to round than gradients are.
 
     DIANA (Mishchenko et al. 2019) and EF21 (Richtarik, Sokolov & Fatkhullin 2021) send compressed differences
     too: to each worker's own last estimate, which it and the server keep. Here one prediction, of the

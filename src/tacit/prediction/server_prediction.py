@@ -122,7 +122,8 @@ class ServerPrediction(Dense):
     Attributes:
         by: predicts, and knows whose turn it is.
         numel: entries of the bucket.
-        seed: of the session; `name`, `prefix`: of the bucket, and of what speaks of it. Turns follow from these.
+        seed: of the session; `name`, `prefix`: of the bucket, and of what speaks of it. Turns follow from
+        these.
     """
 
     entrywise: ClassVar[bool] = False

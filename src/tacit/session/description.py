@@ -111,7 +111,8 @@ def detail(
     yield f"strategy: {strategy}"
     yield from _chosen(choice)
     for i, (bucket, out) in enumerate(zip(buckets, sent, strict=True)):
-        yield f"bucket {i}: {_count(len(bucket.slices), 'parameter')}, {_bytes(_size(bucket))} of {bucket.dtype}"
+        parameters, size = _count(len(bucket.slices), "parameter"), _bytes(_size(bucket))
+        yield f"bucket {i}: {parameters}, {size} of {bucket.dtype}"
         yield f"  sends at most {out:,} bytes a rank and round, by {choice.topology}"
         for compressor in dict.fromkeys(bucket.chosen):
             pairs = zip(bucket.slices, bucket.chosen, strict=True)

@@ -17,7 +17,7 @@ MEANS = 4
 
 
 class BucketHealth:
-    """What the device notes of one bucket while it is exchanged; nothing of it is read until the round is over.
+    """What the device notes of one bucket while it is exchanged; it is read when the round is over.
 
     Args:
         word: as `Plan.word` makes it: what ranks tell each other of NaN, of idle parameters, of overflow.

@@ -80,9 +80,9 @@ class PendingRound:
 class Session:
     """A strategy at work on named tensors.
 
-    State is made eagerly, by a dry run of one exchange of every bucket on meta tensors. A round exchanges every
-    bucket once; the new states replace the old ones only when all buckets have landed, so that a round that fails
-    leaves no trace.
+    State is made eagerly, by a dry run of one exchange of every bucket on meta tensors. A round exchanges
+    every bucket once; the new states replace the old ones only when all buckets have landed, so that a round
+    that fails leaves no trace.
 
     Args:
         strategy: what to do.
@@ -194,7 +194,7 @@ class Session:
 
     @property
     def costs(self) -> list[Cost]:
-        """What a round of each bucket costs on this rank, at most; `metrics` counts what was really posted."""
+        """What a round of each bucket costs this rank at most; `metrics` counts what was really posted."""
         return self._store.costs
 
     @property
@@ -668,8 +668,8 @@ class Session:
     def agree(self, xs: Sequence[Tensor]) -> bool:
         """Whether the buckets need more than a round for all to agree; then `xs` now are what they agree on.
 
-        Of all buckets at once: a server ends a round without the workers that meet, bucket by bucket, and one that
-        meets in one bucket and not yet in the next would wait for another that waits for its push there.
+        Of all buckets at once: a server ends a round without the workers that meet, bucket by bucket, and one
+        that meets in one bucket and not yet in the next would wait for another that waits for its push there.
 
         Raises:
             RoundError: it failed, or an earlier exchange did.
@@ -721,8 +721,8 @@ class Session:
     def verify(self, buckets: Collection[int] | None = None) -> None:
         """Keep the rounds of which the device has noted nothing wrong; a call for what is `in_stream`.
 
-        Waits for the rounds of these buckets, of all where not said, until the device has run them. To be called
-        before anything of their answers is applied for good.
+        Waits for the rounds of these buckets, of all where not said, until the device has run them. To be
+        called before anything of their answers is applied for good.
 
         Raises:
             NonFinite: as `open`.

@@ -45,7 +45,7 @@ class Buffers:
 
 
 class StateStore:
-    """Buckets and their states, as they are first; made by a dry run of one exchange of every bucket on meta tensors.
+    """Buckets and their first states, made by a dry run of one exchange of every bucket on meta tensors.
 
     Attributes:
         bills: what a round of each bucket costs.

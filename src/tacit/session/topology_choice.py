@@ -19,7 +19,8 @@ class Choice:
     """What was chosen, and why.
 
     Attributes:
-        sent: for each candidate, the bytes that the busiest rank sends where compressors meet, for all buckets
+        sent: for each candidate, the bytes that the busiest rank sends where compressors meet, for all
+        buckets
             once: in a round, or where parts have rounds of their own, in one of each. Empty where there was
             nothing to choose.
         prices: what a byte by each counts for.

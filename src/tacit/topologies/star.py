@@ -276,7 +276,7 @@ Pair: TypeAlias = tuple[Payload, PayloadSpec]
 
 @dataclass(frozen=True)
 class _Part:
-    """A request as it travels: payloads, each with how it is read, and how a mean of them is said in short."""
+    """A request as it travels: payloads, how each is read, and how a mean of them is encoded."""
 
     wish: ReduceEncoded | AllReduce
     pairs: tuple[Pair, ...]

@@ -51,8 +51,8 @@ class TwoPhase(OnAxis):
     is unbiased still, with the variance of two roundings; what a biased one loses is lost twice.
 
     Payloads that add up go by an all-reduce, which has two phases already. By an all-gather go those of
-    tensors with fewer blocks of 512 entries than there are ranks, and of the smaller parts of a `Partition`. Of
-    `Scheduled`, each goes as it would alone.
+    tensors with fewer blocks of 512 entries than there are ranks, and of the smaller parts of a `Partition`.
+    Of `Scheduled`, each goes as it would alone.
 
     Attributes:
         axis: as of `Flat`.

@@ -68,8 +68,8 @@ def encode(
     """`int8.encode_int8`, and `encode_int8_owed` where there are `residual` and `owed`."""
     has_feedback = residual is not None and new_residual is not None
     start_by_rows(
-        encode_kernel, x, BLOCK, 1, x, residual if has_feedback else x, new_residual if has_feedback else x, codes, units,
-        BLOCK=BLOCK, OWES=has_feedback, rows=ROWS_AT_A_TIME,
+        encode_kernel, x, BLOCK, 1, x, residual if has_feedback else x, new_residual if has_feedback else x,
+        codes, units, BLOCK=BLOCK, OWES=has_feedback, rows=ROWS_AT_A_TIME,
     )  # fmt: skip
 
 

@@ -58,7 +58,8 @@ def picked(counts: tensor, state: tensor, k: tensor, LEVEL: tl.constexpr) -> ten
 
 @jitted
 def tally_kernel(
-    x: tensor, residual: tensor, new_residual: tensor, counts: tensor, state: tensor, numel: tensor, k: tensor,
+    x: tensor, residual: tensor, new_residual: tensor, counts: tensor, state: tensor, numel: tensor, k:
+    tensor,
     PIECE: tl.constexpr, LEVEL: tl.constexpr, OWES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Count the kinds at this level, of those that are the k-th largest's above it. The first adds, too."""
@@ -95,7 +96,8 @@ def split_kernel(
 
 @jitted
 def write_kernel(
-    x: tensor, state: tensor, ends: tensor, index: tensor, values: tensor, new_residual: tensor, numel: tensor,
+    x: tensor, state: tensor, ends: tensor, index: tensor, values: tensor, new_residual: tensor, numel:
+    tensor,
     pieces: tensor, PIECE: tl.constexpr, LEVEL: tl.constexpr, OWES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write what is larger, and the first of what is equal, in the order of positions; owe nothing of it."""
@@ -150,7 +152,8 @@ def largest(
 
 @jitted
 def chunks_kernel(
-    x: tensor, residual: tensor, new_residual: tensor, index: tensor, values: tensor, numel: tensor, chunk: tensor,
+    x: tensor, residual: tensor, new_residual: tensor, index: tensor, values: tensor, numel: tensor, chunk:
+    tensor,
     k: tensor, BLOCK: tl.constexpr, OWES: tl.constexpr,
 ) -> None:  # fmt: skip
     """One chunk: its k-th largest rank bit by bit; then what is larger, and the first of what is equal."""
@@ -181,7 +184,7 @@ def in_chunks(
     """`select.select_in_chunks`, to the first places of `index` and `values`."""
     has_feedback, block = residual is not None and new_residual is not None, triton.next_power_of_2(chunk)
     start(
-        chunks_kernel, triton.cdiv(x.numel(), chunk), x, x, residual if has_feedback else x, new_residual if has_feedback else x,
-        index, values, x.numel(), chunk, per_chunk,
+        chunks_kernel, triton.cdiv(x.numel(), chunk), x, x, residual if has_feedback else x, new_residual if
+        has_feedback else x, index, values, x.numel(), chunk, per_chunk,
         BLOCK=block, OWES=has_feedback, num_warps=max(1, block * WARPS // PIECE),
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """One rank of a run: `torchrun ... -m tacit.lab.recipes.worker --recipe digits --algorithm topk`.
 
-Rank 0 prints how far it is and what is worth a record, each as a line that `tacit.lab.recipes.progress` knows.
+Rank 0 prints how far it is and what is worth a record, each as a line that `tacit.lab.recipes.progress`
+knows.
 """
 
 from __future__ import annotations
