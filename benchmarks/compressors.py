@@ -48,6 +48,7 @@ from tacit.compressors import (
     TopK,
 )
 from tacit.contracts import Compressor, Context, OneShot, Payload, ReduceEncoded
+from tacit.exchange.error_feedback import encoded
 from tacit.kernels import pick
 from tacit.kernels.positions import scatter_add_, unpack_positions
 
@@ -152,7 +153,7 @@ def prepared(row: Row, x: Tensor) -> Callable[[], object]:
     def encode() -> object:
         request = next(feedback.exchange(x, residual, ctx))
         assert isinstance(request, ReduceEncoded)
-        return request.encode()
+        return encoded(request)
 
     return encode
 

@@ -8,7 +8,17 @@ import pytest
 SRC = Path(__file__).resolve().parent.parent / "src" / "tacit"
 FLOORS = [
     {"errors", "contracts", "checks", "files", "json_lines", "kernels", "ranges", "timelines"},
-    {"rounds", "compressors", "topologies", "overlap", "merges", "exchange", "transports", "prediction", "optim"},
+    {
+        "rounds",
+        "compressors",
+        "topologies",
+        "overlap",
+        "merges",
+        "exchange",
+        "transports",
+        "prediction",
+        "optim",
+    },
     {"strategy"},
     {"algorithms", "session"},
     {"hooks", "server"},

@@ -26,8 +26,9 @@ from tacit.compressors import (
     Sign,
     TopK,
 )
-from tacit.contracts import NET, OVERFLOWN, AxisRank, Compressor, Context, Outcome, State, Topology
+from tacit.contracts import NET, AxisRank, Compressor, Context, Outcome, State, Topology
 from tacit.errors import Overflow
+from tacit.exchange.health import OVERFLOWN
 from tacit.kernels.pick import emulated_device
 from tacit.topologies import Auto, Flat, GlobalTopK, Hierarchical, Star, TwoPhase
 from tacit.transports.loopback import Loopback

@@ -41,7 +41,7 @@ def test_a_mean_of_two_types_cannot_be_asked_for() -> None:
 
 def test_a_deadlock_says_who_waits_for_whom() -> None:
     with pytest.raises(
-        RuntimeError, match="rank 0 wants Mean on 'world' and waits for rank 1, which wants Gather"
+        RuntimeError, match="rank 0 wants AllReduce on 'world' and waits for rank 1, which wants AllGather"
     ):
         Loopback(2).run([talk(mean(1)), talk(AllGather((torch.ones(1),), "world"))])
 

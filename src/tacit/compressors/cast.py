@@ -21,6 +21,7 @@ PIECE = 1 << 14
 class Cast(OneShot):
     """Round to a type of two bytes; the collective adds up in it. Bytes: 2 (P - 1) / P x 2n a rank."""
 
+    sliceable: ClassVar[bool] = True
     additive: ClassVar[bool] = True
     hides_nonfinite: ClassVar[bool] = False
     inline: ClassVar[bool] = True
@@ -96,6 +97,7 @@ class FP8(OneShot):
 
     format: Literal["e4m3", "e5m2"] = "e4m3"
 
+    sliceable: ClassVar[bool] = True
     additive: ClassVar[bool] = False
     scales: ClassVar[bool] = True
     on_device: ClassVar[bool] = True

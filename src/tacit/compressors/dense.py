@@ -19,6 +19,7 @@ class Dense(OneShot):
     The machinery vanishes: where the mean may overwrite the tensor, it goes to the collective as it is.
     """
 
+    sliceable: ClassVar[bool] = True
     additive: ClassVar[bool] = True
     hides_nonfinite: ClassVar[bool] = False
     inline: ClassVar[bool] = True

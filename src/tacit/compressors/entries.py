@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class Entries(OneShot):
 
     Positions take 4, or about 2.1, 1.1 or n / 8k bytes each, as `kernels.positions` says; n and k decide.
     """
+
+    sliceable: ClassVar[bool] = True
 
     @abstractmethod
     def most(self, numel: int) -> int:

@@ -24,6 +24,7 @@ class Int8(OneShot):
     a dynamic tree.
     """
 
+    sliceable: ClassVar[bool] = True
     scales: ClassVar[bool] = True
     additive: ClassVar[bool] = False
     on_device: ClassVar[bool] = True

@@ -27,6 +27,7 @@ def check_bucket(bucket: int) -> None:
 class Levels(OneShot):
     """Send each entry's level, in a few bits, and each bucket's unit."""
 
+    sliceable: ClassVar[bool] = True
     additive: ClassVar[bool] = False
     scales: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True

@@ -45,6 +45,7 @@ class MajoritySign(OneShot):
     Under `ErrorFeedback` it would owe the difference from 1 and is not made for that: use `Sign`.
     """
 
+    sliceable: ClassVar[bool] = True
     additive: ClassVar[bool] = False
     on_device: ClassVar[bool] = True
 

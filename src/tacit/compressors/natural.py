@@ -23,6 +23,7 @@ class Natural(OneShot):
     moves fewer bytes than fp32 among up to 7 peers.
     """
 
+    sliceable: ClassVar[bool] = True
     additive: ClassVar[bool] = False
     scales: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
@@ -43,7 +44,7 @@ class Natural(OneShot):
         """Exponents, and signs."""
         check_exponents(payload, out.numel())
 
-    def extreme(self, payload: Payload) -> bool:
+    def may_overflow(self, payload: Payload) -> bool:
         """As the exponents show."""
         exponents = payload[0]
         return bool(exponents.numel()) and int(exponents.max()) >= 127 + 100

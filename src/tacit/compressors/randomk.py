@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.compressors import ratio
-from tacit.contracts import AllReduce, Compressor, Context, Exchange, Outcome, Sparse, State, refuse_overflow
+from tacit.contracts import AllReduce, Compressor, Context, Exchange, Outcome, Sparse, State
+from tacit.exchange.health import refuse_overflow
 from tacit.kernels.philox import uniform
 from tacit.kernels.pick import on_host
 

@@ -28,6 +28,7 @@ from tacit.kernels.signs import (
 class Signed(OneShot):
     """Says of each entry its sign, and what the signs are worth: a payload of (signs, highs[, lows])."""
 
+    sliceable: ClassVar[bool] = True
     additive: ClassVar[bool] = False
     on_device: ClassVar[bool] = True
 

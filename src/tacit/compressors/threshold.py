@@ -11,7 +11,8 @@ from torch import Tensor
 from tacit import checks
 from tacit.compressors import ratio
 from tacit.compressors.entries import Entries, zeros
-from tacit.contracts import Context, Payload, refuse_overflow
+from tacit.contracts import Context, Payload
+from tacit.exchange.health import refuse_overflow
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.select import Chosen, Room, select_above
 from tacit.kernels.signs import add_signs_, blocks, encode_signs

@@ -28,11 +28,11 @@ from tacit.contracts import (
     add_rescaled,
     cut_factors,
     lasting,
-    refuse_overflow,
     state_dtype,
 )
 from tacit.errors import ConfigError
 from tacit.exchange.combinators import fuse
+from tacit.exchange.health import refuse_overflow
 
 
 def inner_state(state: State, part: str) -> dict[str, Tensor]:

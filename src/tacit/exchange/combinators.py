@@ -25,7 +25,7 @@ from tacit.contracts import (
 T = TypeVar("T")
 
 RIDES_ALONG = 1 << 16
-"""Bytes up to which an `AllReduce` travels inside an `AllGather` or `AllToAll` of its axis, in one message."""
+"""Bytes up to which an `AllReduce` travels inside an `AllGather` or `AllToAll` of its axis."""
 
 
 # ---- many as one --------------------------------------------------------------------------------------

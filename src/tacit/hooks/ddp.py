@@ -304,7 +304,7 @@ class GradientHook:
             raise misfit([name for i, name in self._names.items() if i not in self._arrived], "unfrozen")
 
     def _flat(self, i: int) -> Tensor:
-        """Where a bucket is put together; the same memory in all rounds, where DDP's buckets are never ours."""
+        """Where a bucket is put together: the same memory in all rounds if DDP's buckets are never ours."""
         if self.late is not None:
             return self.late.flats[i]
         bucket = self._session.buckets[i]

@@ -27,9 +27,9 @@ from tacit.contracts import (
     ReduceEncoded,
     Request,
     ScheduleState,
-    refuse_overflow,
 )
 from tacit.errors import ConfigError
+from tacit.exchange.health import refuse_overflow
 from tacit.kernels.positions import nbytes
 from tacit.prediction.agreement_check import MARKS
 from tacit.prediction.subsets import at_random, beside, by_layers, in_turn, placed, places, size

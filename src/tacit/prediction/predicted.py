@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from tacit import checks
-from tacit.contracts import Compressor, Context, Exchange, Matrix, Outcome, State, refuse_overflow
+from tacit.contracts import Compressor, Context, Exchange, Matrix, Outcome, State
 from tacit.errors import ConfigError
+from tacit.exchange.health import refuse_overflow
 from tacit.prediction.agreement_check import MARKS, Mirrored, checksum, compare, mark
 from tacit.prediction.budget import Budgeted
 from tacit.prediction.entry_history import FIELDS, ROUNDS, SWINGS, Heard, first, remembered, swings_after

@@ -11,18 +11,10 @@ import torch
 from torch import Tensor
 
 from tacit.compressors.dense import Dense
-from tacit.contracts import (
-    Context,
-    Exchange,
-    OneShot,
-    Outcome,
-    Payload,
-    ReduceEncoded,
-    State,
-    refuse_overflow,
-)
+from tacit.contracts import Context, Exchange, OneShot, Outcome, Payload, ReduceEncoded, State
 from tacit.errors import ConfigError, PayloadError, RoundError
 from tacit.exchange.combinators import as_asked, leaves
+from tacit.exchange.health import refuse_overflow
 from tacit.prediction.agreement_check import Mirrored
 from tacit.prediction.predicted import Predicted
 

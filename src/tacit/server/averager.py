@@ -21,6 +21,7 @@ from tacit.contracts import (
     state_dtype,
 )
 from tacit.errors import PayloadError, PeerLost, TacitError
+from tacit.exchange.error_feedback import encoded
 from tacit.server.desks import Desk, Desks, Enter, Gone, Meet, Push, Saved, Work, changed, check, leaves
 
 
@@ -141,10 +142,10 @@ class Averager(Service[Round]):
                         f"the bucket of {self.name} has {len(mean)} entries, and the --checkpoint "
                         f"{len(before)}: give DDP the bucket_cap_mb that it had, or another --checkpoint"
                     )
-                payloads.append(ReduceEncoded(pull.codec, mean, ctx, before, after).encode())
+                payloads.append(encoded(ReduceEncoded(pull.codec, mean, ctx, before, after)))
                 new_residual[i] = after, before
             else:
-                payloads.append(ReduceEncoded(pull.codec, mean, ctx).encode())
+                payloads.append(encoded(ReduceEncoded(pull.codec, mean, ctx)))
         return tuple(payloads), replace(state, new_residual=new_residual, memory=memory)
 
     def _gone(self, sender: Sender, why: str, state: Round) -> tuple[Sequence[Reply], Round]:

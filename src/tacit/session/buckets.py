@@ -69,8 +69,8 @@ class Bucket:
 
     @property
     def edges(self) -> Sequence[int] | range:
-        """Where it may be cut: anywhere, but between parameters only where a compressor sees matrices."""
-        if any(c.with_layout((Matrix(0, 1, 1),)) != c for c in self.chosen):
+        """Where it may be cut: anywhere, or between parameters only, where a compressor needs them whole."""
+        if any(c.with_layout((Matrix(0, 1, 1),)) != c or not _sliceable(c) for c in self.chosen):
             return [param.start for param in self.slices] + [self.numel]
         return range(self.numel + 1)
 
@@ -109,6 +109,11 @@ def group_names(names: Iterable[str], named: Mapping[str, Tensor], cap: int) -> 
         room -= size
         last = kind
     return buckets
+
+
+def _sliceable(compressor: Compressor) -> bool:
+    uses = (compressor.one_shot(step) for step in (0, *compressor.changes))
+    return all(use is None or use.codec.sliceable for use in uses)
 
 
 def exempting(compressor: Compressor) -> Policy:

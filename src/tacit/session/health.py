@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.contracts import OVERFLOWN, measure_
+from tacit.exchange.health import OVERFLOWN, measure_
 from tacit.session.buckets import Bucket
 
 MEANS = 4

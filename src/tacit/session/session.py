@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import WORLD, Outcome, Request, ScheduleState, Transport, overflow
+from tacit.contracts import WORLD, Outcome, Request, ScheduleState, Transport
 from tacit.errors import NonFinite, PeerLost, RoundError, TacitError
 from tacit.exchange.combinators import say
+from tacit.exchange.health import overflow
 from tacit.exchange.lane import Job, Lane, StreamLane, drive
 from tacit.overlap import Delayed
 from tacit.session.buckets import Bucket, Policy, StateSlice, fitting

@@ -56,6 +56,8 @@ class Auto(OnAxis):
         if not sides:
             return Options((flat,), "what travels adds up or is a conversation of its own")
         for side in sides:
+            if not side.codec.sliceable:
+                return Options((flat,), f"{side.codec} is not sliceable")
             if not (side.has_feedback or side.codec.unbiased):
                 return Options((flat,), f"no residual keeps what a second {side.codec} would lose")
         try:

@@ -20,6 +20,7 @@ from tacit.contracts import (
     Transmitted,
 )
 from tacit.exchange.combinators import on, reduced, watched
+from tacit.exchange.error_feedback import encoded, transmitted
 from tacit.topologies.on_axis import OnAxis
 
 
@@ -42,10 +43,10 @@ class Flat(OnAxis):
 
 def reduce_flat(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
     """The mean of what all peers encoded, written to the codec's output."""
-    codec, out, payload = request.codec, request.ctx.out, request.encode()
+    codec, out, payload = request.codec, request.ctx.out, encoded(request)
     if codec.additive:
         codec.decode_((yield AllReduce(payload)), out)
     else:
         # In rank order on every rank, so that all of them round alike.
         codec.decode_mean_((yield AllGather(payload)), out)
-    return out, request.sent(payload)
+    return out, transmitted(request, payload)

@@ -33,6 +33,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.combinators import as_asked, leaves, watched
+from tacit.exchange.error_feedback import encoded, transmitted
 
 # ---- consistency: when the server answers -------------------------------------------------------------
 
@@ -216,7 +217,7 @@ class Star(Topology):
 
     def _part(self, wish: Request, ctx: Context) -> _Part:
         if isinstance(wish, ReduceEncoded):
-            payload = wish.encode()
+            payload = encoded(wish)
             _add_up(ctx.finite_probe, payload)
             piece = PayloadSpec(wish.codec, wish.x.numel(), wish.x.dtype)
             return _Part(wish, ((payload, piece),), wish.codec.of_sums(wish.x.numel(), ctx.peers))
@@ -249,11 +250,11 @@ class Star(Topology):
         wishes = [wish for wish in leaves(request) if isinstance(wish, ReduceEncoded)]
         spans = [_spans(compressor, wish) for wish in wishes]
         pairs = [
-            (wish.encode(), PayloadSpec(wish.codec, wish.x.numel(), x.dtype, spans=mine))
+            (encoded(wish), PayloadSpec(wish.codec, wish.x.numel(), x.dtype, spans=mine))
             for wish, mine in zip(wishes, spans, strict=True)
         ]
         (answer,) = yield _ask(pairs, (self.back(x),), ctx)
-        sent = [wish.sent(payload) for wish, (payload, _) in zip(wishes, pairs, strict=True)]
+        sent = [transmitted(wish, payload) for wish, (payload, _) in zip(wishes, pairs, strict=True)]
         _read(self.back(x), answer, ctx.out)
         for wish, mine in zip(wishes, spans, strict=True):
             if mine is not None:
@@ -289,7 +290,7 @@ class _Part:
                 _read(piece, payload, x.view(-1))
             return self.wish.payload
         ((piece, payload),) = answers
-        sent, out = self.wish.sent(self.pairs[0][0]), self.wish.ctx.out
+        sent, out = transmitted(self.wish, self.pairs[0][0]), self.wish.ctx.out
         _read(piece, payload, out)
         return out, sent
 

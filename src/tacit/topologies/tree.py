@@ -26,6 +26,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.combinators import on, reduced, watched
+from tacit.exchange.error_feedback import encoded
 from tacit.kernels.merge import common, divide, merge_largest
 from tacit.kernels.positions import nbytes, pack_positions, scatter_add_, unpack_positions
 from tacit.kernels.select import Chosen, Room
@@ -134,7 +135,7 @@ def _reduce(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Tra
     k = _entries(request.codec, request.x.numel())
     if k is None:
         return (yield from reduce_flat(request))
-    desk, payload = _Desk(request, k), request.encode()
+    desk, payload = _Desk(request, k), encoded(request)
     mine = desk.read(payload, "mine")
     whole, arrived = yield from _merged(desk, mine, payload, request.ctx.peers)
     out = request.ctx.out.zero_()

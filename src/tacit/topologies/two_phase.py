@@ -27,6 +27,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.combinators import on, reduced, watched
+from tacit.exchange.error_feedback import encoded
 from tacit.topologies.flat import reduce_flat
 from tacit.topologies.on_axis import OnAxis
 
@@ -60,12 +61,19 @@ class TwoPhase(OnAxis):
 
     on_device: ClassVar[bool] = True
 
+    def check(self, compressor: Compressor) -> None:
+        """Refuse what `OnAxis` refuses, and codecs that are not sliceable."""
+        super().check(compressor)
+        refuse_unsliceable(compressor)
+
     def fields(self, compressor: Compressor) -> tuple[str, ...]:
         """What the second side owes, where the first owes too.
 
         Raises:
-            ConfigError: a phase with a mean that owes is followed by one without, which would never send it.
+            ConfigError: a codec takes no slices; or a phase that keeps a residual of the means is followed by
+                one without, which would never send it.
         """
+        refuse_unsliceable(compressor)
         has_feedback = [side is not None and side.has_feedback for side in two_sided(compressor)]
         if sorted(has_feedback) != has_feedback:
             raise ConfigError(
@@ -97,6 +105,21 @@ class TwoPhase(OnAxis):
         return done._replace(state={**done.state, **new_residual})
 
 
+def refuse_unsliceable(compressor: Compressor) -> None:
+    """Refuse a codec that must see tensors whole.
+
+    Raises:
+        ConfigError: says what to write.
+    """
+    for side in two_sided(compressor):
+        if side is not None and not side.codec.sliceable:
+            raise ConfigError(
+                f"{side.codec} is not sliceable, and TwoPhase() has each rank average a slice: write "
+                "topology=Flat(); or, if any slice of a tensor may be encoded by itself, write sliceable = "
+                f"True in {type(side.codec).__name__}"
+            )
+
+
 def two_sided(compressor: Compressor) -> list[OneShotUse | None]:
     """What the mean can be compressed again by, phase after phase; None: by nothing."""
     return [_two_sided(compressor, step) for step in (0, *compressor.changes)]
@@ -111,7 +134,7 @@ def _in_two_phases(
     request: ReduceEncoded, others: Spans, new_residual: dict[str, Tensor], ctx: Context
 ) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
     codec, out, spans = request.codec, request.ctx.out, _stretches(request.x.numel(), ctx.peers)
-    payloads = tuple(request.encode(*span, part=f"to{i}") for i, span in enumerate(spans))
+    payloads = tuple(encoded(request, *span, part=f"to{i}") for i, span in enumerate(spans))
     theirs = yield AllToAll(payloads)
     start, stop = spans[ctx.rank]
     mean = request.ctx.scratch("mean", request.x, (spans[0][1],), request.x.dtype)
@@ -139,11 +162,11 @@ def _encoded_again(request: ReduceEncoded, mean: Tensor, before: Tensor, after: 
     """The payload of the mean and of what earlier ones owe; all ranks' have the shape of the longest."""
     short = before.numel()
     if short == mean.numel():
-        return ReduceEncoded(request.codec, mean, request.ctx, before, after).encode(part="again")
+        return encoded(ReduceEncoded(request.codec, mean, request.ctx, before, after), part="again")
     padded = [request.ctx.scratch(f"padded{i}", mean, mean.shape, before.dtype) for i in range(2)]
     padded[0][:short] = before
     padded[0][short:] = 0
-    payload = ReduceEncoded(request.codec, mean, request.ctx, *padded).encode(part="again")
+    payload = encoded(ReduceEncoded(request.codec, mean, request.ctx, *padded), part="again")
     after.copy_(padded[1][:short])
     return payload
 

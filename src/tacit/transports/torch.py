@@ -29,8 +29,8 @@ from tacit.contracts import (
     PushPull,
     ReduceScatter,
     Spans,
-    measure_,
 )
+from tacit.exchange.health import measure_
 from tacit.kernels.pick import on_host
 from tacit.transports.thread_shutdown import settle
 from tacit.transports.wire import divide_, empty_message, nbytes, pack_, ring_bytes, unpack

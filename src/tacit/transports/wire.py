@@ -16,8 +16,8 @@ from tacit.contracts import (
     Permute,
     PushPull,
     ReduceScatter,
-    measure_,
 )
+from tacit.exchange.health import measure_
 from tacit.kernels.pick import on_host
 
 

@@ -84,8 +84,8 @@ def _drawn_small(seed: int) -> Network:
     torch.manual_seed(seed)
     network = Network()
     for layer in _outer(network):
-        with_layout = math.sqrt(3 * SCALE / layer.in_features)
-        nn.init.uniform_(layer.weight, -with_layout, with_layout)
+        bound = math.sqrt(3 * SCALE / layer.in_features)
+        nn.init.uniform_(layer.weight, -bound, bound)
         nn.init.zeros_(layer.bias)
     return network
 

@@ -1,0 +1,74 @@
+"""HOW the answer is APPLIED."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from tacit.contracts.common import State
+
+
+class Application(NamedTuple):
+    """Where and when an answer is applied."""
+
+    peers: int = 1
+    lag: int = 0
+    """How many steps were taken since the round left."""
+    lr: float = 0.0
+    """The learning rate: of these parameters where the merge goes `by_rate`, else the largest of any."""
+    parties: int = 1
+    """How many have met: the replicas, or where they meet by node, the nodes."""
+
+
+class Merge(ABC):
+    """HOW APPLIED. A frozen dataclass of hyper-parameters; its state is equal on all ranks.
+
+    It is for what is trained: buffers are no subject of it, as a step beyond their mean may be no value that
+    they can have.
+    """
+
+    by_rate: ClassVar[bool] = False
+    """Whether it goes by the learning rate, and so is given parameters of one rate at a time."""
+    sees_local_delta: ClassVar[bool] = False
+    """Whether `mine` must be kept, even if the answer comes at once."""
+    needs_local_delta: ClassVar[bool] = True
+    """Whether `mine` must be kept where the answer comes late."""
+    keeps_unsent: ClassVar[bool] = False
+    """Whether `mine` is to be only what of this rank's progress its peers have not seen."""
+
+    @property
+    def meets(self) -> bool:
+        """Whether an answer that comes at once leaves all replicas at the anchor."""
+        return True
+
+    def init(self, like: Tensor) -> State:
+        """The state before the first round, for a flat tensor like `like`: one element for each of its."""
+        return {}
+
+    @abstractmethod
+    def apply_(
+        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Application
+    ) -> None:
+        """Apply an answer to a bucket, in place. All tensors are flat and of its shape.
+
+        They are of its type, or of float32 where that is one of two bytes: what is below a unit in the last
+        place of a parameter then adds up in the anchor and in the state.
+
+        Args:
+            now: this rank's parameters; overwritten.
+            then: the anchor, equal on all ranks; overwritten by the next one, equal on all ranks too.
+            mean: the peers' mean progress, `now - then` as it was when the round left. May be overwritten.
+            mine: this rank's own progress then. None where the answer comes at once and `sees_mine` is false,
+                or where `needs_mine` is.
+            state: as `init` made it; overwritten.
+            at: where and when.
+        """
+
+    def consolidate_(self, then: Tensor, mean: Tensor) -> None:
+        """Overwrite the anchor, which every replica then becomes, where they are to agree out of turn.
+
+        At the end, say, or before an evaluation: the mean of the replicas, with no outer step.
+        """
+        then.add_(mean)

@@ -1,0 +1,110 @@
+"""WITH WHOM, and by which collectives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from tacit.contracts.collectives import Request
+from tacit.contracts.common import WORLD, Spans, State
+from tacit.contracts.compressor import Compressor
+from tacit.contracts.context import AxisRank, Context, Exchange
+from tacit.contracts.merge import Merge
+from tacit.contracts.overlap import Overlap
+from tacit.contracts.rounds import Rounds
+from tacit.errors import ConfigError
+
+
+class Options(NamedTuple):
+    """What a session may choose its topology from: the first, unless another's bytes are worth it."""
+
+    topologies: tuple[Topology, ...]
+    because: str = ""
+    """Why there is but one, where more were asked for."""
+    prices: tuple[float, ...] = ()
+    """What a byte by each of them counts for, as what it brings may be worth less; all alike if empty."""
+
+
+class Topology(ABC):
+    """WITH WHOM, by which collective.
+
+    Attributes:
+        scope: the axis of all replicas that agree in a round.
+        meets: the axis on which compressors meet.
+    """
+
+    scope: str = WORLD
+    meets: str = WORLD
+
+    @property
+    def on_device(self) -> bool:
+        """As of a compressor: whether conducting never needs a value on the host."""
+        return False
+
+    @property
+    def independent(self) -> bool:
+        """Whether each replica goes on without the others, so that none of them is asked anything."""
+        return False
+
+    @property
+    def keeps_buckets(self) -> bool:
+        """Whether buckets stay as they are cut at first, as somebody else keeps state bucket by bucket."""
+        return False
+
+    def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
+        """Raise a `ConfigError` that says what to write, if it cannot work with these answers; most can."""
+        return
+
+    def agree(self, x: Tensor) -> Generator[Request, Any, None] | None:
+        """What makes all replicas equal after a round out of turn: overwrites `x` by their anchor.
+
+        None: the round has done so.
+        """
+        return None
+
+    def spans(self, edges: Sequence[int] | range, near: AxisRank) -> Spans:
+        """Which stretch of a tensor each rank of the node hands to its compressor; one alone: the whole.
+
+        `edges`: where it may be cut, rising, from 0 to its number of elements.
+        """
+        return ((0, edges[-1]),)
+
+    def options(self, compressors: Iterable[Compressor]) -> Options:
+        """What a session with these compressors chooses from."""
+        return Options((self,))
+
+    def check(self, compressor: Compressor) -> None:
+        """Raise a `ConfigError` that says what to write, if it cannot serve this compressor; most can."""
+        if compressor.needs_server:
+            raise ConfigError(
+                f"{compressor} asks a server that averages, and answers as it says itself, which {self} has "
+                "not: write topology=Star()"
+            )
+
+    def fields(self, compressor: Compressor) -> tuple[str, ...]:
+        """Its own state for a parameter with this compressor; see `keeps`.
+
+        Raises:
+            ConfigError: it cannot be used with this compressor.
+        """
+        return ()
+
+    def keeps(self, numel: int, compressor: Compressor, here: AxisRank) -> Mapping[str, tuple[int, int]]:
+        """State of its own: field -> the stretch of a tensor of `numel` elements that it is about.
+
+        `here`: this rank's place where compressors meet; the stretches of all ranks there cover the tensor
+        once. The fields begin with "topology.", start as zeros, are zeros where `OneShotUse.others` speak,
+        are in units of the mean, and stand in the state beside the compressor's.
+        """
+        return {}
+
+    @abstractmethod
+    def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
+        """Run the compressor's exchange; stamp its requests with an axis and answer its `ReduceEncoded`.
+
+        The compressor and its state are those of this rank's stretch of `x`. Averages `ctx.word` over the
+        scope and adds up `ctx.total`, where they are given.
+        """

@@ -1,0 +1,151 @@
+"""What a rank contributed to a round, as its peers saw it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tacit.contracts.common import Factors, Payload
+
+if TYPE_CHECKING:
+    from tacit.contracts.compressor import OneShot
+
+
+class Transmitted(ABC):
+    """What this rank contributed to a round, as its peers saw it."""
+
+    @abstractmethod
+    def subtract_from_(self, new_residual: Tensor) -> None:
+        """Subtract it from `owed` (flat, the tensor that was to be sent), in place."""
+
+    @abstractmethod
+    def dense(self, like: Tensor) -> Tensor:
+        """It as a new tensor of the shape of `like`; for tests and diagnostics, not for the hot path."""
+
+    def clear_(self, x: Tensor) -> None:
+        """Zero `x` (flat) wherever something other than zero was sent, or entries were chosen to be."""
+        x.masked_fill_(self.dense(x).ne(0), 0.0)
+
+
+_PIECE = 1 << 14
+"""Entries that are copied at a time where a whole copy would be allocated: 64 KiB of fp32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exact(Transmitted):
+    """All of `x` arrived, to the last bit."""
+
+    x: Tensor
+
+    def subtract_from_(self, new_residual: Tensor) -> None:
+        """Leave nothing owed."""
+        new_residual.zero_()
+
+    def dense(self, like: Tensor) -> Tensor:
+        """A copy of `x`."""
+        return self.x.clone().view_as(like)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded(Transmitted):
+    """`x` arrived, rounded to `dtype`."""
+
+    x: Tensor
+    dtype: torch.dtype
+
+    def subtract_from_(self, new_residual: Tensor) -> None:
+        """Leave the rounding error owed."""
+        step = _PIECE if new_residual.is_cpu else max(1, new_residual.numel())
+        for start in range(0, new_residual.numel(), step):
+            piece = slice(start, start + step)
+            new_residual[piece] -= self.x[piece].to(self.dtype).to(new_residual.dtype)
+
+    def dense(self, like: Tensor) -> Tensor:
+        """`x` after a round trip through `dtype`."""
+        return self.x.to(self.dtype).to(like.dtype).view_as(like)
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse(Transmitted):
+    """The entries `values` at the flat positions `index` arrived, exactly; no position twice."""
+
+    index: Tensor
+    values: Tensor
+
+    def subtract_from_(self, new_residual: Tensor) -> None:
+        """Leave everything but those entries owed."""
+        new_residual.index_add_(0, self.index, self.values, alpha=-1)
+
+    def clear_(self, x: Tensor) -> None:
+        """Zero those entries."""
+        x.index_fill_(0, self.index.long(), 0.0)
+
+    def dense(self, like: Tensor) -> Tensor:
+        """Zeros with those entries."""
+        return torch.zeros_like(like).index_add_(0, self.index, self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded(Transmitted):
+    """What the codec makes of the payload arrived; for payloads that no collective overwrites."""
+
+    codec: OneShot
+    payload: Payload
+
+    def subtract_from_(self, new_residual: Tensor) -> None:
+        """Leave owed what the payload does not say."""
+        self.codec.decode_add_(self.payload, new_residual, -1.0)
+
+    def dense(self, like: Tensor) -> Tensor:
+        """The payload, decoded."""
+        whole = torch.empty_like(like)
+        self.codec.decode_(self.payload, whole)
+        return whole
+
+
+@dataclass(frozen=True, slots=True)
+class Difference(Transmitted):
+    """What was given and was owed before, less what is owed now.
+
+    Attributes:
+        factors: what `before` was multiplied by before it was added.
+    """
+
+    x: Tensor
+    before: Tensor
+    after: Tensor
+    factors: Factors = ()
+
+    def subtract_from_(self, new_residual: Tensor) -> None:
+        """Leave owed what is still owed beyond it."""
+        new_residual.sub_(self.x).sub_(self._before()).add_(self.after)
+
+    def dense(self, like: Tensor) -> Tensor:
+        """The difference."""
+        return (self.x + self._before() - self.after).to(like.dtype)
+
+    def _before(self) -> Tensor:
+        if not self.factors:
+            return self.before
+        return add_rescaled(None, self.before, self.factors, torch.empty_like(self.before))
+
+
+def lasting(
+    sent: Transmitted, x: Tensor, before: Tensor, after: Tensor, factors: Factors = ()
+) -> Transmitted:
+    """`sent`, where it speaks of a tensor that has since become what is owed `after`."""
+    return Difference(x, before, after, factors) if isinstance(sent, Exact | Rounded) else sent
+
+
+def add_rescaled(x: Tensor | None, residual: Tensor, factors: Factors, out: Tensor) -> Tensor:
+    """`x` plus what was owed, multiplied as `factors` say, in `out`; without `x`, that alone."""
+    if not factors and x is not None and x.dtype == out.dtype:
+        return torch.add(x, residual, out=out)
+    out.copy_(residual)
+    for start, stop, factor in factors:
+        out[start:stop].mul_(factor)
+    return out if x is None else out.add_(x)

@@ -1,0 +1,69 @@
+"""Error feedback: what a payload leaves out is added to what is encoded next.
+
+The residual is kept by a wrapper (`compressors.ErrorFeedback`), by a topology for its means, and by a server
+for its answers. What is done with it stands here.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tacit.contracts import (
+    Context,
+    OneShot,
+    Payload,
+    ReduceEncoded,
+    Transmitted,
+    add_rescaled,
+    cut_factors,
+    lasting,
+)
+from tacit.exchange.health import check_payload
+
+
+def encoded(request: ReduceEncoded, start: int = 0, stop: int | None = None, part: str = "") -> Payload:
+    """The payload of the entries from `start` to `stop` of what a request is to average.
+
+    With error feedback the residual is added first, and `request.new_residual` then holds what the payload
+    leaves out. `request.x` must stay as it is until all is encoded.
+
+    Args:
+        part: names the buffers, so that several parts can be encoded before any is sent.
+
+    Raises:
+        Overflow: finite entries became infinite in the sum or in the payload.
+    """
+    ctx = request.ctx.inside(part) if part else request.ctx
+    x, codec = request.x[start:stop], request.codec
+    if request.residual is None or request.new_residual is None:
+        return check_payload(codec, codec.encode(x, ctx), x, ctx)
+    residual, new_residual = request.residual[start:stop], request.new_residual[start:stop]
+    factors = request.ctx.rescale and cut_factors(request.ctx.rescale, start, start + x.numel())
+    payload = None
+    if not factors and new_residual.dtype == x.dtype:
+        payload = codec.encode_with_feedback(x, residual, new_residual, ctx)
+    if payload is None:
+        add_rescaled(x, residual, factors, new_residual)
+        payload = _encode_sum(codec, new_residual, x, ctx)
+    return check_payload(codec, payload, new_residual, ctx)
+
+
+def _encode_sum(codec: OneShot, total: Tensor, x: Tensor, ctx: Context) -> Payload:
+    """Encode `total` in the type of `x`, and leave in it what the payload leaves out."""
+    if total.dtype == x.dtype:
+        payload = codec.encode(total, ctx)
+        codec.sent(payload, total).subtract_from_(total)
+        return payload
+    given = ctx.scratch("given", x, x.shape, x.dtype).copy_(total)
+    payload = codec.encode(given, ctx)
+    codec.decode_(payload, given)
+    total.sub_(given)
+    return payload
+
+
+def transmitted(request: ReduceEncoded, payload: Payload) -> Transmitted:
+    """What the peers saw of `request.x`, where all of it was encoded as `payload`."""
+    sent = request.codec.sent(payload, request.x)
+    if request.residual is None or request.new_residual is None:
+        return sent
+    return lasting(sent, request.x, request.residual, request.new_residual, request.ctx.rescale)

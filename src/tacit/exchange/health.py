@@ -1,0 +1,100 @@
+"""NaN and overflow: how they are looked for in what travels, and what is raised.
+
+Where an exchange runs on a device in stream order, nothing is raised here: the largest magnitude is noted in
+`Context.health`, and the session reads it when the round is over.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import Context, OneShot, Payload
+from tacit.errors import Overflow
+
+EXTREME = 2.0**100
+"""No training has magnitudes of 1e30: where a payload shows one, overflow is looked for, entry by entry."""
+
+
+def extreme(x: Tensor) -> bool:
+    """Whether it holds NaN, or a magnitude of 2^100 or more."""
+    if not x.numel():
+        return False
+    low, high = (float(each) for each in x.aminmax())
+    return not (low > -EXTREME and high < EXTREME)
+
+
+OVERFLOWN = 3.3e38
+"""A magnitude from which on something overflowed: codecs cap their scales at 3.4e38."""
+
+
+def measure_(x: Tensor, out: Tensor) -> None:
+    """Write the largest magnitude in `x` to `out` (one fp32 number, where `x` is): NaN or infinite if one is.
+
+    One launch on a GPU, and nothing is waited for.
+    """
+    if not x.numel():
+        out.zero_()
+    elif x.dtype == torch.float64:
+        out.copy_(torch.linalg.vector_norm(x.reshape(-1), torch.inf).view(out.shape))
+    else:
+        at = out.view(())
+        torch.linalg.vector_norm(x.reshape(-1), torch.inf, dtype=torch.float32, out=at)
+
+
+def note_magnitude(x: Tensor, health: Tensor) -> None:
+    """Have `health` (one fp32 number, where `x` is) be at least the largest magnitude in `x`; NaN stays."""
+    found = health.new_empty(health.shape)
+    measure_(x, found)
+    torch.maximum(health, found, out=health)
+
+
+def refuse_overflow(x: Tensor, ctx: Context) -> None:
+    """Refuse NaN and infinity in what was made of finite entries; where there is `ctx.health`, note it there.
+
+    Raises:
+        Overflow: names the bucket.
+    """
+    if x.is_meta:
+        return
+    if ctx.health is not None:
+        note_magnitude(x, ctx.health)
+        return
+    if bool(x.sum().isfinite()) or bool(x.isfinite().all()):
+        return
+    if not ctx.knows_of_nonfinite:  # else a rank gave what is not finite, and says so
+        raise overflow(ctx.name, ctx.step, x.dtype)
+
+
+def overflow(name: str, step: int, dtype: torch.dtype, where: str = "") -> Overflow:
+    """The error for a bucket in which finite entries became infinite; `where`: " of rank 1", if known."""
+    return Overflow(
+        f"in the bucket of {name}, in step {step}, finite entries{where} became too large to be sent or kept "
+        f"as residual: beyond {torch.finfo(dtype).max:.3g}, the largest {dtype}. Nothing of this step has "
+        "been applied or kept. Lower the learning rate, or put Clip around the compressor"
+    )
+
+
+def check_payload(codec: OneShot, payload: Payload, given: Tensor, ctx: Context) -> Payload:
+    """Look for what became infinite on its way into a payload, where the payload may hide it; returns it.
+
+    Args:
+        given: what was encoded.
+
+    Raises:
+        Overflow: `given` or the payload holds what is not finite.
+    """
+    if given.is_meta or not codec.hides_nonfinite:
+        return payload
+    parts = [part for part in payload if part.is_floating_point()]
+    if ctx.health is not None:
+        if given.dtype.itemsize < 4 or not parts:
+            parts.append(given)  # else what is infinite in it shows in the payload
+        for part in parts:
+            note_magnitude(part, ctx.health)
+        return payload
+    shown = codec.may_overflow(payload)
+    if any(map(extreme, parts)) if shown is None else shown:
+        for tensor in (given, *parts):
+            refuse_overflow(tensor, ctx)
+    return payload
