@@ -243,7 +243,7 @@ def test_an_overflow_of_one_of_many_is_reported(gpu: Gpu, ranks: int) -> None:
     """Ranks tell it by a mean; codecs cap their scales at 3.4e38."""
     health = healthy(gpu, ranks)
     health.overflow.fill_(3.4e38)
-    health.word.div_(ranks)
+    health.nonfinite_flags.div_(ranks)
     found = DeviceReport([(0, health)], None).read()
     assert found[0].overflow == [0]
 
@@ -422,7 +422,7 @@ def set_outside(patch: pytest.MonkeyPatch) -> None:
         self.inside = lambda: torch.cuda.stream(None)
         completed(self)
 
-    patch.setattr(ddp._Bucket, "landed", outside)
+    patch.setattr(ddp._Bucket, "completed", outside)
 
 
 def future_without_waiting(patch: pytest.MonkeyPatch) -> None:

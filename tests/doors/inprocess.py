@@ -50,10 +50,10 @@ class Member:
             "nodes": nets[0].groups("node"),
             "timeout": None,
             "rates": Rates([self.optimizer], self.named),
-            "memory": {name: float(value) for name, value in known.items()},
+            "schedule_state": {name: float(value) for name, value in known.items()},
             "optimizers": [self.optimizer],
             "taken": self.taken,
-            "alike": not feature.scaled and _alike_by_node(strategy),
+            "replicated_in_node": not feature.scaled and _alike_by_node(strategy),
         }
         self.levels = []
         for net, level in zip(nets, _fully_named(strategy), strict=False):

@@ -80,7 +80,7 @@ class Rank:
 
 def sizes(request: Collective) -> list[tuple[int, str]]:
     """Of the tensors that a message is made of."""
-    parts = [getattr(request, each.name) for each in fields(request) if each.name != "total"]
+    parts = [getattr(request, each.name) for each in fields(request) if each.name != "finite_probe"]
     flat = tree_flatten(parts)[0]
     return [(x.numel(), str(x.dtype)) for x in flat if isinstance(x, Tensor)]
 

@@ -362,14 +362,14 @@ class Attached:
             "policy": policy,
             "timeout": self._timeout,
             "rates": rates,
-            "memory": schedule_state,
+            "schedule_state": schedule_state,
             "share": _share(group, strategy, weight),
             "optimizers": optimizers,
             "servers": servers,
             "seed": seed,
             "taken": self._momentum,
             "exchange_on": exchange_on,
-            "alike": weight is None and scaler is None and _alike_by_node(strategy),
+            "replicated_in_node": weight is None and scaler is None and _alike_by_node(strategy),
         }
         self.levels: list[Level] = []
         try:

@@ -78,8 +78,8 @@ class HookDispatcher:
 _SWITCHBOARDS: WeakKeyDictionary[DistributedDataParallel, HookDispatcher] = WeakKeyDictionary()
 
 
-def _hook(board: HookDispatcher, ddp_bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    return board.answer(ddp_bucket)
+def _hook(board: HookDispatcher, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    return board.answer(bucket)  # DDP wants this parameter to be called `bucket`
 
 
 def plain_mean(group: dist.ProcessGroup) -> Answer:

@@ -480,7 +480,7 @@ class Session:
             "step": self.step,
             "round": self.begun,
             "lr": self._lr(),
-            "turn": self.begun if round_index is None else round_index,
+            "round_index": self.begun if round_index is None else round_index,
         }
         diverged_in_node = rounds.diverged_in_node(self.step, self.schedule_state)
         pending = PendingRound(

@@ -80,7 +80,7 @@ class StateStore:
         bucket, session_context = self.buckets[i], self._context
         self._enter_phase(i, moment["step"])
         share = bucket.numel / session_context.numel
-        moment = {**moment, "total": finite_probe, "share": share}
+        moment = {**moment, "finite_probe": finite_probe, "share": share}
         ctx = self._plan.context(i, session_context.coordinate, x, self._buffers[i], self.words[i], **moment)
         return session_context.topology.conduct(x, self._pieces[i].compressor, self._states[i], ctx)
 
