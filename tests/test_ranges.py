@@ -39,14 +39,14 @@ def seen(algorithm: str, *, threads: bool) -> set[str]:
 
 @pytest.mark.usefixtures("alone")
 def test_the_phases_of_a_gradient_exchange() -> None:
-    phases = {"start", "resume", "post_gather_world", "wait"}
+    phases = {"start", "resume", "post_allgather_world", "wait"}
     assert seen("topk", threads=True) == {f"tacit::topk::{phase}" for phase in phases}
     assert seen("topk", threads=False) == {"tacit::topk::wait"}
 
 
 @pytest.mark.usefixtures("alone")
 def test_an_exchange_in_the_training_thread_needs_no_other_threads() -> None:
-    assert {"tacit::dense::start", "tacit::dense::post_mean_world"} <= seen("dense", threads=False)
+    assert {"tacit::dense::start", "tacit::dense::post_allreduce_world"} <= seen("dense", threads=False)
 
 
 @pytest.mark.usefixtures("alone")

@@ -400,9 +400,9 @@ def test_to_apply_one_fragment_is_not_to_wait_for_the_next(gpu: Gpu, monkeypatch
         model.backward()
         model.step()
         for flight in model.session._unverified:
-            assert flight.pending is not None
+            assert flight.device_report is not None
             overlapped += 1
-            assert not gpu.covers("main", flight.pending._ended.clock)
+            assert not gpu.covers("main", flight.device_report._ended.clock)
     assert overlapped > 12
     model.session.close()
 

@@ -1,7 +1,7 @@
 """Ranges for torch's profiler, named `tacit::<algorithm>::<phase>`; nothing where no profiler is on.
 
 `wait`: backward has nothing else to do; `sync`: a round after `optimizer.step`, waiting included; `start` and
-`resume`: an exchange runs up to its first message, and on from an answer; `post_mean_world`
+`resume`: an exchange runs up to its first message, and on from an answer; `post_allreduce_world`
 and the like: a message is handed to the backend.
 
 torch profiles the thread that starts the profiler, and backward's. Of algorithms that cost more than a cast,

@@ -17,7 +17,7 @@ from tacit.algorithms import parse
 from tacit.hooks import checkpoint
 from tacit.hooks.optimizer import OptimizerHook, fragments
 from tacit.session import Session
-from tacit.session.buckets import cut
+from tacit.session.buckets import group_names
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.loopback import Loopback, Seat
 
@@ -86,7 +86,7 @@ class Crew:
             name: torch.full((size,), self._start, dtype=self._dtype) for name, size in self._sizes.items()
         }
         buckets = [
-            bucket for part in fragments(named, strategy.rounds.parts) for bucket in cut(part, named, cap=40)
+            bucket for part in fragments(named, strategy.rounds.parts) for bucket in group_names(part, named, cap=40)
         ]
         session = Session(
             strategy,

@@ -20,7 +20,7 @@ from tacit.hooks.replica import Present
 from tacit.server.desks import Enter, Push
 from tacit.server.keeper import Keeper
 from tacit.session import Session
-from tacit.session.buckets import cut
+from tacit.session.buckets import group_names
 from tacit.strategy import Strategy
 from tacit.transports.loopback import Answer, Loopback, Seat
 
@@ -129,7 +129,7 @@ class Normed:
             bucket
             for part in fragments(tensors, strategy.rounds.parts)
             for group in ([n for n in part if n in named], [n for n in part if n not in named])
-            for bucket in cut(group, tensors, cap=200)
+            for bucket in group_names(group, tensors, cap=200)
         ]
         rates = self._rates or dict.fromkeys(named, LR)
         session = Session(

@@ -25,7 +25,7 @@ from tacit.overlap import Delayed
 from tacit.prediction import PredictiveCoding
 from tacit.prediction.extrapolation import Persistent
 from tacit.rounds import AdaComm, ByVariance, Every, OnPlateau
-from tacit.session.buckets import cut
+from tacit.session.buckets import group_names
 from tacit.strategy import Strategy
 from tacit.topologies import Flat
 
@@ -63,7 +63,7 @@ def sparse(k: int, ratio: float, trust: float) -> Trace:
         spans[name] = torch.arange(at, at + size)
         at += size
     for part in fragments(named, 1):
-        buckets += [torch.cat([spans[name] for name in bucket]) for bucket in cut(part, named, cap=40)]
+        buckets += [torch.cat([spans[name] for name in bucket]) for bucket in group_names(part, named, cap=40)]
     x, trace = [each.clone() for each in start()], []
     common, answer = start()[0], torch.zeros_like(start()[0])
     for t in range(STEPS):

@@ -130,7 +130,7 @@ def test_a_session_that_clips_keeps_state_by_parameter_and_names_a_nan(inner: Co
     for session, outcome in zip(
         sessions, net.run([s.open(0, x) for s, x in zip(sessions, xs, strict=True)]), strict=True
     ):
-        session.land(0, outcome)
+        session.complete(0, outcome)
     before = {key: kept.tensor.clone() for key, kept in sessions[0].named_state().items()}
     assert ("a", "inner.residual") in before or inner == Dense()
     sessions[0].rebucket([["a"], ["b", "c"]])

@@ -190,7 +190,7 @@ class Trained:
             speed = self._speed()
             done = self.net.run([s.open(0, x) for s, x in zip(self.sessions, xs, strict=True)])
             for session, outcome in zip(self.sessions, done, strict=True):
-                session.land(0, outcome)
+                session.complete(0, outcome)
                 session.step += 1
             rates = self.rates(self.step)
             for slot in bucket.slices:

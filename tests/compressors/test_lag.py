@@ -161,7 +161,7 @@ class Sessions:
             ]
             outcomes = self.net.run([s.open(i, x) for s, x in zip(self.each, xs, strict=True)])
             for session, outcome in zip(self.each, outcomes, strict=True):
-                session.land(i, outcome)
+                session.complete(i, outcome)
             means |= {slot.name: float(xs[0][slot.start]) for slot in bucket.slices}
         return means
 

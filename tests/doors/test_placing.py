@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import tacit
 from tacit.algorithms import parse
 from tacit.errors import AttachError, ConfigError
-from tacit.hooks import schedule_state
+from tacit.hooks import memory
 from tacit.hooks.device_placement import HOST, Placing, check_backend, device_of, placed
 from tacit.kernels.pick import emulated_device
 from tacit.session import Session
@@ -205,13 +205,13 @@ def test_a_build_without_gloo_is_told_so(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_what_a_strategy_keeps(algorithm: str, expected: dict[str, int]) -> None:
     (strategy,) = parse(algorithm).levels
-    assert schedule_state.kept(strategy, NAMED) == expected
+    assert memory.kept(strategy, NAMED) == expected
 
 
 def test_of_types_of_two_bytes_progress_is_kept_wide() -> None:
     (strategy,) = parse("localsgd").levels
     named = {name: x.bfloat16() for name, x in NAMED.items()}
-    assert schedule_state.kept(strategy, named) == {"anchor": 4 * 630, "delta": 2 * 630}
+    assert memory.kept(strategy, named) == {"anchor": 4 * 630, "delta": 2 * 630}
 
 
 @pytest.mark.parametrize("algorithm", ["topk:ratio=0.1", "dgc:ratio=0.1", "powersgd", "efsign"])
@@ -223,7 +223,7 @@ def test_a_session_keeps_as_much(algorithm: str) -> None:
     held += [x for each in holdings._buffers for x in each.spares.values()]
     topologys = sum(x.numel() * 4 for (_, field), x in _state(session) if field.startswith("topology.")) * 2
     assert (
-        sum(schedule_state.kept(strategy, NAMED).values())
+        sum(memory.kept(strategy, NAMED).values())
         == sum(x.numel() * x.element_size() for x in held) - topologys
     )
 
@@ -234,14 +234,14 @@ def _state(session: Session) -> list[tuple[tuple[str, str], Tensor]]:
 
 def test_what_is_too_large_is_told_part_by_part() -> None:
     named = {"w": torch.zeros(2**20, 2, device="meta")}
-    told = schedule_state.too_large(parse("dgc"), named, None, None)
+    told = memory.too_large(parse("dgc"), named, None, None)
     assert (
         "no room for what 'dgc' keeps beside a model of 8 MiB: velocity 16 MiB, residual 16 MiB, and" in told
     )
-    assert told.endswith(schedule_state.HINT)
-    assert "'qsgd'" in schedule_state.too_large(parse("dgc"), named, None, HOST)
-    assert ": little, and buffers" in schedule_state.too_large(parse("dense"), named, None, None)
-    levels = schedule_state.too_large(parse("ednncomm:sync_every=2"), named, None, None)
+    assert told.endswith(memory.HINT)
+    assert "'qsgd'" in memory.too_large(parse("dgc"), named, None, HOST)
+    assert ": little, and buffers" in memory.too_large(parse("dense"), named, None, None)
+    levels = memory.too_large(parse("ednncomm:sync_every=2"), named, None, None)
     assert "anchor 8 MiB, progress 8 MiB" in levels
 
 

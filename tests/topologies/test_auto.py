@@ -88,7 +88,7 @@ class Group:
         for i, xs in enumerate(given):
             done = self.net.run([s.open(i, x) for s, x in zip(self.sessions, xs, strict=True)])
             for session, outcome in zip(self.sessions, done, strict=True):
-                session.land(i, outcome)
+                session.complete(i, outcome)
             assert all(torch.equal(x, xs[0]) for x in xs)
             agreed |= {s.name: xs[0][s.start : s.stop].clone() for s in self.sessions[0].buckets[i].slices}
         for session in self.sessions:
@@ -346,7 +346,7 @@ def test_what_others_speak_of_is_never_owed_by_the_second_side() -> None:
         for slot in dense.values():
             assert not bool(whole[slot.start : slot.stop].any())
         for session, outcome in zip(group.sessions, done, strict=True):
-            session.land(0, outcome)
+            session.complete(0, outcome)
     assert not {"b", "d"} & {
         name for s in group.sessions for name, field in s.named_state() if field == SECOND
     }

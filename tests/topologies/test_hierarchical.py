@@ -34,7 +34,7 @@ class Nodes:
         for bucket, xs in enumerate(given):
             outcomes = self.net.run([s.open(bucket, x) for s, x in zip(self.sessions, xs, strict=True)])
             for session, outcome in zip(self.sessions, outcomes, strict=True):
-                session.land(bucket, outcome)
+                session.complete(bucket, outcome)
         return given
 
     def tensors(self, seed: int) -> list[list[Tensor]]:

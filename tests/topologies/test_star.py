@@ -31,7 +31,7 @@ ASYNC = Star(Asynchronous())
         (lambda: Star(Asynchronous(), compensation=0.1), "write optimizer='server'"),
         (lambda: Star(pull=tacit.PowerSGD()), "cannot be said by a server, which speaks once"),
         (lambda: Star(pull="int8"), "pull='int8' is no compressor"),
-        (lambda: Strategy(topology=ASYNC), "takes progress; write subject='delta'"),
+        (lambda: Strategy(topology=ASYNC), "takes delta; write subject='delta'"),
         (
             lambda: Strategy(topology=Star(optimizer="server"), subject="delta", merge=tacit.ServerParams()),
             "takes gradient; write subject='gradient'",

@@ -35,7 +35,7 @@ class Group:
             mean = torch.stack(xs).mean(0)
             done = self.net.run([s.open(i, x) for s, x in zip(self.sessions, xs, strict=True)])
             for session, outcome in zip(self.sessions, done, strict=True):
-                session.land(i, outcome)
+                session.complete(i, outcome)
             assert all(torch.equal(x, xs[0]) for x in xs)
             for slot in bucket.slices:
                 true[slot.name] = mean[slot.start : slot.stop]
