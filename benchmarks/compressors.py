@@ -49,7 +49,7 @@ from tacit.compressors import (
 )
 from tacit.contracts import Compressor, Context, OneShot, Payload, ReduceEncoded
 from tacit.exchange.error_feedback import encoded
-from tacit.kernels import pick
+from tacit.kernels import dispatch
 from tacit.kernels.positions import scatter_add_, unpack_positions
 
 SIZES = (25_000_000, 9_200_000, 270_000)
@@ -177,11 +177,11 @@ def _context(out: Tensor, rank: int) -> Context:
 @contextmanager
 def plain() -> Iterator[None]:
     """The kernels' versions in plain torch."""
-    path, pick.path = pick.path, lambda device="cpu": "torch"
+    active, dispatch.active_backend = dispatch.active_backend, lambda device="cpu": "torch"
     try:
         yield
     finally:
-        pick.path = path
+        dispatch.active_backend = active
 
 
 def measure(name: str, numel: int, blocks: int) -> dict[str, object]:
@@ -261,7 +261,7 @@ def main() -> None:
     result = {
         "benchmark": "compressors",
         "quick": options.quick,
-        "kernels": pick.path(),
+        "kernels": dispatch.active_backend(),
         "hardware": hardware(),
         "rows": rows,
         "low_rank": low_rank,

@@ -36,7 +36,7 @@ from paired import conclude, hardware, paired_ratio
 from tacit.compressors import BF16, FP8, QSGD, Int8, Natural, Sign, TernGrad, TopK
 from tacit.contracts import AllGather, AllReduce, Collective, Context, OneShot, Posted
 from tacit.hooks.ddp import HookDispatcher
-from tacit.kernels.pick import emulated_device
+from tacit.kernels.dispatch import emulated_device
 from tacit.lab.recipes.models.gpt import GPT
 from tacit.transports import torch as transport
 from tacit.transports.wire import nbytes

@@ -22,7 +22,9 @@ WITHOUT_NUMBA = (
 
 
 def session(strategy: Strategy) -> Session:
-    return Session(strategy.for_training(KNOWN), NAMED, Seat(Loopback(4, AXES), 0), LOTS, schedule_state=KNOWN)
+    return Session(
+        strategy.for_training(KNOWN), NAMED, Seat(Loopback(4, AXES), 0), LOTS, schedule_state=KNOWN
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "ddp"])

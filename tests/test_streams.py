@@ -17,7 +17,7 @@ from tacit.exchange.lane import Job, StreamLane
 from tacit.hooks import ddp, host_copies
 from tacit.hooks.ddp import GradientHook
 from tacit.hooks.optimizer import OptimizerHook, fragments
-from tacit.kernels import pick
+from tacit.kernels import dispatch
 from tacit.session import Session
 from tacit.session.buckets import group_names
 from tacit.session.health import BucketHealth, DeviceReport, mark
@@ -51,11 +51,11 @@ PROGRESS = [
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    monkeypatch.setenv(pick.VARIABLE, "reference")
-    pick.pick.cache_clear()
+    monkeypatch.setenv(dispatch.VARIABLE, "reference")
+    dispatch.find_backend.cache_clear()
     with simulated(monkeypatch) as found:
         yield found
-    pick.pick.cache_clear()
+    dispatch.find_backend.cache_clear()
 
 
 class Twin:

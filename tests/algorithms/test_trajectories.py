@@ -63,7 +63,9 @@ def sparse(k: int, ratio: float, trust: float) -> Trace:
         spans[name] = torch.arange(at, at + size)
         at += size
     for part in fragments(named, 1):
-        buckets += [torch.cat([spans[name] for name in bucket]) for bucket in group_names(part, named, cap=40)]
+        buckets += [
+            torch.cat([spans[name] for name in bucket]) for bucket in group_names(part, named, cap=40)
+        ]
     x, trace = [each.clone() for each in start()], []
     common, answer = start()[0], torch.zeros_like(start()[0])
     for t in range(STEPS):

@@ -13,8 +13,9 @@ from torch import Tensor
 from tacit.compressors import Dense, ErrorFeedback, OneBit, Sign, TopK
 from tacit.contracts import AllGather, Context, OneShot, Payload
 from tacit.errors import PayloadError
-from tacit.kernels import pick
-from tacit.kernels.positions import nbytes, scatter_add_, unpack_positions
+from tacit.kernels import dispatch
+from tacit.kernels.layout import position_bytes
+from tacit.kernels.positions import scatter_add_, unpack_positions
 from tacit.topologies import Flat
 
 
@@ -62,7 +63,7 @@ def payload_of(codec: OneShot, seed: int = 0) -> Payload:
 def kernels(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "numba":
         pytest.importorskip("numba")
-    monkeypatch.setattr(pick, "path", lambda device="cpu": path)
+    monkeypatch.setattr(dispatch, "active_backend", lambda device="cpu": path)
 
 
 @both_ways
@@ -129,7 +130,7 @@ def test_bytes_at_random_are_positions_that_are_checked(numel: int, k: int) -> N
     """Whatever arrives, nothing is written or read beyond the tensors."""
     generator = torch.Generator().manual_seed(0)
     for share in (0, 1, 20, 128, 255, 256):
-        drawn = torch.randint(256, (2, nbytes(numel, k)), generator=generator, dtype=torch.uint8)
+        drawn = torch.randint(256, (2, position_bytes(numel, k)), generator=generator, dtype=torch.uint8)
         packed = torch.where(drawn[0] < share, drawn[1], 0).to(torch.uint8) if share < 256 else drawn[0] | 255
         guarded = torch.full((numel + 128,), 7.0)
         out = guarded[64:-64]

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gpu_training import CUDA, batches, flat, network, on, sgd, steps, trained, wrapped
-from hostless import unsynchronized
+from host_sync import unsynchronized
 from torch import nn
 
 import tacit

@@ -16,7 +16,7 @@ from tacit.algorithms import parse
 from tacit.algorithms.catalogue import ENTRIES
 from tacit.errors import AttachError
 from tacit.hooks.device_placement import HOST, _needs_host, placed
-from tacit.kernels.pick import emulated_device
+from tacit.kernels.dispatch import emulated_device
 from tacit.session.buckets import fitting
 from tacit.strategy import Strategy
 

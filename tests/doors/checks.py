@@ -32,7 +32,7 @@ from tacit import algorithms
 from tacit.errors import RoundError
 from tacit.exchange.lane import drive
 from tacit.hooks.attach import checked
-from tacit.kernels.positions import nbytes
+from tacit.kernels.layout import position_bytes
 from tacit.timelines import Timeline, aligned
 from tacit.transports.torch import TorchTransport
 
@@ -364,7 +364,7 @@ def the_bytes_are_those_of_the_formula() -> None:
                 sum(n for n, is_weight in sizes if is_weight is kind) for kind in (True, False)
             )
             k = -(-bucket.numel // 100)
-            entries = 4 * k + nbytes(bucket.numel, k)
+            entries = 4 * k + position_bytes(bucket.numel, k)
             if weights:  # values and positions, biases, and one float a peer that tells of a NaN
                 expected += (peers - 1) * (entries + 4 * biases + 4 * peers)
             else:

@@ -12,7 +12,7 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
-from tacit.kernels.pick import emulated_device
+from tacit.kernels.dispatch import emulated_device
 
 ALGORITHMS = ["powersgd", "diloco:sync_every=2"]
 CHECKS = Checks()

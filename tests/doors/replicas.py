@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
-from tacit.kernels.pick import emulated_device
+from tacit.kernels.dispatch import emulated_device
 
 EMULATED = "TACIT_TESTS_EMULATED"
 """Set, models on the CPU are exchanged as those on a GPU are: in stream order, and never looked at."""

@@ -16,7 +16,7 @@ from tacit.algorithms import parse
 from tacit.errors import AttachError, ConfigError
 from tacit.hooks import memory
 from tacit.hooks.device_placement import HOST, Placing, check_backend, device_of, placed
-from tacit.kernels.pick import emulated_device
+from tacit.kernels.dispatch import emulated_device
 from tacit.session import Session
 from tacit.session.buckets import fitting
 from tacit.transports.devices import backend_on

@@ -2,12 +2,13 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from types import ModuleType
 
 import pytest
 import torch
 
-from tacit.kernels import exponents, int8, levels, merge, orthogonal, pick, positions, select, signs
+from tacit.kernels import dispatch, exponents, int8, levels, merge, orthogonal, positions, select, signs
+from tacit.kernels.reference import int8 as int8_reference
+from tacit.kernels.sparse import Selection, new_buffer
 
 
 class Broken:
@@ -25,33 +26,33 @@ class Broken:
 @pytest.fixture
 def _triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     pytest.importorskip("triton", reason="triton is not installed: pip install -e '.[cuda]'")
-    monkeypatch.setattr(pick, "_failed", {})
-    monkeypatch.setattr(pick, "path", lambda device="cpu": "triton")
-    monkeypatch.delenv(pick.VARIABLE, raising=False)
-    pick.pick.cache_clear()
+    monkeypatch.setattr(dispatch, "_failed", {})
+    monkeypatch.setattr(dispatch, "active_backend", lambda device="cpu": "triton")
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    dispatch.find_backend.cache_clear()
     yield
-    pick.pick.cache_clear()
+    dispatch.find_backend.cache_clear()
 
 
 @pytest.mark.usefixtures("_triton")
 def test_what_does_not_compile_runs_in_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tacit.kernels.cuda import int8 as cuda
+    from tacit.kernels.triton import int8 as int8_triton
 
-    monkeypatch.setattr(cuda, "encode_kernel", Broken())
+    monkeypatch.setattr(int8_triton, "encode_kernel", Broken())
     x, residual = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0))
     new_residual, expected = torch.empty(1000), x + residual
     codes, units = torch.empty(1000, dtype=torch.uint8), torch.empty(2)
-    assert "plain torch" not in pick.pick("cuda").words
+    assert "plain torch" not in dispatch.find_backend("cuda").description
     with pytest.warns(RuntimeWarning, match="int8.encode runs in plain torch.*encode_kernel.*no such thing"):
-        int8.encode_int8_owed(x, residual, new_residual, codes, units)
+        int8.encode_int8_with_residual(x, residual, new_residual, codes, units)
     written = [each.clone() for each in (codes, units)]
-    int8.encode_int8_torch(expected, codes, units)
+    int8_reference.encode_int8(expected, codes, units)
     assert torch.equal(written[0], codes)
     assert torch.equal(written[1], units)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it is said once
         int8.encode_int8(x, codes, units)
-    words = pick.pick("cuda").words
+    words = dispatch.find_backend("cuda").description
     assert words.startswith("triton ")
     assert "int8.encode in plain torch (encode_kernel: RuntimeError: at 4:1: no such thing" in words
 
@@ -61,26 +62,26 @@ def largest(x: torch.Tensor) -> None:
 
 
 def in_chunks(x: torch.Tensor) -> None:
-    select.select_in_chunks(x, 3, 100, select.new_room(x, 30))
+    select.select_in_chunks(x, 3, 100, new_buffer(x, 30))
 
 
-BEFOREHAND: list[tuple[ModuleType, Callable[[torch.Tensor], None]]] = [
-    (select, largest),
-    (select, in_chunks),
-    (signs, lambda x: signs.encode_signs(x, x, x, None)),
-    (signs, lambda x: signs.encode_sign(x, x, x, x)),
-    (levels, lambda x: levels.quantize(x, 4, 512, 0.0, 1, x, x)),
-    (int8, lambda x: int8.encode_int8(x, x, x)),
-    (exponents, lambda x: exponents.encode_exponents(x, 1, x, x)),
-    (positions, lambda x: positions.pack_positions(x, 100, 10, x)),
-    (orthogonal, lambda x: orthogonal.scale_(x, (10,), 2)),
-    (orthogonal, lambda x: orthogonal.orthogonalize_(x, (10,), 2)),
-    (merge, lambda x: void(merge.merge_largest(chosen(x), chosen(x), 3, select.new_room(x, 3)))),
+BEFOREHAND: list[tuple[str, Callable[[torch.Tensor], None]]] = [
+    ("select", largest),
+    ("select", in_chunks),
+    ("signs", lambda x: signs.encode_signs(x, x, x, None)),
+    ("signs", lambda x: signs.encode_sign(x, x, x, x)),
+    ("levels", lambda x: levels.quantize(x, 4, 512, 0.0, 1, x, x)),
+    ("int8", lambda x: int8.encode_int8(x, x, x)),
+    ("exponents", lambda x: exponents.encode_exponents(x, 1, x, x)),
+    ("positions", lambda x: positions.pack_positions(x, 100, 10, x)),
+    ("orthogonal", lambda x: orthogonal.scale_(x, (10,), 2)),
+    ("orthogonal", lambda x: orthogonal.orthogonalize_(x, (10,), 2)),
+    ("merge", lambda x: void(merge.merge_largest(chosen(x), chosen(x), 3, new_buffer(x, 3)))),
 ]
 
 
-def chosen(x: torch.Tensor) -> select.Chosen:
-    return select.Chosen(x, x)
+def chosen(x: torch.Tensor) -> Selection:
+    return Selection(x, x)
 
 
 def void(result: object) -> None:
@@ -91,12 +92,21 @@ def void(result: object) -> None:
 def test_what_is_compiled_beforehand_is_for_the_device_that_meta_stands_for(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, call = BEFOREHAND[number]
+    name, call = BEFOREHAND[number]
     asked: list[str] = []
-    monkeypatch.setattr(module, "path", lambda device="cpu": asked.append(device) or "torch")
+    compiled: list[str] = []
+
+    def active_backend(device: str = "cpu") -> str:
+        asked.append(device)
+        return "numba" if device == "cpu" else "triton"
+
+    monkeypatch.setattr(dispatch, "active_backend", active_backend)
+    monkeypatch.setattr(dispatch, "numba_kernels", compiled.append)
     x = torch.empty(1000, device="meta")
     call(x)
-    with pick.warm_up_for("cuda"):
+    with dispatch.warm_up_for("cuda"):
         call(x)
+    assert compiled == [name]
     call(x)
     assert asked == ["cpu", "cuda", "cpu"]
+    assert compiled == [name, name]

@@ -7,15 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tacit.kernels.merge import (
-    common,
-    common_torch,
-    divide,
-    divide_torch,
-    merge_largest,
-    merge_largest_torch,
-)
-from tacit.kernels.select import Chosen, Room
+from tacit.kernels.merge import common_positions, keep_arrived, merge_largest
+from tacit.kernels.reference import merge as reference
+from tacit.kernels.sparse import EntryBuffer, Selection
 
 NUMEL = 40
 # Few numbers, so that magnitudes tie and sums vanish; and those that need care.
@@ -24,15 +18,17 @@ LISTS = st.dictionaries(st.integers(0, NUMEL - 1), NUMBERS, max_size=NUMEL)
 DTYPES = st.sampled_from([torch.float32, torch.float64])
 
 
-def chosen(entries: dict[int, float], dtype: torch.dtype = torch.float32) -> Chosen:
+def selection(entries: dict[int, float], dtype: torch.dtype = torch.float32) -> Selection:
     at = sorted(entries)
-    return Chosen(
+    return Selection(
         torch.tensor(at, dtype=torch.int32), torch.tensor([entries[each] for each in at], dtype=dtype)
     )
 
 
-def room(places: int, dtype: torch.dtype = torch.float32) -> Room:
-    return Room(torch.full((places,), -9, dtype=torch.int32), torch.full((places,), math.nan, dtype=dtype))
+def buffer(places: int, dtype: torch.dtype = torch.float32) -> EntryBuffer:
+    return EntryBuffer(
+        torch.full((places,), -9, dtype=torch.int32), torch.full((places,), math.nan, dtype=dtype)
+    )
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
@@ -52,11 +48,11 @@ def test_the_k_largest_of_both(
 
     kept = sorted(sorted(numbers, key=rank)[:k])
     expected = torch.tensor([numbers[i] for i in kept], dtype=dtype)
-    a, b = chosen(one, dtype), chosen(other, dtype)
-    for merge in (merge_largest, merge_largest_torch):
+    a, b = selection(one, dtype), selection(other, dtype)
+    for merge in (merge_largest, reference.merge_largest):
         for pair in ((a, b), (b, a)):
-            got = merge(*pair, k, room(len(one) + len(other), dtype))
-            assert got.at.tolist() == kept
+            got = merge(*pair, k, buffer(len(one) + len(other), dtype))
+            assert got.positions.tolist() == kept
             assert equal(got.values, expected)
 
 
@@ -64,25 +60,27 @@ def test_the_k_largest_of_both(
 @given(one=LISTS, other=LISTS)
 def test_what_both_have_and_what_arrived(one: dict[int, float], other: dict[int, float]) -> None:
     both = sorted({*one} & {*other})
-    a, b = chosen(one), chosen(other)
+    a, b = selection(one), selection(other)
     places = [sorted(other).index(i) for i in both]
     for at, where in (
-        common(a.at, b.at, torch.empty_like(a.at), torch.empty_like(a.at)),
-        common(again := a.at.clone(), b.at, again, torch.empty_like(a.at)),
-        common_torch(a.at, b.at),
+        common_positions(
+            a.positions, b.positions, torch.empty_like(a.positions), torch.empty_like(a.positions)
+        ),
+        common_positions(again := a.positions.clone(), b.positions, again, torch.empty_like(a.positions)),
+        reference.common_positions(a.positions, b.positions),
     ):
         assert (at.tolist(), where.tolist()) == (both, places)
     for way in (
-        lambda new_residual: divide(a, b.at, room(len(one)), new_residual),
-        lambda new_residual: divide_torch(a, b.at, new_residual),
+        lambda residual: keep_arrived(a, b.positions, buffer(len(one)), residual),
+        lambda residual: reference.keep_arrived(a, b.positions, residual),
     ):
-        new_residual = torch.full((NUMEL,), 9.0)
-        mine = way(new_residual)
-        assert mine.at.tolist() == both
+        residual = torch.full((NUMEL,), 9.0)
+        mine = way(residual)
+        assert mine.positions.tolist() == both
         assert equal(mine.values, torch.tensor([one[i] for i in both]))
         rest = [9.0 + (one.get(i, 0.0) if i not in other else 0.0) for i in range(NUMEL)]
-        assert equal(new_residual, torch.tensor(rest))
-        assert way(None).at.tolist() == both
+        assert equal(residual, torch.tensor(rest))
+        assert way(None).positions.tolist() == both
 
 
 def test_many_entries_as_few() -> None:
@@ -91,8 +89,11 @@ def test_many_entries_as_few() -> None:
         lists = []
         for _ in range(2):
             at = torch.randperm(100_000, generator=generator)[:20_000].sort().values.to(torch.int32)
-            lists.append(Chosen(at, torch.randn(20_000, generator=generator, dtype=dtype) ** 3))
-        rooms = room(40_000, dtype), room(40_000, dtype)
-        fast, slow = merge_largest(*lists, 20_000, rooms[0]), merge_largest_torch(*lists, 20_000, rooms[1])
-        assert torch.equal(fast.at, slow.at)
+            lists.append(Selection(at, torch.randn(20_000, generator=generator, dtype=dtype) ** 3))
+        buffers = buffer(40_000, dtype), buffer(40_000, dtype)
+        fast, slow = (
+            merge_largest(*lists, 20_000, buffers[0]),
+            reference.merge_largest(*lists, 20_000, buffers[1]),
+        )
+        assert torch.equal(fast.positions, slow.positions)
         assert torch.equal(fast.values, slow.values)

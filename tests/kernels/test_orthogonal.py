@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tacit.kernels import pick
+from tacit.kernels import dispatch
 from tacit.kernels.orthogonal import orthogonalize_, scale_
 
 LENGTHS = (1, 3, 64, 65, 700, 129)
@@ -26,7 +26,7 @@ def by_matrix(p: Tensor, rank: int, lengths: tuple[int, ...] = LENGTHS) -> list[
 def way(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "numba":
         pytest.importorskip("numba")
-    monkeypatch.setattr(pick, "path", lambda device="cpu": path)
+    monkeypatch.setattr(dispatch, "active_backend", lambda device="cpu": path)
 
 
 @EITHER
@@ -73,7 +73,7 @@ def test_both_ways_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         orthogonalize_(fast, LENGTHS, rank)
         scale_(scaled, LENGTHS, rank)
         with monkeypatch.context() as patched:
-            patched.setattr(pick, "path", lambda device="cpu": "torch")
+            patched.setattr(dispatch, "active_backend", lambda device="cpu": "torch")
             slow, slowly = flat(rank), flat(rank, size=1e-30)
             orthogonalize_(slow, LENGTHS, rank)
             scale_(slowly, LENGTHS, rank)

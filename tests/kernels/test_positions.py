@@ -3,18 +3,10 @@ import torch
 from torch import Tensor
 
 from tacit.errors import TacitError
-from tacit.kernels.pick import path
-from tacit.kernels.positions import (
-    INT32,
-    nbytes,
-    pack_positions,
-    pack_positions_torch,
-    scatter_add_,
-    sizes,
-    unpack_positions,
-    unpack_positions_torch,
-    way,
-)
+from tacit.kernels.dispatch import active_backend
+from tacit.kernels.layout import INT32, position_bytes, position_format, position_sizes
+from tacit.kernels.positions import pack_positions, scatter_add_, unpack_positions
+from tacit.kernels.reference import positions as reference
 
 CASES = [
     (1, 1), (1, 0), (8, 8), (9, 9), (255, 3), (256, 3), (257, 3), (1000, 10), (1000, 999), (65_536, 40),
@@ -33,29 +25,29 @@ def rising(numel: int, count: int, seed: int = 0) -> Tensor:
 
 def test_the_sizes_are_these() -> None:
     # Of a million entries, one in a hundred: 10000 low bytes, and ceil((10000 + 3906) / 8) of bits.
-    assert sizes(1_000_000, 10_000) == {0: 125_000, 1: 10_000 + 1739, 2: 20_000 + 1252, 4: 40_000}
-    assert nbytes(1_000_000, 10_000) == 11_739
-    assert nbytes(1_000, 10) == 10 + 2
-    assert nbytes(1_000, 1_000) == 125
-    assert nbytes(25_000_000, 2_500) == 2 * 2_500 + 361
-    assert nbytes(25_000_000, 1) == 4
-    assert {way(numel, k) for numel, k in CASES} == {0, 1, 2, INT32}
+    assert position_sizes(1_000_000, 10_000) == {0: 125_000, 1: 10_000 + 1739, 2: 20_000 + 1252, 4: 40_000}
+    assert position_bytes(1_000_000, 10_000) == 11_739
+    assert position_bytes(1_000, 10) == 10 + 2
+    assert position_bytes(1_000, 1_000) == 125
+    assert position_bytes(25_000_000, 2_500) == 2 * 2_500 + 361
+    assert position_bytes(25_000_000, 1) == 4
+    assert {position_format(numel, k) for numel, k in CASES} == {0, 1, 2, INT32}
 
 
 @pytest.mark.parametrize(("numel", "k"), CASES)
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
 def test_positions_come_back_and_both_versions_write_the_same(numel: int, k: int, share: float) -> None:
     index = rising(numel, int(share * k))
-    fast, slow = (torch.full((nbytes(numel, k),), 0xAA, dtype=torch.uint8) for _ in range(2))
+    fast, slow = (torch.full((position_bytes(numel, k),), 0xAA, dtype=torch.uint8) for _ in range(2))
     pack_positions(index, numel, k, fast)
-    pack_positions_torch(index, numel, k, slow)
+    reference.pack_positions(index, k, position_format(numel, k), slow)
     assert torch.equal(fast, slow)
     assert torch.equal(unpack_positions(fast, numel, k), index)
-    assert torch.equal(unpack_positions_torch(fast, numel, k), index)
+    assert torch.equal(reference.unpack_positions(fast, position_format(numel, k), k), index)
 
 
 def test_a_message_that_says_too_much_is_not_written_past_the_end() -> None:
-    packed = torch.full((nbytes(1000, 10),), 255, dtype=torch.uint8)
+    packed = torch.full((position_bytes(1000, 10),), 255, dtype=torch.uint8)
     assert unpack_positions(packed, 1000, 10).numel() <= 10 + 6
 
 
@@ -78,4 +70,4 @@ def test_with_a_position_outside_it_is_an_error_and_nothing_is_written() -> None
         with pytest.raises((TacitError, IndexError)):
             scatter_add_(index, torch.ones(2), whole[10:110])
     assert float(whole.sum()) == 0.0
-    assert path() in ("numba", "torch")
+    assert active_backend() in ("numba", "torch")

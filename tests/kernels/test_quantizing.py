@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tacit.kernels import exponents, int8, levels, signs
-from tacit.kernels.layout import buckets, code_bytes, strung, unstrung
+from tacit.kernels.dispatch import active_backend
+from tacit.kernels.layout import block_count, bucket_count, code_bytes, pack_codes, unpack_codes
 from tacit.kernels.philox import philox
-from tacit.kernels.pick import path
+from tacit.kernels.reference import exponents as exponents_reference
+from tacit.kernels.reference import int8 as int8_reference
+from tacit.kernels.reference import levels as levels_reference
+from tacit.kernels.reference import signs as signs_reference
 
 HUGE = 3.4e38
 SIZES = st.one_of(st.integers(0, 70), st.integers(500, 1100), st.just(512 * 513 + 77))
@@ -22,7 +26,7 @@ KINDS = ["normal", "huge", "denormal", "positive", "zero", "mixed"]
 @pytest.fixture(autouse=True)
 def _compiled() -> None:
     pytest.importorskip("numba")
-    assert path() == "numba"
+    assert active_backend() == "numba"
 
 
 def numbers(numel: int, kind: str, seed: int = 0) -> Tensor:
@@ -67,13 +71,13 @@ def test_levels(kind: str, numel: int, bits: int, bucket: int, clip: float) -> N
     x, seed = numbers(numel, kind), 2**61 + numel
     codes, units = same(
         lambda c, u: levels.quantize(x, bits, bucket, clip, seed, c, u),
-        lambda c, u: levels.quantize_torch(x, bits, bucket, clip, seed, c, u),
-        lambda: [rubbish(code_bytes(numel, bits)), rubbish(buckets(numel, bucket), torch.float32)],
+        lambda c, u: levels_reference.quantize(x, bits, bucket, clip, seed, c, u),
+        lambda: [rubbish(code_bytes(numel, bits)), rubbish(bucket_count(numel, bucket), torch.float32)],
     )
     payloads = [(codes, units)] * 3
     (mean,) = same(
         lambda out: levels.add_levels_(payloads, bits, bucket, 1 / 3, out, fresh=True),
-        lambda out: levels.add_levels_torch_(payloads, bits, bucket, 1 / 3, out, fresh=True),
+        lambda out: levels_reference.add_levels_(payloads, bits, bucket, 1 / 3, out, fresh=True),
         lambda: [torch.full((numel,), math.nan)],
     )
     if clip == 0.0 and numel and kind != "denormal":
@@ -84,11 +88,11 @@ def test_levels(kind: str, numel: int, bits: int, bucket: int, clip: float) -> N
 @settings(max_examples=15, deadline=None)
 @given(SIZES, st.booleans(), st.booleans())
 @pytest.mark.parametrize("kind", KINDS)
-def test_signs(kind: str, numel: int, two: bool, keep: bool) -> None:
+def test_signs(kind: str, numel: int, two: bool, subtract: bool) -> None:
     x, residual = numbers(numel, kind), 0.5 * numbers(numel, kind, seed=1)
-    count = signs.blocks(numel)
+    count = block_count(numel)
 
-    def room() -> list[Tensor]:
+    def buffers() -> list[Tensor]:
         return [rubbish(-(-numel // 8)), *(rubbish(count, torch.float32) for _ in range(2))]
 
     def lows(tensor: Tensor) -> Tensor | None:
@@ -96,29 +100,29 @@ def test_signs(kind: str, numel: int, two: bool, keep: bool) -> None:
 
     bits, high, low = same(
         lambda b, h, w: signs.encode_signs(x, b, h, lows(w)),
-        lambda b, h, w: signs.encode_signs_torch(x, b, h, lows(w)),
-        room,
+        lambda b, h, w: signs_reference.encode_signs(x, b, h, lows(w)),
+        buffers,
     )
     payload = bits, high, lows(low)
     same(
         lambda out: signs.add_signs_([payload] * 3, 1 / 3, out, fresh=True),
-        lambda out: signs.add_signs_torch_([payload] * 3, 1 / 3, out, fresh=True),
+        lambda out: signs_reference.add_signs_([payload] * 3, 1 / 3, out, fresh=True),
         lambda: [torch.full((numel,), math.nan)],
     )
 
     def slowly(b: Tensor, h: Tensor, w: Tensor, new_residual: Tensor) -> None:
         torch.add(x, residual, out=new_residual)
-        signs.encode_signs_torch(new_residual, b, h, lows(w))
-        if keep:
-            signs.add_signs_torch_([(b, h, lows(w))], -1.0, new_residual, fresh=False)
+        signs_reference.encode_signs(new_residual, b, h, lows(w))
+        if subtract:
+            signs_reference.add_signs_([(b, h, lows(w))], -1.0, new_residual, fresh=False)
 
     if kind != "huge":  # a sum of two could overflow
         same(
-            lambda b, h, w, new_residual: signs.encode_signs_owed(
-                x, residual, new_residual, b, h, lows(w), keep
+            lambda b, h, w, new_residual: signs.encode_signs_with_residual(
+                x, residual, new_residual, b, h, lows(w), subtract
             ),
             slowly,
-            lambda: [*room(), torch.full((numel,), math.nan)],
+            lambda: [*buffers(), torch.full((numel,), math.nan)],
         )
 
 
@@ -128,30 +132,30 @@ def test_signs(kind: str, numel: int, two: bool, keep: bool) -> None:
 def test_one_magnitude_for_all(kind: str, numel: int) -> None:
     x, residual = numbers(numel, kind), 0.5 * numbers(numel, kind, seed=1)
 
-    def room() -> list[Tensor]:
-        return [rubbish(-(-numel // 8)), rubbish(signs.blocks(numel), torch.float32), torch.full((1,), 7.0)]
+    def buffers() -> list[Tensor]:
+        return [rubbish(-(-numel // 8)), rubbish(block_count(numel), torch.float32), torch.full((1,), 7.0)]
 
     def slowly(b: Tensor, m: Tensor, magnitude: Tensor) -> None:
-        signs.encode_signs_torch(x, b, m, None)
-        signs.overall_torch(m, numel, magnitude)
+        signs_reference.encode_signs(x, b, m, None)
+        signs_reference.overall_mean(m, numel, magnitude)
 
-    *_, magnitude = same(lambda *outs: signs.encode_sign(x, *outs), slowly, room)
+    *_, magnitude = same(lambda *outs: signs.encode_sign(x, *outs), slowly, buffers)
     if numel and kind not in ("denormal", "huge"):
         assert magnitude.item() == pytest.approx(float(x.double().abs().mean()), rel=1e-5)
 
-    def slowly_owed(b: Tensor, m: Tensor, magnitude: Tensor, new_residual: Tensor) -> None:
+    def slowly_with_residual(b: Tensor, m: Tensor, magnitude: Tensor, new_residual: Tensor) -> None:
         torch.add(x, residual, out=new_residual)
-        signs.encode_signs_torch(new_residual, b, m, None)
-        signs.overall_torch(m, numel, magnitude)
-        signs.add_signs_torch_([(b, magnitude, None)], -1.0, new_residual, fresh=False)
+        signs_reference.encode_signs(new_residual, b, m, None)
+        signs_reference.overall_mean(m, numel, magnitude)
+        signs_reference.add_signs_([(b, magnitude, None)], -1.0, new_residual, fresh=False)
 
     if kind != "huge":
         same(
-            lambda b, m, magnitude, new_residual: signs.encode_sign_owed(
+            lambda b, m, magnitude, new_residual: signs.encode_sign_with_residual(
                 x, residual, new_residual, b, m, magnitude
             ),
-            slowly_owed,
-            lambda: [*room(), torch.full((numel,), math.nan)],
+            slowly_with_residual,
+            lambda: [*buffers(), torch.full((numel,), math.nan)],
         )
 
 
@@ -168,13 +172,15 @@ def test_two_means_are_those_of_each_side() -> None:
 def test_int8(kind: str, numel: int) -> None:
     x, residual = numbers(numel, kind), 0.5 * numbers(numel, kind, seed=1)
 
-    def room() -> list[Tensor]:
-        return [rubbish(numel), rubbish(buckets(numel, 512), torch.float32)]
+    def buffers() -> list[Tensor]:
+        return [rubbish(numel), rubbish(block_count(numel), torch.float32)]
 
-    payload = same(lambda c, u: int8.encode_int8(x, c, u), lambda c, u: int8.encode_int8_torch(x, c, u), room)
+    payload = same(
+        lambda c, u: int8.encode_int8(x, c, u), lambda c, u: int8_reference.encode_int8(x, c, u), buffers
+    )
     (mean,) = same(
         lambda out: int8.add_int8_([payload] * 3, 1 / 3, out, fresh=True),
-        lambda out: int8.add_int8_torch_([payload] * 3, 1 / 3, out, fresh=True),
+        lambda out: int8_reference.add_int8_([payload] * 3, 1 / 3, out, fresh=True),
         lambda: [torch.full((numel,), math.nan)],
     )
     if numel and kind != "denormal":
@@ -182,14 +188,14 @@ def test_int8(kind: str, numel: int) -> None:
 
     def slowly(c: Tensor, u: Tensor, new_residual: Tensor) -> None:
         torch.add(x, residual, out=new_residual)
-        int8.encode_int8_torch(new_residual, c, u)
-        int8.add_int8_torch_([(c, u)], -1.0, new_residual, fresh=False)
+        int8_reference.encode_int8(new_residual, c, u)
+        int8_reference.add_int8_([(c, u)], -1.0, new_residual, fresh=False)
 
     if kind != "huge":
         same(
-            lambda c, u, new_residual: int8.encode_int8_owed(x, residual, new_residual, c, u),
+            lambda c, u, new_residual: int8.encode_int8_with_residual(x, residual, new_residual, c, u),
             slowly,
-            lambda: [*room(), torch.full((numel,), math.nan)],
+            lambda: [*buffers(), torch.full((numel,), math.nan)],
         )
 
 
@@ -200,12 +206,12 @@ def test_exponents(kind: str, numel: int, seed: int) -> None:
     x = numbers(numel, kind)
     payload = same(
         lambda e, b: exponents.encode_exponents(x, seed, e, b),
-        lambda e, b: exponents.encode_exponents_torch(x, seed, e, b),
+        lambda e, b: exponents_reference.encode_exponents(x, seed, e, b),
         lambda: [rubbish(numel), rubbish(-(-numel // 8))],
     )
     (value,) = same(
         lambda out: exponents.add_exponents_([payload], 1.0, out, fresh=True),
-        lambda out: exponents.add_exponents_torch_([payload], 1.0, out, fresh=True),
+        lambda out: exponents_reference.add_exponents_([payload], 1.0, out, fresh=True),
         lambda: [torch.full((numel,), math.nan)],
     )
     near = x.abs() >= 2.0**-126
@@ -216,11 +222,11 @@ def test_exponents(kind: str, numel: int, seed: int) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 200), st.integers(1, 3))
-def test_what_is_strung_together_comes_apart(bits: int, size: int, rows: int) -> None:
+def test_codes_that_are_packed_are_unpacked(bits: int, size: int, rows: int) -> None:
     codes = torch.randint(1 << bits, (rows, size))
-    packed = strung(codes, bits)
+    packed = pack_codes(codes, bits)
     assert packed.numel() == rows * code_bytes(size, bits)
-    assert torch.equal(unstrung(packed, bits, size), codes)
+    assert torch.equal(unpack_codes(packed, bits, size), codes)
 
 
 def test_philox_gives_the_numbers_of_its_authors() -> None:

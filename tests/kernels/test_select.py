@@ -6,20 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tacit.kernels import select
-from tacit.kernels.pick import path
-from tacit.kernels.select import (
-    SPARE,
-    Chosen,
-    Room,
-    new_room,
-    select_above,
-    select_in_chunks,
-    select_largest,
-    settle_torch,
-    sift,
-    sift_torch,
-)
+from tacit.kernels import dispatch
+from tacit.kernels.dispatch import active_backend
+from tacit.kernels.reference import select as reference
+from tacit.kernels.select import select_above, select_in_chunks, select_largest, select_reaching
+from tacit.kernels.sparse import MARGIN, EntryBuffer, Selection, new_buffer
 
 LARGE = 1 << 18
 """Entries from which on the threshold comes from a sample."""
@@ -113,8 +104,8 @@ def test_other_types(dtype: torch.dtype) -> None:
 
 
 def test_of_nothing_nothing_is_chosen() -> None:
-    assert select_largest(torch.empty(0), 0).at.numel() == 0
-    assert select_above(torch.empty(0), 1.0, 0).at.numel() == 0
+    assert select_largest(torch.empty(0), 0).positions.numel() == 0
+    assert select_above(torch.empty(0), 1.0, 0).positions.numel() == 0
 
 
 @settings(max_examples=25, deadline=None)
@@ -129,7 +120,7 @@ def test_a_sample_that_misleads_costs_time_and_not_exactness() -> None:
     numel = 1 << 20
     for in_sample, elsewhere in ((10.0, 1.0), (1.0, 10.0)):
         x = torch.full((numel,), elsewhere)
-        select._sample(x, 1).fill_(in_sample)
+        reference.sample(x, 1).fill_(in_sample)
         x += torch.arange(numel) * 1e-7
         check(x, 500)
         check(x, 500, torch.zeros(numel))
@@ -153,15 +144,27 @@ def test_all_above_a_threshold_are_chosen_and_the_largest_where_they_are_too_man
 # ---- the compiled versions and the reference ----------------------------------------------------------
 
 
-def full_room(x: Tensor) -> Room:
-    return Room(torch.empty(x.numel() + SPARE, dtype=torch.int32), x.new_empty(x.numel() + SPARE))
+def plain_reaching(
+    x: Tensor,
+    threshold: float,
+    buffer: EntryBuffer,
+    residual: Tensor | None = None,
+    new_residual: Tensor | None = None,
+) -> Selection | None:
+    """The reference, as `select_reaching` returns it."""
+    count = reference.select_reaching(x, threshold, *buffer, residual, new_residual)
+    return None if count < 0 else Selection(buffer.positions[:count], buffer.values[:count])
+
+
+def full_buffer(x: Tensor) -> EntryBuffer:
+    return EntryBuffer(torch.empty(x.numel() + MARGIN, dtype=torch.int32), x.new_empty(x.numel() + MARGIN))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("numel", [1, 15, 16, 17, 1024, 1033, 300_007])
 def test_the_compiled_passes_equal_the_reference(numel: int, dtype: torch.dtype) -> None:
     pytest.importorskip("numba")
-    assert path() == "numba"
+    assert active_backend() == "numba"
     x, residual = random(numel, dtype), random(numel, dtype, seed=2)
     x[numel // 2], x[numel // 3] = math.nan, -math.inf
 
@@ -170,22 +173,22 @@ def test_the_compiled_passes_equal_the_reference(numel: int, dtype: torch.dtype)
         for threshold in (0.0, 0.5, 3.0, 1e30, math.nan):
             new_residual = torch.empty_like(x)
             for arguments in ((residual, new_residual), ()):
-                found = passes(x, threshold, full_room(x), *arguments)  # type: ignore[operator]
+                found = passes(x, threshold, full_buffer(x), *arguments)  # type: ignore[operator]
                 results += [*found, new_residual]
         return results
 
-    for fast, reference in zip(all_of(sift), all_of(sift_torch), strict=True):
-        assert torch.equal(fast.nan_to_num(9.0), reference.nan_to_num(9.0))
+    for fast, slow in zip(all_of(select_reaching), all_of(plain_reaching), strict=True):
+        assert torch.equal(fast.nan_to_num(9.0), slow.nan_to_num(9.0))
 
 
 def test_too_many_hits_are_told_and_not_written_past_the_end() -> None:
     x = torch.ones(100_000)
-    for passes in (sift, sift_torch):
-        whole = Room(torch.full((60_000,), 7, dtype=torch.int32), torch.full((60_000,), 7.0))
-        room = Room(whole.at[:50_000], whole.values[:50_000])
-        assert passes(x, 0.5, room) is None
-        assert passes(x, 0.5, room, x, torch.empty_like(x)) is None
-        assert bool((whole.at[50_000:] == 7).all())
+    for passes in (select_reaching, plain_reaching):
+        whole = EntryBuffer(torch.full((60_000,), 7, dtype=torch.int32), torch.full((60_000,), 7.0))
+        buffer = EntryBuffer(whole.positions[:50_000], whole.values[:50_000])
+        assert passes(x, 0.5, buffer) is None
+        assert passes(x, 0.5, buffer, x, torch.empty_like(x)) is None
+        assert bool((whole.positions[50_000:] == 7).all())
         assert bool((whole.values[50_000:] == 7).all())
 
 
@@ -193,12 +196,12 @@ def test_too_many_hits_are_told_and_not_written_past_the_end() -> None:
 @given(st.integers(1, 3000), st.integers(0, 2**31), st.sampled_from([1.0, 1e-40, 0.0]))
 def test_the_nth_largest_is_that_of_a_sort(numel: int, seed: int, scale: float) -> None:
     pytest.importorskip("numba")
-    from tacit.kernels.scan import nth
+    from tacit.kernels.numba.select import nth_largest
 
     x = scale * random(numel, seed=seed)
     x[::3] = x[0]
     n = 1 + seed % numel
-    bits, larger = nth(x.data_ptr(), numel, n)
+    bits, larger = nth_largest(x.data_ptr(), numel, n)
     least = x.abs().sort(descending=True).values[n - 1]
     assert bits == int(least.view(torch.int32))
     assert larger == int((x.abs() > least).sum())
@@ -207,33 +210,33 @@ def test_the_nth_largest_is_that_of_a_sort(numel: int, seed: int, scale: float) 
 @pytest.mark.parametrize("equal", [0, 1, 3])
 def test_the_exact_choice_equals_its_reference(equal: int) -> None:
     pytest.importorskip("numba")
-    from tacit.kernels.scan import settle
+    from tacit.kernels.numba.select import keep_largest
 
     values = torch.tensor([1.0, -2.0, 2.0, 5.0, -2.0, 0.0, 1.5])
     index = torch.arange(0, 14, 2, dtype=torch.int32)
     new_residual, other = torch.zeros(14), torch.zeros(14)
-    here, there = Chosen(index.clone(), values.clone()), Chosen(index.clone(), values.clone())
-    kept = settle(here.at.numpy(), here.values.numpy(), 2.0, equal, new_residual.numpy())
-    settle_torch(there, 2.0, equal, other)
+    here, there = Selection(index.clone(), values.clone()), Selection(index.clone(), values.clone())
+    kept = keep_largest(here.positions.numpy(), here.values.numpy(), 2.0, equal, new_residual.numpy())
+    reference.keep_largest(there, 2.0, equal, other)
     assert kept == 1 + equal
-    assert torch.equal(here.at[:kept], there.at[:kept])
+    assert torch.equal(here.positions[:kept], there.positions[:kept])
     assert torch.equal(here.values[:kept], there.values[:kept])
     assert torch.equal(new_residual, other)
 
 
 def test_without_numba_the_same_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     x, residual = random(LARGE + 5), random(LARGE + 5, seed=2)
-    monkeypatch.setattr(select, "fits", lambda *_: False)
+    monkeypatch.setattr(dispatch, "active_backend", lambda device="cpu": "torch")
     check(x, 700)
     check(x, 700, residual)
 
 
-def test_a_room_is_used_again() -> None:
+def test_a_buffer_is_used_again() -> None:
     x = random(50_000)
-    room = new_room(x, 500)
-    first = select_largest(x, 500, room)
-    assert first.at.data_ptr() == room.at.data_ptr()
-    assert torch.equal(select_largest(-x, 500, room).values, -x[room.at[:500]])
+    buffer = new_buffer(x, 500)
+    first = select_largest(x, 500, buffer)
+    assert first.positions.data_ptr() == buffer.positions.data_ptr()
+    assert torch.equal(select_largest(-x, 500, buffer).values, -x[buffer.positions[:500]])
 
 
 # ---- chunk by chunk -----------------------------------------------------------------------------------
@@ -258,9 +261,9 @@ def test_the_largest_of_each_chunk(per_chunk: int, chunk: int, numel: int, dtype
         for residual in (None, torch.zeros(numel, dtype=dtype), random(numel, dtype, seed=2)):
             a = x.to(dtype) if residual is None else x.to(dtype) + residual
             expected = in_chunks(a, per_chunk, chunk)
-            room = Room(torch.empty_like(expected, dtype=torch.int32), a.new_empty(expected.numel()))
+            buffer = EntryBuffer(torch.empty_like(expected, dtype=torch.int32), a.new_empty(expected.numel()))
             new_residual = None if residual is None else torch.full_like(a, 7.0)
-            index, values = select_in_chunks(x.to(dtype), per_chunk, chunk, room, residual, new_residual)
+            index, values = select_in_chunks(x.to(dtype), per_chunk, chunk, buffer, residual, new_residual)
             assert torch.equal(index.long(), expected)
             assert torch.equal(values.nan_to_num(9.0), a[expected].nan_to_num(9.0))
             if new_residual is not None:
@@ -270,5 +273,5 @@ def test_the_largest_of_each_chunk(per_chunk: int, chunk: int, numel: int, dtype
 
 
 def test_of_nothing_nothing_is_chosen_in_chunks() -> None:
-    room = Room(torch.empty(0, dtype=torch.int32), torch.empty(0))
-    assert select_in_chunks(torch.empty(0), 3, 10, room).at.numel() == 0
+    buffer = EntryBuffer(torch.empty(0, dtype=torch.int32), torch.empty(0))
+    assert select_in_chunks(torch.empty(0), 3, 10, buffer).positions.numel() == 0

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from tacit.kernels.dispatch import VARIABLE
 from tacit.kernels.levels import BY_NORM
-from tacit.kernels.pick import VARIABLE
 
 pytest.importorskip("triton", reason="triton is not installed: pip install -e '.[cuda]'")
 
@@ -45,7 +45,7 @@ def test_in_the_interpreter(family: str) -> None:
 def test_nothing_waits_for_them() -> None:
     whole = "positions or scattering or outside or orthogonal"
     family = f"(select or signs or exponents) and 5000 and dtype0 or {whole}"
-    checked(family, CHECKS.with_name("test_hostless.py"), TRITON_INTERPRET="1", TACIT_KERNELS="triton")
+    checked(family, CHECKS.with_name("test_host_sync.py"), TRITON_INTERPRET="1", TACIT_KERNELS="triton")
 
 
 @pytest.mark.timeout(600)
@@ -72,11 +72,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> lis
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from tacit.kernels.cuda import entries, launch, orthogonal, positions, select, signs
+    from tacit.kernels.triton import launch, orthogonal, positions, select, signs
 
     written: list[str] = []
 
-    def start(kernel: Any, programs: int, on: torch.Tensor, *args: object, **constants: object) -> None:
+    def launched(kernel: Any, programs: int, on: torch.Tensor, *args: object, **constants: object) -> None:
         if programs:
             names = kernel.arg_names
             signature = {name: kind(each) for name, each in zip(names, args, strict=False)}
@@ -94,25 +94,25 @@ def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> lis
             assert made.asm["cubin"]
             written.append(made.asm["ptx"])
 
-    for module in (launch, entries, orthogonal, positions, select, signs):
-        monkeypatch.setattr(module, "start", start)
+    for module in (launch, orthogonal, positions, select, signs):
+        monkeypatch.setattr(module, "launch", launched)
     call()
     return written
 
 
 def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """Each kernel that takes entries of this type, in the ways that differ most."""
-    from tacit.kernels.cuda import exponents, int8, levels, select, signs
+    from tacit.kernels.triton import exponents, int8, levels, select, signs
 
     x, means = torch.ones(1024, dtype=dtype), torch.ones(8)
     codes, index = torch.zeros(1024, dtype=torch.uint8), torch.zeros(1024, dtype=torch.int32)
     return {
-        "signs": lambda: signs.encode(x, x, x, codes, means, means, keep=True),
+        "signs": lambda: signs.encode(x, x, x, codes, means, means, subtract=True),
         "sign": lambda: signs.encode_one(x, x, x, codes, means, means),
         "add signs": lambda: signs.add([(codes, means, means)], 0.5, x, fresh=False),
         "sign of one": lambda: signs.encode_one(x[:1], x[:1], x[:1], codes, means[:1], means),
         "all of one": lambda: [
-            signs.encode(x[:513], x, x, codes, means, means, keep=True),
+            signs.encode(x[:513], x, x, codes, means, means, subtract=True),
             signs.add([(codes, means, means)], 0.5, x[:513], fresh=False),
             int8.encode(x[:513], x, x, codes, means),
             int8.add([(codes, means)], 0.5, x[:513], fresh=False),
@@ -120,8 +120,8 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
             exponents.add([(codes, codes)], 0.5, x[:513], fresh=False),
             levels.quantize(x[:513], 4, 512, 2.5, 7, codes, means),
             levels.add([(codes, means)], 4, 512, 0.5, x[:513], fresh=False),
-            select.largest(x[:1], 1, index, x, x, x),
-            select.in_chunks(x[:1], 1, 1, index, x, x, x),
+            select.select_largest(x[:1], 1, index, x, x, x),
+            select.select_in_chunks(x[:1], 1, 1, index, x, x, x),
         ],
         "QSGD": lambda: levels.quantize(x, 4, 512, BY_NORM, 7, codes, means),
         "5 bits": lambda: levels.quantize(x, 5, 512, 2.5, 7, codes, means),
@@ -130,21 +130,21 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
         "add int8": lambda: int8.add([(codes, means)], 0.5, x, fresh=False),
         "exponents": lambda: exponents.encode(x, 7, codes, codes),
         "add exponents": lambda: exponents.add([(codes, codes)], 0.5, x, fresh=False),
-        "select": lambda: select.largest(x, 10, index, x, x, x),
-        "select without memory": lambda: select.largest(x, 10, index, x, None, None),
-        "select in chunks": lambda: select.in_chunks(x, 3, 1000, index, x, x, x),
+        "select": lambda: select.select_largest(x, 10, index, x, x, x),
+        "select without memory": lambda: select.select_largest(x, 10, index, x, None, None),
+        "select in chunks": lambda: select.select_in_chunks(x, 3, 1000, index, x, x, x),
     }
 
 
 def calls_of_fp32() -> dict[str, Callable[[], object]]:
     """Those that take fp32 only, or no entries."""
-    from tacit.kernels.cuda import entries, orthogonal, positions, signs
+    from tacit.kernels.triton import orthogonal, positions, select, signs
 
     x, many = torch.ones(1024), torch.ones(512 * 1025)
     codes, index = torch.zeros(70_000, dtype=torch.uint8), torch.zeros(1024, dtype=torch.int32)
     return {
         "sign of many": lambda: signs.encode_one(many, None, None, codes, torch.ones(1025), x),
-        "sift": lambda: entries.sift(x, 0.5, index, x, x, x),
+        "select reaching": lambda: select.select_reaching(x, 0.5, index, x, x, x),
         "bitmap": lambda: positions.pack(index, 1024, 0, codes),
         "pack": lambda: positions.pack(index, 1024, 2, codes),
         "unpack": lambda: positions.unpack(codes, 1024, 2, index),
@@ -159,7 +159,7 @@ def calls_of_fp32() -> dict[str, Callable[[], object]]:
             positions.clear(index[:1], x[:1]),
             orthogonal.scale(x[:1], (1,), 1),
             orthogonal.orthogonalize(x[:1], (1,), 1),
-            entries.sift(x[:1], 0.5, index, x, x, x),
+            select.select_reaching(x[:1], 0.5, index, x, x, x),
         ],
         "scale": lambda: orthogonal.scale(x, (100, 156), 4),
         "orthogonalize": lambda: orthogonal.orthogonalize(x, (100, 156), 4),
@@ -186,10 +186,10 @@ def test_all_compile_and_nothing_is_fused_or_approximate(
 
 
 def test_they_are_started_without_fused_multiply_add() -> None:
-    from tacit.kernels.cuda.launch import start
+    from tacit.kernels.triton.launch import launch
 
     started: list[dict[str, object]] = []
     kernel = {(3,): lambda *args, **options: started.append(options)}
-    start(kernel, 3, torch.ones(1), SIZE=4)
-    start({}, 0, torch.ones(1))
+    launch(kernel, 3, torch.ones(1), SIZE=4)
+    launch({}, 0, torch.ones(1))
     assert started == [{"SIZE": 4, "enable_fp_fusion": False}]

@@ -15,19 +15,17 @@ import torch
 from torch import Tensor
 
 from tacit.kernels import exponents, int8, levels, orthogonal, select, signs
-from tacit.kernels.largest import in_chunks_torch, largest_torch
-from tacit.kernels.layout import buckets, code_bytes
-from tacit.kernels.pick import emulated_device, path, pick
-from tacit.kernels.positions import (
-    clear_,
-    nbytes,
-    pack_positions,
-    pack_positions_torch,
-    scatter_add_,
-    unpack_on_device_torch,
-    unpack_positions,
-    way,
-)
+from tacit.kernels.dispatch import active_backend, emulated_device, find_backend
+from tacit.kernels.layout import BLOCK, block_count, bucket_count, code_bytes, position_bytes, position_format
+from tacit.kernels.positions import clear_, pack_positions, scatter_add_, unpack_positions
+from tacit.kernels.reference import exponents as exponents_reference
+from tacit.kernels.reference import int8 as int8_reference
+from tacit.kernels.reference import levels as levels_reference
+from tacit.kernels.reference import orthogonal as orthogonal_reference
+from tacit.kernels.reference import positions as positions_reference
+from tacit.kernels.reference import select as select_reference
+from tacit.kernels.reference import signs as signs_reference
+from tacit.kernels.sparse import MARGIN, EntryBuffer
 
 ON = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 LARGE = [] if ON == "cpu" else [5000, 512 * 8192 + 77]
@@ -41,10 +39,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encount
 
 @pytest.fixture(autouse=True)
 def _triton() -> Iterator[None]:
-    assert path(ON) == "triton"
+    assert active_backend(ON) == "triton"
     with emulated_device() if ON == "cpu" else nullcontext():
         yield
-    assert "plain torch" not in pick(ON).words
+    assert "plain torch" not in find_backend(ON).description
 
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -91,7 +89,7 @@ def same(fast: list[Tensor], slow: list[Tensor]) -> None:
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-def owed_before(numel: int, kind: str, dtype: torch.dtype) -> Tensor:
+def old_residual(numel: int, kind: str, dtype: torch.dtype) -> Tensor:
     return (0.5 * numbers(numel, "zero" if kind == "huge" else kind, seed=1)).to(dtype)
 
 
@@ -105,63 +103,67 @@ def rows(payload: list[Tensor], peers: int) -> list[list[Tensor]]:
 @pytest.mark.parametrize("two", [False, True])
 @EACH
 def test_signs(dtype: torch.dtype, kind: str, two: bool, numel: int) -> None:
-    x, residual = numbers(numel, kind, 0, dtype), owed_before(numel, kind, dtype)
-    count = signs.blocks(numel)
+    x, residual = numbers(numel, kind, 0, dtype), old_residual(numel, kind, dtype)
+    count = block_count(numel)
     bits, highs, *lows = rubbish((-(-numel // 8), torch.uint8), *[(count, torch.float32)] * (2 if two else 1))
     slow = [bits, highs, *lows]
     fast = there(slow)
     signs.encode_signs(x.to(ON), fast[0], fast[1], fast[2] if two else None)
-    signs.encode_signs_torch(x, bits, highs, lows[0] if two else None)
+    signs_reference.encode_signs(x, bits, highs, lows[0] if two else None)
     same(fast, slow)
-    for keep in (False, True):
+    for subtract in (False, True):
         new_residual = torch.empty(numel, dtype=dtype)
-        fast_owed = new_residual.clone().to(ON)
+        fast_residual = new_residual.clone().to(ON)
         low = fast[2] if two else None
-        signs.encode_signs_owed(x.to(ON), residual.to(ON), fast_owed, fast[0], fast[1], low, keep)
+        signs.encode_signs_with_residual(
+            x.to(ON), residual.to(ON), fast_residual, fast[0], fast[1], low, subtract
+        )
         torch.add(x, residual, out=new_residual)
-        signs.encode_signs_torch(new_residual, bits, highs, lows[0] if two else None)
-        if keep:
-            signs.add_signs_torch_([(bits, highs, lows[0] if two else None)], -1.0, new_residual, fresh=False)
-        same([*fast, fast_owed], [*slow, new_residual])
+        signs_reference.encode_signs(new_residual, bits, highs, lows[0] if two else None)
+        if subtract:
+            signs_reference.add_signs_(
+                [(bits, highs, lows[0] if two else None)], -1.0, new_residual, fresh=False
+            )
+        same([*fast, fast_residual], [*slow, new_residual])
     for fresh in (False, True):
         out = numbers(numel, seed=2, dtype=dtype)
         fast_out = out.clone().to(ON)
         sent = [(p[0], p[1], p[2] if two else None) for p in rows(slow, 3)]
         signs.add_signs_(sent, WEIGHT, fast_out, fresh)
-        signs.add_signs_torch_([(bits, highs, lows[0] if two else None)] * 3, WEIGHT, out, fresh)
+        signs_reference.add_signs_([(bits, highs, lows[0] if two else None)] * 3, WEIGHT, out, fresh)
         same([fast_out], [out])
 
 
 @pytest.mark.parametrize("numel", [*SIZES, 512 * 1025 if LARGE else 1537])
 @EACH
 def test_one_magnitude_of_signs(dtype: torch.dtype, kind: str, numel: int) -> None:
-    x, residual = numbers(numel, kind, 0, dtype), owed_before(numel, kind, dtype)
-    parts = (-(-numel // 8), torch.uint8), (signs.blocks(numel), torch.float32), (1, torch.float32)
+    x, residual = numbers(numel, kind, 0, dtype), old_residual(numel, kind, dtype)
+    parts = (-(-numel // 8), torch.uint8), (block_count(numel), torch.float32), (1, torch.float32)
     slow = rubbish(*parts)
     fast = there(slow)
     signs.encode_sign(x.to(ON), *fast)
-    signs.encode_signs_torch(x, slow[0], slow[1], None)
-    signs.overall_torch(slow[1], numel, slow[2])
+    signs_reference.encode_signs(x, slow[0], slow[1], None)
+    signs_reference.overall_mean(slow[1], numel, slow[2])
     same(fast, slow)
-    fast_owed, new_residual = torch.empty(numel, dtype=dtype, device=ON), torch.add(x, residual)
-    signs.encode_sign_owed(x.to(ON), residual.to(ON), fast_owed, *fast)
-    signs.encode_signs_torch(new_residual, slow[0], slow[1], None)
-    signs.overall_torch(slow[1], numel, slow[2])
-    signs.add_signs_torch_([(slow[0], slow[2], None)], -1.0, new_residual, fresh=False)
-    same([*fast, fast_owed], [*slow, new_residual])
+    fast_residual, new_residual = torch.empty(numel, dtype=dtype, device=ON), torch.add(x, residual)
+    signs.encode_sign_with_residual(x.to(ON), residual.to(ON), fast_residual, *fast)
+    signs_reference.encode_signs(new_residual, slow[0], slow[1], None)
+    signs_reference.overall_mean(slow[1], numel, slow[2])
+    signs_reference.add_signs_([(slow[0], slow[2], None)], -1.0, new_residual, fresh=False)
+    same([*fast, fast_residual], [*slow, new_residual])
 
 
 def test_the_sum_of_many_means() -> None:
-    from tacit.kernels.cuda import signs as cuda
+    from tacit.kernels.triton import signs as signs_triton
 
-    count = cuda.PAIRED + 77
-    numel, means = count * signs.BLOCK - 100, torch.rand(count)
+    count = signs_triton.PER_PROGRAM + 77
+    numel, means = count * BLOCK - 100, torch.rand(count)
     sums, magnitude, slow = means.to(ON), torch.empty(1, device=ON), torch.empty(1)
     x = torch.empty(numel, device=ON).fill_(1.0)
     bits = torch.empty(-(-numel // 8), dtype=torch.uint8, device=ON)
     if ON == "cpu":  # without the blocks, of which there are too many for the interpreter
-        cuda.overall(sums, numel, magnitude)
-        signs.overall_torch(means, numel, slow)
+        signs_triton.overall_mean(sums, numel, magnitude)
+        signs_reference.overall_mean(means, numel, slow)
     else:
         signs.encode_sign(x, bits, sums, magnitude)
         slow.fill_(1.0)
@@ -176,7 +178,7 @@ def test_one_value_for_all_blocks_and_payloads_anywhere() -> None:
     out = torch.zeros(numel)
     fast_out = out.to(ON)
     signs.add_signs_(fast, WEIGHT, fast_out, fresh=False)
-    signs.add_signs_torch_(slow, WEIGHT, out, fresh=False)
+    signs_reference.add_signs_(slow, WEIGHT, out, fresh=False)
     same([fast_out], [out])
     assert elsewhere.numel()  # keeps the payloads from lying at equal distances by chance of allocation
 
@@ -189,39 +191,39 @@ def test_one_value_for_all_blocks_and_payloads_anywhere() -> None:
 @pytest.mark.parametrize("numel", [0, 7, 1100, *LARGE])
 @TYPES
 def test_levels(dtype: torch.dtype, numel: int, bits: int, bucket: int, clip: float) -> None:
-    slow = rubbish((code_bytes(numel, bits), torch.uint8), (buckets(numel, bucket), torch.float32))
+    slow = rubbish((code_bytes(numel, bits), torch.uint8), (bucket_count(numel, bucket), torch.float32))
     fast = there(slow)
     for seed, kind in ((2**64 - 5, "mixed"), (2**31, "denormal"), (1, "huge"))[: 3 if bits == 4 else 1]:
         x = numbers(numel, kind, 0, dtype)
         levels.quantize(x.to(ON), bits, bucket, clip, seed, fast[0], fast[1])
-        levels.quantize_torch(x, bits, bucket, clip, seed, slow[0], slow[1])
+        levels_reference.quantize(x, bits, bucket, clip, seed, slow[0], slow[1])
         same(fast, slow)
     out = numbers(numel, seed=2, dtype=dtype)
     fast_out = out.clone().to(ON)
     levels.add_levels_(rows(slow, 3), bits, bucket, WEIGHT, fast_out, fresh=False)
-    levels.add_levels_torch_([slow] * 3, bits, bucket, WEIGHT, out, fresh=False)
+    levels_reference.add_levels_([slow] * 3, bits, bucket, WEIGHT, out, fresh=False)
     same([fast_out], [out])
 
 
 @pytest.mark.parametrize("numel", SIZES)
 @EACH
 def test_int8(dtype: torch.dtype, kind: str, numel: int) -> None:
-    x, residual = numbers(numel, kind, 0, dtype), owed_before(numel, kind, dtype)
-    slow = rubbish((numel, torch.uint8), (buckets(numel, int8.BLOCK), torch.float32))
+    x, residual = numbers(numel, kind, 0, dtype), old_residual(numel, kind, dtype)
+    slow = rubbish((numel, torch.uint8), (block_count(numel), torch.float32))
     fast = there(slow)
     int8.encode_int8(x.to(ON), fast[0], fast[1])
-    int8.encode_int8_torch(x, slow[0], slow[1])
+    int8_reference.encode_int8(x, slow[0], slow[1])
     same(fast, slow)
     new_residual = torch.add(x, residual)
-    fast_owed = torch.empty(numel, dtype=dtype, device=ON)
-    int8.encode_int8_owed(x.to(ON), residual.to(ON), fast_owed, fast[0], fast[1])
-    int8.encode_int8_torch(new_residual, slow[0], slow[1])
-    int8.add_int8_torch_([slow], -1.0, new_residual, fresh=False)
-    same([*fast, fast_owed], [*slow, new_residual])
+    fast_residual = torch.empty(numel, dtype=dtype, device=ON)
+    int8.encode_int8_with_residual(x.to(ON), residual.to(ON), fast_residual, fast[0], fast[1])
+    int8_reference.encode_int8(new_residual, slow[0], slow[1])
+    int8_reference.add_int8_([slow], -1.0, new_residual, fresh=False)
+    same([*fast, fast_residual], [*slow, new_residual])
     out = numbers(numel, seed=2, dtype=dtype)
     fast_out = out.clone().to(ON)
     int8.add_int8_(rows(slow, 3), WEIGHT, fast_out, fresh=False)
-    int8.add_int8_torch_([slow] * 3, WEIGHT, out, fresh=False)
+    int8_reference.add_int8_([slow] * 3, WEIGHT, out, fresh=False)
     same([fast_out], [out])
 
 
@@ -232,39 +234,42 @@ def test_exponents(dtype: torch.dtype, kind: str, numel: int) -> None:
     slow = rubbish((numel, torch.uint8), (-(-numel // 8), torch.uint8))
     fast = there(slow)
     exponents.encode_exponents(x.to(ON), 2**63 + numel, fast[0], fast[1])
-    exponents.encode_exponents_torch(x, 2**63 + numel, slow[0], slow[1])
+    exponents_reference.encode_exponents(x, 2**63 + numel, slow[0], slow[1])
     same(fast, slow)
     out = numbers(numel, seed=2, dtype=dtype)
     fast_out = out.clone().to(ON)
     exponents.add_exponents_(rows(slow, 3), WEIGHT, fast_out, fresh=False)
-    exponents.add_exponents_torch_([slow] * 3, WEIGHT, out, fresh=False)
+    exponents_reference.add_exponents_([slow] * 3, WEIGHT, out, fresh=False)
     same([fast_out], [out])
 
 
 @pytest.mark.parametrize("threshold", [0.1, 2.0, 1e30])
-@pytest.mark.parametrize("owes", [False, True])
+@pytest.mark.parametrize("with_residual", [False, True])
 @pytest.mark.parametrize("numel", [1, 4096, 4097, 20_000])
-def test_the_pass_of_select(numel: int, has_feedback: bool, threshold: float) -> None:
-    x, residual = numbers(numel), numbers(numel, seed=1) if has_feedback else None
+def test_the_pass_of_select(numel: int, with_residual: bool, threshold: float) -> None:
+    x, residual = numbers(numel), numbers(numel, seed=1) if with_residual else None
     x[numel // 2 :: 999] = math.nan
     x[numel // 3 :: 999] = -math.inf
-    new_residual = torch.zeros(numel) if has_feedback else None
-    slow = select.Room(torch.zeros(numel + select.SPARE, dtype=torch.int32), torch.zeros(numel + 1024))
-    fast = select.Room(*there(list(slow)))
+    new_residual = torch.zeros(numel) if with_residual else None
+    slow = EntryBuffer(torch.zeros(numel + MARGIN, dtype=torch.int32), torch.zeros(numel + 1024))
+    fast = EntryBuffer(*there(list(slow)))
     mine = None if residual is None else residual.to(ON)
-    fast_owed = None if new_residual is None else new_residual.to(ON)
-    here = select.sift(x.to(ON), threshold, fast, mine, fast_owed)
-    expected = select.sift_torch(x, threshold, slow, residual, new_residual)
+    fast_residual = None if new_residual is None else new_residual.to(ON)
+    here = select.select_reaching(x.to(ON), threshold, fast, mine, fast_residual)
+    count = select_reference.select_reaching(x, threshold, *slow, residual, new_residual)
     assert here is not None
-    assert expected is not None
-    same([*here], [*expected])
-    if fast_owed is not None and new_residual is not None:
-        same([fast_owed], [new_residual])
+    assert count >= 0
+    same([*here], [each[:count] for each in slow])
+    if fast_residual is not None and new_residual is not None:
+        same([fast_residual], [new_residual])
 
 
-def test_a_pass_without_room_says_so() -> None:
+def test_a_buffer_that_is_too_small_is_told() -> None:
     x = torch.ones(5000, device=ON)
-    assert select.sift(x, 0.5, select.Room(x.new_empty(4999, dtype=torch.int32), x.new_empty(4999))) is None
+    assert (
+        select.select_reaching(x, 0.5, EntryBuffer(x.new_empty(4999, dtype=torch.int32), x.new_empty(4999)))
+        is None
+    )
 
 
 @pytest.mark.parametrize("numel", [1, 300, 9000, *LARGE])
@@ -285,7 +290,7 @@ def test_exactly_the_largest_are_chosen(dtype: torch.dtype, ratio: float, numel:
 
 
 def drawn(numel: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor | None]]:
-    """Numbers that differ, with what is owed; many that tie, with NaN and infinity; all the same."""
+    """Numbers that differ, with what is new_residual; many that tie, with NaN and infinity; all the same."""
     ties = numbers(numel).round_()
     ties[numel // 2 :: 999] = math.nan
     ties[numel // 3 :: 999] = -math.inf
@@ -305,8 +310,8 @@ def test_the_largest_of_each_chunk(dtype: torch.dtype, per_chunk: int, chunk: in
         slow = rubbish((k, torch.int32), (k, dtype), (numel, dtype))
         fast = there(slow)
         given = (None, None) if residual is None else (residual.to(ON), fast[2])
-        select.select_in_chunks(x.to(ON), per_chunk, chunk, select.Room(*fast[:2]), *given)
-        in_chunks_torch(
+        select.select_in_chunks(x.to(ON), per_chunk, chunk, EntryBuffer(*fast[:2]), *given)
+        select_reference.select_in_chunks(
             x, per_chunk, chunk, slow[0], slow[1], residual, None if residual is None else slow[2]
         )
         same(fast, slow)
@@ -320,12 +325,12 @@ def test_the_same_are_chosen_in_plain_torch(dtype: torch.dtype, ratio: float) ->
     for x, _ in drawn(numel, dtype):
         slow = rubbish((many, torch.int32), (many, dtype))
         for choose in (
-            partial(largest_torch, k=many),
-            partial(in_chunks_torch, per_chunk=per_chunk, chunk=4096),
+            partial(select_reference.select_largest, k=many),
+            partial(select_reference.select_in_chunks, per_chunk=per_chunk, chunk=4096),
         ):
             fast = there(slow)
-            choose(x, at=slow[0], values=slow[1])
-            choose(x.to(ON), at=fast[0], values=fast[1])
+            choose(x, positions=slow[0], values=slow[1])
+            choose(x.to(ON), positions=fast[0], values=fast[1])
             same(fast, slow)
 
 
@@ -341,17 +346,17 @@ def test_positions(numel: int, k: int) -> None:
         torch.randperm(numel, generator=torch.Generator().manual_seed(k))[:k].sort().values.to(torch.int32)
     )
     for index in (whole, whole[: k // 2]):
-        (slow,) = rubbish((nbytes(numel, k), torch.uint8))
+        (slow,) = rubbish((position_bytes(numel, k), torch.uint8))
         (fast,) = there([slow])
         pack_positions(index.to(ON), numel, k, fast)
-        pack_positions_torch(index, numel, k, slow)
+        positions_reference.pack_positions(index, k, position_format(numel, k), slow)
         same([fast], [slow])
         expected = torch.full((k,), -1, dtype=torch.int32)
         expected[: index.numel()] = index
         same([unpack_positions(fast, numel, k)], [expected])
     damaged = torch.randint(0, 256, slow.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
     harmless = unpack_positions(damaged.to(ON), numel, k)
-    same([harmless], [unpack_on_device_torch(damaged, way(numel, k), k)])
+    same([harmless], [positions_reference.unpack_positions_on_device(damaged, position_format(numel, k), k)])
     out = torch.zeros(numel, device=ON)
     scatter_add_(harmless, torch.ones(k, device=ON), out)
     clear_(harmless, out)
@@ -392,9 +397,9 @@ def test_rows_are_scaled_and_made_orthogonal(rank: int, size: float) -> None:
     p[2 * rank : 3 * rank] = 0.0
     scaled, fast_scaled = p.clone(), p.clone().to(ON)
     orthogonal.scale_(fast_scaled, lengths, rank)
-    orthogonal.scale_torch_(scaled, lengths, rank)
+    orthogonal_reference.scale_(scaled, lengths, rank)
     same([fast_scaled], [scaled])
     fast = p.clone().to(ON)
     orthogonal.orthogonalize_(fast, lengths, rank)
-    orthogonal.orthogonalize_torch_(p, lengths, rank)
+    orthogonal_reference.orthogonalize_(p, lengths, rank)
     torch.testing.assert_close(fast.cpu(), p, atol=2e-5, rtol=0)

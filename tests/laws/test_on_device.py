@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
-from hostless import NoHostSync, unsynchronized
+from host_sync import NoHostSync, unsynchronized
 from laws import Bench, Peers, tensors
 from table import NUMEL, TABLE, Row
 from torch import Tensor
@@ -29,7 +29,7 @@ from tacit.compressors import (
 from tacit.contracts import NET, AxisRank, Compressor, Context, Outcome, State, Topology
 from tacit.errors import Overflow
 from tacit.exchange.health import OVERFLOWN
-from tacit.kernels.pick import emulated_device
+from tacit.kernels.dispatch import emulated_device
 from tacit.topologies import Auto, Flat, GlobalTopK, Hierarchical, Star, TwoPhase
 from tacit.transports.loopback import Loopback
 

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from tacit import LAMB, LARS
 from tacit.errors import ConfigError
-from tacit.kernels.pick import emulated_device
+from tacit.kernels.dispatch import emulated_device
 
 BOTH = [LARS, LAMB]
 

@@ -27,7 +27,7 @@ from tacit.compressors import (
 )
 from tacit.contracts import WORLD, Compressor, Outcome
 from tacit.errors import ConfigError
-from tacit.kernels.positions import nbytes
+from tacit.kernels.layout import position_bytes
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import GlobalTopK
@@ -119,8 +119,8 @@ def test_plain_torch_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         xs = tensors(peers, 2000)
         compiled = exchange(xs, 0.05)
         with monkeypatch.context() as patch:
-            for module in ("pick", "merge", "select", "positions"):
-                patch.setattr(f"tacit.kernels.{module}.path", lambda device="cpu": "torch")
+            for module in ("dispatch", "merge"):
+                patch.setattr(f"tacit.kernels.{module}.active_backend", lambda device="cpu": "torch")
             plain = exchange(xs, 0.05)
         for one, other in zip(compiled, plain, strict=True):
             assert torch.equal(one.mean, other.mean)
@@ -209,7 +209,7 @@ def test_the_bill_is_the_formula_and_what_is_sent(peers: int) -> None:
         Session(parse("gtopk:ratio=0.01"), NAMED, Seat(net, rank), [["w", "b"]]) for rank in range(peers)
     ]
     k = 206  # of 20520
-    payload, m = 4 * k + nbytes(20_520, k), peers.bit_length() - 1
+    payload, m = 4 * k + position_bytes(20_520, k), peers.bit_length() - 1
     # Biases, and a number for each rank that tells of a NaN, by a ring.
     beside = -(-2 * (peers - 1) * 4 * (40 + peers) // peers)
     for rank, session in enumerate(sessions):

@@ -27,7 +27,7 @@ from tacit.contracts import Collective
 from tacit.errors import NonFinite
 from tacit.exchange.lane import Job, StreamLane
 from tacit.hooks.attach import Attached
-from tacit.kernels.pick import emulated_device
+from tacit.kernels.dispatch import emulated_device
 from tacit.transports import torch as transport
 from tacit.transports.devices import ByDevice
 from tacit.transports.torch import TorchTransport

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.contracts import Context, Decoded, OneShot, Payload, Rounded, Transmitted
+from tacit.kernels.dispatch import on_host
 from tacit.kernels.payloads import expect_parts
-from tacit.kernels.pick import on_host
 
 PIECE = 1 << 14
 """Entries that are widened at a time on the host: they stay in the second-level cache."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
 from tacit.contracts import Context, Exchange, State, Transmitted
-from tacit.kernels.pick import on_host
+from tacit.kernels.dispatch import on_host
 
 
 @dataclass(frozen=True)

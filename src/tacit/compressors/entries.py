@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
+from tacit.kernels.layout import position_bytes
 from tacit.kernels.payloads import expect, expect_parts
-from tacit.kernels.positions import clear_, nbytes, pack_positions, scatter_add_, unpack_positions
-from tacit.kernels.rooms import room
-from tacit.kernels.select import Chosen, Room, room_for
+from tacit.kernels.positions import clear_, pack_positions, scatter_add_, unpack_positions
+from tacit.kernels.sparse import EntryBuffer, Selection, buffer_size
+from tacit.kernels.thread_scratch import thread_scratch
 
 
 @dataclass(frozen=True)
 class Entries(OneShot):
     """Send some entries: their positions, in the last tensor of the payload, and what `write` makes of them.
 
-    Positions take 4, or about 2.1, 1.1 or n / 8k bytes each, as `kernels.positions` says; n and k decide.
+    Positions take 4, or about 2.1, 1.1 or n / 8k bytes each, as `kernels.layout` says; n and k decide.
     """
 
     sliceable: ClassVar[bool] = True
@@ -30,7 +31,9 @@ class Entries(OneShot):
         """How many entries may be sent, for which there is room."""
 
     @abstractmethod
-    def choose(self, x: Tensor, room: Room, residual: Tensor | None, new_residual: Tensor | None) -> Chosen:
+    def choose(
+        self, x: Tensor, room: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
+    ) -> Selection:
         """Entries of x + residual; `owed` gets the others."""
 
     @abstractmethod
@@ -59,10 +62,12 @@ class Entries(OneShot):
         self, x: Tensor, residual: Tensor | None, new_residual: Tensor | None, ctx: Context
     ) -> Payload:
         numel, most = x.numel(), self.most(x.numel())
-        places = (room_for(numel, most),)
-        found = Room(ctx.scratch("index", x, places, torch.int32), ctx.scratch("entries", x, places, x.dtype))
+        places = (buffer_size(numel, most),)
+        found = EntryBuffer(
+            ctx.scratch("index", x, places, torch.int32), ctx.scratch("entries", x, places, x.dtype)
+        )
         index, values = self.choose(x, found, residual, new_residual)
-        packed = ctx.scratch("positions", x, (nbytes(numel, most),), torch.uint8)
+        packed = ctx.scratch("positions", x, (position_bytes(numel, most),), torch.uint8)
         pack_positions(index, numel, most, packed)
         written = self.write(values, most, ctx)
         if new_residual is not None and not self.exact:
@@ -78,7 +83,7 @@ class Entries(OneShot):
     def check(self, payload: Payload, out: Tensor) -> None:
         """Positions in as many bytes as they take; where entries go as they are, their number too."""
         numel, most = out.numel(), self.most(out.numel())
-        positions = ("positions", nbytes(numel, most), torch.uint8)
+        positions = ("positions", position_bytes(numel, most), torch.uint8)
         expect_parts(payload[-1:], numel, positions)
         if self.exact:
             expect_parts(payload, numel, ("entries", most, out.dtype), positions)
@@ -104,7 +109,7 @@ class Entries(OneShot):
         *written, packed = payload
         index = _positions(packed, out.numel(), self.most(out.numel()))
         if not self.exact:
-            like = room("like", index.numel(), out.dtype, out.device)
+            like = thread_scratch("like", index.numel(), out.dtype, out.device)
             return index, self.read(tuple(written), like, weight), 1.0
         if not out.is_meta:
             expect(written[0], "entries", index.numel(), out.dtype, out.numel())
@@ -123,9 +128,11 @@ class _SomeSent(Decoded):
 
 
 def _positions(packed: Tensor, numel: int, most: int) -> Tensor:
-    return unpack_positions(packed, numel, most, room("index", most + 1, torch.int32, packed.device))
+    return unpack_positions(
+        packed, numel, most, thread_scratch("index", most + 1, torch.int32, packed.device)
+    )
 
 
 def zeros(like: Tensor) -> Tensor:
     """As many entries as `like` has, for `read` to add to; good until it reads again."""
-    return room("zeros", like.numel(), like.dtype, like.device).zero_()
+    return thread_scratch("zeros", like.numel(), like.dtype, like.device).zero_()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
-from tacit.kernels.int8 import BLOCK, add_int8_, check_int8, encode_int8, encode_int8_owed
-from tacit.kernels.layout import buckets
+from tacit.kernels.int8 import add_int8_, check_int8, encode_int8, encode_int8_with_residual
+from tacit.kernels.layout import block_count
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Int8(OneShot):
     ) -> Payload:
         """In one pass."""
         codes, units = self._buffers(x, ctx)
-        encode_int8_owed(x, residual, new_residual, codes, units)
+        encode_int8_with_residual(x, residual, new_residual, codes, units)
         return codes, units
 
     def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         codes = ctx.scratch("codes", x, x.shape, torch.uint8)
-        return codes, ctx.scratch("units", x, (buckets(x.numel(), BLOCK),), torch.float32)
+        return codes, ctx.scratch("units", x, (block_count(x.numel()),), torch.float32)
 
     def check(self, payload: Payload, out: Tensor) -> None:
         """Levels, and units."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
 from tacit.errors import ConfigError
-from tacit.kernels.layout import buckets, code_bytes
+from tacit.kernels.layout import bucket_count, code_bytes
 from tacit.kernels.levels import add_levels_, check_levels, quantize
 
 
@@ -51,7 +51,7 @@ class Levels(OneShot):
     def encode(self, x: Tensor, ctx: Context) -> Payload:
         """(packed levels, units)."""
         codes = ctx.scratch("codes", x, (code_bytes(x.numel(), self.width),), torch.uint8)
-        units = ctx.scratch("units", x, (buckets(x.numel(), self.bucket),), torch.float32)
+        units = ctx.scratch("units", x, (bucket_count(x.numel(), self.bucket),), torch.float32)
         quantize(x, self.width, self.bucket, self.top, ctx.draw("levels", ctx.rank), codes, units)
         return codes, units
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
-from tacit.kernels.payloads import expect_parts
+from tacit.kernels.dispatch import on_host
+from tacit.kernels.layout import BLOCK, block_count
+from tacit.kernels.payloads import SignPayload, expect_parts
 from tacit.kernels.philox import philox
-from tacit.kernels.pick import on_host
-from tacit.kernels.signs import BLOCK, Values, add_signs_, blocks, encode_signs
+from tacit.kernels.signs import add_signs_, encode_signs
 
 GROUP = 64
 """Entries of which a rank may say that it has no opinion, as all are 0."""
@@ -57,7 +58,7 @@ class MajoritySign(OneShot):
         """(packed signs, a bit for each 64 entries: whether all are 0)."""
         numel = x.numel()
         bits = ctx.scratch("bits", x, (-(-numel // 8),), torch.uint8)
-        means = ctx.scratch("means", x, (blocks(numel),), torch.float32)
+        means = ctx.scratch("means", x, (block_count(numel),), torch.float32)
         abstains = ctx.scratch("abstains", x, (-(-numel // (8 * GROUP)),), torch.uint8)
         encode_signs(x, bits, means, None)
         abstains.zero_()
@@ -99,7 +100,7 @@ class MajoritySign(OneShot):
         return Decoded(self, payload)
 
 
-def _vote(payload: Payload) -> Values:
+def _vote(payload: Payload) -> SignPayload:
     bits, _ = payload
     return bits, torch.ones(1, device=bits.device), None
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from tacit.compressors.sign import Signed
 from tacit.contracts import Context, Payload
-from tacit.kernels.signs import blocks, encode_signs, encode_signs_owed
+from tacit.kernels.layout import block_count
+from tacit.kernels.signs import encode_signs, encode_signs_with_residual
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class OneBit(Signed):
 
     def parts(self, numel: int) -> tuple[tuple[str, int, torch.dtype], ...]:
         """Signs, and two means a block."""
-        means = blocks(numel), torch.float32
+        means = block_count(numel), torch.float32
         return ("signs", -(-numel // 8), torch.uint8), ("high means", *means), ("low means", *means)
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
@@ -38,11 +39,11 @@ class OneBit(Signed):
     ) -> Payload:
         """In one pass."""
         bits, highs, lows = self._buffers(x, ctx)
-        encode_signs_owed(x, residual, new_residual, bits, highs, lows, keep=True)
+        encode_signs_with_residual(x, residual, new_residual, bits, highs, lows, subtract=True)
         return bits, highs, lows
 
     def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        count = (blocks(x.numel()),)
+        count = (block_count(x.numel()),)
         bits = ctx.scratch("bits", x, (-(-x.numel() // 8),), torch.uint8)
         highs = ctx.scratch("highs", x, count, torch.float32)
         return bits, highs, ctx.scratch("lows", x, count, torch.float32)

@@ -12,8 +12,8 @@ from tacit import checks
 from tacit.compressors import ratio
 from tacit.contracts import AllReduce, Compressor, Context, Exchange, Outcome, Sparse, State
 from tacit.exchange.health import refuse_overflow
+from tacit.kernels.dispatch import on_host
 from tacit.kernels.philox import uniform
-from tacit.kernels.pick import on_host
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,14 @@ from torch import Tensor
 
 from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
 from tacit.errors import ConfigError
-from tacit.kernels.payloads import expect_parts
+from tacit.kernels.layout import BLOCK, block_count
+from tacit.kernels.payloads import SignPayload, expect_parts
 from tacit.kernels.signs import (
-    BLOCK,
-    Values,
     add_signs_,
-    blocks,
     encode_sign,
-    encode_sign_owed,
+    encode_sign_with_residual,
     encode_signs,
-    encode_signs_owed,
+    encode_signs_with_residual,
 )
 
 
@@ -65,7 +63,7 @@ class Signed(OneShot):
         return Decoded(self, payload)
 
 
-def _values(payload: Payload) -> Values:
+def _values(payload: Payload) -> SignPayload:
     bits, highs, *lows = payload
     return bits, highs, lows[0] if lows else None
 
@@ -95,7 +93,7 @@ class Sign(Signed):
 
     def parts(self, numel: int) -> tuple[tuple[str, int, torch.dtype], ...]:
         """Signs, and magnitudes."""
-        count = blocks(numel) if self.block else 1
+        count = block_count(numel) if self.block else 1
         return ("signs", -(-numel // 8), torch.uint8), ("magnitudes", count, torch.float32)
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
@@ -113,12 +111,12 @@ class Sign(Signed):
         """One pass by blocks; with one magnitude, known only at the end, a second one that subtracts."""
         bits, means, magnitude = self._buffers(x, ctx)
         if self.block:
-            encode_signs_owed(x, residual, new_residual, bits, means, None, keep=True)
+            encode_signs_with_residual(x, residual, new_residual, bits, means, None, subtract=True)
             return bits, means
-        encode_sign_owed(x, residual, new_residual, bits, means, magnitude)
+        encode_sign_with_residual(x, residual, new_residual, bits, means, magnitude)
         return bits, magnitude
 
     def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
         bits = ctx.scratch("bits", x, (-(-x.numel() // 8),), torch.uint8)
-        means = ctx.scratch("means", x, (blocks(x.numel()),), torch.float32)
+        means = ctx.scratch("means", x, (block_count(x.numel()),), torch.float32)
         return bits, means, ctx.scratch("magnitude", x, (1,), torch.float32)

@@ -13,9 +13,11 @@ from tacit.compressors import ratio
 from tacit.compressors.entries import Entries, zeros
 from tacit.contracts import Context, Payload
 from tacit.exchange.health import refuse_overflow
+from tacit.kernels.layout import block_count
 from tacit.kernels.payloads import expect_parts
-from tacit.kernels.select import Chosen, Room, select_above
-from tacit.kernels.signs import add_signs_, blocks, encode_signs
+from tacit.kernels.select import select_above
+from tacit.kernels.signs import add_signs_, encode_signs
+from tacit.kernels.sparse import EntryBuffer, Selection
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ class Threshold(Entries):
         """The capacity."""
         return ratio.count(self.capacity, numel)
 
-    def choose(self, x: Tensor, room: Room, residual: Tensor | None, new_residual: Tensor | None) -> Chosen:
+    def choose(
+        self, x: Tensor, room: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
+    ) -> Selection:
         """Those that reach tau."""
         return select_above(x, self.tau, self.most(x.numel()), room, residual, new_residual)
 
@@ -58,10 +62,10 @@ class Threshold(Entries):
         """Signs."""
         refuse_overflow(values, ctx)  # the largest are among them, and signs do not show how large
         bits = ctx.scratch("signs", values, (_bytes(most),), torch.uint8)
-        means = ctx.scratch("means", values, (blocks(most),), torch.float32)
+        means = ctx.scratch("means", values, (block_count(most),), torch.float32)
         bits.zero_()
         count = values.numel()
-        encode_signs(values, bits[: _bytes(count)], means[: blocks(count)], None)
+        encode_signs(values, bits[: _bytes(count)], means[: block_count(count)], None)
         return (bits,)
 
     def check(self, payload: Payload, out: Tensor) -> None:

@@ -13,8 +13,9 @@ from tacit.compressors.dense import Dense
 from tacit.compressors.entries import Entries, zeros
 from tacit.contracts import Context, OneShot, Payload
 from tacit.errors import ConfigError
-from tacit.kernels.positions import nbytes
-from tacit.kernels.select import Chosen, Room, select_in_chunks, select_largest
+from tacit.kernels.layout import position_bytes
+from tacit.kernels.select import select_in_chunks, select_largest
+from tacit.kernels.sparse import EntryBuffer, Selection
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,13 @@ class TopK(Entries):
     def of_sums(self, numel: int, peers: int) -> TopK | None:
         """The entries of all payloads together, as many as there can be; where these are fewer bytes."""
         count = min(numel, peers * self.most(numel))
-        if not self.exact or 4 * count + nbytes(numel, count) >= 4 * numel:
+        if not self.exact or 4 * count + position_bytes(numel, count) >= 4 * numel:
             return None
         return replace(self, ratio=count / numel, chunk=None)
 
-    def choose(self, x: Tensor, room: Room, residual: Tensor | None, new_residual: Tensor | None) -> Chosen:
+    def choose(
+        self, x: Tensor, room: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
+    ) -> Selection:
         """The largest, of all or of each chunk."""
         if self.chunk is None:
             return select_largest(x, self.most(x.numel()), room, residual, new_residual)

@@ -41,7 +41,7 @@ from tacit.hooks.memory import too_large
 from tacit.hooks.node_layout import read_nodes, warn_of_one
 from tacit.hooks.nonfinite_since import Broken
 from tacit.hooks.uneven_data import Backwards, joins, refuse_join, untouched
-from tacit.kernels.pick import pick
+from tacit.kernels.dispatch import find_backend
 from tacit.overlap import Delayed
 from tacit.rounds import EveryStep, NodeRounds, Until
 from tacit.session import Session, joined, one_line, timeline
@@ -700,7 +700,7 @@ class Attached:
         peers, backend = len(self.levels[-1].session.ranks), dist.get_backend(self._group)
         taken = "" if self._momentum is None else f", {self._momentum}"
         devices = {bucket.device.type for level in self.levels for bucket in level.session.buckets}
-        kernels = ", ".join(pick(device).words for device in sorted(devices))
+        kernels = ", ".join(find_backend(device).description for device in sorted(devices))
         where = dict.fromkeys(level.placing.words for level in self.levels if level.placing.words)
         placed_ = f"{backend}, {' and '.join(where)}" if where else backend
         return f"{peers} {'rank' if peers == 1 else 'ranks'} by {placed_}, kernels: {kernels}{taken}"

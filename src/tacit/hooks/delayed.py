@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import AttachError
-from tacit.kernels.pick import on_host
+from tacit.kernels.dispatch import on_host
 from tacit.session import Session
 
 BLOCK = 1 << 16

@@ -13,7 +13,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.contracts import Compressor
 from tacit.errors import AttachError, ConfigError
-from tacit.kernels.pick import on_host
+from tacit.kernels.dispatch import on_host
 from tacit.session.buckets import Policy, choice
 from tacit.strategy import Strategy
 from tacit.transports.devices import ByDevice, backend_on

@@ -23,7 +23,7 @@ from tacit.hooks.replica import Present
 from tacit.hooks.server_buffers import Beside, homes_of
 from tacit.hooks.server_step import Groups, ServerStepHook
 from tacit.hooks.unused_parameters import Used
-from tacit.kernels.pick import warm_up_for
+from tacit.kernels.dispatch import warm_up_for
 from tacit.session import Session
 from tacit.session.buckets import Policy, fitting, group_names
 from tacit.strategy import Strategy

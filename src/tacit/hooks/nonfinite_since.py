@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.kernels.pick import on_host
+from tacit.kernels.dispatch import on_host
 from tacit.session.nonfinite_origin import Origin
 
 

@@ -1,8 +1,15 @@
-"""How buckets are laid out, in plain torch: rows, and codes of a few bits strung together lane by lane.
+"""How payloads are laid out, for all versions of the kernels: blocks, packed codes, positions.
 
-As few codes of b bits as make whole bytes are strung together, the first one lowest: g = 8 / gcd(b, 8) codes
-make b / gcd(b, 8) bytes. With m = ceil(entries / g) of a bucket, lane i holds the entries i, m + i, ...,
-(g - 1) m + i, and byte k of it lies at k * m + i. So packing is element-wise work on a few long vectors.
+**Codes** of b bits are packed lane by lane. As few codes as make whole bytes form a group, the first one
+lowest: g = 8 / gcd(b, 8) codes make b / gcd(b, 8) bytes. With m = ceil(entries / g) of a bucket, lane i holds
+the entries i, m + i, ..., (g - 1) m + i, and byte k of it lies at k * m + i. So packing is element-wise work
+on a few long vectors.
+
+**Positions** that rise are written in one of four formats. Which one follows from how many there are among
+how many entries, so that the size is known beforehand: a bitmap; low and high parts (Elias 1974, Fano 1971),
+with low parts of one or two bytes; or int32. The low parts are the lowest byte, or two, of each position. The
+rest of the j-th position, which only ever rises, is a 1 at bit rest + j of the bits behind them. That is
+within 2 bits an entry of the least there can be.
 """
 
 from __future__ import annotations
@@ -15,43 +22,53 @@ from math import gcd
 import torch
 from torch import Tensor
 
+BLOCK = 512
+"""Entries that share their scale, in the kernels that leave no choice: signs, int8, exponents."""
 ROWS = 512
 """Buckets that the plain torch versions work on at a time."""
+BITMAP, INT32 = 0, 4
+"""Formats of positions, by the whole bytes that each position takes; 1 and 2 are low and high parts."""
+
+
+# ---- buckets of entries that share a scale --------------------------------------------------------------
+
+
+def bucket_count(numel: int, bucket: int) -> int:
+    """How many buckets of `bucket` entries, the last one shorter."""
+    return -(-numel // bucket)
+
+
+def block_count(numel: int) -> int:
+    """How many blocks of 512 entries, the last one shorter."""
+    return -(-numel // BLOCK)
+
+
+def bucket_rows(x: Tensor, bucket: int) -> Iterator[tuple[slice, Tensor]]:
+    """Whole buckets as rows of a view, a few hundred at a time, then the rest; and which buckets they are."""
+    whole = x.numel() - x.numel() % bucket
+    edges = [*range(0, whole, ROWS * bucket), whole]
+    for start, stop in pairwise(edges if x.numel() == whole else [*edges, x.numel()]):
+        count = bucket_count(stop - start, bucket)
+        yield slice(start // bucket, start // bucket + count), x[start:stop].view(count, -1)
+
+
+# ---- codes ----------------------------------------------------------------------------------------------
 
 
 @cache
-def group(bits: int) -> int:
-    """How many codes are strung together: 2 of four bits, 4 of two or six, 1 of eight, else 8."""
+def codes_per_group(bits: int) -> int:
+    """How many codes make whole bytes: 2 of four bits, 4 of two or six, 1 of eight, else 8."""
     return 8 // gcd(bits, 8)
 
 
 def code_bytes(numel: int, bits: int) -> int:
     """The bytes of packed codes, for buckets of a multiple of 8 entries."""
-    return -(-numel // group(bits)) * bits // gcd(bits, 8)
+    return -(-numel // codes_per_group(bits)) * bits // gcd(bits, 8)
 
 
-def buckets(numel: int, bucket: int) -> int:
-    """How many buckets, the last one shorter."""
-    return -(-numel // bucket)
-
-
-def cuts(numel: int, bucket: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of whole buckets, a few hundred at a time; then of what is left."""
-    whole = numel - numel % bucket
-    edges = [*range(0, whole, ROWS * bucket), whole]
-    yield from pairwise(edges if numel == whole else [*edges, numel])
-
-
-def rows(x: Tensor, bucket: int) -> Iterator[tuple[slice, Tensor]]:
-    """Buckets as rows of views, as `cuts` has them; each with the numbers of its buckets."""
-    for start, stop in cuts(x.numel(), bucket):
-        count = buckets(stop - start, bucket)
-        yield slice(start // bucket, start // bucket + count), x[start:stop].view(count, -1)
-
-
-def strung(codes: Tensor, bits: int) -> Tensor:
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
     """The bytes (flat) of rows of codes (int64)."""
-    count = group(bits)
+    count = codes_per_group(bits)
     lanes = -(-codes.shape[1] // count)
     codes = torch.nn.functional.pad(codes, (0, count * lanes - codes.shape[1])).view(-1, count, lanes)
     word = torch.zeros_like(codes[:, 0])
@@ -61,9 +78,9 @@ def strung(codes: Tensor, bits: int) -> Tensor:
     return torch.stack(parts, dim=1).view(-1).to(torch.uint8)
 
 
-def unstrung(packed: Tensor, bits: int, size: int) -> Tensor:
+def unpack_codes(packed: Tensor, bits: int, size: int) -> Tensor:
     """The codes (int64, rows x size) of rows whose bytes are given."""
-    count = group(bits)
+    count = codes_per_group(bits)
     parts = packed.view(-1, bits * count // 8, -(-size // count)).to(torch.int64)
     word = torch.zeros_like(parts[:, 0])
     for k in range(parts.shape[1]):
@@ -72,18 +89,27 @@ def unstrung(packed: Tensor, bits: int, size: int) -> Tensor:
     return codes.view(len(parts), -1)[:, :size]
 
 
-def divided(y: Tensor, by: float) -> Tensor:
-    """y / by, rounded correctly: by a number of the host, CUDA would multiply by its inverse."""
-    return y / y.new_full((), by)
+# ---- positions ------------------------------------------------------------------------------------------
 
 
-def lane_sums(y: Tensor, bucket: int) -> Tensor:
-    """The sum of each row, in an order that compiled code keeps to: down bucket / 8 lanes, then in halves."""
-    y = torch.nn.functional.pad(y, (0, bucket - y.shape[1])).view(-1, 8, bucket // 8)
-    total = torch.zeros_like(y[:, 0])
-    for j in range(8):
-        total += y[:, j]
-    while total.shape[1] > 1:
-        half = total.shape[1] // 2
-        total = total[:, :half] + total[:, half:]
-    return total[:, 0]
+@cache
+def position_sizes(numel: int, k: int) -> dict[int, int]:
+    """Bytes of each format for up to `k` positions among `numel` entries.
+
+    Bitmap: ceil(n / 8). Low parts of w bytes: w k + ceil((k + (n - 1) // 256^w) / 8). int32: 4 k.
+    """
+    parts = {low: low * k + -(-(k + max(numel - 1, 0) // 256**low) // 8) for low in (1, 2)}
+    return {BITMAP: -(-numel // 8), **parts, INT32: 4 * k}
+
+
+@cache
+def position_format(numel: int, k: int) -> int:
+    """The shortest format; of equal ones the first."""
+    sizes = position_sizes(numel, k)
+    return min(sizes, key=lambda each: sizes[each])
+
+
+@cache
+def position_bytes(numel: int, k: int) -> int:
+    """How many bytes up to `k` positions among `numel` entries take."""
+    return position_sizes(numel, k)[position_format(numel, k)]

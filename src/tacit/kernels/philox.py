@@ -1,7 +1,7 @@
 """Random bits that are a function of a seed and a counter: Philox4x32-10 (Salmon et al., SC 2011).
 
-No state is kept, so any entry's bits can be drawn alone, in any order, on any device; the compiled version is
-in `quantize`.
+No state is kept, so any entry's bits can be drawn alone, in any order, on any device; the compiled versions
+are in `numba.primitives`, `numba.levels_wide` and `triton.primitives`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def philox(seed: int, counter: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return a, b, c, d
 
 
-def halves(
+def random_uint16(
     seed: int, first: int, rows: int, stride: int, lanes: int, device: torch.device | str = "cpu"
 ) -> Tensor:
     """16 random bits an entry (int64, rows x 8 lanes): row r uses the counters from `first + r * stride` on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tacit.kernels.pick import on_host
+from tacit.kernels.dispatch import on_host
 
 
 def norm(x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.health import refuse_overflow
-from tacit.kernels.positions import nbytes
+from tacit.kernels.layout import position_bytes
 from tacit.prediction.agreement_check import MARKS
 from tacit.prediction.subsets import at_random, beside, by_layers, in_turn, placed, places, size
 
@@ -284,7 +284,7 @@ class Budgeted(Compressor):
     def _most(self) -> int:
         """How many of the largest travel, with their positions, in the bytes that those drawn leave."""
         room, most = 4 * (self.turns - self._drawn), self._turning
-        return max(1, bisect_right(range(most), room, key=lambda k: 4 * k + nbytes(most, k)) - 1)
+        return max(1, bisect_right(range(most), room, key=lambda k: 4 * k + position_bytes(most, k)) - 1)
 
     @cached_property
     def _drawn(self) -> int:

@@ -27,9 +27,10 @@ from tacit.contracts import (
 from tacit.errors import ConfigError
 from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded
-from tacit.kernels.merge import common, divide, merge_largest
-from tacit.kernels.positions import nbytes, pack_positions, scatter_add_, unpack_positions
-from tacit.kernels.select import Chosen, Room
+from tacit.kernels.layout import position_bytes
+from tacit.kernels.merge import common_positions, keep_arrived, merge_largest
+from tacit.kernels.positions import pack_positions, scatter_add_, unpack_positions
+from tacit.kernels.sparse import EntryBuffer, Selection
 from tacit.topologies.flat import reduce_flat
 
 Ends: TypeAlias = tuple[int | None, ...]
@@ -139,19 +140,19 @@ def _reduce(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Tra
     mine = desk.read(payload, "mine")
     whole, arrived = yield from _merged(desk, mine, payload, request.ctx.peers)
     out = request.ctx.out.zero_()
-    scatter_add_(whole.at, whole.values, out, 1 / request.ctx.peers)
-    return out, Sparse(*divide(mine, arrived, desk.room("sent"), request.new_residual))
+    scatter_add_(whole.positions, whole.values, out, 1 / request.ctx.peers)
+    return out, Sparse(*keep_arrived(mine, arrived, desk.room("sent"), request.new_residual))
 
 
 def _merged(
-    desk: _Desk, mine: Chosen, payload: Payload, peers: int
-) -> Generator[Request, Any, tuple[Chosen, Tensor]]:
+    desk: _Desk, mine: Selection, payload: Payload, peers: int
+) -> Generator[Request, Any, tuple[Selection, Tensor]]:
     """What all ranks keep in the end, and the positions of it that every merge on this rank's way has kept.
 
     Both ranks of a swap, and all who have the entries of either, compute the same merge: so each knows what
     became of its own entries without being told.
     """
-    whole, arrived, places = mine, mine.at, mine.at
+    whole, arrived, places = mine, mine.positions, mine.positions
     for round_index, ends in enumerate(meetings(peers)):
         theirs = yield Permute(payload, ends)
         if theirs is None:  # this rank sits it out
@@ -159,8 +160,8 @@ def _merged(
         merged = merge_largest(
             whole, desk.read(theirs, "theirs"), desk.k, desk.room(f"merged{round_index % 2}", 2)
         )
-        before = merged.at if whole is mine else arrived
-        arrived, places = common(before, merged.at, *desk.lists)
+        before = merged.positions if whole is mine else arrived
+        arrived, places = common_positions(before, merged.positions, *desk.lists)
         whole, payload = merged, desk.payload(merged)
     ends = telling(peers)
     if any(end is not None for end in ends):
@@ -177,37 +178,37 @@ class _Desk:
         self._x, self._ctx, self.k = request.x, request.ctx.inside("tree"), k
         self.lists = self._places("arrived", k), self._places("places", k)
 
-    def room(self, name: str, lists: int = 1) -> Room:
+    def room(self, name: str, lists: int = 1) -> EntryBuffer:
         """Room for one or two lists."""
         count = lists * self.k
         values = self._ctx.scratch(f"{name}.values", self._x, (count,), self._x.dtype)
-        return Room(self._places(name, count), values)
+        return EntryBuffer(self._places(name, count), values)
 
-    def read(self, payload: Payload, name: str) -> Chosen:
+    def read(self, payload: Payload, name: str) -> Selection:
         """The entries of a payload."""
         values, packed = payload[:2]
         room = self._places(name, self.k + 1)
         at = unpack_positions(packed, self._x.numel(), self.k, room)
-        return Chosen(at, values[: at.numel()])
+        return Selection(at, values[: at.numel()])
 
-    def payload(self, entries: Chosen) -> Payload:
+    def payload(self, entries: Selection) -> Payload:
         """As it travels: (values, positions), always of the same shapes."""
-        packed = self._bytes("packed", nbytes(self._x.numel(), self.k))
-        pack_positions(entries.at, self._x.numel(), self.k, packed)
+        packed = self._bytes("packed", position_bytes(self._x.numel(), self.k))
+        pack_positions(entries.positions, self._x.numel(), self.k, packed)
         return entries.values.as_strided((self.k,), (1,)), packed
 
     def marks(self, places: Tensor) -> Tensor:
         """Places among k entries, as a bit each."""
-        bits = self._bytes("marks", nbytes(self.k, self.k))
+        bits = self._bytes("marks", position_bytes(self.k, self.k))
         pack_positions(places, self.k, self.k, bits)
         return bits
 
-    def told(self, told: Payload) -> tuple[Chosen, Tensor]:
+    def told(self, told: Payload) -> tuple[Selection, Tensor]:
         """The result, and which of it was kept all along."""
         whole = self.read(told, "theirs")
         places = unpack_positions(told[2], self.k, self.k, self._places("marked", self.k + 1))
         at = self._places("told", self.k)[: places.numel()]
-        return whole, at if at.is_meta else torch.index_select(whole.at, 0, places, out=at)
+        return whole, at if at.is_meta else torch.index_select(whole.positions, 0, places, out=at)
 
     def _places(self, name: str, count: int) -> Tensor:
         return self._ctx.scratch(name, self._x, (count,), torch.int32)

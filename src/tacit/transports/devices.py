@@ -22,7 +22,7 @@ from tacit.contracts import (
     Posted,
     PushPull,
 )
-from tacit.kernels.pick import on_host
+from tacit.kernels.dispatch import on_host
 from tacit.transports.torch import TorchTransport
 
 HOST_STAGES = 3

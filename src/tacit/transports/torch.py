@@ -31,7 +31,7 @@ from tacit.contracts import (
     Spans,
 )
 from tacit.exchange.health import measure_
-from tacit.kernels.pick import on_host
+from tacit.kernels.dispatch import on_host
 from tacit.transports.thread_shutdown import settle
 from tacit.transports.wire import divide_, empty_message, nbytes, pack_, ring_bytes, unpack
 

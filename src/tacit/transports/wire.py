@@ -18,7 +18,7 @@ from tacit.contracts import (
     ReduceScatter,
 )
 from tacit.exchange.health import measure_
-from tacit.kernels.pick import on_host
+from tacit.kernels.dispatch import on_host
 
 
 def nbytes(payload: Payload) -> int:

@@ -1,0 +1,45 @@
+"""How numba compiles the kernels for the CPU; it needs no compiler. Importing this does not import numba."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def address(tensor: Tensor) -> int:
+    """Where this (contiguous) tensor begins, for a compiled kernel; keep it alive as long."""
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+def addresses(tensors: Sequence[Tensor]) -> Any:
+    """Where these tensors begin, as int64."""
+    return np.array([address(tensor) for tensor in tensors], dtype=np.int64)
+
+
+def compile_now(function: F, signatures: Sequence[str]) -> F:
+    """Compile for these signatures; kept in numba's cache. The compiled function releases the GIL.
+
+    Nothing may be reordered or fused: the bits are those of the reference.
+    """
+    import numba
+
+    options = {"nogil": True, "error_model": "numpy", "fastmath": False}
+    try:
+        result: F = numba.njit(list(signatures), cache=True, **options)(function)
+    except (RuntimeError, OSError):  # no folder can be written to: compile anew each time
+        result = numba.njit(list(signatures), **options)(function)
+    return result
+
+
+def inline(function: F) -> F:
+    """A function that kernels call; it is compiled with each of them."""
+    import numba
+
+    result: F = numba.njit(nogil=True, error_model="numpy")(function)
+    return result

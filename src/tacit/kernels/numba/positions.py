@@ -1,0 +1,89 @@
+"""`kernels.positions` by numba: pack, unpack, scatter and clear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tacit.kernels.numba.jit import compile_now, inline
+from tacit.kernels.numba.pointers import bytes_at, floats_at, ints_at
+
+
+def _pack(places: Any, count: Any, k: Any, low: Any, target: Any, size: Any) -> None:
+    """Write low parts of `low` bytes, byte by byte of all positions, and the bits behind them. By address."""
+    index, packed = ints_at(places, 0, count), bytes_at(target, 0, size)
+    first = low * k
+    shift = 8 * low
+    packed[:] = 0
+    for byte in range(low):
+        for j in range(index.shape[0]):
+            packed[byte * k + j] = np.uint8(index[j] >> (8 * byte))
+    for j in range(index.shape[0]):
+        place = (np.int64(index[j]) >> shift) + (j if low else 0)
+        packed[first + (place >> 3)] |= np.uint8(1 << (place & 7))
+
+
+def _unpack(source: Any, size: Any, k: Any, low: Any, places: Any) -> Any:
+    """Write the positions, one more than there can be; how many there are. By address.
+
+    Every bit is written as if it were set, and only set ones advance, so that no branch depends on it.
+    """
+    packed, index = bytes_at(source, 0, size), ints_at(places, 0, k + 1)
+    found: Any = 0
+    first = low * k
+    for byte in range(packed.shape[0] - first):
+        bits = np.int64(packed[first + byte])
+        if bits == 0:
+            continue
+        for bit in range(8):
+            place: Any = 8 * byte + bit
+            position = place
+            if low:
+                position = ((place - found) << (8 * low)) | np.int64(packed[found])
+                if low == 2:
+                    position |= np.int64(packed[k + found]) << 8
+            index[found] = position
+            found += (bits >> bit) & 1
+            if found > k:
+                return k
+    return found
+
+
+@inline
+def add_inside(index: Any, values: Any, weight: Any, out: Any) -> int:
+    """Add `weight` times the values to `out`; how many positions are not in it: then nothing is added."""
+    outside = 0
+    size = np.uint32(out.shape[0])
+    for j in range(index.shape[0]):
+        if np.uint32(index[j]) >= size:
+            outside += 1
+    if outside == 0:
+        for j in range(index.shape[0]):
+            out[np.uint32(index[j])] += weight * values[j]
+    return outside
+
+
+def _scatter(index: Any, count: Any, values: Any, weight: Any, out: Any, numel: Any) -> int:
+    """`add_inside`, of fp32, by address."""
+    return add_inside(ints_at(index, 0, count), floats_at(values, 0, count), weight, floats_at(out, 0, numel))
+
+
+def _clear(index: Any, count: Any, out: Any, numel: Any) -> None:
+    """Zero the fp32 `out` at the positions that are in it. By address."""
+    places, target = ints_at(index, 0, count), floats_at(out, 0, numel)
+    for j in range(count):
+        if np.uint32(places[j]) < np.uint32(numel):
+            target[np.uint32(places[j])] = 0
+
+
+def _scatter64(index: Any, values: Any, weight: Any, out: Any) -> int:
+    """`add_inside`, of fp64."""
+    return add_inside(index, values, weight, out)
+
+
+pack = compile_now(_pack, ["void(int64, int64, int64, int64, int64, int64)"])
+unpack = compile_now(_unpack, ["int64(int64, int64, int64, int64, int64)"])
+scatter = compile_now(_scatter, ["int64(int64, int64, int64, float32, int64, int64)"])
+clear = compile_now(_clear, ["void(int64, int64, int64, int64)"])
+scatter64 = compile_now(_scatter64, ["int64(int32[::1], float64[::1], float64, float64[::1])"])

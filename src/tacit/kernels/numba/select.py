@@ -1,0 +1,283 @@
+"""`kernels.select` by numba: one pass adds the residual, finds what is large, and keeps the rest.
+
+Of fp32 64 entries are compared together, and only those that are found one by one; fp64 entry by entry.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tacit.kernels.numba.jit import compile_now, inline
+from tacit.kernels.numba.pointers import floats_at, ints_at
+from tacit.kernels.numba.primitives import MAGNITUDE
+from tacit.kernels.numba.vectors import (
+    LANES,
+    VECTOR_BYTES,
+    float_from_bits,
+    float_vector,
+    load_floats,
+    lowest_set_bit,
+    magnitude,
+    mask_bits,
+    store,
+)
+from tacit.kernels.sparse import MARGIN, RUN
+
+PIECE = MARGIN
+"""Entries between two checks whether the buffer is still large enough."""
+HIGH, MIDDLE = 20, 10
+"""Bits below the first and the second part of a magnitude's bits, which are counted part by part."""
+
+
+@inline
+def collect_vector(
+    x: Any, residual: Any, new_residual: Any, i: Any, threshold: Any, found: Any, positions: Any, values: Any
+) -> Any:
+    """Append what reaches the threshold among the 64 entries from 64 i on; the new count."""
+    a = load_floats(x + i * VECTOR_BYTES)
+    if residual:
+        a = a + load_floats(residual + i * VECTOR_BYTES)
+        store(new_residual + i * VECTOR_BYTES, a)
+    hits = mask_bits(magnitude(a) >= float_vector(threshold))
+    entries = floats_at(new_residual if residual else x, i * LANES, LANES)
+    while hits:
+        j = lowest_set_bit(hits)
+        positions[found] = np.int32(i * LANES + j)
+        values[found] = entries[j]
+        if residual:
+            entries[j] = 0
+        found += 1
+        hits &= hits - 1
+    return found
+
+
+def _select_reaching(
+    x: Any, residual: Any, new_residual: Any, numel: Any, threshold: Any, positions: Any, values: Any,
+    capacity: Any,
+) -> Any:  # fmt: skip
+    """`select.select_reaching` by address; `residual` is 0 where there is none.
+
+    Returns:
+        How many were found, or -1 where the buffer is too small; `new_residual` is then unfinished.
+    """
+    at, entries, found = ints_at(positions, 0, capacity), floats_at(values, 0, capacity), np.int64(0)
+    whole, step = numel // LANES, PIECE // LANES
+    for piece in range(0, whole, step):
+        if found + PIECE > capacity:
+            return np.int64(-1)
+        for i in range(piece, min(piece + step, whole)):
+            found = collect_vector(x, residual, new_residual, i, threshold, found, at, entries)
+    if found + LANES > capacity:
+        return np.int64(-1)
+    given, rest = floats_at(x, 0, numel), floats_at(new_residual, 0, numel)
+    before = floats_at(residual, 0, numel)
+    for i in range(whole * LANES, numel):
+        a = given[i] + before[i] if residual else given[i]
+        reached = abs(a) >= threshold
+        if residual:
+            rest[i] = np.float32(0) if reached else a
+        at[found] = i
+        entries[found] = a
+        found += np.int64(reached)
+    return found
+
+
+def _select_reaching_fp64(
+    x: Any, residual: Any, new_residual: Any, threshold: Any, positions: Any, values: Any
+) -> Any:
+    """`_select_reaching` of fp64, an entry at a time; `residual` and `new_residual` may be empty."""
+    found = np.int64(0)
+    for piece in range(0, x.shape[0], PIECE):
+        if found + PIECE > positions.shape[0]:
+            return -1
+        for i in range(piece, min(piece + PIECE, x.shape[0])):
+            a = x[i] + residual[i] if residual.shape[0] else x[i]
+            reached = abs(a) >= threshold
+            if residual.shape[0]:
+                new_residual[i] = np.float64(0) if reached else a
+            positions[found] = i
+            values[found] = a
+            found += np.int64(reached)
+    return found
+
+
+# ---- the n-th largest ---------------------------------------------------------------------------------
+
+
+@inline
+def find_rank(counts: Any, n: Any) -> Any:
+    """The bin in which the n-th largest lies, and how many are in larger ones. `counts` is cleared."""
+    larger, part = np.int64(0), np.int64(counts.shape[0] - 1)
+    while part > 0 and larger + counts[part] < n:
+        larger += counts[part]
+        part -= 1
+    counts[:] = 0
+    return part, larger
+
+
+def _nth_largest(bits: Any, size: Any, n: Any) -> Any:
+    """The bits of the n-th largest magnitude, and how many are larger. A NaN is larger than all."""
+    patterns, counts = ints_at(bits, 0, size), np.zeros(2048, np.int32)
+    for i in range(size):
+        counts[(patterns[i] & MAGNITUDE) >> HIGH] += 1
+    high, larger = find_rank(counts, n)
+    for i in range(size):
+        pattern = patterns[i] & MAGNITUDE
+        counts[(pattern >> MIDDLE) & 1023] += np.int32(pattern >> HIGH == high)
+    middle, more = find_rank(counts, n - larger)
+    larger += more
+    upper = (high << MIDDLE) | middle
+    for i in range(size):
+        pattern = patterns[i] & MAGNITUDE
+        counts[pattern & 1023] += np.int32(pattern >> MIDDLE == upper)
+    low, more = find_rank(counts, n - larger)
+    return (upper << MIDDLE) | low, larger + more
+
+
+def _guess_threshold(x: Any, residual: Any, numel: Any, step: Any, wanted: Any) -> Any:
+    """What `wanted` entries of a sample reach, or a little less; see `reference.select.sample`."""
+    given, before, counts = floats_at(x, 0, numel), floats_at(residual, 0, numel), np.zeros(2048, np.int32)
+    size = np.int64(RUN) if step > RUN else numel
+    part, larger = np.int64(0), np.int64(0)
+    one = np.empty(1, np.float32)
+    for part_number in range(2):
+        for start in range(0, numel - size + 1, step if step > RUN else numel):
+            for i in range(start, start + size):
+                one[0] = given[i] + before[i] if residual else given[i]
+                pattern = one.view(np.int32)[0] & MAGNITUDE
+                if part_number == 0:
+                    counts[pattern >> HIGH] += 1
+                else:
+                    counts[(pattern >> MIDDLE) & 1023] += np.int32(pattern >> HIGH == part)
+        if part_number == 0:
+            part, larger = find_rank(counts, wanted)
+    middle, _ = find_rank(counts, wanted - larger)
+    return float_from_bits(np.int32(((part << MIDDLE) | middle) << MIDDLE))
+
+
+# ---- the exact choice ---------------------------------------------------------------------------------
+
+
+def _keep_largest(positions: Any, values: Any, least: Any, equal: int, new_residual: Any) -> Any:
+    """Move to the front what is larger than `least`, and the first `equal` that equal it; how many these are.
+
+    The others are given back to `new_residual`, where that is not empty.
+    """
+    kept: Any = 0
+    left: Any = equal
+    for j in range(positions.shape[0]):
+        place, value = positions[j], values[j]
+        tie = abs(value) == least
+        keep = (abs(value) > least) | (tie & (left > 0))
+        left -= np.int64(tie)
+        positions[kept] = place
+        values[kept] = value
+        kept += np.int64(keep)
+        if new_residual.shape[0]:
+            new_residual[place] = values.dtype.type(0) if keep else value
+    return kept
+
+
+def _select_largest(
+    x: Any, residual: Any, new_residual: Any, numel: Any, k: Any, step: Any, wanted: Any, positions: Any,
+    values: Any, capacity: Any,
+) -> Any:  # fmt: skip
+    """Guess a threshold, collect what reaches it, and keep the k largest; all by address.
+
+    Returns:
+        How many reached the threshold, if fewer than k; else k. -1 where the buffer is too small. And whether
+        all but zeros reached it.
+    """
+    threshold = _GUESS_THRESHOLD(x, residual, numel, step, wanted) if wanted else np.float32(0)
+    at_zero = not threshold >= LEAST and threshold == threshold
+    found = _SELECT_REACHING(
+        x, residual, new_residual, numel, LEAST if at_zero else threshold, positions, values, capacity
+    )
+    if found > k:
+        bits, larger = _NTH_LARGEST(values, found, k)
+        at, entries = ints_at(positions, 0, found), floats_at(values, 0, found)
+        back = floats_at(new_residual, 0, numel if new_residual else 0)
+        found = _KEEP_LARGEST(at, entries, float_from_bits(np.int32(bits)), k - larger, back)
+    return found, at_zero
+
+
+# ---- chunk by chunk -----------------------------------------------------------------------------------
+
+
+@inline
+def count_reaching(ranks: Any, least: Any) -> Any:
+    """How many ranks are at least `least`."""
+    count = np.int32(0)
+    for i in range(ranks.shape[0]):
+        count += np.int32(ranks[i] >= least)
+    return count
+
+
+@inline
+def kth_largest(ranks: Any, wanted: Any) -> Any:
+    """A rank that `wanted` of them reach; where ties do not allow that, the largest that more do."""
+    least, count = np.int32(0), np.int32(ranks.shape[0])
+    for bit in range(30, -1, -1):
+        if count == wanted:
+            break
+        more = np.int32(least | (1 << bit))
+        reached = count_reaching(ranks, more)
+        if reached >= wanted:
+            least, count = more, reached
+    return least
+
+
+def _select_in_chunks(
+    x: Any, residual: Any, new_residual: Any, numel: Any, k: Any, chunk: Any, positions: Any, values: Any,
+    capacity: Any,
+) -> None:  # fmt: skip
+    """`select.select_in_chunks` by address. NaN has rank 0, and others one more than their bits."""
+    at, entries, found = ints_at(positions, 0, capacity), floats_at(values, 0, capacity), np.int64(0)
+    whole = np.empty(chunk, np.int32)
+    for start in range(0, numel, chunk):
+        size = min(chunk, numel - start)
+        a = floats_at(new_residual if residual else x, start, size)
+        if residual:
+            given, before = floats_at(x, start, size), floats_at(residual, start, size)
+            for i in range(size):
+                a[i] = given[i] + before[i]
+        ranks, patterns = whole[:size], ints_at(new_residual if residual else x, start, size)
+        for i in range(size):
+            pattern = patterns[i] & MAGNITUDE
+            ranks[i] = np.int32(pattern + 1) if pattern <= INFINITY else np.int32(0)
+        wanted = min(k, size)
+        least = kth_largest(ranks, wanted)
+        left = wanted - count_reaching(ranks, np.int32(least + 1))
+        for i in range(size):
+            if ranks[i] < least:
+                continue
+            if ranks[i] == least:
+                left -= 1
+                if left < 0:
+                    continue
+            at[found] = np.int32(start + i)
+            entries[found] = a[i]
+            found += 1
+            if residual:
+                a[i] = 0
+
+
+LEAST = np.float32(2.0**-149)
+INFINITY = np.int32(0x7F800000)
+_REALS = ("float32", "float64")
+select_reaching = _SELECT_REACHING = compile_now(
+    _select_reaching, ["int64(int64, int64, int64, int64, float32, int64, int64, int64)"]
+)
+select_reaching_fp64 = compile_now(
+    _select_reaching_fp64,
+    ["int64(float64[::1], float64[::1], float64[::1], float64, int32[::1], float64[::1])"],
+)
+keep_largest = _KEEP_LARGEST = compile_now(
+    _keep_largest, [f"int64(int32[::1], {x}[::1], {x}, int64, {x}[::1])" for x in _REALS]
+)
+nth_largest = _NTH_LARGEST = compile_now(_nth_largest, ["UniTuple(int64, 2)(int64, int64, int64)"])
+_GUESS_THRESHOLD = compile_now(_guess_threshold, ["float32(int64, int64, int64, int64, int64)"])
+select_in_chunks = compile_now(_select_in_chunks, [f"void({', '.join(['int64'] * 9)})"])
+select_largest = compile_now(_select_largest, [f"Tuple((int64, boolean))({', '.join(['int64'] * 10)})"])

@@ -1,0 +1,32 @@
+"""Scratch memory for decoding, which has no workspace of its own: each thread keeps its own, and it grows."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+
+class _Buffers(threading.local):
+    def __init__(self) -> None:
+        self.tensors: dict[tuple[str, torch.dtype, torch.device, int], Tensor] = {}
+
+
+_BUFFERS = _Buffers()
+
+
+def thread_scratch(key: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`numel` entries of any value; the same memory for each call by this thread, key and CUDA stream."""
+    if device.type == "meta":
+        return torch.empty(numel, dtype=dtype, device=device)
+    full_key = key, dtype, device, current_stream(device)
+    kept = _BUFFERS.tensors.get(full_key)
+    if kept is None or kept.numel() < numel:
+        kept = _BUFFERS.tensors[full_key] = torch.empty(numel, dtype=dtype, device=device)
+    return kept[:numel]
+
+
+def current_stream(device: torch.device) -> int:
+    """The device's current stream; 0 on the CPU. Only what runs on one stream runs in order."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

@@ -1,0 +1,123 @@
+"""`kernels.positions` by Triton: pack and unpack, scatter and clear."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import tensor
+
+from tacit.kernels.triton.launch import jit, launch
+from tacit.kernels.triton.primitives import store
+
+SIZE, BITS = 1024, 4096
+"""Positions that one program writes, and bits that one reads."""
+
+
+@jit
+def pack_kernel(
+    index: tensor, packed: tensor, words: tensor, count: tensor, k: tensor,
+    SIZE: tl.constexpr, LOW: tl.constexpr,
+) -> None:  # fmt: skip
+    """Low parts byte by byte, and the bit of each position among words of zeros."""
+    j = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    there = j < count
+    place = tl.load(index + j, there, 0)
+    for byte in tl.static_range(LOW):
+        tl.store(packed + byte * k + j, ((place >> (8 * byte)) & 255).to(tl.uint8), there)
+    if LOW > 0:
+        place = (place >> (8 * LOW)) + j
+    tl.atomic_or(words + (place >> 5), (j * 0 + 1) << (place & 31), there, sem="relaxed")
+
+
+@jit
+def bit_at(row: tensor, size: tensor, BITS: tl.constexpr) -> tensor:
+    """Indices, and the bit at each; 0 behind the end."""
+    place = tl.program_id(0) * BITS + tl.arange(0, BITS)
+    byte = tl.load(row + (place >> 3), (place >> 3) < size, 0).to(tl.int32)
+    return place, (byte >> (place & 7)) & 1
+
+
+@jit
+def count_kernel(row: tensor, counts: tensor, size: tensor, BITS: tl.constexpr) -> None:
+    """How many bits of each piece are set."""
+    _, bit = bit_at(row, size, BITS)
+    tl.store(counts + tl.program_id(0), tl.sum(bit, axis=0))
+
+
+@jit
+def unpack_kernel(
+    packed: tensor, row: tensor, ends: tensor, index: tensor, size: tensor, k: tensor,
+    BITS: tl.constexpr, LOW: tl.constexpr,
+) -> None:  # fmt: skip
+    """The position of each bit that is set, of the first k."""
+    place, bit = bit_at(row, size, BITS)
+    j = tl.load(ends + tl.program_id(0)) - tl.sum(bit, axis=0) + tl.cumsum(bit, axis=0) - 1
+    there = (bit != 0) & (j < k)
+    if LOW > 0:
+        place = (place - j) << (8 * LOW)
+    for byte in tl.static_range(LOW):
+        place |= tl.load(packed + byte * k + j, there, 0).to(tl.int32) << (8 * byte)
+    tl.store(index + j, place, there)
+
+
+@jit
+def scatter_kernel(
+    index: tensor, values: tensor, out: tensor, count: tensor, numel: tensor, weight: tensor,
+    SIZE: tl.constexpr,
+) -> None:  # fmt: skip
+    """No position stands twice, so nothing need be atomic; what is outside is left out."""
+    j = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    there = j < count
+    place = tl.load(index + j, there, 0)
+    inside = there & (place >= 0) & (place < numel)
+    total = tl.load(out + place, inside, 0.0) + weight * tl.load(values + j, inside, 0.0)
+    tl.store(out + place, total, inside)
+
+
+@jit
+def clear_kernel(index: tensor, out: tensor, count: tensor, numel: tensor, SIZE: tl.constexpr) -> None:
+    """Zeros at the positions that are not outside."""
+    j = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    there = j < count
+    place = tl.load(index + j, there, 0)
+    store(out, place, tl.zeros((SIZE,), tl.float32), there & (place >= 0) & (place < numel))
+
+
+def pack(index: Tensor, k: int, low: int, packed: Tensor) -> None:
+    """`positions.pack_positions`, with low parts of `low` bytes."""
+    row, count = packed[low * k :], index.numel()
+    words = torch.zeros(triton.cdiv(row.numel(), 4), dtype=torch.int32, device=packed.device)
+    if count < k:
+        packed.zero_()
+    launch(
+        pack_kernel, triton.cdiv(count, SIZE), packed, index, packed, words, count, k, SIZE=SIZE, LOW=low,
+    )  # fmt: skip
+    row.copy_(words.view(torch.uint8)[: row.numel()])
+
+
+def unpack(packed: Tensor, k: int, low: int, index: Tensor) -> None:
+    """`positions.unpack_positions`, to `index`, where nothing is written for positions that are not there."""
+    row = packed[low * k :]
+    pieces = triton.cdiv(8 * row.numel(), BITS)
+    counts = torch.empty(pieces, dtype=torch.int32, device=packed.device)
+    launch(count_kernel, pieces, packed, row, counts, row.numel(), BITS=BITS)
+    ends = counts.cumsum(0, dtype=torch.int32)
+    launch(unpack_kernel, pieces, packed, packed, row, ends, index, row.numel(), k, BITS=BITS, LOW=low)
+
+
+def scatter(index: Tensor, values: Tensor, weight: float, out: Tensor) -> None:
+    """`positions.scatter_add_`."""
+    programs = triton.cdiv(index.numel(), SIZE)
+    launch(
+        scatter_kernel, programs, out, index, values, out, index.numel(), out.numel(), weight, SIZE=SIZE,
+    )  # fmt: skip
+
+
+def clear(index: Tensor, out: Tensor) -> None:
+    """`positions.clear_`."""
+    launch(
+        clear_kernel, triton.cdiv(index.numel(), SIZE), out, index, out, index.numel(), out.numel(),
+        SIZE=SIZE,
+    )  # fmt: skip

@@ -1,0 +1,104 @@
+"""What the Triton kernels share; see `numba.primitives` for the same on the CPU."""
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.language import tensor
+
+from tacit.kernels.triton.launch import jit
+
+SMALLEST_UNIT, LARGEST = tl.constexpr(2.0**-126), tl.constexpr(3.4e38)
+MAGNITUDE, INFINITY, NAN = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7F800000), tl.constexpr(0x7FC00000)
+
+
+@jit
+def load(x: tensor, at: tensor, mask: tensor) -> tensor:
+    """The entries at `at`, in fp32, whatever their type; 0 where they are masked. bf16 comes as int16."""
+    if x.dtype.element_ty == tl.int16:
+        return (tl.load(x + at, mask, 0).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return tl.load(x + at, mask, 0.0).to(tl.float32)
+
+
+@jit
+def round_to(value: tensor, like: tensor) -> tensor:
+    """Rounded to the type that the pointer `like` points to, to the even one of two; in fp32."""
+    if like.dtype.element_ty == tl.int16:
+        bits = value.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        return tl.where(value == value, bits, NAN).to(tl.float32, bitcast=True)
+    return value.to(like.dtype.element_ty).to(tl.float32)
+
+
+@jit
+def store(x: tensor, at: tensor, value: tensor, mask: tensor) -> None:
+    """Write fp32 numbers, rounded to the type that `x` points to."""
+    if x.dtype.element_ty == tl.int16:
+        tl.store(x + at, (round_to(value, x).to(tl.int32, bitcast=True) >> 16).to(tl.int16), mask)
+    else:
+        tl.store(x + at, value.to(x.dtype.element_ty), mask)
+
+
+@jit
+def load_sum(x: tensor, residual: tensor, at: tensor, mask: tensor, HAS_RESIDUAL: tl.constexpr) -> tensor:
+    """x, or x + residual, rounded to their type; in fp32."""
+    a = load(x, at, mask)
+    if HAS_RESIDUAL:
+        a = round_to(a + load(residual, at, mask), x)
+    return a
+
+
+@jit
+def magnitude_rank(a: tensor) -> tensor:
+    """An integer of 31 bits that grows with the magnitude; 0 for NaN."""
+    pattern = a.to(tl.int32, bitcast=True) & MAGNITUDE
+    return tl.where(pattern > INFINITY, 0, pattern + 1)
+
+
+@jit
+def safe_inverse(unit: tensor) -> tensor:
+    """1 / unit, or 0 where that would overflow."""
+    large = unit >= SMALLEST_UNIT  # so not NaN
+    return tl.where(large, tl.div_rn(1.0, tl.where(large, unit, 1.0)), 0.0)
+
+
+@jit
+def negate(x: tensor) -> tensor:
+    """-x, also of zero: Triton's own minus is 0 - x."""
+    return x * -1.0
+
+
+@jit
+def cap(x: tensor) -> tensor:
+    """At most 3.4e38; NaN stays NaN."""
+    return tl.where(x > LARGEST, LARGEST, x)
+
+
+@jit
+def largest_magnitude(x: tensor) -> tensor:
+    """The largest_magnitude magnitude of each row, at most 3.4e38; NaN, where there is one."""
+    patterns = x.to(tl.int32, bitcast=True) & MAGNITUDE
+    return cap(tl.max(patterns, axis=1).to(tl.float32, bitcast=True))
+
+
+@jit
+def sum_by_halves(partial: tensor, HALVINGS: tl.constexpr) -> tensor:
+    """The sum of each row of 2^HALVINGS numbers, in halves, as the references add them.
+
+    A sum of two does not depend on their order, so each halving has only one result.
+    """
+    for _ in tl.static_range(HALVINGS):
+        partial = tl.sum(partial.reshape(partial.shape[0], 2, partial.shape[1] // 2), axis=1)
+    return partial.reshape(partial.shape[0])
+
+
+@jit
+def random_uint16(key0: tensor, key1: tensor, start: tensor, lanes: tensor, place: tensor) -> tensor:
+    """16 random bits for the entries at `place`, of rows whose counters begin at `start`; see `philox`."""
+    word = place >> 1
+    which = (word >= lanes).to(tl.int32) + (word >= 2 * lanes) + (word >= 3 * lanes)
+    counter = start + (word - which * lanes)
+    seed = (key1.to(tl.uint32).to(tl.uint64) << 32) | key0.to(tl.uint32).to(tl.uint64)
+    low, high = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
+    a, b, c, d = tl.philox(seed, low, high, low * 0, low * 0)
+    random32 = tl.where(which == 0, a, tl.where(which == 1, b, tl.where(which == 2, c, d)))
+    return tl.where((place & 1) != 0, random32 >> 16, random32 & 0xFFFF).to(tl.int32)
