@@ -113,7 +113,7 @@ class Normed:
         self._peers, self._strategy = peers, strategy
         self._make, self._memory, self._rates, self._share = make, schedule_state, rates, share
         self.members = [self._member(rank, keepers) for rank in range(peers)]
-        apart = strategy.topology.apart
+        apart = strategy.topology.independent
         for bucket in self.members[0].session.buckets if apart else ():
             named = Present(self.members[0].module, [slot.name for slot in bucket.slices])
             x = torch.cat([each.detach().reshape(-1) for each in named.values()])
@@ -122,7 +122,7 @@ class Normed:
     def _member(self, rank: int, keepers: dict[str, StateSlice]) -> Member:
         strategy, module = self._strategy, self._make()
         named = dict(module.named_parameters())
-        apart = strategy.topology.apart
+        apart = strategy.topology.independent
         floats = [name for name, b in module.named_buffers() if b.is_floating_point()]
         tensors = {**named, **(dict(Present(module, floats)) if apart else {})}
         buckets = [

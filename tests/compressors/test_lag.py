@@ -174,7 +174,7 @@ def test_what_is_counted_is_what_was_sent_lot_by_lot() -> None:
     assert means == {"a": 1.0, "b": 1.0, "c": 2.0}
     group.round([{"a": 1.0, "b": 1.0, "c": 1.0}, {"a": 1.0, "b": 1.0, "c": 3.0}])
     for rank, session in enumerate(group.each):
-        counted = [record.bytes_out for record in session.tally.records]
+        counted = [record.bytes_out for record in session.stats.records]
         nonfinite_flags = 2 * 4  # one number a rank tells of a NaN
         assert counted == [
             2 * (4 + nonfinite_flags) + 4 * (12 + 3 + 10),
@@ -213,10 +213,10 @@ def test_between_nodes_it_is_the_nodes_means_that_stand(by: Literal["slices", "l
     news[3]["c"] = 27.0
     assert group.round(news) == {"a": 4.0, "b": 4.0, "c": 9.0}
     for rank, session in enumerate(group.each):
-        first, second, third = (record.bytes_out for record in session.tally.records)
+        first, second, third = (record.bytes_out for record in session.stats.records)
         assert second <= third <= first
         assert first + second + third == group.net.sent[rank]
-    assert any(s.tally.records[1].bytes_out < s.tally.records[0].bytes_out for s in group.each)
+    assert any(s.stats.records[1].bytes_out < s.tally.records[0].bytes_out for s in group.each)
 
 
 @pytest.mark.parametrize("text", ["lag:xi=-0.1", "lag:xi=nan", "lag:xi=inf", "lag:window=0"])

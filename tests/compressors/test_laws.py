@@ -29,8 +29,14 @@ def test_every_compressor_has_a_row() -> None:
 
     covered = set().union(*(inside(row.compressor) for row in TABLE.values())) - {Part, Matrix}
     covered = {kind for kind in covered if not issubclass(kind, tacit.prediction.Predictor)}
-    served = {tacit.compressors.Pulled}  # it has no peers but a server: tests/server/test_pulled.py
-    assert covered | served == {getattr(tacit.compressors, name) for name in tacit.compressors.__all__}
+    served = {tacit.prediction.Pulled}  # it has no peers but a server: tests/server/test_pulled.py
+    every = {getattr(tacit.compressors, name) for name in tacit.compressors.__all__}
+    every |= {
+        tacit.prediction.Nowcast,
+        tacit.prediction.Predicted,
+        tacit.prediction.PredictiveCoding,
+    } | served
+    assert covered | served == every
 
 
 @every_row

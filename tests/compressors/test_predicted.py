@@ -33,7 +33,7 @@ def at(round_: int, seed: int = 0) -> Context:
 
 
 def positions(compressor: Predicted, round_: int, seed: int = 0) -> Tensor:
-    return compressor.round_index(False, at(round_, seed)).where
+    return compressor.entries_of_round(False, at(round_, seed)).where
 
 
 def payload_of(*requests: Request) -> list[Tensor]:

@@ -70,8 +70,8 @@ class Default(Peers):
     def unsent(self) -> Tensor:
         """Which entries that take turns do not travel in the coming round."""
         assert isinstance(self.mp2, Predicted)
-        round_index = self.mp2.round_index(self.round < 2, self._context(0, torch.empty(N)))
-        rest = torch.ones(N, dtype=torch.bool).index_fill(0, round_index.where, False)
+        selected = self.mp2.entries_of_round(self.round < 2, self._context(0, torch.empty(N)))
+        rest = torch.ones(N, dtype=torch.bool).index_fill(0, selected.where, False)
         assert not bool(rest[22_016:].any())
         return rest
 
@@ -206,7 +206,7 @@ def test_predictions_are_judged_by_entries_as_old_as_those_that_are_predicted() 
         unsent = peers.unsent()
         age = peers.states[0]["age"]
         if bool(unsent.any()):
-            drawn = peers.mp2.round_index(False, peers._context(0, torch.empty(N))).drawn
+            drawn = peers.mp2.entries_of_round(False, peers._context(0, torch.empty(N))).drawn
             judged_by.update(age[drawn].tolist())
             used_for.update(age[unsent].tolist())
         peers.exchange(tensors(2, N, seed=number))

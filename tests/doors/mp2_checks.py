@@ -21,7 +21,7 @@ from laws import Peers
 CHECKS = Checks()
 TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 N, ROUNDS = 600, 40
-COMPRESSOR = tacit.compressors.Predicted(
+COMPRESSOR = tacit.prediction.Predicted(
     budget=0.3,
     predictor=tacit.prediction.Linear(),
     full_steps=2,

@@ -133,12 +133,16 @@ class Devices(Peers):
             ctx = replace(ctx, **places)  # type: ignore[arg-type]
         if not self.watched:
             return ctx
-        health, nonfinite_flags, total = (
+        health, nonfinite_flags, finite_probe = (
             out.new_zeros(n, dtype=torch.float32) for n in (1, len(self.near), 4)
         )
         self.health[rank] = health
         return replace(
-            ctx, nonfinite_flags=nonfinite_flags, total=total, replicas=len(self.near), health=health
+            ctx,
+            nonfinite_flags=nonfinite_flags,
+            finite_probe=finite_probe,
+            replicas=len(self.near),
+            health=health,
         )
 
 

@@ -114,7 +114,7 @@ def test_workers_pull_what_they_would_have_come_to_together(subset: str) -> None
             seen = mine.sent.dense(x)
             torch.testing.assert_close(seen, other.sent.dense(x), rtol=1e-5, atol=1e-6)
         pushed, back = served.bytes
-        sent = N if r < 2 else len(compressor.turn(False, at(r)).where)
+        sent = N if r < 2 else len(compressor.entries_of_round(False, at(r)).where)
         assert (pushed, back) == (4 * (sent + 3), 4 * N)
     assert served.states[0].keys() == {"rates"}
 

@@ -268,7 +268,7 @@ def test_phases_go_each_in_its_own_way_and_lose_nothing(topology: Topology) -> N
     group = Group(Strategy(compressor=phases), Loopback(4), topology)
     assert group.topology == TwoPhase()
     loses_nothing(group, 4, rounds=7)
-    records = group.sessions[0].tally.records
+    records = group.sessions[0].stats.records
     assert group.net.sent[0] == sum(record.bytes_out for record in records)
     alone = Group(Strategy(compressor=phases.then), Loopback(4), TwoPhase())
     alone.round(alone.given(0))
@@ -282,7 +282,7 @@ def test_a_warm_up_is_judged_by_its_last_phase() -> None:
     group = Group(undecided("dgc:ratio=0.01,warmup_steps=4"), Loopback(4))
     for seed in range(6):
         group.round(group.given(seed))
-    last = [session.tally.records[-1].bytes_out for session in group.sessions]
+    last = [session.stats.records[-1].bytes_out for session in group.sessions]
     assert max(last) == group.sessions[0].choice.sent[Flat()]
 
 

@@ -246,7 +246,7 @@ class Budgeted(Compressor):
         left = (each * n - always) / (n - always)
         return left if left > 0 else each
 
-    def round_index(self, full: bool, ctx: Context) -> Turn:
+    def entries_of_round(self, full: bool, ctx: Context) -> Turn:
         """Which entries travel in a round in which all do, or not; equal on all peers."""
         always = zlib.crc32(f"{ctx.seed}|{ctx.name}|{ctx.prefix}|whose turn".encode())
         now = zlib.crc32(f"{always}|{ctx.round}".encode())
@@ -307,19 +307,17 @@ class Budgeted(Compressor):
 
     # ---- the conversation -----------------------------------------------------------------------------
 
-    def heard(self, x: Tensor, round_index: Turn, marks: Tensor, ctx: Context) -> Answered:
+    def heard(self, x: Tensor, selected: Turn, marks: Tensor, ctx: Context) -> Answered:
         """Average what travels in this round, and `marks` beside it."""
-        by_size = self.subset == "magnitude" and not round_index.full and self.turns > 0
-        return (
-            self._largest(x, round_index, marks, ctx) if by_size else self._chosen(x, round_index, marks, ctx)
-        )
+        by_size = self.subset == "magnitude" and not selected.full and self.turns > 0
+        return self._largest(x, selected, marks, ctx) if by_size else self._chosen(x, selected, marks, ctx)
 
-    def _chosen(self, x: Tensor, round_index: Turn, marks: Tensor, ctx: Context) -> Answered:
+    def _chosen(self, x: Tensor, selected: Turn, marks: Tensor, ctx: Context) -> Answered:
         """Average all entries, or those whose turn it is."""
-        index, drawn = round_index.where.to(x.device), round_index.drawn.to(x.device)
+        index, drawn = selected.where.to(x.device), selected.drawn.to(x.device)
         values = x[index]
         refuse_overflow(values, ctx)
-        if round_index.full or isinstance(self.values, Dense):
+        if selected.full or isinstance(self.values, Dense):
             mine = values.clone()
             yield Grouped((AllReduce((values,)), AllReduce((marks,))))
             return index, values, mine, drawn
@@ -327,12 +325,12 @@ class Budgeted(Compressor):
         (mean, sent), _ = yield Grouped((ReduceEncoded(self.values, values, inside), AllReduce((marks,))))
         return index, mean, sent.dense(values), drawn
 
-    def _largest(self, x: Tensor, round_index: Turn, marks: Tensor, ctx: Context) -> Answered:
+    def _largest(self, x: Tensor, selected: Turn, marks: Tensor, ctx: Context) -> Answered:
         """Average the largest entries of each rank, and those that travel whatever their size."""
         turning, index, drawn = (
             places(self._taking_turns).to(x.device),
-            round_index.where.to(x.device),
-            round_index.drawn,
+            selected.where.to(x.device),
+            selected.drawn,
         )
         values, small = x[turning], x[index]
         refuse_overflow(values, ctx)

@@ -109,8 +109,8 @@ class Predicted(Budgeted):
         """Average the subset, predict the rest, and remember what was heard."""
         marks = ctx.scratch("marks", x, (MARKS,), torch.float32)
         mark(marks, state["answered"], ctx.lr)
-        round_index = self.round_index(self.is_full(state["rates"], ctx), ctx)
-        index, values, mine, drawn = yield from self.heard(x, round_index, marks, ctx)
+        selected = self.entries_of_round(self.is_full(state["rates"], ctx), ctx)
+        index, values, mine, drawn = yield from self.heard(x, selected, marks, ctx)
         compare(marks, ctx)
         after = dict(state)
         ctx.out.zero_()
@@ -120,7 +120,7 @@ class Predicted(Budgeted):
         refuse_overflow(ctx.out, ctx)
         after["answered"] = self._checksums(state["answered"], ctx)
         lr = 0.0 if x.is_meta else float(marks[2])
-        after["rates"] = self.rates_after(state["rates"], lr, round_index.full, ctx)
+        after["rates"] = self.rates_after(state["rates"], lr, selected.full, ctx)
         answer = ctx.scratch("answer", x, x.shape, x.dtype).copy_(ctx.out)
         return Outcome(ctx.out, Mirrored(answer, index, mine), after)
 

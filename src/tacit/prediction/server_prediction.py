@@ -67,7 +67,7 @@ class Pulled(Predicted):
                 "less), or let all ranks predict (pull='subset')"
             )
         full = self.is_full(state["rates"], ctx)
-        index = self.round_index(full, ctx).where.to(x.device)
+        index = self.entries_of_round(full, ctx).where.to(x.device)
         mine = x[index]
         refuse_overflow(mine, ctx)
         notes = mine.new_tensor([ctx.round % _COUNTED, ctx.lr, ctx.step < self.full_steps])
@@ -162,7 +162,7 @@ class ServerPrediction(Dense):
             lr=lr,
         )
         full = self.by.is_full(memory["rates"], ctx)
-        x[self.by.round_index(full, ctx).where] = mean[:-NOTES]
+        x[self.by.entries_of_round(full, ctx).where] = mean[:-NOTES]
         outcome = _alone(self.by.exchange(x, memory, ctx))
         return (out,), {**outcome.state, "rounds": memory["rounds"] + 1}
 
