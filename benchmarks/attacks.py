@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tacit.contracts import PayloadSpec
+from tacit.parameter_server import encoding, handshake
+from tacit.parameter_server.messages import Hello, MessageSpec, RunSpec
+from tacit.parameter_server.protocol import FrameKind, Header
+from tacit.parameter_server.secret import Secret
 from tacit.topologies import Asynchronous, Star
-from tacit.transports import handshake, told
-from tacit.transports.messages import About, Declared, Hello
-from tacit.transports.pairs import Header, Kind
-from tacit.transports.secret import Secret
 
 FORM = struct.Struct("<4qd2q")
 PATIENCE = 15.0
@@ -36,7 +36,7 @@ class Target:
     Attributes:
         secret: for a peer that knows it.
         overheard: what a worker has sent to prove itself, on another connection.
-        about: what its workers tell of themselves; `workers`: how many there are.
+        run: what its workers have in common; `workers`: how many there are.
         free: the number of a worker whose place is free; None where none is.
         seconds: how long to go on with what needs time; `many`: how many connections are many.
         source: the address to come from; None: any. Of each, a server says why it has closed connections.
@@ -45,7 +45,7 @@ class Target:
     address: tuple[str, int]
     secret: Secret
     overheard: bytes
-    about: About
+    run: RunSpec
     workers: int
     free: int | None = None
     seconds: float = 2.0
@@ -177,12 +177,12 @@ def frame(kind: int, body: bytes = b"", nbytes: int | None = None, **fields: Any
 
 def hello(target: Target, worker: int, **changes: Any) -> Hello:
     """What a worker says first."""
-    return replace(Hello(worker, target.workers, 0, "another process", 20.0, target.about), **changes)
+    return replace(Hello(worker, target.workers, 0, "another process", 20.0, target.run), **changes)
 
 
 def framed(message: Any) -> bytes:
     """It as a HELLO frame."""
-    return frame(Kind.HELLO, told.write(message))
+    return frame(FrameKind.HELLO, encoding.write(message))
 
 
 def insiders(target: Target, *messages: bytes) -> Seen:
@@ -207,7 +207,7 @@ def seated(target: Target) -> socket.socket:
         line.sendall(framed(hello(target, target.free)))
         header = Header(*FORM.unpack(exactly(line, FORM.size)))
         why = exactly(line, header.nbytes)
-        if header.kind == Kind.ANSWER:
+        if header.kind == FrameKind.ANSWER:
             return line
         line.close()  # the one before is still being sent away
         time.sleep(0.1)
@@ -216,13 +216,13 @@ def seated(target: Target) -> socket.socket:
 
 def declared(target: Target, number: int = 1, **changes: Any) -> bytes:
     """A DECLARE of the first bucket."""
-    name, shape, *_ = target.about.model[0]
+    name, shape, *_ = target.run.model[0]
     numel = 1
     for size in shape:
         numel *= size
     back = PayloadSpec(None, numel, _FLOAT)
-    message = replace(Declared(f"{name}/0", (), (back,), back), **changes)
-    return frame(Kind.DECLARE, told.write(message), spec=-number)
+    message = replace(MessageSpec(f"{name}/0", (), (back,), back), **changes)
+    return frame(FrameKind.DECLARE, encoding.write(message), spec=-number)
 
 
 def workers(target: Target, *messages: bytes) -> Seen:
@@ -287,7 +287,7 @@ def pickled(target: Target, rng: random.Random) -> Seen:
 
             return os.system, ("touch /tmp/tacit-was-called",)
 
-    return said(target, pickle.dumps(Call()), frame(Kind.HELLO, pickle.dumps(Call())))
+    return said(target, pickle.dumps(Call()), frame(FrameKind.HELLO, pickle.dumps(Call())))
 
 
 @by("stranger")
@@ -418,8 +418,8 @@ def frames(target: Target, rng: random.Random) -> Seen:
         target,
         framed(hello(target, 0)),
         declared(target),
-        frame(Kind.PUSH, bytes(100), spec=1, sequence=1),
-        frame(Kind.LEAVE),
+        frame(FrameKind.PUSH, bytes(100), spec=1, sequence=1),
+        frame(FrameKind.LEAVE),
     )
 
 
@@ -506,7 +506,7 @@ def refused(target: Target, *messages: Hello) -> Seen:
             line.settimeout(PATIENCE)
             line.sendall(framed(message))
             try:
-                count += Header(*FORM.unpack(exactly(line, FORM.size))).kind != Kind.ANSWER
+                count += Header(*FORM.unpack(exactly(line, FORM.size))).kind != FrameKind.ANSWER
             except ConnectionError:
                 count += 1
             except TimeoutError:  # it was left without an answer
@@ -526,12 +526,12 @@ def misfits(target: Target, rng: random.Random) -> Seen:
         hello(target, 0, server=7),
         hello(target, 0, timeout=-1.0),
         hello(target, 0, timeout=1e300),
-        hello(target, 0, about=replace(target.about, model=())),
-        hello(target, 0, about=replace(target.about, model=(("a", (1 << 40,), "float32", None),) * 2)),
-        hello(target, 0, about=replace(target.about, model=(("a", (1 << 45, 1 << 45), "float32", None),))),
-        hello(target, 0, about=replace(target.about, model=(("a", (-4,), "float33", 9),))),
-        hello(target, 0, about=replace(target.about, star=Star(Asynchronous(), optimizer="server"))),
-        hello(target, 0, about=replace(target.about, rules=({"kind": "eval", "x": "1"},))),
+        hello(target, 0, run=replace(target.run, model=())),
+        hello(target, 0, run=replace(target.run, model=(("a", (1 << 40,), "float32", None),) * 2)),
+        hello(target, 0, run=replace(target.run, model=(("a", (1 << 45, 1 << 45), "float32", None),))),
+        hello(target, 0, run=replace(target.run, model=(("a", (-4,), "float33", 9),))),
+        hello(target, 0, run=replace(target.run, star=Star(Asynchronous(), optimizer="server"))),
+        hello(target, 0, run=replace(target.run, optimizers=({"kind": "eval", "x": "1"},))),
     )
 
 
@@ -549,18 +549,25 @@ def no_json(target: Target, rng: random.Random) -> Seen:
         pickle.dumps(None),
         pickle.dumps({"worker": 0}),
     )
-    return insiders(target, *(frame(Kind.HELLO, body) for body in bodies))
+    return insiders(target, *(frame(FrameKind.HELLO, body) for body in bodies))
 
 
 @by("insider")
 def other_classes(target: Target, rng: random.Random) -> Seen:
     """HELLOs that name classes which no worker may name."""
-    plain = json.loads(told.write(hello(target, 0)))
-    names = ("os.system", "builtins.eval", "subprocess.Popen", "tacit.server.host.Host", "x" * 10_000, "")
+    plain = json.loads(encoding.write(hello(target, 0)))
+    names = (
+        "os.system",
+        "builtins.eval",
+        "subprocess.Popen",
+        "tacit.parameter_server.process.ServerProcess",
+        "x" * 10_000,
+        "",
+    )
     texts = []
     for name in names:
-        plain["about"]["star"] = {"is": name, "command": "touch /tmp/tacit-was-called"}
-        texts.append(frame(Kind.HELLO, json.dumps(plain).encode()))
+        plain["run"]["star"] = {"is": name, "command": "touch /tmp/tacit-was-called"}
+        texts.append(frame(FrameKind.HELLO, json.dumps(plain).encode()))
     count = 0
     for text in texts:
         with inside(target) as line:
@@ -572,7 +579,7 @@ def other_classes(target: Target, rng: random.Random) -> Seen:
 @by("insider")
 def not_yet_welcome(target: Target, rng: random.Random) -> Seen:
     """Every other frame before a HELLO."""
-    kinds = [kind for kind in Kind if kind not in (Kind.HELLO, Kind.DECLARE)]
+    kinds = [kind for kind in FrameKind if kind not in (FrameKind.HELLO, FrameKind.DECLARE)]
     return insiders(target, declared(target), *(frame(kind) for kind in kinds))
 
 
@@ -585,14 +592,14 @@ def unknown_kinds(target: Target, rng: random.Random) -> Seen:
 @by("insider")
 def huge_hellos(target: Target, rng: random.Random) -> Seen:
     """HELLOs that say they are larger than memory, or less than nothing."""
-    sizes = (1 << 62, (1 << 63) - 1, -1, 1 << 33, told.MOST_BYTES + 1)
-    return insiders(target, *(frame(Kind.HELLO, nbytes=size) for size in sizes))
+    sizes = (1 << 62, (1 << 63) - 1, -1, 1 << 33, encoding.MOST_BYTES + 1)
+    return insiders(target, *(frame(FrameKind.HELLO, nbytes=size) for size in sizes))
 
 
 @by("insider")
 def fuzzed(target: Target, rng: random.Random) -> Seen:
     """Right frames with bytes changed at random."""
-    whole = [framed(hello(target, 0)), declared(target), frame(Kind.PUSH, bytes(64), spec=1, sequence=1)]
+    whole = [framed(hello(target, 0)), declared(target), frame(FrameKind.PUSH, bytes(64), spec=1, sequence=1)]
     messages = []
     for _ in range(40):
         changed = bytearray(rng.choice(whole))
@@ -627,13 +634,13 @@ def crowd(target: Target, rng: random.Random) -> Seen:
 
 def forms(target: Target, rng: random.Random) -> Iterator[bytes]:
     """Frames that a welcome worker would not send."""
-    name = target.about.model[0][0]
+    name = target.run.model[0][0]
     piece = PayloadSpec(None, 4, _FLOAT)
     begun = declared(target)
-    yield frame(Kind.PUSH, bytes(100), spec=1, sequence=1)
-    yield frame(Kind.DECLARE, b"[]", spec=-1)
-    yield frame(Kind.DECLARE, rng.randbytes(1000), spec=-1)
-    yield frame(Kind.DECLARE, b"", spec=5)
+    yield frame(FrameKind.PUSH, bytes(100), spec=1, sequence=1)
+    yield frame(FrameKind.DECLARE, b"[]", spec=-1)
+    yield frame(FrameKind.DECLARE, rng.randbytes(1000), spec=-1)
+    yield frame(FrameKind.DECLARE, b"", spec=5)
     yield begun + begun
     yield declared(target, key="no such parameter/0")
     yield declared(target, key=f"{name}/../../etc")
@@ -641,16 +648,16 @@ def forms(target: Target, rng: random.Random) -> Iterator[bytes]:
     yield declared(target, pieces=(PayloadSpec(None, -1, _FLOAT),))
     yield declared(target, pieces=(PayloadSpec(None, 4, _FLOAT, spans=((0, 1 << 50),)),))
     yield declared(target, pieces=(piece,) * 20_000)
-    yield begun + frame(Kind.PUSH, bytes(3), spec=1, sequence=1)
-    yield begun + frame(Kind.PUSH, nbytes=1 << 62, spec=1, sequence=1)
-    yield begun + frame(Kind.OFFER, bytes(5), spec=1)
-    yield begun + frame(Kind.ENTER, bytes(5), spec=1)
-    yield begun + frame(Kind.PUSH, spec=1, sequence=-7)
-    yield begun + frame(Kind.PUSH, spec=1, sequence=1, lr=float("nan"))
+    yield begun + frame(FrameKind.PUSH, bytes(3), spec=1, sequence=1)
+    yield begun + frame(FrameKind.PUSH, nbytes=1 << 62, spec=1, sequence=1)
+    yield begun + frame(FrameKind.OFFER, bytes(5), spec=1)
+    yield begun + frame(FrameKind.ENTER, bytes(5), spec=1)
+    yield begun + frame(FrameKind.PUSH, spec=1, sequence=-7)
+    yield begun + frame(FrameKind.PUSH, spec=1, sequence=1, lr=float("nan"))
     yield framed(hello(target, 0))
-    yield frame(Kind.STATS, spec=3)
-    yield frame(Kind.ANSWER)
-    yield frame(Kind.LEAVE) + frame(Kind.STATS)
+    yield frame(FrameKind.STATS, spec=3)
+    yield frame(FrameKind.ANSWER)
+    yield frame(FrameKind.LEAVE) + frame(FrameKind.STATS)
 
 
 @by("worker")
@@ -662,7 +669,7 @@ def malformed(target: Target, rng: random.Random) -> Seen:
 @by("worker")
 def many_kinds(target: Target, rng: random.Random) -> Seen:
     """A worker declares kinds of messages without end."""
-    name = target.about.model[0][0]
+    name = target.run.model[0][0]
     line, count = seated(target), 0
     with contextlib.suppress(OSError):
         for number in range(1, 100_000):
@@ -679,7 +686,7 @@ def reads_nothing(target: Target, rng: random.Random) -> Seen:
     until = time.monotonic() + target.seconds
     with contextlib.suppress(OSError):
         while time.monotonic() < until:
-            line.sendall(frame(Kind.STATS) * 100)
+            line.sendall(frame(FrameKind.STATS) * 100)
     return Seen(1, ended(line))
 
 

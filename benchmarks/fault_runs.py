@@ -162,7 +162,7 @@ def _from_outside(trial: Trial, command: subprocess.Popen[bytes], out: Path, mar
 
 _VICTIMS = {
     "kill launcher": ("(pt_elastic)", "torch.distributed.run"),
-    "kill server": ("tacit.server",),
+    "kill server": ("tacit.parameter_server",),
     "kill supervisor": ("tacit.lab.testbed.init",),
 }
 

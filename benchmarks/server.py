@@ -57,24 +57,24 @@ Lots = Mapping[str, int]
 def joined(star: Any, homes: Mapping[str, int], buckets: Lots, me: tuple[int, int], where: Addresses) -> Any:
     """A worker's connections."""
     from tacit.contracts import AxisRank
-    from tacit.transports.servers import Servers
+    from tacit.parameter_server.transport import ServerGroup
 
     about = told_of(star, buckets)
-    return Servers(where, AxisRank(*me), TIMEOUT, homes, about, the_secret(), star.averages)
+    return ServerGroup(where, AxisRank(*me), TIMEOUT, homes, about, the_secret(), star.averages)
 
 
 def told_of(star: Any, buckets: Lots) -> Any:
     """What servers are told: each bucket counts as a parameter."""
-    from tacit.transports.messages import About
+    from tacit.parameter_server.messages import RunSpec
 
-    return About(star, (), tuple((name, (n,), "float32", None) for name, n in buckets.items()))
+    return RunSpec(star, (), tuple((name, (n,), "float32", None) for name, n in buckets.items()))
 
 
 def the_secret() -> Any:
     """The testbed's; or one of our own, where there is none."""
-    from tacit.transports.secret import Secret, found
+    from tacit.parameter_server.secret import Secret, find_secret
 
-    return found() or Secret(b"of a benchmark on one machine")
+    return find_secret() or Secret(b"of a benchmark on one machine")
 
 
 def shared_out(servers: int, workers: int) -> tuple[dict[str, int], dict[str, int]]:
@@ -82,12 +82,12 @@ def shared_out(servers: int, workers: int) -> tuple[dict[str, int], dict[str, in
     import torch
 
     from tacit.algorithms.ps import ps
-    from tacit.hooks import served
+    from tacit.parameter_server import placement
 
     tensors = {f"{i:02}": torch.empty(TENSOR_BYTES // 4, device="meta") for i in range(TENSORS)}
-    homes = served.homes(tensors, servers)
-    cap = served.lot_cap(ps(), tensors, servers, workers, DDP_BUCKET)
-    buckets = served.cut_by_home([*tensors], tensors, homes, cap)
+    homes = placement.homes(tensors, servers)
+    cap = placement.message_cap(ps(), tensors, servers, workers, DDP_BUCKET)
+    buckets = placement.cut_by_server([*tensors], tensors, homes, cap)
     return homes, {bucket[0]: sum(tensors[name].numel() for name in bucket) for bucket in buckets}
 
 
@@ -116,7 +116,7 @@ def rank_main(experiment: str, rounds: int, slow: float) -> None:
     import torch.distributed as dist
 
     from arms import ranks
-    from tacit.transports.servers import VARIABLE, addresses
+    from tacit.parameter_server.placement import VARIABLE, addresses
 
     with ranks() as rank:
         me, where = (rank, dist.get_world_size()), addresses(os.environ[VARIABLE])
@@ -137,14 +137,14 @@ def _rate(me: tuple[int, int], where: Addresses, blocks: int) -> tuple[dict[str,
     import torch.distributed as dist
 
     from tacit.contracts import AxisRank
+    from tacit.parameter_server.client import ServerClient
     from tacit.topologies import Star
-    from tacit.transports.servers import Server
 
     whole = torch.ones(TENSORS * TENSOR_BYTES // 4)
     homes, buckets = shared_out(2, me[1])
     both = joined(Star(), homes, buckets, me, where[:2])
     _, fewer = shared_out(1, me[1])
-    alone = Alone(Server(2, where[2], AxisRank(*me), TIMEOUT, told_of(Star(), fewer), the_secret()))
+    alone = Alone(ServerClient(2, where[2], AxisRank(*me), TIMEOUT, told_of(Star(), fewer), the_secret()))
 
     def arm(servers: Any, buckets: Lots) -> Arm:
         xs = dict(zip(buckets, whole.split([*buckets.values()]), strict=True))
@@ -326,9 +326,9 @@ def _random_moment(rng: random.Random, counted: Counted) -> None:
 
 
 def _host(port: Path) -> None:
-    from tacit.server.host import Host
+    from tacit.parameter_server.process import ServerProcess
 
-    host = Host(2, 0, secret=the_secret(), timeout=20)
+    host = ServerProcess(2, 0, secret=the_secret(), timeout=20)
     unfinished = port.with_suffix(".part")
     unfinished.write_text(str(host.port))
     unfinished.replace(port)
@@ -376,8 +376,6 @@ def kills(quick: bool) -> dict[str, object]:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
 
-    import tacit.server.host
-    import tacit.transports.servers  # noqa: F401
     from tacit.transports.meter import like
 
     for piece in pieces(torch.empty(ENTRIES)):

@@ -45,11 +45,11 @@ from fault_runs import MARK, processes
 from markdown_tables import markdown
 from paired import RESULTS, hardware
 from tacit.files import put
-from tacit.server.words import KNOWN
-from tacit.transports import handshake, told
-from tacit.transports.messages import About
-from tacit.transports.pairs import Header, Kind
-from tacit.transports.secret import Secret
+from tacit.parameter_server import encoding, handshake
+from tacit.parameter_server.allowed_types import ALLOWED_TYPES
+from tacit.parameter_server.messages import RunSpec
+from tacit.parameter_server.protocol import FrameKind, Header
+from tacit.parameter_server.secret import Secret
 
 RANK = Path(__file__).with_name("strangers_rank.py")
 START, GO_ON, END = 240.0, 60.0, 120.0
@@ -101,7 +101,7 @@ class Training:
     def __enter__(self) -> Training:
         if self.alone:
             self._secret, self._port = secrets.token_hex(32), _free_port()
-            server = ["-m", "tacit.server", "--workers", "3", "--port", str(self._port)]
+            server = ["-m", "tacit.parameter_server", "--workers", "3", "--port", str(self._port)]
             self._start(server, TACIT_FOOTPRINT=str(self.folder))
             for worker in range(2):
                 self.join(worker)
@@ -154,10 +154,10 @@ class Training:
         door = json.loads((self.folder / "door.json").read_text())
         secret = Secret(door["secret"].encode())
         host, port = door["address"]
-        about = told.read(door["about"].encode(), About, KNOWN)
+        run = encoding.read(door["run"].encode(), RunSpec, ALLOWED_TYPES)
         overheard = handshake.reply(secret, handshake.greeting())
         workers, free = (3, 2) if self.alone else (2, None)
-        return Target((host, port), secret, overheard, about, workers, free, seconds, many)
+        return Target((host, port), secret, overheard, run, workers, free, seconds, many)
 
     def wait(self, seconds: float, what: Callable[[], bool]) -> bool:
         """Wait until it is so, or something that was started has ended, or for so long; whether it is so."""
@@ -192,7 +192,9 @@ class Training:
 
     def server(self) -> int | None:
         """The server's process."""
-        return next((pid for pid, words in processes(self._mark).items() if "tacit.server" in words), None)
+        return next(
+            (pid for pid, words in processes(self._mark).items() if "tacit.parameter_server" in words), None
+        )
 
     def text(self) -> str:
         """All that was said on stderr."""
@@ -288,7 +290,7 @@ def answered(target: Target) -> bool:
             line.settimeout(attacks.PATIENCE)
             line.sendall(attacks.framed(attacks.hello(target, target.workers)))
             header = Header(*attacks.FORM.unpack(attacks.exactly(line, attacks.FORM.size)))
-            return bool(header.kind == Kind.MISFIT)
+            return bool(header.kind == FrameKind.MISFIT)
     except OSError:
         return False
 

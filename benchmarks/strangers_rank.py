@@ -23,8 +23,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
-from tacit.transports import servers, told
-from tacit.transports.messages import About
+from tacit.parameter_server import client, encoding, placement, transport
+from tacit.parameter_server.messages import RunSpec
 
 PAUSE = 0.01
 """Seconds between two steps of a training that is attacked."""
@@ -35,7 +35,7 @@ SECONDS = 20.0
 def main(folder: Path, steps: int | None) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=SECONDS))
-    worker = int(os.environ.get(servers.WORKER, dist.get_rank()))
+    worker = int(os.environ.get(placement.WORKER, dist.get_rank()))
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 5))
     model = DistributedDataParallel(network, gradient_as_bucket_view=True)
@@ -80,21 +80,21 @@ def numbers(folder: Path, steps: int | None) -> Iterator[int]:
 def watch_what_is_told(folder: Path) -> None:
     """Write down what this worker tells the first server of itself, and by what the two know each other."""
 
-    class Watched(servers.Server):
+    class Watched(client.ServerClient):
         def __init__(self, number: int, address: tuple[str, int], *rest: object) -> None:
             super().__init__(number, address, *rest)  # type: ignore[arg-type]
-            about = next(each for each in rest if isinstance(each, About))
+            run = next(each for each in rest if isinstance(each, RunSpec))
             door = {
                 "address": address,
                 "secret": os.environ["TACIT_SERVER_SECRET"],
-                "about": told.write(about).decode(),
+                "run": encoding.write(run).decode(),
             }
             if number == 0:
                 part = folder / "door.part"
                 part.write_text(json.dumps(door))
                 part.rename(folder / "door.json")
 
-    servers.Server = Watched  # type: ignore[misc, assignment]
+    transport.ServerClient = Watched  # type: ignore[assignment, attr-defined]
 
 
 def checksum(network: nn.Module) -> int:

@@ -21,7 +21,8 @@ FLOORS = [
     },
     {"strategy"},
     {"algorithms", "session"},
-    {"hooks", "server"},
+    {"parameter_server"},
+    {"hooks"},
     {"lab"},
     {"cli"},
 ]

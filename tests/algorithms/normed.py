@@ -11,14 +11,15 @@ import torch
 from in_threads import in_threads
 from torch import Tensor, nn
 
-from tacit.contracts import SERVER, WORLD, Collective, Posted, PushPull, Sender
-from tacit.contracts import Message as Transmitted
+from tacit.contracts import SERVER, WORLD, Collective, Posted, PushPull
 from tacit.hooks import checkpoint
 from tacit.hooks.buffers import Buffers
 from tacit.hooks.optimizer import OptimizerHook, fragments
 from tacit.hooks.replica import Present
-from tacit.server.desks import Enter, Push
-from tacit.server.keeper import Keeper
+from tacit.parameter_server.messages import Message
+from tacit.parameter_server.parameter_service import ParameterService
+from tacit.parameter_server.protocol import FrameKind
+from tacit.parameter_server.service import Sender
 from tacit.session import Session
 from tacit.session.buckets import group_names
 from tacit.strategy import Strategy
@@ -32,12 +33,12 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3))
 
 
-class Desk(Seat):
-    """A seat of a worker that has a parameter server too, in the same process."""
+class WithServer(Seat):
+    """The transport of a worker that has a parameter server too, in the same process."""
 
-    def __init__(self, net: Loopback, rank: int, keepers: dict[str, StateSlice]) -> None:
+    def __init__(self, net: Loopback, rank: int, buckets: dict[str, AtServer]) -> None:
         super().__init__(net, rank)
-        self._me, self._keepers = rank, keepers
+        self._me, self._buckets = rank, buckets
 
     def ranks(self, axis: str) -> list[int]:
         return super().ranks(WORLD if axis == SERVER else axis)
@@ -45,29 +46,28 @@ class Desk(Seat):
     def post(self, request: Collective, stage: int, slot: str) -> Posted:
         if not isinstance(request, PushPull):
             return super().post(request, stage, slot)
-        return self._keepers[slot].push(self._me, request)
+        return self._buckets[slot].push(self._me, request)
 
 
-class StateSlice:
+class AtServer:
     """A bucket at the server; its messages are taken one after the other."""
 
     def __init__(self, strategy: Strategy, x: Tensor, workers: int) -> None:
         back = strategy.topology.back(x)  # type: ignore[attr-defined]
-        self._keeper = Keeper(workers, strategy.topology, back)  # type: ignore[arg-type]
-        self._state, self._clocks = self._keeper.start(), [0] * workers
+        self._service = ParameterService(workers, strategy.topology, back)  # type: ignore[arg-type]
+        self._state, self._clocks = self._service.start(), [0] * workers
         self._lock = threading.Lock()
         for worker in range(workers):
-            for offer in (None, x):
-                told = Transmitted(0, Enter(offer))
-                _, self._state = self._keeper.on(Sender(worker, 1), told, self._state)
+            for each in (Message(FrameKind.ENTER), Message(FrameKind.OFFER, payloads=((x,),))):
+                _, self._state = self._service.on(Sender(worker, 1), each, self._state)
 
     def push(self, worker: int, ask: PushPull) -> Posted:
         answer = Answer()
         with self._lock:
             self._clocks[worker] += 1
             payloads = tuple(tuple(t.clone() for t in payload) for payload in ask.payloads)
-            told = Transmitted(self._clocks[worker], Push(payloads, ask.pieces, ask.pulls, ask.lr))
-            replies, self._state = self._keeper.on(Sender(worker, 1), told, self._state)
+            push = Message(FrameKind.PUSH, self._clocks[worker], payloads, ask.pieces, ask.pulls, ask.lr)
+            replies, self._state = self._service.on(Sender(worker, 1), push, self._state)
             (reply,) = replies
             assert reply.refused is None, reply.refused
             answer.give(tuple(tuple(t.clone() for t in payload) for payload in reply.payloads))
@@ -109,17 +109,17 @@ class Normed:
         rates: Mapping[str, float] | None = None,
         share: Callable[[int], float] = lambda rank: 1.0,
     ) -> None:
-        self.net, keepers = Loopback(peers), dict[str, StateSlice]()
+        self.net, services = Loopback(peers), dict[str, AtServer]()
         self._peers, self._strategy = peers, strategy
         self._make, self._memory, self._rates, self._share = make, schedule_state, rates, share
-        self.members = [self._member(rank, keepers) for rank in range(peers)]
+        self.members = [self._member(rank, services) for rank in range(peers)]
         apart = strategy.topology.independent
         for bucket in self.members[0].session.buckets if apart else ():
             named = Present(self.members[0].module, [slot.name for slot in bucket.slices])
             x = torch.cat([each.detach().reshape(-1) for each in named.values()])
-            keepers[bucket.name] = StateSlice(strategy, x, peers)
+            services[bucket.name] = AtServer(strategy, x, peers)
 
-    def _member(self, rank: int, keepers: dict[str, StateSlice]) -> Member:
+    def _member(self, rank: int, services: dict[str, AtServer]) -> Member:
         strategy, module = self._strategy, self._make()
         named = dict(module.named_parameters())
         apart = strategy.topology.independent
@@ -135,7 +135,7 @@ class Normed:
         session = Session(
             strategy,
             tensors,
-            Desk(self.net, rank, keepers),
+            WithServer(self.net, rank, services),
             buckets,
             policy=lambda name, _: strategy.compressor if name in named else None,
             lr=lambda: max(rates.values()),

@@ -61,14 +61,14 @@ def test_alone_all_pushes_are_counted_and_the_loss_falls() -> None:
 
 
 SAID = """
-[server 0] tacit.server: a connection from 127.0.1.7:40022 was closed: it does not speak as a worker does
-tacit.server: 10 connections from 127.0.1.7 were closed, the last (127.0.1.7:40031): it went away
-tacit.server: a connection from 127.0.1.71:40022 was closed: of somebody else
+[server 0] tacit.parameter_server: a connection from 127.0.1.7:40022 was closed: it speaks otherwise
+tacit.parameter_server: 10 connections from 127.0.1.7 were closed, the last (127.0.1.7:40031): it went away
+tacit.parameter_server: a connection from 127.0.1.71:40022 was closed: of somebody else
 """
 
 
 def test_what_the_server_says_is_found_by_the_address() -> None:
-    assert reasons(SAID, "127.0.1.7") == ["it does not speak as a worker does", "it went away"]
+    assert reasons(SAID, "127.0.1.7") == ["it speaks otherwise", "it went away"]
 
 
 def test_the_page_has_a_row_for_each_attack() -> None:

@@ -40,7 +40,7 @@ FAMILIES = {
     "by node": "ednncomm:sync_every=2",
     "by node, late": "daso:warmup_epochs=0,cooldown_epochs=0",
 }
-"""Family -> the algorithm that stands for it; parameter servers are in tests/server."""
+"""Family -> the algorithm that stands for it; parameter servers are in tests/parameter_server."""
 BY_NODE = {"by node", "by node, late"}
 LINEAR = {"synchronous", "rounded"}
 GRADIENTS = {"synchronous", "rounded", "sparse", "momentum corrected", "signs, two phases", "quantized"}

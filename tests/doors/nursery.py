@@ -24,7 +24,7 @@ def ready() -> None:
     import torch._dynamo  # noqa: F401
 
     import tacit.hooks
-    import tacit.transports.servers  # noqa: F401
+    import tacit.parameter_server.transport  # noqa: F401
 
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads after the imports"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tacit.errors import AttachError, ConfigError
 from tacit.hooks.server_step import Groups
-from tacit.server.rules import Adam, Sgd, rule_of
+from tacit.parameter_server.optimizers import ServerAdam, ServerSGD, optimizer_from
 
 
 def model() -> nn.Sequential:
@@ -28,7 +28,10 @@ def test_each_group_is_a_rule_and_has_its_own_rate() -> None:
     )
     groups = Groups([optimizer], named(net))
     assert groups.of == {"0.weight": 0, "0.bias": 0, "1.weight": 1, "1.bias": 1}
-    assert [rule_of(rule) for rule in groups.rules] == [Sgd(0.9, weight_decay=0.1), Sgd(0.9)]
+    assert [optimizer_from(rule) for rule in groups.rules] == [
+        ServerSGD(0.9, weight_decay=0.1),
+        ServerSGD(0.9),
+    ]
     assert (groups.rate("0.bias"), groups.rate("1.weight")) == (0.25, 0.5)
     optimizer.param_groups[1]["lr"] = torch.tensor(0.125)
     assert groups.rate("1.bias") == 0.125
@@ -39,8 +42,10 @@ def test_each_group_is_a_rule_and_has_its_own_rate() -> None:
 def test_hyper_parameters_that_are_tensors_are_numbers(kind: type[torch.optim.Adam]) -> None:
     net = model()
     betas = (torch.tensor(0.5), torch.tensor(0.75))
-    rule = rule_of(Groups([kind(net.parameters(), betas=betas, weight_decay=0.0)], named(net)).rules[0])
-    assert rule == Adam((0.5, 0.75), decoupled=kind is torch.optim.AdamW)
+    rule = optimizer_from(
+        Groups([kind(net.parameters(), betas=betas, weight_decay=0.0)], named(net)).rules[0]
+    )
+    assert rule == ServerAdam((0.5, 0.75), decoupled=kind is torch.optim.AdamW)
 
 
 @pytest.mark.parametrize(
@@ -89,4 +94,4 @@ def test_a_schedule_of_more_than_the_rate_is_refused_by_name() -> None:
 )
 def test_a_rule_that_cannot_be_is_refused(rule: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
-        rule_of(rule)
+        optimizer_from(rule)

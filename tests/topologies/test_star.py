@@ -1,4 +1,4 @@
-"""A star as a value: what it refuses, and what travels; numbers over Gloo are in tests/server."""
+"""A star as a value: what it refuses, and what travels; numbers over Gloo are in tests/parameter_server."""
 
 from collections.abc import Callable
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from tacit import algorithms, files
 from tacit.cli import texts
 from tacit.errors import ConfigError
-from tacit.hooks import served
 from tacit.lab import recipes
 from tacit.lab.cluster import Cluster
 from tacit.lab.recipes import NO_CHOICES, Choices
 from tacit.lab.records import COMPUTE_ONLY, Writer
+from tacit.parameter_server import placement
 
 __all__ = ["Request", "check"]
 
@@ -164,12 +164,12 @@ def with_servers(cluster: Cluster, servers: int) -> Cluster:
 
 def needs_servers(algorithm: str) -> bool:
     """Whether an algorithm's text, which parses, needs parameter servers."""
-    return served.served(algorithms.parse(algorithm))
+    return placement.needs_servers(algorithms.parse(algorithm))
 
 
 def takes_servers(algorithm: str) -> bool:
     """Whether an algorithm's text, which parses, uses parameter servers where there are some."""
-    return served.may_be_served(algorithms.parse(algorithm))
+    return placement.uses_servers(algorithms.parse(algorithm))
 
 
 def _check_servers(names: Sequence[str], servers: int) -> None:

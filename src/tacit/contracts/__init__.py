@@ -37,7 +37,6 @@ from tacit.contracts.context import AxisRank, Context, Exchange, Outcome, Worksp
 from tacit.contracts.merge import Application, Merge
 from tacit.contracts.overlap import Overlap
 from tacit.contracts.rounds import Rounds
-from tacit.contracts.service import Message, Reply, Sender, Service
 from tacit.contracts.topology import Options, Topology
 from tacit.contracts.transmitted import (
     Decoded,
@@ -73,7 +72,6 @@ __all__ = [
     "Grouped",
     "Matrix",
     "Merge",
-    "Message",
     "Momentum",
     "OneShot",
     "OneShotUse",
@@ -87,13 +85,10 @@ __all__ = [
     "PushPull",
     "ReduceEncoded",
     "ReduceScatter",
-    "Reply",
     "Request",
     "Rounded",
     "Rounds",
     "ScheduleState",
-    "Sender",
-    "Service",
     "Spans",
     "Sparse",
     "State",

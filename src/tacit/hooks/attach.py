@@ -23,7 +23,7 @@ from tacit import checks
 from tacit.algorithms import parse
 from tacit.contracts import NODE, WORLD, ScheduleState
 from tacit.errors import AttachError, ConfigError, PeerLost
-from tacit.hooks import checkpoint, exit, momentum, run_report, served, tensorboard
+from tacit.hooks import checkpoint, exit, momentum, run_report, tensorboard
 from tacit.hooks import epochs as epochs_said
 from tacit.hooks.accumulation import Accumulating, linear
 from tacit.hooks.agreement import Meant, agree
@@ -43,6 +43,7 @@ from tacit.hooks.nonfinite_since import Broken
 from tacit.hooks.uneven_data import Backwards, joins, refuse_join, untouched
 from tacit.kernels.dispatch import find_backend
 from tacit.overlap import Delayed
+from tacit.parameter_server import placement
 from tacit.rounds import EveryStep, NodeRounds, Until
 from tacit.session import Session, joined, one_line, timeline
 from tacit.session.buckets import Policy
@@ -143,8 +144,8 @@ def attach(
     epochs_said.check(strategy, schedule_state)
     _check_weight(strategy, weight)
     check_seed(seed)
-    where = served.found(strategy, servers)
-    strategy = served.resolved(strategy, where)
+    where = placement.find_servers(strategy, servers)
+    strategy = placement.with_servers(strategy, where)
     return Attached(
         model,
         optimizers,
@@ -317,7 +318,7 @@ class Attached:
         mesh: DeviceMesh | None,
         board: HookDispatcher | None = None,
         weight: float | None = None,
-        servers: served.Addresses = (),
+        servers: placement.Addresses = (),
         seed: int = 0,
         exchange_on: str | None = None,
     ) -> None:

@@ -20,7 +20,7 @@ from tacit.hooks.arguments import ddp_of
 from tacit.hooks.attach import Attached, check_seed, checked
 from tacit.hooks.ddp import HookDispatcher
 from tacit.hooks.grad_scaler import at_work
-from tacit.hooks.served import found
+from tacit.parameter_server.placement import find_servers
 from tacit.session.buckets import Policy
 from tacit.strategy import AnyStrategy
 from tacit.timelines import Timeline
@@ -68,7 +68,7 @@ class CommState:
         model = ddp_of(model)
         named = checked(model, [], strategy)
         check_seed(seed)
-        where = found(strategy, None)
+        where = find_servers(strategy, None)
         self._board = HookDispatcher.unregistered(model)
         self._attached = Attached(
             model,

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit.contracts import ScheduleState
-from tacit.hooks import buffers, served
+from tacit.hooks import buffers
 from tacit.hooks.buffers import Buffers
 from tacit.hooks.ddp import GradientHook
 from tacit.hooks.device_placement import Placing, placed, transport_for
@@ -24,12 +24,13 @@ from tacit.hooks.server_buffers import Beside, homes_of
 from tacit.hooks.server_step import Groups, ServerStepHook
 from tacit.hooks.unused_parameters import Used
 from tacit.kernels.dispatch import warm_up_for
+from tacit.parameter_server import placement
+from tacit.parameter_server.transport import StarTransport
 from tacit.session import Session
 from tacit.session.buckets import Policy, fitting, group_names
 from tacit.strategy import Strategy
 from tacit.topologies.star import Star
 from tacit.transports.devices import ByDevice
-from tacit.transports.servers import StarTransport
 from tacit.transports.torch import TorchTransport
 
 
@@ -68,7 +69,7 @@ class Level:
         share: float = 1.0,
         replicated_in_node: bool = False,
         optimizers: Sequence[Optimizer] = (),
-        servers: served.Addresses = (),
+        servers: placement.Addresses = (),
         seed: int = 0,
         taken: TakenMomentum | None = None,
         exchange_on: str | None = None,
@@ -97,17 +98,17 @@ class Level:
             stepped = strategy.topology.optimizer == "server"
             groups = Groups(optimizers, named) if stepped else None
             still = dict(Present(model.module, buffers.numbers_in(model))) if stepped else {}
-            homes = served.homes(tensors, len(servers)) | homes_of([*still], len(servers))
-            cap = served.lot_cap(strategy, tensors, len(servers), model.process_group.size(), cap)
+            homes = placement.homes(tensors, len(servers)) | homes_of([*still], len(servers))
+            cap = placement.message_cap(strategy, tensors, len(servers), model.process_group.size(), cap)
             kinds = groups.of if groups is not None else dict.fromkeys(tensors)
             buckets = [
                 bucket
                 for part in parts
                 for group in _apart(part, named)
-                for bucket in served.cut_by_home(group, tensors, homes, cap, kinds)
+                for bucket in placement.cut_by_server(group, tensors, homes, cap, kinds)
             ]
             assert isinstance(peers, TorchTransport), "no server is on a GPU"
-            self.transport = served.connect(
+            self.transport = placement.connect(
                 *(peers, strategy, {**tensors, **still}, servers, homes, timeout),
                 *(groups.rules if groups is not None else (), kinds),
             )
@@ -171,7 +172,7 @@ class Level:
         if not star.independent:
             return
         door.enter(lambda bucket, x: servers.of(bucket).enter(x, f"{bucket}/0", star.back(x)))
-        served.wait_for_all(self.transport.peers)
+        placement.wait_for_all(self.transport.peers)
 
     def metrics(self) -> dict[str, float]:
         """See `Session.metrics`; with parameter servers, what was pushed and pulled too."""
@@ -182,7 +183,7 @@ class Level:
 
     def servers(self) -> list[dict[str, Any]]:
         """What its parameter servers tell of themselves."""
-        return self.transport.servers.facts() if isinstance(self.transport, StarTransport) else []
+        return self.transport.servers.stats() if isinstance(self.transport, StarTransport) else []
 
     def after_step(self) -> None:
         """To be called after every attempt of the optimizer."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tacit.contracts import PayloadSpec, Posted, PushPull
+from tacit.parameter_server.transport import ServerGroup
 from tacit.session.buckets import group_names
-from tacit.transports.servers import Servers
 
 
 def homes_of(names: Sequence[str], servers: int) -> dict[str, int]:
@@ -35,7 +35,12 @@ class Beside:
     """
 
     def __init__(
-        self, module: nn.Module, names: Sequence[str], servers: Servers, homes: Mapping[str, int], cap: int
+        self,
+        module: nn.Module,
+        names: Sequence[str],
+        servers: ServerGroup,
+        homes: Mapping[str, int],
+        cap: int,
     ) -> None:
         self._module, self._servers = module, servers
         buffers = self._buffers()

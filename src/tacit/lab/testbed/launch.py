@@ -88,7 +88,7 @@ def server_arguments(cluster: Cluster, number: int, point: tuple[str, int], serv
     if serving.checkpoint is not None:
         options |= {"--checkpoint": serving.checkpoint / serving.name(number), "--every": serving.every}
     words = [str(word) for pair in options.items() for word in pair]
-    return [sys.executable, "-u", "-m", "tacit.server", *words]
+    return [sys.executable, "-u", "-m", "tacit.parameter_server", *words]
 
 
 def arguments(

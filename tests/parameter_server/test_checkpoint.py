@@ -1,0 +1,158 @@
+"""What a server reads of its own checkpoint before it lets a worker in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from services import BACK, N, World, one
+from shared_secret import SECRET
+
+from tacit.compressors import ErrorFeedback, Sign, TopK
+from tacit.errors import ConfigError
+from tacit.parameter_server.allowed_types import ALLOWED_TYPES
+from tacit.parameter_server.averaging_service import AveragingService
+from tacit.parameter_server.checkpoint import CheckpointFile, ServerSnapshot
+from tacit.parameter_server.messages import RunSpec
+from tacit.parameter_server.optimizers import ServerAdam, optimizer_from
+from tacit.parameter_server.parameter_service import ParameterService
+from tacit.parameter_server.process import ServerProcess
+from tacit.topologies import Asynchronous, Star
+
+WORKERS = 2
+RUN = RunSpec(Star(), (), (("a", (N,), "float32", None),))
+
+
+def shard(averages: bool, begun: bool = True) -> Mapping[str, Any]:
+    """What a service has saved after a round, or before it had parameters."""
+    star = Star(Asynchronous(), optimizer="server")
+    service = (
+        AveragingService(WORKERS, "a/0")
+        if averages
+        else ParameterService(WORKERS, star, BACK, ServerAdam(), "a/0")
+    )
+    world = World(service, WORKERS)
+    for i in range(WORKERS if begun else 0):
+        world.enter(i)
+    for i in range(WORKERS if begun else 0):
+        world.push(i, one(i))
+    return service.save(world.state)
+
+
+def kept(path: Path, shards: object, workers: int = WORKERS) -> CheckpointFile:
+    """A file with these, and who reads it."""
+    CheckpointFile(path, 30.0, workers, ALLOWED_TYPES).save(lambda: ServerSnapshot(RUN, shards), last=True)  # type: ignore[arg-type]
+    return CheckpointFile(path, 30.0, WORKERS, ALLOWED_TYPES)
+
+
+def test_what_was_saved_is_read(tmp_path: Path) -> None:
+    shards = {"a/0": shard(averages=True), "a/1": shard(averages=False)}
+    shards |= {"a/2": shard(averages=True, begun=False), "a/3": shard(averages=False, begun=False)}
+    found = kept(tmp_path / "server.pt", shards).load()
+    assert found is not None
+    assert found.run == RUN
+    assert found.buckets.keys() == shards.keys()
+    assert found.buckets["a/0"]["number"] == 1
+    assert torch.equal(found.buckets["a/1"]["x"], shards["a/1"]["x"])
+
+
+def test_a_server_that_begins_sweeps_what_a_killed_one_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = {"a/0": shard(averages=True)}
+    kept(tmp_path / "server0.pt", shards)
+    monkeypatch.setattr(Path, "replace", lambda *_: None)  # as if it were killed before
+    for path in (tmp_path / "server0.pt", tmp_path / "server1.pt"):
+        CheckpointFile(path, 30.0, WORKERS, ALLOWED_TYPES).save(
+            lambda: ServerSnapshot(RUN, shards), last=True
+        )
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 3
+    for number in range(2):
+        ServerProcess(WORKERS, 0, secret=SECRET, checkpoint=tmp_path / f"server{number}.pt")._listener.close()
+        assert len(list(tmp_path.iterdir())) == 2 - number
+    assert [*tmp_path.iterdir()] == [tmp_path / "server0.pt"]
+
+
+DATA = Path(__file__).parent / "data"
+
+
+def test_a_checkpoint_of_version_3_goes_on_with_the_parameters_and_the_optimizer() -> None:
+    found = CheckpointFile(DATA / "version3-parameters.pt", 30.0, WORKERS, ALLOWED_TYPES).load()
+    assert found is not None
+    star = Star(Asynchronous(), TopK(ratio=0.5), "server")
+    assert found.run.star == star
+    assert found.run.model == (("a", (N,), "float32", 0),)
+    optimizer = optimizer_from(found.run.optimizers[0])
+    assert optimizer == ServerAdam()
+    service = ParameterService(WORKERS, star, BACK, optimizer, "a/0")
+    state = service.load(found.buckets["a/0"])
+    expected = torch.ones(N)
+    expected[:2] = torch.tensor([0.7512, 0.8681])
+    torch.testing.assert_close(state.x, expected, rtol=0, atol=1e-4)
+    assert (state.version, state.optimizer["steps"], state.stale) == (3, 3, {0: 1, 1: 2})
+    assert [record.clock for record in state.records] == [2, 1]
+
+
+def test_a_checkpoint_of_version_3_goes_on_with_what_is_owed() -> None:
+    found = CheckpointFile(DATA / "version3-averages.pt", 30.0, WORKERS, ALLOWED_TYPES).load()
+    assert found is not None
+    assert found.run.star == Star(pull=ErrorFeedback(Sign()))
+    state = AveragingService(WORKERS, "a/0").load(found.buckets["a/0"])
+    new_residual = torch.tensor([-0.05, 0.85, -1.15, -0.25, 0.65, 1.55])
+    torch.testing.assert_close(state.new_residual[0][0], new_residual)
+    assert {record.clock for record in state.records} == {1}
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
+    saved = torch.load(DATA / "version3-parameters.pt", weights_only=True)
+    torch.save({**saved, "version": 2}, tmp_path / "server.pt")
+    reader = CheckpointFile(tmp_path / "server.pt", 30.0, WORKERS, ALLOWED_TYPES)
+    with pytest.raises(ConfigError, match="it is of version 2, and this tacit reads 3 and 4"):
+        reader.load()
+
+
+LACKING = "what it has of 'a/0' is no state of a server"
+OTHERS = "what it has of 'a/0' is not of 2 workers"
+
+
+@pytest.mark.parametrize(
+    ("averages", "changes", "why"),
+    [
+        (False, {"clocks": None}, LACKING),
+        (False, {"version": None}, LACKING),
+        (False, {"optimizer": [1]}, LACKING),
+        (False, {"clocks": [1, 1, 1]}, OTHERS),
+        (False, {"clocks": [1]}, OTHERS),
+        (False, {"clocks": [1, "1"]}, OTHERS),
+        (False, {"x": [1.0] * N}, "the parameters of 'a/0' are no tensor"),
+        (True, {"number": None}, LACKING),
+        (True, {"number": "1"}, LACKING),
+        (True, {"residuals": None}, LACKING),
+    ],
+)
+def test_a_bucket_that_is_not_whole_is_named(
+    tmp_path: Path, averages: bool, changes: dict[str, Any], why: str
+) -> None:
+    whole = {**shard(averages), **changes}
+    whole = {name: value for name, value in whole.items() if value is not None}
+    refused(tmp_path, {"b/0": shard(averages), "a/0": whole}, why)
+
+
+@pytest.mark.parametrize("other", [None, 1, "text", [], torch.zeros(3)], ids=str)
+def test_a_bucket_that_is_no_mapping_is_named(tmp_path: Path, other: object) -> None:
+    refused(tmp_path, {"a/0": other}, LACKING)
+
+
+@pytest.mark.parametrize("shards", [None, [], {1: {}}], ids=str)
+def test_what_has_no_buckets_is_refused(tmp_path: Path, shards: object) -> None:
+    refused(tmp_path, shards, "")
+
+
+def refused(tmp_path: Path, shards: object, why: str) -> None:
+    reader = kept(tmp_path / "server.pt", shards)
+    with pytest.raises(ConfigError, match=rf"server\.pt is no checkpoint of a server .*{why}.* move it away"):
+        reader.load()

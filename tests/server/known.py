@@ -1,5 +1,0 @@
-"""The secret of the tests' servers and workers."""
-
-from tacit.transports.secret import Secret
-
-SECRET = Secret(b"a secret of the tests alone")
