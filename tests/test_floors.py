@@ -33,6 +33,7 @@ BENEATH = {
     "timelines": {"json_lines"},
     "compressors": {"exchange"},
     "topologies": {"exchange"},
+    "transports": {"exchange"},
     "prediction": {"compressors", "exchange"},
 }
 FLOOR = {name: i for i, names in enumerate(FLOORS) for name in names}

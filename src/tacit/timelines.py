@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar, get_type_hints
 
 from tacit.errors import ConfigError
-from tacit.lab.records import Line, is_of, read_lines
+from tacit.json_lines import Line, is_of, read_lines
 
 __all__ = ["Change", "Exchange", "Span", "Step", "Timeline", "aligned", "now", "read", "since_1970"]
 

@@ -350,9 +350,9 @@ def test_counters_are_each_ranks_own_until_all_agree_on_the_first_ones() -> None
         assert [int(count) for count in held(crew, "count")] == [5, 5, 5]
         assert [flags.tolist() for flags in held(crew, "flags")] == [[True, False, False]] * 3
         assert [turns.tolist() for turns in held(crew, "turns")] == [[0, 1 + 2j]] * 3
-        before = list(crew.members[0].session._ground.transport._turns.values())  # type: ignore[attr-defined]
+        before = list(crew.members[0].session._context.transport._turns.values())  # type: ignore[attr-defined]
         crew.sync()
-        assert before == list(crew.members[0].session._ground.transport._turns.values())  # type: ignore[attr-defined]
+        assert before == list(crew.members[0].session._context.transport._turns.values())  # type: ignore[attr-defined]
         crew.close()
 
 

@@ -114,12 +114,12 @@ def test_nothing_moves_where_nobody_does(dtype: torch.dtype) -> None:
     unit = torch.finfo(dtype).eps
     run(crew, 1, lambda rank, step, p: p.add_(unit) if rank == 0 else p)
     (first, *_), parameters = crew.replicas, [replica.flat.clone() for replica in crew.replicas]
-    common = [each.clone() for each in first.progress._then]
+    common = [each.clone() for each in first.progress._anchor]
     run(crew, 20, lambda rank, step, p: p)
-    assert all(torch.equal(a, b) for a, b in zip(common, first.progress._then, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(common, first.progress._anchor, strict=True))
     assert all(torch.equal(a, replica.flat) for a, replica in zip(parameters, crew.replicas, strict=True))
     crew.sync()
-    assert all(torch.equal(a, b) for a, b in zip(common, first.progress._then, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(common, first.progress._anchor, strict=True))
     crew.close()
 
 
@@ -156,7 +156,7 @@ def test_a_checkpoint_holds_what_rounding_took_away(way: str, dtype: torch.dtype
     for crew in (saving, resumed):
         for mine, theirs in zip(crew.replicas, straight.replicas, strict=True):
             assert torch.equal(mine.flat, theirs.flat)
-            then = zip(mine.progress._then, theirs.progress._then, strict=True)
+            then = zip(mine.progress._anchor, theirs.progress._anchor, strict=True)
             assert all(torch.equal(a, b) for a, b in then)
     for crew in (straight, saving, resumed):
         crew.sync()

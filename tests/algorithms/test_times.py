@@ -65,7 +65,7 @@ def test_asking_for_facts_is_waiting_for_the_round_that_is_under_way() -> None:
     crew = Crew("adacomm:sync_every=2")
 
     def waits(replica: Replica) -> bool:
-        return any(flight.watch.waits(time.perf_counter()) for flight in [*replica.session._pending.values()])
+        return any(flight.timer.waits(time.perf_counter()) for flight in [*replica.session._pending.values()])
 
     def late(rank: int, replica: Replica) -> None:
         for _ in range(2):

@@ -242,7 +242,7 @@ def test_what_is_too_large_is_told_part_by_part() -> None:
     assert "'qsgd'" in memory.too_large(parse("dgc"), named, None, HOST)
     assert ": little, and buffers" in memory.too_large(parse("dense"), named, None, None)
     levels = memory.too_large(parse("ednncomm:sync_every=2"), named, None, None)
-    assert "anchor 8 MiB, progress 8 MiB" in levels
+    assert "anchor 8 MiB, delta 8 MiB" in levels
 
 
 # ---- at attach ----------------------------------------------------------------------------------------

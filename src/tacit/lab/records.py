@@ -9,31 +9,25 @@ nodes transmitted; they are None where there is no interface between nodes to re
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import platform
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import NoneType, TracebackType, UnionType
+from types import TracebackType
 from typing import (
     Any,
     ClassVar,
     Literal,
-    NoReturn,
     Self,
     TypeAlias,
-    TypeVar,
-    get_origin,
-    get_type_hints,
 )
 
 from tacit.errors import ConfigError, unknown
 from tacit.files import Log
+from tacit.json_lines import VERSION, L, Line, build, is_of, parse_object, read_lines
 
 __all__ = [
     "COMPUTE_ONLY",
@@ -54,20 +48,6 @@ __all__ = [
 
 COMPUTE_ONLY = "compute-only"
 """In place of an algorithm: the ranks train beside each other and never talk; nothing can be faster."""
-
-VERSION = 1
-"""The schema's version; it grows when a reader of the old one would misread the new one."""
-
-T = TypeVar("T", bound="Line | Environment")
-L = TypeVar("L", bound="Line")
-
-_LEAST = {
-    **dict.fromkeys(("epochs", "batch_per_rank", "world_size", "cores"), 1),
-    **dict.fromkeys(("seed", "parameters", "epoch", "step", "steps", "rank"), 0),
-    **dict.fromkeys(("seconds", "seconds_to_target", "bytes_between_nodes", "mb_between_nodes"), 0),
-}
-"""What a number of this name is at least, whatever the record."""
-_SHARES = ("accuracy", "target")
 
 Status: TypeAlias = Literal["ok", "failed", "interrupted"]
 
@@ -99,35 +79,6 @@ class Environment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """What all records share: the way to JSON and back."""
-
-    kind: ClassVar[str]
-    algorithm: str
-    version: int = VERSION
-
-    def to_json(self) -> str:
-        """This record as one line of JSON without its end; numbers that are not finite become null."""
-        return json.dumps({"kind": self.kind, **_finite(asdict(self))}, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, line: str) -> Self:
-        """Read a record back.
-
-        Raises:
-            ConfigError: The line is broken, of another kind, or written by a newer version, or a field is not
-                of its type.
-        """
-        return cls._from_mapping(_mapping(line))
-
-    @classmethod
-    def _from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        if values["kind"] != cls.kind:
-            raise ConfigError(f"this is a record of kind {values['kind']!r}, not {cls.kind!r}")
-        return _build(cls, {name: value for name, value in values.items() if name != "kind"})
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunRecord(Line):
     """The head of a run: everything that decides its numbers."""
 
@@ -152,7 +103,7 @@ class RunRecord(Line):
         inner = values.get("environment")
         if not isinstance(inner, Mapping):
             raise ConfigError("this record of kind 'run' says nothing about its environment")
-        return super()._from_mapping({**values, "environment": _build(Environment, inner)})
+        return super()._from_mapping({**values, "environment": build(Environment, inner)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +228,7 @@ def parse_also(line: str, more: type[L]) -> Record | L:
 
 
 def _parsed(line: str, kinds: Mapping[str, type[L]]) -> L:
-    values = _mapping(line)
+    values = parse_object(line)
     kind = kinds.get(values["kind"])
     if kind is None:
         raise unknown("kind of record", values["kind"], kinds)
@@ -291,110 +242,6 @@ def read(path: Path) -> Iterator[Record]:
         ConfigError: The file cannot be read, or a line of it; the message names file and line.
     """
     return read_lines(path, parse)
-
-
-def read_lines(path: Path, parse: Callable[[str], L]) -> Iterator[L]:
-    """Read a file line by line.
-
-    Raises:
-        ConfigError: The file cannot be read, or a line of it; the message names file and line.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            yield parse(line)
-        except ConfigError as error:
-            raise ConfigError(f"{path}, line {number}: {error}") from error
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number in JSON: write null")
-
-
-def _mapping(line: str) -> dict[str, Any]:
-    try:
-        values = json.loads(line, parse_constant=_refuse)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"not a record: {error.msg} at character {error.pos} of {line[:60]!r}") from error
-    except ValueError as error:
-        raise ConfigError(f"not a record: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"not a record, brackets within brackets without end: {line[:60]!r}") from error
-    if not (
-        isinstance(values, dict)
-        and isinstance(values.get("kind"), str)
-        and isinstance(values.get("version"), int)
-    ):
-        raise ConfigError(f"not a record, it has no kind and version: {line[:60]!r}")
-    if values["version"] > VERSION:
-        raise ConfigError(
-            f"this record has version {values['version']}, and this tacit reads up to {VERSION}: update tacit"
-        )
-    return values
-
-
-def _build(cls: type[T], values: Mapping[str, Any]) -> T:
-    names = [f.name for f in fields(cls)]
-    for name in values:
-        if name not in names:
-            raise unknown(f"field of {cls.__name__}", name, names)
-    kinds = get_type_hints(cls)
-    for name, value in values.items():
-        if not is_of(value, kinds[name]):
-            raise ConfigError(f"{name} is {value!r:.60} in this {cls.__name__}: write {_words(kinds[name])}")
-        if isinstance(value, int | float) and value < _LEAST.get(name, -math.inf):
-            raise ConfigError(f"{name} is {value!r:.60} in this {cls.__name__}: write {_LEAST[name]} or more")
-        if isinstance(value, int | float) and name in _SHARES and not 0 <= value <= 1:
-            raise ConfigError(f"{name} is {value!r:.60} in this {cls.__name__}: write a number from 0 to 1")
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise ConfigError(f"this record lacks a field: {error}") from error
-
-
-def is_of(value: Any, kind: Any) -> bool:
-    """Whether a value read from JSON is of the type that a field declares; an int will do for a float."""
-    if isinstance(kind, UnionType):
-        return any(is_of(value, each) for each in kind.__args__)
-    if get_origin(kind) is Literal:
-        return value in kind.__args__
-    if kind in (int, float):
-        number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-        return number and abs(value) <= sys.float_info.max
-    return isinstance(value, get_origin(kind) or kind)
-
-
-def _words(kind: Any) -> str:
-    """A field's type in words."""
-    if isinstance(kind, UnionType):
-        return " or ".join(_words(each) for each in kind.__args__)
-    if get_origin(kind) is Literal:
-        return " or ".join(map(repr, kind.__args__))
-    return _WORDS[get_origin(kind) or kind]
-
-
-_WORDS = {
-    int: "a whole number",
-    float: "a finite number",
-    bool: "true or false",
-    str: "a text",
-    dict: "an object",
-    NoneType: "null",
-    Environment: "an object",
-}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def _installed(package: str) -> str:
