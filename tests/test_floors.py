@@ -22,7 +22,7 @@ FLOORS = [
     {"strategy"},
     {"algorithms", "session"},
     {"parameter_server"},
-    {"hooks"},
+    {"hooks", "testing"},
     {"lab"},
     {"cli"},
 ]

@@ -216,7 +216,7 @@ def test_between_nodes_it_is_the_nodes_means_that_stand(by: Literal["slices", "l
         first, second, third = (record.bytes_out for record in session.stats.records)
         assert second <= third <= first
         assert first + second + third == group.net.sent[rank]
-    assert any(s.stats.records[1].bytes_out < s.tally.records[0].bytes_out for s in group.each)
+    assert any(s.stats.records[1].bytes_out < s.stats.records[0].bytes_out for s in group.each)
 
 
 @pytest.mark.parametrize("text", ["lag:xi=-0.1", "lag:xi=nan", "lag:xi=inf", "lag:window=0"])

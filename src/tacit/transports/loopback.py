@@ -207,6 +207,11 @@ class Answer:
         for call in calls:
             call()
 
+    @property
+    def done(self) -> bool:
+        """Whether it has been given."""
+        return bool(self._given)
+
     def on_done(self, call: Callable[[], None]) -> None:
         """See `contracts.Posted`."""
         with self._lock:

@@ -1,0 +1,184 @@
+"""The checks for classes from outside find what is wrong, and say where."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from tacit.compressors import Dense, ErrorFeedback, MomentumCorrection, PowerSGD, Sign, TopK
+from tacit.contracts import (
+    Application,
+    Context,
+    Decoded,
+    Exact,
+    Exchange,
+    Merge,
+    OneShot,
+    Payload,
+    State,
+    Transmitted,
+)
+from tacit.errors import ConfigError
+from tacit.merges import Average, OuterStep, StaleMean
+from tacit.strategy import Strategy
+from tacit.testing import check_compressor, check_merge, check_topology
+from tacit.topologies import Auto, Flat, Hierarchical, Star, TwoPhase
+
+FEW: dict[str, Any] = {"worlds": (1, 3), "dtypes": (torch.float32,)}
+
+
+@dataclass(frozen=True)
+class Half(OneShot):
+    """Half precision, as somebody may write it; right as it is."""
+
+    additive: ClassVar[bool] = False
+    sliceable: ClassVar[bool] = True
+
+    def exempts(self, shape: torch.Size) -> bool:
+        return False
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        return (x.to(torch.float16),)
+
+    def decode_(self, payload: Payload, out: Tensor) -> None:
+        out.copy_(payload[0])
+
+    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
+        out.add_(payload[0].to(out.dtype), alpha=weight)
+
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
+        return Decoded(self, payload)
+
+
+@dataclass(frozen=True)
+class Whole(Half):
+    """As above, of tensors of this many entries only: a codec that sees the shape of what it is given."""
+
+    sliceable: ClassVar[bool] = False
+    numel: int = 24 * 18 + 24 + 8 * 6 * 3 * 3 + 7 * 24
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        return (x.view(self.numel, 1).flatten().to(torch.float16),)
+
+
+@dataclass(frozen=True)
+class ByRank(Half):
+    """Decodes otherwise on the first rank."""
+
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        outcome = yield from super().exchange(x, state, ctx)
+        ctx.out.add_(ctx.rank == 0)
+        return outcome
+
+
+@dataclass(frozen=True)
+class Spoils(Half):
+    """Changes what it is given."""
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        return (x.mul_(0.5).to(torch.float16),)
+
+
+@dataclass(frozen=True)
+class Forgets(Half):
+    """Says that all of it arrived, and sends a half."""
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        return ((x * 0.5).to(torch.float16),)
+
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
+        return Exact(x)
+
+
+@dataclass(frozen=True)
+class Blind(Half):
+    """Makes zeros of NaN, and says that it shows them."""
+
+    hides_nonfinite: ClassVar[bool] = False
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        return (x.nan_to_num(0.0).to(torch.float16),)
+
+
+def test_what_is_right_passes_everywhere() -> None:
+    checked = check_compressor(ErrorFeedback(Half()))
+    assert len(checked.accepted) == 5
+    assert not checked.refused
+    assert len(check_topology(TwoPhase(), compressors=[Half(), Dense()], **FEW).accepted) == 2
+
+
+@pytest.mark.parametrize(
+    ("compressor", "found"),
+    [
+        (ByRank(), "ranks have got different means"),
+        (Spoils(), "has changed"),
+        (ErrorFeedback(Forgets()), "is neither arrived nor in a residual"),
+        (Blind(), "was not seen: hides_nonfinite must be True"),
+    ],
+    ids=["by rank", "spoils", "forgets", "blind"],
+)
+def test_what_is_wrong_is_found_and_named(compressor: Any, found: str) -> None:
+    with pytest.raises(AssertionError, match=found):
+        check_compressor(compressor, topologies=[Flat()], **FEW)
+
+
+def test_a_codec_that_is_not_sliceable_is_refused_where_it_would_be_sliced() -> None:
+    checked = check_compressor(ErrorFeedback(Whole()), topologies=[Flat(), TwoPhase(), Auto(), Star()], **FEW)
+    assert len(checked.accepted) == 3
+    (why,) = checked.refused.values()
+    assert "is not sliceable" in why
+    with pytest.raises(ConfigError, match=r"write topology=Flat\(\); or.* write sliceable = True in Whole"):
+        Strategy(compressor=Whole(), topology=TwoPhase())
+
+
+def test_a_codec_that_is_not_sliceable_gets_whole_parameters_in_a_hierarchy() -> None:
+    @dataclass(frozen=True)
+    class Rows(Half):
+        sliceable: ClassVar[bool] = False
+
+        def encode(self, x: Tensor, ctx: Context) -> Payload:
+            assert x.numel() in {0, 432, 456, 600, 888, 1056} or x.is_meta, f"a piece of {x.numel()} entries"
+            return super().encode(x, ctx)
+
+    shapes = {"weight": (24, 18), "bias": (24,), "deep": (8, 6, 3, 3), "last": (7, 24)}
+    checked = check_compressor(
+        Rows(), topologies=[Hierarchical(far=Flat(axis="net"))], worlds=(2, 4), shapes=shapes
+    )
+    assert len(checked.accepted) == 1
+
+
+@dataclass(frozen=True)
+class Leaks(Merge):
+    """Lets a rank's own parameters flow into the anchor."""
+
+    def apply_(
+        self,
+        params: Tensor,
+        anchor: Tensor,
+        mean: Tensor,
+        local_delta: Tensor | None,
+        state: State,
+        at: Application,
+    ) -> None:
+        anchor.copy_(params)
+
+
+def test_merges() -> None:
+    for merge in (Average(), OuterStep(), OuterStep(local=0.5), StaleMean()):
+        check_merge(merge)
+    with pytest.raises(AssertionError, match="the anchors of ranks differ"):
+        check_merge(Leaks())
+
+
+def test_topologies() -> None:
+    compressors = [
+        Dense(),
+        ErrorFeedback(TopK(ratio=0.1)),
+        ErrorFeedback(Sign()),
+        ErrorFeedback(PowerSGD(rank=1)),
+    ]
+    compressors.append(MomentumCorrection(TopK(ratio=0.1)))
+    for topology in (Flat(), TwoPhase(), Hierarchical()):
+        assert len(check_topology(topology, compressors=compressors, **FEW).accepted) == len(compressors)
