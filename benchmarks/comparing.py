@@ -54,12 +54,13 @@ def watched(
 
 
 def _words(group: Run, algorithms: Sequence[str], out: Path) -> list[str]:
-    from tacit.cli.request import takes_servers
+    from tacit import algorithms as named
+    from tacit.parameter_server.placement import uses_servers
 
     words = ["compare", *group.recipe, "--algorithms", ",".join(algorithms), "--cluster", group.cluster]
     words += ["--seed", str(group.seed), "--out", str(out), "--json"]
     # A grid that is resumed may have left only what has no use for servers, and then they are refused.
-    served = group.servers and any(takes_servers(each) for each in algorithms)
+    served = group.servers and any(uses_servers(named.parse(each)) for each in algorithms)
     words += ["--servers", str(group.servers)] if served else []
     words += ["--epochs", str(group.epochs)] if group.epochs else []
     return [sys.executable, "-m", "tacit.cli", *words]

@@ -59,6 +59,7 @@ def owing_arms() -> None:
 def rank_main(about: Mapping[str, Any]) -> None:
     """Train with each arm; rank 0 tells how each ended."""
     from arms import ranks
+    from tacit.algorithms import parse
     from tacit.lab import recipes
     from tacit.lab.recipes import Choices
     from tacit.lab.recipes.training import Task, train
@@ -85,7 +86,7 @@ def rank_main(about: Mapping[str, Any]) -> None:
         for arm in about["arms"]:
             ends: list[Any] = []
             task = Task(
-                algorithm=arm,
+                strategy=parse(arm),
                 epochs=about["epochs"],
                 seed=about["seed"],
                 target=0.99,

@@ -116,10 +116,11 @@ def rank_main(experiment: str, rounds: int, slow: float) -> None:
     import torch.distributed as dist
 
     from arms import ranks
-    from tacit.parameter_server.placement import VARIABLE, addresses
+    from tacit.environment import SERVERS
+    from tacit.parameter_server.placement import addresses
 
     with ranks() as rank:
-        me, where = (rank, dist.get_world_size()), addresses(os.environ[VARIABLE])
+        me, where = (rank, dist.get_world_size()), addresses(os.environ[SERVERS])
         found: Any
         found, connections = (
             _rate(me, where, rounds) if experiment == "rate" else _slow(me, where, rounds, slow)

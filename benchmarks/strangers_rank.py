@@ -23,7 +23,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tacit
-from tacit.parameter_server import client, encoding, placement, transport
+from tacit.environment import WORKER
+from tacit.parameter_server import client, encoding, transport
 from tacit.parameter_server.messages import RunSpec
 
 PAUSE = 0.01
@@ -35,7 +36,7 @@ SECONDS = 20.0
 def main(folder: Path, steps: int | None) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=SECONDS))
-    worker = int(os.environ.get(placement.WORKER, dist.get_rank()))
+    worker = int(os.environ.get(WORKER, dist.get_rank()))
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 5))
     model = DistributedDataParallel(network, gradient_as_bucket_view=True)

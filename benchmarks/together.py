@@ -47,6 +47,7 @@ def together(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
 def rank_main(about: Mapping[str, Any]) -> None:
     """Train with each algorithm; rank 0 records."""
     from arms import ranks
+    from tacit.algorithms import parse
     from tacit.lab import recipes
     from tacit.lab.recipes.training import Task, train
     from tacit.lab.records import Writer
@@ -57,7 +58,7 @@ def rank_main(about: Mapping[str, Any]) -> None:
         record = stack.enter_context(Writer(Path(about["out"]))).write if rank == 0 else ignored
         for algorithm in about["algorithms"]:
             task = Task(
-                algorithm=algorithm,
+                strategy=None if algorithm == COMPUTE_ONLY else parse(algorithm),
                 epochs=about["epochs"] or recipe.epochs,
                 seed=about["seed"],
                 target=recipe.target,

@@ -21,7 +21,7 @@ from tacit.errors import ConfigError
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_SAID", set())
-    monkeypatch.delenv(files.NOTES, raising=False)
+    monkeypatch.delenv("TACIT_NOTES", raising=False)
 
 
 def device(path: Path) -> Path:
@@ -247,7 +247,7 @@ def test_only_failures_to_write_are_spared() -> None:
 def test_under_the_command_a_note_is_a_marked_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(files.NOTES, "\x1emark ")
+    monkeypatch.setenv("TACIT_NOTES", "\x1emark ")
     files.say("ü" * 5000)
     err = capsys.readouterr().err
     assert err.startswith("\x1emark ")

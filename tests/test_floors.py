@@ -7,7 +7,7 @@ import pytest
 
 SRC = Path(__file__).resolve().parent.parent / "src" / "tacit"
 FLOORS = [
-    {"errors", "contracts", "checks", "files", "json_lines", "kernels", "ranges", "timelines"},
+    {"errors", "environment", "contracts", "checks", "files", "json_lines", "kernels", "ranges", "timelines"},
     {
         "rounds",
         "compressors",

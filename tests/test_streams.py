@@ -51,7 +51,7 @@ PROGRESS = [
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    monkeypatch.setenv(dispatch.VARIABLE, "reference")
+    monkeypatch.setenv("TACIT_KERNELS", "reference")
     dispatch.find_backend.cache_clear()
     with simulated(monkeypatch) as found:
         yield found

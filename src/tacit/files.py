@@ -18,12 +18,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tacit.environment import NOTES
 from tacit.errors import ConfigError
 
-__all__ = ["NOTES", "Log", "folder", "output", "put", "say", "spared", "sweep"]
-
-NOTES = "TACIT_NOTES"
-"""An environment variable: what a line on stderr begins with that is a note for the command, in JSON."""
+__all__ = ["Log", "folder", "output", "put", "say", "spared", "sweep"]
 
 _KINDS = {
     stat.S_ISDIR: "a folder",

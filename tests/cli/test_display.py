@@ -3,7 +3,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from tacit.cli import display
+from tacit.cli.compare import display
 from tacit.lab.recipes.progress import Progress
 
 FIRST = Progress(algorithm="topk", epoch=0, step=1, steps=20, seconds=0.1, loss=2.3, accuracy=None, mb=None)
@@ -11,7 +11,7 @@ ENDED = replace(FIRST, epoch=1, step=10, seconds=3.0, loss=0.25, accuracy=0.9, m
 
 
 def shown(console: Console, *messages: Progress) -> str:
-    with display.display(console, ["ddp", "topk"]) as screen:
+    with display.open_display(console, ["ddp", "topk"]) as screen:
         screen.started("topk")
         for message in messages:
             screen.advanced(message)

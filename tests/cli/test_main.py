@@ -15,7 +15,7 @@ import typer
 from image_files import as_archive, pictures
 
 from tacit import cli
-from tacit.cli import request
+from tacit.cli.compare import options
 from tacit.lab import records
 from tacit.lab.recipes import Choices
 from tacit.lab.recipes.data.download import REMOTES, Remote
@@ -72,7 +72,7 @@ def test_bad_input_is_one_line_and_nothing_is_built(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tacit.cli.contest.hold", None)  # calling it would be another error
+    monkeypatch.setattr("tacit.cli.compare.runner.train_all", None)  # calling it would be another error
     monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "out"
     error = refused(capsys, monkeypatch, *words, "--out", str(out))
@@ -196,7 +196,7 @@ def test_a_cpu_without_bfloat16_is_told_of(
 ) -> None:
     monkeypatch.setattr("tacit.lab.recipes.models.precision.is_native", lambda: native)
     said: list[str] = []
-    request.check(
+    options.check(
         recipe="cifar10",
         cluster="local:2",
         algorithms="ddp",

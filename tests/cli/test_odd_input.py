@@ -32,10 +32,10 @@ def _launch(*_: object, **__: object) -> None:
 
 
 STARTS = (
-    "tacit.cli.contest.hold",
-    "tacit.cli.run._carry_out",
-    "tacit.cli.predicting.recorded",
-    "tacit.cli.predicting.judge",
+    "tacit.cli.compare.runner.train_all",
+    "tacit.cli.run.command._run",
+    "tacit.cli.predictor.runner.recorded",
+    "tacit.cli.predictor.runner.judge",
     "tacit.lab.predictor_training.mp2.train",
     "tacit.lab.predictor_training.wnn.train",
 )

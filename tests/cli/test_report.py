@@ -10,15 +10,16 @@ from samples import DDP, HEAD
 from timed import run
 
 from tacit import cli
-from tacit.cli import compare, report, request
-from tacit.cli.book import Book
+from tacit.cli import report
+from tacit.cli.compare import options
+from tacit.cli.compare.recorder import ComparisonRecorder
 from tacit.lab import records
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "run").mkdir()
-    with records.Writer(tmp_path / "run" / request.RECORDS) as writer:
+    with records.Writer(tmp_path / "run" / options.RECORDS) as writer:
         writer.write(HEAD)
         writer.write(DDP)
     return tmp_path / "run"
@@ -87,26 +88,26 @@ def test_a_field_of_another_type_is_named_with_its_file_and_line(
 def test_a_name_that_is_no_text_does_not_spoil_the_page(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with records.Writer(folder / request.RECORDS) as writer:
+    with records.Writer(folder / options.RECORDS) as writer:
         writer.write(replace(DDP, status="failed", error="cannot read a\udcff.py"))
     assert called(monkeypatch, str(folder)) == 0
     assert "cannot read a?.py" in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_commands_agree_on_the_names_of_files() -> None:
-    assert (report.RECORDS, report.TIMELINE) == (request.RECORDS, request.TIMELINE)
+    assert (report.RECORDS, report.TIMELINE) == (options.RECORDS, options.TIMELINE)
 
 
 def run_compare(monkeypatch: pytest.MonkeyPatch, folder: Path, error: BaseException | None) -> int:
     """The exit code of a comparison that writes a run down and ends so, without training anything."""
 
-    def hold(asked: request.Request, shown: object, book: Book) -> None:
-        book.keep(HEAD)
-        book.keep(DDP if error is None else replace(DDP, status="interrupted", error=str(error)))
+    def train_all(asked: options.CompareOptions, shown: object, recorder: ComparisonRecorder) -> None:
+        recorder.add(HEAD)
+        recorder.add(DDP if error is None else replace(DDP, status="interrupted", error=str(error)))
         if error is not None:
             raise error
 
-    monkeypatch.setattr("tacit.cli.contest.hold", hold)
+    monkeypatch.setattr("tacit.cli.compare.runner.train_all", train_all)
     monkeypatch.setattr(sys, "argv", ["tacit", "compare", "--out", str(folder)])
     with pytest.raises(SystemExit) as exit_:
         cli.main()
@@ -134,7 +135,7 @@ def test_an_interrupted_comparison_leaves_a_page_too(
 def test_a_page_that_cannot_be_built_does_not_spoil_the_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / compare.report.PAGE).mkdir()
+    (tmp_path / report.PAGE).mkdir()
     assert run_compare(monkeypatch, tmp_path, None) == 0
     assert "Report: none, cannot write" in capsys.readouterr().out
 
@@ -145,7 +146,7 @@ def test_a_page_that_cannot_be_built_does_not_spoil_the_comparison(
 @pytest.fixture
 def timed_folder(folder: Path) -> Path:
     """What `tacit compare` leaves where the ranks told what they did when."""
-    with records.Writer(folder / request.TIMELINE) as writer:
+    with records.Writer(folder / options.TIMELINE) as writer:
         for timeline in (*run("ddp"), *run("a/b:c=1")):
             writer.write(timeline)
     return folder
@@ -178,7 +179,7 @@ def test_traces_go_where_the_page_goes(
 def test_a_timeline_that_was_cut_short_is_left_out_and_a_broken_one_is_named(
     timed_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = timed_folder / request.TIMELINE
+    file = timed_folder / options.TIMELINE
     text = file.read_text()
     file.write_text(text[:-100])
     assert called(monkeypatch, str(timed_folder)) == 0

@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from tacit import cli
-from tacit.cli import job, outcome
+from tacit.algorithms import parse
+from tacit.cli.run.options import RunOptions, check
+from tacit.cli.run.result import MEANINGS, summarize
 from tacit.errors import ConfigError
 from tacit.hooks import run_report
 from tacit.lab.cluster import Cluster
+from tacit.lab.testbed import Result
 
 TACIT = [sys.executable, "-m", "tacit.cli", "run"]
 
@@ -103,7 +106,7 @@ def test_bad_input_is_one_line_and_nothing_is_built(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "half.py").write_text("import tacit\ntrain(")
     (tmp_path / "null.py").write_bytes(b"\0")
-    monkeypatch.setattr("tacit.cli.run._carry_out", None)  # calling it would be another error
+    monkeypatch.setattr("tacit.cli.run.command._run", None)  # calling it would be another error
     monkeypatch.setattr(sys, "argv", ["tacit", "run", "--out", str(tmp_path / "out"), *words])
     with pytest.raises(SystemExit) as exit_:
         cli.main()
@@ -121,10 +124,10 @@ def test_an_algorithm_in_the_environment_is_not_silently_replaced(
     words = {"script": [__file__], "cluster": "local:2", "timeout": None}
     monkeypatch.setenv("TACIT_ALGORITHM", "bf16")
     with pytest.raises(ConfigError, match=r"TACIT_ALGORITHM=bf16 is set.* --algorithm bf16, or unset it"):
-        job.check(**words, algorithm=None, out=tmp_path / "a")
-    assert job.check(**words, algorithm="topk", out=tmp_path / "b").algorithm == "topk"
+        check(**words, algorithm=None, out=tmp_path / "a")
+    assert check(**words, algorithm="topk", out=tmp_path / "b").algorithm == "topk"
     monkeypatch.setenv("TACIT_ALGORITHM", "ddp")
-    assert job.check(**words, algorithm=None, out=tmp_path / "c").algorithm == "ddp"
+    assert check(**words, algorithm=None, out=tmp_path / "c").algorithm == "ddp"
 
 
 def test_a_folder_of_another_run_is_left_alone(
@@ -166,7 +169,7 @@ print("to stderr", file=sys.stderr)
     shares = [each["metrics"]["compute_share"] for each in sessions]
     assert ran.kept["compute_share"] == pytest.approx(sum(shares) / 2)
     assert ran.kept["mb_between_nodes"] is None
-    for name in outcome.MEANINGS:
+    for name in MEANINGS:
         assert f"  {name} " in ran.err
     assert read_curves(tmp_path / "curves" / "topk:ratio=0.1")["tacit/rounds"][-1] == (6, 6.0)
 
@@ -226,8 +229,12 @@ def test_a_script_that_reads_the_algorithm_and_attaches_nothing_is_told_too(tmp_
 def test_another_algorithm_than_asked_for_is_no_success(
     called: list[str], attached: list[str], error: str | None, tmp_path: Path
 ) -> None:
-    asked = outcome.Job(
-        script=("train.py",), cluster=Cluster.parse("local:1"), asked="topk", timeout=None, folder=tmp_path
+    asked = RunOptions(
+        script=("train.py",),
+        cluster=Cluster.parse("local:1"),
+        strategy=parse("topk"),
+        timeout=None,
+        folder=tmp_path,
     )
     numbers = {"rounds": 0, "bytes_out": 0, "compute_share": 1.0}
     sessions = [{"strategy": name, "closed": True, "metrics": numbers} for name in attached]
@@ -235,7 +242,7 @@ def test_another_algorithm_than_asked_for_is_no_success(
     (asked.footprint / "rank0.json").write_text(
         json.dumps({"rank": 0, "called": called, "sessions": sessions})
     )
-    came = outcome.judge(asked, outcome.Result(0, (), timed_out=False, seconds=1.0))
+    came = summarize(asked, Result(0, (), timed_out=False, seconds=1.0))
     assert (came.exit_code, came.status) == ((2, "failed") if error else (0, "ok"))
     assert (error or "") in (came.error or "")
     assert came.compute_share is None  # no round was counted: 1.0 would be a claim
@@ -248,11 +255,9 @@ def test_curves_that_nobody_draws_are_no_success(tmp_path: Path) -> None:
 
 
 def test_plain_ddp_needs_nothing_attached(tmp_path: Path) -> None:
-    asked = job.check(
-        script=[__file__], cluster="local:1", algorithm="ddp", timeout=None, out=tmp_path / "out"
-    )
+    asked = check(script=[__file__], cluster="local:1", algorithm="ddp", timeout=None, out=tmp_path / "out")
     (asked.footprint / "rank0.json").write_text('{"rank": 0, "called": ["from_env"], "sessions": []}')
-    came = outcome.judge(asked, outcome.Result(0, (), timed_out=False, seconds=1.0))
+    came = summarize(asked, Result(0, (), timed_out=False, seconds=1.0))
     assert (came.exit_code, came.error) == (0, None)
 
 

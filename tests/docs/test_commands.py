@@ -15,7 +15,7 @@ from typer.core import TyperGroup as Group
 from tacit.algorithms import ALGORITHMS, parse
 from tacit.algorithms.catalogue import parameters_of
 from tacit.cli import app
-from tacit.cli.texts import split_algorithms
+from tacit.cli.parsing import split_algorithms
 from tacit.lab import recipes
 from tacit.lab.cluster import Cluster
 

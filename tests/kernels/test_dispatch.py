@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
+from tacit.environment import KERNELS
 from tacit.errors import ConfigError
-from tacit.kernels.dispatch import VARIABLE, find_backend
+from tacit.kernels.dispatch import find_backend
 
 SCRIPT = Path(__file__).with_name("encode_all.py")
 
 
 def encode_all(*arguments: str, **variables: str) -> dict[str, Any]:
     """What a process says that runs the kernels."""
-    env = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    env = {name: value for name, value in os.environ.items() if name != KERNELS}
     env |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | variables
     ended = subprocess.run(
         [sys.executable, SCRIPT, *arguments], env=env, capture_output=True, text=True, timeout=250
@@ -77,7 +78,7 @@ def test_a_session_in_tritons_interpreter_writes_the_same_bits(usual: dict[str, 
 
 
 def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "fast")
+    monkeypatch.setenv(KERNELS, "fast")
     with pytest.raises(ConfigError, match=r"TACIT_KERNELS='fast'.*'reference'"):
         find_backend.__wrapped__("cpu")
 
@@ -87,7 +88,7 @@ def test_a_device_that_nothing_was_written_for() -> None:
 
 
 def test_without_triton_tensors_on_cuda_take_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(KERNELS, raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)  # so that importing it fails
     found = find_backend.__wrapped__("cuda")
     assert (found.name, found.extra) == ("torch", "cuda")

@@ -28,7 +28,7 @@ def _triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     pytest.importorskip("triton", reason="triton is not installed: pip install -e '.[cuda]'")
     monkeypatch.setattr(dispatch, "_failed", {})
     monkeypatch.setattr(dispatch, "active_backend", lambda device="cpu": "triton")
-    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.delenv("TACIT_KERNELS", raising=False)
     dispatch.find_backend.cache_clear()
     yield
     dispatch.find_backend.cache_clear()

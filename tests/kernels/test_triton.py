@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tacit.kernels.dispatch import VARIABLE
+from tacit.environment import KERNELS
 from tacit.kernels.levels import BY_NORM
 
 pytest.importorskip("triton", reason="triton is not installed: pip install -e '.[cuda]'")
@@ -25,7 +25,7 @@ FAMILIES = [
 
 def checked(family: str, file: Path = CHECKS, **variables: str) -> None:
     """Run the checks of a family in a process of its own: Triton reads its variables when it is imported."""
-    env = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "TRITON_INTERPRET")}
+    env = {name: value for name, value in os.environ.items() if name not in (KERNELS, "TRITON_INTERPRET")}
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", family, str(file)],
         env=env | {"OMP_NUM_THREADS": "1"} | variables,

@@ -9,8 +9,8 @@ import pytest
 from crowd import Crowd
 from tacit_command import tacit
 
+from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE
 from tacit.parameter_server.__main__ import main
-from tacit.parameter_server.secret import FILE_VARIABLE, VARIABLE
 
 SECRET = "a secret of these tests, and long enough"
 
@@ -44,7 +44,7 @@ def test_what_cannot_be_is_said_in_a_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in (VARIABLE, FILE_VARIABLE):
+    for name in (SERVER_SECRET, SERVER_SECRET_FILE):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)

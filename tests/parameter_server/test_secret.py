@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE
 from tacit.errors import ConfigError
-from tacit.parameter_server.secret import FILE_VARIABLE, VARIABLE, Secret, find_secret
+from tacit.parameter_server.secret import Secret, find_secret
 
 WORDS = "correct horse battery"
 
@@ -22,26 +23,26 @@ def test_it_is_the_variables_or_the_files(tmp_path: Path) -> None:
     file.chmod(0o600)
     told = Secret(WORDS.encode()).proof("x", b"y")
     for secret in (
-        find_secret(environment={VARIABLE: f" {WORDS}\n"}),
-        find_secret(environment={FILE_VARIABLE: str(file)}),
+        find_secret(environment={SERVER_SECRET: f" {WORDS}\n"}),
+        find_secret(environment={SERVER_SECRET_FILE: str(file)}),
         find_secret(file, environment={}),
-        find_secret(file, environment={VARIABLE: "another one of some length"}),
+        find_secret(file, environment={SERVER_SECRET: "another one of some length"}),
     ):
         assert secret is not None
         assert secret.proof("x", b"y") == told
     assert find_secret(environment={}) is None
-    assert find_secret(environment={VARIABLE: ""}) is None
+    assert find_secret(environment={SERVER_SECRET: ""}) is None
 
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="are both set: unset one"):
-        find_secret(environment={VARIABLE: WORDS, FILE_VARIABLE: str(tmp_path)})
+        find_secret(environment={SERVER_SECRET: WORDS, SERVER_SECRET_FILE: str(tmp_path)})
 
 
 @pytest.mark.parametrize("size", [0, 1, 15])
 def test_a_short_one_is_refused_and_why(size: int) -> None:
     with pytest.raises(ConfigError, match=f"has {size} bytes, and fewer than 16 could be guessed"):
-        find_secret(environment={VARIABLE: " " * 20 + "x" * size} if size else {VARIABLE: " " * 20})
+        find_secret(environment={SERVER_SECRET: " " * 20 + "x" * size} if size else {SERVER_SECRET: " " * 20})
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])

@@ -5,8 +5,6 @@ import image_files
 import pytest
 import torch
 
-from tacit.lab.recipes.data import cache
-
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
@@ -25,7 +23,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def cache_apart(shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's own cache is not for tests."""
-    monkeypatch.setenv(cache.VARIABLE, str(shared_cache))
+    monkeypatch.setenv("TACIT_CACHE", str(shared_cache))
 
 
 @pytest.fixture(scope="session")

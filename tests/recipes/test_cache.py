@@ -27,7 +27,7 @@ def images(seed: int = 0) -> Images:
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file to have been read; the cache is empty."""
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "data"
     path.write_bytes(b"data")
     return path
@@ -156,7 +156,7 @@ def test_what_a_killed_process_left_is_written_over(source: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(source / "cache"))
+    monkeypatch.setenv("TACIT_CACHE", str(source / "cache"))
     with pytest.raises(ConfigError, match=r"cannot be kept in .*data/cache: .*Set TACIT_CACHE to a folder"):
         cache.cached("kind", source, Reader())
 
@@ -175,7 +175,7 @@ def test_a_link_to_nowhere_is_said(source: Path) -> None:
 
 
 def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(cache.VARIABLE, raising=False)
+    monkeypatch.delenv("TACIT_CACHE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache.folder() == tmp_path / ".cache" / "tacit"
@@ -183,7 +183,7 @@ def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert cache.folder() == tmp_path / ".cache" / "tacit"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     assert cache.folder() == tmp_path / "caches" / "tacit"
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "mine"))
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "mine"))
     assert cache.folder() == tmp_path / "mine"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tacit.errors import ConfigError
-from tacit.lab.recipes.data import cache, download
+from tacit.lab.recipes.data import download
 from tacit.lab.recipes.data.download import REMOTES, Remote
 
 CONTENT = bytes(range(256)) * 100
@@ -24,7 +24,7 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a server that has the file `data`; the cache is empty."""
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "web").mkdir()

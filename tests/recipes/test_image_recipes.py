@@ -6,7 +6,7 @@ import torch
 from tacit.errors import ConfigError
 from tacit.lab import recipes
 from tacit.lab.recipes import Choices, hyperparameters, models
-from tacit.lab.recipes.data import cache, cifar10, download
+from tacit.lab.recipes.data import cifar10, download
 from tacit.lab.recipes.hyperparameters import TUNINGS, triangle
 
 
@@ -55,7 +55,7 @@ def test_what_cannot_be_chosen_is_refused_before_data_is_read(
 def test_without_data_the_error_says_where_it_can_be_had(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path))
     recipe = recipes.get(name)
     assert recipe.model(0) is not None
     with pytest.raises(
@@ -67,7 +67,7 @@ def test_without_data_the_error_says_where_it_can_be_had(
 def test_what_was_downloaded_before_is_found(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path))
     monkeypatch.setattr(download, "fetched", lambda name: pictures)
     assert recipes.get("cifar10").steps_per_epoch(4) == 11
 
@@ -154,7 +154,7 @@ def test_a_small_binary_form_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     from image_files import as_archive, batches
 
     monkeypatch.setattr(cifar10, "IMAGES", 20)
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv("TACIT_CACHE", str(tmp_path / "cache"))
     recipe = recipes.get("cifar10", Choices(data=as_archive(tmp_path / "c.tar.gz", batches(20))))
     assert recipe.steps_per_epoch(1) == 3
     assert len(list(recipe.train_batches(0, 0, 1, 0))) == 3

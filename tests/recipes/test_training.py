@@ -1,12 +1,12 @@
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tacit.algorithms import parse
 from tacit.lab import records
 from tacit.lab.recipes import meter as meter_module
 from tacit.lab.recipes import recipe as recipe_module
@@ -15,6 +15,7 @@ from tacit.lab.recipes.meter import Meter, mean_over_ranks
 from tacit.lab.recipes.progress import Progress
 from tacit.lab.recipes.timing import KEPT, Timekeeper
 from tacit.lab.recipes.training import Task, train
+from tacit.strategy import AnyStrategy
 from tacit.timelines import Change, Exchange, Span, Step, Timeline, now
 
 
@@ -58,15 +59,27 @@ class Line(recipe_module.Recipe):
         return float("nan"), next(self._asked)
 
 
+def strategy(algorithm: str) -> AnyStrategy | None:
+    return None if algorithm == records.COMPUTE_ONLY else parse(algorithm)
+
+
+def task_of(algorithm: str, target: float = 0.9) -> Task:
+    return Task(
+        strategy=strategy(algorithm), epochs=3, seed=0, target=target, cluster="local:1", shaped=False
+    )
+
+
 def timelines(algorithm: str) -> list[Timeline]:
-    task = Task(algorithm=algorithm, epochs=3, seed=0, target=0.9, cluster="local:1", shaped=False)
+    task = task_of(algorithm)
     kept: list[Timeline] = []
     train(task, Line(), lambda record: None, keep=kept.append)
     return kept
 
 
 def run(algorithm: str, target: float = 0.9, curves: Curves = NO_CURVES) -> list[records.Record]:
-    task = Task(algorithm=algorithm, epochs=3, seed=0, target=target, cluster="local:1", shaped=False)
+    task = Task(
+        strategy=strategy(algorithm), epochs=3, seed=0, target=target, cluster="local:1", shaped=False
+    )
     written: list[records.Record] = []
     train(task, Line(), written.append, curves)
     return written
@@ -172,7 +185,7 @@ class Paced(Line):
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("algorithm", ["ddp", "localsgd", records.COMPUTE_ONLY])
 def test_the_recipe_decides_the_learning_rate_of_each_step(algorithm: str) -> None:
-    task = Task(algorithm=algorithm, epochs=3, seed=0, target=0.9, cluster="local:1", shaped=False)
+    task = task_of(algorithm)
     recipe = Paced()
     train(task, recipe, lambda record: None)
     assert recipe.rates == pytest.approx([0.1 * (step + 0.5) / 6 for step in range(6)])
@@ -198,10 +211,9 @@ class Framed(Line):
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("algorithm", ["ddp", "localsgd:sync_every=2"])
 def test_how_parameters_lie_in_memory_changes_nothing(algorithm: str) -> None:
-    task = Task(algorithm=algorithm, epochs=3, seed=0, target=0.9, cluster="local:1", shaped=False)
     weights = []
     for recipe, name in ((Framed(), algorithm), (Framed(), "compute-only")):
-        train(replace(task, algorithm=name), recipe, lambda record: None)
+        train(task_of(name), recipe, lambda record: None)
         weights.append(recipe.made.weight.detach())
     torch.testing.assert_close(weights[0], weights[1])
     assert weights[0].is_contiguous(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""The command `tacit`: one file for each subcommand. torch and rich are imported when a command runs."""
+"""The command `tacit`: a module or a package for each subcommand. torch is imported when one runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Annotated
 
 import typer
 
-from tacit.cli import compare, listing, predictor, report, run
+from tacit.cli import listing, report
+from tacit.cli.compare import command as compare_command
 from tacit.cli.interrupts import Interrupted
-from tacit.cli.texts import clipped
+from tacit.cli.parsing import shortened
+from tacit.cli.predictor import commands as predictor_commands
+from tacit.cli.run import command as run_command
 from tacit.errors import ConfigError, TacitError
 
 __all__ = ["app", "main"]
@@ -24,12 +27,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
-"""What typer raises for a command line that it cannot read; it exports this one of its kinds alone."""
-app.command(name="compare", epilog=compare.EPILOG)(compare.command)
+"""What typer raises for a command line that it cannot parse. typer exports only this subclass of it."""
+app.command(name="compare", epilog=compare_command.EPILOG)(compare_command.command)
 app.command(name="report")(report.command)
-app.command(name="run", epilog=run.EPILOG)(run.command)
+app.command(name="run", epilog=run_command.EPILOG)(run_command.command)
 app.command(name="list")(listing.command)
-app.add_typer(predictor.app, name="predictor")
+app.add_typer(predictor_commands.app, name="predictor")
 
 
 def _print_version(wanted: bool) -> None:
@@ -54,29 +57,29 @@ def _tacit(
 
 
 def main() -> None:
-    """Run the command line; errors that tacit raises on purpose are one line, and never a traceback.
+    """Run the command line. An error that tacit raises on purpose is one line, and never a traceback.
 
-    Exit codes: 0: all is done; 1: a run failed; 2: what was asked for cannot be; 129, 130 and 143: stopped by
-    SIGHUP, SIGINT (Ctrl-C) and SIGTERM; of tacit run: the script's own, see there.
+    Exit codes: 0: success; 1: a run failed; 2: the command line asks for something that is not possible; 129,
+    130 and 143: stopped by SIGHUP, SIGINT (Ctrl-C) and SIGTERM; of tacit run: the script's own, see there.
     """
     try:
         _check_folder()
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except _UsageError as error:
-        error.message = clipped(error.message)
+        error.message = shortened(error.message)
         error.show()
         sys.exit(2)
     except Interrupted as error:
-        _complain(str(error))
+        _print_error(str(error))
         sys.exit(error.code)
     except TacitError as error:
-        _complain(str(error))
+        _print_error(str(error))
         sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
 def _check_folder() -> None:
-    """All paths are taken from the folder that the command was started in."""
+    """Relative paths start at the current folder, so it must exist."""
     try:
         os.getcwd()
     except FileNotFoundError as error:
@@ -85,5 +88,5 @@ def _check_folder() -> None:
         ) from error
 
 
-def _complain(message: str) -> None:
-    typer.secho(clipped(f"tacit: {message}"), err=True, fg=typer.colors.RED)
+def _print_error(message: str) -> None:
+    typer.secho(shortened(f"tacit: {message}"), err=True, fg=typer.colors.RED)

@@ -1,4 +1,4 @@
-"""Ctrl-C and termination as one exception, so that whatever is open is closed on the way out."""
+"""SIGINT, SIGTERM and SIGHUP raise one exception, so that everything is closed as it propagates."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal asked the command to end; not an Exception, as nothing but the way out should handle it."""
+    """A signal asked the command to end. It is no Exception, so that `except Exception` lets it pass."""
 
     def __init__(self, number: int) -> None:
-        """Take note of the signal."""
+        """Of the signal with this number."""
         super().__init__(f"stopped by {signal.Signals(number).name}")
         self.code = 128 + number
-        """What to exit with, as a shell has it."""
+        """The exit code, which is 128 + the number, as in a shell."""
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise `Interrupted` at the first signal inside; further ones disturb nothing on the way out.
+    """Raise `Interrupted` at the first signal in the block, and ignore all further signals.
 
-    They stay ignored after the block too, as what follows an interruption is the end of the command. A signal
-    that was ignored from the start stays so: `nohup` has it so, and a shell for its background jobs.
+    So the block can clean up. They are still ignored after the block, as the command ends then. A signal that
+    was ignored from the start stays ignored: `nohup` does that, and a shell does it for background jobs.
     """
-    heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, _raise) for number in heard}
+    handled = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _raise) for number in handled}
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""`tacit list`: every algorithm, its parameters, and the paper that it comes from."""
+"""`tacit list`: every algorithm, its parameters and its paper."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def _table() -> Table:
         table.add_column(heading, overflow="fold")
     for name in algorithms.known():
         entry = catalogue.ENTRIES[name]
-        told = "\n".join([f"[bold]{name}[/bold]", *map(_told, catalogue.parameters_of(name))])
+        names = "\n".join([f"[bold]{name}[/bold]", *map(_format, catalogue.parameters_of(name))])
         changes = f"{entry.changes}; by {catalogue.way_of(name)}"
-        table.add_row(told, entry.family, f"{changes}\n[dim]{entry.paper}[/dim]")
+        table.add_row(names, entry.family, f"{changes}\n[dim]{entry.paper}[/dim]")
     return table
 
 
-def _told(parameter: Parameter) -> str:
-    """Such as `ratio=0.01`, as it is typed behind the colon."""
+def _format(parameter: Parameter) -> str:
+    """Such as `ratio=0.01`, as the user types it after the colon."""
     return f" {parameter.name}={'...' if parameter.required else parameter.default}"

@@ -1,4 +1,4 @@
-"""`tacit report`: build the page of a comparison, and its traces, from its records."""
+"""`tacit report`: write the page of a comparison, and its traces, from its records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tacit import files
-from tacit.cli import texts
+from tacit.cli import parsing
 from tacit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,19 +45,22 @@ def command(
     Beside it goes a trace of each algorithm, traces/ALGORITHM.json, for ui.perfetto.dev or chrome://tracing,
     where the folder tells what the ranks did when. E.g. tacit report tacit-out/20260101-120000-digits
     """
-    source, page = texts.path("DIR", folder), texts.path("--out", out)
+    source, page = parsing.path("DIR", folder), parsing.path("--out", out)
     assert source is not None
-    if not os.path.isfile(source / RECORDS):  # it says no where a name is too long, and raises nothing
+    if not os.path.isfile(source / RECORDS):  # False, and no error, if a name is too long
         raise ConfigError(f"{source} holds no {RECORDS}: give the folder that tacit compare wrote")
     for line in write(source / RECORDS, page or source / PAGE):
         typer.echo(line)
 
 
 def write(records: Path, target: Path) -> list[str]:
-    """Build the page from a file of records, and the traces from what stands beside it; say what is where.
+    """Write the page of a file of records, and the traces of the timelines that lie beside the records.
+
+    Returns:
+        Lines for the user that say where these files are.
 
     Raises:
-        ConfigError: There is nothing to show, or it cannot be written.
+        ConfigError: There are no records, or a file cannot be written.
     """
     from tacit import timelines
     from tacit.lab import records as schema
@@ -67,16 +70,16 @@ def write(records: Path, target: Path) -> list[str]:
     beside = records.with_name(TIMELINE)
     timed = reports.salvage(beside, timelines.read)[0] if beside.is_file() else []
     files.put(target, reports.page(found, timed, cut=cut))
-    said = [f"Report: {target}"]
+    lines = [f"Report: {target}"]
     if timed:
         folder = target.with_name(TRACES)
-        _put_traces(timed, folder)
-        said.append(f"Traces: {folder}, to open in ui.perfetto.dev or chrome://tracing")
-    return said
+        _write_traces(timed, folder)
+        lines.append(f"Traces: {folder}, to open in ui.perfetto.dev or chrome://tracing")
+    return lines
 
 
-def _put_traces(timelines: Sequence[Timeline], folder: Path) -> None:
-    """One file for each algorithm."""
+def _write_traces(timelines: Sequence[Timeline], folder: Path) -> None:
+    """Write a file for each algorithm."""
     from tacit.lab import reports
 
     try:

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from tacit import checks
 from tacit.algorithms import parse
 from tacit.contracts import NODE, WORLD, ScheduleState
+from tacit.environment import ALGORITHM
 from tacit.errors import AttachError, ConfigError, PeerLost
 from tacit.hooks import checkpoint, exit, momentum, run_report, tensorboard
 from tacit.hooks import epochs as epochs_said
@@ -53,7 +54,6 @@ from tacit.topologies.star import Star
 from tacit.transports.devices import control
 from tacit.transports.torch import abort
 
-VARIABLE = "TACIT_ALGORITHM"
 MOST_SEED = 2**63 - 1
 CLOSE = "write `with tacit.attach(...):` around the loop, or session.close() behind it"
 
@@ -63,7 +63,7 @@ _ATTACHED: WeakKeyDictionary[DistributedDataParallel, Attached] = WeakKeyDiction
 _SESSIONS: dict[str, int] = {}
 
 
-def from_env(variable: str = VARIABLE) -> AnyStrategy:
+def from_env(variable: str = ALGORITHM) -> AnyStrategy:
     """The strategy that an environment variable names; plain `ddp` where it is not set.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Curves of a script's sessions while they are at work, for `tacit run --tensorboard`.
+"""TensorBoard curves of a script's sessions while they train, for `tacit run --tensorboard`.
 
-Where the environment variable `TACIT_TENSORBOARD` names a folder, rank 0 writes the numbers of every session
-there once a second, each session as a run of its own. Where it is not set, nothing happens. A folder that
-cannot be written is said once, and the script goes on.
+If the environment variable `TACIT_TENSORBOARD` names a folder, rank 0 writes the numbers of every session
+into it once a second, each session as a run of its own; else nothing happens. If the folder cannot be
+written, a note says so once, and the script goes on.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 import torch.distributed as dist
 
 from tacit import files
+from tacit.environment import TENSORBOARD
 from tacit.hooks import scalars
 from tacit.hooks.run_report import Counted
 
-VARIABLE = "TACIT_TENSORBOARD"
 SECONDS = 1.0
 
-_OPEN: dict[Counted, _Pen] = {}
+_OPEN: dict[Counted, _CurveWriter] = {}
 
 
-class _Pen:
-    """Writes a session's numbers from a thread of its own, and once more when it is closed."""
+class _CurveWriter:
+    """Writes a session's numbers from a thread of its own, and once more as it is closed."""
 
     def __init__(self, session: Counted, root: Path) -> None:
         self._session = session
@@ -56,26 +56,26 @@ class _Pen:
 
 
 def began(session: Counted) -> None:
-    """Draw this session's curves from now on.
+    """Write this session's curves from now on.
 
     Raises:
         ConfigError: TensorBoard's package is missing.
     """
-    if VARIABLE not in os.environ:
+    if TENSORBOARD not in os.environ:
         return
-    root = Path(os.environ[VARIABLE])
+    root = Path(os.environ[TENSORBOARD])
     scalars.check_installed()  # on all ranks, so that none waits for one that has ended
     if dist.get_rank() == 0:
         with _spared():
-            _OPEN[session] = _Pen(session, root)
+            _OPEN[session] = _CurveWriter(session, root)
 
 
 def _spared() -> AbstractContextManager[None]:
-    return files.spared(f"curves are not drawn any more in {os.environ.get(VARIABLE)}")
+    return files.spared(f"curves are not drawn any more in {os.environ.get(TENSORBOARD)}")
 
 
 def ended(session: Counted) -> None:
-    """Draw the last points of a session that was closed."""
+    """Write the last points of a session that was closed."""
     if session in _OPEN:
         _OPEN.pop(session).close()
 

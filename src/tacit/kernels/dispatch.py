@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tacit.environment import KERNELS
 from tacit.errors import ConfigError, installing
 
-VARIABLE = "TACIT_KERNELS"
 COMPILED = {"cpu": "numba", "cuda": "triton"}
 EXTRAS = {"numba": "kernels", "triton": "cuda"}
 
@@ -46,14 +46,14 @@ def find_backend(device: str) -> Backend:
     Raises:
         ConfigError: `TACIT_KERNELS` is none of its words.
     """
-    chosen = os.environ.get(VARIABLE, "")
+    chosen = os.environ.get(KERNELS, "")
     if chosen not in ("", "reference", "triton"):
         raise ConfigError(
-            f"environment variable {VARIABLE}={chosen!r} is neither 'reference' (plain torch) nor 'triton': "
+            f"environment variable {KERNELS}={chosen!r} is neither 'reference' (plain torch) nor 'triton': "
             "unset it, and the fastest that is installed is taken"
         )
     if chosen == "reference":
-        return Backend("torch", f"plain torch on {device} ({VARIABLE}=reference)")
+        return Backend("torch", f"plain torch on {device} ({KERNELS}=reference)")
     compiled = chosen or COMPILED.get(device)
     if compiled is None:
         return Backend("torch", f"plain torch on {device} (no others were written for it)")
@@ -78,7 +78,7 @@ def active_backend(device: str = "cpu") -> str:
 def _warn(device: str, found: Backend) -> None:
     warnings.warn(
         f"compressors on {device} run in plain torch, up to 60 times as slow, as {found.missing}. Run "
-        f"{installing(found.extra)}, or set {VARIABLE}=reference if that is what you want",
+        f"{installing(found.extra)}, or set {KERNELS}=reference if that is what you want",
         RuntimeWarning,
         stacklevel=3,
     )

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tacit import checks
+from tacit.environment import FOOTPRINT, SERVER_SECRET, SERVER_SECRET_FILE
 from tacit.errors import ConfigError, TacitError
 from tacit.files import put, spared
 from tacit.parameter_server import secret
@@ -70,16 +71,16 @@ def _secret(file: Path | None) -> secret.Secret:
     found = secret.find_secret(file)
     if found is None:
         raise ConfigError(
-            f"no secret was given by which workers and servers know each other: set {secret.VARIABLE} to the "
+            f"no secret was given by which workers and servers know each other: set {SERVER_SECRET} to the "
             f"same 16 bytes or more for all of them ({secret.MAKE} makes some), or give a file that only you "
-            f"can read by --secret-file or {secret.FILE_VARIABLE}"
+            f"can read by --secret-file or {SERVER_SECRET_FILE}"
         )
     return found
 
 
 def _write_stats(number: int, stats: dict[str, Any]) -> None:
     """Write what the server has counted to the folder that `tacit run` has named, if it has."""
-    folder = os.environ.get("TACIT_FOOTPRINT")
+    folder = os.environ.get(FOOTPRINT)
     if folder is not None:
         with spared(f"what the servers have counted is not kept in {folder}"):
             put(Path(folder, f"server{number}.json"), json.dumps({"rank": number, **stats}))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tacit.environment import INTERFACE
 from tacit.errors import ConfigError
 from tacit.parameter_server.protocol import FrameKind, Header
 
@@ -49,7 +50,7 @@ class ServerCounters:
 
     def stats(self) -> dict[str, Any]:
         """All of them, and what the interface of TACIT_INTERFACE has sent; None where none is named."""
-        interface = os.environ.get("TACIT_INTERFACE")
+        interface = os.environ.get(INTERFACE)
         return {
             "pushes": self.pushes,
             "push_bytes": self.pushed,

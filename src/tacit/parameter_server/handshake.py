@@ -16,6 +16,7 @@ import os
 import struct
 from enum import IntEnum
 
+from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE
 from tacit.errors import AttachError
 from tacit.kernels.payloads import FORMAT
 from tacit.parameter_server.secret import Secret
@@ -115,6 +116,6 @@ def check_verdict(secret: Secret, greeting: bytes, reply: bytes, verdict: bytes,
     right = hmac.compare_digest(verdict[1:], secret.proof("server", greeting, reply))
     if verdict[0] != Verdict.WELCOME or not right:
         raise AttachError(
-            f"{server} has another secret than this worker: give both the same TACIT_SERVER_SECRET, or a "
-            "TACIT_SERVER_SECRET_FILE with the same content"
+            f"{server} has another secret than this worker: give both the same {SERVER_SECRET}, or a "
+            f"{SERVER_SECRET_FILE} with the same content"
         )

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tacit.contracts import AxisRank
+from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE, SERVERS, WORKER, WORKERS
 from tacit.errors import AttachError, ConfigError, TacitError
 from tacit.parameter_server import secret as secrets
 from tacit.parameter_server.messages import OptimizerSpec, ParameterSpec, RunSpec
@@ -25,11 +26,6 @@ from tacit.transports.devices import control
 from tacit.transports.meter import like
 from tacit.transports.torch import TorchTransport
 from tacit.transports.wire import nbytes
-
-VARIABLE = "TACIT_SERVERS"
-"""Where the launcher says which servers there are: host:port of each, with commas between."""
-WORKER, WORKERS = "TACIT_WORKER", "TACIT_WORKERS"
-"""Which worker a process is, and of how many, where it is started alone and has no world to tell it."""
 
 Addresses = Sequence[tuple[str, int]]
 
@@ -86,14 +82,14 @@ def find_servers(strategy: AnyStrategy, given: Sequence[str] | None) -> Addresse
                 "leave them out, or attach 'ps', say"
             )
         return ()
-    where = addresses(os.environ.get(VARIABLE, "") if given is None else ",".join(given))
+    where = addresses(os.environ.get(SERVERS, "") if given is None else ",".join(given))
     if where:
         shared_secret()
     if not where and needs_servers(strategy):
         raise AttachError(
             f"{strategy.name!r} needs a parameter server, and there is none: run with --servers 1 (tacit "
             "run, tacit compare), or start `python -m tacit.parameter_server --host HOST --port 29600 "
-            f"--workers N` and write attach(..., servers=['HOST:29600']), or {VARIABLE}=HOST:29600"
+            f"--workers N` and write attach(..., servers=['HOST:29600']), or {SERVERS}=HOST:29600"
         )
     return where
 
@@ -111,8 +107,8 @@ def shared_secret() -> Secret:
     if secret is None:
         raise AttachError(
             "there are parameter servers, and no secret by which they and the workers would know each other: "
-            f"set {secrets.VARIABLE} to the same 16 bytes or more for all of them, or "
-            f"{secrets.FILE_VARIABLE} to a file with these that only you can read ({secrets.MAKE} makes them)"
+            f"set {SERVER_SECRET} to the same 16 bytes or more for all of them, or "
+            f"{SERVER_SECRET_FILE} to a file with these that only you can read ({secrets.MAKE} makes them)"
         )
     return secret
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from tacit.environment import WORKER
 from tacit.errors import AttachError, ServerLost, TacitError
 from tacit.parameter_server import encoding
 from tacit.parameter_server.allowed_types import ALLOWED_TYPES, AllowedTypes
@@ -206,7 +207,7 @@ class ServerProcess:
         if holder is not None:
             error = AttachError(
                 f"rank {claim.hello.worker} is at work already, from {holder.address}: give each worker a "
-                "number of its own (TACIT_WORKER), and start one again only when it has ended"
+                f"number of its own ({WORKER}), and start one again only when it has ended"
             )
             connection.refuse(claim.header, error)
             return

@@ -9,10 +9,9 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE
 from tacit.errors import ConfigError
 
-VARIABLE, FILE_VARIABLE = "TACIT_SERVER_SECRET", "TACIT_SERVER_SECRET_FILE"
-"""The secret itself, or the path of a file that holds it."""
 LEAST_BYTES = 16
 
 MAKE = 'python -c "import secrets; print(secrets.token_hex(32))"'
@@ -67,11 +66,11 @@ def find_secret(file: Path | None = None, environment: Mapping[str, str] = os.en
     Raises:
         ConfigError: it is too short, others can read its file, the file cannot be read, or two are given.
     """
-    text, named = environment.get(VARIABLE), environment.get(FILE_VARIABLE)
+    text, named = environment.get(SERVER_SECRET), environment.get(SERVER_SECRET_FILE)
     if file is None and text and named:
-        raise ConfigError(f"{VARIABLE} and {FILE_VARIABLE} are both set: unset one of them")
+        raise ConfigError(f"{SERVER_SECRET} and {SERVER_SECRET_FILE} are both set: unset one of them")
     if file is None and text:
-        return Secret(text.encode(), VARIABLE)
+        return Secret(text.encode(), SERVER_SECRET)
     if file is None and not named:
         return None
     path = Path(named or "") if file is None else file

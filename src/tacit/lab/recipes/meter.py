@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from tacit.environment import INTERFACE, NODES
 from tacit.lab.testbed import counters
 
 __all__ = ["Meter", "mean_over_ranks"]
@@ -29,9 +30,9 @@ class Meter:
 
     def __init__(self, beside: Callable[[], int] = lambda: 0) -> None:
         """Find this rank's interface; only the first rank of a node reads it."""
-        self._interface = os.environ.get("TACIT_INTERFACE")
+        self._interface = os.environ.get(INTERFACE)
         self._reads = int(os.environ["LOCAL_RANK"]) == 0
-        self._nodes = int(os.environ.get("TACIT_NODES", "1"))
+        self._nodes = int(os.environ.get(NODES, "1"))
         self._began = (time.perf_counter(), 0)
         self._beside = beside
         self.seconds = 0.0

@@ -1,7 +1,7 @@
-"""What a worker tells the command that started it: marked lines of JSON among whatever else it prints.
+"""What a worker prints for the command that started it: marked lines of JSON, among other output.
 
-How far it is (`Progress`), and its records and timelines: the command writes these down, so that a disk that
-takes nothing more is no matter of the ranks.
+They hold progress messages (`Progress`), records and timelines. The command writes records into files, so
+that a full disk does not stop the ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RECORD = "@tacit-record "
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run has come; counts are from its start."""
+    """How far a training is. Counts are from its start."""
 
     algorithm: str
     epoch: int
@@ -32,33 +32,33 @@ class Progress:
     """Steps in the whole run."""
     seconds: float
     loss: float
-    """Of rank 0's last batch, or held out once an epoch has ended."""
+    """Of rank 0's last batch, or on held-out data once an epoch has ended."""
     accuracy: float | None
-    """Held out, after the last epoch that ended; None before that."""
+    """On held-out data, after the last epoch that ended; None before that."""
     mb: float | None
-    """Megabytes between nodes: exact at an epoch's end, within it extrapolated from the first node."""
+    """Megabytes between nodes: exact at an epoch's end, and within it extrapolated from the first node."""
 
     def to_line(self) -> str:
-        """This message as a line that `from_line` knows again."""
+        """This message as a line that `from_line` can parse."""
         return _MARK + json.dumps(asdict(self))
 
     @classmethod
     def from_line(cls, line: str) -> Self | None:
-        """The message in a line of output; None where the line holds none, or only part of one."""
+        """The message in a line of output; None if the line has none, or only a part of one."""
         _, mark, text = line.partition(_MARK)
         try:
             return cls(**json.loads(text)) if mark else None
         except (json.JSONDecodeError, TypeError):
-            return None  # two ranks' output may run into one line, and a message is never worth a crash
+            return None  # the output of two ranks may be mixed in one line, and a lost message does no harm
 
 
 def line_of(record: Line) -> str:
-    """A record or a timeline as a line that `record_in` knows again."""
+    """A record or a timeline as a line that `record_in` can parse."""
     return _RECORD + record.to_json()
 
 
 def record_in(line: str) -> Record | Timeline | None:
-    """The record or the timeline in a line of output; None where the line holds none, or only part of one."""
+    """The record or the timeline in a line of output; None if the line has none, or only a part of one."""
     _, mark, text = line.partition(_RECORD)
     if not mark:
         return None

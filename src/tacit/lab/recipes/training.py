@@ -1,4 +1,4 @@
-"""Train one recipe with one algorithm on this rank, and write down how it went."""
+"""Train a recipe with one algorithm on this rank, and record how it goes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tacit import algorithms
 from tacit.hooks import attach
 from tacit.lab.recipes.curves import NO_CURVES, Curves
 from tacit.lab.recipes.meter import Meter, mean_over_ranks
@@ -21,60 +20,73 @@ from tacit.lab.recipes.progress import Progress
 from tacit.lab.recipes.recipe import Recipe
 from tacit.lab.recipes.timing import Timekeeper
 from tacit.lab.records import COMPUTE_ONLY, EndRecord, Environment, EpochRecord, Record, RunRecord
+from tacit.strategy import AnyStrategy
 from tacit.timelines import Timeline
 
 __all__ = ["Task", "train"]
 
 
 EVERY = 0.25
-"""Seconds between two messages of progress."""
+"""Seconds between two progress messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What to train; the same on all ranks."""
+    """What to train; the same on all ranks.
 
-    algorithm: str
+    Attributes:
+        strategy: What to attach; None to train without communication.
+        target: The accuracy to reach, 0..1.
+        cluster: The cluster's text form, for the records.
+        shaped: Whether its links are shaped, for the records.
+    """
+
+    strategy: AnyStrategy | None
     epochs: int
     seed: int
     target: float
     cluster: str
     shaped: bool
 
+    @property
+    def algorithm(self) -> str:
+        """The name in the records: the strategy's text form."""
+        return COMPUTE_ONLY if self.strategy is None else self.strategy.name
 
-class Session(Protocol):
-    """What training asks of a strategy at work; `tacit.attach` gives one."""
+
+class TrainingSession(Protocol):
+    """What training needs of a session; `tacit.attach` returns one."""
 
     def observe(self, loss: torch.Tensor) -> None:
-        """Be told the loss of this step."""
+        """Take the loss of this step."""
 
     def flush(self) -> None:
-        """Wait for what is on its way."""
+        """Wait for exchanges under way."""
 
     def sync(self) -> None:
-        """Make the replicas agree."""
+        """Make the replicas equal."""
 
     def metrics(self) -> Mapping[str, Any]:
-        """What the strategy counted."""
+        """The session's numbers."""
 
     def servers(self) -> Sequence[Mapping[str, Any]]:
-        """What its parameter servers counted."""
+        """The counts of its parameter servers."""
 
     def timeline(self) -> Timeline | None:
-        """What it did when, on this rank."""
+        """What it did when, on this rank; None if nobody records it."""
 
 
-class Silence:
-    """The session of ranks that never talk."""
+class NoSession:
+    """Stands for a session in training without communication. It does nothing."""
 
     def observe(self, loss: torch.Tensor) -> None:
-        """Nobody goes by it."""
+        """Nothing uses the loss."""
 
     def flush(self) -> None:
-        """Nothing is on its way."""
+        """No exchange is under way."""
 
     def sync(self) -> None:
-        """The replicas never agree."""
+        """The replicas stay different."""
 
     def metrics(self) -> Mapping[str, Any]:
         """Nothing is counted."""
@@ -85,23 +97,23 @@ class Silence:
         return []
 
     def timeline(self) -> None:
-        """Nobody looks at the clock."""
+        """Nobody records what happens when."""
 
 
 @dataclass(frozen=True)
-class Replica:
-    """One rank's copy of what is trained.
+class TrainingReplica:
+    """One rank's model, optimizer and session.
 
     Attributes:
         module: The model itself, for evaluation.
-        forward: The model as training calls it; DDP around it where gradients are exchanged.
-        session: The strategy at work on it.
+        forward: What training calls: the model, in DDP if there is a strategy.
+        session: The strategy's session.
     """
 
     module: nn.Module
     forward: nn.Module
     optimizer: torch.optim.Optimizer
-    session: Session
+    session: TrainingSession
 
 
 def train(
@@ -111,17 +123,21 @@ def train(
     curves: Curves = NO_CURVES,
     keep: Callable[[Timeline], None] = lambda timeline: None,
 ) -> None:
-    """Train to the end, on every rank of the default process group.
+    """Train to the end. A collective call: every rank of the default process group makes it.
 
-    Rank 0 tells its progress; `record` and `curves` are for one rank to give, and `keep` for rank 0: it gets
-    the timelines of all ranks.
+    Rank 0 prints progress messages.
+
+    Args:
+        record: Takes each record; one rank gives it.
+        curves: Takes numbers by step; one rank gives it.
+        keep: Takes the timelines of all ranks; rank 0 gives it.
 
     Raises:
         TacitError: The algorithm does not fit the model, or a round failed.
     """
     with _replica(task, recipe) as replica:
         record(_head(task, recipe, replica))
-        run = _Run(task, recipe, replica, record, curves)
+        run = _TrainingRun(task, recipe, replica, record, curves)
         for epoch in range(task.epochs):
             run.epoch(epoch)
         for timeline in run.times.gather():
@@ -130,25 +146,24 @@ def train(
 
 
 @contextmanager
-def _replica(task: Task, recipe: Recipe) -> Iterator[Replica]:
+def _replica(task: Task, recipe: Recipe) -> Iterator[TrainingReplica]:
     module = recipe.model(task.seed)
     optimizer = recipe.optimizer(module)
-    if task.algorithm == COMPUTE_ONLY:
-        yield Replica(module, module, optimizer, Silence())
+    if task.strategy is None:
+        yield TrainingReplica(module, module, optimizer, NoSession())
         return
     model = DistributedDataParallel(module, gradient_as_bucket_view=True)
     steps = recipe.steps_per_epoch(dist.get_world_size())
     with attach(
-        model, optimizer, task.algorithm, steps_per_epoch=steps, epochs=task.epochs, seed=task.seed
+        model, optimizer, task.strategy, steps_per_epoch=steps, epochs=task.epochs, seed=task.seed
     ) as session:
-        yield Replica(module, model, optimizer, session)
+        yield TrainingReplica(module, model, optimizer, session)
 
 
-def _head(task: Task, recipe: Recipe, replica: Replica) -> RunRecord:
-    silent = task.algorithm == COMPUTE_ONLY
+def _head(task: Task, recipe: Recipe, replica: TrainingReplica) -> RunRecord:
     return RunRecord(
         algorithm=task.algorithm,
-        strategy="" if silent else repr(algorithms.parse(task.algorithm)),
+        strategy="" if task.strategy is None else repr(task.strategy),
         recipe=recipe.name,
         cluster=task.cluster,
         shaped=task.shaped,
@@ -162,14 +177,14 @@ def _head(task: Task, recipe: Recipe, replica: Replica) -> RunRecord:
     )
 
 
-class _Run:
-    """A run under way: what it has measured so far."""
+class _TrainingRun:
+    """A training under way, and what it has measured so far."""
 
     def __init__(
         self,
         task: Task,
         recipe: Recipe,
-        replica: Replica,
+        replica: TrainingReplica,
         record: Callable[[Record], None],
         curves: Curves,
     ) -> None:
@@ -181,19 +196,19 @@ class _Run:
         self._meter = Meter(self._by_servers)
         self.times = Timekeeper(task.algorithm, replica.session, self._steps)
         self._epoch = self._step = 0
-        self._told = 0.0
+        self._reported = 0.0
         self._loss = float("nan")
         self._accuracy: float | None = None
         self._to_target: float | None = None
 
     def epoch(self, epoch: int) -> None:
-        """Train an epoch and evaluate; after the last, the replicas agree first, in training's own time."""
+        """Train an epoch, and evaluate. The time of the last epoch includes making the replicas equal."""
         with self._meter.window():
             self.times.began()
             for inputs, targets in self._recipe.train_batches(
                 epoch, self._rank, self._world, self._task.seed
             ):
-                self._tell_sometimes(self._train(inputs, targets))
+                self._report_sometimes(self._train(inputs, targets))
             self._replica.session.flush()
             if epoch + 1 == self._task.epochs:
                 self._replica.session.sync()
@@ -201,10 +216,10 @@ class _Run:
         self._epoch += 1
         self._evaluate()
         self._record(self._epoch_record())
-        self._tell(self._meter.seconds, self._loss, self._megabytes())
+        self._report(self._meter.seconds, self._loss, self._megabytes())
 
     def _by_servers(self) -> int:
-        """Bytes that the servers' nodes have sent; asked by one rank."""
+        """Bytes that the servers' nodes have sent; one rank calls this."""
         return sum(each["transmitted"] or 0 for each in self._replica.session.servers())
 
     def _metrics(self) -> dict[str, Any]:
@@ -213,7 +228,7 @@ class _Run:
         return {**numbers, "servers": servers} if servers else numbers
 
     def end(self) -> EndRecord:
-        """The outcome."""
+        """The last record."""
         return EndRecord(
             algorithm=self._task.algorithm,
             status="ok",
@@ -238,15 +253,15 @@ class _Run:
         return loss
 
     def _set_rate(self) -> None:
-        """Set the learning rate of this step: where in the run its middle is decides."""
+        """Set the learning rate of this step, from the share of the run at its middle."""
         factor = self._recipe.rate((self._step + 0.5) / self._steps)
         for group, rate in zip(self._replica.optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
 
     def _evaluate(self) -> None:
-        """Each rank evaluates its own replica; what counts is the mean."""
-        mine = self._recipe.evaluate(self._replica.module, self._rank, self._world)
-        self._loss, self._accuracy = mean_over_ranks(*mine)
+        """Each rank evaluates its own replica; loss and accuracy are the means over the ranks."""
+        own = self._recipe.evaluate(self._replica.module, self._rank, self._world)
+        self._loss, self._accuracy = mean_over_ranks(*own)
         self._curves.held_out(self._step, self._loss, self._accuracy)
         if self._accuracy >= self._task.target and self._to_target is None:
             self._to_target = self._meter.seconds
@@ -267,16 +282,16 @@ class _Run:
         sent = self._meter.transmitted
         return None if sent is None else sent / 1e6
 
-    def _tell_sometimes(self, loss: torch.Tensor) -> None:
-        """Tell at most a few times a second; a message must not cost the run anything."""
-        if self._rank == 0 and time.perf_counter() - self._told > EVERY:
+    def _report_sometimes(self, loss: torch.Tensor) -> None:
+        """Print a message at most a few times a second, so that messages cost the run nothing."""
+        if self._rank == 0 and time.perf_counter() - self._reported > EVERY:
             seconds, megabytes = self._meter.live()
-            self._tell(seconds, loss.item(), megabytes)
+            self._report(seconds, loss.item(), megabytes)
 
-    def _tell(self, seconds: float, loss: float, megabytes: float | None) -> None:
+    def _report(self, seconds: float, loss: float, megabytes: float | None) -> None:
         if self._rank != 0:
             return
-        self._told = time.perf_counter()
+        self._reported = time.perf_counter()
         self._curves.numbers(self._step, self._replica.session)
         message = Progress(
             algorithm=self._task.algorithm,

@@ -1,7 +1,6 @@
 """One rank of a run: `torchrun ... -m tacit.lab.recipes.worker --recipe digits --algorithm topk`.
 
-Rank 0 prints how far it is and what is worth a record, each as a line that `tacit.lab.recipes.progress`
-knows.
+Rank 0 prints progress messages and records, each as a line that `tacit.lab.recipes.progress` can parse.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from tacit import algorithms
+from tacit.environment import CLUSTER
 from tacit.files import spared
 from tacit.hooks import scalars
 from tacit.lab import recipes
@@ -30,7 +31,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Train as one rank of torchrun's group, and end the process: with code 1 at once after any error."""
+    """Train as one rank of torchrun's group, and end the process: with exit code 1 after any error."""
     options = _parser().parse_args(argv)
     torch.set_num_threads(1)
     code = 0
@@ -49,11 +50,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _train(options: argparse.Namespace) -> None:
     recipe = recipes.get(options.recipe, recipes.Choices.of(options))
     task = Task(
-        algorithm=options.algorithm,
+        strategy=None if options.algorithm == COMPUTE_ONLY else algorithms.parse(options.algorithm),
         epochs=options.epochs or recipe.epochs,
         seed=options.seed,
         target=recipe.target if options.target is None else options.target,
-        cluster=os.environ.get("TACIT_CLUSTER", f"local:{os.environ['WORLD_SIZE']}"),
+        cluster=os.environ.get(CLUSTER, f"local:{os.environ['WORLD_SIZE']}"),
         shaped=options.shaped,
     )
     if options.tensorboard is not None:
@@ -62,11 +63,11 @@ def _train(options: argparse.Namespace) -> None:
     if dist.get_rank() == 0:
         curves = _curves(options)
         try:
-            train(task, recipe, _tell, curves, _tell)
+            train(task, recipe, _print_record, curves, _print_record)
         finally:
             curves.close()
     else:
-        train(task, recipe, _tell_nobody)
+        train(task, recipe, _ignore)
     dist.destroy_process_group()
 
 
@@ -77,12 +78,12 @@ def _curves(options: argparse.Namespace) -> Curves:
     return Curves()
 
 
-def _tell(record: Line) -> None:
+def _print_record(record: Line) -> None:
     print(line_of(record), flush=True)
 
 
-def _tell_nobody(record: Line) -> None:
-    """Rank 0 tells for all."""
+def _ignore(record: Line) -> None:
+    """Rank 0 prints the records of all."""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tacit.environment import INTERFACE
 from tacit.errors import TestbedError
 
 __all__ = ["received", "transmitted"]
@@ -35,5 +36,5 @@ def _counter(interface: str, column: int) -> int:
             return int(values.split()[column])
     raise TestbedError(
         f"this process sees no network interface {interface!r}, only {', '.join(names)}. "
-        "Inside a testbed, TACIT_INTERFACE names the node's interface."
+        f"Inside a testbed, {INTERFACE} names the node's interface."
     )

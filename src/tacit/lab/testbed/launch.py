@@ -10,19 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tacit.files import NOTES
+from tacit import environment as variables
 from tacit.lab.cluster import Cluster
 from tacit.lab.testbed.nodes import INTERFACE, address
-from tacit.lab.testbed.rank import MARK, RESTORE
+from tacit.lab.testbed.rank import MARK
 
 _FIRST_PORT = 29500
 _FIRST_SERVER_PORT = 40000  # one for each server of each run
-SERVERS = "TACIT_SERVERS"
-"""An environment variable: where ranks find the parameter servers."""
-SECRET, SECRET_FILE = "TACIT_SERVER_SECRET", "TACIT_SERVER_SECRET_FILE"
-"""And what servers and ranks know each other by; another one for each run."""
-WORKER, WORKERS = "TACIT_WORKER", "TACIT_WORKERS"
-"""Two more: which worker a rank is, and of how many, where it is a world of its own."""
 _RANK = Path(__file__).with_name("rank.py")
 
 # What an outer torchrun left behind would otherwise be taken for ours.
@@ -30,7 +24,8 @@ _STALE = ("PET_", "TORCHELASTIC_")
 _STALE_NAMES = {
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-    *("MASTER_ADDR", "MASTER_PORT", "TACIT_INTERFACE", SERVERS, SECRET, SECRET_FILE, WORKER, WORKERS),
+    *("MASTER_ADDR", "MASTER_PORT", variables.INTERFACE, variables.SERVERS, variables.SERVER_SECRET),
+    *(variables.SERVER_SECRET_FILE, variables.WORKER, variables.WORKERS),
 }
 
 
@@ -131,14 +126,14 @@ def environment(cluster: Cluster, node: int, extra: Mapping[str, str]) -> dict[s
     }
     ours = {
         "GLOO_SOCKET_IFNAME": INTERFACE if cluster.namespaces else "lo",
-        "TACIT_NODE": str(node),
-        "TACIT_NODES": str(cluster.nodes),
-        "TACIT_CLUSTER": str(cluster),
-        NOTES: MARK,
+        variables.NODE: str(node),
+        variables.NODES: str(cluster.nodes),
+        variables.CLUSTER: str(cluster),
+        variables.NOTES: MARK,
     }
     if cluster.namespaces:
-        ours["TACIT_INTERFACE"] = INTERFACE
+        ours[variables.INTERFACE] = INTERFACE
     ranks = {"OMP_NUM_THREADS": "1"} | inherited | dict(extra) | ours
     # The launcher of node 0 may leave first, and the others would log that at length after a good run.
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "LOGLEVEL": "CRITICAL"}
-    return ranks | quiet | {RESTORE: json.dumps({name: ranks.get(name) for name in quiet})}
+    return ranks | quiet | {variables.RESTORE: json.dumps({name: ranks.get(name) for name in quiet})}

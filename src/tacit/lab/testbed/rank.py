@@ -23,7 +23,9 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 MARK = "\x1etacit "
-RESTORE = "TACIT_RESTORE"  # an environment variable: what the launcher has otherwise than its ranks
+# Of `tacit.environment`, which cannot be imported here.
+RESTORE = "TACIT_RESTORE"
+WORKER = "TACIT_WORKER"
 _PR_SET_PDEATHSIG = 1
 _LOOK = 1.0  # seconds after a signal
 _NOW_AND_THEN = 2.0  # seconds between two looks whether the rank is stopped
@@ -187,7 +189,7 @@ def _say_text(what: str, text: str) -> None:
 
 
 def _say(message: dict[str, object]) -> None:
-    rank = int(os.environ.get("TACIT_WORKER", os.environ.get("RANK", "-1")))
+    rank = int(os.environ.get(WORKER, os.environ.get("RANK", "-1")))
     os.write(2, (MARK + json.dumps({"rank": rank, **message}) + "\n").encode())
 
 

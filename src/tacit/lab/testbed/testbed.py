@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
+from tacit.environment import SERVER_SECRET, SERVERS, WORKER, WORKERS
 from tacit.errors import ConfigError, TestbedError
 from tacit.lab.cluster import Cluster
 from tacit.lab.testbed import launch, wire
@@ -147,7 +148,7 @@ class Testbed:
         try:
             if servers is not None:
                 where = ",".join(f"{host}:{port}" for host, port in points)
-                env = {**env, launch.SERVERS: where, launch.SECRET: secrets.token_hex(32)}
+                env = {**env, SERVERS: where, SERVER_SECRET: secrets.token_hex(32)}
                 self._launch_servers(control, run, points, servers, env)
             self._launch(control, run, argv, env, restarts)
             return run.follow()
@@ -169,7 +170,7 @@ class Testbed:
         self._runs += 1
         for node in range(self.cluster.nodes):
             command = launch.arguments(self.cluster, node, meet, self._scratch, argv, restarts)
-            who = {launch.WORKER: str(node), launch.WORKERS: str(self.cluster.nodes)}
+            who = {WORKER: str(node), WORKERS: str(self.cluster.nodes)}
             self._begin(control, run, node, command, {**env, **({} if restarts is None else who)})
 
     def _launch_servers(

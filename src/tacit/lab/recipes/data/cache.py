@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit.environment import CACHE
 from tacit.errors import ConfigError
 from tacit.lab.recipes.data import sources
 from tacit.lab.recipes.data.splits import Images, Split
 
-__all__ = ["VARIABLE", "cached", "folder"]
+__all__ = ["cached", "folder"]
 
-VARIABLE = "TACIT_CACHE"
 _VERSION = 1
 _HEAD = 4096
 """Bytes before the images: a line of JSON and spaces, a page long."""
@@ -30,7 +30,7 @@ _HEAD = 4096
 
 def folder() -> Path:
     """Where decoded and downloaded data is kept: TACIT_CACHE, or tacit in the user's folder for caches."""
-    told = os.environ.get(VARIABLE)
+    told = os.environ.get(CACHE)
     if told:
         return Path(told).absolute()
     home = os.environ.get("XDG_CACHE_HOME", "")
@@ -92,7 +92,7 @@ def _alone(home: Path) -> Iterator[None]:
 
 def _unwritable(home: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        f"decoded images cannot be kept in {home}: {error.strerror}. Set {VARIABLE} to a folder that can be "
+        f"decoded images cannot be kept in {home}: {error.strerror}. Set {CACHE} to a folder that can be "
         "written"
     )
 

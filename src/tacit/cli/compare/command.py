@@ -1,4 +1,4 @@
-"""`tacit compare`: train a recipe with several algorithms on one emulated cluster."""
+"""The command `tacit compare`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def command(
     servers: Annotated[
         int,
         typer.Option(
-            help="Parameter servers beside the nodes, each on a node of its own, for ps and its like, e.g. 1"
+            help="Number of parameter servers, each on a node of its own, for ps and the like, e.g. 1"
         ),
     ] = 0,
     model: Annotated[
@@ -57,8 +57,7 @@ def command(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Where the images of cifar10 or mnist are: a folder or an archive, "
-            "e.g. cifar-10-binary.tar.gz",
+            help="Folder or archive with the images of cifar10 or mnist, e.g. cifar-10-binary.tar.gz",
             metavar="PATH",
             show_default=False,
         ),
@@ -67,22 +66,22 @@ def command(
         bool,
         typer.Option(
             "--download",
-            help="Fetch the images from their authors, check them and keep them, "
+            help="Download the images from their authors, check them and cache them, "
             "e.g. tacit compare mnist --download",
         ),
     ] = False,
     limit: Annotated[
         int | None,
         typer.Option(
-            help="Train on so many images of cifar10 or mnist only, the first ones, e.g. 10000",
+            help="Train only on so many first images of cifar10 or mnist, e.g. 10000",
             show_default=False,
         ),
     ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
-            help="What the network for cifar10 or mnist computes in: fp32, or bf16 where the CPU is "
-            "quick at it, e.g. bf16",
+            help="Type in which the network for cifar10 or mnist computes: fp32, or bf16 if the CPU has "
+            "instructions for it, e.g. bf16",
             show_default=False,
         ),
     ] = None,
@@ -127,13 +126,15 @@ def command(
     """
     from rich.console import Console
 
-    from tacit.cli import contest, request, texts
-    from tacit.cli.book import Book
-    from tacit.cli.display import display
-    from tacit.lab import records, reports
+    from tacit.cli import parsing
+    from tacit.cli.compare import options as compare_options
+    from tacit.cli.compare import runner
+    from tacit.cli.compare.display import open_display
+    from tacit.cli.compare.recorder import ComparisonRecorder
+    from tacit.lab import reports
     from tacit.lab.recipes import Choices
 
-    asked = request.check(
+    options = compare_options.check(
         recipe=recipe,
         cluster=cluster,
         algorithms=algorithms,
@@ -141,43 +142,43 @@ def command(
         target=target,
         seed=seed,
         timeout=timeout,
-        out=texts.path("--out", out),
-        tensorboard=texts.path("--tensorboard", tensorboard),
+        out=parsing.path("--out", out),
+        tensorboard=parsing.path("--tensorboard", tensorboard),
         servers=servers,
-        choices=Choices(model=model, data=texts.path("--data", data), limit=limit, precision=precision),
+        choices=Choices(model=model, data=parsing.path("--data", data), limit=limit, precision=precision),
         download=download,
         tell=lambda text: typer.echo(text, err=True),
     )
-    screen, book = Console(stderr=True), Book(asked)
+    screen, recorder = Console(stderr=True), ComparisonRecorder(options)
     with interruptible():
         try:
-            with display(screen, [*asked.algorithms, records.COMPUTE_ONLY]) as shown:
-                contest.hold(asked, shown, book)
+            with open_display(screen, options.algorithms) as display:
+                runner.train_all(options, display, recorder)
         except BaseException:
-            # What had been trained until then is worth a look.
-            if book.records:
-                _tell(screen, _page(asked.records))
+            # Trainings that had ended are worth a report.
+            if recorder.records:
+                _print_text(screen, _write_report(options.records))
             raise
-    comparison = reports.compare(book.records)
-    _print(comparison, asked.records, screen if as_json else Console())
+    comparison = reports.compare(recorder.records)
+    _print_summary(comparison, options.records, screen if as_json else Console())
     if as_json:
         typer.echo(json.dumps(comparison.to_dict()))
 
 
-def _print(comparison: Comparison, records: Path, console: Console) -> None:
+def _print_summary(comparison: Comparison, records: Path, console: Console) -> None:
     from tacit.lab import reports
 
     console.print()
     console.print(reports.table(comparison))
-    _tell(console, f"\nRecords: {records}\n{_page(records)}")
+    _print_text(console, f"\nRecords: {records}\n{_write_report(records)}")
 
 
-def _tell(console: Console, text: str) -> None:
+def _print_text(console: Console, text: str) -> None:
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def _page(records: Path) -> str:
-    """Write the page and the traces beside the records; where they are, or why they are not there."""
+def _write_report(records: Path) -> str:
+    """Write the page and the traces beside the records. Returns where they are, or why they are not there."""
     try:
         return "\n".join(report.write(records, records.with_name(report.PAGE)))
     except ConfigError as error:

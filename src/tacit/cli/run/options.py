@@ -1,4 +1,4 @@
-"""Check everything that `tacit run` needs before anything is built."""
+"""The options of `tacit run`, parsed and checked before anything is launched."""
 
 from __future__ import annotations
 
@@ -11,39 +11,43 @@ from datetime import datetime
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tacit import files
-from tacit.cli import texts
+from tacit.cli import parsing
+from tacit.environment import ALGORITHM
 from tacit.errors import ConfigError
 from tacit.lab.cluster import Cluster
 from tacit.lab.testbed.launch import Serving
 
-__all__ = ["DEFAULT", "VARIABLE", "Job", "check"]
+if TYPE_CHECKING:
+    from tacit.strategy import AnyStrategy
+
+__all__ = ["DEFAULT", "RunOptions", "check"]
 
 DEFAULT = "ddp"
-VARIABLE = "TACIT_ALGORITHM"
-"""What `tacit.from_env()` reads in the script."""
 _EXAMPLE = "write for example tacit run --cluster 2x2@100mbit --algorithm topk -- train.py --epochs 3"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RunOptions:
     """A script that can be run.
 
     Attributes:
         script: A file that exists and parses, and its arguments, or `-m`, a module and its arguments.
         cluster: The cluster to emulate.
-        asked: The algorithm that was asked for, a text that parses; None where none was.
+        strategy: What --algorithm asks for; its `name` is the text that the user typed. None if not given.
         timeout: Seconds that the run may take in all; None without limit.
         folder: A folder that exists and can be written.
         tensorboard: The folder for curves; None for no curves.
-        serving: How the cluster's parameter servers are run; None where it has none.
-        restarts: How often each worker is started again, which then is alone; None: all are one world.
+        serving: How the cluster's parameter servers are run; None if it has none.
+        restarts: How often each worker, which then is a world of its own, is started again. None: all
+            workers are one world.
     """
 
     script: tuple[str, ...]
     cluster: Cluster
-    asked: str | None
+    strategy: AnyStrategy | None
     timeout: float | None
     folder: Path
     tensorboard: Path | None = None
@@ -52,8 +56,8 @@ class Job:
 
     @property
     def algorithm(self) -> str:
-        """What the script is told."""
-        return self.asked or DEFAULT
+        """The text that `tacit.from_env()` parses in the script."""
+        return DEFAULT if self.strategy is None else self.strategy.name
 
     @property
     def name(self) -> str:
@@ -62,12 +66,12 @@ class Job:
 
     @property
     def record(self) -> Path:
-        """The file that keeps what came of it."""
+        """The file for the result."""
         return self.folder / "run.json"
 
     @property
     def footprint(self) -> Path:
-        """The folder in which every rank leaves its numbers."""
+        """The folder into which every rank writes its numbers."""
         return self.folder / "ranks"
 
 
@@ -83,21 +87,21 @@ def check(
     checkpoint: Path | None = None,
     checkpoint_every: float = 30.0,
     restarts: int | None = None,
-) -> Job:
-    """Turn what was typed into a job; the folder is made last, when all else is right.
+) -> RunOptions:
+    """Parse and check what was typed. The folder is made last, if all else is right.
 
     Raises:
-        ConfigError: Something cannot be; the message says what to write instead.
+        ConfigError: Something is not possible; the message says what to write instead.
     """
-    words, asked = _script(tuple(script)), _asked(algorithm)
-    parsed = _cluster(cluster, servers, asked)
-    return Job(
+    words, strategy = _script(tuple(script)), _strategy(algorithm)
+    parsed = _cluster(cluster, servers, strategy)
+    return RunOptions(
         script=words,
         cluster=parsed,
-        asked=asked,
-        timeout=None if timeout is None else texts.seconds("--timeout", timeout, 600),
+        strategy=strategy,
+        timeout=None if timeout is None else parsing.seconds("--timeout", timeout, 600),
         tensorboard=_curves(tensorboard),
-        restarts=_restarts(restarts, parsed, asked, tensorboard),
+        restarts=_restarts(restarts, parsed, strategy, tensorboard),
         serving=_serving(parsed, checkpoint, checkpoint_every),
         folder=_folder(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-run"),
     )
@@ -113,7 +117,7 @@ def _script(words: tuple[str, ...]) -> tuple[str, ...]:
             raise ConfigError(f"there is no module {words[1]!r}: run tacit where python -m {words[1]} works")
     elif words[0].startswith("-"):
         raise ConfigError(f"{words[0]!r} stands where the script must: {_EXAMPLE}")
-    elif not os.path.isfile(words[0]):  # it says no, too, where a name is too long
+    elif not os.path.isfile(words[0]):  # also False if a name is too long
         raise ConfigError(f"there is no script {words[0]!r} in {Path.cwd()}: {_EXAMPLE}")
     elif words[0].endswith(".py"):
         _check_syntax(Path(words[0]))
@@ -121,7 +125,7 @@ def _script(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _is_module(name: str) -> bool:
-    """Whether there is one of this name, or at least the package that it says it is in."""
+    """Whether this module exists, or at least its top-level package does."""
     top = name.partition(".")[0]
     if not all(part.isidentifier() for part in name.split(".")):
         return False
@@ -129,7 +133,7 @@ def _is_module(name: str) -> bool:
 
 
 def _check_syntax(script: Path) -> None:
-    """Python itself would say so on every rank at once, after all has been built."""
+    """Refuse a script that Python cannot parse: else every rank would fail, after the cluster was made."""
     try:
         with warnings.catch_warnings(action="ignore"):
             compile(script.read_bytes(), str(script), "exec")
@@ -140,37 +144,38 @@ def _check_syntax(script: Path) -> None:
         raise ConfigError(f"{script} cannot be read as a Python program: {error}") from error
 
 
-def _asked(algorithm: str | None) -> str | None:
+def _strategy(algorithm: str | None) -> AnyStrategy | None:
     from tacit import algorithms
 
-    if algorithm is None:
-        inherited = os.environ.get(VARIABLE, DEFAULT)
-        if inherited != DEFAULT:
-            raise ConfigError(
-                f"{VARIABLE}={inherited} is set, but tacit run sets that variable itself: write "
-                f"--algorithm {inherited}, or unset it to run {DEFAULT}"
-            )
-        return None
-    algorithms.parse(algorithm)
-    return algorithm.strip()
-
-
-def _cluster(text: str, servers: int, asked: str | None) -> Cluster:
-    from tacit.cli.request import needs_servers, takes_servers, with_servers
-
-    cluster = with_servers(Cluster.parse(text), servers)
-    if asked is not None and needs_servers(asked) and not cluster.servers:
-        raise ConfigError(f"{asked} needs a parameter server, and there is none: write --servers 1")
-    if asked is not None and cluster.servers and not takes_servers(asked):
+    if algorithm is not None:
+        return algorithms.parse(algorithm)
+    inherited = os.environ.get(ALGORITHM, DEFAULT)
+    if inherited != DEFAULT:
         raise ConfigError(
-            f"{cluster.servers} servers would do nothing with --algorithm {asked}, which needs none: leave "
-            "them out, or write --algorithm ps, say"
+            f"{ALGORITHM}={inherited} is set, but tacit run sets that variable itself: write "
+            f"--algorithm {inherited}, or unset it to run {DEFAULT}"
+        )
+    return None
+
+
+def _cluster(text: str, servers: int, strategy: AnyStrategy | None) -> Cluster:
+    from tacit.parameter_server.placement import needs_servers, uses_servers
+
+    cluster = parsing.cluster(text, servers)
+    if strategy is None:
+        return cluster
+    if needs_servers(strategy) and not cluster.servers:
+        raise ConfigError(f"{strategy.name} needs a parameter server, and there is none: write --servers 1")
+    if cluster.servers and not uses_servers(strategy):
+        raise ConfigError(
+            f"{cluster.servers} servers would do nothing with --algorithm {strategy.name}, which needs none: "
+            "leave them out, or write --algorithm ps, say"
         )
     return cluster
 
 
 def _serving(cluster: Cluster, checkpoint: Path | None, every: float) -> Serving | None:
-    texts.seconds("--checkpoint-every", every, 30)
+    parsing.seconds("--checkpoint-every", every, 30)
     if checkpoint is None:
         return Serving() if cluster.servers else None
     if not cluster.servers:
@@ -183,16 +188,17 @@ def _serving(cluster: Cluster, checkpoint: Path | None, every: float) -> Serving
     return serving
 
 
-def _restarts(count: int | None, cluster: Cluster, asked: str | None, curves: Path | None) -> int | None:
-    from tacit import algorithms
-
+def _restarts(
+    count: int | None, cluster: Cluster, strategy: AnyStrategy | None, curves: Path | None
+) -> int | None:
     if count is None:
         return None
-    texts.whole("--restarts", count, least=0)
-    if asked is None or not all(level.topology.independent for level in algorithms.parse(asked).levels):
+    parsing.whole("--restarts", count, least=0)
+    name = DEFAULT if strategy is None else strategy.name
+    if strategy is None or not all(level.topology.independent for level in strategy.levels):
         raise ConfigError(
-            f"--restarts {count} is for workers that go on without each other, and those of "
-            f"{asked or DEFAULT} do not: write --algorithm ps-async, say, or leave it out"
+            f"--restarts {count} is for workers that go on without each other, and those of {name} do not: "
+            "write --algorithm ps-async, say, or leave it out"
         )
     if not cluster.namespaces or cluster.ranks_per_node > 1:
         raise ConfigError(
@@ -208,7 +214,7 @@ def _restarts(count: int | None, cluster: Cluster, asked: str | None, curves: Pa
 
 
 def _check_files(folder: Path, serving: Serving, servers: int) -> None:
-    """What is there is of so many servers, or nothing is: half of a model is none."""
+    """Refuse a folder with the checkpoints of another number of servers: each holds a part of the model."""
     files.folder(folder, "--checkpoint")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -250,7 +256,7 @@ def _folder(folder: Path) -> Path:
 
 
 def _is_whole(record: Path) -> bool:
-    """Whether a run was written down to its end."""
+    """Whether this file holds the result of a run that has ended."""
     try:
         told = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
 import pytest
 
-from tacit.cli.texts import split_algorithms
+from tacit.cli.parsing import split_algorithms
 from tacit.errors import ConfigError
 
 

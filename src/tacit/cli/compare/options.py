@@ -1,4 +1,4 @@
-"""Check everything that a comparison needs before anything is built."""
+"""The options of `tacit compare`, parsed and checked before anything is launched."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from datetime import datetime
 from pathlib import Path
 
 from tacit import algorithms, files
-from tacit.cli import texts
+from tacit.cli import parsing
 from tacit.errors import ConfigError
 from tacit.lab import recipes
 from tacit.lab.cluster import Cluster
 from tacit.lab.recipes import NO_CHOICES, Choices
 from tacit.lab.records import COMPUTE_ONLY, Writer
-from tacit.parameter_server import placement
+from tacit.parameter_server.placement import needs_servers, uses_servers
+from tacit.strategy import AnyStrategy
 
-__all__ = ["Request", "check"]
+__all__ = ["RECORDS", "TIMELINE", "CompareOptions", "check"]
 
 RECORDS = "records.jsonl"
 TIMELINE = "timeline.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class CompareOptions:
     """A comparison that can be carried out.
 
     Attributes:
         recipe: A known recipe's name.
         cluster: The cluster to emulate.
-        algorithms: Texts that parse, all different.
+        strategies: What to compare. The `name` of each is the text that the user typed; all names differ.
         epochs: How long to train.
         target: The accuracy to reach, 0..1.
         seed: Decides the initial weights and the order of the data.
@@ -42,7 +43,7 @@ class Request:
 
     recipe: str
     cluster: Cluster
-    algorithms: tuple[str, ...]
+    strategies: tuple[AnyStrategy, ...]
     epochs: int
     target: float
     seed: int
@@ -52,18 +53,23 @@ class Request:
     choices: Choices = NO_CHOICES
 
     @property
+    def algorithms(self) -> list[str]:
+        """The names of all trainings, in order: the strategies, and training without communication."""
+        return [*(strategy.name for strategy in self.strategies), COMPUTE_ONLY]
+
+    @property
     def records(self) -> Path:
-        """The file that all runs append to."""
+        """The file for the records of all trainings."""
         return self.folder / RECORDS
 
     @property
     def timeline(self) -> Path:
-        """The file that takes what the ranks were doing when."""
+        """The file for the ranks' timelines."""
         return self.folder / TIMELINE
 
     @property
     def output(self) -> Path:
-        """The file that takes what the ranks print."""
+        """The file for what the ranks print."""
         return self.folder / "output.log"
 
 
@@ -82,35 +88,64 @@ def check(
     choices: Choices = NO_CHOICES,
     download: bool = False,
     tell: Callable[[str], None] = print,
-) -> Request:
-    """Turn what was typed into a request; data is fetched and the folder made last, when all else is right.
+) -> CompareOptions:
+    """Parse and check what was typed. Data is fetched and the folder is made last, if all else is right.
+
+    Args:
+        tell: Prints a note for the user.
 
     Raises:
-        ConfigError: Something cannot be; the message says what to write instead.
+        ConfigError: Something is not possible; the message says what to write instead.
     """
     chosen = recipes.get(recipe, choices)
-    parsed = with_servers(Cluster.parse(cluster), servers)
-    names = _algorithms(algorithms)
-    _check_servers(names, parsed.servers)
-    request = Request(
+    parsed = parsing.cluster(cluster, servers)
+    strategies = _strategies(algorithms)
+    _check_servers(strategies, parsed.servers)
+    options = CompareOptions(
         recipe=recipe,
         cluster=parsed,
-        algorithms=names,
-        epochs=texts.whole("--epochs", chosen.epochs if epochs is None else epochs),
+        strategies=strategies,
+        epochs=parsing.whole("--epochs", chosen.epochs if epochs is None else epochs),
         target=_share("target", chosen.target if target is None else target),
-        seed=texts.seed("--seed", seed),
-        timeout=texts.seconds("--timeout", timeout, 600),
+        seed=parsing.seed("--seed", seed),
+        timeout=parsing.seconds("--timeout", timeout, 600),
         folder=(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-{recipe}").absolute(),
-        tensorboard=_curves(tensorboard, names),
         choices=choices,
     )
+    if tensorboard is not None:
+        options = replace(options, tensorboard=_curves(tensorboard, options.algorithms))
     if download:
-        request = replace(request, choices=_fetched(recipe, choices, tell))
-    _check_data(request)
+        options = replace(options, choices=_fetched(recipe, choices, tell))
+    _check_data(options)
     if choices.precision == "bf16":
         _warn_of_bfloat16(tell)
-    _make(request.folder)
-    return request
+    _make(options.folder)
+    return options
+
+
+def _strategies(text: str) -> tuple[AnyStrategy, ...]:
+    """A strategy for each algorithm of a list with commas."""
+    names = parsing.split_algorithms(text)
+    strategies = []
+    for name in names:
+        if name == COMPUTE_ONLY:
+            raise ConfigError(f"{COMPUTE_ONLY} is always trained beside the algorithms: leave it out")
+        if names.count(name) > 1:
+            raise ConfigError(f"{name!r} is listed twice: name each algorithm once")
+        strategies.append(algorithms.parse(name))
+    return tuple(strategies)
+
+
+def _check_servers(strategies: Sequence[AnyStrategy], servers: int) -> None:
+    needy = [strategy.name for strategy in strategies if needs_servers(strategy)]
+    if needy and not servers:
+        raise ConfigError(f"{needy[0]} needs a parameter server, and there is none: write --servers 1")
+    if servers and not any(map(uses_servers, strategies)):
+        names = ", ".join(strategy.name for strategy in strategies)
+        raise ConfigError(
+            f"{servers} servers would do nothing, as none of {names} needs one: leave them out, "
+            "or compare ps, say"
+        )
 
 
 def _fetched(recipe: str, choices: Choices, tell: Callable[[str], None]) -> Choices:
@@ -129,58 +164,11 @@ def _warn_of_bfloat16(tell: Callable[[str], None]) -> None:
         )
 
 
-def _check_data(request: Request) -> None:
+def _check_data(options: CompareOptions) -> None:
     """Read the data before any rank does."""
-    ranks = request.cluster.world_size
-    if not recipes.get(request.recipe, request.choices).steps_per_epoch(ranks):
-        raise ConfigError(f"{request.recipe} has too little data for {ranks} ranks: use a smaller cluster")
-
-
-def _algorithms(text: str) -> tuple[str, ...]:
-    names = texts.split_algorithms(text)
-    for each in names:
-        if each == COMPUTE_ONLY:
-            raise ConfigError(f"{COMPUTE_ONLY} is always trained beside the algorithms: leave it out")
-        if names.count(each) > 1:
-            raise ConfigError(f"{each!r} is listed twice: name each algorithm once")
-        algorithms.parse(each)
-    return tuple(names)
-
-
-def with_servers(cluster: Cluster, servers: int) -> Cluster:
-    """The cluster, with so many parameter servers beside its nodes; as its text says where 0.
-
-    Raises:
-        ConfigError: the number cannot be.
-    """
-    if servers < 0:
-        raise ConfigError(f"--servers {servers} cannot be: write how many there are, such as --servers 1")
-    if servers and cluster.servers:
-        raise ConfigError(
-            f"--servers {servers} and --cluster {cluster} both say how many servers there are: leave one out"
-        )
-    return replace(cluster, servers=servers) if servers else cluster
-
-
-def needs_servers(algorithm: str) -> bool:
-    """Whether an algorithm's text, which parses, needs parameter servers."""
-    return placement.needs_servers(algorithms.parse(algorithm))
-
-
-def takes_servers(algorithm: str) -> bool:
-    """Whether an algorithm's text, which parses, uses parameter servers where there are some."""
-    return placement.uses_servers(algorithms.parse(algorithm))
-
-
-def _check_servers(names: Sequence[str], servers: int) -> None:
-    needy = [name for name in names if needs_servers(name)]
-    if needy and not servers:
-        raise ConfigError(f"{needy[0]} needs a parameter server, and there is none: write --servers 1")
-    if servers and not any(takes_servers(name) for name in names):
-        raise ConfigError(
-            f"{servers} servers would do nothing, as none of {', '.join(names)} needs one: leave them out, "
-            "or compare ps, say"
-        )
+    ranks = options.cluster.world_size
+    if not recipes.get(options.recipe, options.choices).steps_per_epoch(ranks):
+        raise ConfigError(f"{options.recipe} has too little data for {ranks} ranks: use a smaller cluster")
 
 
 def _share(name: str, value: float) -> float:
@@ -189,12 +177,10 @@ def _share(name: str, value: float) -> float:
     return value
 
 
-def _curves(root: Path | None, names: Sequence[str]) -> Path | None:
-    if root is None:
-        return None
+def _curves(root: Path, algorithms: Sequence[str]) -> Path:
     from tacit.hooks import scalars
 
-    scalars.check(root.absolute(), [*names, COMPUTE_ONLY])
+    scalars.check(root.absolute(), algorithms)
     return root.absolute()
 
 

@@ -10,11 +10,12 @@ from samples import HEAD
 from timed import run
 
 from tacit import timelines
-from tacit.cli import contest
-from tacit.cli.book import Book
-from tacit.cli.display import Display
+from tacit.algorithms import parse
+from tacit.cli.compare import runner
+from tacit.cli.compare.display import Display
+from tacit.cli.compare.options import CompareOptions
+from tacit.cli.compare.recorder import ComparisonRecorder
 from tacit.cli.interrupts import Interrupted
-from tacit.cli.request import Request
 from tacit.errors import TestbedError
 from tacit.lab import records
 from tacit.lab.cluster import Cluster
@@ -80,14 +81,14 @@ class Screen(Display):
 
 
 @pytest.fixture
-def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CompareOptions:
     log.clear()
-    monkeypatch.setattr(contest, "Testbed", Bed)
+    monkeypatch.setattr(runner, "Testbed", Bed)
     monkeypatch.setattr(Bed, "play", staticmethod(lambda algorithm: WELL), raising=False)
-    return Request(
+    return CompareOptions(
         recipe="digits",
         cluster=Cluster.parse("2x2@100mbit"),
-        algorithms=("ddp", "topk"),
+        strategies=(parse("ddp"), parse("topk")),
         epochs=3,
         target=0.9,
         seed=0,
@@ -96,17 +97,17 @@ def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
     )
 
 
-def test_all_algorithms_and_the_limit_share_one_testbed(request_: Request) -> None:
+def test_all_algorithms_and_the_limit_share_one_testbed(options: CompareOptions) -> None:
     screen = Screen()
-    book = Book(request_)
-    contest.hold(request_, screen, book)
+    recorder = ComparisonRecorder(options)
+    runner.train_all(options, screen, recorder)
     turns = [f"{name} for 3, at most 60 s" for name in ("ddp", "topk", "compute-only")]
     assert log == ["built 2x2@100mbit", *turns, "gone"]
     assert screen.seen == ["ddp", PROGRESS, "topk", PROGRESS, "compute-only", PROGRESS]
-    assert request_.output.read_text().splitlines()[0] == "[ddp, node 1] a warning"
-    assert [record.algorithm for record in book.records] == ["ddp", "topk", "compute-only"]
-    assert list(records.read(request_.records)) == book.records
-    assert [each.algorithm for each in timelines.read(request_.timeline)] == ["ddp", "topk", "compute-only"]
+    assert options.output.read_text().splitlines()[0] == "[ddp, node 1] a warning"
+    assert [record.algorithm for record in recorder.records] == ["ddp", "topk", "compute-only"]
+    assert list(records.read(options.records)) == recorder.records
+    assert [each.algorithm for each in timelines.read(options.timeline)] == ["ddp", "topk", "compute-only"]
 
 
 @pytest.mark.parametrize(
@@ -125,30 +126,30 @@ def test_all_algorithms_and_the_limit_share_one_testbed(request_: Request) -> No
     ],
 )
 def test_a_failure_names_rank_and_reason_and_ends_it_all(
-    request_: Request, monkeypatch: pytest.MonkeyPatch, result: Result, message: str
+    options: CompareOptions, monkeypatch: pytest.MonkeyPatch, result: Result, message: str
 ) -> None:
     monkeypatch.setattr(Bed, "play", staticmethod(lambda algorithm: result if algorithm == "topk" else WELL))
     with pytest.raises(TestbedError) as caught:
-        contest.hold(request_, Screen(), Book(request_))
+        runner.train_all(options, Screen(), ComparisonRecorder(options))
     assert str(caught.value).splitlines()[0] == message
     assert str(caught.value).endswith("output.log")
     assert log[-2:] == ["topk for 3, at most 60 s", "gone"]
-    *_, end = records.read(request_.records)
+    *_, end = records.read(options.records)
     assert isinstance(end, records.EndRecord)
     assert (end.algorithm, end.status, end.seconds) == ("topk", "failed", None)
     assert message in (end.error or "")
 
 
 def test_an_interrupt_is_on_record_and_goes_on_its_way(
-    request_: Request, monkeypatch: pytest.MonkeyPatch
+    options: CompareOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def play(algorithm: str) -> Result:
         raise Interrupted(15)
 
     monkeypatch.setattr(Bed, "play", staticmethod(play))
     with pytest.raises(Interrupted):
-        contest.hold(replace(request_, algorithms=("ddp",)), Screen(), Book(request_))
+        runner.train_all(replace(options, strategies=(parse("ddp"),)), Screen(), ComparisonRecorder(options))
     assert log[-1] == "gone"
-    *_, end = records.read(request_.records)
+    *_, end = records.read(options.records)
     assert isinstance(end, records.EndRecord)
     assert (end.status, end.error) == ("interrupted", "stopped by SIGTERM")

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from tacit import files
-from tacit.cli import endings, outcome
-from tacit.cli.endings import Group
+from tacit.cli.run import failures, result
+from tacit.cli.run.failures import FailureGroup
+from tacit.cli.run.options import RunOptions
 from tacit.lab.cluster import Cluster
 from tacit.lab.testbed import Failure, Result
 from tacit.lab.testbed.results import Ending
@@ -39,10 +40,10 @@ def alike(*ranks: int, traceback: str | None = ATTACH, reason: str = "exit code 
 
 
 def test_an_error_of_all_ranks_is_told_once() -> None:
-    (group,) = endings.grouped(alike(2, 0, 3, 1))
+    (group,) = failures.group_endings(alike(2, 0, 3, 1))
     assert group.ranks == (0, 1, 2, 3)
     assert group.who == "ranks 0, 1, 2 and 3"
-    assert endings.told([group], group.who) == [
+    assert failures.format_groups([group], group.who) == [
         '  File "/home/me/train.py", line 12, in <module>',
         "    with tacit.attach(model, opt, alg) as s:",
         "         ^^^^^^^^^^^^",
@@ -56,11 +57,13 @@ def test_errors_that_differ_are_each_told_and_the_launchers_own_are_not() -> Non
         *alike(0, 2, traceback=LOST),
         Ending(3, 1, "killed by SIGTERM", lost=True),
     ]
-    groups = endings.grouped(ended)
-    assert groups[0] == Group((1,), "killed by SIGKILL")
+    groups = failures.group_endings(ended)
+    assert groups[0] == FailureGroup((1,), "killed by SIGKILL")
     assert groups[1].error == ("tacit.errors.PeerLost: rank 1 has left", "in two lines")
     assert groups[1].frames == ('  File "/home/me/train.py", line 22, in <module>', "    loss.backward()")
-    assert endings.told(groups, "rank 1") == ["ranks 0 and 2: tacit.errors.PeerLost: rank 1 has left"]
+    assert failures.format_groups(groups, "rank 1") == [
+        "ranks 0 and 2: tacit.errors.PeerLost: rank 1 has left"
+    ]
 
 
 def test_many_errors_are_cut() -> None:
@@ -71,7 +74,7 @@ def test_many_errors_are_cut() -> None:
             rank, traceback=f"Traceback (most recent call last):\nValueError: {rank} {'x' * 9000}"
         )
     ]
-    lines = endings.told(endings.grouped(ended), "rank 0")
+    lines = failures.format_groups(failures.group_endings(ended), "rank 0")
     assert len(lines) == 5
     assert lines[-1] == "and 5 more ranks, each of which says something else"
     assert all(len(line) < 700 for line in lines)
@@ -79,54 +82,54 @@ def test_many_errors_are_cut() -> None:
 
 def test_frames_of_the_library_are_shown_where_there_are_no_others() -> None:
     text = f'Traceback (most recent call last):\n  File "{Path(files.__file__)}", line 1, in f\n    f()\nE: 1'
-    (group,) = endings.grouped(alike(0, traceback=text))
+    (group,) = failures.group_endings(alike(0, traceback=text))
     assert group.frames == (f'  File "{Path(files.__file__)}", line 1, in f', "    f()")
 
 
 @pytest.mark.parametrize("text", ["", "no traceback", "Traceback (most recent call last):", "E: 1\n  E: 2"])
 def test_odd_tracebacks_are_no_error(text: str) -> None:
-    (group,) = endings.grouped(alike(0, traceback=text))
-    endings.told([group], "rank 0")
+    (group,) = failures.group_endings(alike(0, traceback=text))
+    failures.format_groups([group], "rank 0")
 
 
 def test_every_traceback_is_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ended = [*alike(10, 2), Ending(1, 0, "killed by SIGKILL")]
-    assert endings.kept(ended, tmp_path / "errors") == ["rank2.txt", "rank10.txt"]
+    assert failures.write_tracebacks(ended, tmp_path / "errors") == ["rank2.txt", "rank10.txt"]
     assert (tmp_path / "errors" / "rank10.txt").read_text() == ATTACH + "\n"
-    assert endings.kept([], tmp_path / "none") == []
+    assert failures.write_tracebacks([], tmp_path / "none") == []
     assert not (tmp_path / "none").exists()
-    assert endings.kept(ended, tmp_path / "gone" / "errors") == []
+    assert failures.write_tracebacks(ended, tmp_path / "gone" / "errors") == []
     assert "tracebacks are not kept" in capsys.readouterr().err
 
 
-def judged(tmp_path: Path, result: Result) -> list[str]:
-    job = outcome.Job(
-        script=("train.py",), cluster=Cluster.parse("2x2"), asked=None, timeout=None, folder=tmp_path
+def summary(tmp_path: Path, ended: Result) -> list[str]:
+    options = RunOptions(
+        script=("train.py",), cluster=Cluster.parse("2x2"), strategy=None, timeout=None, folder=tmp_path
     )
-    return outcome.judge(job, result).lines()
+    return result.summarize(options, ended).lines()
 
 
 def test_the_summary_names_who_failed_first(tmp_path: Path) -> None:
     together = Result(1, (Failure(0, 2, "exit code 1", ATTACH, 1),), False, 1.0, (), tuple(alike(0, 1, 2, 3)))
-    lines = judged(tmp_path, together)
+    lines = summary(tmp_path, together)
     assert lines[0] == "tacit: train.py failed: ranks 0, 1, 2 and 3 ended with exit code 1"
     assert lines[4].startswith("tacit.errors.AttachError")
     assert lines[5].startswith("Whole tracebacks: errors/rank0.txt, errors/rank1.txt")
     assert len(lines) < 14
     frozen = Failure(0, 1, "froze: it did not answer in round 20")
     survivors = Failure(0, 0, "exit code 1", LOST, 1)
-    lines = judged(
+    lines = summary(
         tmp_path, Result(1, (frozen, survivors), False, 1.0, (), tuple(alike(0, 2, traceback=LOST)))
     )
     assert lines[0] == "tacit: train.py failed: rank 1 froze: it did not answer in round 20 (node 0)"
     assert "(ranks 0 and 2 said so)" in lines
     infected = Failure(1, 2, "had NaN or infinity in the gradient of 0.weight, in step 5", ATTACH, 1)
-    lines = judged(tmp_path, Result(1, (infected,), False, 1.0, (), tuple(alike(0, 1, 2, 3))))
+    lines = summary(tmp_path, Result(1, (infected,), False, 1.0, (), tuple(alike(0, 1, 2, 3))))
     assert lines[0] == (
         "tacit: train.py failed: rank 2 had NaN or infinity in the gradient of 0.weight, in step 5 (node 1)"
     )
     launcher = Failure(1, None, "exit code 1", "cannot bind", 1)
-    lines = judged(tmp_path, Result(1, (launcher,), False, 1.0))
+    lines = summary(tmp_path, Result(1, (launcher,), False, 1.0))
     assert lines[:2] == [
         "tacit: train.py failed: the launcher of node 1 ended with exit code 1",
         "cannot bind",

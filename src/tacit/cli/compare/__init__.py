@@ -1,0 +1,1 @@
+"""`tacit compare`: train a recipe with several algorithms on one emulated cluster."""

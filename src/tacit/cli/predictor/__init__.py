@@ -1,0 +1,1 @@
+"""`tacit predictor`: record trainings, train a predictor on the records, and evaluate it."""

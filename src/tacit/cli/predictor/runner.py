@@ -1,0 +1,69 @@
+"""What the commands of `tacit predictor` do, with options that have been checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import typer
+
+from tacit.cli.predictor.options import EvaluateOptions, RecordOptions, TrainOptions
+from tacit.files import put
+from tacit.lab.predictor_training import dataset, mp2, wnn
+from tacit.lab.predictor_training.evaluation import judge
+from tacit.lab.predictor_training.gain_search import best
+from tacit.lab.predictor_training.runs import record as recorded
+from tacit.lab.reports import predictors as reports
+from tacit.prediction import weight_files
+
+__all__ = ["evaluate", "record", "train"]
+
+Tell = Callable[[str], None]
+"""Prints a line for the user."""
+
+
+def record(options: RecordOptions, tell: Tell) -> None:
+    """Train, and write how elements changed into a file."""
+    layers = list(recorded(options.runs, options.sampling, path=options.images, tell=tell))
+    dataset.save(options.out, layers)
+    changes = sum(layer.changes.numel() for layer in layers)
+    tell(f"{len(layers)} stretches of layers, {changes:,} changes: {options.out}")
+
+
+def train(options: TrainOptions, tell: Tell) -> None:
+    """Train a predictor on records, and write a file; its note holds the command."""
+    layers, trials = options.layers, options.gain_trials
+    if trials is None:
+        weights = wnn.train(layers, **options.arguments, tell=tell)
+    else:
+        weights = mp2.train(layers, **options.arguments, tell=tell)
+        weights = best(weights, trials.gains, trials.trials, tell)
+    runs = "; ".join(dict.fromkeys(layer.run for layer in layers))
+    weight_files.write(options.out, options.network, weights, f"{options.command}\nlearnt from: {runs}")
+    tell(f"{options.network} for {', '.join(weights)}: {options.out}")
+
+
+def evaluate(options: EvaluateOptions, *, as_json: bool, tell: Tell) -> None:
+    """Evaluate predictors, print a table, and write a page."""
+    evaluation = judge(
+        options.trial,
+        options.predictors,
+        within=options.within,
+        moments=options.moments,
+        held_out=options.held_out,
+        tell=tell,
+    )
+    _print_table(evaluation, to_stderr=as_json)
+    if options.out is not None:
+        put(options.out, reports.page(evaluation))
+        tell(f"Page: {options.out}")
+    if as_json:
+        typer.echo(json.dumps(evaluation.to_dict()))
+
+
+def _print_table(evaluation: reports.Evaluation, *, to_stderr: bool) -> None:
+    from rich.console import Console
+
+    console = Console(stderr=to_stderr)
+    console.print()
+    console.print(reports.table(evaluation))

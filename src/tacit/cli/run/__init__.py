@@ -1,0 +1,1 @@
+"""`tacit run`: run a training script, unchanged, on an emulated cluster."""

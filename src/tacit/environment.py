@@ -1,0 +1,57 @@
+"""The environment variables that tacit reads or sets: every name stands here once.
+
+One file repeats two of them, as it runs where tacit cannot be imported: `rank.py` of the testbed.
+"""
+
+from __future__ import annotations
+
+ALGORITHM = "TACIT_ALGORITHM"
+"""The strategy's text form. Set by `tacit run` or the user; read by `tacit.from_env`."""
+
+CACHE = "TACIT_CACHE"
+"""The folder for downloaded and decoded images. Set by the user; read by the recipes."""
+
+CLUSTER = "TACIT_CLUSTER"
+"""The emulated cluster's text form. Set by the testbed; read by a recipe's worker, for its records."""
+
+FOOTPRINT = "TACIT_FOOTPRINT"
+"""The folder for each rank's and each server's report. Set by `tacit run`; read by sessions and servers."""
+
+INTERFACE = "TACIT_INTERFACE"
+"""The network interface of this node. Set by the testbed; read by whatever counts a node's bytes."""
+
+KERNELS = "TACIT_KERNELS"
+"""Which kernels run: "reference" or "triton". Set by the user; read by the kernels' dispatch."""
+
+NODE = "TACIT_NODE"
+"""The number of this node, from 0. Set by the testbed; read by the byte counter of `tacit run`."""
+
+NODES = "TACIT_NODES"
+"""How many nodes there are. Set by the testbed; read by the recipes' meter."""
+
+NOTES = "TACIT_NOTES"
+"""How a line on stderr begins that is a note for the command. Set by the testbed; read by ranks."""
+
+RESTORE = "TACIT_RESTORE"
+"""Variables that ranks have otherwise than their launcher, as JSON. Set and read by the testbed."""
+
+SERVER_SECRET = "TACIT_SERVER_SECRET"
+"""The secret that workers and parameter servers share. Set by the testbed or the user; read by both."""
+
+SERVER_SECRET_FILE = "TACIT_SERVER_SECRET_FILE"
+"""A file that holds that secret. Set by the user; read by workers and parameter servers."""
+
+SERVERS = "TACIT_SERVERS"
+"""host:port of each parameter server, with commas. Set by the testbed or the user; read by `attach`."""
+
+TENSORBOARD = "TACIT_TENSORBOARD"
+"""The folder for curves. Set by `tacit run --tensorboard`; read by sessions."""
+
+WORKER = "TACIT_WORKER"
+"""The number, from 0, of a worker that is started alone and so is rank 0 of its own world.
+
+Set by the testbed or the user; read by `attach`, and by whatever writes a file for each rank.
+"""
+
+WORKERS = "TACIT_WORKERS"
+"""How many such workers there are. Set by the testbed or the user; read by `attach`."""
