@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # Without bytecode files each of a thousand processes would compile all sources anew: a second of processor time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test check docs
+.PHONY: setup demo quick test check docs
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -18,14 +18,17 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## Train with five algorithms on an emulated slow network and compare them.
 	$(BIN)/tacit compare
 
+quick: setup  ## The laws, and the tests that start no process: 90 seconds on two cores.
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not processes and not long"
+
 test: setup  ## The whole test suite; tests that need network namespaces say so where they cannot run.
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-check: setup  ## Format, lint, strict types, and the rule that imports point down.
+check: setup  ## Format, lint, strict types, and the rules of the source's structure.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_floors.py
+	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 docs: setup  ## The documentation site, in build/site; a broken link is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

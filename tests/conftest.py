@@ -1,10 +1,12 @@
-"""What tests in several folders share."""
+"""What tests in several folders share, and which of them start processes."""
 
+import _posixsubprocess
 import os
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -17,6 +19,70 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 from tacit.errors import TestbedError
 from tacit.lab.cluster import Cluster
 from tacit.lab.testbed import Testbed
+
+# How the names of tests begin that start processes: a browser, ranks, a server, a command. No other test may
+# start one, as each costs seconds for its imports alone.
+PROCESSES = (
+    "tests/benchmarks/test_blocks.py",
+    "tests/benchmarks/test_fault_campaign.py::test_a_trial",
+    "tests/benchmarks/test_grid.py::test_a_call_that_trains_nothing",
+    "tests/benchmarks/test_peers.py::test_a_call_that_fails",
+    "tests/benchmarks/test_peers.py::test_memory_is_that_of_the_processes",
+    "tests/benchmarks/test_peers.py::test_what_cannot_be_is_refused",
+    "tests/cli/test_disk.py",
+    "tests/cli/test_endings.py::test_the_summary_names_who_failed_first",
+    "tests/cli/test_list.py::test_json_lists",
+    "tests/cli/test_list.py::test_the_table_fits",
+    "tests/cli/test_main.py",
+    "tests/cli/test_run.py",
+    "tests/cuda/",
+    "tests/docs/test_code.py::test_a_block_runs",
+    "tests/docs/test_code.py::test_a_script_runs",
+    "tests/docs/test_site.py",
+    "tests/doors/test_beside.py",
+    "tests/doors/test_compiled.py",
+    "tests/doors/test_cut_off.py",
+    "tests/doors/test_daso.py",
+    "tests/doors/test_differing.py",
+    "tests/doors/test_faults.py",
+    "tests/doors/test_features.py",
+    "tests/doors/test_given.py",
+    "tests/doors/test_gloo.py",
+    "tests/doors/test_hook.py",
+    "tests/doors/test_in_stream.py",
+    "tests/doors/test_late.py",
+    "tests/doors/test_loops.py",
+    "tests/doors/test_mp2.py",
+    "tests/doors/test_odd_world.py",
+    "tests/doors/test_progress.py",
+    "tests/doors/test_resize.py::test_real_processes",
+    "tests/doors/test_unclosed.py",
+    "tests/doors/test_uneven.py",
+    "tests/kernels/test_pick.py",
+    "tests/kernels/test_triton.py",
+    "tests/recipes/test_cache.py::test_of_many_processes",
+    "tests/reports/test_browser.py",
+    "tests/reports/test_page.py::test_plotly_is_not_imported",
+    "tests/server/test_cli",
+    "tests/server/test_equalities.py",
+    "tests/server/test_processes.py",
+    "tests/test_examples.py",
+    "tests/test_public_api.py::test_a_submodule",
+    "tests/test_public_api.py::test_importing_tacit",
+    "tests/testbed/",
+    "tests/transports/test_settling.py",
+)
+LONG = (
+    "tests/cli/test_odd_input.py",
+    "tests/cli/test_predictor.py",
+    "tests/doors/test_resize.py",
+    "tests/recipes/test_image_recipes.py::test_every_network_learns",
+    "tests/recipes/test_prediction.py",
+    "tests/server/test_waiting.py",
+)
+"""Those that start no process, and take ten seconds and more: trainings, and every state of a server."""
+CHEAP = {"git", "uname"}
+"""Programs that end at once: they say which machine this is, and which commit."""
 
 Curves: TypeAlias = dict[str, list[tuple[int, float]]]
 
@@ -45,3 +111,73 @@ def namespaces() -> None:
         if "does not permit" not in str(error):
             raise
         pytest.skip(str(error))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(PROCESSES):
+            item.add_marker("processes")
+        if item.nodeid.startswith(LONG):
+            item.add_marker("long")
+
+
+class Guard:
+    """Refuses that a test starts a process, unless it is marked.
+
+    Attributes:
+        watching: whether a test without the mark runs.
+        started: what it has tried to start.
+    """
+
+    EVENTS = (
+        "subprocess.Popen",
+        "os.fork",
+        "os.forkpty",
+        "os.posix_spawn",
+        "os.spawn",
+        "os.system",
+        "os.exec",
+    )
+
+    def __init__(self) -> None:
+        self.watching, self.started = False, list[str]()
+        sys.addaudithook(self.hook)
+        inner = _posixsubprocess.fork_exec
+
+        def fork_exec(args: Any, *rest: Any) -> int:
+            # multiprocessing calls it without an event.
+            self.hook("subprocess.Popen", (os.fsdecode(args[0]),))
+            return inner(args, *rest)
+
+        _posixsubprocess.fork_exec = fork_exec
+
+    def hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if self.watching and event in self.EVENTS and args[:1] not in [(name,) for name in CHEAP]:
+            self.started.append(f"{event} {args[:2]}")
+            raise AssertionError(f"{self.started[-1]}: a test that starts processes belongs into PROCESSES")
+
+
+GUARD = Guard()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    GUARD.watching = item.get_closest_marker("processes") is None
+    GUARD.started.clear()
+    try:
+        return (yield)
+    finally:
+        GUARD.watching = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    done = yield
+    assert not GUARD.started, "it has started a process, and went on without: mark it"
+    return done
+
+
+@pytest.fixture
+def guard() -> Guard:
+    """What the test itself has started, and may clear."""
+    return GUARD

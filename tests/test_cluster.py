@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from tacit.errors import ConfigError
 from tacit.lab.cluster import Cluster
 
@@ -50,7 +51,7 @@ def test_text_says_it_all(nodes: int, ranks: int, rate: float | None, latency: f
     assert Cluster.parse(str(cluster)) == cluster
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "",
@@ -92,7 +93,7 @@ def test_bad_text_is_refused_with_an_example(text: str) -> None:
         Cluster.parse(text)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "values",
     [
         {"nodes": 0, "ranks_per_node": 1},

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tacit
+from cases import for_each
 from tacit.algorithms import ALGORITHMS, parse
 from tacit.session import Session, one_line
 from tacit.strategy import Strategy
@@ -27,7 +28,7 @@ def session(strategy: Strategy) -> Session:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "ddp"])
+@for_each("name", [name for name in ALGORITHMS if name != "ddp"])
 def test_every_algorithm_says_in_one_sentence_what_is_at_work(name: str) -> None:
     told = one_line(name, [session(level).summary for level in parse(name).levels], WITHOUT_NUMBA)
     assert len(told) <= 200

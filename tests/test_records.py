@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from samples import HEAD
 
+from cases import for_each
 from tacit.errors import ConfigError
 from tacit.lab import records
 
@@ -40,7 +41,7 @@ def test_a_newer_version_is_refused() -> None:
         records.parse(line)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("line", "message"),
     [
         (EPOCH.to_json()[:40], "not a record"),
@@ -71,7 +72,7 @@ def test_a_broken_line_is_refused_by_name(line: str, message: str) -> None:
         records.parse(line)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("record", "field", "value", "message"),
     [
         (EPOCH, "seconds", '"fast"', "seconds is 'fast' in this EpochRecord: write a finite number"),

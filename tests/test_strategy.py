@@ -1,5 +1,6 @@
 import pytest
 
+from cases import for_each
 from tacit.algorithms import ALGORITHMS, known, parse
 from tacit.compressors import ErrorFeedback, TopK
 from tacit.errors import ConfigError
@@ -17,14 +18,14 @@ def test_the_text_form_makes_a_value() -> None:
     assert parse("topk:ratio=0.5").name == "topk:ratio=0.5"
 
 
-@pytest.mark.parametrize("name", known())
+@for_each("name", known())
 def test_every_algorithm_works_by_its_name_alone(name: str) -> None:
     strategy = parse(name)
     assert strategy.name == name
     assert ALGORITHMS[name].__doc__
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "says"),
     [
         ("", "names no algorithm"),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import for_each
 from tacit import timelines
 from tacit.errors import ConfigError
 from tacit.lab.records import Writer
@@ -38,7 +39,7 @@ def test_a_file_holds_what_was_written_in_order(tmp_path: Path) -> None:
     assert list(timelines.read(path)) == [WHOLE, WHOLE.counted_from(990.0)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "value", "message"),
     [
         ("steps", 3, "steps is 3 in this Timeline: write a list"),

@@ -10,6 +10,7 @@ import torch
 from normed import Member, Normed
 from torch import Tensor, nn
 
+from cases import for_each
 from tacit.compressors import QSGD, ErrorFeedback, Sign, TopK
 from tacit.contracts import Merge
 from tacit.errors import AttachError, NonFinite
@@ -71,7 +72,7 @@ def test_every_merge_is_there() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("variance", [0.02, 1e-4])
+@for_each("variance", [0.02, 1e-4])
 def test_a_variance_is_never_below_zero_and_the_model_can_always_be_evaluated(
     way: str, variance: float
 ) -> None:
@@ -392,24 +393,37 @@ def test_a_buffer_that_is_no_tensor_any_more_is_refused() -> None:
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if "adopt" not in way])
-@pytest.mark.parametrize("stop", [5, 7, 9])
-def test_a_run_that_is_resumed_is_the_run_that_never_stopped(way: str, stop: int) -> None:
+def test_a_run_that_is_resumed_is_the_run_that_never_stopped(way: str) -> None:
     schedule_state = {"steps_per_epoch": 8.0, "epochs": 6.0}
-    straight, saving, resumed = (Normed(WAYS[way], schedule_state=schedule_state) for _ in range(3))
+    straight, saving = (Normed(WAYS[way], schedule_state=schedule_state) for _ in range(2))
     straight.train(24)
-    saving.train(stop)
-    saved = [member.save() for member in saving.members]
-    saving.train(24 - stop)
-    resumed.each(lambda rank, member: member.load(saved[rank]))
-    resumed.train(24 - stop)
-    for crew in (straight, saving, resumed):
+    saved: dict[int, list[dict[str, object]]] = {}
+    for stop in (5, 7, 9):
+        saving.train(stop - saving.members[0].session.step)
+        saved[stop] = [member.save() for member in saving.members]
+    saving.train(24 - 9)
+    for crew in (straight, saving):
         crew.sync()
         crew.close()
-    for rank, member in enumerate(straight.members):
-        for other in (saving, resumed):
-            there = other.members[rank].module.state_dict()
+
+    def is_straight(crew: Normed) -> None:
+        for member, other in zip(straight.members, crew.members, strict=True):
+            there = other.module.state_dict()
             for name, value in member.module.state_dict().items():
                 assert torch.equal(value, there[name]), name
+
+    is_straight(saving)
+
+    @for_each("stop", saved)
+    def is_resumed(stop: int) -> None:
+        resumed = Normed(WAYS[way], schedule_state=schedule_state)
+        resumed.each(lambda rank, member: member.load(saved[stop][rank]))
+        resumed.train(24 - stop)
+        resumed.sync()
+        resumed.close()
+        is_straight(resumed)
+
+    is_resumed()
 
 
 def test_a_network_without_buffers_says_nothing_more() -> None:

@@ -5,6 +5,7 @@ import re
 import pytest
 from crew import Crew
 
+from cases import for_each
 from tacit.errors import ConfigError
 from tacit.merges import Average, StaleMean
 from tacit.rounds import AdaComm, Cycling
@@ -16,8 +17,8 @@ BY_THE_LOSS = {
 }
 
 
-@pytest.mark.parametrize("name", BY_THE_LOSS)
-@pytest.mark.parametrize("peers", range(1, 33))
+@for_each("name", BY_THE_LOSS)
+@for_each("peers", range(1, 33))
 def test_a_loss_that_every_rank_has_told_is_known_to_all(name: str, peers: int) -> None:
     crew = Crew(BY_THE_LOSS[name], peers, schedule_state={"steps_per_epoch": 3.0, "epochs": 4.0})
     crew.train(6, loss=lambda step: 1.0)

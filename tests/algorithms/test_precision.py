@@ -10,6 +10,7 @@ import torch
 from crew import Crew
 from torch import Tensor
 
+from cases import for_each
 from tacit.compressors import ErrorFeedback, TopK
 from tacit.merges import Average, Elastic, LocalResidual, OuterStep, SlowMo, StaleMean
 from tacit.overlap import Delayed
@@ -59,8 +60,8 @@ def run(crew: Crew, steps: int, step_: Callable[[int, int, Tensor], None]) -> li
     return [replica.flat.clone() for replica in crew.replicas]
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("way", WAYS)
+@for_each("dtype", HALVES)
+@for_each("way", WAYS)
 def test_what_one_rank_in_eight_does_arrives(way: str, dtype: torch.dtype) -> None:
     """It takes the smallest step that its type can tell; the mean of that is an eighth of such a step."""
     unit = torch.finfo(dtype).eps  # between 1 and the next larger number; up to 2 they are as far apart
@@ -123,8 +124,8 @@ def test_nothing_moves_where_nobody_does(dtype: torch.dtype) -> None:
     crew.close()
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("way", WAYS)
+@for_each("dtype", HALVES)
+@for_each("way", WAYS)
 def test_what_travels_is_of_the_parameters_type(way: str, dtype: torch.dtype) -> None:
     sent = {}
     for kind in (dtype, torch.float32):
@@ -136,9 +137,9 @@ def test_what_travels_is_of_the_parameters_type(way: str, dtype: torch.dtype) ->
     assert sent[dtype] <= 0.5 * sent[torch.float32] * (1.6 if "keep" in way else 1.1) + 50  # positions stay
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("stop", [5, 8])
+@for_each("dtype", HALVES)
+@for_each("way", WAYS)
+@for_each("stop", [5, 8])
 def test_a_checkpoint_holds_what_rounding_took_away(way: str, dtype: torch.dtype, stop: int) -> None:
     unit = torch.finfo(dtype).eps
 

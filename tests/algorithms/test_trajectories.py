@@ -14,6 +14,7 @@ import torch
 from crew import LR, SIZES, Crew, gradient
 from torch import Tensor
 
+from cases import for_each
 from tacit.algorithms import parse
 from tacit.compressors import ErrorFeedback, TopK
 from tacit.contracts import Merge
@@ -459,7 +460,7 @@ def test_diloco_is_torchfts(case: str, algorithm: str) -> None:
 # ---- bad input ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "says"),
     [
         (lambda: parse("localsgd:sync_every=0"), "sync_every=0 is not possible: write 1 or more steps"),

@@ -9,6 +9,7 @@ import mp2
 import mp2_page
 import tacit
 import windows
+from cases import for_each
 from experiments import DASO, DGC, EXPERIMENTS, NETWORKS, PRECISIONS, Scale, runs, settled, whole_runs
 from experiments import windows as windows_of
 from grid import COMPUTE_ONLY, Done, Run
@@ -93,10 +94,8 @@ def test_a_step_of_a_run_is_the_mean_over_its_parts() -> None:
 # ---- experiments --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-@pytest.mark.parametrize(
-    "scale", [ON_IMAGES, Scale(), Scale(2, 2, quick=True)], ids=["images", "none", "quick"]
-)
+@for_each("name", EXPERIMENTS)
+@for_each("scale", [ON_IMAGES, Scale(), Scale(2, 2, quick=True)], ids=["images", "none", "quick"])
 def test_whole_runs_are_runs_on_a_shaped_link(name: str, scale: Scale) -> None:
     experiment = EXPERIMENTS[name]
     asked = {run.key for run in runs(experiment, scale)}

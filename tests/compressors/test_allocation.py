@@ -1,6 +1,7 @@
 """After the second step nothing large is allocated, by torch or by numpy, whatever the compressor."""
 
 import dataclasses
+import re
 import tracemalloc
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,8 @@ SHAPE = 50, 80
 """So many times the rows and columns of the table's matrices: 1 % of the 4 million is more than 64 KiB."""
 SMALLER = 25, 40
 """Enough for what allocates all entries."""
+FEW = re.compile("topk|threshold|qsgd|phases|powersgd|low rank")
+"""Rows with buffers of far fewer entries than there are, which are above LARGEST only in the larger shape."""
 
 ALLOCATES = {
     "dense, momentum corrected": "what was sent, to clear momentum where it was: all entries",
@@ -127,7 +130,7 @@ def by_numpy(step: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_nothing_large_is_allocated_after_the_second_step(name: str) -> None:
-    rows, columns = SMALLER if name in ALLOCATES else SHAPE
+    rows, columns = SHAPE if FEW.search(name) and name not in ALLOCATES else SMALLER
     step = Steps(enlarged(TABLE[name].compressor, rows, columns), rows * columns * NUMEL)  # type: ignore[arg-type]
     for _ in range(2):
         step()

@@ -12,6 +12,7 @@ from laws import Bench, Peers
 from table import TABLE, Row
 from torch import Tensor
 
+from cases import for_each
 from tacit.compressors import Cascade, Partition, PowerSGD, RandomK, Scheduled, TernGrad
 from tacit.contracts import Compressor, Context, Matrix
 from tacit.errors import Overflow
@@ -178,7 +179,7 @@ def test_the_mean_is_of_what_was_sent_and_the_rest_is_owed(
 
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=TABLE.keys())
-@pytest.mark.parametrize("dtype", FLOATS)
+@for_each("dtype", FLOATS)
 def test_rows_of_the_table_take_every_type(row: Row, dtype: torch.dtype) -> None:
     group = GuardedPeers(row.compressor, 1000, dtype)
     for number in range(2):

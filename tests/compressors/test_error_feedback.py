@@ -11,6 +11,7 @@ from laws import FLAT, Bench
 from torch import Tensor
 
 import tacit
+from cases import for_each
 from tacit.compressors import (
     Clip,
     Dense,
@@ -84,7 +85,7 @@ def rounds(
     return means, states
 
 
-@pytest.mark.parametrize("dtype", HALF)
+@for_each("dtype", HALF)
 @pytest.mark.parametrize("name", OWING)
 def test_in_two_bytes_nothing_small_is_lost_round_after_round(name: str, dtype: torch.dtype) -> None:
     # A gradient that stays the same: what is owed of an entry grows to hundreds of times what is added.
@@ -242,8 +243,8 @@ def _alone(session: Session) -> Any:
     return SimpleNamespace(session=session, gradient=None, progress=None, taken=None)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
+@for_each("way", WAYS)
+@for_each(
     "compressor",
     [TopK(ratio=0.02), Sign(block=512), Int8(), RandomK(ratio=0.05)],
     ids=["topk", "sign", "int8", "rk"],
@@ -271,8 +272,8 @@ SELDOM = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", SELDOM)
+@for_each("way", WAYS)
+@for_each("name", SELDOM)
 def test_of_a_parameter_that_is_used_now_and_then_nothing_is_lost(name: str, way: str) -> None:
     def rates(step: int) -> dict[str, float]:
         return dict.fromkeys(NAMED, 0.1 if step < 4 else 0.05)
@@ -438,7 +439,7 @@ def test_rows_that_nobody_has_used_stay_where_they_are(peers: int) -> None:
     assert torch.equal(moved, others)
 
 
-@pytest.mark.parametrize("numel", [1, 7, 63, 64, 65, 1000, 16_384, 16_385, 40_001])
+@for_each("numel", [1, 7, 63, 64, 65, 1000, 16_384, 16_385, 40_001])
 def test_single_zeros_do_not_drift(numel: int) -> None:
     def single(rank: int) -> Tensor:
         x = torch.ones(numel) if numel > 1 else torch.zeros(1)

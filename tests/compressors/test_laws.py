@@ -9,13 +9,14 @@ from table import NUMEL, TABLE, Row
 
 import tacit.compressors
 import tacit.prediction
+from cases import for_each
 from tacit.compressors import PowerSGD, RandomK, Sign
 from tacit.compressors.wrappers import ErrorFeedback, Part, Partition
 from tacit.contracts import AxisRank, Context, Matrix
 from tacit.transports.meter import DryRun, run_dry
 
 every_row = pytest.mark.parametrize("row", TABLE.values(), ids=TABLE.keys())
-every_world = pytest.mark.parametrize("peers", [1, 2, 3, 4, 7])
+every_world = for_each("peers", [1, 2, 3, 4, 7])
 
 
 def test_every_compressor_has_a_row() -> None:

@@ -9,6 +9,7 @@ import torch
 from laws import Bench, Peers, tensors
 from torch import Tensor
 
+from cases import for_each
 from tacit import algorithms
 from tacit.compressors import BF16, QSGD, Clip, Dense, ErrorFeedback, Scheduled
 from tacit.contracts import AllReduce, Compressor, Context, Exchange, Matrix, Outcome, Request
@@ -246,8 +247,8 @@ def test_histories_that_differ_are_an_error_on_every_rank() -> None:
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize("peers", [16, 64])
-@pytest.mark.parametrize("dtype", TYPES)
+@for_each("peers", [16, 64])
+@for_each("dtype", TYPES)
 def test_many_ranks_that_agree_are_never_told_to_differ(dtype: torch.dtype, peers: int) -> None:
     """In 40 rounds nearly all of the 32 checksums come up."""
     group = Peers(TENTH, peers, N)

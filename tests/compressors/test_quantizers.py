@@ -7,6 +7,7 @@ import torch
 from laws import Peers, tensors
 from torch import Tensor
 
+from cases import for_each
 from tacit.compressors import FP8, FP16, QSGD, Int8, MajoritySign, Natural, OneBit, Sign, TernGrad
 from tacit.contracts import Compressor
 from tacit.errors import ConfigError
@@ -94,7 +95,7 @@ def test_fp8_uses_its_whole_range(format: str) -> None:
     torch.testing.assert_close(outcome.mean, x, rtol=1 / 8, atol=0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "says"),
     [
         (lambda: QSGD(bits=1), "bits=1 is not a whole number, from 2 to 8.*write 4"),

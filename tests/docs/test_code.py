@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from pages import PAGES, Block, blocks, shell_lines
 
+from cases import for_each
+
 HERE = Path(__file__).resolve().parent
 PYTHON = [block for page in PAGES for block in blocks(page) if block.language == "python"]
 DIFFS = [block for page in PAGES for block in blocks(page) if block.language == "diff"]
@@ -47,7 +49,7 @@ def test_there_are_blocks() -> None:
     assert {"README.md", "getting-started.md", "migrating.md", "extending.md"} <= {b.page.name for b in RUN}
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=str)
+@for_each("block", PYTHON, ids=str)
 def test_a_block_is_python(block: Block) -> None:
     compile(block.text, str(block), "exec")
 

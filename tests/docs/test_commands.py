@@ -7,11 +7,11 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
 import typer
 from pages import EVERY, ROOT, inline, name, shell_lines
 from typer.core import TyperGroup as Group
 
+from cases import for_each
 from tacit.algorithms import ALGORITHMS, parse
 from tacit.algorithms.catalogue import parameters_of
 from tacit.cli import app
@@ -43,7 +43,7 @@ def test_commands_are_found() -> None:
     assert TEXTS
 
 
-@pytest.mark.parametrize(("page", "line"), TACIT)
+@for_each(("page", "line"), TACIT)
 def test_a_command_can_be_read(page: str, line: str) -> None:
     words = typed(line)[1:]
     group = typer.main.get_command(app)
@@ -73,18 +73,18 @@ def test_a_command_can_be_read(page: str, line: str) -> None:
     _scripts_exist(given.get("script") or [])
 
 
-@pytest.mark.parametrize(("page", "line"), MAKE)
+@for_each(("page", "line"), MAKE)
 def test_make_has_that_target(page: str, line: str) -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert typed(line)[1] in targets
 
 
-@pytest.mark.parametrize(("page", "line"), PYTHON)
+@for_each(("page", "line"), PYTHON)
 def test_a_script_is_there(page: str, line: str) -> None:
     _scripts_exist(typed(line))
 
 
-@pytest.mark.parametrize(("page", "text"), TEXTS)
+@for_each(("page", "text"), TEXTS)
 def test_a_text_of_an_algorithm_can_be_read(page: str, text: str) -> None:
     label, _, rest = text.partition(":")
     given = [piece for piece in rest.split(",") if not piece.endswith("=")]  # `dgc:warmup_steps=` names one

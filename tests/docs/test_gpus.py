@@ -12,6 +12,7 @@ import torch
 from pages import ROOT
 from torch import nn
 
+from cases import for_each
 from tacit.algorithms import parse
 from tacit.algorithms.catalogue import ENTRIES
 from tacit.errors import AttachError
@@ -102,7 +103,7 @@ def test_every_algorithm_has_one_row_of_its_family() -> None:
     assert {row.cpu for row in TABLE.values()} == {"tested"}
 
 
-@pytest.mark.parametrize("name", [name for name in ENTRIES if levels(name)])
+@for_each("name", [name for name in ENTRIES if levels(name)])
 def test_a_row_says_on_which_side_the_algorithm_is(name: str) -> None:
     row = TABLE[name]
     on_device = not any(why(level, "nccl") for level in levels(name))
@@ -111,7 +112,7 @@ def test_a_row_says_on_which_side_the_algorithm_is(name: str) -> None:
     assert all(why(level, "gloo") for level in levels(name))
 
 
-@pytest.mark.parametrize("name", [name for name in ENTRIES if levels(name)])
+@for_each("name", [name for name in ENTRIES if levels(name)])
 def test_attach_puts_it_there_and_refuses_what_cannot_be(name: str) -> None:
     on_device = TABLE[name].nccl in (RUN, EMULATED)
     cpu: Any = SimpleNamespace(_device_types=())
@@ -127,14 +128,14 @@ def test_attach_puts_it_there_and_refuses_what_cannot_be(name: str) -> None:
                     placed(*given, "device")
 
 
-@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if REFUSED in row.nccl])
+@for_each("name", [name for name, row in TABLE.items() if REFUSED in row.nccl])
 def test_a_reason_names_a_part_that_needs_the_host(name: str) -> None:
     parts = {each for level in levels(name) for each in away(level)}
     assert TABLE[name].named, "no part is named"
     assert TABLE[name].named <= parts
 
 
-@pytest.mark.parametrize("name", [name for name in ENTRIES if levels(name)])
+@for_each("name", [name for name in ENTRIES if levels(name)])
 def test_what_was_run_is_what_tests_on_a_gpu_run(name: str) -> None:
     row = TABLE[name]
     assert (row.nccl == RUN) == (name in IN_STREAM)

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-import pytest
 from pages import EVERY, anchors, links, name
+
+from cases import for_each
 
 RELATIVE = [
     (page, link)
@@ -17,7 +18,7 @@ def test_links_are_found() -> None:
     assert {"README.md", "docs/index.md"} <= {name(page) for page, _ in RELATIVE}
 
 
-@pytest.mark.parametrize(("page", "link"), RELATIVE, ids=lambda each: str(each).rpartition("/")[2])
+@for_each(("page", "link"), RELATIVE, ids=lambda each: str(each).rpartition("/")[2])
 def test_a_link_leads_somewhere(page: Path, link: str) -> None:
     path, _, anchor = link.partition("#")
     target = (page.parent / path).resolve() if path else page

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-import pytest
 from pages import PAGES, ROOT, name, prose
 
 import tacit
+from cases import for_each
 from tacit.algorithms.catalogue import ENTRIES
 
 API = (ROOT / "docs" / "api.md").read_text()
@@ -45,13 +45,13 @@ def test_every_algorithm_has_a_row_in_the_papers() -> None:
     assert not ROWS.keys() - ENTRIES.keys()
 
 
-@pytest.mark.parametrize("label", ENTRIES)
+@for_each("label", ENTRIES)
 def test_a_row_names_the_catalogues_paper(label: str) -> None:
     for number in re.findall(r"arXiv (\S+?)(?:;|$)|doi (\S+)", ENTRIES[label].paper):
         assert "".join(number) in ROWS[label][0]
 
 
-@pytest.mark.parametrize("label", FIGURES)
+@for_each("label", FIGURES)
 def test_a_figure_is_one_of_its_source(label: str) -> None:
     """Speedup and reduction stand in one row of the README's table (¹), or of the page on choosing."""
     speedup, less = re.findall(r"[\d.]+", ROWS[label][-1])[:2]
@@ -68,6 +68,6 @@ def test_words_of_the_glossary_stand_once_and_in_order() -> None:
     assert words == sorted(set(words), key=str.lower)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@for_each("page", PAGES, ids=name)
 def test_no_page_waits_for_its_figures(page: Path) -> None:
     assert not re.findall(r"^[A-Z]+$", prose(page), re.MULTILINE)

@@ -12,6 +12,7 @@ from laws import Bench, Peers, tensors
 from table import NUMEL, TABLE, Row
 from torch import Tensor
 
+from cases import for_each
 from tacit.compressors import (
     BF16,
     FP16,
@@ -69,7 +70,7 @@ LONG = 2100
 """Entries of which each of four ranks gets a stretch."""
 TYPES = [torch.float32, torch.bfloat16, torch.float64]
 
-every_type = pytest.mark.parametrize("dtype", TYPES, ids=["fp32", "bf16", "fp64"])
+every_type = for_each("dtype", TYPES)
 
 
 def overflown(health: Tensor) -> bool:
@@ -156,7 +157,12 @@ def device() -> Iterator[None]:
 
 
 def run(
-    compressor: Compressor, peers: int, numel: int, topology: Topology, dtype: torch.dtype, on_device: bool
+    compressor: Compressor,
+    peers: int,
+    numel: int,
+    topology: Topology,
+    dtype: torch.dtype,
+    on_device: bool,
 ) -> list[list[Outcome]]:
     """The outcomes of three rounds, by round and rank."""
     group = Devices(compressor, peers, numel, topology, dtype, watched=on_device)
@@ -269,8 +275,8 @@ ALONE = {
 """Those that are not told where parameters lie."""
 
 
-@pytest.mark.parametrize("far", [Flat(NET), TwoPhase(NET)], ids=["flat", "two-phase"])
-@pytest.mark.parametrize("by", ["slices", "leaders"])
+@for_each("far", [Flat(NET), TwoPhase(NET)], ids=["flat", "two-phase"])
+@for_each("by", ["slices", "leaders"])
 @pytest.mark.parametrize("row", ALONE.values(), ids=ALONE.keys())
 def test_by_nodes_too(row: Row, by: str, far: Flat | TwoPhase) -> None:
     topology = Hierarchical(by=by, far=far)  # type: ignore[arg-type]
@@ -304,7 +310,7 @@ def test_zeros_vote_as_on_the_host(large: int, dtype: torch.dtype, monkeypatch: 
     same_on_both(MajoritySign(), xs)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30, math.inf, math.nan])
+@for_each("scale", [1e-30, 1.0, 1e30, math.inf, math.nan])
 @every_type
 def test_a_clip_needs_no_look_at_the_norm(scale: float, dtype: torch.dtype) -> None:
     xs = [x.to(dtype) for x in tensors(2, NUMEL)]
@@ -334,7 +340,7 @@ def test_all_ranks_of_a_device_draw_alike_and_anew_in_each_round() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 @every_type
-@pytest.mark.parametrize("topology", [Flat(), TwoPhase()], ids=["flat", "two-phase"])
+@for_each("topology", [Flat(), TwoPhase()], ids=["flat", "two-phase"])
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS.keys())
 def test_on_a_gpu_nobody_waits(row: Row, topology: Topology, dtype: torch.dtype) -> None:
     numel = NUMEL if topology == Flat() else LONG

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table import TABLE
 
+from cases import for_each
 from tacit.compressors import QSGD, Dense, ErrorFeedback, Int8, TopK
 from tacit.contracts import Compressor, Matrix, PayloadSpec
 from tacit.errors import ConfigError, PayloadError, TacitError
@@ -109,7 +110,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_what_is_not_public_is_neither_built_nor_imported(name: str) -> None:
     before = set(sys.modules)
     with pytest.raises(
@@ -181,7 +182,7 @@ TOPK = "tacit.TopK"
 DENSE = {"is": "tacit.Dense"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "says"),
     [
         (b"", "no JSON"),
@@ -212,7 +213,7 @@ def test_what_is_malformed_is_refused(text: bytes, says: str) -> None:
         encoding.read(text, Compressor, ALLOWED_TYPES)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("plain", "as_type"),
     [
         ([1, 2, 3], tuple[int, int]),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool1d
 
+from cases import for_each
 from tacit.errors import ConfigError
 from tacit.prediction import weight_files
 from tacit.prediction.extrapolation import Exponential, Linear, Persistent, Stale
@@ -74,8 +75,8 @@ def test_stale_predicts_nothing() -> None:
     assert not bool(Stale().change(in_a_row(noise(5)), "linear").any())
 
 
-@pytest.mark.parametrize("which", ["stale", "linear", "exponential", "persistent", "wnn", "mp2"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@for_each("which", ["stale", "linear", "exponential", "persistent", "wnn", "mp2"])
+@for_each("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_what_never_moved_stays_and_the_past_is_left_alone(
     which: str, dtype: torch.dtype, weights: str
 ) -> None:

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from cases import for_each
 from tacit.errors import ConfigError
 from tacit.lab.recipes import models
 from tacit.lab.recipes.models.precision import InBfloat16
@@ -38,7 +39,7 @@ def test_published_sizes() -> None:
 
 
 @EVERY
-@pytest.mark.parametrize("channels", [1, 3])
+@for_each("channels", [1, 3])
 def test_a_network_maps_images_to_scores_and_every_parameter_learns(name: str, channels: int) -> None:
     torch.manual_seed(0)
     network = models.build(name, channels=channels, classes=7)

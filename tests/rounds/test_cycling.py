@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from cases import for_each
 from tacit.contracts import Application, ScheduleState
 from tacit.errors import ConfigError
 from tacit.merges import StaleMean
@@ -197,8 +198,8 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("warm", [0, 1, 3, 4])
-@pytest.mark.parametrize("losses", LOSSES)
+@for_each("warm", [0, 1, 3, 4])
+@for_each("losses", LOSSES)
 def test_plateaus_are_those_of_the_authors_code(losses: str, warm: int) -> None:
     cool, total = 2, 24
     schedule = Cycling(warmup_epochs=warm, cooldown_epochs=cool)
@@ -274,7 +275,7 @@ def test_what_comes_at_once_is_taken() -> None:
 # ---- what cannot be -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "said"),
     [
         ({"period": 0}, "period=0 is not possible: write 1 or more"),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import tacit
+from cases import for_each
 from tacit.algorithms import known, parse
 from tacit.contracts import WORLD, Compressor, Topology
 from tacit.errors import ConfigError
@@ -128,7 +129,7 @@ def told(session: Session) -> str:
     return "\n".join(session.describe())
 
 
-@pytest.mark.parametrize("peers", WORLDS)
+@for_each("peers", WORLDS)
 @pytest.mark.parametrize("name", ALONE)
 def test_the_cheaper_one_is_chosen_and_every_prediction_is_what_is_sent(name: str, peers: int) -> None:
     strategy = undecided(name)
@@ -151,8 +152,8 @@ def test_the_cheaper_one_is_chosen_and_every_prediction_is_what_is_sent(name: st
         assert choice.sent[TwoPhase()] < choice.sent[Flat()]
 
 
-@pytest.mark.parametrize("peers", [3, 4])
-@pytest.mark.parametrize("name", OWES)
+@for_each("peers", [3, 4])
+@for_each("name", OWES)
 def test_nothing_is_lost(name: str, peers: int) -> None:
     group = Group(undecided(name), Loopback(peers), TwoPhase())
     loses_nothing(group, peers)
@@ -293,8 +294,8 @@ def test_a_phase_that_would_forget_what_is_owed_is_refused() -> None:
             Group(Strategy(compressor=compressor), Loopback(4), TwoPhase())
 
 
-@pytest.mark.parametrize(("nodes", "ranks"), [(6, 2), (3, 1), (5, 1), (2, 2), (1, 2)])
-@pytest.mark.parametrize("by", ["slices", "leaders"])
+@for_each(("nodes", "ranks"), [(6, 2), (3, 1), (5, 1), (2, 2), (1, 2)])
+@for_each("by", ["slices", "leaders"])
 def test_the_way_between_nodes_is_chosen_too(by: str, nodes: int, ranks: int) -> None:
     strategy = Strategy(
         compressor=tacit.ErrorFeedback(tacit.Sign(block=512)),

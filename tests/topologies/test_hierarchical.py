@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cases import for_each
 from tacit.compressors import BF16, Dense, ErrorFeedback, PowerSGD, Sign, TopK
 from tacit.contracts import NET, NODE, AxisRank, Compressor
 from tacit.errors import ConfigError, NonFinite
@@ -43,8 +44,8 @@ class Nodes:
         return [[torch.randn(n, generator=generator) for _ in self.sessions] for n in sizes]
 
 
-@pytest.mark.parametrize(("nodes", "ranks"), SHAPES)
-@pytest.mark.parametrize("by", WAYS)
+@for_each(("nodes", "ranks"), SHAPES)
+@for_each("by", WAYS)
 def test_a_dense_hierarchy_is_the_mean_of_all(by: str, nodes: int, ranks: int) -> None:
     group = Nodes(Dense(), by, nodes, ranks)
     given = group.tensors(1)
@@ -55,9 +56,9 @@ def test_a_dense_hierarchy_is_the_mean_of_all(by: str, nodes: int, ranks: int) -
             assert torch.equal(each, got[0])
 
 
-@pytest.mark.parametrize(("nodes", "ranks"), SHAPES)
-@pytest.mark.parametrize("by", WAYS)
-@pytest.mark.parametrize(
+@for_each(("nodes", "ranks"), SHAPES)
+@for_each("by", WAYS)
+@for_each(
     "compressor",
     [ErrorFeedback(TopK(ratio=0.1)), ErrorFeedback(Sign()), ErrorFeedback(PowerSGD(rank=1)), BF16()],
     ids=["topk", "sign", "powersgd", "bf16"],

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tacit
+from cases import for_each
 from tacit.algorithms import parse
 from tacit.contracts import SERVER, AxisRank, Compressor, PushPull
 from tacit.errors import ConfigError
@@ -18,7 +19,7 @@ from tacit.transports.meter import DryRun, like, run_dry
 ASYNC = Star(Asynchronous())
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("make", "says"),
     [
         (lambda: Star("soon"), "consistency='soon' is none: write Synchronous()"),

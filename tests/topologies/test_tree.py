@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from cases import for_each
 from tacit.algorithms import parse
 from tacit.compressors import (
     BF16,
@@ -104,8 +105,8 @@ def test_every_entry_is_where_the_reference_has_it(
         assert torch.equal(outcome.sent.dense(mean), expected)
 
 
-@pytest.mark.parametrize("peers", [2, 3, 4, 6, 7, 8])
-@pytest.mark.parametrize(("numel", "ratio"), [(3000, 0.2), (3000, 0.02), (20_000, 0.0005), (9, 0.2)])
+@for_each("peers", [2, 3, 4, 6, 7, 8])
+@for_each(("numel", "ratio"), [(3000, 0.2), (3000, 0.02), (20_000, 0.0005), (9, 0.2)])
 def test_positions_in_every_way_of_writing_them(peers: int, numel: int, ratio: float) -> None:
     xs = [torch.randint(-1000, 1000, (numel,)).float() for _ in range(peers)]
     mean, sent = reference(xs, TopK(ratio=ratio).most(numel))
@@ -157,7 +158,7 @@ def test_what_was_rejected_and_comes_back_by_others_stays_owed() -> None:
     assert second.tolist() == [0, 0.5, 0, 0, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("peers", [2, 3, 5, 6, 8])
+@for_each("peers", [2, 3, 5, 6, 8])
 def test_nothing_is_lost_in_many_rounds_and_all_of_it_comes(peers: int) -> None:
     group = Peers(ErrorFeedback(TopK(ratio=0.05)), peers, 400, GlobalTopK())
     given, applied = torch.zeros(400), torch.zeros(400)
@@ -184,7 +185,7 @@ def test_momentum_is_forgotten_only_where_entries_arrived() -> None:
 # ---- who meets whom, and what it costs ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("peers", range(1, 20))
+@for_each("peers", range(1, 20))
 def test_everybody_hears_of_everybody_once(peers: int) -> None:
     heard = [{rank} for rank in range(peers)]
     for ends in meetings(peers):

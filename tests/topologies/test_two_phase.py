@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cases import for_each
 from tacit.compressors import BF16, Dense, ErrorFeedback, PowerSGD, Sign, TopK
 from tacit.contracts import WORLD, Compressor
 from tacit.session import Session
@@ -43,8 +44,8 @@ class Group:
         return true, agreed
 
 
-@pytest.mark.parametrize("peers", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("name", ONCE)
+@for_each("peers", [1, 2, 3, 4, 7])
+@for_each("name", ONCE)
 def test_nothing_is_lost_on_either_side(name: str, peers: int) -> None:
     group = Group(ONCE[name], peers)
     true = {parameter: torch.zeros(n) for parameter, n in WEIGHTS.items()}

@@ -1,0 +1,765 @@
+"""What must hold of the source's structure, found in its syntax trees: each rule has a list of what is known.
+
+A rule fails when it finds what its list does not name, and when the list names what is not there any more.
+So the lists only get shorter.
+"""
+
+import ast
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+SRC = Path(__file__).resolve().parent.parent / "src" / "tacit"
+
+NAMES: dict[str, Any] = {
+    # A module imports only lower floors, and siblings on a floor leave each other alone.
+    "floors": [
+        [
+            "errors",
+            "environment",
+            "contracts",
+            "checks",
+            "files",
+            "json_lines",
+            "kernels",
+            "ranges",
+            "timelines",
+        ],
+        [
+            "rounds",
+            "compressors",
+            "topologies",
+            "overlap",
+            "merges",
+            "exchange",
+            "transports",
+            "prediction",
+            "optim",
+        ],
+        ["strategy"],
+        ["algorithms", "session"],
+        ["parameter_server"],
+        ["hooks", "testing"],
+        ["lab"],
+        ["cli"],
+    ],
+    # Everything may use the errors and the names of environment variables. A check knows what a compressor is.
+    # Compressors, topologies and transports combine or check exchanges; what is predicted is sent by compressors.
+    "beneath": {
+        "checks": ["contracts"],
+        "files": ["environment"],
+        "kernels": ["environment"],
+        "timelines": ["json_lines"],
+        "compressors": ["exchange"],
+        "topologies": ["exchange"],
+        "transports": ["exchange"],
+        "prediction": ["compressors", "exchange"],
+    },
+    # What measures, and what nothing else may import.
+    "lab": ["lab", "cli"],
+    # Where torch.distributed is called: files, or folders with all that is in them.
+    "network": ["transports", "parameter_server", "hooks/agreement.py", "lab"],
+    # Where torch's private names stand.
+    "torch's own": ["torch_compat.py"],
+    # Private names of the standard library, which are documented.
+    "documented": ["_asdict", "_exit", "_fields", "_getframe", "_make", "_replace"],
+    "contracts": ["contracts"],
+    # The five answers, and where each one's values are defined.
+    "answers": {
+        "Compressor": "compressors",
+        "Topology": "topologies",
+        "Rounds": "rounds",
+        "Overlap": "overlap.py",
+        "Merge": "merges.py",
+    },
+    # What a tensor, a thread and the like let others assign.
+    "theirs": ["data", "grad", "requires_grad"],
+    "lines": 400,
+    "methods": 25,
+}
+"""All that is a path or a name in the rules; paths are relative to src/tacit."""
+
+KNOWN: dict[str, dict[str, list[str]]] = {
+    "the_core_imports_the_lab": {"__init__.py": ["lab"]},
+    "calls_of_torch_distributed": {
+        "hooks/attach.py": [
+            "all_gather",
+            "distributed_c10d._get_default_store",
+            "get_backend",
+            "get_process_group_ranks",
+            "get_process_group_ranks",
+            "get_rank",
+            "get_rank",
+            "get_rank",
+            "get_rank",
+            "get_rank",
+        ],
+        "hooks/ddp.py": ["all_reduce"],
+        "hooks/device_placement.py": ["is_gloo_available"],
+        "hooks/epochs.py": ["get_rank"],
+        "hooks/exit.py": ["Backend.register_backend", "get_world_size", "new_group"],
+        "hooks/node_layout.py": ["all_gather", "get_process_group_ranks"],
+        "hooks/tensorboard.py": ["get_rank"],
+    },
+    "private_names_of_others": {
+        "hooks/arguments.py": ["_orig_mod"],
+        "hooks/attach.py": ["_get_default_store", "_use_python_reducer"],
+        "hooks/buffers.py": ["_NormBase"],
+        "hooks/comm_hook.py": ["torch._C._distributed_c10d.GradBucket"],
+        "hooks/ddp.py": ["_execution_engine", "torch._C._distributed_c10d.GradBucket"],
+        "hooks/device_placement.py": ["_device_types"],
+        "hooks/exit.py": ["_world"],
+        "hooks/failure_detector.py": [
+            "torch._C._distributed_c10d.PrefixStore",
+            "torch._C._distributed_c10d.Store",
+        ],
+        "hooks/frozen_check.py": ["_parameters"],
+        "hooks/grad_scaler.py": ["_get_scale_async", "torch._C._distributed_c10d.GradBucket"],
+        "hooks/level.py": ["_device_types"],
+        "hooks/replica.py": ["_foreach_copy_"],
+        "hooks/uneven_data.py": [
+            "_get_sequence_number_for_group",
+            "_join_config",
+            "torch._C._distributed_c10d.GradBucket",
+        ],
+        "lab/recipes/models/precision.py": ["_is_mkldnn_bf16_supported"],
+        "ranges.py": ["_is_profiler_enabled"],
+        "session/health.py": ["_foreach_norm"],
+        "transports/devices.py": ["_device_types", "_world"],
+        "transports/torch.py": ["_device_types", "_world", "_world"],
+    },
+    "long_files": {
+        "hooks/attach.py": ["above 400 lines"],
+        "hooks/optimizer.py": ["above 400 lines"],
+        "session/session.py": ["above 400 lines"],
+        "transports/torch.py": ["above 400 lines"],
+    },
+    "classes_of_many_methods": {
+        "hooks/attach.py": ["Attached"],
+        "prediction/budget.py": ["Budgeted"],
+        "session/session.py": ["Session"],
+    },
+    "answers_told_apart": {
+        "algorithms/catalogue.py": ["Auto", "Flat", "Hierarchical", "Star", "TwoPhase", "TwoPhase"],
+        "hooks/accumulation.py": ["Cast", "Dense"],
+        "hooks/attach.py": ["Delayed", "EveryStep", "NodeRounds", "Star", "Until"],
+        "hooks/epochs.py": ["EveryEpoch", "OnPlateau"],
+        "hooks/grad_scaler.py": ["Delayed"],
+        "hooks/level.py": ["Star", "Star", "Star"],
+        "lab/predictor_training/trials.py": ["Predicted"],
+        "parameter_server/placement.py": ["Auto", "Star", "Star", "Star"],
+        "parameter_server/services.py": ["Star", "Star"],
+        "prediction/budget.py": ["Cast", "Cast", "Dense", "Dense"],
+        "session/buckets.py": ["Partition", "Partition"],
+        "session/description.py": [
+            "Delayed",
+            "Every",
+            "EveryEpoch",
+            "EveryStep",
+            "Flat",
+            "GlobalTopK",
+            "Hierarchical",
+            "NodeRounds",
+            "Star",
+            "TwoPhase",
+        ],
+        "session/session.py": ["Delayed"],
+        "strategy.py": [
+            "Delayed",
+            "Delayed",
+            "Delayed",
+            "Every",
+            "EveryStep",
+            "NodeRounds",
+            "NodeRounds",
+            "Replace",
+            "Replace",
+            "ServerParams",
+            "Star",
+            "Star",
+            "Star",
+            "Until",
+        ],
+        "testing.py": ["Dense"],
+    },
+    "attributes_assigned_from_outside": {
+        "exchange/lane.py": ["ended", "ended", "exchange", "posted", "posted", "request", "request"],
+        "hooks/attach.py": [
+            "answer",
+            "answer",
+            "closing",
+            "counts_steps",
+            "explain",
+            "failure",
+            "origin",
+            "tell",
+        ],
+        "hooks/bounded_store.py": ["answer", "closed", "error"],
+        "hooks/ddp.py": ["missing", "step"],
+        "hooks/grad_scaler.py": ["scale", "step"],
+        "hooks/level.py": ["completed", "more_stages", "replicated_in_node", "step"],
+        "hooks/observations.py": ["schedule_state", "schedule_state"],
+        "hooks/optimizer.py": ["step"],
+        "hooks/replica.py": ["view", "where"],
+        "hooks/server_step.py": ["rate", "step"],
+        "lab/testbed/running.py": ["code", "ended", "stopped"],
+        "session/session.py": [
+            "began",
+            "beside",
+            "beside",
+            "device_report",
+            "ended",
+            "judged",
+            "rates",
+            "seconds",
+            "sent",
+            "sent",
+        ],
+        "session/stats.py": [
+            "apart_seconds",
+            "applied",
+            "bytes_out",
+            "closing_bytes_out",
+            "exposed_seconds",
+            "exposed_when_apart",
+            "lag",
+            "rounds",
+            "seconds",
+            "skipped_rounds",
+        ],
+        "transports/torch.py": ["_groups"],
+    },
+    "members_that_one_class_overrides": {
+        "contracts/compressor.py": [
+            "Compressor.places",
+            "OneShot.answer",
+            "OneShot.may_overflow",
+            "OneShot.unbiased",
+            "OneShot.whole_entries",
+        ],
+        "contracts/merge.py": [
+            "Merge.by_rate",
+            "Merge.consolidate_",
+            "Merge.keeps_unsent",
+            "Merge.needs_local_delta",
+        ],
+        "contracts/rounds.py": [
+            "Rounds.apply_at",
+            "Rounds.asks",
+            "Rounds.diverged_in_node",
+            "Rounds.follows",
+            "Rounds.inactive",
+            "Rounds.late",
+            "Rounds.parts",
+            "Rounds.phases",
+            "Rounds.round_index",
+        ],
+        "contracts/topology.py": [
+            "Topology.admit",
+            "Topology.agree",
+            "Topology.independent",
+            "Topology.keeps_buckets",
+            "Topology.scope",
+            "Topology.spans",
+        ],
+    },
+    "classes_of_one_name": {
+        "compressors/lag.py": ["_Held"],
+        "compressors/levels.py": ["Levels"],
+        "contracts/transport.py": ["Posted"],
+        "hooks/buffers.py": ["Buffers"],
+        "hooks/ddp.py": ["_Piece"],
+        "hooks/failure_detector.py": ["Posted"],
+        "hooks/learning_rates.py": ["Notes"],
+        "hooks/store_comparison.py": ["Notes"],
+        "json_lines.py": ["Line"],
+        "lab/predictor_training/runs.py": ["Run"],
+        "lab/recipes/bytes.py": ["_Data"],
+        "lab/recipes/curves.py": ["Writer"],
+        "lab/recipes/data/splits.py": ["Split"],
+        "lab/recipes/digits.py": ["_Data"],
+        "lab/recipes/models/resnet.py": ["Block"],
+        "lab/recipes/models/transformer.py": ["Block"],
+        "lab/records.py": ["Writer"],
+        "lab/reports/columns.py": ["Line"],
+        "lab/reports/schedule.py": ["_Piece"],
+        "lab/reports/split.py": ["Split"],
+        "lab/testbed/failure_attribution.py": ["Report"],
+        "lab/testbed/outputs.py": ["_Held"],
+        "lab/testbed/rank.py": ["Block", "Stream"],
+        "lab/testbed/running.py": ["Run"],
+        "prediction/mp2_network.py": ["Network"],
+        "prediction/wnn_network.py": ["Network", "Stream"],
+        "session/health.py": ["Report"],
+        "session/state.py": ["Buffers"],
+        "strategy.py": ["Levels"],
+    },
+}
+"""What each rule finds today, by file: a line for each time."""
+
+Tree: TypeAlias = dict[str, ast.Module]
+Found: TypeAlias = Iterator[tuple[str, str]]
+Rule: TypeAlias = Callable[[Tree], Found]
+
+
+def within(path: str, places: list[str]) -> bool:
+    return any(path == place or path.startswith(f"{place}/") or path == f"{place}.py" for place in places)
+
+
+def part(path: str) -> str:
+    return path.split("/")[0].removesuffix(".py")
+
+
+@functools.cache
+def walk(module: ast.Module) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(module))
+
+
+@functools.cache
+def classes_in(module: ast.Module) -> tuple[ast.ClassDef, ...]:
+    return tuple(node for node in walk(module) if isinstance(node, ast.ClassDef))
+
+
+def imports(module: ast.Module) -> Iterator[str]:
+    """What it imports, in full; anywhere, also for types alone."""
+    for node in walk(module):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: write the import in full"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def parts(module: ast.Module) -> set[str]:
+    return {name.split(".")[1] for name in imports(module) if name.startswith("tacit.")}
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` of names and attributes; empty if it is anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    before = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{before}.{node.attr}" if before and isinstance(node, ast.Attribute) else ""
+
+
+def calls(module: ast.Module, name: str) -> Iterator[ast.Call]:
+    for node in walk(module):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+            yield node
+
+
+def classes(tree: Tree) -> Iterator[tuple[str, ast.ClassDef]]:
+    for path, module in tree.items():
+        yield from ((path, node) for node in classes_in(module))
+
+
+def bases(node: ast.ClassDef) -> set[str]:
+    each = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+    return {dotted(base).split(".")[-1] for base in each} - {""}
+
+
+def heirs(tree: Tree, root: str) -> dict[str, str]:
+    """The classes below this one, and the file of each."""
+    found: dict[str, str] = {}
+    while more := {
+        node.name: path
+        for path, node in classes(tree)
+        if node.name not in found and bases(node) & {root, *found} and node.name != root
+    }:
+        found |= more
+    return found
+
+
+def members(node: ast.ClassDef) -> set[str]:
+    """Methods, and attributes of the class; no magic ones."""
+    found = {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+    for each in node.body:
+        targets = (
+            each.targets if isinstance(each, ast.Assign) else [getattr(each, "target", None)]  # AnnAssign
+        )
+        found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for name in found if not name.startswith("__")}
+
+
+# ---- the rules ----------------------------------------------------------------------------------------
+
+
+def imports_point_up(tree: Tree) -> Found:
+    floor = {name: i for i, names in enumerate(NAMES["floors"]) for name in names}
+    for path, module in tree.items():
+        here = part(path)
+        if here == "__init__":
+            continue
+        if here not in floor:
+            yield path, "stands on no floor"
+            continue
+        for other in sorted(parts(module) & floor.keys()):
+            lower = floor[other] < floor[here] or other in {here, "errors", *NAMES["beneath"].get(here, [])}
+            if not lower:
+                yield path, f"{here} (floor {floor[here]}) imports {other} ({floor[other]})"
+
+
+def the_core_imports_the_lab(tree: Tree) -> Found:
+    for path, module in tree.items():
+        if part(path) not in NAMES["lab"]:
+            yield from ((path, each) for each in sorted(parts(module)) if each in NAMES["lab"])
+
+
+def in_full(module: ast.Module) -> Callable[[ast.AST], str]:
+    """Names a node as `dotted` does, by what the module imports."""
+    named = {}  # as it is called here, and in full
+    for node in walk(module):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            source = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                top = alias.name if source or alias.asname else alias.name.split(".")[0]
+                named[alias.asname or top] = source + top
+
+    def name(node: ast.AST) -> str:
+        first, *rest = dotted(node).split(".")
+        return ".".join([named.get(first, first), *rest])
+
+    return name
+
+
+def calls_of_torch_distributed(tree: Tree) -> Found:
+    for path, module in tree.items():
+        if within(path, NAMES["network"]):
+            continue
+        name = in_full(module)
+        for node in walk(module):
+            if isinstance(node, ast.Call) and name(node.func).startswith("torch.distributed."):
+                yield path, name(node.func).removeprefix("torch.distributed.")
+
+
+def own_private_names(tree: Tree) -> set[str]:
+    """What is defined anywhere here with an underscore."""
+    found = set()
+    for module in tree.values():
+        for node in walk(module):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node):
+                found.add(node.attr)
+    return found | {*NAMES["documented"]}
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def private_names_of_others(tree: Tree) -> Found:
+    """Of a library: what nothing here defines."""
+    own = own_private_names(tree)
+    for path, module in tree.items():
+        if within(path, NAMES["torch's own"]):
+            continue
+        for name in imports(module):
+            if not name.startswith("tacit") and any(map(private, name.split("."))):
+                yield path, name
+        full = in_full(module)
+        for node in walk(module):
+            if not isinstance(node, ast.Attribute) or not private(node.attr):
+                continue
+            if node.attr not in own or full(node).startswith("torch."):
+                yield path, node.attr
+        for name in ("getattr", "setattr", "hasattr"):
+            for call in calls(module, name):
+                given = call.args[1]
+                if isinstance(given, ast.Constant) and private(given.value) and given.value not in own:
+                    yield path, given.value
+
+
+def long_files(tree: Tree) -> Found:
+    for path, module in tree.items():
+        last = max((node.end_lineno or 0 for node in module.body), default=0)
+        if last > NAMES["lines"]:
+            yield path, f"above {NAMES['lines']} lines"
+
+
+def classes_of_many_methods(tree: Tree) -> Found:
+    for path, node in classes(tree):
+        methods = {
+            each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        if len(methods) > NAMES["methods"]:
+            yield path, node.name
+
+
+def kinds_asked(module: ast.Module) -> Iterator[str]:
+    """Classes by which it tells values apart."""
+    for call in calls(module, "isinstance"):
+        for node in ast.walk(call.args[1]):
+            if isinstance(node, ast.Name | ast.Attribute):
+                yield dotted(node).split(".")[-1]
+    for node in walk(module):
+        if isinstance(node, ast.MatchClass):
+            yield dotted(node.cls).split(".")[-1]
+        elif isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+            sides = [node.left, *node.comparators]
+            if any(isinstance(s, ast.Call) and dotted(s.func) == "type" for s in sides):
+                yield from (dotted(s).split(".")[-1] for s in sides)
+
+
+def answers_told_apart(tree: Tree) -> Found:
+    """By their concrete class, outside of where such answers are, and of the part that defines it."""
+    concrete = {
+        name: [home, part(path), f"{part(path)}.py"]
+        for answer, home in NAMES["answers"].items()
+        for name, path in heirs(tree, answer).items()
+        if not within(path, NAMES["contracts"])
+    }
+    for path, module in tree.items():
+        for kind in kinds_asked(module):
+            if kind in concrete and not within(path, concrete[kind]):
+                yield path, kind
+
+
+def assigned(target: ast.expr) -> Iterator[ast.Attribute]:
+    if isinstance(target, ast.Tuple | ast.List):
+        for each in target.elts:
+            yield from assigned(each)
+    elif isinstance(target, ast.Starred):
+        yield from assigned(target.value)
+    elif isinstance(target, ast.Attribute):
+        yield target
+
+
+def assignments(node: ast.AST) -> Iterator[ast.Attribute]:
+    """Attributes assigned by this statement."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            yield from assigned(target)
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.For):
+        yield from assigned(node.target)
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        yield from assigned(node.optional_vars)
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """What its values have: fields, and what its methods assign to `self`."""
+    own = {target.attr for each in ast.walk(node) for target in assignments(each) if is_own(target)}
+    fields = {
+        each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and is_name(each.target)
+    }
+    return own | fields  # type: ignore[return-value]
+
+
+def is_name(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name)
+
+
+def is_own(target: ast.Attribute) -> bool:
+    return dotted(target.value) in ("self", "cls")
+
+
+def attributes_assigned_from_outside(tree: Tree) -> Found:
+    """Of an object whose class is here, by code that is not in this class."""
+    ours = set().union(*(attributes(node) for _, node in classes(tree))) - {*NAMES["theirs"]}
+
+    def search(path: str, node: ast.AST, inside: set[str]) -> Found:
+        if isinstance(node, ast.ClassDef):
+            inside = attributes(node)
+        for target in assignments(node):
+            if not is_own(target) and target.attr in ours - inside:
+                yield path, target.attr
+        for each in ast.iter_child_nodes(node):
+            yield from search(path, each, inside)
+
+    for path, module in tree.items():
+        yield from search(path, module, set())
+        for call in calls(module, "setattr"):
+            given = call.args[1]
+            if isinstance(given, ast.Constant) and given.value in ours and dotted(call.args[0]) != "self":
+                yield path, given.value
+
+
+def members_that_one_class_overrides(tree: Tree) -> Found:
+    """Of a contract that several implement: they belong into an interface of their own."""
+    by_name = {node.name: node for _, node in classes(tree)}
+    for path, node in classes(tree):
+        if not within(path, NAMES["contracts"]):
+            continue
+        below = [by_name[name] for name, home in heirs(tree, node.name).items()]
+        if len(below) < 2:
+            continue
+        times = Counter(name for each in below for name in members(each) & members(node))
+        yield from ((path, f"{node.name}.{name}") for name in sorted(times) if times[name] == 1)
+
+
+def classes_of_one_name(tree: Tree) -> Found:
+    found = [*classes(tree)]
+    times = Counter(node.name for _, node in found)
+    yield from ((path, node.name) for path, node in found if times[node.name] > 1)
+
+
+RULES: tuple[Rule, ...] = (
+    imports_point_up,
+    the_core_imports_the_lab,
+    calls_of_torch_distributed,
+    private_names_of_others,
+    long_files,
+    classes_of_many_methods,
+    answers_told_apart,
+    attributes_assigned_from_outside,
+    members_that_one_class_overrides,
+    classes_of_one_name,
+)
+every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+
+
+@pytest.fixture(scope="module")
+def src() -> Tree:
+    return {str(p.relative_to(SRC)): ast.parse(p.read_text()) for p in sorted(SRC.rglob("*.py"))}
+
+
+def by_file(found: Found) -> dict[str, list[str]]:
+    gathered: dict[str, list[str]] = {}
+    for path, what in sorted(found):
+        gathered.setdefault(path, []).append(what)
+    return gathered
+
+
+def beyond(some: Mapping[str, list[str]], others: Mapping[str, list[str]]) -> list[str]:
+    """What the first has more often than the others."""
+    more = {path: Counter(each) - Counter(others.get(path, [])) for path, each in some.items()}
+    return [f"{path}: {what}" for path, each in more.items() for what in each.elements()]
+
+
+@every_rule
+def test_the_rule_holds_but_for_what_is_known(rule: Rule, src: Tree) -> None:
+    found, known = by_file(rule(src)), KNOWN.get(rule.__name__, {})
+    assert not beyond(found, known), "against the rule"
+    assert not beyond(known, found), "no longer there: take it out of KNOWN"
+
+
+def test_no_list_is_of_a_rule_that_is_not() -> None:
+    assert not KNOWN.keys() - {rule.__name__ for rule in RULES}
+
+
+MADE_UP: dict[str, Any] = {
+    "floors": [["errors", "words", "checks", "low"], ["mid", "side"], ["high"], ["lab"]],
+    "beneath": {"checks": ["words"]},
+    "lab": ["lab", "tools"],
+    "network": ["wires", "high/agree.py"],
+    "torch's own": ["compat.py"],
+    "documented": ["_asdict"],
+    "contracts": ["words"],
+    "answers": {"Answer": "mid"},
+    "theirs": ["grad"],
+    "lines": 400,
+    "methods": 25,
+}
+"""What `NAMES` is to the trees below."""
+
+OFFENCES: dict[str, tuple[dict[str, str], list[tuple[str, str]]]] = {
+    "imports_point_up": (
+        {
+            "errors.py": "import os",
+            "mid/a.py": "from tacit.errors import X\nfrom tacit import side",
+            "high/a.py": "import tacit.low\ndef f():\n    import tacit.lab.main",
+            "checks.py": "from tacit.words import Y\nfrom tacit import low",
+            "new.py": "",
+        },
+        [
+            ("checks.py", "checks (floor 0) imports low (0)"),
+            ("high/a.py", "high (floor 2) imports lab (3)"),
+            ("mid/a.py", "mid (floor 1) imports side (1)"),
+            ("new.py", "stands on no floor"),
+        ],
+    ),
+    "the_core_imports_the_lab": (
+        {
+            "high/a.py": "def f():\n    from tacit.lab.links import X",
+            "tools/a.py": "from tacit import lab",
+            "lab/a.py": "import tacit.tools",
+            "low.py": "import tacit.mid, lab",
+        },
+        [("high/a.py", "lab")],
+    ),
+    "calls_of_torch_distributed": (
+        {
+            "a.py": "import torch.distributed as dist\ndist.barrier()\nx = dist.ReduceOp.SUM",
+            "b.py": "from torch import distributed\ndistributed.get_rank(None)",
+            "c.py": "import torch\nimport torch.distributed.elastic\ntorch.distributed.barrier()",
+            "d.py": "from torch.distributed import barrier as wait\nwait()\ndist.barrier()",
+            "wires/a.py": "import torch.distributed as dist\ndist.barrier()",
+            "high/agree.py": "import torch.distributed as dist\ndist.barrier()",
+        },
+        [("a.py", "barrier"), ("b.py", "get_rank"), ("c.py", "barrier"), ("d.py", "barrier")],
+    ),
+    "private_names_of_others": (
+        {
+            "a.py": "from torch._C import X\nimport torch._inductor\nx.ours._mine()\nt._version\ny._asdict()",
+            "b.py": "class A:\n    def _mine(self): self._too = 1\nx._too, getattr(x, '_theirs'), x.__len__",
+            "c.py": "import torch.distributed as dist\ndist.core._mine",
+            "compat.py": "import torch._dynamo\nt._version",
+        },
+        [
+            ("a.py", "_version"),
+            ("a.py", "torch._C.X"),
+            ("a.py", "torch._inductor"),
+            ("b.py", "_theirs"),
+            ("c.py", "_mine"),
+        ],
+    ),
+    "long_files": (
+        {"a.py": "x = 1\n" * 401, "b.py": "x = 1\n" * 400},
+        [("a.py", "above 400 lines")],
+    ),
+    "classes_of_many_methods": (
+        {
+            "a.py": "class A:\n" + "".join(f"    def f{i}(self): ...\n" for i in range(26)),
+            "b.py": "class B:\n" + "".join(f"    def f{i}(self): ...\n" for i in range(25)),
+        },
+        [("a.py", "A")],
+    ),
+    "answers_told_apart": (
+        {
+            "words.py": "class Answer: ...\nclass Short(Answer): ...",
+            "mid/a.py": "class A(Short): ...\nclass B(A): ...\nisinstance(x, A)",
+            "mid/b.py": "isinstance(x, B)",
+            "high/a.py": "isinstance(x, Short), isinstance(x, a.A | int), isinstance(x, (int, B))",
+            "high/b.py": "match x:\n    case A(): ...\ntype(x) is B",
+            "high/c.py": "class C(A): ...\nisinstance(x, C)",
+            "low.py": "isinstance(x, C)",
+        },
+        [("high/a.py", "A"), ("high/a.py", "B"), ("high/b.py", "A"), ("high/b.py", "B"), ("low.py", "C")],
+    ),
+    "attributes_assigned_from_outside": (
+        {
+            "a.py": "class A:\n    z: int\n    def f(self, other): self.x, other.x = 1, 2\n",
+            "b.py": "a.x = 3\na.b.x += 1\na.y = 4\nt.grad = None\nsetattr(a, 'z', 1)",
+            "c.py": "class C:\n    def f(self): self.a.z = 5\n",
+            "d.py": "class D:\n    def f(self): self.grad = 6\n",
+        },
+        [("b.py", "x"), ("b.py", "x"), ("b.py", "z"), ("c.py", "z")],
+    ),
+    "members_that_one_class_overrides": (
+        {
+            "words.py": "class C:\n    a = 1\n    b: int\n    def f(self): ...\n    def g(self): ...\n"
+            "class D:\n    def h(self): ...",
+            "a.py": "class X(C):\n    a: int = 2\n    def f(self): ...\nclass Z(D):\n    def h(self): ...",
+            "b.py": "class Y(X):\n    def f(self): ...",
+        },
+        [("words.py", "C.a")],
+    ),
+    "classes_of_one_name": (
+        {"a.py": "class A: ...\nclass B: ...", "b.py": "def f():\n    class A: ..."},
+        [("a.py", "A"), ("b.py", "A")],
+    ),
+}
+"""For each rule a tree that breaks it, and what it finds there."""
+
+
+@every_rule
+def test_a_rule_finds_what_is_against_it(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.NAMES", MADE_UP)
+    files, expected = OFFENCES[rule.__name__]
+    assert sorted(rule({path: ast.parse(text) for path, text in files.items()})) == expected
