@@ -47,8 +47,8 @@ NAMES: dict[str, Any] = {
         ["lab"],
         ["cli"],
     ],
-    # Everything may use the errors and the names of environment variables. A check knows what a compressor is.
-    # Compressors, topologies and transports combine or check exchanges; what is predicted is sent by compressors.
+    # Everything may use the errors. A check knows what a compressor is. Compressors, topologies and transports
+    # combine or check exchanges; what is predicted is sent by compressors.
     "beneath": {
         "checks": ["contracts"],
         "files": ["environment"],
