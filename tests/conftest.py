@@ -30,7 +30,7 @@ PROCESSES = (
     "tests/benchmarks/test_peers.py::test_memory_is_that_of_the_processes",
     "tests/benchmarks/test_peers.py::test_what_cannot_be_is_refused",
     "tests/cli/test_disk.py",
-    "tests/cli/test_endings.py::test_the_summary_names_who_failed_first",
+    "tests/cli/test_failures.py::test_the_summary_names_who_failed_first",
     "tests/cli/test_list.py::test_json_lists",
     "tests/cli/test_list.py::test_the_table_fits",
     "tests/cli/test_main.py",
@@ -58,14 +58,15 @@ PROCESSES = (
     "tests/doors/test_resize.py::test_real_processes",
     "tests/doors/test_unclosed.py",
     "tests/doors/test_uneven.py",
-    "tests/kernels/test_pick.py",
+    "tests/kernels/test_dispatch.py",
     "tests/kernels/test_triton.py",
     "tests/recipes/test_cache.py::test_of_many_processes",
     "tests/reports/test_browser.py",
     "tests/reports/test_page.py::test_plotly_is_not_imported",
-    "tests/server/test_cli",
-    "tests/server/test_equalities.py",
-    "tests/server/test_processes.py",
+    "tests/parameter_server/test_cli",
+    "tests/parameter_server/test_equalities.py",
+    "tests/parameter_server/test_imported_codecs.py",
+    "tests/parameter_server/test_processes.py",
     "tests/test_examples.py",
     "tests/test_public_api.py::test_a_submodule",
     "tests/test_public_api.py::test_importing_tacit",
@@ -78,7 +79,7 @@ LONG = (
     "tests/doors/test_resize.py",
     "tests/recipes/test_image_recipes.py::test_every_network_learns",
     "tests/recipes/test_prediction.py",
-    "tests/server/test_waiting.py",
+    "tests/parameter_server/test_waiting.py",
 )
 """Those that start no process, and take ten seconds and more: trainings, and every state of a server."""
 CHEAP = {"git", "uname"}
@@ -113,7 +114,19 @@ def namespaces() -> None:
         pytest.skip(str(error))
 
 
+LONGEST = ("doors/test_gloo", "test_examples", "cli/test_run", "doors/test_features", "kernels/test_triton")
+LONGEST += ("cli/test_disk", "doors/test_resize", "cli/test_main", "doors/test_in_stream")
+LONGEST += ("parameter_server/test_cli", "doors/test_daso", "doors/test_loops")
+LONGEST += ("testbed/test_testbed_failures", "doors/test_late")
+"""Files of tests, longest first: where they are run side by side, none of them is begun last."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, all others in their order; and the marks."""
+    here = Path(__file__).parent
+    places = {here / f"{name}.py": place for place, name in enumerate(LONGEST)}
+    assert all(file.exists() for file in places), places
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
         if item.nodeid.startswith(PROCESSES):
             item.add_marker("processes")

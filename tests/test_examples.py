@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
+from commands import called
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 ALL = sorted(file.name for file in EXAMPLES.glob("*.py"))
 
 
 def run(folder: Path, name: str, *options: str) -> tuple[str, dict[str, Any]]:
     """What the script printed, and what the command told of it."""
-    command = [sys.executable, "-m", "tacit.cli", "run", *options, "--out", str(folder), "--json"]
-    done = subprocess.run([*command, "--", str(EXAMPLES / name)], capture_output=True, text=True, check=False)
-    print(done.stderr, file=sys.stderr)
-    assert done.returncode == 0, done.stderr
-    *printed, last = done.stdout.splitlines()
+    done = called("run", *options, "--out", str(folder), "--json", "--", str(EXAMPLES / name))
+    print(done.err, file=sys.stderr)
+    assert done.code == 0, done.err
+    *printed, last = done.out.splitlines()
     return "\n".join(printed), json.loads(last)
 
 

@@ -71,7 +71,7 @@ def test_a_script_trains_on_and_saves_and_the_summary_is_printed(
     script.write_text(SCRIPT)
     saved.mkdir()
     out = tmp_path / "disk" / "out"
-    command = [*TACIT, "run", "--cluster", "local:2", "--algorithm", "topk", "--out", str(out)]
+    command = [*TACIT, "run", "--cluster", "local:2", "--algorithm", "bf16", "--out", str(out)]
     command += ["--tensorboard", str(out / "curves"), "--", str(script), str(out), happens, str(saved)]
     done = on_a_small_disk(tmp_path, command, END_WITH=str(code))
     assert done.returncode == code, done.stderr
@@ -82,7 +82,7 @@ def test_a_script_trains_on_and_saves_and_the_summary_is_printed(
     assert len({note.partition(":")[0] for note in notes}) == 1
     for what in ("numbers of the sessions", "bytes of the nodes", "run.json"):
         assert sum(what in note for note in notes) == 1, notes
-    assert f"topk on local:2: {script}" in done.stderr
+    assert f"bf16 on local:2: {script}" in done.stderr
     assert "  seconds  " in done.stderr
     assert "Record:" not in done.stderr
     record = tmp_path / "left" / "out" / "run.json"

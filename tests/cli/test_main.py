@@ -14,6 +14,7 @@ import pytest
 import typer
 from image_files import as_archive, pictures
 
+from commands import called
 from tacit import cli
 from tacit.cli.compare import options
 from tacit.lab import records
@@ -146,9 +147,9 @@ def test_a_real_comparison_prints_one_json_object_and_draws_curves(
 ) -> None:
     words = ["compare", "digits", "--cluster", "local:2", "--algorithms", "ddp", "--epochs", "1", "--json"]
     folders = ["--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "curves")]
-    done = subprocess.run([*TACIT, *words, *folders], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    done = called(*words, *folders)
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
     assert (told["cluster"], told["recipe"], told["shaped"]) == ("local:2", "digits", False)
     assert told["compute_only_seconds"] > 0
     (row,) = told["rows"]
@@ -158,8 +159,8 @@ def test_a_real_comparison_prints_one_json_object_and_draws_curves(
     assert row["speedup"] == 1.0
     assert row["mb_between_nodes"] is row["reduction"] is row["seconds_to_target"] is None
     assert row["of_compute_only"] == pytest.approx(told["compute_only_seconds"] / row["seconds"])
-    assert "digits on local:2 (no network was shaped)" in done.stderr
-    assert str(tmp_path / "out" / "records.jsonl") in done.stderr
+    assert "digits on local:2 (no network was shaped)" in done.err
+    assert str(tmp_path / "out" / "records.jsonl") in done.err
     kinds = [record.kind for record in records.read(tmp_path / "out" / "records.jsonl")]
     assert kinds == ["run", "epoch", "end"] * 2
     ddp, alone = (read_curves(tmp_path / "curves" / name) for name in ("ddp", "compute-only"))
@@ -169,20 +170,17 @@ def test_a_real_comparison_prints_one_json_object_and_draws_curves(
     assert ddp["tacit/steps"][-1] == (steps[-1], steps[-1])
 
 
-def test_images_are_trained_on_from_where_the_user_says(tmp_path: Path) -> None:
+def test_images_are_trained_on_from_where_the_user_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     as_archive(tmp_path / "small.tar.xz", pictures(16, 4))
     words = ["compare", "cifar10", "--data", "small.tar.xz", "--model", "resnet8", "--limit", "128"]
     how = ["--cluster", "local:2", "--algorithms", "localsgd:sync_every=1", "--epochs", "1", "--json"]
-    done = subprocess.run(
-        [*TACIT, *words, *how],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "TACIT_CACHE": "cache"},
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TACIT_CACHE", "cache")
+    done = called(*words, *how)
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
     assert told["recipe"] == "cifar10 (resnet8, small.tar.xz, 128 images)"
     assert 0 <= told["rows"][0]["accuracy"] <= 1
     (records_,) = tmp_path.glob("tacit-out/*-cifar10/records.jsonl")

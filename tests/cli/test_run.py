@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from commands import called
 from tacit import cli
 from tacit.algorithms import parse
 from tacit.cli.run.options import RunOptions, check
@@ -23,6 +24,7 @@ from tacit.lab.testbed import Result
 
 TACIT = [sys.executable, "-m", "tacit.cli", "run"]
 
+# The scripts attach bf16 where any algorithm will do: others load compiled kernels.
 # Torch aborts a process now and then that exits while a thread of Gloo still lets go of the last collective's
 # tensors, whatever the exit code was to be: an exit handler gives it the time.
 TRAIN = """
@@ -48,13 +50,8 @@ class Ran:
         script, out = folder / "train.py", folder / "out"
         script.write_text(text)
         where = () if "--cluster" in options else ("--cluster", "local:2")
-        done = subprocess.run(
-            [*TACIT, *where, *options, "--out", str(out), "--", str(script), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
+        done = called("run", *where, *options, "--out", str(out), "--", str(script), *arguments)
+        self.code, self.out, self.err = done.code, done.out, done.err
         self.kept: dict[str, Any] = json.loads((out / "run.json").read_text())
         assert left_behind(script) == []
         assert self.kept["exit_code"] == self.code
@@ -208,7 +205,7 @@ def test_a_script_that_never_calls_tacit_is_told_the_two_lines(tmp_path: Path) -
 
 def test_a_script_that_reads_the_algorithm_and_attaches_nothing_is_told_too(tmp_path: Path) -> None:
     words = ("--algorithm", "topk", "--cluster", "local:1")
-    ran = Ran(tmp_path, TRAIN + "tacit.from_env()\ntrain(1)\n", *words)
+    ran = Ran(tmp_path, "import tacit\ntacit.from_env()\n", *words)
     assert (ran.code, ran.kept["status"]) == (2, "failed")
     assert "train.py attached nothing, so --algorithm topk had no effect. Write in it:" in ran.err
 
@@ -266,12 +263,12 @@ def test_plain_ddp_needs_nothing_attached(tmp_path: Path) -> None:
 
 def test_attaching_twice_shows_the_error(tmp_path: Path) -> None:
     script = """
-tacit.attach(model, optimizer, "topk")
-tacit.attach(model, optimizer, "topk")
+tacit.attach(model, optimizer, "bf16")
+tacit.attach(model, optimizer, "bf16")
 """
-    ran = Ran(tmp_path, TRAIN + script, "--algorithm", "topk")
+    ran = Ran(tmp_path, TRAIN + script, "--algorithm", "bf16")
     assert ran.code == 1
-    error = "tacit.errors.AttachError: 'topk' is attached to this model already: close it first"
+    error = "tacit.errors.AttachError: 'bf16' is attached to this model already: close it first"
     assert ran.err.count(error) == 1
     lines = [line for line in ran.err.splitlines() if line]
     assert lines[0].endswith("train.py failed: ranks 0 and 1 ended with exit code 1")
@@ -286,11 +283,11 @@ tacit.attach(model, optimizer, "topk")
 
 def test_a_text_that_is_no_algorithm_is_named_with_its_variable(tmp_path: Path) -> None:
     script = """
-import os
+import os, tacit
 os.environ["MY_ALGORITHM"] = "topk:ratoi=0.1"
-tacit.attach(model, optimizer, tacit.from_env("MY_ALGORITHM"))
+tacit.from_env("MY_ALGORITHM")
 """
-    ran = Ran(tmp_path, TRAIN + script, "--cluster", "local:1")
+    ran = Ran(tmp_path, script, "--cluster", "local:1")
     assert ran.code == 1
     summary = ran.err[ran.err.index("\ntacit: ") :]
     assert "ConfigError: environment variable MY_ALGORITHM='topk:ratoi=0.1': unknown parameter" in summary
@@ -317,7 +314,7 @@ def test_an_exception_on_one_rank_ends_all_and_comes_first(
 ) -> None:
     if not cluster.startswith("local"):
         request.getfixturevalue("namespaces")
-    ran = Ran(tmp_path, TRAIN + script, "--algorithm", "topk", "--json", "--cluster", cluster)
+    ran = Ran(tmp_path, TRAIN + script, "--algorithm", "bf16", "--json", "--cluster", cluster)
     assert ran.code == 1
     summary = ran.err[ran.err.index("\ntacit: ") :].splitlines()
     node = 0 if cluster == "local:2" else 1
@@ -359,7 +356,7 @@ def test_a_rank_that_freezes_is_named_and_not_a_survivor(tmp_path: Path, script:
     text = TRAIN.replace('"gloo"', '"gloo", timeout=timedelta(seconds=4)')
     text = "import os, signal\nfrom datetime import timedelta\n" + text
     started = time.monotonic()
-    ran = Ran(tmp_path, text + script, "--algorithm", "topk" if script == FROZEN else "ddp")
+    ran = Ran(tmp_path, text + script, "--algorithm", "bf16" if script == FROZEN else "ddp")
     assert ran.code == 1
     assert f"train.py failed: {said}" in ran.err
     assert ran.kept["failures"][0]["rank"] == 1
@@ -373,7 +370,7 @@ with tacit.attach(model, optimizer, tacit.from_env()):
     if rank == 1: sys.exit(0)
     train(1000000)
 """
-    ran = Ran(tmp_path, TRAIN + script, "--algorithm", "topk")
+    ran = Ran(tmp_path, TRAIN + script, "--algorithm", "bf16")
     assert ran.code == 1
     assert "failed: rank 1 left early: it has left in round 3: SystemExit: 0 (node 0)" in ran.err
 

@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import traceback
-from datetime import timedelta
 from typing import Any
 
 import inprocess
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from features import FEATURES, STEPS, Feature, flat, passes, rates
+from replicas import LONGEST
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -136,7 +136,7 @@ def ddp_equals_dense(name: str) -> None:
 
 def main(families: list[str]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", timeout=LONGEST)
     turn = 0
     for name in FEATURES:
         wrong: dict[str, Any] = {}

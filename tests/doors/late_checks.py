@@ -2,7 +2,6 @@
 
 import sys
 import threading
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -154,8 +153,9 @@ class Gated(Compressor):
         return (yield from tacit.Dense().exchange(x, state, ctx))
 
 
-ENDED: defaultdict[int, threading.Event] = defaultdict(threading.Event)
-"""Set when the backward of that step has ended."""
+GATED_STEPS = 6
+ENDED = [threading.Event() for _ in range(GATED_STEPS)]
+"""Set when the backward of that step has ended; made beforehand, as two threads ask for them."""
 
 
 @check
@@ -163,14 +163,14 @@ def training_goes_on_while_a_round_is_under_way() -> None:
     model = wrapped()
     optimizer = sgd(model)
     with tacit.attach(model, optimizer, late(Gated())) as session:
-        for step in range(6):
+        for step in range(GATED_STEPS):
             optimizer.zero_grad()
             model(torch.randn(8, 20)).square().sum().backward()
             optimizer.step()
             assert session.session.round == max(1, step), "the round of this step cannot have landed"
             ENDED[step].set()
         session.flush()
-        assert session.metrics()["rounds"] == session.metrics()["steps"] == 6
+        assert session.metrics()["rounds"] == session.metrics()["steps"] == GATED_STEPS
     assert same_on_all_ranks(flat(model))
 
 

@@ -27,7 +27,7 @@ def ranks(
     script: str,
     world: int,
     *arguments: str,
-    seconds: float = 90,
+    seconds: float = 240,
     lost: int | None = None,
     fresh: bool = False,
 ) -> list[Ended]:

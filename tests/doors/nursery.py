@@ -7,27 +7,39 @@ with their arguments; and the file that stdout and stderr are to be. The answer 
 Nobody here waits for it: it falls to whoever is the nearest subreaper. The socket's end is the nursery's.
 """
 
+import gc
 import json
 import os
+import pkgutil
 import runpy
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 LONGEST = 1 << 20
+RANKS_NEED = (
+    *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.device_mesh"),
+    *("tacit.hooks", "tacit.parameter_server.transport", "tacit.transports.loopback"),
+    *("pytest", "pytorch_optimizer"),
+)
+GPU = ("cuda", "triton")
 
 
 def ready() -> None:
-    """Import what all ranks need; a process with threads could not be forked."""
-    import torch._dynamo  # noqa: F401
-
-    import tacit.hooks
-    import tacit.parameter_server.transport  # noqa: F401
-
+    """Import what ranks need, and load the compiled kernels; a process with threads could not be forked."""
+    for name in RANKS_NEED:
+        import_module(name)
+    kernels = import_module("tacit.kernels")
+    for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+        if not any(part in module.name for part in GPU):
+            import_module(module.name)
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"{threads} threads after the imports"
+    gc.collect()
+    gc.freeze()  # else the first collection in each rank would copy what they share
 
 
 def wanted(parent: socket.socket) -> dict[str, Any] | None:

@@ -17,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import tacit
 from tacit.kernels.dispatch import emulated_device
 
+LONGEST = timedelta(seconds=120)
+"""That a message of another rank may take, on a machine that does much else."""
 EMULATED = "TACIT_TESTS_EMULATED"
 """Set, models on the CPU are exchanged as those on a GPU are: in stream order, and never looked at."""
 
@@ -31,7 +33,7 @@ class Checks(dict[str, Callable[[], None]]):
     def run(self, names: Collection[str] = ()) -> None:
         """Run them all, or those that are named, and print how each has ended."""
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+        dist.init_process_group("gloo", timeout=LONGEST)
         for name in names or self:
             error = None
             try:

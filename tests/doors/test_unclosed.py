@@ -46,7 +46,7 @@ def test_replicas_that_are_equal_need_no_words(how: str, algorithm: str) -> None
 
 def test_at_exit_it_is_closed_too() -> None:
     ended = run("exits")
-    assert [each.code for each in ended] == [0] * WORLD
+    assert [each.code for each in ended] == [0] * WORLD, [each.text for each in ended]
     assert said(ended, "was open at the end of the program. The replicas, which differ after 12 steps") == [0]
 
 
