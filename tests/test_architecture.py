@@ -20,6 +20,7 @@ NAMES: dict[str, Any] = {
     "floors": [
         [
             "errors",
+            "_moved",
             "environment",
             "contracts",
             "checks",
@@ -47,8 +48,8 @@ NAMES: dict[str, Any] = {
         ["lab"],
         ["cli"],
     ],
-    # Everything may use the errors. A check knows what a compressor is. Compressors, topologies and transports
-    # combine or check exchanges; what is predicted is sent by compressors.
+    # Everything may use the errors. A check knows what a compressor is. Compressors, topologies and
+    # transports combine or check exchanges; what is predicted is sent by compressors.
     "beneath": {
         "checks": ["contracts"],
         "files": ["environment"],
@@ -84,6 +85,7 @@ NAMES: dict[str, Any] = {
 """All that is a path or a name in the rules; paths are relative to src/tacit."""
 
 KNOWN: dict[str, dict[str, list[str]]] = {
+    "imports_point_up": {"contracts/__init__.py": ["contracts (floor 0) imports _moved (0)"]},
     "the_core_imports_the_lab": {"__init__.py": ["lab"]},
     "calls_of_torch_distributed": {
         "hooks/attach.py": [
@@ -144,7 +146,7 @@ KNOWN: dict[str, dict[str, list[str]]] = {
         "session/session.py": ["Session"],
     },
     "answers_told_apart": {
-        "algorithms/catalogue.py": ["Auto", "Flat", "Hierarchical", "Star", "TwoPhase", "TwoPhase"],
+        "algorithms/registry.py": ["Auto", "Flat", "Hierarchical", "Star", "TwoPhase", "TwoPhase"],
         "hooks/accumulation.py": ["Cast", "Dense"],
         "hooks/attach.py": ["Delayed", "EveryStep", "NodeRounds", "Star", "Until"],
         "hooks/epochs.py": ["EveryEpoch", "OnPlateau"],

@@ -12,6 +12,7 @@ import torch
 import tacit.compressors
 from cases import for_each
 from tacit import algorithms
+from tacit.algorithms.text import parameters
 from tacit.compressors import (
     Cascade,
     Clip,
@@ -27,17 +28,17 @@ from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Matrix
 from tacit.errors import ConfigError
 from tacit.prediction import Nowcast, PredictiveCoding
-from tacit.strategy import Strategy, parameters
+from tacit.strategy import Strategy
 
 NEEDY = {
     "Clip": Clip(Dense(), 1.0),
     "ErrorFeedback": ErrorFeedback(Dense()),
     "MomentumCorrection": MomentumCorrection(Dense()),
     "Nowcast": Nowcast(Dense()),
-    "Phases": Scheduled(((3, Dense()),), Dense()),
+    "Scheduled": Scheduled(((3, Dense()),), Dense()),
     "PredictiveCoding": PredictiveCoding(Dense()),
-    "Select": Partition(Dense(), (Part(Dense(), ((0, 5),)),)),
-    "Then": Cascade(Dense(), Dense()),
+    "Partition": Partition(Dense(), (Part(Dense(), ((0, 5),)),)),
+    "Cascade": Cascade(Dense(), Dense()),
     "Threshold": Threshold(tau=0.1),
 }
 """What cannot be made without being given something."""

@@ -1,61 +1,113 @@
+"""What `import tacit` offers, and what an import that was right once says now."""
+
+import ast
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 import tacit
+from tacit import _moved
+
+ERRORS = {
+    "AttachError",
+    "CheckpointError",
+    "ConfigError",
+    "NonFinite",
+    "Overflow",
+    "PayloadError",
+    "PeerLost",
+    "RatesDiffer",
+    "RoundError",
+    "ServerLost",
+    "TacitError",
+    "TestbedError",
+    "UnevenData",
+}
+FUNCTIONS = {"attach", "comm_hook", "from_env", "join_states", "log_metrics", "parse"}
+OTHERS = {"Attached", "Cluster", "CommState", "Levels", "Strategy"}
+SUBMODULES = {
+    "algorithms",
+    "compressors",
+    "contracts",
+    "errors",
+    "lab",
+    "merges",
+    "optim",
+    "overlap",
+    "prediction",
+    "rounds",
+    "topologies",
+}
 
 
 def test_every_public_name_is_there_and_documented() -> None:
     assert len(tacit.__all__) == len(set(tacit.__all__))
-    for name in tacit.__all__:
+    for name in [*tacit.__all__, *tacit.SUBMODULES]:
         assert getattr(tacit, name).__doc__, f"tacit.{name} has no docstring"
-    assert set(tacit.__all__) <= set(dir(tacit))
 
 
 def test_the_names_are_these() -> None:
-    errors = {"AttachError", "CheckpointError", "ConfigError", "NonFinite", "PeerLost", "TacitError"}
-    errors |= {"RatesDiffer", "ServerLost", "UnevenData"}
-    compressors = {
-        "BF16",
-        "Clip",
-        "Dense",
-        "ErrorFeedback",
-        "MomentumCorrection",
-        "Phases",
-        "PowerSGD",
-        "RandomK",
-        "Select",
-        "Sign",
-        "Then",
-        "Threshold",
-        "TopK",
-    }
-    compressors |= {"FP16", "FP8", "Int8", "LAG", "MajoritySign", "Natural", "OneBit", "QSGD", "TernGrad"}
-    others = {
-        "Auto",
-        "Average",
-        "Every",
-        "EveryEpoch",
-        "EveryStep",
-        "Flat",
-        "Hierarchical",
-        "Levels",
-        "Replace",
-    }
-    others |= {"Strategy", "Cluster", "Attached", "CommState", "GlobalTopK", "TwoPhase"}
-    others |= {"AdaComm", "ByVariance", "OnPlateau", "Until", "Bucketwise", "Delayed"}
-    others |= {"Cycling", "Elastic", "Inside", "Keep", "OuterStep", "SlowMo", "StaleMean"}
-    others |= {"Adopt", "Asynchronous", "StaleSynchronous", "Star", "Synchronous"}
-    functions = {"attach", "comm_hook", "from_env", "join_states", "log_metrics"}
-    others |= {"GrowingBatches", "LAMB", "LARS"}
-    functions |= {"scale_lr"}
-    assert set(tacit.__all__) == errors | compressors | others | functions
+    assert set(tacit.__all__) == ERRORS | FUNCTIONS | OTHERS
+    assert set(tacit.SUBMODULES) == SUBMODULES
+    assert set(dir(tacit)) == {*tacit.__all__, *tacit.SUBMODULES, "__version__"}
+
+
+def test_all_errors_are_public() -> None:
+    from tacit import errors
+
+    roots = (each for each in vars(errors).values() if isinstance(each, type))
+    assert {each.__name__ for each in roots if issubclass(each, errors.TacitError)} == ERRORS
+
+
+def test_type_checkers_and_editors_see_the_same_names() -> None:
+    tree = ast.parse(Path(tacit.__file__ or "").read_text())
+    (block,) = (each for each in tree.body if isinstance(each, ast.If))
+    imported = {alias.asname or alias.name for each in block.body for alias in each.names}
+    assert imported == {*tacit.__all__, *tacit.SUBMODULES}
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_a_submodule_loads_when_it_is_first_used() -> None:
+    code = """import sys, tacit
+submodules = {f"tacit.{name}" for name in tacit.SUBMODULES}
+assert not submodules & {*sys.modules}
+assert {getattr(tacit, name).__name__ for name in tacit.SUBMODULES} == submodules
+assert "tacit.hooks" not in sys.modules"""
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_answers_and_algorithms_are_in_submodules() -> None:
+    code = """import tacit
+assert tacit.algorithms.dgc(ratio=0.01) == tacit.parse("dgc:ratio=0.01")
+assert tacit.compressors.TopK(0.01) == tacit.compressors.TopK(ratio=0.01)
+assert tacit.compressors.Part and tacit.prediction.Predicted and tacit.contracts.AllReduce
+assert issubclass(tacit.PeerLost, tacit.RoundError)"""
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_scripts_that_write_the_short_name_go_on_to_work() -> None:
+    for name in ("compressors", "merges", "optim", "overlap", "rounds", "topologies"):
+        module = getattr(tacit, name)
+        assert all(getattr(tacit, each) is getattr(module, each) for each in module.__all__)
+        assert not {*module.__all__} & {*dir(tacit)}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'atach'"):
         tacit.atach  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'atach'"):
+        exec("from tacit import atach")
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'tacit\.nonsense'"):
+        import_module("tacit.nonsense")
 
 
 def test_a_submodule_does_not_hide_a_function() -> None:
@@ -64,9 +116,76 @@ def test_a_submodule_does_not_hide_a_function() -> None:
 
 
 def test_importing_tacit_imports_no_torch() -> None:
-    code = "import tacit, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = "import tacit, sys; dir(tacit); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_version_is_that_of_the_package() -> None:
     assert tacit.__version__[0].isdigit()
+
+
+# ---- what has another name now ------------------------------------------------------------------------
+
+
+def said_by(code: str) -> str:
+    """The error of an import, with its kind; "" where there is none."""
+    try:
+        exec(code)
+    except (ImportError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def test_an_old_module_says_where_it_is() -> None:
+    missing = [new for new in _moved.MODULES.values() if not there(f"tacit.{new}")]
+    assert not missing, "_moved.py names modules that do not exist"
+    for old, new in _moved.MODULES.items():
+        heads = [old[:at] for at, each in enumerate(f"{old}.") if each == "."]
+        head = next(each for each in heads if each in _moved.MODULES)
+        told = said_by(f"import tacit.{old}")
+        begins = f"ModuleNotFoundError: tacit.{head} is tacit.{_moved.MODULES[head]} now: write that instead"
+        assert told.startswith(begins), (old, told)
+        assert f"{old.removeprefix(head).removeprefix('.')} is tacit.{new}" in told, (old, told)
+
+
+def test_an_old_name_says_the_new_one() -> None:
+    for module, names in _moved.NAMES.items():
+        for old, new in names.items():
+            home, _, name = new.rpartition(".")
+            assert hasattr(import_module(home), name), f"{new}, which _moved.py names, does not exist"
+            sentence = f"{module}.{old} is {new} now: write that instead"
+            assert said_by(f"from {module} import {old}") == f"ImportError: {sentence}"
+            assert said_by(f"import {module}; {module}.{old}").endswith(f"Error: {sentence}")
+
+
+def test_packages_that_moved_are_named_in_each_way_of_importing() -> None:
+    for code in ("import tacit.doors", "from tacit import doors", "from tacit.doors.attach import attach"):
+        with pytest.raises(
+            ModuleNotFoundError, match=r"tacit\.doors is tacit\.hooks now.*late is tacit\.hooks"
+        ):
+            exec(code)
+    with pytest.raises(AttributeError, match=r"tacit\.doors is tacit\.hooks now"):
+        tacit.doors  # noqa: B018
+    assert not hasattr(tacit, "Then")
+
+
+def test_a_module_that_is_run_says_where_it_is() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tacit.server"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode
+    assert "tacit.server is tacit.parameter_server now" in done.stderr
+
+
+def test_the_finder_is_asked_last_and_stands_once() -> None:
+    _moved.install()
+    assert sys.meta_path.count(_moved.OldImports) == 1
+    code = "import sys, tacit; assert sys.meta_path[-1] is tacit._moved.OldImports"
+    assert run(code).returncode == 0

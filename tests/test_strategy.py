@@ -1,13 +1,30 @@
+import ast
+from itertools import groupby
+from pathlib import Path
+
 import pytest
 
 from cases import for_each
-from tacit.algorithms import ALGORITHMS, known, parse
-from tacit.compressors import ErrorFeedback, TopK
+from tacit import algorithms
+from tacit.algorithms import ALGORITHMS, algorithm, known, parse
+from tacit.algorithms.registry import ENTRIES
+from tacit.compressors import (
+    BF16,
+    QSGD,
+    Dense,
+    ErrorFeedback,
+    MajoritySign,
+    MomentumCorrection,
+    Scheduled,
+    Sign,
+    TopK,
+)
+from tacit.contracts import Compressor, Topology
 from tacit.errors import ConfigError
 from tacit.merges import Average
 from tacit.rounds import Every, EveryStep
 from tacit.strategy import Strategy
-from tacit.topologies import Flat
+from tacit.topologies import Auto, Flat, Star, TwoPhase
 
 
 def test_the_text_form_makes_a_value() -> None:
@@ -25,7 +42,90 @@ def test_every_algorithm_works_by_its_name_alone(name: str) -> None:
     assert ALGORITHMS[name].__doc__
 
 
-@for_each(
+def test_the_order_is_that_of_the_rows_and_families_stand_together() -> None:
+    tree = ast.parse(Path(algorithms.__file__ or "").read_text())
+    rows = [alias.name for each in tree.body if isinstance(each, ast.ImportFrom) for alias in each.names]
+    assert [name.replace("-", "_") for name in known()] == [name for name in rows if name in dir(algorithms)][
+        4:
+    ]
+    families = [family for family, _ in groupby(entry.family for entry in ENTRIES.values())]
+    assert len(families) == len(set(families))
+
+
+def test_algorithms_are_functions_of_the_package() -> None:
+    assert algorithms.dgc(ratio=0.01) == parse("dgc:ratio=0.01")
+    assert algorithms.streaming_diloco() == parse("streaming-diloco")
+    for name in known():
+        assert getattr(algorithms, name.replace("-", "_")) is ALGORITHMS[name]
+
+
+def test_a_script_registers_an_algorithm_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tacit.algorithms.registry.ALGORITHMS", dict(ALGORITHMS))
+    monkeypatch.setattr("tacit.algorithms.registry.ENTRIES", dict(ENTRIES))
+
+    @algorithm(family="periodic", paper="none", compresses=False, changes="nothing")
+    def every_third(sync_every: int = 3) -> Strategy:
+        return Strategy(subject="delta", rounds=Every(sync_every), merge=Average())
+
+    assert parse("every-third").rounds == Every(3)
+    assert parse("every-third:sync_every=4") == every_third(4)
+    with pytest.raises(ConfigError, match=r"cannot be the algorithm 'every-third'.*another name"):
+        algorithm(family="lazy", paper="none", compresses=False, changes="nothing")(every_third)
+    with pytest.raises(ConfigError, match=r"unknown family 'odd'.*Known: .*lazy"):
+        algorithm(family="odd", paper="none", compresses=False, changes="nothing")  # type: ignore[arg-type]
+
+
+OWING = ErrorFeedback(TopK(ratio=0.001))
+
+
+@pytest.mark.parametrize(
+    ("text", "compressor"),
+    [
+        ("topk", ErrorFeedback(TopK(ratio=0.01, values=Dense()))),
+        ("topk:values=qsgd", ErrorFeedback(TopK(values=QSGD()))),
+        ("topk:values=qsgd,bits=2", ErrorFeedback(TopK(values=QSGD(bits=2)))),
+        ("dgc", MomentumCorrection(OWING)),
+        ("dgc:values=bf16", MomentumCorrection(ErrorFeedback(TopK(ratio=0.001, values=BF16())))),
+        ("ps-topk:values=sign,chunk=512", ErrorFeedback(TopK(values=Sign(), chunk=512))),
+        ("ps-dgc:values=bf16", MomentumCorrection(ErrorFeedback(TopK(ratio=0.001, values=BF16())))),
+        ("gtopk", OWING),
+        (
+            "gtopk:warmup_steps=4",
+            Scheduled(
+                tuple((1, ErrorFeedback(TopK(ratio=4.0**-power))) for power in (1, 2, 3, 4)), then=OWING
+            ),
+        ),
+        ("qsgd:scale=norm", QSGD(scale="norm")),
+        ("localsgd:bits=16", BF16()),
+        ("ps:push=topk,ratio=0.5", ErrorFeedback(TopK(ratio=0.5))),
+        ("ps-async:push=qsgd,bits=8", QSGD(bits=8)),
+        ("ps-ssp:push=topk", ErrorFeedback(TopK())),
+    ],
+)
+def test_how_entries_are_written_can_be_told(text: str, compressor: Compressor) -> None:
+    assert parse(text).levels[-1].compressor == compressor
+
+
+def test_what_a_server_answers_can_be_told() -> None:
+    for name in ("ps", "ps-async", "ps-ssp"):
+        topology = parse(f"{name}:pull=qsgd,bits=2").topology
+        assert isinstance(topology, Star)
+        assert topology.pull == QSGD(bits=2)
+    assert parse("ednncomm:bits=4").levels[-1].compressor == QSGD(bits=4)
+    assert parse("ednncomm").levels[-1].compressor == Dense()
+
+
+@pytest.mark.parametrize("name", ["signsgd", "pipesgd", "localsgd", "diloco", "streaming-diloco"])
+@pytest.mark.parametrize(
+    ("way", "topology"), [("auto", Auto()), ("all-gather", Flat()), ("two-phase", TwoPhase())]
+)
+def test_the_collective_can_be_told(name: str, way: str, topology: Topology) -> None:
+    assert parse(f"{name}:topology={way}").topology == topology
+    assert parse(name).topology == Auto()
+    assert parse("signsgd").compressor == MajoritySign()
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("", "names no algorithm"),
@@ -42,6 +142,15 @@ def test_every_algorithm_works_by_its_name_alone(name: str) -> None:
         ("localsgd:sync_every=2.5", "not of type int: write a whole number"),
         ("localsgd:sync_every=0", "write 1 or more"),
         ("bf16:ratio=0.1", "bf16 takes no parameters"),
+        ("topk:bits=2", "bits=2 is for values='qsgd', not 'fp32': leave one of them out"),
+        ("dgc:values=sign,bits=2", "bits=2 is for values='qsgd', not 'sign'"),
+        ("ps-topk:values=qsgd,bits=9", "bits=9 is not a whole number, from 2 to 8"),
+        ("dgc:values=fp8", "unknown value of dgc:values 'fp8'.*Known: .*bf16"),
+        ("signsgd:topology=flat", "unknown value of signsgd:topology 'flat'.*all-gather"),
+        ("localsgd:bits=9", r"bits=9 is not possible: write 32 \(fp32\)"),
+        ("ps:ratio=0.1", "ratio=0.1 is for push='topk' or pull='topk', and they are 'dense' and 'dense'"),
+        ("ps-async:push=topk,bits=2", "bits=2 is for push='qsgd' or pull='qsgd'"),
+        ("ps-ssp:push=topk,ratio=2", r"ratio=2.0 is not in \(0, 1\]"),
     ],
 )
 def test_a_wrong_text_says_what_to_write(text: str, says: str) -> None:

@@ -5,14 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from tacit import checks
+from tacit import _moved, checks
 from tacit.contracts import Application, Merge, State
 from tacit.errors import ConfigError
+
+__all__ = [
+    "Average",
+    "Elastic",
+    "LocalResidual",
+    "OuterStep",
+    "Replace",
+    "ServerParams",
+    "SlowMo",
+    "StaleMean",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = _moved.attributes(__name__)
 
 
 @dataclass(frozen=True)

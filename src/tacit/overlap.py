@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from tacit.contracts import Overlap
 from tacit.errors import ConfigError
 
+__all__ = ["Bucketwise", "Delayed"]
+
 
 @dataclass(frozen=True)
 class Bucketwise(Overlap):

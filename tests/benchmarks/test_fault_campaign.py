@@ -9,7 +9,7 @@ import pytest
 from fault_runs import Found, judge, made
 from fault_trials import APART, FAMILIES, FATAL, KINDS, LAYOUTS, TRANSIENT, Trial, faults, worlds
 from faults import summary
-from tacit.algorithms import catalogue, parse
+from tacit.algorithms import parse, registry
 
 
 def test_a_campaign_has_all_kinds_and_families_and_is_drawn_alike_again() -> None:
@@ -34,8 +34,8 @@ def test_the_worlds_are_all_layouts_of_up_to_eight_ranks() -> None:
 def test_every_family_has_an_algorithm() -> None:
     for text in FAMILIES.values():
         parse(text)
-    families = {catalogue.ENTRIES[text.partition(":")[0]].family for text in FAMILIES.values()}
-    assert families == {entry.family for entry in catalogue.ENTRIES.values()}
+    families = {registry.ENTRIES[text.partition(":")[0]].family for text in FAMILIES.values()}
+    assert families == {entry.family for entry in registry.ENTRIES.values()}
 
 
 SPARSE = Trial(0, ("sparse",), "2x2", "kill", (3,), 5)

@@ -11,7 +11,7 @@ import scaling_table
 from kept import StateSlice
 from paired import ROOT
 from scaling import exponent, growth
-from tacit.algorithms import catalogue
+from tacit.algorithms import registry
 from tacit.lab.testbed import Serving
 
 
@@ -84,8 +84,8 @@ def test_quick_leaves_out_what_is_slow_and_nodes_have_no_server(
 
 def test_every_family_of_algorithms_is_climbed_with() -> None:
     texts = {arm for ladder in scaling.LADDERS.values() for arm in ladder.arms.values()} - {"compute-only"}
-    families = {catalogue.ENTRIES[text.partition(":")[0]].family for text in texts}
-    assert families == set(typing.get_args(catalogue.Family))
+    families = {registry.ENTRIES[text.partition(":")[0]].family for text in texts}
+    assert families == set(typing.get_args(registry.Family))
 
 
 # ---- tables -------------------------------------------------------------------------------------------

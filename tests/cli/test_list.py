@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import pytest
 
 from tacit import algorithms
-from tacit.algorithms import catalogue
+from tacit.algorithms import registry
 from tacit.compressors import Dense
 from tacit.contracts import WORLD
 from tacit.prediction import Nowcast
@@ -20,15 +20,15 @@ TACIT = [sys.executable, "-m", "tacit.cli", "list"]
 
 
 def test_every_algorithm_has_an_entry_and_no_entry_is_stale() -> None:
-    assert list(catalogue.ENTRIES) == algorithms.known()
+    assert list(registry.ENTRIES) == algorithms.known()
 
 
 @pytest.mark.parametrize("name", algorithms.known())
 def test_an_entry_says_what_the_strategy_does(name: str) -> None:
-    entry = catalogue.ENTRIES[name]
-    assert entry.family in get_args(catalogue.Family)
+    entry = registry.ENTRIES[name]
+    assert entry.family in get_args(registry.Family)
     assert "20" in entry.paper
-    required = [each.name for each in catalogue.parameters_of(name) if each.required]
+    required = [each.name for each in registry.parameters_of(name) if each.required]
     if not required:
         levels = algorithms.parse(name).levels
         # A leap is no message.
@@ -51,10 +51,10 @@ def example(ratio: float, rank: int | None = None, way: Literal["a", "b"] = "a")
 
 def test_parameters_are_told_as_they_are_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(algorithms.ALGORITHMS, "example", example)
-    assert catalogue.parameters_of("example") == [
-        catalogue.Parameter("ratio", "float", None, True),
-        catalogue.Parameter("rank", "int | None", None, False),
-        catalogue.Parameter("way", "'a' | 'b'", "a", False),
+    assert registry.parameters_of("example") == [
+        registry.Parameter("ratio", "float", None, True),
+        registry.Parameter("rank", "int | None", None, False),
+        registry.Parameter("way", "'a' | 'b'", "a", False),
     ]
 
 
@@ -96,7 +96,7 @@ def test_the_table_fits_80_columns_and_tells_all() -> None:
     assert max(map(len, lines)) <= 80
     for name in algorithms.known():
         assert any(line.startswith(name) for line in lines)
-        for each in catalogue.parameters_of(name):
+        for each in registry.parameters_of(name):
             assert any(line.startswith(f" {each.name}=") for line in lines), each
     words = " ".join(done.stdout.split())
     assert "[bold]" not in words

@@ -14,7 +14,7 @@ from torch import nn
 
 from cases import for_each
 from tacit.algorithms import parse
-from tacit.algorithms.catalogue import ENTRIES
+from tacit.algorithms.registry import ENTRIES
 from tacit.errors import AttachError
 from tacit.hooks.device_placement import HOST, _needs_host, placed
 from tacit.kernels.dispatch import emulated_device

@@ -211,8 +211,8 @@ def test_what_is_told_is_respected(topology: Topology) -> None:
 def test_not_told_is_a_value_like_others() -> None:
     strategy = undecided("efsign")
     assert strategy.topology == Auto() == Strategy().topology
-    names = {each: getattr(tacit, each) for each in tacit.__all__}
-    names |= {"EveryStep": tacit.EveryStep, "Bucketwise": type(strategy.overlap)}
+    modules = (tacit, tacit.compressors, tacit.merges, tacit.overlap, tacit.rounds, tacit.topologies)
+    names = {each: getattr(module, each) for module in modules for each in module.__all__}
     assert eval(repr(strategy), names) == strategy
     for each in (Auto(), Auto("net"), Hierarchical(), Hierarchical(far=TwoPhase("net"))):
         assert eval(repr(each), names) == each

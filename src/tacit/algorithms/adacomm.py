@@ -12,11 +12,18 @@ intervals are counted from the end of a warm-up, which the paper does not have.
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.merges import Average
 from tacit.rounds import AdaComm
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="periodic",
+    paper="AdaComm: Wang & Joshi 2019, arXiv 1810.08313",
+    compresses=False,
+    changes="the replicas are averaged every few steps, and more often as the loss falls",
+)
 def adacomm(sync_every: int = 16, interval: int = 100) -> Strategy:
     """Local SGD whose period begins at `sync_every` and shrinks as the loss falls."""
     rounds = AdaComm(sync_every, interval)

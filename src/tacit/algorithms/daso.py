@@ -25,7 +25,8 @@ from __future__ import annotations
 from typing import Literal
 
 from tacit import checks
-from tacit.algorithms.diloco import of_bits
+from tacit.algorithms.codecs import of_bits
+from tacit.algorithms.registry import algorithm
 from tacit.compressors.cast import BF16
 from tacit.compressors.dense import Dense
 from tacit.contracts import NODE
@@ -36,6 +37,12 @@ from tacit.topologies.flat import Flat
 from tacit.topologies.hierarchical import Hierarchical
 
 
+@algorithm(
+    family="hierarchical",
+    paper="DASO: Coquelin et al. 2021, arXiv 2104.05588",
+    compresses=False,
+    changes="gradients are averaged inside each node; between nodes the parameters, every few steps and late",
+)
 def daso(
     period: int | Literal["auto"] = 4,
     delay: int = 1,

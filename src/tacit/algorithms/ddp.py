@@ -9,14 +9,27 @@ is a power of two.
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="synchronous",
+    paper="survey: Ouyang et al. 2020, arXiv 2003.03009",
+    compresses=False,
+    changes="nothing: PyTorch's own DDP, the baseline",
+)
 def ddp() -> Strategy:
     """Plain DDP, untouched."""
     return Strategy(subject="nothing", name="ddp")
 
 
+@algorithm(
+    family="synchronous",
+    paper="survey: Ouyang et al. 2020, arXiv 2003.03009",
+    compresses=False,
+    changes="nothing in the result: DDP's exchange, made by tacit",
+)
 def dense() -> Strategy:
     """What DDP does, through tacit."""
     return Strategy(name="dense")

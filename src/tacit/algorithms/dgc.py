@@ -18,6 +18,9 @@ rate (`ErrorFeedback.rescale`); the paper does not say what becomes of it.
 By `topology=two-phase` each rank averages one stretch for all and sends the largest entries of the mean:
 fewer bytes from 3 ranks on. Of what was sent a part then waits, though its momentum is masked already.
 
+The paper sends the chosen entries exactly, as `values=fp32` does. Other `values` write them shorter, and what
+that loses stays in v_r. `bits` is of the levels of `values=qsgd`.
+
 Differences from the paper: the k entries are chosen over a whole bucket, exactly, not by a sampled threshold
 tensor by tensor; the warm-up is in steps, not epochs; clipping is off by default, as in the authors' code,
 and bucket by bucket. Biases and norms are sent densely in the same message, with momentum and without
@@ -26,6 +29,8 @@ masking.
 
 from __future__ import annotations
 
+from tacit.algorithms.codecs import EntryValues, values_of
+from tacit.algorithms.registry import algorithm
 from tacit.algorithms.warming import warmed_up
 from tacit.algorithms.ways import Way, way
 from tacit.compressors.clip import Clip
@@ -36,6 +41,12 @@ from tacit.contracts import Compressor
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="sparsification",
+    paper="DGC: Lin et al. 2018, arXiv 1712.01887",
+    compresses=True,
+    changes="only the largest entries of the accumulated momentum travel; the optimizer's is taken over",
+)
 def dgc(
     ratio: float = 0.001,
     momentum: float = 0.9,
@@ -44,11 +55,16 @@ def dgc(
     max_norm: float | None = None,
     warmup_steps: int = 0,
     topology: Way = "all-gather",
+    values: EntryValues = "fp32",
+    bits: int | None = None,
 ) -> Strategy:
     """One entry in 1 / `ratio` of the accumulated momentum is sent, the largest; the rest is owed."""
+    written = values_of(values, bits)
 
     def corrected(ratio: float) -> Compressor:
-        return MomentumCorrection(ErrorFeedback(TopK(ratio=ratio)), momentum, nesterov, masking)
+        return MomentumCorrection(
+            ErrorFeedback(TopK(ratio=ratio, values=written)), momentum, nesterov, masking
+        )
 
     compressor = warmed_up(corrected, ratio, warmup_steps)
     if max_norm is not None:

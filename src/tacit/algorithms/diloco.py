@@ -13,28 +13,37 @@ Streaming DiLoCo does so for one fragment p at a time:             here:
     the outer gradients travel in 4 bits                           any compressor of ours: qsgd by `bits`
 
 Differences: fragments are neighbouring parameters of about equal size ("sequential"; the paper strides over
-layers); 4-bit values are QSGD's, equal steps of a bucket's norm rounded at random, where the paper has E3M0;
-from 3 ranks on, where that sends less, the mean is rounded once more on its way back (Auto, TwoPhase). The
-inner optimizer's state stays local and is not reset, as in the papers. Closing the session, and `sync`, take
-the mean of the replicas as they are, without an outer step.
+layers). 4-bit values are QSGD's, equal steps of a bucket's norm rounded at random, where the paper has E3M0.
+From 3 ranks on, where that sends less, the mean is rounded once more on its way back (Auto, TwoPhase);
+`topology=all-gather` rounds once, as in the paper. The inner optimizer's state stays local and is not reset,
+as in the papers. Closing the session, and `sync`, take the mean of the replicas as they are, without an outer
+step.
 """
 
 from __future__ import annotations
 
 from tacit import checks
-from tacit.compressors.cast import BF16
-from tacit.compressors.dense import Dense
-from tacit.compressors.qsgd import QSGD
-from tacit.contracts import Compressor
-from tacit.errors import ConfigError
+from tacit.algorithms.codecs import of_bits
+from tacit.algorithms.registry import algorithm
+from tacit.algorithms.ways import Way, way
 from tacit.merges import OuterStep
 from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="periodic",
+    paper="DiLoCo: Douillard et al. 2023, arXiv 2311.08105",
+    compresses=False,
+    changes="an outer optimizer steps by the replicas' mean progress, every few dozen steps",
+)
 def diloco(
-    sync_every: int = 32, outer_lr: float = 0.7, outer_momentum: float = 0.9, bits: int = 32
+    sync_every: int = 32,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.9,
+    bits: int = 32,
+    topology: Way = "auto",
 ) -> Strategy:
     """An outer SGD with Nesterov momentum steps by the mean progress of `sync_every` inner steps."""
     _check(outer_lr, outer_momentum)
@@ -42,11 +51,18 @@ def diloco(
         subject="delta",
         rounds=Every(sync_every),
         compressor=of_bits(bits),
+        topology=way(topology),
         merge=OuterStep(outer_lr, outer_momentum),
         name="diloco",
     )
 
 
+@algorithm(
+    family="periodic",
+    paper="Streaming DiLoCo: Douillard et al. 2025, arXiv 2501.18512",
+    compresses=True,
+    changes="DiLoCo in fragments that take turns, travel in 4 bits, and land some steps late",
+)
 def streaming_diloco(
     sync_every: int = 32,
     fragments: int = 4,
@@ -55,6 +71,7 @@ def streaming_diloco(
     outer_lr: float = 0.4,
     outer_momentum: float = 0.9,
     bits: int = 4,
+    topology: Way = "auto",
 ) -> Strategy:
     """DiLoCo in fragments that take turns, and land `fragment_sync_delay` steps late."""
     _check(outer_lr, outer_momentum)
@@ -66,6 +83,7 @@ def streaming_diloco(
         subject="delta",
         rounds=Every(sync_every, fragments),
         compressor=of_bits(bits),
+        topology=way(topology),
         overlap=Delayed(fragment_sync_delay) if fragment_sync_delay else Bucketwise(),
         merge=OuterStep(outer_lr, outer_momentum, local=fragment_update_alpha),
         name="streaming-diloco",
@@ -75,15 +93,3 @@ def streaming_diloco(
 def _check(outer_lr: float, outer_momentum: float) -> None:
     checks.real("outer_lr", outer_lr, "write 0.7", above=0)
     checks.real("outer_momentum", outer_momentum, "write 0.9, or 0 for none", least=0, below=1)
-
-
-def of_bits(bits: int) -> Compressor:
-    """What says progress in so many bits an entry."""
-    checks.whole("bits", bits, 2, 32, "write 32 (fp32), 16 (bf16), or 2 to 8 (QSGD)")
-    if bits == 32:
-        return Dense()
-    if bits == 16:
-        return BF16()
-    if 2 <= bits <= 8:
-        return QSGD(bits=bits)
-    raise ConfigError(f"bits={bits} is not possible: write 32 (fp32), 16 (bf16), or 2 to 8 (QSGD)")

@@ -11,11 +11,18 @@ anchor that every rank keeps; there is no server. Closing the session leaves eve
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.merges import Elastic
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="periodic",
+    paper="EASGD: Zhang et al. 2015, arXiv 1412.6651",
+    compresses=False,
+    changes="replicas stay apart; they and a centre pull at each other every few steps",
+)
 def easgd(sync_every: int = 10, beta: float = 0.9) -> Strategy:
     """Replicas and a centre pull at each other every `sync_every` steps."""
     return Strategy(subject="delta", rounds=Every(sync_every), merge=Elastic(beta), name="easgd")

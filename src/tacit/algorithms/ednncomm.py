@@ -7,18 +7,20 @@ The paper's figure 1, for replica r of node m, in iteration i:   here:
     every K' iterations: Theta_R <- mean of theta_r              far level: Every(K'), Average, Hierarchical
     theta_r <- Theta_R                                           Average: all replicas equal, to the bit
 
-Choices where the public text is silent: K' counts steps of the run, and "auto" is one exchange an epoch, as
-in the authors' scripts; every rank of a node takes its slice across ("leaders": the first takes all;
-"turns": one after the other); what
-travels is the progress since the last anchor, which in fp32 is the same mean; floating-point buffers
-(BatchNorm's statistics) are averaged with the parameters, and momentum stays local until the session closes,
-unless `buffers` and `momentum` say otherwise.
+Choices where the public text is silent. K' counts steps of the run, and "auto" is one exchange an epoch, as
+in the authors' scripts. Every rank of a node takes its slice across ("leaders": the first takes all; "turns":
+one after the other). What travels is the delta since the last anchor, which in fp32 is the same mean; `bits`
+sends it shorter: 16 is bf16, 2 to 8 are QSGD's. Floating-point buffers (BatchNorm's statistics) are averaged
+with the parameters, and momentum stays local until the session closes, unless `buffers` and `momentum` say
+otherwise.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+from tacit.algorithms.codecs import of_bits
+from tacit.algorithms.registry import algorithm
 from tacit.contracts import NODE
 from tacit.merges import Average
 from tacit.rounds import Every, EveryEpoch
@@ -27,17 +29,25 @@ from tacit.topologies.flat import Flat
 from tacit.topologies.hierarchical import Hierarchical
 
 
+@algorithm(
+    family="hierarchical",
+    paper="eDNNcomm: Moreno-Alvarez et al. 2023, doi 10.1109/TNNLS.2023.3309735",
+    compresses=False,
+    changes="gradients are averaged inside each node; between nodes, the parameters, once an epoch",
+)
 def ednncomm(
     sync_every: int | Literal["auto"] = "auto",
     by: Literal["slices", "leaders", "turns"] = "slices",
     momentum: Beside = "local",
     buffers: Buffers = "averaged",
+    bits: int = 32,
 ) -> Levels:
     """Gradients inside the node in every step, parameters between nodes every `sync_every` steps."""
     near = Strategy(topology=Flat(axis=NODE), name="near")
     far = Strategy(
         subject="delta",
         rounds=EveryEpoch() if sync_every == "auto" else Every(sync_every),
+        compressor=of_bits(bits),
         topology=Hierarchical(by=by),
         merge=Average(),
         momentum=momentum,

@@ -17,12 +17,19 @@ Differences from the paper: blocks are of 512 entries, not of a layer each; mome
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.algorithms.ways import Way, way
 from tacit.compressors.sign import Sign
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="quantization",
+    paper="dist-EF-blockSGD: Zheng et al. 2019, arXiv 1905.10936",
+    compresses=True,
+    changes="one bit an entry and a magnitude for each 512; the rest is sent later (error feedback)",
+)
 def efsign(topology: Way = "two-phase") -> Strategy:
     """One bit an entry, and a magnitude for each 512; the rest is owed."""
     return Strategy(compressor=ErrorFeedback(Sign(block=512)), topology=way(topology), name="efsign")

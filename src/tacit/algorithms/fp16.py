@@ -8,10 +8,17 @@ that is infinity, and a round that fails; smaller entries lose bits.
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.compressors.cast import FP16
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="quantization",
+    paper="survey: Ouyang et al. 2020, arXiv 2003.03009",
+    compresses=True,
+    changes="gradients travel in half precision: half the bytes",
+)
 def fp16() -> Strategy:
     """Half the bytes, eight times as fine as bf16, in a range where a gradient must fit."""
     return Strategy(compressor=FP16(), name="fp16")

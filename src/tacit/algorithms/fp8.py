@@ -19,12 +19,19 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tacit.algorithms.registry import algorithm
 from tacit.algorithms.ways import Way, way
 from tacit.compressors.cast import FP8
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="quantization",
+    paper="FP8 formats: Micikevicius et al. 2022, arXiv 2209.05433",
+    compresses=True,
+    changes="a byte an entry, in 8-bit floating point; the rest is sent later (error feedback)",
+)
 def fp8(format: Literal["e4m3", "e5m2"] = "e4m3", topology: Way = "auto") -> Strategy:
     """A byte an entry, finest where the entry is small; the rest is owed."""
     compressor = ErrorFeedback(FP8(format=format))

@@ -13,17 +13,32 @@ The paper's algorithm 4, on each worker r:          here:
 Differences from the paper: an entry that one merge rejects stays owed also where it comes into M by way of
 other workers, so that nothing is lost; ranks swap, and nothing is broadcast; any number of ranks. The k
 entries are chosen over a whole bucket, not tensor by tensor; biases and norms are sent densely, in a message
-of their own. The paper warms up with larger ratios for a few epochs: `Scheduled` does that.
+of their own. The paper warms up with larger ratios for a few epochs, which `warmup_steps` does by DGC's.
 """
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
+from tacit.algorithms.warming import warmed_up
 from tacit.compressors.topk import TopK
 from tacit.compressors.wrappers import ErrorFeedback
+from tacit.contracts import Compressor
 from tacit.strategy import Strategy
 from tacit.topologies.tree import GlobalTopK
 
 
-def gtopk(ratio: float = 0.001) -> Strategy:
+@algorithm(
+    family="sparsification",
+    paper="gTop-k: Shi et al. 2019, arXiv 1901.04359",
+    compresses=True,
+    changes="of all ranks' largest entries only the largest are kept, in log2 P swaps; "
+    "the rest is sent later",
+)
+def gtopk(ratio: float = 0.001, warmup_steps: int = 0) -> Strategy:
     """One entry in 1 / `ratio` is kept of all ranks' largest, merged along a tree; the rest is owed."""
-    return Strategy(compressor=ErrorFeedback(TopK(ratio=ratio)), topology=GlobalTopK(), name="gtopk")
+
+    def owing(ratio: float) -> Compressor:
+        return ErrorFeedback(TopK(ratio=ratio))
+
+    compressor = warmed_up(owing, ratio, warmup_steps)
+    return Strategy(compressor=compressor, topology=GlobalTopK(), name="gtopk")

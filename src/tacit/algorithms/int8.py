@@ -17,12 +17,19 @@ for each matrix, and error feedback; biases and norms are sent densely in the sa
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.algorithms.ways import Way, way
 from tacit.compressors.int8 import Int8
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="quantization",
+    paper="after Dettmers 2016, arXiv 1511.04561",
+    compresses=True,
+    changes="a byte an entry, in equal steps of a block's range; the rest is sent later (error feedback)",
+)
 def int8(topology: Way = "auto") -> Strategy:
     """A byte an entry, in equal steps of each block's range; the rest is owed."""
     return Strategy(compressor=ErrorFeedback(Int8()), topology=way(topology), name="int8")

@@ -21,10 +21,17 @@ and nearly every round travels whole: take large ones (gradient accumulation und
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.compressors.lag import LAG
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="lazy",
+    paper="LAG: Chen et al. 2018, arXiv 1805.09965",
+    compresses=True,
+    changes="gradients stand, and do not travel, until they have changed enough; for large batches",
+)
 def lag(xi: float = 0.1, window: int = 10) -> Strategy:
     """Gradients stand, and do not travel, until one has changed by more than `xi` lets pass."""
     return Strategy(compressor=LAG(xi, window), name="lag")

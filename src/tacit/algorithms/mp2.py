@@ -30,6 +30,7 @@ import typing
 from typing import Literal, TypeAlias
 
 from tacit import checks
+from tacit.algorithms.registry import algorithm
 from tacit.compressors.cast import BF16, FP16
 from tacit.compressors.dense import Dense
 from tacit.errors import ConfigError
@@ -51,6 +52,12 @@ _VALUES: dict[str, Dense | BF16 | FP16] = {"fp32": Dense(), "bf16": BF16(), "fp1
 Which: TypeAlias = Literal["mp2", "wnn", "linear", "exponential", "stale", "own"]
 
 
+@algorithm(
+    family="predictive",
+    paper="MP2: Liu et al., Computer Networks 255, 2024, 110883",
+    compresses=True,
+    changes="a moving part of the progress travels; every rank predicts the rest, all alike",
+)
 def mp2(
     budget: float = 0.11,
     predictor: Which = "mp2",

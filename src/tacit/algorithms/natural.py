@@ -16,11 +16,18 @@ Differences from the paper: 2^127 is the largest power.
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.algorithms.ways import Way, way
 from tacit.compressors.natural import Natural
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="quantization",
+    paper="Natural compression: Horvath et al. 2022, arXiv 1905.10988",
+    compresses=True,
+    changes="sign and a power of two for each entry, at random: 9 bits; no residual is kept",
+)
 def natural(topology: Way = "auto") -> Strategy:
     """Nine bits an entry: its sign and a power of two next to it, at random; nothing is owed."""
     return Strategy(compressor=Natural(), topology=way(topology), name="natural")

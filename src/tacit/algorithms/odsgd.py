@@ -13,12 +13,19 @@ the optimizer's state stays local.
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.merges import Average
 from tacit.overlap import Delayed
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="periodic",
+    paper="OD-SGD: Xu et al. 2020, arXiv 2005.06728",
+    compresses=False,
+    changes="each replica steps at once by its own gradient; the others' follow one step late",
+)
 def odsgd() -> Strategy:
     """Every step's exchange is hidden behind the next step, which corrects for it."""
     return Strategy(subject="delta", rounds=Every(1), overlap=Delayed(1), merge=Average(), name="odsgd")

@@ -18,12 +18,19 @@ first ones are large.
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.algorithms.ways import Way, way
 from tacit.compressors.onebit import OneBit
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="quantization",
+    paper="1-bit SGD: Seide et al. 2014, doi 10.21437/Interspeech.2014-274",
+    compresses=True,
+    changes="one bit an entry, and two means for each 512; the rest is sent later (error feedback)",
+)
 def onebit(topology: Way = "two-phase") -> Strategy:
     """One bit an entry, and the mean of each side; the rest is owed."""
     return Strategy(compressor=ErrorFeedback(OneBit()), topology=way(topology), name="onebit")

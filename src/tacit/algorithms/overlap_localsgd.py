@@ -13,12 +13,19 @@ What travels is x_r - z, so that any compressor may take it.
 from __future__ import annotations
 
 from tacit import checks
+from tacit.algorithms.registry import algorithm
 from tacit.merges import OuterStep
 from tacit.overlap import Delayed
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="periodic",
+    paper="Overlap-Local-SGD: Wang et al. 2020, arXiv 2002.09539",
+    compresses=False,
+    changes="replicas are pulled to an anchor that is averaged while they train on",
+)
 def overlap_localsgd(sync_every: int = 8, alpha: float = 0.6, momentum: float = 0.7) -> Strategy:
     """Replicas are pulled to an anchor that is averaged while they train on."""
     checks.whole("sync_every", sync_every, 1, None, "write 1 or more steps, 8 are usual")

@@ -29,6 +29,8 @@ from __future__ import annotations
 from typing import Literal
 
 from tacit import checks
+from tacit.algorithms.registry import algorithm
+from tacit.algorithms.ways import Way, way
 from tacit.compressors.cast import BF16
 from tacit.compressors.dense import Dense
 from tacit.compressors.int8 import Int8
@@ -39,9 +41,20 @@ from tacit.strategy import Strategy
 COMPRESSORS: dict[str, Compressor] = {"none": Dense(), "bf16": BF16(), "int8": Int8()}
 
 
-def pipesgd(warmup_steps: int = 0, compressor: Literal["none", "bf16", "int8"] = "none") -> Strategy:
+@algorithm(
+    family="delayed",
+    paper="Pipe-SGD: Li et al. 2018, arXiv 1811.03619",
+    compresses=False,
+    changes="gradients travel during the next step, which applies the mean of the step before it",
+)
+def pipesgd(
+    warmup_steps: int = 0, compressor: Literal["none", "bf16", "int8"] = "none", topology: Way = "auto"
+) -> Strategy:
     """Gradients travel during the next step, which applies the mean of the step before it."""
     checks.word("compressor", compressor, list(COMPRESSORS))
     return Strategy(
-        overlap=Delayed(1, warmup_steps=warmup_steps), compressor=COMPRESSORS[compressor], name="pipesgd"
+        overlap=Delayed(1, warmup_steps=warmup_steps),
+        compressor=COMPRESSORS[compressor],
+        topology=way(topology),
+        name="pipesgd",
     )

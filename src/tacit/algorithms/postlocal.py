@@ -12,11 +12,18 @@ travels after it is progress, as in `localsgd`; floating-point buffers travel wi
 from __future__ import annotations
 
 from tacit import checks
+from tacit.algorithms.registry import algorithm
 from tacit.merges import Average
 from tacit.rounds import Every, Until
 from tacit.strategy import Levels, Strategy
 
 
+@algorithm(
+    family="periodic",
+    paper="Post-local SGD: Lin et al. 2020, arXiv 1808.07217",
+    compresses=False,
+    changes="synchronous up to a step; from then on the replicas are averaged every few steps",
+)
 def postlocal(start_step: int = 50, sync_every: int = 8) -> Levels:
     """Synchronous up to `start_step`; from then on the replicas are averaged every `sync_every` steps."""
     hint = "so many steps are synchronous; write 50, or localsgd for none"

@@ -12,11 +12,18 @@ Differences from the paper: momentum is the optimizer's own. Vectors are sent de
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.compressors.powersgd import PowerSGD
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="low rank",
+    paper="PowerSGD: Vogels et al. 2019, arXiv 1905.13727",
+    compresses=True,
+    changes="each matrix travels as a product of two thin ones; the rest is sent later (error feedback)",
+)
 def powersgd(rank: int = 2, min_compression_rate: float = 2.0) -> Strategy:
     """Every matrix as a product of two with `rank` columns; the rest is owed."""
     inner = PowerSGD(rank=rank, min_compression_rate=min_compression_rate)

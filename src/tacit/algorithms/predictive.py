@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from tacit import checks
+from tacit.algorithms.registry import algorithm
 from tacit.compressors.cast import BF16
 from tacit.compressors.dense import Dense
 from tacit.compressors.topk import TopK
@@ -34,6 +35,12 @@ from tacit.topologies import Auto
 Values: TypeAlias = Literal["fp32", "bf16"]
 
 
+@algorithm(
+    family="predictive",
+    paper="ours; compressed differences: EF21, arXiv 2106.05203; DIANA, arXiv 1901.09269",
+    compresses=True,
+    changes="the largest of what the last round's progress does not foretell; each replica keeps its rest",
+)
 def predictive(
     ratio: float = 0.05, sync_every: int = 4, trust: float = 0.3, values: Values = "fp32"
 ) -> Strategy:

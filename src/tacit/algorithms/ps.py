@@ -24,7 +24,9 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from tacit import checks
+from tacit.algorithms.codecs import EntryValues, levels_of
 from tacit.algorithms.dgc import dgc
+from tacit.algorithms.registry import algorithm
 from tacit.algorithms.topk import topk
 from tacit.compressors.cast import BF16, FP16
 from tacit.compressors.dense import Dense
@@ -43,7 +45,7 @@ from tacit.topologies.star import Asynchronous, StaleSynchronous, Star, Synchron
 Stepper: TypeAlias = Literal["worker", "server"]
 Push: TypeAlias = Literal["dense", "bf16", "fp16", "int8", "qsgd", "sign", "topk"]
 
-_COMPRESSORS: dict[str, Compressor] = {
+_COMPRESSORS: dict[Push, Compressor] = {
     "dense": Dense(),
     "bf16": BF16(),
     "fp16": FP16(),
@@ -54,18 +56,39 @@ _COMPRESSORS: dict[str, Compressor] = {
 }
 
 
+@algorithm(
+    family="parameter server",
+    paper="Li et al. 2014, OSDI; backup workers: Chen et al. 2016, arXiv 1604.00981",
+    compresses=False,
+    changes="a server averages the gradients of all workers, in every step",
+)
 def ps(
-    push: Push = "dense", pull: Push = "dense", backup_workers: int = 0, optimizer: Stepper = "worker"
+    push: Push = "dense",
+    pull: Push = "dense",
+    backup_workers: int = 0,
+    optimizer: Stepper = "worker",
+    ratio: float | None = None,
+    bits: int | None = None,
 ) -> Strategy:
-    """All wait for all, but for `backup_workers`, whose pushes are dropped where they come late."""
+    """All wait for all, but for `backup_workers`, whose pushes are dropped where they come late.
+
+    `ratio` is of push or pull "topk", and `bits` of "qsgd".
+    """
+    up, down = _ways(push, pull, ratio, bits)
     if backup_workers or optimizer != "worker":
-        return _kept("ps", Star(Synchronous(backup_workers), _back(pull), optimizer), push)
+        return _kept("ps", Star(Synchronous(backup_workers), down, optimizer), up)
     checks.whole(
         "backup_workers", backup_workers, 0, None, "write how many need not be waited for, such as 1"
     )
-    return Strategy(compressor=_of("push", push), topology=Star(pull=_back(pull)), name="ps")
+    return Strategy(compressor=up, topology=Star(pull=down), name="ps")
 
 
+@algorithm(
+    family="parameter server",
+    paper="Downpour SGD: Dean et al. 2012, NIPS",
+    compresses=False,
+    changes="a server keeps the parameters; workers push their steps and pull, and wait for nobody",
+)
 def ps_async(
     push: Push = "dense",
     pull: Push = "dense",
@@ -73,32 +96,67 @@ def ps_async(
     by_staleness: bool = False,
     optimizer: Stepper = "worker",
     compensation: float = 0.0,
+    ratio: float | None = None,
+    bits: int | None = None,
 ) -> Strategy:
     """Nobody waits for anybody; a worker pushes every `sync_every` steps.
 
-    `compensation`, above 0, is DC-ASGD's lambda, and needs optimizer="server".
+    `compensation`, above 0, is DC-ASGD's lambda, and needs optimizer="server". `ratio` is of push or pull
+    "topk", and `bits` of "qsgd".
     """
-    star = Star(Asynchronous(), _back(pull), optimizer, compensation, by_staleness)
-    return _kept("ps-async", star, push, sync_every)
+    up, down = _ways(push, pull, ratio, bits)
+    star = Star(Asynchronous(), down, optimizer, compensation, by_staleness)
+    return _kept("ps-async", star, up, sync_every)
 
 
+@algorithm(
+    family="parameter server",
+    paper="SSP: Ho et al. 2013, NIPS",
+    compresses=False,
+    changes="a server keeps the parameters; no worker is more than a few steps ahead of the slowest",
+)
 def ps_ssp(
     bound: int = 3,
     push: Push = "dense",
     pull: Push = "dense",
     by_staleness: bool = False,
     optimizer: Stepper = "worker",
+    ratio: float | None = None,
+    bits: int | None = None,
 ) -> Strategy:
-    """Nobody is more than `bound` steps ahead of the slowest."""
-    star = Star(StaleSynchronous(bound), _back(pull), optimizer, by_staleness=by_staleness)
-    return _kept("ps-ssp", star, push)
+    """Nobody is more than `bound` steps ahead of the slowest.
+
+    `ratio` is of push or pull "topk", and `bits` of "qsgd".
+    """
+    up, down = _ways(push, pull, ratio, bits)
+    star = Star(StaleSynchronous(bound), down, optimizer, by_staleness=by_staleness)
+    return _kept("ps-ssp", star, up)
 
 
-def ps_topk(ratio: float = 0.01) -> Strategy:
-    """`topk` by a server: the union of what was sent comes back."""
-    return replace(topk(ratio), topology=Star(), name="ps-topk")
+@algorithm(
+    family="parameter server",
+    paper="Aji & Heafield 2017, arXiv 1704.05021; Stich et al. 2018, arXiv 1809.07599",
+    compresses=True,
+    changes="topk where a server averages: the union of the largest entries comes back",
+)
+def ps_topk(
+    ratio: float = 0.01,
+    values: EntryValues = "fp32",
+    warmup_steps: int = 0,
+    chunk: int | None = None,
+    bits: int | None = None,
+) -> Strategy:
+    """`topk` by a server: the union of what was sent comes back, and all entries where `values` round it."""
+    whole = topk(ratio, values, warmup_steps, chunk=chunk, bits=bits)
+    return replace(whole, topology=Star(), name="ps-topk")
 
 
+@algorithm(
+    family="parameter server",
+    paper="DGC: Lin et al. 2018, arXiv 1712.01887",
+    compresses=True,
+    changes="dgc where a server averages: the union of the largest entries comes back",
+)
 def ps_dgc(
     ratio: float = 0.001,
     momentum: float = 0.9,
@@ -106,15 +164,17 @@ def ps_dgc(
     masking: bool = True,
     max_norm: float | None = None,
     warmup_steps: int = 0,
+    values: EntryValues = "fp32",
+    bits: int | None = None,
 ) -> Strategy:
-    """`dgc` by a server: the union of what was sent comes back."""
-    whole = dgc(ratio, momentum, nesterov, masking, max_norm, warmup_steps)
+    """`dgc` by a server: the union of what was sent comes back, and all entries where `values` round it."""
+    whole = dgc(ratio, momentum, nesterov, masking, max_norm, warmup_steps, values=values, bits=bits)
     return replace(whole, topology=Star(), name="ps-dgc")
 
 
-def _kept(name: str, star: Star, push: str, sync_every: int = 1) -> Strategy:
+def _kept(name: str, star: Star, compressor: Compressor, sync_every: int = 1) -> Strategy:
     """The server keeps the parameters."""
-    compressor, rounds = _of("push", push), Every(sync_every)
+    rounds = Every(sync_every)
     if star.optimizer == "server":
         if sync_every != 1:
             raise ConfigError(
@@ -128,11 +188,24 @@ def _kept(name: str, star: Star, push: str, sync_every: int = 1) -> Strategy:
     )
 
 
-def _of(name: str, given: str) -> Compressor:
-    checks.word(name, given, tuple(_COMPRESSORS))
-    return _COMPRESSORS[given]
+def _ways(
+    push: Push, pull: Push, ratio: float | None, bits: int | None
+) -> tuple[Compressor, Compressor | None]:
+    """What compresses on the way to the server, and on the way back; None there: nothing."""
+    for name, given in (("push", push), ("pull", pull)):
+        checks.word(name, given, tuple(_COMPRESSORS))
+    for name, number, of in (("ratio", ratio, "topk"), ("bits", bits, "qsgd")):
+        if number is not None and of not in (push, pull):
+            raise ConfigError(
+                f"{name}={number!r} is for push={of!r} or pull={of!r}, and they are {push!r} and {pull!r}: "
+                "leave it out"
+            )
+    return _of(push, ratio, bits), None if pull == "dense" else _of(pull, ratio, bits)
 
 
-def _back(pull: str) -> Compressor | None:
-    back = _of("pull", pull)
-    return None if back == Dense() else back
+def _of(word: Push, ratio: float | None, bits: int | None) -> Compressor:
+    if word == "topk" and ratio is not None:
+        return ErrorFeedback(TopK(ratio=ratio))
+    if word == "qsgd" and bits is not None:
+        return levels_of(bits)
+    return _COMPRESSORS[word]

@@ -12,17 +12,30 @@ the mean is rounded at random once more (Auto, TwoPhase): right in the mean stil
 rounding is not averaged over the ranks. `topology=all-gather` rounds once, `topology=two-phase` always twice.
 
 Differences from the paper: levels of fixed width where it has Elias's code; |v| is the largest magnitude,
-as in its experiments (`QSGD(scale="norm")` is its theorem's); buckets are cut from a bucket, not from each
+as in its experiments (`scale=norm` is its theorem's); buckets are cut from a bucket, not from each
 tensor; biases and norms are sent densely in the same message.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
+from tacit.algorithms.registry import algorithm
 from tacit.algorithms.ways import Way, way
 from tacit.compressors.qsgd import QSGD
 from tacit.strategy import Strategy
 
 
-def qsgd(bits: int = 4, bucket: int = 512, topology: Way = "auto") -> Strategy:
+@algorithm(
+    family="quantization",
+    paper="QSGD: Alistarh et al. 2017, arXiv 1610.02132",
+    compresses=True,
+    changes="a few levels an entry, rounded at random so that the mean is right; no residual is kept",
+)
+def qsgd(
+    bits: int = 4, bucket: int = 512, topology: Way = "auto", scale: Literal["largest", "norm"] = "largest"
+) -> Strategy:
     """Levels of `bits` bits, rounded at random so that the mean is right; nothing is owed."""
-    return Strategy(compressor=QSGD(bits=bits, bucket=bucket), topology=way(topology), name="qsgd")
+    return Strategy(
+        compressor=QSGD(bits=bits, bucket=bucket, scale=scale), topology=way(topology), name="qsgd"
+    )

@@ -14,11 +14,19 @@ Differences from the paper: all workers choose the same entries; biases and norm
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.compressors.randomk import RandomK
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="sparsification",
+    paper="Stich et al. 2018, arXiv 1809.07599",
+    compresses=True,
+    changes="only entries drawn at random travel, the same on all ranks; "
+    "the rest is sent later (error feedback)",
+)
 def randomk(ratio: float = 0.01, unbiased: bool = False) -> Strategy:
     """One entry in 1 / `ratio` is sent, at random; the rest is owed, or made up for if `unbiased`."""
     inner = RandomK(ratio=ratio, unbiased=unbiased)

@@ -18,12 +18,19 @@ the same message.
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.algorithms.ways import Way, way
 from tacit.compressors.sign import Sign
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="quantization",
+    paper="EF-signSGD: Karimireddy et al. 2019, arXiv 1901.09847",
+    compresses=True,
+    changes="one bit an entry and one magnitude; the rest is sent later (error feedback)",
+)
 def sign(topology: Way = "all-gather") -> Strategy:
     """One bit an entry; the rest is owed."""
     return Strategy(compressor=ErrorFeedback(Sign()), topology=way(topology), name="sign")

@@ -7,7 +7,7 @@ The paper's algorithm, on each worker r:            here:
 
 Every entry moves by lr in every step: write a learning rate as for Adam, a hundred to a thousand times below
 that of SGD, let it fall, and leave momentum 0 or let it average signs. Differences from the paper: votes are
-gathered by all ranks, as there is no server, and never in two phases unless told (`TwoPhase`), as one bit
+gathered by all ranks, as there is no server, and in two phases only by `topology=two-phase`, as one bit
 could not say that a vote was a tie; ties give 0; a gradient of exactly 0 has no vote where 64 side by side
 are 0, and votes for and against by turns elsewhere (`MajoritySign`). Its variant Signum takes the sign of
 each worker's momentum, which is not this.
@@ -15,10 +15,18 @@ each worker's momentum, which is not this.
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
+from tacit.algorithms.ways import Way, way
 from tacit.compressors.majority import MajoritySign
 from tacit.strategy import Strategy
 
 
-def signsgd() -> Strategy:
+@algorithm(
+    family="quantization",
+    paper="Bernstein et al. 2018, arXiv 1802.04434",
+    compresses=True,
+    changes="ranks vote on the sign of every entry; each moves by lr, so lr must be small",
+)
+def signsgd(topology: Way = "auto") -> Strategy:
     """One bit an entry and no magnitude at all: the ranks vote, and lr is the step of every entry."""
-    return Strategy(compressor=MajoritySign(), name="signsgd")
+    return Strategy(compressor=MajoritySign(), topology=way(topology), name="signsgd")

@@ -12,11 +12,18 @@ are options of the strategy.
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.merges import SlowMo
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="periodic",
+    paper="SlowMo: Wang et al. 2020, arXiv 1910.00643",
+    compresses=False,
+    changes="the replicas are averaged every few steps, with momentum over the averages",
+)
 def slowmo(sync_every: int = 12, momentum: float = 0.7, slow_lr: float = 1.0) -> Strategy:
     """Local SGD with momentum over rounds of `sync_every` steps."""
     merge = SlowMo(slow_lr, momentum)

@@ -18,6 +18,7 @@ in low and high parts, not Golomb-coded; biases and norms are sent densely in th
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.algorithms.ways import Way, way
 from tacit.compressors.sign import Sign
 from tacit.compressors.topk import TopK
@@ -25,6 +26,12 @@ from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="sparsification",
+    paper="STC: Sattler et al. 2019, arXiv 1903.02891",
+    compresses=True,
+    changes="only the largest entries travel, as signs with one magnitude; the rest is sent later",
+)
 def stc(ratio: float = 0.01, topology: Way = "two-phase") -> Strategy:
     """One entry in 1 / `ratio` is sent, the largest, as a sign; all of them with one magnitude."""
     compressor = ErrorFeedback(TopK(ratio=ratio, values=Sign()))

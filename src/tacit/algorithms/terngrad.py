@@ -17,11 +17,18 @@ of scalers, as the mean is taken of decoded numbers; biases and norms are sent d
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.algorithms.ways import Way, way
 from tacit.compressors.terngrad import TernGrad
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="quantization",
+    paper="TernGrad: Wen et al. 2017, arXiv 1705.07878",
+    compresses=True,
+    changes="plus, minus or nothing, at random; no residual is kept",
+)
 def terngrad(clip: float | None = 2.5, topology: Way = "auto") -> Strategy:
     """Two bits an entry: a scale, its negative or nothing, at random; nothing is owed."""
     return Strategy(compressor=TernGrad(clip=clip), topology=way(topology), name="terngrad")

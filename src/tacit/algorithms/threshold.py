@@ -16,12 +16,20 @@ optimizer. Biases and norms are sent densely in the same message.
 
 from __future__ import annotations
 
+from tacit.algorithms.registry import algorithm
 from tacit.algorithms.ways import Way, way
 from tacit.compressors.threshold import Threshold
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy
 
 
+@algorithm(
+    family="sparsification",
+    paper="Strom, Interspeech 2015",
+    compresses=True,
+    changes="entries that reach a threshold travel as plus or minus it; "
+    "the rest is sent later (error feedback)",
+)
 def threshold(tau: float = 0.01, capacity: float = 0.01, topology: Way = "all-gather") -> Strategy:
     """Entries of magnitude `tau` or more are sent as plus or minus `tau`; the rest is owed."""
     compressor = ErrorFeedback(Threshold(tau=tau, capacity=capacity))

@@ -14,49 +14,43 @@ ranks on these are fewer bytes, and of P k entries k arrive: at equal bytes the 
 By `chunk=4096` the choice is made among so many entries in a row at a time, as SparseLoCo does (Sarfi et al.
 2025, arXiv 2508.15706, 64 of each 4096, of progress over many steps).
 
+The papers send the chosen entries exactly, as `values=fp32` does. Other `values` write them shorter, and what
+that loses goes into the residual e_r. `bits` is of the levels of `values=qsgd`.
+
 Differences from the papers: the k entries are chosen over a whole bucket (the tensors that travel in one
 message), not tensor by tensor; parameters of fewer than two dimensions are sent densely in the same message.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
-from tacit import checks
+from tacit.algorithms.codecs import EntryValues, values_of
+from tacit.algorithms.registry import algorithm
 from tacit.algorithms.warming import warmed_up
 from tacit.algorithms.ways import Way, way
-from tacit.compressors.cast import BF16, FP16
-from tacit.compressors.dense import Dense
-from tacit.compressors.int8 import Int8
-from tacit.compressors.qsgd import QSGD
-from tacit.compressors.sign import Sign
 from tacit.compressors.topk import TopK
 from tacit.compressors.wrappers import ErrorFeedback
-from tacit.contracts import Compressor, OneShot
+from tacit.contracts import Compressor
 from tacit.strategy import Strategy
 
-VALUES: dict[str, OneShot] = {
-    "fp32": Dense(),
-    "bf16": BF16(),
-    "fp16": FP16(),
-    "int8": Int8(),
-    "qsgd": QSGD(),
-    "sign": Sign(),
-}
-"""How the chosen entries are written, as the text form names it."""
 
-
+@algorithm(
+    family="sparsification",
+    paper="Aji & Heafield 2017, arXiv 1704.05021; Stich et al. 2018, arXiv 1809.07599",
+    compresses=True,
+    changes="only the largest entries travel; the rest is sent later (error feedback)",
+)
 def topk(
     ratio: float = 0.01,
-    values: Literal["fp32", "bf16", "fp16", "int8", "qsgd", "sign"] = "fp32",
+    values: EntryValues = "fp32",
     warmup_steps: int = 0,
     topology: Way = "all-gather",
     chunk: int | None = None,
+    bits: int | None = None,
 ) -> Strategy:
     """One entry in 1 / `ratio` is sent, the largest; the rest is owed."""
-    checks.word("values", values, tuple(VALUES))
+    written = values_of(values, bits)
 
     def owing(ratio: float) -> Compressor:
-        return ErrorFeedback(TopK(ratio=ratio, values=VALUES[values], chunk=chunk))
+        return ErrorFeedback(TopK(ratio=ratio, values=written, chunk=chunk))
 
     return Strategy(compressor=warmed_up(owing, ratio, warmup_steps), topology=way(topology), name="topk")

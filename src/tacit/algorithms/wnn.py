@@ -14,6 +14,7 @@ tensors of one dimension are left out, as nothing tells a bias from batch norm's
 from __future__ import annotations
 
 from tacit.algorithms.mp2 import trained
+from tacit.algorithms.registry import algorithm
 from tacit.compressors.dense import Dense
 from tacit.merges import Average
 from tacit.prediction.nowcaster import Nowcast
@@ -22,6 +23,12 @@ from tacit.strategy import Strategy
 from tacit.topologies import Auto
 
 
+@algorithm(
+    family="predictive",
+    paper="WNN: Jang et al., ICML 2023",
+    compresses=False,
+    changes="after five periods all replicas leap five ahead, so that training may end earlier",
+)
 def wnn(period: int = 20, weights: str | None = None, sync_every: int = 1) -> Strategy:
     """Average in every round; after five periods, of so many rounds each, leap five ahead.
 

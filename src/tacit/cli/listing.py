@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tacit.algorithms.catalogue import Parameter
+    from tacit.algorithms.registry import Parameter
 
 __all__ = ["command"]
 
@@ -36,14 +36,14 @@ def command(
 
 def _objects() -> list[dict[str, Any]]:
     from tacit import algorithms
-    from tacit.algorithms import catalogue
+    from tacit.algorithms import registry
 
     return [
         {
             "name": name,
-            **asdict(catalogue.ENTRIES[name]),
-            "collective": catalogue.way_of(name),
-            "parameters": [asdict(each) for each in catalogue.parameters_of(name)],
+            **asdict(registry.ENTRIES[name]),
+            "collective": registry.collective_of(name),
+            "parameters": [asdict(each) for each in registry.parameters_of(name)],
         }
         for name in algorithms.known()
     ]
@@ -54,15 +54,15 @@ def _table() -> Table:
     from rich.table import Table
 
     from tacit import algorithms
-    from tacit.algorithms import catalogue
+    from tacit.algorithms import registry
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 1, 0), show_edge=False)
     for heading in ("algorithm", "family", "what it changes, and the paper"):
         table.add_column(heading, overflow="fold")
     for name in algorithms.known():
-        entry = catalogue.ENTRIES[name]
-        names = "\n".join([f"[bold]{name}[/bold]", *map(_format, catalogue.parameters_of(name))])
-        changes = f"{entry.changes}; by {catalogue.way_of(name)}"
+        entry = registry.ENTRIES[name]
+        names = "\n".join([f"[bold]{name}[/bold]", *map(_format, registry.parameters_of(name))])
+        changes = f"{entry.changes}; by {registry.collective_of(name)}"
         table.add_row(names, entry.family, f"{changes}\n[dim]{entry.paper}[/dim]")
     return table
 

@@ -1,5 +1,8 @@
 """WHAT is said: one file a compressor, and the wrappers that compose with any of them."""
 
+from typing import TYPE_CHECKING
+
+from tacit import _moved
 from tacit.compressors.cascade import Cascade
 from tacit.compressors.cast import BF16, FP8, FP16
 from tacit.compressors.clip import Clip
@@ -19,6 +22,7 @@ from tacit.compressors.terngrad import TernGrad
 from tacit.compressors.threshold import Threshold
 from tacit.compressors.topk import TopK
 from tacit.compressors.wrappers import ErrorFeedback, Partition
+from tacit.compressors.wrappers import Part as Part
 
 __all__ = [
     "BF16",
@@ -44,3 +48,6 @@ __all__ = [
     "Threshold",
     "TopK",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = _moved.attributes(__name__)

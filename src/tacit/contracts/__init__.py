@@ -6,6 +6,9 @@ and topologies do no I/O: they are generators that yield requests and are sent t
 runs on every transport.
 """
 
+from typing import TYPE_CHECKING
+
+from tacit import _moved
 from tacit.contracts.collectives import (
     AllGather,
     AllGatherInto,
@@ -101,3 +104,6 @@ __all__ = [
     "lasting",
     "state_dtype",
 ]
+
+if not TYPE_CHECKING:  # a type checker is to know the names that there are, and no others
+    __getattr__ = _moved.attributes(__name__)

@@ -1,5 +1,8 @@
 """WHEN replicas talk. Pure state machines: every rank decides alike, without asking."""
 
+from typing import TYPE_CHECKING
+
+from tacit import _moved
 from tacit.rounds.adaptive import AdaComm, ByVariance, OnPlateau
 from tacit.rounds.cycling import Cycling, NodeRounds
 from tacit.rounds.periods import Every, EveryEpoch, EveryStep, Until
@@ -15,3 +18,6 @@ __all__ = [
     "OnPlateau",
     "Until",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = _moved.attributes(__name__)

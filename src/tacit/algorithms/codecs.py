@@ -1,0 +1,71 @@
+"""Compressors, as the words and numbers of the text form name them."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from tacit import checks
+from tacit.compressors.cast import BF16, FP16
+from tacit.compressors.dense import Dense
+from tacit.compressors.int8 import Int8
+from tacit.compressors.qsgd import QSGD
+from tacit.compressors.sign import Sign
+from tacit.contracts import Compressor, OneShot
+from tacit.errors import ConfigError
+
+EntryValues: TypeAlias = Literal["fp32", "bf16", "fp16", "int8", "qsgd", "sign"]
+"""The parameter `values` of a sparsifying algorithm: how the chosen entries are written; "fp32" is exact."""
+
+_VALUES: dict[str, OneShot] = {
+    "fp32": Dense(),
+    "bf16": BF16(),
+    "fp16": FP16(),
+    "int8": Int8(),
+    "qsgd": QSGD(),
+    "sign": Sign(),
+}
+_LEVEL = "it is the length of one of QSGD's levels; write 4"
+
+
+def values_of(values: str, bits: int | None) -> OneShot:
+    """What writes the chosen entries.
+
+    Args:
+        values: one of `EntryValues`.
+        bits: of a level of "qsgd", 2 to 8; None: 4, and with all other words.
+
+    Raises:
+        ConfigError: there is no such word, or its entries do not come in so many bits.
+    """
+    checks.word("values", values, tuple(_VALUES))
+    if bits is None:
+        return _VALUES[values]
+    if values != "qsgd":
+        raise ConfigError(f"bits={bits!r} is for values='qsgd', not {values!r}: leave one of them out")
+    return levels_of(bits)
+
+
+def levels_of(bits: int) -> QSGD:
+    """QSGD of so many bits an entry, 2 to 8.
+
+    Raises:
+        ConfigError: it has no such levels.
+    """
+    checks.whole("bits", bits, 2, 8, _LEVEL)
+    return QSGD(bits=bits)
+
+
+def of_bits(bits: int) -> Compressor:
+    """What sends each entry of a delta in so many bits: 32 (fp32), 16 (bf16), or 2 to 8 (QSGD).
+
+    Raises:
+        ConfigError: nothing has so many.
+    """
+    checks.whole("bits", bits, 2, 32, "write 32 (fp32), 16 (bf16), or 2 to 8 (QSGD)")
+    if bits == 32:
+        return Dense()
+    if bits == 16:
+        return BF16()
+    if 2 <= bits <= 8:
+        return QSGD(bits=bits)
+    raise ConfigError(f"bits={bits} is not possible: write 32 (fp32), 16 (bf16), or 2 to 8 (QSGD)")

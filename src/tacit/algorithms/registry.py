@@ -1,0 +1,164 @@
+"""The named strategies: what is known of each, and the strategy that its text form stands for.
+
+`@algorithm` registers a function where it is defined; `algorithms/__init__.py` imports them in the order of
+`tacit list`.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from inspect import Parameter as Declared
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from tacit import checks
+from tacit.algorithms.text import alternatives, parameters, split_text, typed
+from tacit.compressors.dense import Dense
+from tacit.errors import ConfigError, unknown
+from tacit.strategy import AnyStrategy, Strategy
+from tacit.topologies import Auto, Flat, Hierarchical, Star, TwoPhase
+
+Family: TypeAlias = Literal[
+    "synchronous",
+    "quantization",
+    "sparsification",
+    "low rank",
+    "lazy",
+    "delayed",
+    "periodic",
+    "hierarchical",
+    "parameter server",
+    "predictive",
+]
+Build = TypeVar("Build", bound=Callable[..., AnyStrategy])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One algorithm's facts.
+
+    Attributes:
+        family: What kind of answer it is.
+        paper: Where it was published.
+        compresses: Whether what travels in a round is smaller than the gradient.
+        changes: What differs from plain DDP, in a line.
+    """
+
+    family: Family
+    paper: str
+    compresses: bool
+    changes: str
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of an algorithm's text form; `default` is None where it is required."""
+
+    name: str
+    type: str
+    default: Any
+    required: bool
+
+
+ALGORITHMS: dict[str, Callable[..., AnyStrategy]] = {}
+"""Name -> the function that makes the strategy; its typed parameters are the algorithm's."""
+
+ENTRIES: dict[str, Entry] = {}
+"""Name -> facts, in the order of `tacit list`."""
+
+
+def algorithm(*, family: Family, paper: str, compresses: bool, changes: str) -> Callable[[Build], Build]:
+    """Register the decorated function, which makes a strategy, as the algorithm of its name.
+
+    The text form and `tacit list` then know it: `streaming_diloco` as `streaming-diloco`. The function itself
+    stays as it is. It may stand in a user's script too.
+
+    Args:
+        family: What kind of answer it is; one of `Family`.
+        paper: Authors, year, and the arXiv number or DOI.
+        compresses: Whether what travels in a round is smaller than the gradient.
+        changes: What differs from plain DDP, in a line.
+
+    Raises:
+        ConfigError: The family is unknown, or another function has the name.
+    """
+    checks.word("family", family, typing.get_args(Family))
+
+    def register(build: Build) -> Build:
+        name = build.__name__.replace("_", "-")
+        if name in ALGORITHMS:
+            raise ConfigError(
+                f"{build.__module__}.{build.__name__} cannot be the algorithm {name!r}, as "
+                f"{ALGORITHMS[name].__module__} has one of that name: give the function another name"
+            )
+        ALGORITHMS[name] = build
+        ENTRIES[name] = Entry(family, paper, compresses, changes)
+        return build
+
+    return register
+
+
+def known() -> list[str]:
+    """The names of all algorithms, in the order of `tacit list`."""
+    return list(ALGORITHMS)
+
+
+def parse(text: str) -> AnyStrategy:
+    """The strategy of a text such as `"topk:ratio=0.01"`.
+
+    Raises:
+        ConfigError: unknown algorithm or parameter, or a value that cannot be; says what to write.
+    """
+    name, pairs = split_text(text)
+    if not name:
+        raise ConfigError(f"{text!r} names no algorithm: write one of {', '.join(known())}")
+    if name not in ALGORITHMS:
+        raise unknown("algorithm", name, known())
+    build = ALGORITHMS[name]
+    return replace(build(**typed(name, build, pairs)), name=text.strip())
+
+
+def collective_of(name: str) -> str:
+    """By which collectives an algorithm's messages travel, as it is by its name alone.
+
+    Where the choice is the session's, both ways are named.
+    """
+    if any(each.required for each in parameters_of(name)):
+        return "what its parameters say"
+    return "; ".join(dict.fromkeys(map(_collective, parse(name).levels)))
+
+
+def _collective(level: Strategy) -> str:
+    if level.subject == "nothing":
+        return "DDP's own all-reduce"
+    if isinstance(level.topology, Star):
+        return "push and pull, by parameter servers"
+    if not isinstance(level.topology, Auto | Flat | Hierarchical | TwoPhase):
+        return f"{level.topology}"
+    options = level.topology.options([level.compressor, level.compressor.exempted() or Dense()])
+    if len(options.topologies) > 1:
+        return "all-gather, or where it is worth it by two phases, which compress the mean too"
+    if isinstance(level.topology, TwoPhase):
+        return "two phases, which compress the mean too"
+    one_shot = level.compressor.one_shot(0)
+    return "all-reduce" if one_shot is None or one_shot.codec.additive else "all-gather"
+
+
+def parameters_of(name: str) -> list[Parameter]:
+    """What may stand behind the colon of an algorithm's text form, in order."""
+    return [
+        Parameter(
+            key, _written(kind), None if default is Declared.empty else default, default is Declared.empty
+        )
+        for key, (kind, default) in parameters(ALGORITHMS[name]).items()
+    ]
+
+
+def _written(kind: Any) -> str:
+    """A type as it is written: `int`, `float | None`, or the words that may stand there."""
+    if len(alternatives(kind)) > 1:
+        return " | ".join(_written(each) for each in alternatives(kind))
+    if typing.get_origin(kind) is Literal:
+        return " | ".join(repr(each) for each in kind.__args__)
+    return "None" if kind is type(None) else str(kind.__name__)
