@@ -68,8 +68,7 @@ PROCESSES = (
     "tests/parameter_server/test_imported_codecs.py",
     "tests/parameter_server/test_processes.py",
     "tests/test_examples.py",
-    "tests/test_public_api.py::test_a_submodule",
-    "tests/test_public_api.py::test_importing_tacit",
+    "tests/test_public_api.py",
     "tests/testbed/",
     "tests/transports/test_settling.py",
 )

@@ -136,12 +136,9 @@ def test_the_meter_foretells_bytes_and_state(row: Row, peers: int) -> None:
 
 @every_row
 def test_a_compressor_is_a_value(row: Row) -> None:
-    names = {name: getattr(tacit.compressors, name) for name in tacit.compressors.__all__} | {
-        "Part": Part,
-        "Matrix": Matrix,
-        "Linear": tacit.prediction.Linear,
-        "Persistent": tacit.prediction.Persistent,
-    }
+    homes = (tacit.compressors, tacit.prediction)
+    names = {name: getattr(home, name) for home in homes for name in home.__all__}
+    names |= {"Part": Part, "Matrix": Matrix}
     again = eval(repr(row.compressor), names)
     assert again == row.compressor
     assert hash(again) == hash(row.compressor)
