@@ -41,7 +41,8 @@ if TYPE_CHECKING:
         TestbedError,
         UnevenData,
     )
-    from tacit.hooks.attach import Attached, attach, from_env
+    from tacit.hooks.attach import attach, from_env
+    from tacit.hooks.attached import Attached
     from tacit.hooks.checkpoint import join_states
     from tacit.hooks.comm_hook import CommState, comm_hook
     from tacit.hooks.scalars import log_metrics

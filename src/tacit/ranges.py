@@ -15,11 +15,13 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch.autograd import profiler
 
+from tacit.torch_compat import is_profiling
+
 _NOTHING = nullcontext()
 
 
 def within(algorithm: str, phase: str) -> AbstractContextManager[object]:
     """The range to be in while this phase lasts; `algorithm` may have parameters, and is named without."""
-    if not profiler._is_profiler_enabled:
+    if not is_profiling():
         return _NOTHING
     return profiler.record_function(f"tacit::{algorithm.partition(':')[0]}::{phase}")

@@ -150,7 +150,7 @@ def test_a_checkpoint_holds_what_rounding_took_away(way: str, dtype: torch.dtype
     run(straight, 20, moves)
     run(saving, stop, moves)
     saved = [replica.save() for replica in saving.replicas]
-    assert any(t.dtype == torch.float32 for k, t in saved[0].items() if k.endswith("last anchor"))  # type: ignore[attr-defined]
+    assert any(t.dtype == torch.float32 for k, t in saved[0].items() if k.endswith("/anchor"))  # type: ignore[attr-defined]
     run(saving, 20 - stop, moves)
     resumed.each(lambda rank, replica: replica.load(saved[rank]))
     run(resumed, 20 - stop, moves)

@@ -31,7 +31,7 @@ import tacit
 from tacit import algorithms
 from tacit.errors import RoundError
 from tacit.exchange.lane import drive
-from tacit.hooks.attach import checked
+from tacit.hooks.validate import checked
 from tacit.kernels.layout import position_bytes
 from tacit.timelines import Timeline, aligned
 from tacit.transports.torch import TorchTransport
@@ -913,7 +913,7 @@ def a_checkpoint_that_does_not_fit_changes_nothing() -> None:
         key = next(k for k in good if k.startswith(f"rank{dist.get_rank()}/"))
         for bad, says in (
             (
-                good | {"strategy": "another", "but rounds": "another"},
+                good | {"strategy": "another", "strategy_without_rounds": "another"},
                 "the checkpoint is of another, and attached is Strategy(",
             ),
             (good | {"ranks": 7}, "of another number of ranks, and what rank"),

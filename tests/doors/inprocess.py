@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tacit.algorithms import parse
 from tacit.hooks import momentum
-from tacit.hooks.attach import _alike_by_node, _fully_named
+from tacit.hooks.assembly import fully_named, replicates_in_node
 from tacit.hooks.learning_rates import Rates
 from tacit.hooks.level import Level
 from tacit.overlap import Delayed
@@ -53,10 +53,10 @@ class Member:
             "schedule_state": {name: float(value) for name, value in known.items()},
             "optimizers": [self.optimizer],
             "taken": self.taken,
-            "replicated_in_node": not feature.scaled and _alike_by_node(strategy),
+            "replicated_in_node": not feature.scaled and replicates_in_node(strategy),
         }
         self.levels = []
-        for net, level in zip(nets, _fully_named(strategy), strict=False):
+        for net, level in zip(nets, fully_named(strategy), strict=False):
             with patch("tacit.hooks.device_placement.TorchTransport", lambda *_, net=net: Seat(net, rank)):
                 self.levels.append(Level(level, ddp, self.named, **options))
         for level in self.levels:

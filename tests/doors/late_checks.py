@@ -193,15 +193,15 @@ def a_checkpoint_holds_the_mean_that_is_under_way() -> None:
     with tacit.attach(model, optimizer, "pipesgd") as session:
         steps(model, optimizer, 4)
         saved = session.state_dict()
-        means = {key: value for key, value in saved.items() if key.endswith("/late mean")}
+        means = {key: value for key, value in saved.items() if key.endswith("/delayed_mean")}
         names = [name for name, _ in model.module.named_parameters()]
-        assert sorted(means) == sorted(f"shared/0/{name}/late mean" for name in names)
+        assert sorted(means) == sorted(f"shared/0/{name}/delayed_mean" for name in names)
         assert all(same_on_all_ranks(mean) for mean in means.values())
         assert all(float(mean.abs().sum()) > 0 for mean in means.values())
         steps(model, optimizer, 1, seed=9)
         for name, p in model.module.named_parameters():
             assert p.grad is not None
-            assert torch.equal(p.grad.view(-1), means[f"shared/0/{name}/late mean"]), name
+            assert torch.equal(p.grad.view(-1), means[f"shared/0/{name}/delayed_mean"]), name
 
 
 @check

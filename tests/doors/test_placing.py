@@ -19,8 +19,8 @@ from tacit.hooks.device_placement import HOST, Placing, check_backend, device_of
 from tacit.kernels.dispatch import emulated_device
 from tacit.session import Session
 from tacit.session.buckets import fitting
-from tacit.transports.devices import backend_on
 from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.process_groups import backend_on
 
 CPU, CUDA, SECOND = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
 NAMED = {"w": torch.zeros(30, 20), "b": torch.zeros(30)}
@@ -275,7 +275,7 @@ def test_no_room_is_told_by_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
     ddp, sgd = model()
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["tacit.hooks.attach"], "Level", full)
+        patch.setattr(sys.modules["tacit.hooks.assembly"], "Level", full)
         with pytest.raises(AttachError, match="the GPU has no room for what 'topk' keeps"):
             tacit.attach(ddp, sgd, "topk")
     with tacit.attach(ddp, sgd, "topk"):  # nothing is left of it

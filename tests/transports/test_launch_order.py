@@ -26,9 +26,10 @@ import tacit
 from tacit.contracts import Collective
 from tacit.errors import NonFinite
 from tacit.exchange.lane import Job, StreamLane
-from tacit.hooks.attach import Attached
+from tacit.hooks.attached import Attached
+from tacit.hooks.failures import Failures
 from tacit.kernels.dispatch import emulated_device
-from tacit.transports import torch as transport
+from tacit.transports import process_groups
 from tacit.transports.devices import ByDevice
 from tacit.transports.torch import TorchTransport
 
@@ -107,8 +108,8 @@ def rank(place: int, strategy: str | tacit.Strategy) -> Iterator[tuple[DDP, Rank
         dist.init_process_group("fake", store=dist.HashStore(), rank=place, world_size=WORLD)
         entered.callback(dist.destroy_process_group)
         patch = entered.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(Attached, "_watch", lambda self: None)  # nobody else is there
-        patch.setattr(transport, "_own_groups", fake_groups)
+        patch.setattr(Failures, "watch", lambda self: None)  # nobody else is there
+        patch.setattr(process_groups, "own_groups", fake_groups)
         patch.setattr(dist, "all_to_all_single", echoed)
         patch.setattr(TorchTransport, "post", posting)
         patch.setattr(StreamLane, "submit", submitting)

@@ -1,6 +1,7 @@
-"""The doors into torch: `attach` puts a strategy to work on a model, and closing takes it away again."""
+"""The hooks into torch: `attach` puts a strategy to work on a model, and closing takes it away."""
 
-from tacit.hooks.attach import Attached, attach, from_env
+from tacit.hooks.attach import attach, from_env
+from tacit.hooks.attached import Attached
 from tacit.hooks.checkpoint import join_states
 from tacit.hooks.comm_hook import CommState, comm_hook
 from tacit.hooks.scalars import log_metrics

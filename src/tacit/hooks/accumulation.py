@@ -21,7 +21,7 @@ _log = logging.getLogger("tacit")
 
 
 def linear(session: Session) -> bool:
-    """Whether a sum may be exchanged in place of its parts: nothing is left out, nothing remembered."""
+    """Whether the sum of two gradients may be exchanged: no compressor leaves out or keeps anything."""
     return all(isinstance(each, Dense | Cast) for bucket in session.buckets for each in bucket.chosen)
 
 
@@ -68,12 +68,12 @@ class Accumulating:
         return noted
 
     def stepped(self) -> None:
-        """The optimizer has used the means."""
+        """To be called after every step, in which the optimizer has used the means."""
         self._exchanged = self._looking = False
         self._stop_watching()
 
     def close(self) -> None:
-        """Look no more."""
+        """Remove the hooks from the model and its parameters."""
         self._handle.remove()
         self._stop_watching()
 

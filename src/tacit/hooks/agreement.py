@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -18,10 +17,11 @@ from tacit.errors import AttachError, of_ranks
 from tacit.hooks.buffers import found_in
 from tacit.hooks.grad_scaler import agreed_on
 from tacit.hooks.learning_rates import Rates
+from tacit.hooks.options import AttachOptions
 from tacit.kernels.payloads import FORMAT
 from tacit.session.buckets import Policy, choice, exempting
 from tacit.strategy import AnyStrategy
-from tacit.transports.devices import control
+from tacit.transports.process_groups import gathered
 
 _TEXT = 400
 """Bytes in which a rank says what it has, once it is known that others have something else."""
@@ -30,8 +30,8 @@ _SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Thing:
-    """What must be the same on all ranks.
+class _Compared:
+    """Something that must be the same on all ranks.
 
     Attributes:
         text: all of it.
@@ -42,61 +42,48 @@ class _Thing:
     shown: str = ""
 
 
-@dataclass(frozen=True)
-class Meant:
-    """What a rank gives to `attach` beside its model and its strategy."""
-
-    named: Mapping[str, Tensor]
-    optimizers: Sequence[Optimizer] = ()
-    scaler: GradScaler | None = field(default=None, kw_only=True)
-    policy: Policy | None = field(default=None, kw_only=True)
-    schedule_state: ScheduleState = field(default_factory=dict, kw_only=True)
-    seed: int = field(default=0, kw_only=True)
-    exchange_on: str | None = field(default=None, kw_only=True)
-
-
-def agree(model: DistributedDataParallel, strategy: AnyStrategy, meant: Meant) -> None:
-    """Check that all ranks mean the same: one small message. A collective call, also where DDP is left alone.
+def agree(options: AttachOptions) -> None:
+    """Check that all ranks attach the same, by one small message. A collective call.
 
     Raises:
         AttachError: they do not, or not all of them attach; on every rank.
     """
-    things = _things(model, strategy, meant)
-    sums = torch.tensor([zlib.crc32(thing.text.encode()) for thing in things.values()])
-    all_ = _everybodys(model, sums)
-    for column, (what, thing) in enumerate(things.items()):
+    compared = _compared(options)
+    sums = torch.tensor([zlib.crc32(thing.text.encode()) for thing in compared.values()])
+    all_ = _gathered(options.group, sums)
+    for column, (what, thing) in enumerate(compared.items()):
         different = [rank for rank, theirs in enumerate(all_) if theirs[column] != all_[0][column]]
         if different:
-            each = _told(model, thing.shown or thing.text)
+            each = _gathered_texts(options.group, thing.shown or thing.text)
             raise AttachError(
                 f"ranks {different} attach another {what} than rank 0: give every rank the same one "
                 f"({_by_rank(each)})"
             )
 
 
-def _things(model: DistributedDataParallel, strategy: AnyStrategy, meant: Meant) -> dict[str, _Thing]:
+def _compared(options: AttachOptions) -> dict[str, _Compared]:
     """In the order in which they are looked at: what comes first explains what follows."""
-    named = meant.named
+    strategy, named = options.strategy, options.named
     numbers = sum(p.numel() for p in named.values())
     return {
-        "version of tacit": _Thing(text=f"payloads of format {FORMAT}"),
-        "strategy": _Thing(text=repr(strategy), shown=f"{strategy.name!r} {repr(strategy)[:200]}"),
-        "model": _Thing(
+        "version of tacit": _Compared(text=f"payloads of format {FORMAT}"),
+        "strategy": _Compared(text=repr(strategy), shown=f"{strategy.name!r} {repr(strategy)[:200]}"),
+        "model": _Compared(
             text="\n".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named.items()),
             shown=f"{len(named)} parameters of {numbers} numbers: {', '.join(named)}",
         ),
-        "buffers": _Thing(
-            text="\n".join(_buffers(strategy, model)), shown="see their names, shapes and types"
+        "buffers": _Compared(
+            text="\n".join(_buffers(strategy, options.model)), shown="see their names, shapes and types"
         ),
-        "compressor by its policy": _Thing(
-            text="\n".join(_chosen(strategy, named, meant.policy)), shown="see the policy"
+        "compressor by its policy": _Compared(
+            text="\n".join(_chosen(strategy, named, options.policy)), shown="see the policy"
         ),
-        "scaler": _Thing(text=agreed_on(meant.scaler, strategy)),
-        "steps_per_epoch or number of epochs": _Thing(text=_words(meant.schedule_state)),
-        "seed": _Thing(text=repr(meant.seed)),
-        "exchange_on": _Thing(text=repr(meant.exchange_on)),
-        "optimizer": _Thing(text=_kinds(strategy, meant.optimizers)),
-        "learning rate": _Thing(text=_rates(strategy, meant)),
+        "scaler": _Compared(text=agreed_on(options.scaler, strategy)),
+        "steps_per_epoch or number of epochs": _Compared(text=_words(options.schedule_state)),
+        "seed": _Compared(text=repr(options.seed)),
+        "exchange_on": _Compared(text=repr(options.exchange_on)),
+        "optimizer": _Compared(text=_kinds(strategy, options.optimizers)),
+        "learning rate": _Compared(text=_rates(options)),
     }
 
 
@@ -110,19 +97,19 @@ def _kinds(strategy: AnyStrategy, optimizers: Sequence[Optimizer]) -> str:
     return ", ".join(type(each).__name__ for each in optimizers) or "none"
 
 
-def _rates(strategy: AnyStrategy, meant: Meant) -> str:
-    if _alone(strategy):
+def _rates(options: AttachOptions) -> str:
+    if _alone(options.strategy):
         return "each worker's own"
-    return ", ".join(f"{lr!r}" for lr in Rates(meant.optimizers, meant.named).by_group()) or "none"
+    return ", ".join(f"{lr!r}" for lr in Rates(options.optimizers, options.named).by_group()) or "none"
 
 
 def _alone(strategy: AnyStrategy) -> bool:
-    """Whether workers go on without each other: then a rate is what each makes of its own steps."""
+    """Whether workers do not wait for each other; then each sets its learning rate by its own steps."""
     return any(level.topology.independent for level in strategy.levels)
 
 
 def _buffers(strategy: AnyStrategy, model: DistributedDataParallel) -> Iterator[str]:
-    """What of them replicas that move on their own average."""
+    """Name, shape and type of each buffer that replicas average, where they take steps of their own."""
     periodic = any(level.subject == "delta" for level in strategy.levels)
     found = dict(model.module.named_buffers())
     for name in found_in(model) if periodic else ():
@@ -142,30 +129,27 @@ def _chosen(strategy: AnyStrategy, named: Mapping[str, Tensor], policy: Policy |
 # ---- messages -----------------------------------------------------------------------------------------
 
 
-def _everybodys(model: DistributedDataParallel, mine: Tensor) -> list[Tensor]:
-    """What each rank gives, in their order."""
-    all_ = [torch.empty_like(mine) for _ in range(model.process_group.size())]
+def _gathered(group: dist.ProcessGroup, mine: Tensor) -> list[Tensor]:
+    """The tensor that each rank gives, in the order of the ranks. A collective call."""
     try:
-        group = control(model.process_group)
-        dist.all_gather(all_, mine, group=group)
+        return gathered(mine, group)
     except RuntimeError as error:
         raise AttachError(
             "not every rank attaches to its model, or one is gone: call tacit.attach on all ranks, and "
             f"before the first step. The group said: {next(iter(str(error).splitlines()), 'nothing')}"
         ) from error
-    return all_
 
 
-def _told(model: DistributedDataParallel, text: str) -> list[str]:
-    """What every rank says; a collective call, of ranks that know that they differ."""
+def _gathered_texts(group: dist.ProcessGroup, text: str) -> list[str]:
+    """The text that each rank gives, in the order of the ranks. A collective call."""
     data = text.encode()[:_TEXT]
     mine = torch.zeros(_TEXT, dtype=torch.uint8)
     mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
-    return [bytes(each.tolist()).rstrip(b"\0").decode(errors="ignore") for each in _everybodys(model, mine)]
+    return [bytes(each.tolist()).rstrip(b"\0").decode(errors="ignore") for each in _gathered(group, mine)]
 
 
 def _by_rank(each: Sequence[str]) -> str:
-    """Who says what: the shortest beginnings of the texts that tell them apart."""
+    """Which ranks gave which text: as much of each text as tells them apart."""
     heads = [text.split(" ", 1)[0] for text in each] if each[0].startswith("'") else list(each)
     if len(set(heads)) == 1:
         heads = list(each)

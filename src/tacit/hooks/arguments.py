@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tacit.errors import AttachError
+from tacit.torch_compat import compiled_module
 
 
 def ddp_of(model: object) -> DistributedDataParallel:
@@ -20,7 +21,7 @@ def ddp_of(model: object) -> DistributedDataParallel:
     Raises:
         AttachError: there is none; says what to write.
     """
-    inside = getattr(model, "_orig_mod", None)
+    inside = compiled_module(model)
     if isinstance(inside, DistributedDataParallel):
         return inside
     if isinstance(model, DistributedDataParallel):

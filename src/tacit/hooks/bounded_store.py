@@ -19,7 +19,7 @@ class Unreachable(dist.DistNetworkError):
 
 
 class Keys(Protocol):
-    """What is asked of a store; torch's has it."""
+    """The methods of torch's stores that are used here."""
 
     def get(self, key: str, /) -> bytes:
         """The value of a key; waits for one."""
@@ -28,17 +28,17 @@ class Keys(Protocol):
         """Give a key a value."""
 
     def add(self, key: str, amount: int, /) -> int:
-        """Count; what has been counted."""
+        """Add to the number under a key; returns the sum."""
 
     def check(self, keys: list[str], /) -> bool:
         """Whether all these keys have values."""
 
     def compare_set(self, key: str, expected: str, value: str, /) -> bytes:
-        """Give a key a value, unless it has another than expected; what it has then."""
+        """Give a key a value if it has the expected one; returns the value that it has then."""
 
 
 class BoundedStore:
-    """Asks the store in a thread of its own, and waits so long for each answer and no longer.
+    """A store whose calls end after a given time: they are made in a thread of their own.
 
     `set_timeout` of torch's stores bounds `get` and `wait` alone; an answer to anything else is waited for
     until TCP gives up, which takes a quarter of an hour. After a call without an answer the others are not
@@ -50,46 +50,46 @@ class BoundedStore:
     """
 
     def __init__(self, store: Keys, seconds: float) -> None:
-        self._clerk = _Clerk(store)
+        self._caller = _Caller(store)
         self._seconds = seconds
 
     def within(self, seconds: float) -> BoundedStore:
-        """The same store, for callers that wait no longer than so."""
+        """The same store and thread, with a shorter time for each call."""
         other = BoundedStore.__new__(BoundedStore)
-        other._clerk, other._seconds = self._clerk, min(seconds, self._seconds)
+        other._caller, other._seconds = self._caller, min(seconds, self._seconds)
         return other
 
     def close(self) -> None:
-        """End the thread, once it has no call under way; who asks later is told that it is too late."""
-        self._clerk.closed = True
-        self._clerk.calls.put(None)
+        """End the thread behind its present call; later calls raise `Unreachable`."""
+        self._caller.closed = True
+        self._caller.calls.put(None)
 
     def get(self, key: str) -> bytes:
-        """As torch's."""
+        """See `Keys.get`."""
         return self._ask(lambda store: store.get(key))
 
     def set(self, key: str, value: str) -> None:
-        """As torch's."""
+        """See `Keys.set`."""
         self._ask(lambda store: store.set(key, value))
 
     def add(self, key: str, amount: int) -> int:
-        """As torch's."""
+        """See `Keys.add`."""
         return self._ask(lambda store: store.add(key, amount))
 
     def check(self, keys: list[str]) -> bool:
-        """As torch's."""
+        """See `Keys.check`."""
         return self._ask(lambda store: store.check(keys))
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """As torch's."""
+        """See `Keys.compare_set`."""
         return self._ask(lambda store: store.compare_set(key, expected, value))
 
     def _ask(self, call: Callable[[Keys], T]) -> T:
-        return self._clerk.ask(call, self._seconds)
+        return self._caller.ask(call, self._seconds)
 
 
-class _Clerk:
-    """The thread that asks."""
+class _Caller:
+    """The thread that makes the calls, and its queue."""
 
     def __init__(self, store: Keys) -> None:
         self.calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()

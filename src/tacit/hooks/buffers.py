@@ -17,9 +17,11 @@ from tacit.exchange.combinators import hear, say
 from tacit.session import PendingRound, Session
 from tacit.session.buckets import StateSlice
 from tacit.session.nonfinite_origin import Origin, beginnings
+from tacit.torch_compat import is_normalising
 
-COMMON, MOVES, ARRIVED, MOVED = "last common value", "travels", "arrived value", "has arrived"
-"""The fields that a checkpoint holds of a buffer."""
+COMMON, MOVES, ARRIVED, MOVED = "buffer_anchor", "buffer_changes", "buffer_mean", "buffer_has_mean"
+"""A checkpoint's fields of a buffer: its last agreed value, whether it has changed since, the mean that was
+received and is not applied yet, and whether there is one."""
 
 _MEANS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Of which types a mean is taken."""
@@ -77,19 +79,19 @@ class Buffers:
         self._pack([])
 
     def forget(self) -> None:
-        """Look at everything anew: they may be those of a checkpoint."""
+        """Forget which buffers are equal on all ranks or hold NaN, as a checkpoint may have been loaded."""
         self._odd: list[bool | None] = [None for _ in self._names]
         self._unlike: frozenset[int] | None = None
 
     @staticmethod
     def stages(session: Session) -> dict[str, int]:
-        """How many times they speak on each axis."""
+        """How many messages a round has on each axis, at most."""
         return {session.strategy.topology.scope: 2, **({NODE: 2, NET: 1} if session.by_node else {})}
 
     # ---- a round --------------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Take what they are now for what will leave.
+        """Copy the present values into the message of the next round.
 
         Raises:
             AttachError: one has another shape than when the session began.
@@ -121,12 +123,12 @@ class Buffers:
         flags.copy_(torch.tensor([changed, self._odd], dtype=self._kind).view(-1))
 
     def leave(self, pending: PendingRound) -> None:
-        """Send what was collected, in this round."""
+        """Send the message that `collect` has made, in this round."""
         if self._names:
             self._session.submit_beside(pending, self._talk, "buffers", self._note)
 
     def complete(self, lag: int) -> None:
-        """Apply what has arrived."""
+        """Apply the means that were received; `lag`: how many steps after the round was sent."""
         with torch.no_grad():
             for i in self._moved.nonzero().view(-1).tolist():
                 arrived, common = self._arrived[i], self._common[i]
@@ -143,7 +145,7 @@ class Buffers:
         self._unlike = frozenset()
 
     def meet(self) -> None:
-        """Average them now. A collective call.
+        """Average the buffers now. A collective call.
 
         Raises:
             NonFinite: one holds what is not finite.
@@ -154,7 +156,7 @@ class Buffers:
             self.complete(0)
 
     def meet_others(self) -> None:
-        """Give all ranks the first one's of what has no mean. A collective call."""
+        """Overwrite buffers that have no mean (counters, flags) by the first rank's. A collective call."""
         if unlike := self._differing(self._others):
             names = [self._others[i] for i in unlike]
             rows = [_bytes(self._named[name]) for name in names]
@@ -170,7 +172,7 @@ class Buffers:
     # ---- the conversation -----------------------------------------------------------------------------
 
     def _talk(self) -> Talk:
-        """What the ranks agree on, by the number of the buffer: of those that have changed on any of them."""
+        """The mean of each buffer that has changed on any rank, by the buffer's number."""
         message, n = self._message, len(self._names)
         if self._session.by_node:
             yield from _by_node(message, self._session.transport.place(NODE))
@@ -185,7 +187,7 @@ class Buffers:
         return found
 
     def _compared(self, which: Sequence[int]) -> Talk:
-        """Their means, entry by entry; what is not finite must be the same everywhere."""
+        """The means of these buffers; entries that are not finite must be the same on all ranks."""
         began = torch.tensor([self._session.told_origin(self._step)], dtype=self._kind)
         mine = torch.cat([*(self._mine(i) * self._share for i in which), began])
         every = torch.stack((yield from hear(mine, self._scope)))
@@ -237,11 +239,11 @@ class Buffers:
     # ---- rows and messages ----------------------------------------------------------------------------
 
     def _row(self, i: int, buffer: Tensor) -> Tensor:
-        """The buffer as a row, of the type that it had at first."""
+        """The buffer as a flat tensor on the host, of the type that it had at first."""
         return self._same(i, buffer).detach().cpu().contiguous().view(-1).to(self._common[i].dtype)
 
     def _same(self, i: int, buffer: Tensor) -> Tensor:
-        """The buffer, if it has the shape that it had at first."""
+        """The buffer itself; an error where it has another shape than at first."""
         if buffer.shape != self._shapes[i]:
             raise AttachError(
                 f"the buffer {self._names[i]} had the shape {tuple(self._shapes[i])} when the session began, "
@@ -251,7 +253,7 @@ class Buffers:
         return buffer
 
     def _pack(self, moving: Sequence[int]) -> None:
-        """Make room for a message with the values of these."""
+        """Allocate the message: the values of these buffers, and two flags for every buffer."""
         self._spans, at = {}, 0
         for i in moving:
             self._spans[i] = at, at + self._common[i].numel()
@@ -260,7 +262,7 @@ class Buffers:
         self._message = torch.empty(at + 2 * len(self._names), dtype=self._kind)
 
     def _differing(self, names: Sequence[str]) -> list[int]:
-        """Which of them are not the same on all ranks; of another size, they cannot be made so."""
+        """The numbers of the buffers that differ between ranks, but for those of another shape or type."""
         if not names:
             return []
         tensors = [self._named[name].detach() for name in names]
@@ -279,7 +281,7 @@ class Buffers:
     # ---- what it keeps --------------------------------------------------------------------------------
 
     def kept(self) -> dict[tuple[str, str], StateSlice]:
-        """All that it keeps, by (buffer, field), as views; of what may be under way, all the time."""
+        """The state for a checkpoint, by (buffer, field), as views; that of pending rounds always too."""
         fields: dict[str, Sequence[Tensor | None]] = {
             COMMON: self._common,
             MOVES: [self._moves[i : i + 1] for i in range(len(self._names))],
@@ -303,20 +305,19 @@ def found_in(model: DistributedDataParallel) -> list[str]:
 
 
 def numbers_in(model: DistributedDataParallel) -> list[str]:
-    """Of these, those of which there is a mean: of floating-point numbers that are finite."""
+    """The names of those of `found_in` that hold finite floating-point numbers, and so have a mean."""
     named = dict(model.module.named_buffers())
     return [n for n in found_in(model) if named[n].dtype in _MEANS and bool(named[n].isfinite().all())]
 
 
 def variances_in(module: nn.Module) -> list[str]:
     """The names of variances that normalising layers gather."""
-    norms = nn.modules.batchnorm._NormBase
-    found = [name for name, each in module.named_modules() if isinstance(each, norms)]
+    found = [name for name, each in module.named_modules() if is_normalising(each)]
     return [f"{name}.running_var" if name else "running_var" for name in found]
 
 
 def _bits(x: Tensor) -> Tensor:
-    """The same memory as whole numbers, of which equal ones are equal: NaN too."""
+    """The same memory as integers: of them equal bits are equal, NaN too."""
     return x.view(_BITS[x.element_size()])
 
 
@@ -349,5 +350,5 @@ class OwnBuffers:
         self._ddp.broadcast_buffers = False
 
     def restore(self) -> None:
-        """Hand it back."""
+        """Have DDP broadcast buffers again, if it did."""
         self._ddp.broadcast_buffers = self._before

@@ -15,6 +15,8 @@ from tacit.contracts import NET, WORLD
 from tacit.errors import CheckpointError
 from tacit.hooks.ddp import GradientHook
 from tacit.hooks.momentum import TakenMomentum
+from tacit.hooks.old_checkpoints import VERSION as OLD_VERSION
+from tacit.hooks.old_checkpoints import renewed
 from tacit.hooks.optimizer import RANKS_OWN, OptimizerHook, UnappliedRound
 from tacit.hooks.resize import Shares
 from tacit.rounds import EveryStep
@@ -23,18 +25,21 @@ from tacit.session.buckets import StateSlice
 from tacit.session.state import is_topologys
 from tacit.strategy import AnyStrategy, Strategy
 
-VERSION = 3
-LATE = "late mean"
-DECAY = "velocity of the weight decay"
-MET = "last met"
-RATES = "learning rates"
-"""In whose units stands what is owed; states of before have it not, and then go on from the present rates."""
+VERSION = 4
+DELAYED = "delayed_mean"
+DECAY = "weight_decay_momentum"
+"""The fields that are kept of a parameter whose gradient is exchanged, beside the compressor's state."""
+LAST_EQUAL = "last_equal"
+"""Of each level where replicas take steps of their own: after how many steps they were last equal."""
+RATES = "learning_rates"
+"""In whose units residuals are. Some states of version 3 lack it; then it is the present rates."""
 
 _log = logging.getLogger("tacit")
 
-_KEYS = {"version", "strategy", "but rounds", "rounds are", "ranks", "nodes", "steps", "rounds"} | {
-    "memory",
-    "under way",
+_KEYS = {"version", "strategy", "strategy_without_rounds", "schedules", "ranks", "nodes", "steps"} | {
+    "rounds",
+    "schedule_state",
+    "pending_rounds",
     "buckets",
     "layouts",
     "topologies",
@@ -42,7 +47,7 @@ _KEYS = {"version", "strategy", "but rounds", "rounds are", "ranks", "nodes", "s
 
 
 class AtWork(Protocol):
-    """What is kept of: one level of a strategy at work."""
+    """One level of a strategy at work, as far as a checkpoint needs it."""
 
     session: Session
     gradient: GradientHook | None
@@ -64,13 +69,13 @@ def save(strategy: AnyStrategy, levels: Sequence[AtWork]) -> dict[str, Any]:
 def saved(
     strategy: AnyStrategy, levels: Sequence[AtWork], wholes: Sequence[Mapping[tuple[str, str], StateSlice]]
 ) -> dict[str, Any]:
-    """What `save` gives, of what `Session.gathered` has given for each level."""
+    """What `save` returns, from what `Session.gathered` gave for each level; no collective call."""
     transport = levels[0].session.transport
     state: dict[str, Any] = {
         "version": VERSION,
         "strategy": repr(strategy),
-        "but rounds": _but_rounds(strategy),
-        "rounds are": [repr(level.session.strategy.rounds) for level in levels],
+        "strategy_without_rounds": _without_rounds(strategy),
+        "schedules": [repr(level.session.strategy.rounds) for level in levels],
         "ranks": transport.place(WORLD).peers,
         "nodes": [list(node) for node in transport.nodes],
         "steps": [level.session.step for level in levels],
@@ -78,14 +83,16 @@ def saved(
         "buckets": [_names(level) for level in levels],
         "topologies": [repr(level.session.strategy.topology) for level in levels],
         # As text: torch.distributed.checkpoint drops what is empty.
-        "memory": json.dumps([dict(level.session.schedule_state) for level in levels]),
-        "under way": json.dumps([_under_way(level) for level in levels]),
-        MET: json.dumps({i: at.progress.last_met for i, at in enumerate(levels) if at.progress is not None}),
+        "schedule_state": json.dumps([dict(level.session.schedule_state) for level in levels]),
+        "pending_rounds": json.dumps([_pending_rounds(level) for level in levels]),
+        LAST_EQUAL: json.dumps(
+            {i: at.progress.last_met for i, at in enumerate(levels) if at.progress is not None}
+        ),
         "layouts": [level.gradient.layout if level.gradient is not None else None for level in levels],
         RATES: json.dumps([_rates(level) for level in levels]),
     }
     for i, (level, whole) in enumerate(zip(levels, wholes, strict=True)):
-        for (name, field), kept in {**whole, **_of_door(level)}.items():
+        for (name, field), kept in {**whole, **_of_hook(level)}.items():
             state[_key(i, level.session, name, field, kept.shared)] = kept.tensor.clone()
         if level.progress is not None:
             state[_losses(i, level)] = level.progress.facts.losses.clone()
@@ -98,7 +105,7 @@ def join_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         CheckpointError: there are none, or they are not of one moment of one run.
     """
-    each = list(states)
+    each = [renewed(state) for state in states]
     if not each:
         raise CheckpointError("no states to join: give what every rank's state_dict gave")
     whole = dict(each[0])
@@ -116,13 +123,14 @@ def join_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWork]) -> None:
     """Go on from a saved state.
 
-    Saved by another number of ranks, or where another topology was chosen, what they owed is shared out anew
-    (see `resize`), which the log tells.
+    Where it was saved by another number of ranks, or with another topology, the residuals are shared out anew
+    (see `resize`), and the log says so.
 
     Raises:
         CheckpointError: it is another strategy's, another model's or of a newer version, or it is not whole;
             nothing has been changed then.
     """
+    state = renewed(state)
     _check(state, strategy, levels)
     transport = levels[0].session.transport
     peers, nodes = transport.place(WORLD).peers, [list(node) for node in transport.nodes]
@@ -136,10 +144,10 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWor
     for i, level in enumerate(levels):
         taken_over |= _resume(i, level, state, found[i])
     rounds = [repr(level.session.strategy.rounds) for level in levels]
-    if state["rounds are"] != rounds and transport.place(WORLD).rank == 0:
+    if state["schedules"] != rounds and transport.place(WORLD).rank == 0:
         _log.warning(
             "a checkpoint with rounds=%s goes on with %s: they are counted anew from step %d",
-            *(", ".join(state["rounds are"]), ", ".join(rounds), state["steps"][0]),
+            *(", ".join(state["schedules"]), ", ".join(rounds), state["steps"][0]),
         )
     if resized and transport.place(WORLD).rank == 0:
         _log.warning(
@@ -163,14 +171,14 @@ def _on(nodes: Sequence[Sequence[int]]) -> str:
 def _resume(
     i: int, level: AtWork, state: Mapping[str, Any], found: Mapping[tuple[str, str], Tensor]
 ) -> set[str]:
-    """Returns of which parameters every rank now owes what the topology owed."""
+    """Give a level its state; returns the parameters whose residuals now hold the topology's too."""
     session = level.session
     buckets = _names(level) if session.strategy.topology.keeps_buckets else state["buckets"][i]
     session.rebucket(buckets, carry=False)
-    same = repr(session.strategy.rounds) == state["rounds are"][i]
+    same = repr(session.strategy.rounds) == state["schedules"][i]
     given = {key: session.schedule_state[key] for key in session.strategy.rounds.needs}
     schedule_state = (
-        json.loads(state["memory"])[i] if same else session.strategy.rounds.start(state["steps"][i])
+        json.loads(state["schedule_state"])[i] if same else session.strategy.rounds.start(state["steps"][i])
     )
     session.resume(state["steps"][i], state["rounds"][i], {**schedule_state, **given})
     if session.rescaling is not None and RATES in state:
@@ -180,23 +188,23 @@ def _resume(
     if level.progress is not None:
         ways = [
             UnappliedRound(tuple(buckets), step, apply_at)
-            for buckets, step, apply_at in json.loads(state["under way"])[i]
+            for buckets, step, apply_at in json.loads(state["pending_rounds"])[i]
         ]
-        level.progress.follow_buckets(ways, json.loads(state.get(MET, "{}")).get(str(i), 0))
+        level.progress.follow_buckets(ways, json.loads(state.get(LAST_EQUAL, "{}")).get(str(i), 0))
         if _losses(i, level) in state:
             level.progress.facts.losses.copy_(state[_losses(i, level)])
     taken_over = session.restore(found)
-    for both, kept in _of_door(level).items():
+    for both, kept in _of_hook(level).items():
         kept.tensor.copy_(found[both])
     return taken_over
 
 
-def _of_door(level: AtWork) -> dict[tuple[str, str], StateSlice]:
-    """What the progress door keeps; or the gradient door's late means, and the velocity of the decay."""
+def _of_hook(level: AtWork) -> dict[tuple[str, str], StateSlice]:
+    """What the hook keeps beside the session: anchors, means, the decay's momentum."""
     if level.progress is not None:
         return level.progress.kept()
-    late = None if level.gradient is None else level.gradient.late
-    found = {LATE: {} if late is None else late.kept()}
+    delayed = None if level.gradient is None else level.gradient.late
+    found = {DELAYED: {} if delayed is None else delayed.kept()}
     found[DECAY] = {} if level.taken is None else level.taken.decay.kept()
     return {
         (name, field): StateSlice(each, True, 0, each.numel())
@@ -209,7 +217,7 @@ def _rates(level: AtWork) -> dict[str, list[float]]:
     return {} if level.session.rescaling is None else level.session.rescaling.state()
 
 
-def _under_way(level: AtWork) -> list[list[Any]]:
+def _pending_rounds(level: AtWork) -> list[list[Any]]:
     ways = level.progress.under_way if level.progress is not None else []
     return [[list(way.buckets), way.step, way.apply_at] for way in ways]
 
@@ -218,8 +226,8 @@ def _losses(i: int, level: AtWork) -> str:
     return f"rank{level.session.transport.place(WORLD).rank}/{i}//losses"
 
 
-def _but_rounds(strategy: AnyStrategy) -> str:
-    """The strategy as a value, whenever replicas talk."""
+def _without_rounds(strategy: AnyStrategy) -> str:
+    """The strategy's text without the names and without rounds that may be others when the run goes on."""
     each = [
         replace(level, name="", rounds=EveryStep() if _may_change(level) else level.rounds)
         for level in strategy.levels
@@ -233,7 +241,7 @@ def _may_change(level: Strategy) -> bool:
 
 
 def _key(i: int, session: Session, name: str, field: str, shared: bool) -> str:
-    """Where a field lies in a checkpoint."""
+    """The key of a tensor in a checkpoint."""
     if field in RANKS_OWN:
         return f"rank{session.transport.place(WORLD).rank}/{i}/{name}/{field}"
     return f"{_owner(session, shared)}/{i}/{name}/{field}"
@@ -250,15 +258,15 @@ def _owner(session: Session, shared: bool) -> str:
 def _found(
     i: int, level: AtWork, state: Mapping[str, Any], shares: Shares, resized: bool
 ) -> dict[tuple[str, str], Tensor]:
-    """What was saved of all that this rank keeps a part of, and what the topology owed in all."""
+    """The saved tensors of which this rank keeps a part, and the topology's residuals."""
     session = level.session
     found = _of_topology(i, session, shares)
     elsewhere = state["topologies"][i] != repr(session.strategy.topology)
     decayed = shares.names(i, DECAY)
-    expected = session.widths() | {key: (kept.shared, kept.width) for key, kept in _of_door(level).items()}
+    expected = session.widths() | {key: (kept.shared, kept.width) for key, kept in _of_hook(level).items()}
     for (name, field), (shared, width) in expected.items():
         if is_topologys(field) and elsewhere and (name, field) not in found:
-            continue  # nothing was owed there
+            continue  # there was no such residual
         if field == DECAY and name not in decayed:
             found[name, field] = torch.zeros(width)  # nothing decayed when it was saved
             continue
@@ -277,7 +285,7 @@ def _found(
 
 
 def _of_topology(i: int, session: Session, shares: Shares) -> dict[tuple[str, str], Tensor]:
-    """What the topology owed, if there are those who can owe it now."""
+    """The residuals that the topology kept; refused where no compressor here has residuals."""
     expected = session.widths()
     found = shares.of_topology(i)
     for (name, field), new_residual in found.items():
@@ -292,35 +300,26 @@ def _of_topology(i: int, session: Session, shares: Shares) -> dict[tuple[str, st
 
 
 def _check(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWork]) -> None:
+    _check_version(state.get("version", VERSION))
     if not state.keys() >= _KEYS:
         raise CheckpointError(
             "this is no state of a tacit session, or it was cut short: load what state_dict gave"
         )
-    if state["version"] > VERSION:
-        raise CheckpointError(
-            f"the checkpoint is of version {state['version']}, and this tacit reads up to {VERSION}: "
-            "update tacit"
-        )
-    if state["version"] < VERSION:
-        raise CheckpointError(
-            f"the checkpoint is of version {state['version']}, and this tacit reads version {VERSION}: "
-            "train on with the tacit that wrote it, or start without the session's state"
-        )
-    if state["but rounds"] != _but_rounds(strategy):
+    if state["strategy_without_rounds"] != _without_rounds(strategy):
         raise CheckpointError(
             f"the checkpoint is of {state['strategy']}, and attached is {strategy!r}: attach the "
             "same strategy, or start without the session's state"
         )
     for i, level in enumerate(levels):
-        if json.loads(state["under way"])[i] and state["rounds are"][i] != repr(
+        if json.loads(state["pending_rounds"])[i] and state["schedules"][i] != repr(
             level.session.strategy.rounds
         ):
             raise CheckpointError(
-                f"the checkpoint has a round under way, of {state['rounds are'][i]}, and attached is "
+                f"the checkpoint has a round under way, of {state['schedules'][i]}, and attached is "
                 f"{level.session.strategy.rounds}: call session.sync() before you save, or attach the same"
             )
         kept = level.session.strategy.topology.keeps_buckets
-        if kept and json.loads(state["under way"])[i] and state["buckets"][i] != _names(level):
+        if kept and json.loads(state["pending_rounds"])[i] and state["buckets"][i] != _names(level):
             raise CheckpointError(
                 "the checkpoint has a round under way, in the buckets of other parameter servers: use as "
                 "many, "
@@ -331,6 +330,18 @@ def _check(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtW
     if saved != here:
         raise CheckpointError(
             f"the checkpoint is of another model: {sorted(saved ^ here)[0]} is in one of them only"
+        )
+
+
+def _check_version(version: int) -> None:
+    if version > VERSION:
+        raise CheckpointError(
+            f"the checkpoint is of version {version}, and this tacit reads up to {VERSION}: update tacit"
+        )
+    if version < VERSION:
+        raise CheckpointError(
+            f"the checkpoint is of version {version}, and this tacit reads versions {OLD_VERSION} "
+            f"and {VERSION}: train on with the tacit that wrote it, or start without the session's state"
         )
 
 

@@ -1,4 +1,4 @@
-"""The ranks meet in the launcher's store before they close a session: none leaves the others behind."""
+"""A barrier before a session is closed, by the launcher's store: it finds ranks that take more steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _First(NamedTuple):
 
 
 class Rendezvous:
-    """One rank's part in the meeting. The first that closes says after how many steps; all compare with it.
+    """One rank's part in the barrier. The first to close writes its number of steps; all compare with it.
 
     So the store serves a few messages a rank and second, and only while some have closed and others have not.
 
@@ -55,9 +55,9 @@ class Rendezvous:
         self._heard: dict[int, tuple[str, float]] = {}
 
     def arrive(self, here: Reached, differs: Callable[[], str | None] = lambda: None) -> str | None:
-        """Say that this rank closes. What is uneven, if anything is: the meeting is then never complete.
+        """Enter the barrier. Returns what is uneven, or None; if it is, the barrier never completes.
 
-        `differs`: asked where the steps are equal; what else is wrong, if anything is.
+        `differs`: called where the steps are equal; returns what else differs, or None.
         """
         mine = f"{self._rank} {here.steps} {here.begun}"
         self._first = _read(self._store.compare_set("closing", "", mine))
@@ -70,13 +70,13 @@ class Rendezvous:
         return None
 
     def complete(self) -> bool:
-        """Whether all ranks have arrived."""
+        """Whether all ranks have entered."""
         return self._all("closed", self._store)
 
     def look(self, here: Reached) -> str | None:
-        """To be called each second, by a thread that lives however long training takes.
+        """To be called each second, by a thread that lives as long as training.
 
-        What is wrong, if anything is: a rank has closed that this one waits for or will, or is not heard of.
+        Returns what is wrong, or None: a rank has closed and this one goes on, or a rank is silent.
         """
         if self._first is None:
             if not self._store.check(["closing"]):
@@ -92,7 +92,7 @@ class Rendezvous:
         return None
 
     def left_behind(self, alarm: str) -> str | None:
-        """What is uneven where a round has failed, nobody else is to blame, and a rank had closed before.
+        """What is uneven where a rank had closed and a round failed for no other known reason; or None.
 
         A rank that goes on may wait for it in a collective that is not ours, and had begun no more than it:
         DDP takes the buffers over from rank 0 in each forward, say.
@@ -109,7 +109,7 @@ class Rendezvous:
         )
 
     def part(self, seconds: float) -> None:
-        """Let rank 0, whose process may hold the store, go last; not before, but at most so many seconds."""
+        """Leave the barrier; rank 0, whose process may hold the store, last. It waits at most `seconds`."""
         store = self._store.within(seconds)
         self._count("parted", store)
         deadline = time.monotonic() + seconds
@@ -117,7 +117,7 @@ class Rendezvous:
             time.sleep(0.005)
 
     def _missed(self) -> str | None:
-        """Who is silent: the first looks after all others, and they after the first."""
+        """Which rank is silent, or None: the first to close watches all others, and they watch the first."""
         assert self._first is not None
         others = self._ranks if self._first.rank == self._rank else [self._first.rank]
         now = time.monotonic()

@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
 from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
@@ -17,13 +16,16 @@ from tacit.algorithms import parse
 from tacit.errors import AttachError
 from tacit.hooks import run_report
 from tacit.hooks.arguments import ddp_of
-from tacit.hooks.attach import Attached, check_seed, checked
+from tacit.hooks.attached import Attached
 from tacit.hooks.ddp import HookDispatcher
 from tacit.hooks.grad_scaler import at_work
+from tacit.hooks.options import AttachOptions
+from tacit.hooks.validate import check_seed, checked
 from tacit.parameter_server.placement import find_servers
 from tacit.session.buckets import Policy
 from tacit.strategy import AnyStrategy
 from tacit.timelines import Timeline
+from tacit.torch_compat import GradBucket
 
 _INSTEAD = {
     "delta": "exchanges after optimizer.step, which no communication hook sees: write "
@@ -70,20 +72,19 @@ class CommState:
         check_seed(seed)
         where = find_servers(strategy, None)
         self._board = HookDispatcher.unregistered(model)
-        self._attached = Attached(
-            model,
-            [],
-            strategy,
-            named,
-            at_work(scaler, strategy),
-            policy,
-            timeout,
-            {},
-            mesh,
-            self._board,
+        options = AttachOptions(
+            model=model,
+            optimizers=[],
+            strategy=strategy,
+            named=named,
+            scaler=at_work(scaler, strategy),
+            policy=policy,
+            timeout=timeout,
+            mesh=mesh,
             servers=where,
             seed=seed,
         )
+        self._attached = Attached(options, self._board)
         self._known = {id(p) for p in model.parameters()}
 
     def _answer(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit import ranges
@@ -26,6 +25,8 @@ from tacit.hooks.host_copies import HostCopies
 from tacit.hooks.unused_parameters import Used
 from tacit.session import Session
 from tacit.session.buckets import Bucket
+from tacit.torch_compat import GradBucket, at_end_of_backward
+from tacit.transports.process_groups import sum_
 
 BucketFuture = torch.futures.Future[Tensor]
 Answer = Callable[[GradBucket], BucketFuture]
@@ -86,11 +87,7 @@ def plain_mean(group: dist.ProcessGroup) -> Answer:
     """What DDP does without a hook."""
 
     def answer(ddp_bucket: GradBucket) -> BucketFuture:
-        buffer = ddp_bucket.buffer().div_(group.size())
-        work = dist.all_reduce(buffer, group=group, async_op=True)
-        assert work is not None
-        future: BucketFuture = work.get_future().then(lambda done: done.value()[0])
-        return future
+        return sum_(ddp_bucket.buffer().div_(group.size()), group)
 
     return answer
 
@@ -371,10 +368,9 @@ def after_backward(call: Callable[[], None], before: Callable[[], None] = lambda
 
     `before` is called when the graph is done, and DDP has not begun to wait for the answers.
     """
-    queue = torch.autograd.Variable._execution_engine.queue_callback
 
     def done() -> None:
-        queue(call)
+        at_end_of_backward(call)
         before()
 
-    queue(done)
+    at_end_of_backward(done)

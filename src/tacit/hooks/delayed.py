@@ -43,11 +43,11 @@ class DelayedMeans:
         self._blocks = {kind: torch.empty(BLOCK, dtype=kind[0], device=kind[1]) for kind in kinds}
 
     def begin(self) -> None:
-        """A backward begins: what is under way has to land first.
+        """To be called as a backward begins: wait for the round under way.
 
         Raises:
             RoundError: it failed.
-            AttachError: the means that have landed would be taken for gradients of this step.
+            AttachError: the means of that round would be taken for gradients of this step.
         """
         session = self._session
         session.flush()
@@ -84,12 +84,12 @@ class DelayedMeans:
             mean.copy_(before[name])
 
     def resume(self) -> None:
-        """A checkpoint is being loaded, of another step."""
+        """To be called when a checkpoint is loaded, which may be of another step."""
         self._began_at = None
         self.follow_buckets()
 
     def kept(self) -> dict[str, Tensor]:
-        """Views of the means that have landed last, by parameter; equal on all ranks."""
+        """Views of the latest means, by parameter; equal on all ranks."""
         buckets = zip(self._buckets, self.flats, strict=True)
         return {
             param.name: flat[param.start : param.stop] for bucket, flat in buckets for param in bucket.slices

@@ -16,7 +16,9 @@ from tacit.errors import AttachError, ConfigError
 from tacit.kernels.dispatch import on_host
 from tacit.session.buckets import Policy, choice
 from tacit.strategy import Strategy
-from tacit.transports.devices import ByDevice, backend_on
+from tacit.torch_compat import device_types
+from tacit.transports.devices import ByDevice
+from tacit.transports.process_groups import backend_on, gloo_is_built
 from tacit.transports.torch import TorchTransport
 
 HOST, DEVICE = "host", "device"
@@ -107,7 +109,7 @@ def placed(
             f"exchange_on='device' is not possible for {strategy.name!r}, as {why}: leave it out, and it "
             "runs on the host beside the computing"
         )
-    if not dist.is_gloo_available():
+    if not gloo_is_built():
         raise AttachError(f"{strategy.name!r} runs on the host ({why}), and this build of torch has no Gloo")
     return Placing(_CPU, False, f"on the host by gloo ({why})")
 
@@ -119,7 +121,7 @@ def _needs_host(
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> str:
-    """Why it cannot run in stream order; "": it can."""
+    """Why exchanges cannot run in stream order; "" where they can."""
     backend = backend_on(group, device)
     if device.type == "cuda" and backend != "nccl":
         return f"{backend} is not NCCL"
@@ -136,7 +138,7 @@ def _needs_host(
 
 
 def _culprit(compressor: Compressor) -> Compressor:
-    """The one inside, where what is around it would not mind."""
+    """The innermost compressor that needs values on the host."""
     inner = getattr(compressor, "inner", None)
     return _culprit(inner) if isinstance(inner, Compressor) and not inner.on_device else compressor
 
@@ -144,7 +146,7 @@ def _culprit(compressor: Compressor) -> Compressor:
 def transport_for(
     placing: Placing, group: dist.ProcessGroup, timeout: timedelta, nodes: Sequence[Sequence[int]]
 ) -> TorchTransport | ByDevice:
-    """What answers the exchanges."""
+    """The transport of a level's exchanges, as they were placed."""
     if placing.in_stream:
         emulated = backend_on(group, torch.device("cuda")) != "nccl"
         host = TorchTransport(group, timeout, nodes, "gloo")
@@ -154,4 +156,4 @@ def transport_for(
 
 
 def _kinds(group: dist.ProcessGroup) -> str:
-    return ", ".join(sorted({torch.device(each).type for each in group._device_types}))
+    return ", ".join(sorted(set(device_types(group))))

@@ -6,14 +6,15 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from tacit import checks
 from tacit.contracts import Rounds, ScheduleState
 from tacit.errors import AttachError
 from tacit.rounds import EveryEpoch, OnPlateau
 from tacit.strategy import AnyStrategy
+from tacit.transports.process_groups import rank_in
 
 _log = logging.getLogger("tacit")
 
@@ -23,6 +24,22 @@ LOOKED_AT = 32
 SAID = {"steps_per_epoch": "len(loader) // accumulation", "epochs": "10"}
 """What to write."""
 _WORDS = {"steps_per_epoch": "how long an epoch is", "epochs": "how many there will be"}
+
+
+def given(strategy: AnyStrategy, steps_per_epoch: int | None, epochs: int | None) -> ScheduleState:
+    """What `attach` was given of epochs, as the first schedule state.
+
+    Raises:
+        ConfigError: a number is no length.
+        AttachError: the strategy goes by epochs and was not told of them; says all that it needs.
+    """
+    known = {"steps_per_epoch": steps_per_epoch, "epochs": epochs}
+    for name, hint in SAID.items():
+        if known[name] is not None:
+            checks.whole(name, known[name], 1, None, f"write {hint}")
+    schedule_state = {name: float(value) for name, value in known.items() if value is not None}
+    check(strategy, schedule_state)
+    return schedule_state
 
 
 def check(strategy: AnyStrategy, schedule_state: ScheduleState) -> None:
@@ -48,7 +65,7 @@ def check(strategy: AnyStrategy, schedule_state: ScheduleState) -> None:
 
 
 def _more(rounds: Rounds, unsaid: Sequence[str]) -> str:
-    """What else is to be written, in the same sentence."""
+    """What else the error tells to write."""
     loss = (
         ", and session.observe(loss) before each optimizer.step()"
         if "loss" in rounds.observed_metrics
@@ -97,7 +114,7 @@ class Passes:
     def of(
         cls, strategy: AnyStrategy, named: Mapping[str, Tensor], schedule_state: ScheduleState
     ) -> Passes | None:
-        """None where nobody goes by epochs, or says how long they are."""
+        """A counter; None where no strategy goes by epochs, or their length was not given."""
         needed = any("steps_per_epoch" in level.rounds.needs for level in strategy.levels)
         told = schedule_state.get("steps_per_epoch")
         return cls(named, strategy.name, int(told)) if needed and told is not None and named else None
@@ -112,7 +129,7 @@ class Passes:
             return
         self.close()
         each = round(self._passes / self._steps)
-        if each > 1 and dist.get_rank() == 0:
+        if each > 1 and rank_in() == 0:
             _log.warning(
                 "%d backward passes make a step here, and steps_per_epoch=%d counts steps: if these are "
                 "batches, the epochs of %r are %d times too long. Write steps_per_epoch=len(loader) // %d, "
@@ -121,5 +138,5 @@ class Passes:
             )
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self._handle.remove()

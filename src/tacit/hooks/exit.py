@@ -1,20 +1,13 @@
-"""Sessions that nobody closes are closed when torch.distributed is shut down, or else when the program ends.
-
-`destroy_process_group` calls `shutdown` of every process group. One of them is ours, and carries nothing: so
-torch tells us, while the other groups still work.
-"""
+"""Sessions that nobody closes are closed as torch.distributed is shut down, or else as the program ends."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import sys
-from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
-import torch.distributed as dist
-
-BACKEND = "tacit"
+from tacit.transports.process_groups import notify_of_shutdown
 
 
 class Endable(Protocol):
@@ -25,48 +18,17 @@ class Endable(Protocol):
 
 
 _OPEN: list[Endable] = []
-_GROUPS: dict[tuple[int, ...], dist.ProcessGroup] = {}
-_PROCESS = os.getpid()
-"""A process that this one forks inherits all of this, and ends nothing."""
-
-
-class _Notice(dist.ProcessGroup):
-    """A process group without collectives: that it is shut down is all it is for."""
-
-    supports_splitting = False
-
-    def getBackendName(self) -> str:
-        """As it was registered."""
-        return BACKEND
-
-    def _get_backend(self, device: Any) -> Any:
-        """Itself, which torch asks whether it can be split where the world is bound to a GPU."""
-        return self
-
-    def shutdown(self) -> None:
-        """Torch.distributed is about to be shut down."""
-        _end_all("destroy_process_group", sys.exc_info()[1])
+_PROCESS: int | None = None
+"""In which sessions were begun: a process that this one forks inherits all of this, and ends nothing."""
 
 
 def watch(ranks: list[int]) -> None:
     """Have these ranks be told when torch.distributed is shut down. A collective call, of all of them."""
     global _PROCESS
-    _PROCESS = os.getpid()
-    if not _GROUPS:
+    if _PROCESS is None:
         atexit.register(_at_exit)  # not at import: what is registered later runs earlier, before groups end
-    key = tuple(ranks)
-    if _GROUPS.get(key) in dist.distributed_c10d._world.pg_map:
-        return
-    if BACKEND not in dist.Backend.backend_list:
-        dist.Backend.register_backend(BACKEND, _notice, devices=["cpu"])
-    whole = len(ranks) == dist.get_world_size()
-    group = dist.new_group(ranks, backend=BACKEND, use_local_synchronization=not whole)
-    assert isinstance(group, dist.ProcessGroup)
-    _GROUPS[key] = group
-
-
-def _notice(store: Any, rank: int, size: int, timeout: timedelta) -> _Notice:
-    return _Notice(rank, size)  # type: ignore[call-arg]
+    _PROCESS = os.getpid()
+    notify_of_shutdown(ranks, _at_shutdown)
 
 
 def began(session: Endable) -> None:
@@ -75,7 +37,7 @@ def began(session: Endable) -> None:
 
 
 def ended(session: Endable) -> None:
-    """It is closed."""
+    """Forget a session that was closed."""
     if session in _OPEN:
         _OPEN.remove(session)
 
@@ -85,6 +47,10 @@ def _end_all(where: str, error: BaseException | None) -> None:
         error = None
     for session in [*_OPEN] if os.getpid() == _PROCESS else []:
         session.end(where, error)
+
+
+def _at_shutdown() -> None:
+    _end_all("destroy_process_group", sys.exc_info()[1])
 
 
 def _at_exit() -> None:

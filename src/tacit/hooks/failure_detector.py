@@ -1,4 +1,4 @@
-"""Finds out who is missing when a round fails: the survivors call the roll through the launcher's store."""
+"""Finds out which rank is missing when a round fails: the others answer an alarm in the launcher's store."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
 
 from tacit.errors import PeerLost, RatesDiffer, UnevenData, of_ranks
 from tacit.hooks.bounded_store import BoundedStore, Unreachable
 from tacit.hooks.close_barrier import UNEVEN, Reached, Rendezvous
 from tacit.hooks.store_comparison import DIFFERENT, Comparing, Notes
+from tacit.torch_compat import PrefixStore, Store
 
 POLL_SECONDS = 1.0
 """How often each rank looks whether somebody raised the alarm: one small message to the store."""
 COMPARED = 3
 """Of these looks, with how many ranks compare their notes: one more message."""
 GRACE_SECONDS = 5.0
-"""How long a rank may take to answer the roll call, and the store once a round has failed."""
+"""How long a rank may take to answer an alarm, and the store once a round has failed."""
 
 
 class Posted(NamedTuple):
@@ -37,7 +37,7 @@ class Posted(NamedTuple):
 
 
 class FailureDetector:
-    """One rank's part in the roll call.
+    """One rank's part in finding out which rank has failed.
 
     A rank whose round fails raises the alarm. Every rank that still lives answers it with the round that it
     has reached, from a thread of its own, so that a rank that hangs in a collective answers too. Who does not
@@ -132,7 +132,7 @@ class FailureDetector:
             raise self._found
 
     def part(self) -> None:
-        """End the thread when all is done that ranks do together."""
+        """Leave the close barrier, and end the threads."""
         self._end()
         self._try(lambda: self._rendezvous.part(GRACE_SECONDS))
         self._store.close()
@@ -143,7 +143,7 @@ class FailureDetector:
         self._store.close()
 
     def _end(self) -> None:
-        """End the watch; where it waits for a store that cannot be reached, let it wait."""
+        """End the watching thread; at most so long is waited for one that waits for the store."""
         self._closing.set()
         if self._thread is not threading.current_thread():
             self._thread.join(GRACE_SECONDS)
@@ -166,7 +166,7 @@ class FailureDetector:
             return
 
     def _wait(self) -> bool:
-        """Until the next look; whether the thread is to end. Notes by how much longer than that it took."""
+        """Wait until the next look; whether to end. Notes how much longer it took, as when stopped."""
         before = time.monotonic()
         over = self._closing.wait(POLL_SECONDS)
         stood = time.monotonic() - before - POLL_SECONDS
@@ -175,7 +175,7 @@ class FailureDetector:
         return over
 
     def _begun(self) -> Posted:
-        """What this rank has begun; since when, as far as it has looked."""
+        """What this rank has begun, and since which look."""
         begun = self._reached().begun
         if begun != self._last.number:
             self._last = Posted(begun, time.monotonic())
@@ -197,7 +197,7 @@ class FailureDetector:
         return self._call()
 
     def _raise(self, text: str, store: BoundedStore) -> None:
-        """Raise the alarm; the first counts."""
+        """Raise the alarm; only the first one is kept."""
         store.compare_set("alarm", "", text)
         store.set("news", "")
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit.errors import AttachError
+from tacit.torch_compat import own_parameters
 
 ANEW = "close the session, wrap the model in a new DistributedDataParallel, and attach again"
 
@@ -113,9 +114,9 @@ class FrozenCheck:
 
 
 def _home(module: nn.Module, name: str) -> tuple[Mapping[str, Tensor | None], str]:
-    """Where the module keeps the parameter: what it is looked up in, and its key there."""
+    """The dict in which the module keeps the parameter, and its key there."""
     path, _, key = name.rpartition(".")
-    return module.get_submodule(path)._parameters, key
+    return own_parameters(module.get_submodule(path)), key
 
 
 def misfit(names: list[str], what: str) -> AttachError:

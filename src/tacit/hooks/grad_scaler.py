@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
@@ -24,6 +23,7 @@ from tacit.hooks.level import Level
 from tacit.overlap import Delayed
 from tacit.session import Session
 from tacit.strategy import AnyStrategy
+from tacit.torch_compat import GradBucket, scale_on_device
 
 
 def at_work(scaler: object, strategy: AnyStrategy) -> GradScaler | None:
@@ -92,7 +92,7 @@ class ScaledSteps:
         self._overflow = self._near_talks = False
         if self._near is not None:
             # On a device as it is there: to read it would wait for all that was launched.
-            self._near.scale = scaler._get_scale_async if self._near.in_stream else scaler.get_scale  # type: ignore[assignment]
+            self._near.scale = scale_on_device(scaler) if self._near.in_stream else scaler.get_scale  # type: ignore[assignment]
 
     def around(self, answer: Answer) -> Answer:
         """The same answer to DDP's hook, with the attempt counted when backward ends."""

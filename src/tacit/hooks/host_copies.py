@@ -27,33 +27,33 @@ class HostCopies:
 
     @staticmethod
     def of(session: Session, named: Mapping[str, Tensor]) -> HostCopies | None:
-        """None where buckets are exchanged where the parameters are."""
+        """None where no copies are needed, as buckets are exchanged on the parameters' device."""
         there = {p.device for p in named.values() if p.is_cuda}
         if not there or not session.buckets or session.buckets[0].device.type != "cpu":
             return None
         return HostCopies(there.pop())
 
     def pinned(self, bucket: Bucket) -> Tensor:
-        """Where a bucket is put together on the host."""
+        """Pinned memory on the host for a bucket."""
         return torch.empty(bucket.numel, dtype=bucket.dtype, pin_memory=True)
 
     def down(self, here: Tensor, there: Tensor) -> None:
-        """Copy to the host what this thread's stream has written; not waited for."""
+        """Begin to copy to the host what this thread's stream has written."""
         self._down.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._down):
             there.copy_(here, non_blocking=True)
 
     def arrived(self) -> Callable[[], None]:
-        """What waits until all that is on its way down has arrived."""
+        """A function that waits for all copies to the host that have begun."""
         wait: Callable[[], None] = self._down.record_event().synchronize
         return wait
 
     def up(self, pieces: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Copy (on the GPU, on the host) up; not waited for."""
+        """Begin to copy to the GPU; `pieces`: pairs of a tensor there and one on the host."""
         with self.inside():
             for here, there in pieces:
                 here.copy_(there, non_blocking=True)
 
     def inside(self) -> AbstractContextManager[object]:
-        """What is launched inside the block comes behind the copies up."""
+        """A block whose launches come behind the copies to the GPU."""
         return torch.cuda.stream(self._up)

@@ -62,12 +62,12 @@ class Rates:
 
 
 def _elsewhere(lr: object) -> bool:
-    """Whether to read it would have to wait for an accelerator."""
+    """Whether reading it would wait for an accelerator."""
     return isinstance(lr, Tensor) and lr.device.type != "cpu"
 
 
 _ROUNDING = 1e-9
-"""What of a rate the mathematical libraries of two machines may make of the same schedule."""
+"""By how much, relatively, two machines may differ in a rate of the same schedule."""
 
 
 class _Rated(NamedTuple):
@@ -120,11 +120,11 @@ class Notes:
 
     @property
     def last(self) -> Noted | None:
-        """Of the last step."""
+        """See `store_comparison.Notes.last`."""
         return None if self._last is None else self._last.noted()
 
     def take(self) -> Noted | None:
-        """What to compare, of the steps since the last time; from another thread."""
+        """See `store_comparison.Notes.take`."""
         offered, self._offered = self._offered, None
         return None if offered is None else offered.noted()
 

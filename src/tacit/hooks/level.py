@@ -1,4 +1,4 @@
-"""One level of a strategy at work on a DDP model: a session, its transport, and the door where it stands."""
+"""One level of a strategy at work on a DDP model: a session, its transport, and its hook into torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -37,12 +36,12 @@ from tacit.transports.torch import TorchTransport
 class Level:
     """One strategy at work. A collective call, as process groups are made.
 
-    `alike`: whether a nearer level keeps the parameters of a node's ranks equal.
+    `replicated_in_node`: whether a nearer level keeps the parameters of a node's ranks equal.
 
     Attributes:
-        gradient: the door in backward, where gradients are exchanged.
-        progress: the door after `optimizer.step`, where replicas move on their own.
-        stepped: the door around it, where a server steps.
+        gradient: the hook in backward, where gradients are exchanged.
+        progress: the hook after `optimizer.step`, where replicas move on their own.
+        stepped: the hook around it, where a server steps.
         moments: what the optimizers keep of the parameters there.
         buffers: what the model has beside its parameters there; None where servers have it.
         placing: where its exchanges run.
@@ -164,14 +163,14 @@ class Level:
 
     def fetch(self) -> None:
         """Go on from the parameters that the servers have, where these keep them. A collective call."""
-        door = self.progress or self.stepped
-        if not isinstance(self.transport, StarTransport) or door is None:
+        hook = self.progress or self.stepped
+        if not isinstance(self.transport, StarTransport) or hook is None:
             return
         servers, star = self.transport.servers, self.strategy.topology
         assert isinstance(star, Star)
         if not star.independent:
             return
-        door.enter(lambda bucket, x: servers.of(bucket).enter(x, f"{bucket}/0", star.back(x)))
+        hook.enter(lambda bucket, x: servers.of(bucket).enter(x, f"{bucket}/0", star.back(x)))
         placement.wait_for_all(self.transport.peers)
 
     def metrics(self) -> dict[str, float]:
@@ -182,7 +181,7 @@ class Level:
         return numbers
 
     def servers(self) -> list[dict[str, Any]]:
-        """What its parameter servers tell of themselves."""
+        """The counters of its parameter servers; see `Attached.servers`."""
         return self.transport.servers.stats() if isinstance(self.transport, StarTransport) else []
 
     def after_step(self) -> None:
@@ -195,10 +194,10 @@ class Level:
             self.session.step += 1
 
     def sync(self) -> None:
-        """A round now, where replicas may differ."""
-        door = self.progress or self.stepped
-        if door is not None:
-            door.sync()
+        """Make replicas equal by a round now, where they may differ."""
+        hook = self.progress or self.stepped
+        if hook is not None:
+            hook.sync()
 
     def consolidate(self) -> None:
         """Average what has stayed local beside the parameters."""
@@ -209,7 +208,7 @@ class Level:
             self.buffers.meet_others()
 
     def close(self, failed: bool = False) -> None:
-        """Drain, and leave the process groups to others; but after a failure messages may be on their way."""
+        """Wait for exchanges, or after a failure end them, and leave the process groups to other sessions."""
         if failed and self.session.in_stream:
             self.transport.abort()  # else its stream may wait for a peer for ever
         self.session.close()
@@ -234,20 +233,14 @@ def _kernels_on(placing: Placing, named: Mapping[str, Tensor]) -> str:
 
 
 def _apart(part: list[str], named: dict[str, Tensor]) -> list[list[str]]:
-    """Parameters and buffers, which travel apart."""
+    """Parameters and buffers apart, as no bucket holds both."""
     return [[name for name in part if (name in named) == ours] for ours in (True, False)]
 
 
 def _of_parameters(policy: Policy, named: dict[str, Tensor]) -> Policy:
-    """Buffers are dense, and the policy is not asked about them."""
+    """The policy for parameters, with buffers dense."""
     return lambda name, tensor: policy(name, tensor) if name in named else None
 
 
 def _largest(rates: Callable[[], Mapping[str, float]]) -> Callable[[], float]:
     return lambda: max(rates().values(), default=0.0)
-
-
-def own_timeout(group: dist.ProcessGroup) -> timedelta:
-    """The group's own time-out."""
-    timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout
-    return timeout

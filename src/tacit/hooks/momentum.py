@@ -19,7 +19,7 @@ from tacit.strategy import AnyStrategy
 def planned(
     strategy: AnyStrategy, policy: Policy | None, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]
 ) -> TakenMomentum | None:
-    """What is to be taken from the optimizers; nothing has been taken yet. None: nothing is.
+    """The momentum to take from the optimizers, which nothing has been taken from yet; None where none is.
 
     Raises:
         AttachError: it cannot be taken.
@@ -90,7 +90,7 @@ class TakenMomentum:
         return f"{_words(self.momentum)} taken over from SGD"
 
     def take(self) -> None:
-        """The optimizers have none from now on."""
+        """Set the optimizers' momentum to 0."""
         for _, group in self._groups:
             group["momentum"] = 0
         self._handles = [each.register_step_pre_hook(self._guard) for each in self._optimizers]
@@ -105,7 +105,7 @@ class TakenMomentum:
         self.decay.before_step(optimizer, [group for mine, group in self._groups if mine is optimizer])
 
     def restore(self) -> None:
-        """Give it back; the optimizer gathers momentum anew, as what it had is of long ago."""
+        """Set it back. Its buffers are dropped, as they are of the steps before `take`."""
         for handle in self._handles:
             handle.remove()
         for (optimizer, group), momentum in zip(self._groups, self._before, strict=True):

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tacit.contracts import NODE
 from tacit.errors import AttachError
 from tacit.strategy import AnyStrategy
-from tacit.transports.devices import control
+from tacit.transports.process_groups import gathered, ranks_of
 
 _log = logging.getLogger("tacit")
 
@@ -59,7 +59,7 @@ def warn_of_one(strategy: AnyStrategy, nodes: Sequence[Sequence[int]]) -> None:
 
 
 def _by_mesh(group: dist.ProcessGroup, mesh: DeviceMesh) -> list[list[int]]:
-    ranks = dist.get_process_group_ranks(group)
+    ranks = ranks_of(group)
     if mesh.ndim != 2 or sorted(mesh.mesh.flatten().tolist()) != sorted(ranks):
         raise AttachError(
             f"the mesh {tuple(mesh.mesh.shape)} over ranks {mesh.mesh.flatten().tolist()} does not lay out "
@@ -73,8 +73,7 @@ def _everybodys(group: dist.ProcessGroup, layout: int) -> list[int]:
     """The node that each rank was told to be on, -1 where it was not; all must mean the same mesh."""
     said = next((os.environ[name] for name in VARIABLES if name in os.environ), "-1")
     mine = torch.tensor([int(said), layout])
-    all_ = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(all_, mine, group=control(group))
+    all_ = gathered(mine, group)
     different = [rank for rank, theirs in enumerate(all_) if theirs[1] != all_[0][1]]
     if different:
         raise AttachError(

@@ -50,7 +50,7 @@ class Broken:
         return Origin(name, max(0, step - first), several)
 
     def _note(self, grad: Tensor) -> None:
-        """Without waiting for the device."""
+        """Note it on the gradient's device, without waiting for it."""
         if self._since is None:
             self._since = torch.full((), -1, dtype=torch.int64, device=grad.device)
         broken = torch.isfinite(grad.coalesce().values() if grad.is_sparse else grad).all().logical_not()

@@ -20,11 +20,11 @@ from tacit.hooks.replica import Replica, wide_like
 from tacit.session import PendingRound, Session
 from tacit.session.buckets import ParamSlice, StateSlice
 
-COMMON = "last anchor"
+COMMON = "anchor"
 MERGE = "merge."
-MEAN, MINE = "arrived", "sent"
+MEAN, MINE = "mean", "local_delta"
 """The state fields of a round that is under way: its mean, once it is there, and this rank's own part."""
-PUT = "put"
+PUT = "unrounded"
 """Where a replica that keeps something of its own was put, before it was rounded to the parameters' type."""
 RANKS_OWN = (MINE, PUT)
 """Fields that each rank has its own of."""

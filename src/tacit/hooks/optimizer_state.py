@@ -95,7 +95,7 @@ class Moments:
             self._mean(list(fields[field].values()), field)
 
     def _agreed(self, told: Sequence[str]) -> bool:
-        """Whether all ranks would average the same; where one has not stepped yet, they would not."""
+        """Whether all ranks have the same fields to average; a rank that has not stepped yet has none."""
         mine = torch.tensor([zlib.crc32("|".join(sorted(told)).encode())])
         scope = self._session.strategy.topology.scope
         answers = self._session.ask(lambda: hear(mine, scope), "moments")

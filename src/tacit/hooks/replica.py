@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tacit.errors import AttachError
 from tacit.session.buckets import Bucket
+from tacit.torch_compat import copy_each_
 
 
 class Present(Mapping[str, Tensor]):
@@ -167,7 +168,7 @@ class Replica:
 def _copy_(into: Sequence[Tensor] = (), out_of: Sequence[Tensor] = ()) -> None:
     """Copy each; many by one launch where both are on a GPU."""
     if into and into[0].is_cuda and out_of[0].is_cuda:
-        torch._foreach_copy_([*into], [*out_of])
+        copy_each_(into, out_of)
         return
     for here, there in zip(into, out_of, strict=True):
         here.copy_(there)

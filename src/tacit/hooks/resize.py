@@ -1,12 +1,12 @@
-"""A checkpoint of another number of ranks, or of another topology: what they owed is shared out anew.
+"""A checkpoint of another number of ranks, or of another topology: residuals are shared out anew.
 
-What ranks owe their peers (residuals) are sums that the group's mean still has to receive. When W ranks
-become W', each new one gets the mean of what the old ones owed, so that the mean of what is owed stays as it
-was. Where the ranks of a node share it out, the same is done with nodes in place of ranks. What all ranks
-kept together, and what was equal on all of them, stays as it is.
+The mean of all residuals is what the group's mean still has to receive. When W ranks become W', each new one
+gets the mean of the old residuals, so that their mean stays as it was. Where the ranks of a node share a
+residual out, the same is done with nodes in place of ranks. State that all ranks kept together, or that was
+equal on all of them, stays as it is.
 
-What the compressed means of `TwoPhase` still owe was kept together. Where no rank keeps it any more, as the
-checkpoint goes on by all-gather, every rank adds it to what it owes itself: their mean, again, stays.
+The residual of the compressed means of `TwoPhase` was kept together. Where no rank keeps it any more, as the
+checkpoint goes on by all-gather, every rank adds it to its own residual: their mean, again, stays.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Shares:
                 self._owners[int(match["level"]), match["name"], match["field"]][match["owner"]] = value
 
     def of(self, level: int, name: str, field: str, shared: bool, by_node: bool, width: int) -> Tensor:
-        """What each new rank, or node, owes: a flat tensor of `width` elements.
+        """The state of each new rank, or node: a flat tensor of `width` elements.
 
         Raises:
             CheckpointError: something that an old rank kept is not there.
         """
         found = self._owners[level, name, field]
-        owners = [*found][:1] or ["all"] if shared else self._who_owed(by_node)
+        owners = [*found][:1] or ["all"] if shared else self._owners_of_old(by_node)
         for owner in owners:
             if owner not in found or found[owner].shape != (width,):
                 raise CheckpointError(
@@ -60,18 +60,18 @@ class Shares:
         return torch.stack([found[owner] for owner in owners]).mean(0)
 
     def names(self, level: int, field: str) -> set[str]:
-        """Of which parameters there is such a field."""
+        """The parameters of which this field was saved."""
         return {name for of, name, each in self._owners if (of, each) == (level, field)}
 
     def of_topology(self, level: int) -> dict[tuple[str, str], Tensor]:
-        """What the topology kept in all."""
+        """What the topology kept, by (parameter, field)."""
         return {
             (name, field): next(iter(found.values()))
             for (of, name, field), found in self._owners.items()
             if of == level and is_topologys(field)
         }
 
-    def _who_owed(self, by_node: bool) -> list[str]:
+    def _owners_of_old(self, by_node: bool) -> list[str]:
         if by_node:
             return [f"node{i}" for i in range(self._nodes)]
         return [f"rank{i}" for i in range(self._ranks)]

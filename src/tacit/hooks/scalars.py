@@ -25,7 +25,7 @@ class ScalarWriter(Protocol):
 
 
 class Measured(Protocol):
-    """Whatever has numbers to tell."""
+    """A session, or anything else with numbers."""
 
     def metrics(self) -> Mapping[str, Any]:
         """The numbers, by name."""
@@ -41,7 +41,7 @@ def log_metrics(writer: ScalarWriter, session: Measured, step: int, prefix: str 
 
 
 def check(root: Path, names: Iterable[str]) -> None:
-    """See to it that runs of these names can write their curves below `root`.
+    """Check that runs of these names can write their curves below `root`.
 
     Raises:
         ConfigError: TensorBoard's package is missing, no folder can be there, or there are curves of such a
@@ -58,7 +58,7 @@ def check(root: Path, names: Iterable[str]) -> None:
 
 
 def check_installed() -> None:
-    """See to it that curves can be drawn at all.
+    """Check that TensorBoard's package is there.
 
     Raises:
         ConfigError: TensorBoard's package is missing.

@@ -53,13 +53,13 @@ class Beside:
         self._have = [self._flat(bucket) for bucket in self._buckets]
 
     def enter(self) -> None:
-        """Begin with those that a server has."""
+        """Overwrite the buffers by those that the servers have."""
         for bucket, have in zip(self._buckets, self._have, strict=True):
             have.copy_(self._servers.of(bucket[0]).enter(have, f"{bucket[0]}/0", _whole(have)))
             self._write(bucket, have)
 
     def meet(self) -> None:
-        """Make them equal: the mean of all workers. To be called by all, when each is about to.
+        """Overwrite the buffers by the mean of all workers'. A collective call.
 
         Raises:
             RoundError: a server is gone.
@@ -99,7 +99,7 @@ def _whole(x: Tensor) -> PayloadSpec:
 
 
 def _answer(posted: Posted) -> tuple[tuple[Tensor, ...], ...]:
-    """Wait for it."""
+    """Wait for the answer, and return it."""
     done = threading.Event()
     posted.on_done(done.set)
     done.wait()

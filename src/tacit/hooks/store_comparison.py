@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from tacit.hooks.bounded_store import BoundedStore
 
 DIFFERENT = "different: "
-"""How a text begins that says all there is to say."""
+"""How an alarm begins that needs no further search for who failed."""
 
 
 class Noted(NamedTuple):
@@ -25,7 +25,7 @@ class Noted(NamedTuple):
 
 
 class Notes(Protocol):
-    """A rank's notes."""
+    """What a rank has noted, step by step."""
 
     @property
     def last(self) -> Noted | None:
@@ -56,12 +56,12 @@ class Comparing:
         self._store, self._rank, self._notes = store, rank, notes
 
     def look(self) -> str | None:
-        """What is different, if anything is; to be called every few seconds."""
+        """To be called every few seconds; returns what differs, or None."""
         mine = self._notes.take()
         return None if mine is None else self._with_the_first(mine)
 
     def end(self) -> str | None:
-        """The same of the last step; in a `Join` context ranks may end after different ones."""
+        """Compare the last step; returns what differs, or None."""
         mine = self._notes.last
         return None if mine is None else self._with_the_first(mine)
 

@@ -13,12 +13,11 @@ import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import torch.distributed as dist
-
 from tacit import files
 from tacit.environment import TENSORBOARD
 from tacit.hooks import scalars
 from tacit.hooks.run_report import Counted
+from tacit.transports.process_groups import rank_in
 
 SECONDS = 1.0
 
@@ -65,7 +64,7 @@ def began(session: Counted) -> None:
         return
     root = Path(os.environ[TENSORBOARD])
     scalars.check_installed()  # on all ranks, so that none waits for one that has ended
-    if dist.get_rank() == 0:
+    if rank_in() == 0:
         with _spared():
             _OPEN[session] = _CurveWriter(session, root)
 

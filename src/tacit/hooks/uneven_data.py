@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit.errors import AttachError
 from tacit.hooks.close_barrier import Reached
 from tacit.hooks.ddp import Answer, BucketFuture
+from tacit.torch_compat import GradBucket, in_join, sequence_number
 
 
 class Backwards:
@@ -41,7 +39,7 @@ def refuse_join(model: DistributedDataParallel) -> None:
     Raises:
         AttachError: the model is in such a context, or is still set up as it was in one.
     """
-    if joins(model):
+    if in_join(model):
         raise AttachError(
             "torch's Join context (model.join()) is at work on this model, and only plain 'ddp' can work "
             "with it: give every rank the same number of batches (DistributedSampler(..., drop_last=True)), "
@@ -49,14 +47,8 @@ def refuse_join(model: DistributedDataParallel) -> None:
         )
 
 
-def joins(model: DistributedDataParallel) -> bool:
-    """Whether forward and backward take part in a `Join`."""
-    return bool(model._join_config.enable)
-
-
 def untouched(model: DistributedDataParallel, steps: int) -> Reached:
     """How far a rank is whose DDP object is left alone: the collectives on its group tell of a backward."""
-    if joins(model):
+    if in_join(model):
         return Reached(0)  # there ranks may take different numbers of steps
-    group: Any = model.process_group
-    return Reached(steps, group._get_sequence_number_for_group())
+    return Reached(steps, sequence_number(model.process_group))

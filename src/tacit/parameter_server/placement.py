@@ -22,8 +22,8 @@ from tacit.session.buckets import group_names
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.topologies.auto import Auto
 from tacit.topologies.star import Star
-from tacit.transports.devices import control
 from tacit.transports.meter import like
+from tacit.transports.process_groups import gathered
 from tacit.transports.torch import TorchTransport
 from tacit.transports.wire import nbytes
 
@@ -260,6 +260,4 @@ def _me(peers: TorchTransport, strategy: Strategy) -> AxisRank:
 def _gather_flags(group: dist.ProcessGroup, mine_is_set: bool) -> list[int]:
     """The ranks whose flag is set."""
     mine = torch.tensor([int(mine_is_set)])
-    all_ = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(all_, mine, group=control(group))
-    return [rank for rank, theirs in enumerate(all_) if int(theirs)]
+    return [rank for rank, theirs in enumerate(gathered(mine, group)) if int(theirs)]

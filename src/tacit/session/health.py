@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tacit.exchange.health import OVERFLOWN, measure_
 from tacit.session.buckets import Bucket
+from tacit.torch_compat import largest_of_each
 
 MEANS = 4
 """Of an exchange, that are told apart when it is asked who had a NaN first."""
@@ -54,7 +55,7 @@ class BucketHealth:
             return
         if self._views[0] != x.data_ptr():
             self._views = x.data_ptr(), [x[span] for span in self._spans]
-        norms = torch._foreach_norm(self._views[1], torch.inf)
+        norms = largest_of_each(self._views[1])
         if x.dtype == self._given.dtype:
             torch.stack(norms, out=self._given)
         else:

@@ -1,14 +1,11 @@
-"""For a model on a GPU: which backend reaches it, and a transport that takes each message where it lies."""
+"""The transport for a model on a GPU: each message goes by the one that reaches the memory it lies in."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tacit.contracts import (
@@ -26,34 +23,7 @@ from tacit.kernels.dispatch import on_host
 from tacit.transports.torch import TorchTransport
 
 HOST_STAGES = 3
-"""How often what travels on the host beside the buckets speaks on an axis, at most (see `doors.buffers`)."""
-
-
-def backend_on(group: dist.ProcessGroup, device: torch.device) -> str:
-    """The name of the group's backend for tensors there, such as "nccl"; "" where it has none."""
-    if device.type not in {torch.device(each).type for each in group._device_types}:
-        return ""
-    name: str = group._get_backend(torch.device(device.type)).name()
-    return name
-
-
-_CONTROL: dict[tuple[int, ...], dist.ProcessGroup] = {}
-
-
-def control(group: dist.ProcessGroup, timeout: timedelta | None = None) -> dist.ProcessGroup:
-    """A group of the same ranks for tensors on the host: itself, or one by Gloo. A collective call.
-
-    That one lives as long as torch.distributed.
-    """
-    if backend_on(group, torch.device("cpu")):
-        return group
-    ranks = dist.get_process_group_ranks(group)
-    kept = _CONTROL.get(tuple(ranks))
-    if kept is None or kept not in dist.distributed_c10d._world.pg_map:
-        whole = len(ranks) == dist.get_world_size()
-        kept = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=not whole)
-        _CONTROL[tuple(ranks)] = kept
-    return kept
+"""How often what travels on the host beside the buckets speaks on an axis, at most (see `hooks.buffers`)."""
 
 
 @dataclass(eq=False)

@@ -1,9 +1,7 @@
-"""torch.distributed: real clusters, and the testbed."""
+"""The transport by torch.distributed: on real clusters, and on the testbed."""
 
 from __future__ import annotations
 
-import atexit
-import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,11 +30,11 @@ from tacit.contracts import (
 )
 from tacit.exchange.health import measure_
 from tacit.kernels.dispatch import on_host
-from tacit.transports.thread_shutdown import settle
+from tacit.transports import process_groups
 from tacit.transports.wire import divide_, empty_message, nbytes, pack_, ring_bytes, unpack
 
 # torch 2.13 renamed it, and warns about the old name.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True)
@@ -154,20 +152,19 @@ class TorchTransport:
         May be called again, when nothing is under way: buffers of messages that may be no more are let go.
         """
         self._messages.clear()
-        if self not in _OPEN:
-            _OPEN[self] = _free_channel(self.parent)
-        channel = _OPEN[self]
+        channel = process_groups.channel_of(self)
         for axis, count in stages.items():
             ranks = self.ranks(axis)
             if len(ranks) > 1 or ALONE_TOO:
-                backend = self.backend or dist.get_backend(self.parent)
+                backend = self.backend or process_groups.backend_of(self.parent)
                 count = 1 if self.in_order else count
-                groups = _own_groups(self.parent, ranks, self.timeout, backend, (channel, axis), count)
+                use = (channel, axis)
+                groups = process_groups.own_groups(self.parent, ranks, self.timeout, backend, use, count)
                 self._groups |= {(axis, stage): group for stage, group in enumerate(groups)}
 
     def close(self) -> None:
         """Leave the groups to the next transport."""
-        _OPEN.pop(self, None)
+        process_groups.leave(self)
         self._groups = {}
 
     def ranks(self, axis: str) -> list[int]:
@@ -195,19 +192,19 @@ class TorchTransport:
         group = self._groups[request.axis, 0 if self.in_order else stage]
         match request:
             case AllReduce():
-                return self._mean(request, group, (slot, request.axis, stage))
+                return self._all_reduce(request, group, (slot, request.axis, stage))
             case AllGather(payload):
-                return self._gather(payload, group, (slot, request.axis, stage))
+                return self._all_gather(payload, group, (slot, request.axis, stage))
             case ReduceScatter():
-                return self._scatter(request, place, group, (slot, request.axis, stage))
+                return self._reduce_scatter(request, place, group, (slot, request.axis, stage))
             case AllGatherInto(x, spans):
-                return self._collect(x, spans, group)
+                return self._all_gather_into(x, spans, group)
             case AllToAll(payloads):
-                return self._deal(payloads, place, group, (slot, request.axis, stage))
+                return self._all_to_all(payloads, place, group, (slot, request.axis, stage))
             case Permute():
-                return self._send(request, place, group, (slot, request.axis, stage))
+                return self._permute(request, place, group, (slot, request.axis, stage))
 
-    def _mean(self, request: AllReduce, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
+    def _all_reduce(self, request: AllReduce, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
         payload = request.payload
         message = None
         if len(payload) == 1:
@@ -228,17 +225,17 @@ class TorchTransport:
 
         return self._later([work], read)
 
-    def _gather(self, payload: Payload, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
+    def _all_gather(self, payload: Payload, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
         size = nbytes(payload)
         both = self._message(key, payload, group.size() + 1)
         mine, all_ = both[:size], both[size:]
         pack_(payload, mine)
-        work = _all_gather(all_, mine, group=group, async_op=not self.in_order)
+        work = _all_gather_flat(all_, mine, group=group, async_op=not self.in_order)
         return self._later(
             [work], lambda: [unpack(all_[i : i + size], payload) for i in range(0, all_.numel(), size)]
         )
 
-    def _scatter(
+    def _reduce_scatter(
         self, request: ReduceScatter, place: AxisRank, group: dist.ProcessGroup, key: tuple[object, ...]
     ) -> Posted:
         # Gloo's own reduce-scatter cannot be waited for by a callback, and takes three times as long.
@@ -262,7 +259,7 @@ class TorchTransport:
 
         return self._later([work], read)
 
-    def _collect(self, x: Tensor, spans: Spans, group: dist.ProcessGroup) -> Posted:
+    def _all_gather_into(self, x: Tensor, spans: Spans, group: dist.ProcessGroup) -> Posted:
         # In place, and with Gloo in a third of the time of an all-gather.
         works = [
             dist.broadcast(x[start:stop], group=group, group_src=root, async_op=not self.in_order)
@@ -271,7 +268,7 @@ class TorchTransport:
         ]
         return self._later(works, lambda: x)
 
-    def _deal(
+    def _all_to_all(
         self,
         payloads: tuple[Payload, ...],
         place: AxisRank,
@@ -289,7 +286,7 @@ class TorchTransport:
         )
         return self._later([work], lambda: [unpack(each, mine) for each in torch.split(arriving, size)])
 
-    def _send(
+    def _permute(
         self, request: Permute, place: AxisRank, group: dist.ProcessGroup, key: tuple[object, ...]
     ) -> Posted:
         # Gloo's own send and receive take half the time, but cannot be waited for by a callback. All members
@@ -334,11 +331,7 @@ class TorchTransport:
         self._failure = self._failure or error or RuntimeError("the session has failed")
         for later in [*self.under_way]:
             later.give_up(self._failure)
-        for kept in [*_OWN.values()]:
-            if any(group in self._groups.values() for group in kept):
-                kept.clear()
-        for group in self._groups.values():
-            abort(group)
+        process_groups.abort(self._groups.values())
 
 
 def _alone(request: Collective) -> Any:
@@ -357,67 +350,5 @@ def _alone(request: Collective) -> Any:
     return request.payload if isinstance(request, AllReduce) else request.x
 
 
-def abort(group: dist.ProcessGroup) -> None:
-    """End every collective of the group with an error."""
-    for device in set(group._device_types):
-        group._get_backend(device).abort()
-
-
 ALONE_TOO = False
 """Whether one rank alone starts collectives too: to measure launches where there is one GPU."""
-
-_OWN: dict[tuple[object, ...], list[dist.ProcessGroup]] = {}
-_OPEN: dict[TorchTransport, int] = {}
-"""The transports at work, and the channel of each: two at once must not share a process group."""
-
-
-@atexit.register
-def _release() -> None:
-    """Let the threads of our groups end while the interpreter lives.
-
-    A thread of Gloo that returns from its last callback into an interpreter that is gone aborts the process.
-    Groups that are still at work are left alone: to wait for them could take until their time-out.
-    """
-    if not _OWN or any(transport.under_way for transport in _OPEN):
-        return
-    for transport in _OPEN:
-        transport._groups = {}
-    for kept in _OWN.values():
-        while kept:
-            group = kept.pop()
-            if group in dist.distributed_c10d._world.pg_map:
-                dist.destroy_process_group(group)
-    settle()
-
-
-def _free_channel(parent: dist.ProcessGroup) -> int:
-    """Equal on all ranks, as they open and close in the same order."""
-    taken = {channel for transport, channel in _OPEN.items() if transport.parent is parent}
-    return next(channel for channel in itertools.count() if channel not in taken)
-
-
-def _own_groups(
-    parent: dist.ProcessGroup,
-    places: Sequence[int],
-    timeout: timedelta,
-    backend: str,
-    use: tuple[int, str],
-    count: int,
-) -> list[dist.ProcessGroup]:
-    """Process groups of some of the parent's ranks that nobody else uses, one session after another.
-
-    Each axis of a channel has its own, also where two have the same ranks, as the world and the only node:
-    both may speak at once, on one rank in another order than on the next.
-
-    They live until torch.distributed is shut down: a group that is made where another was destroyed would
-    find the addresses of its dead in the store.
-    """
-    all_ranks = dist.get_process_group_ranks(parent)
-    ranks = [all_ranks[place] for place in places]
-    kept = _OWN.setdefault((tuple(all_ranks), tuple(ranks), timeout, backend, use), [])
-    if any(group not in dist.distributed_c10d._world.pg_map for group in kept):
-        kept.clear()
-    whole = len(ranks) == dist.get_world_size()
-    while len(kept) < count:
-        kept.append(dist.new_group(ranks, timeout, backend, use_local_synchronization=not whole))
-    return kept[:count]

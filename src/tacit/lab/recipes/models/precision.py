@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from tacit.torch_compat import has_bf16_products
+
 __all__ = ["InBfloat16", "is_native"]
 
 
 def is_native() -> bool:
     """Whether torch knows instructions of this CPU for it; without them bfloat16 is far slower than fp32."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return has_bf16_products()
 
 
 class InBfloat16(nn.Module):

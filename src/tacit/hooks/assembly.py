@@ -1,0 +1,94 @@
+"""The levels of a strategy, put together for one model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from tacit.contracts import NODE, WORLD
+from tacit.errors import AttachError
+from tacit.hooks.learning_rates import Rates
+from tacit.hooks.level import Level
+from tacit.hooks.momentum import TakenMomentum
+from tacit.hooks.node_layout import read_nodes, warn_of_one
+from tacit.hooks.options import AttachOptions
+from tacit.rounds import EveryStep, NodeRounds
+from tacit.strategy import AnyStrategy, Strategy
+from tacit.transports.process_groups import gathered
+
+
+def levels_of(options: AttachOptions, rates: Rates, taken: TakenMomentum | None) -> Iterator[Level]:
+    """The levels at work, near to far, each as soon as it is made; a collective call, until it is exhausted.
+
+    Args:
+        options: of ranks that agree on them.
+        rates: of the parameters.
+        taken: the momentum that the strategy takes from the optimizers.
+
+    Raises:
+        AttachError: the nodes cannot be told, or only some ranks give a weight.
+    """
+    strategy, group = options.strategy, options.group
+    nodes = read_nodes(group, options.mesh) if _goes_by_node(strategy) else ()
+    if group.rank() == 0:
+        warn_of_one(strategy, nodes)
+    share = _share(options)
+    unweighted = options.weight is None and options.scaler is None
+    levels: list[Level] = []
+    for each in fully_named(strategy):
+        level = Level(
+            each,
+            options.model,
+            options.named,
+            nodes=nodes,
+            policy=options.policy,
+            timeout=options.time_limit,
+            rates=rates,
+            schedule_state=options.schedule_state,
+            share=share,
+            replicated_in_node=unweighted and replicates_in_node(strategy),
+            optimizers=options.optimizers,
+            servers=options.servers,
+            seed=options.seed,
+            taken=taken,
+            exchange_on=options.exchange_on,
+        )
+        levels.append(level)
+        yield level
+    for at_work in levels:
+        if at_work.strategy.rounds.follows:
+            at_work.session.follow(levels[-1].session)
+
+
+def _goes_by_node(strategy: AnyStrategy) -> bool:
+    return any({level.topology.scope, level.topology.meets} != {WORLD} for level in strategy.levels)
+
+
+def replicates_in_node(strategy: AnyStrategy) -> bool:
+    """Whether the nearest level gives the ranks of a node the same gradients, in every step that counts."""
+    near = strategy.levels[0]
+    return near.topology.scope == NODE and isinstance(near.rounds, EveryStep | NodeRounds)
+
+
+def fully_named(strategy: AnyStrategy) -> Sequence[Strategy]:
+    """The levels, each of several named after the whole too, as the profiler shows them."""
+    if len(strategy.levels) == 1:
+        return strategy.levels
+    whole = strategy.name.partition(":")[0]
+    return [replace(level, name=f"{whole}.{level.name}") for level in strategy.levels]
+
+
+def _share(options: AttachOptions) -> float:
+    """What this rank counts for in a mean of replicas; 1 on average. A collective call."""
+    if not options.periodic:
+        return 1.0
+    mine = torch.tensor([0.0 if options.weight is None else options.weight], dtype=torch.float64)
+    weights = torch.cat(gathered(mine, options.group))
+    if not bool(weights.any()):
+        return 1.0
+    without = [rank for rank, each in enumerate(weights.tolist()) if not each]
+    if without:
+        raise AttachError(f"ranks {without} give no weight, and others do: give one on every rank")
+    return float(mine / weights.mean())

@@ -1,0 +1,177 @@
+"""What a rank does when a round fails: it finds out who is missing, ends what hangs, and tells its peers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch.distributed as dist
+
+from tacit.errors import PeerLost
+from tacit.hooks.close_barrier import Reached
+from tacit.hooks.failure_detector import FailureDetector, Posted
+from tacit.hooks.learning_rates import Notes
+from tacit.hooks.level import Level
+from tacit.hooks.options import AttachOptions
+from tacit.hooks.uneven_data import Backwards, untouched
+from tacit.torch_compat import default_store
+from tacit.transports.process_groups import abort, rank_in, ranks_of
+
+_log = logging.getLogger("tacit")
+
+_SESSIONS: dict[str, int] = {}
+"""How many sessions these ranks have begun: each has keys of its own in the store."""
+
+
+class Failures:
+    """The failures that one rank of an attached session knows of, its own and its peers'.
+
+    Args:
+        options: what the session was attached with.
+        levels: near to far; the list may still be filled until `watch` is called.
+        backwards: counts the backward passes.
+        notes: what ranks must have noted alike.
+    """
+
+    def __init__(
+        self, options: AttachOptions, levels: Sequence[Level], backwards: Backwards, notes: Notes | None
+    ) -> None:
+        self._options, self._levels = options, levels
+        self._backwards, self._notes = backwards, notes
+        self._detector: FailureDetector | None = None
+
+    def watch(self) -> None:
+        """Start to compare with the other ranks; not where there are none, or none waits for another."""
+        group = self._options.group
+        if group.size() == 1 or self._levels[-1].strategy.topology.independent:
+            return
+        ranks = ranks_of(group)
+        name = "-".join(map(str, ranks))
+        _SESSIONS[name] = _SESSIONS.get(name, 0) + 1
+        self._detector = FailureDetector(
+            default_store(),
+            f"{name}/{_SESSIONS[name]}",
+            rank_in(),
+            ranks,
+            self._rounds,
+            self._reached,
+            self._peer_lost,
+            self._options.time_limit.total_seconds(),
+            None if self._options.leaves_ddp_alone else self._posted,
+            self._notes,
+        )
+        for level in self._levels:
+            level.session.explain = self._explain
+            if len(level.session.ranks) < len(ranks):
+                level.session.tell = self._tell
+
+    @property
+    def first(self) -> BaseException | None:
+        """The failure of the nearest level that has one."""
+        return next((level.session.failure for level in self._levels if level.session.failure), None)
+
+    def meet(self) -> None:
+        """Wait until all ranks close their sessions, after the same steps; unless something has failed.
+
+        Raises:
+            UnevenData: they have taken different numbers of steps.
+            RatesDiffer: with different learning rates.
+            PeerLost: a rank is gone or frozen.
+        """
+        if self._detector is not None and self.first is None:
+            self._detector.meet()
+
+    def part(self) -> None:
+        """Stop comparing, as the other ranks do now."""
+        if self._detector is not None:
+            self._detector.part()
+
+    def close(self) -> None:
+        """Stop comparing, whatever others do."""
+        if self._detector is not None:
+            self._detector.close()
+
+    def lost_by(self, error: BaseException) -> PeerLost | None:
+        """The lost peer to which an error of the training loop is due; None where it is due to none.
+
+        Peers are told of an error that is this rank's own.
+        """
+        first, of_a_collective = self.first, isinstance(error, dist.DistError) or _is_of_gloo(error)
+        if first is not None:
+            return first if of_a_collective and isinstance(first, PeerLost) else None
+        if self._detector is None:
+            return None
+        if of_a_collective:
+            lost = self._detector.alarm(first_line(error))
+            self._note(lost)
+            return lost
+        # The peers may be waiting for this rank: tell them, and do not wait for them.
+        self._detector.leave(f"{type(error).__name__}: {error}")
+        self._note(error)
+        self._abort()
+        return None
+
+    # ---- called by sessions and by the detector -------------------------------------------------------
+
+    def _tell(self, error: BaseException) -> None:
+        """Tell ranks that take no part in the round in which it failed."""
+        if self._detector is not None and not isinstance(error, PeerLost):
+            self._detector.leave(f"{type(error).__name__}: {error}")
+
+    def _explain(self, error: BaseException) -> BaseException:
+        if isinstance(self.first, PeerLost):
+            return self.first
+        assert self._detector is not None
+        found = self._detector.alarm(first_line(error))
+        found.__cause__ = error
+        return found
+
+    def _rounds(self) -> int:
+        """How far this rank is, as ranks compare it when a round fails."""
+        if self._options.leaves_ddp_alone:
+            return self._levels[0].session.step
+        return sum(level.session.round for level in self._levels)
+
+    def _posted(self) -> Posted:
+        """What this rank has given to collectives, and when the last of it."""
+        sessions = [level.session for level in self._levels]
+        begun = self._backwards.begun if self._options.scaled else 0
+        since = max(session.posted_at for session in sessions)
+        return Posted(sum(session.posted for session in sessions) + begun, since)
+
+    def _reached(self) -> Reached:
+        """How far this rank is, as ranks compare it when one closes its session."""
+        steps = self._levels[-1].session.step
+        if self._options.leaves_ddp_alone:
+            return untouched(self._options.model, steps)
+        begun = sum(level.session.begun for level in self._levels)
+        # With a scaler the ranks ask each other in backward, before a round begins.
+        return Reached(steps, begun + (self._backwards.begun if self._options.scaled else 0))
+
+    def _peer_lost(self, error: PeerLost) -> None:
+        if self._options.leaves_ddp_alone:
+            _log.error("%s", error)  # what hangs is DDP's, and ends with an error of Gloo's
+        self._note(error)
+        self._abort()
+
+    def _note(self, error: BaseException) -> None:
+        for level in self._levels:
+            level.session.failure = level.session.failure or error
+
+    def _abort(self) -> None:
+        """End what may hang: our own collectives, or DDP's where it was left to itself."""
+        for level in self._levels:
+            level.transport.abort(self.first)
+        if self._options.leaves_ddp_alone:
+            abort([self._options.group])
+
+
+def _is_of_gloo(error: BaseException) -> bool:
+    """Whether a collective of Gloo failed; most of its plain errors name a file of its sources."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("gloo" in text or "pair closure" in text)
+
+
+def first_line(error: BaseException) -> str:
+    """What the error says first; its type where it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

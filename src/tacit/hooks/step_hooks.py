@@ -1,0 +1,193 @@
+"""The hooks of an attached session on the model and on its optimizers: registered here, and taken away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from tacit.hooks.accumulation import Accumulating, linear
+from tacit.hooks.buffers import OwnBuffers
+from tacit.hooks.ddp import Answer, HookDispatcher, no_exchange, plain_mean
+from tacit.hooks.epochs import Passes
+from tacit.hooks.frozen_check import FrozenCheck
+from tacit.hooks.grad_scaler import ScaledSteps
+from tacit.hooks.learning_rates import Notes
+from tacit.hooks.level import Level
+from tacit.hooks.momentum import TakenMomentum
+from tacit.hooks.nonfinite_since import Broken
+from tacit.hooks.options import AttachOptions
+from tacit.hooks.uneven_data import Backwards
+from tacit.transports.process_groups import rank_in
+
+_log = logging.getLogger("tacit")
+
+
+class StepHooks:
+    """What happens in backward, before every optimizer step and behind it.
+
+    Args:
+        options: what the session was attached with.
+        levels: near to far; the list may still be filled until `register` is called.
+        backwards: counts the backward passes.
+        frozen: checks that what is trained stays the same.
+        notes: what ranks must note alike behind every step.
+    """
+
+    def __init__(
+        self,
+        options: AttachOptions,
+        levels: Sequence[Level],
+        backwards: Backwards,
+        frozen: FrozenCheck,
+        notes: Notes | None,
+    ) -> None:
+        self._options, self._levels = options, levels
+        self._backwards, self._frozen, self._notes = backwards, frozen, notes
+        self._passes = Passes.of(options.strategy, options.named, options.schedule_state)
+        self._handles: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
+        self._accumulating: Accumulating | None = None
+        self._scaled: ScaledSteps | None = None
+        self._warned = False
+
+    def register(
+        self, board: HookDispatcher | None, taken: TakenMomentum | None, scaled: ScaledSteps | None
+    ) -> None:
+        """Register them, in the order in which they are to be called.
+
+        Args:
+            board: stands behind DDP's communication hook; None where DDP is left alone.
+            taken: the momentum that is now taken from the optimizers.
+            scaled: counts the attempts of a scaler.
+        """
+        self._scaled = scaled
+        optimizers, near, far = self._options.optimizers, self._levels[0], self._levels[-1]
+        if board is not None:
+            self._answer_ddp(board)
+        if any(level.progress is not None or level.stepped is not None for level in self._levels):
+            self._undo.append(OwnBuffers(self._options.model).restore)
+        if not self._options.leaves_ddp_alone:
+            self._before_steps(self._frozen)
+        for level in self._levels:
+            if level.stepped is not None:
+                self._before_steps(level.stepped.before_step)
+        if far.progress is not None and scaled is None:
+            broken = Broken(self._options.named, lambda: far.session.step)
+            far.session.origin = broken.origin
+            self._before_steps(broken)
+        if far.progress is not None:
+            module = self._options.model.module
+            self._handles.append(module.register_state_dict_pre_hook(self._warn_of_own_replica))
+        if taken is not None:
+            taken.take()
+            self._undo.append(taken.restore)
+        if any(level.session.in_stream and level.gradient is not None for level in self._levels):
+            # The last of the hooks: while the host waits here, the device runs out of work.
+            self._before_steps(self._check)
+        if optimizers:
+            self._handles.append(optimizers[-1].register_step_post_hook(self._after_step))
+        elif near.gradient is not None and scaled is None:
+            near.gradient.counts_steps = True
+
+    def remove(self) -> None:
+        """Take them away, and give back what was taken over."""
+        for handle in self._handles:
+            handle.remove()
+        for undo in self._undo:
+            undo()
+        if self._passes is not None:
+            self._passes.close()
+
+    def _before_steps(self, hook: Callable[..., Any]) -> None:
+        self._handles += [each.register_step_pre_hook(hook) for each in self._options.optimizers]
+
+    # ---- in backward ----------------------------------------------------------------------------------
+
+    def _answer_ddp(self, board: HookDispatcher) -> None:
+        """Have the nearest level answer DDP's hook, and what looks at every backward around it."""
+        options, near = self._options, self._levels[0]
+        self._undo.append(lambda: setattr(board, "answer", plain_mean(options.group)))
+        answer: Answer = near.gradient or no_exchange
+        if near.gradient is not None and self._refuses_sums():
+            scaled, unseen = self._scaled is not None, not options.optimizers
+            self._accumulating = Accumulating(options.model, near.session, options.named, scaled, unseen)
+            self._undo.append(self._accumulating.close)
+            answer = self._accumulating.around(answer)
+        if self._scaled is not None:
+            answer = self._scaled.around(answer)
+        board.answer = self._backwards.around(answer)
+
+    def _refuses_sums(self) -> bool:
+        """Whether a gradient on top of a mean is refused; delayed means look at the optimizer's steps."""
+        session = self._levels[0].session
+        return not linear(session) or (session.late and not self._options.optimizers)
+
+    # ---- before a step --------------------------------------------------------------------------------
+
+    def _check(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before a step takes the means: read what the device has noted of them; one wait a step.
+
+        A step that is given a closure computes its gradients in there, and is looked at behind it.
+        """
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._check_means()
+            return None
+
+        def verified() -> Any:
+            loss = closure()
+            self._check_means()
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": verified}
+        return (args[0], verified, *args[2:]), kwargs
+
+    def _check_means(self) -> None:
+        for level in self._levels:
+            if level.gradient is not None and not level.session.late:
+                level.session.check()
+
+    # ---- behind a step, and elsewhere -----------------------------------------------------------------
+
+    def _after_step(self, *_: Any) -> None:
+        near = self._levels[0]
+        if self._options.leaves_ddp_alone:
+            near.session.raise_failure()  # DDP does not know of it
+        if near.session.in_stream and near.gradient is not None:
+            near.session.verify(())  # keep what was checked before the step; the device is at work again
+        if self._accumulating is not None:
+            self._accumulating.stepped()
+        if self._scaled is not None:
+            self._scaled.after_step()
+        else:
+            for level in self._levels:
+                level.after_step()
+        step = self._levels[-1].session.step
+        if self._notes is not None:
+            self._notes.stepped(step)
+        if self._passes is not None:
+            self._passes.stepped()
+        near.session.stats.stepped(step)
+
+    def _warn_of_own_replica(self, *_: object) -> None:
+        """The model's `state_dict` is called: between two rounds it is this rank's replica alone."""
+        since = differ_since(self._levels)
+        if since is not None and not self._warned:
+            self._warned = True
+            _log.warning(
+                "rank %d saves its own replica: the replicas of %r, %s, agree again after the next round. "
+                "Call session.sync() on every rank before, or save behind session.close(). A checkpoint of "
+                "every rank, with session.state_dict(), is fine as it is",
+                *(rank_in(), self._options.strategy.name, since),
+            )
+
+
+def differ_since(levels: Sequence[Level]) -> str | None:
+    """Since when the replicas differ, in words; None: they do not."""
+    progress = levels[-1].progress
+    since = None if progress is None else progress.independent
+    return None if since is None else f"which differ after {since} steps of their own"

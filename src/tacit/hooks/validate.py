@@ -1,0 +1,158 @@
+"""What `attach` refuses before ranks talk to each other: models, optimizers and numbers that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from tacit import checks
+from tacit.contracts import WORLD
+from tacit.errors import AttachError
+from tacit.hooks.attached import session_of
+from tacit.hooks.device_placement import check_backend, device_of
+from tacit.hooks.frozen_check import refuse_sparse, trainable
+from tacit.hooks.options import is_periodic
+from tacit.hooks.uneven_data import refuse_join
+from tacit.overlap import Delayed
+from tacit.rounds import Until
+from tacit.strategy import AnyStrategy
+from tacit.topologies.star import Star
+from tacit.torch_compat import reduces_in_python
+
+MOST_SEED = 2**63 - 1
+_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def check_seed(seed: int) -> None:
+    """Refuse what is no seed.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    checks.whole("seed", seed, 0, MOST_SEED, "it is the same on every rank")
+
+
+def check_weight(strategy: AnyStrategy, weight: float | None) -> None:
+    """Refuse a rank's weight that is no weight, or that the strategy has no use for.
+
+    Raises:
+        AttachError: it is so.
+    """
+    if weight is None:
+        return
+    if not is_periodic(strategy):
+        raise AttachError(
+            f"weight={weight!r} is for strategies that average replicas, and {strategy.name!r} does not"
+        )
+    if any(level.merge.keeps_unsent for level in strategy.levels):
+        raise AttachError(
+            f"weight={weight!r} with {strategy.name!r} is not possible, as what a replica keeps of its own "
+            "is not weighed: leave it out, or attach localsgd, say"
+        )
+    if not (checks.is_real(weight) and weight > 0):
+        raise AttachError(
+            f"weight={weight!r} is not possible: write a number above 0, such as the rank's samples"
+        )
+
+
+def checked(
+    model: DistributedDataParallel, optimizers: Sequence[Optimizer], strategy: AnyStrategy
+) -> dict[str, Tensor]:
+    """The trainable parameters by name, if the strategy can work on them.
+
+    Raises:
+        AttachError: it cannot.
+    """
+    earlier = session_of(model)
+    if earlier is not None:
+        raise AttachError(f"{earlier.strategy.name!r} is attached to this model already: close it first")
+    _check_strategy(strategy, optimizers)
+    named = trainable(model)
+    subjects = {level.subject for level in strategy.levels}
+    if subjects != {"nothing"}:
+        _check_model(model, named, strategy, "gradient" in subjects)
+    _check_unused(model, strategy)
+    _check_optimizers(named, optimizers)
+    return named
+
+
+def _check_strategy(strategy: AnyStrategy, optimizers: Sequence[Optimizer]) -> None:
+    """Refuse what would leave replicas apart for good, and what needs an optimizer where there is none."""
+    subjects = {level.subject for level in strategy.levels}
+    last = strategy.levels[-1]
+    if last.topology.scope != WORLD and subjects != {"nothing"}:
+        raise AttachError(
+            f"topology={last.topology} does not reach all replicas, and they would drift apart for good: "
+            "write Flat() or Hierarchical(), or join it by Levels with one that does"
+        )
+    if last.subject == "gradient" and isinstance(last.rounds, Until):
+        raise AttachError(
+            f"rounds={last.rounds} would leave replicas to drift apart for good afterwards: "
+            "join it by Levels with one that exchanges their progress"
+        )
+    if not optimizers and ("delta" in subjects or last.topology.independent):
+        raise AttachError(f"{strategy.name!r} exchanges after optimizer.step: give attach the optimizer")
+
+
+def _check_model(
+    model: DistributedDataParallel, named: dict[str, Tensor], strategy: AnyStrategy, gradients: bool
+) -> None:
+    """Refuse what cannot be exchanged; `gradients`: whether DDP's hook is what exchanges."""
+    refuse_join(model)
+    check_backend(model.process_group, device_of(named))
+    if gradients and reduces_in_python(model):
+        raise AttachError(
+            "DDP uses torch's Python reducer, which gives a communication hook single gradients and no "
+            'buckets: write torch._dynamo.config.optimize_ddp = "ddp_optimizer" before you wrap the model'
+        )
+    for name, p in named.items():
+        if p.dtype not in _TYPES:
+            raise AttachError(
+                f"{name} is {p.dtype}: only parameters of float32, float64, float16 and bfloat16 are "
+                f"supported. {_instead(p)}, or use 'ddp', which leaves DDP as it is"
+            )
+    if gradients:
+        refuse_sparse(model, strategy.name)
+
+
+def _instead(p: Tensor) -> str:
+    if p.is_complex():
+        return "Keep it as a real parameter, torch.view_as_real(p), and view it as complex in forward"
+    return "Keep it as float32, and convert it in forward"
+
+
+def _check_unused(model: DistributedDataParallel, strategy: AnyStrategy) -> None:
+    """Refuse `find_unused_parameters` where DDP would throw away what no later round sends again."""
+    near = strategy.levels[0]
+    if not model.find_unused_parameters:
+        return
+    if isinstance(near.overlap, Delayed) and near.subject == "gradient":
+        why = (
+            f"{strategy.name!r} gives a step the mean of the step before, and with "
+            "find_unused_parameters=True DDP throws it away for a parameter that no rank uses in this one"
+        )
+    elif isinstance(near.topology, Star) and near.topology.has_feedback:
+        why = (
+            f"the server of {strategy.name!r} sends with an answer what the answers before did not say, and "
+            "with find_unused_parameters=True DDP throws it away for a parameter that no rank uses in a step"
+        )
+    else:
+        return
+    raise AttachError(
+        f"{why}: make the model with find_unused_parameters=False, or attach another algorithm, such as "
+        "'dense'"
+    )
+
+
+def _check_optimizers(named: dict[str, Tensor], optimizers: Sequence[Optimizer]) -> None:
+    for optimizer in optimizers:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(p) in held for p in named.values()):
+            raise AttachError(
+                "the optimizer holds no parameter of this model: give attach the optimizer that was made "
+                "with model.parameters()"
+            )

@@ -1,0 +1,189 @@
+"""Every name of torch that is private to torch and that tacit uses: here, and nowhere else.
+
+All of them were looked at in torch 2.13.0. Where torch takes one away, the function here that uses it raises
+an AttributeError, or the import of tacit an ImportError, unless the function says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+# torch.distributed shows these by the same names, without types.
+from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
+from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = [
+    "GradBucket",
+    "PrefixStore",
+    "ShutdownNotice",
+    "Store",
+    "abort",
+    "at_end_of_backward",
+    "backend_name",
+    "compiled_module",
+    "copy_each_",
+    "default_store",
+    "device_types",
+    "has_bf16_products",
+    "in_join",
+    "is_normalising",
+    "is_open",
+    "is_profiling",
+    "largest_of_each",
+    "own_parameters",
+    "reduces_in_python",
+    "scale_on_device",
+    "sequence_number",
+    "timeout_of",
+]
+
+
+# ---- process groups -----------------------------------------------------------------------------------
+
+
+def device_types(group: dist.ProcessGroup) -> list[str]:
+    """The types of device of which the group can send tensors, such as ["cpu", "cuda"]; one may stand twice.
+
+    By `ProcessGroup._device_types`.
+    """
+    return [torch.device(each).type for each in group._device_types]
+
+
+def backend_name(group: dist.ProcessGroup, device_type: str) -> str:
+    """The name of the group's backend for such tensors, such as "nccl"; by `ProcessGroup._get_backend`."""
+    name: str = group._get_backend(torch.device(device_type)).name()
+    return name
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """After which a collective of the group's first backend fails; by `Backend.options._timeout`."""
+    timeout: timedelta = group._get_backend(group._device_types[0]).options._timeout
+    return timeout
+
+
+def abort(group: dist.ProcessGroup) -> None:
+    """End every collective of the group with an error; by `ProcessGroup._get_backend` and `Backend.abort`."""
+    for device in set(group._device_types):
+        group._get_backend(device).abort()
+
+
+def is_open(group: dist.ProcessGroup | None) -> bool:
+    """Whether it is a group that has not been destroyed; by `distributed_c10d._world.pg_map`."""
+    return group in dist.distributed_c10d._world.pg_map
+
+
+def sequence_number(group: dist.ProcessGroup) -> int:
+    """How many collectives the group has begun; by `ProcessGroup._get_sequence_number_for_group`."""
+    whole: Any = group
+    return int(whole._get_sequence_number_for_group())
+
+
+def default_store() -> Store:
+    """The store by which the ranks found each other; by `distributed_c10d._get_default_store`."""
+    store: Store = dist.distributed_c10d._get_default_store()
+    return store
+
+
+class ShutdownNotice(dist.ProcessGroup):
+    """A process group without collectives, which calls a function when it is shut down.
+
+    Args:
+        rank: this rank in the group; `size` are in it.
+        name: of its backend, as registered.
+        call: what to call.
+    """
+
+    supports_splitting = False
+
+    def __init__(self, rank: int, size: int, name: str, call: Callable[[], None]) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._named, self._call = name, call
+
+    def getBackendName(self) -> str:
+        """As it was registered."""
+        return self._named
+
+    def _get_backend(self, device: Any) -> Any:
+        """Itself: where the world is bound to a GPU, torch asks it whether it can be split."""
+        return self
+
+    def shutdown(self) -> None:
+        """Called by `destroy_process_group`, before any group is destroyed."""
+        self._call()
+
+
+# ---- DDP, and other modules ---------------------------------------------------------------------------
+
+
+def in_join(model: DistributedDataParallel) -> bool:
+    """Whether forward and backward take part in torch's `Join`; by `DistributedDataParallel._join_config`."""
+    return bool(model._join_config.enable)
+
+
+def reduces_in_python(model: DistributedDataParallel) -> bool:
+    """Whether compiled autograd reduces gradients, one by one; by `_use_python_reducer`.
+
+    False where torch has no such name any more.
+    """
+    return bool(getattr(model, "_use_python_reducer", False))
+
+
+def compiled_module(model: object) -> object | None:
+    """The module that `torch.compile` has wrapped; None where it has not, or keeps it by another name now.
+
+    By `OptimizedModule._orig_mod`.
+    """
+    return getattr(model, "_orig_mod", None)
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The parameters of the module itself, as it keeps them; by `Module._parameters`."""
+    return module._parameters
+
+
+def is_normalising(module: nn.Module) -> bool:
+    """Whether the module gathers means and variances as buffers; by `nn.modules.batchnorm._NormBase`."""
+    return isinstance(module, nn.modules.batchnorm._NormBase)
+
+
+def at_end_of_backward(call: Callable[[], None]) -> None:
+    """Have it called in backward's thread when the graph is done; by `Variable._execution_engine`.
+
+    To be called in backward. What is queued while these are called, is called behind them.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def is_profiling() -> bool:
+    """Whether a profiler of torch is on; by `torch.autograd.profiler._is_profiler_enabled`."""
+    return bool(torch.autograd.profiler._is_profiler_enabled)
+
+
+# ---- numbers ------------------------------------------------------------------------------------------
+
+
+def copy_each_(into: Iterable[Tensor], out_of: Iterable[Tensor]) -> None:
+    """Copy tensors pair by pair, in few launches; by `torch._foreach_copy_`."""
+    torch._foreach_copy_([*into], [*out_of])
+
+
+def largest_of_each(tensors: list[Tensor]) -> list[Tensor]:
+    """The largest magnitude of each tensor, in few launches; by `torch._foreach_norm`."""
+    return list(torch._foreach_norm(tensors, torch.inf))
+
+
+def scale_on_device(scaler: GradScaler) -> Callable[[], Tensor | None]:
+    """What reads the scale without waiting for the device; by `GradScaler._get_scale_async`."""
+    return scaler._get_scale_async
+
+
+def has_bf16_products() -> bool:
+    """Whether oneDNN multiplies bf16 matrices here; by `torch.ops.mkldnn._is_mkldnn_bf16_supported`."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,0 +1,212 @@
+"""Process groups of torch.distributed: those in which exchanges run, and small questions to all ranks."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tacit import torch_compat
+from tacit.torch_compat import ShutdownNotice
+from tacit.transports.thread_shutdown import settle
+
+Use = tuple[int, str]
+"""The channel and the axis that a group is for."""
+
+
+class GroupUser(Protocol):
+    """A transport whose groups are made here.
+
+    Attributes:
+        parent: the process group whose ranks are the replicas.
+        under_way: its collectives that have not ended.
+    """
+
+    parent: dist.ProcessGroup
+    under_way: Any
+
+    def close(self) -> None:
+        """Let go of its groups."""
+
+
+_OWN: dict[tuple[object, ...], list[dist.ProcessGroup]] = {}
+_OPEN: dict[GroupUser, int] = {}
+"""The transports at work, and the channel of each: two at once must not share a process group."""
+_CONTROL: dict[tuple[int, ...], dist.ProcessGroup] = {}
+_NOTICES: dict[tuple[int, ...], dist.ProcessGroup] = {}
+_NOTICE = "tacit"
+"""The name of the backend that only tells of a shutdown."""
+
+
+# ---- who is there -------------------------------------------------------------------------------------
+
+
+def rank_in(group: dist.ProcessGroup | None = None) -> int:
+    """This rank's number in the group; in the world where none is given."""
+    return dist.get_rank(group)
+
+
+def ranks_of(group: dist.ProcessGroup) -> list[int]:
+    """The group's ranks, in its order, by their numbers in the world."""
+    return dist.get_process_group_ranks(group)
+
+
+def backend_of(group: dist.ProcessGroup) -> str:
+    """The backend's name as it was given, such as "gloo" or "cpu:gloo,cuda:nccl"."""
+    return dist.get_backend(group)
+
+
+def backend_on(group: dist.ProcessGroup, device: torch.device) -> str:
+    """The name of the group's backend for tensors there, such as "nccl"; "" where it has none."""
+    if device.type not in torch_compat.device_types(group):
+        return ""
+    return torch_compat.backend_name(group, device.type)
+
+
+def gloo_is_built() -> bool:
+    """Whether this build of torch has Gloo."""
+    return dist.is_gloo_available()
+
+
+# ---- what all say -------------------------------------------------------------------------------------
+
+
+def control(group: dist.ProcessGroup, timeout: timedelta | None = None) -> dist.ProcessGroup:
+    """A group of the same ranks for tensors on the host: itself, or one by Gloo. A collective call.
+
+    That one lives as long as torch.distributed.
+    """
+    if backend_on(group, torch.device("cpu")):
+        return group
+    ranks = ranks_of(group)
+    kept = _CONTROL.get(tuple(ranks))
+    if kept is None or not torch_compat.is_open(kept):
+        kept = _CONTROL[tuple(ranks)] = _new_group(ranks, timeout, "gloo")
+    return kept
+
+
+def gathered(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    """What every rank of the group gives, in their order. A collective call.
+
+    Args:
+        mine: a tensor on the host, of the same shape and type on all ranks.
+        group: of any backend.
+    """
+    everyone = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(everyone, mine, group=control(group))
+    return everyone
+
+
+def sum_(x: Tensor, group: dist.ProcessGroup) -> torch.futures.Future[Tensor]:
+    """Overwrite `x` with its sum over the group's ranks, where it lies; the future holds it."""
+    work = dist.all_reduce(x, group=group, async_op=True)
+    assert work is not None
+    future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return future
+
+
+# ---- groups that live as long as torch.distributed ----------------------------------------------------
+
+
+def notify_of_shutdown(ranks: Sequence[int], call: Callable[[], None]) -> None:
+    """Have `call` called when torch.distributed is shut down. A collective call, of these ranks.
+
+    `destroy_process_group` calls `shutdown` of every process group, while all still work. So these ranks get
+    a group that carries nothing, once. The first call's function is the one that is called.
+    """
+    key = tuple(ranks)
+    if torch_compat.is_open(_NOTICES.get(key)):
+        return
+    if _NOTICE not in dist.Backend.backend_list:
+        dist.Backend.register_backend(
+            _NOTICE,
+            lambda store, rank, size, timeout: ShutdownNotice(rank, size, _NOTICE, call),
+            devices=["cpu"],
+        )
+    _NOTICES[key] = _new_group(ranks, None, _NOTICE)
+
+
+def _new_group(ranks: Sequence[int], timeout: timedelta | None, backend: str) -> dist.ProcessGroup:
+    whole = len(ranks) == dist.get_world_size()
+    group = dist.new_group([*ranks], timeout, backend, use_local_synchronization=not whole)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+# ---- groups in which exchanges run --------------------------------------------------------------------
+
+
+def channel_of(user: GroupUser) -> int:
+    """The transport's channel, which it keeps until it leaves.
+
+    Equal on all ranks, as they open and close transports in the same order.
+    """
+    if user not in _OPEN:
+        taken = {channel for other, channel in _OPEN.items() if other.parent is user.parent}
+        _OPEN[user] = next(channel for channel in itertools.count() if channel not in taken)
+    return _OPEN[user]
+
+
+def leave(user: GroupUser) -> None:
+    """Give its channel to the next transport."""
+    _OPEN.pop(user, None)
+
+
+def own_groups(
+    parent: dist.ProcessGroup,
+    places: Sequence[int],
+    timeout: timedelta,
+    backend: str,
+    use: Use,
+    count: int,
+) -> list[dist.ProcessGroup]:
+    """Process groups of some of the parent's ranks that nobody else uses, one session after another.
+
+    Each axis of a channel has its own, also where two have the same ranks, as the world and the only node:
+    both may speak at once, on one rank in another order than on the next.
+
+    They live until torch.distributed is shut down: a group that is made where another was destroyed would
+    find the addresses of its dead in the store.
+    """
+    all_ranks = ranks_of(parent)
+    ranks = [all_ranks[place] for place in places]
+    kept = _OWN.setdefault((tuple(all_ranks), tuple(ranks), timeout, backend, use), [])
+    if not all(map(torch_compat.is_open, kept)):
+        kept.clear()
+    while len(kept) < count:
+        kept.append(_new_group(ranks, timeout, backend))
+    return kept[:count]
+
+
+def abort(groups: Collection[dist.ProcessGroup]) -> None:
+    """End every collective of these groups with an error; nobody is given them again."""
+    for kept in [*_OWN.values()]:
+        if any(group in groups for group in kept):
+            kept.clear()
+    for group in groups:
+        torch_compat.abort(group)
+
+
+@atexit.register
+def _release() -> None:
+    """Let the threads of our groups end while the interpreter lives.
+
+    A thread of Gloo that returns from its last callback into an interpreter that is gone aborts the process.
+    Groups that are still at work are left alone: to wait for them could take until their time-out.
+    """
+    if not _OWN or any(user.under_way for user in _OPEN):
+        return
+    for user in [*_OPEN]:
+        user.close()
+    for kept in _OWN.values():
+        while kept:
+            group = kept.pop()
+            if torch_compat.is_open(group):
+                dist.destroy_process_group(group)
+    settle()
