@@ -125,7 +125,7 @@ def rank_main(name: str, quick: bool) -> None:
                         "seconds": [each / block for each in seconds[arm]],
                         "mb_per_step": sum(trainer.sent) / len(trainer.sent) / 1e6,
                         "exposed": (_exposed(trainer) - before[arm]) / sum(seconds[arm]),
-                        "remembered": dict(trainer.session.levels[-1].session.schedule_state)
+                        "remembered": dict(trainer.session.levels[-1].session.schedule.state)
                         if trainer.session
                         else {},
                     }

@@ -209,7 +209,7 @@ def _round_seconds(text: str, rounds: int) -> tuple[float, int, float]:
     while len(seconds) < rounds:
         for p in named.values():
             p.add_(torch.randn_like(p), alpha=0.01)
-        talks, start = session.talks(), perf_counter()
+        talks, start = session.communicates(), perf_counter()
         door.after_step()
         if talks and session.step > 20:  # before that, rounds send everything
             seconds.append(perf_counter() - start)

@@ -80,7 +80,7 @@ def test_every_bucket_and_its_compressors_stand_in_the_detail() -> None:
     told = at_work.describe()
     assert told[0] == f"strategy: {at_work.strategy}"
     assert told[1] == "topology: Flat(axis='world'), as the strategy names it"
-    for i, cost in enumerate(at_work.costs):
+    for i, cost in enumerate(at_work.store.costs):
         start = told.index(f"bucket {i}: 2 parameters, 16.6 kB of torch.float32")
         assert told[start + 1].startswith(f"  sends at most {cost.sent['world']:,} bytes")
         codec = "TopK(ratio=0.01, values=Dense(), chunk=None)"

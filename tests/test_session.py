@@ -39,7 +39,7 @@ class Group:
         return [torch.randn(size, generator=generator) for _ in self.sessions]
 
     def states(self) -> list[dict[tuple[str, str], Tensor]]:
-        return [{k: v.tensor.clone() for k, v in s.named_state().items()} for s in self.sessions]
+        return [{k: v.tensor.clone() for k, v in s.store.named_state().items()} for s in self.sessions]
 
 
 def equal(a: list[dict[tuple[str, str], Tensor]], b: list[dict[tuple[str, str], Tensor]]) -> bool:
@@ -50,8 +50,8 @@ def equal(a: list[dict[tuple[str, str], Tensor]], b: list[dict[tuple[str, str], 
 
 def test_state_is_there_from_the_start_and_has_the_parameters_names() -> None:
     (session, *_) = Group("topk:ratio=0.1").sessions
-    assert {("a", "residual"), ("c", "residual")} <= session.named_state().keys()
-    assert session.named_state()["a", "residual"].tensor.numel() == 300
+    assert {("a", "residual"), ("c", "residual")} <= session.store.named_state().keys()
+    assert session.store.named_state()["a", "residual"].tensor.numel() == 300
 
 
 def test_a_round_is_committed_when_its_last_lot_has_landed() -> None:
@@ -181,10 +181,10 @@ def test_there_are_stages_for_lots_of_any_size() -> None:
         "y": torch.zeros(100, 30),
     }
     session = Session(parse("topk"), named, Seat(Loopback(2), 0), [["v", "w"], ["x", "y"]])
-    assert [cost.stages for cost in session.costs] == [{"world": 1}, {"world": 1}]
-    assert session.stages == {"world": 3}
+    assert [cost.stages for cost in session.store.costs] == [{"world": 1}, {"world": 1}]
+    assert session.store.stages == {"world": 3}
     session.rebucket([["v", "w", "x", "y"]])
-    assert [cost.stages for cost in session.costs] == [{"world": 2}]
+    assert [cost.stages for cost in session.store.costs] == [{"world": 2}]
 
 
 def test_buffers_and_bills_follow_the_phases() -> None:
@@ -194,12 +194,12 @@ def test_buffers_and_bills_follow_the_phases() -> None:
         for bucket in (0, 1):
             group.exchange(bucket, group.gradients(bucket, 10 * step + bucket))
         session = group.sessions[0]
-        billed = sum(sum(cost.sent.values()) for cost in session.costs)
+        billed = sum(sum(cost.sent.values()) for cost in session.store.costs)
         assert session.stats.records[-1].bytes_out == billed
         assert group.net.sent[0] == session.metrics()["bytes_out"]
         shares.append(session.stats.records[-1].bytes_out)
         for each in group.sessions:
-            each.step += 1
+            each.advance()
     assert shares[0] > shares[1] > shares[3]
     assert shares[4] == shares[5]
 
@@ -207,7 +207,7 @@ def test_buffers_and_bills_follow_the_phases() -> None:
 def test_a_session_that_starts_in_a_later_phase_pays_for_that_one() -> None:
     late = Group("dgc:ratio=0.05,warmup_steps=4")
     for session in late.sessions:
-        session.step = 5
+        session.resume(5, 0, {})
     for bucket in (0, 1):
         late.exchange(bucket, late.gradients(bucket, bucket))
     straight = Group("dgc:ratio=0.05")
@@ -218,8 +218,8 @@ def test_a_session_that_starts_in_a_later_phase_pays_for_that_one() -> None:
 
 def test_what_is_exempt_has_the_momentum_too() -> None:
     (session, *_) = Group("dgc").sessions
-    assert {(name, "velocity") for name in NAMED} <= session.named_state().keys()
-    assert ("b", "inner.residual") not in session.named_state()
+    assert {(name, "velocity") for name in NAMED} <= session.store.named_state().keys()
+    assert ("b", "inner.residual") not in session.store.named_state()
 
 
 @pytest.mark.parametrize("algorithm", ["powersgd:min_compression_rate=0.1", "powersgd:rank=1", "dense"])

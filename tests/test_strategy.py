@@ -19,7 +19,7 @@ from tacit.compressors import (
     Sign,
     TopK,
 )
-from tacit.contracts import Compressor, Topology
+from tacit.contracts import Compressor, Sync, Topology
 from tacit.errors import ConfigError
 from tacit.merges import Average
 from tacit.rounds import Every, EveryStep
@@ -186,5 +186,5 @@ def test_what_stands_beside_the_parameters_is_the_periodic_strategies() -> None:
 
 
 def test_periods_are_pure() -> None:
-    assert [s for s in range(12) if Every(4).due(s, {})] == [3, 7, 11]
-    assert all(EveryStep().due(s, {}) for s in range(5))
+    assert [s for s in range(12) if Every(4).at(s, {})] == [3, 7, 11]
+    assert all(EveryStep().at(s, {}) == Sync(s) for s in range(5))

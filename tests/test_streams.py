@@ -12,11 +12,13 @@ from torch import Tensor
 
 from tacit.algorithms import parse
 from tacit.contracts import WORLD, AllGather, AllGatherInto, AllReduce, AllToAll, AxisRank, Collective, Posted
-from tacit.exchange import lane
-from tacit.exchange.lane import Job, StreamLane
+from tacit.exchange import stream_lane
+from tacit.exchange.lane import Job
+from tacit.exchange.stream_lane import StreamLane
 from tacit.hooks import ddp, host_copies
 from tacit.hooks.ddp import GradientHook
-from tacit.hooks.optimizer import OptimizerHook, fragments
+from tacit.hooks.fragments import fragments
+from tacit.hooks.optimizer import OptimizerHook
 from tacit.kernels import dispatch
 from tacit.session import Session
 from tacit.session.buckets import group_names
@@ -320,8 +322,8 @@ class Backward:
         self._queued.clear()
 
     def step(self) -> None:
-        if self.gradient is not None and not self.session.late:
-            self.session.verify()
+        if self.gradient is not None and not self.session.strategy.late:
+            self.session.pending.verify()
         for names, gradient in zip(BUCKETS, self.gradients, strict=True):
             at = 0
             for name in names:
@@ -331,7 +333,7 @@ class Backward:
         if self.progress is not None:
             self.progress.after_step()
         else:
-            self.session.step += 1
+            self.session.advance()
 
     def train(self, steps: int = STEPS) -> None:
         for _ in range(steps):
@@ -375,7 +377,7 @@ def test_a_step_waits_for_the_device_once(algorithm: str, gpu: Gpu, monkeypatch:
     model.backward()
     assert gpu.waited == []
     model.step()
-    lane = model.session._lane.stream.name  # type: ignore[union-attr]
+    lane = model.session.lanes.buckets.stream.name  # type: ignore[union-attr]
     assert gpu.waited == [f"an event of {lane}"]
     model.session.close()
 
@@ -388,7 +390,7 @@ def test_a_late_mean_is_not_waited_for_in_the_backward_that_sends(
         model.backward()
         model.step()
     model.backward()
-    lane = model.session._lane.stream.name  # type: ignore[union-attr]
+    lane = model.session.lanes.buckets.stream.name  # type: ignore[union-attr]
     assert not gpu.covers("main", gpu.clock(lane)), "the optimizer would wait for the round of its own step"
     model.session.close()
 
@@ -399,7 +401,7 @@ def test_to_apply_one_fragment_is_not_to_wait_for_the_next(gpu: Gpu, monkeypatch
     for _ in range(12):
         model.backward()
         model.step()
-        for flight in model.session._unverified:
+        for flight in model.session.pending._unverified:
             assert flight.device_report is not None
             overlapped += 1
             assert not gpu.covers("main", flight.device_report._ended.clock)
@@ -416,13 +418,13 @@ def submit_without_waiting(patch: pytest.MonkeyPatch) -> None:
 
 def set_outside(patch: pytest.MonkeyPatch) -> None:
     """The future notes a moment of the main stream."""
-    completed = ddp._Bucket.completed
+    completed = ddp._DdpBucket.completed
 
     def outside(self: Any) -> None:
         self.inside = lambda: torch.cuda.stream(None)
         completed(self)
 
-    patch.setattr(ddp._Bucket, "completed", outside)
+    patch.setattr(ddp._DdpBucket, "completed", outside)
 
 
 def future_without_waiting(patch: pytest.MonkeyPatch) -> None:
@@ -430,7 +432,7 @@ def future_without_waiting(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_join(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lane.StreamLane, "join", lambda self: None)
+    patch.setattr(stream_lane.StreamLane, "join", lambda self: None)
 
 
 def event_without_waiting(patch: pytest.MonkeyPatch) -> None:

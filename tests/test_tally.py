@@ -18,7 +18,7 @@ def test_a_round_that_landed_before_anybody_waited_exposed_nothing() -> None:
     assert tally.metrics(3, 16)["compression"] == 2.0
     # Of a period of ten steps: DDP would have sent in each.
     assert tally.metrics(30, 16)["compression"] == 20.0
-    tally.closing = True
+    tally.begin_closing()
     tally.sent(100)
     assert tally.metrics(3, 16)["compression"] == 2.0
     assert tally.metrics(3, 16)["closing_bytes_out"] == 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tacit.contracts import Overlap
 from tacit.errors import ConfigError
@@ -12,10 +13,10 @@ __all__ = ["Bucketwise", "Delayed"]
 
 @dataclass(frozen=True)
 class Bucketwise(Overlap):
-    """Each bucket leaves as soon as backward has filled it; all land before the optimizer steps (WFBP)."""
+    """Each bucket leaves when backward has filled it; all are complete before the optimizer steps (WFBP)."""
 
     def apply_at(self, step: int) -> int:
-        """At once."""
+        """The same step."""
         return step
 
 
@@ -23,14 +24,17 @@ class Bucketwise(Overlap):
 class Delayed(Overlap):
     """The answer of a round is applied `steps` steps late; until then training goes on.
 
-    The round of step t lands after step t + `steps`, on all ranks alike: training waits for it there if it is
-    not done, and does not take it earlier if it is. A gradient can be one step late: backward then leaves in
-    its place the mean of the step before (Pipe-SGD: Li et al., NeurIPS 2018), see `doors.late`.
+    The answer of the round of step t is applied after step t + `steps`, on all ranks alike: training waits
+    for it there if it is not complete, and does not take it earlier if it is. A gradient can be one step
+    late: backward then leaves in its place the mean of the step before (Pipe-SGD: Li et al., NeurIPS 2018),
+    see `hooks.delayed`.
 
     Attributes:
         steps: how many steps late. More hide longer rounds, and apply older answers.
         warmup_steps: for gradients: answers of so many first steps are applied at once.
     """
+
+    late: ClassVar[bool] = True
 
     steps: int
     warmup_steps: int = 0
@@ -48,5 +52,5 @@ class Delayed(Overlap):
             )
 
     def apply_at(self, step: int) -> int:
-        """So many steps later; at once while warming up."""
+        """`steps` later; the same step while warming up."""
         return step if step < self.warmup_steps else step + self.steps

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from tacit import checks
 from tacit.compressors.dense import Dense
 from tacit.compressors.scheduled import Scheduled
-from tacit.contracts import WORLD, Compressor, Merge, Overlap, Rounds, ScheduleState, Topology
+from tacit.contracts import WORLD, Compressor, Merge, Overlap, PhasedRounds, Rounds, ScheduleState, Topology
 from tacit.errors import ConfigError
 from tacit.merges import Replace, ServerParams
 from tacit.overlap import Bucketwise, Delayed
@@ -34,7 +34,7 @@ class Strategy:
         subject: what is exchanged. "gradient": in backward. "progress": how far the parameters have moved
             since the last round, after `optimizer.step`. "nothing": DDP is left as it is.
         blocking: what is said instead in phases in which all answers come at once, of rounds that have such
-            (`Rounds.phases`); None: the same.
+            (`PhasedRounds`); None: the same.
         topology: where it is not told, the session picks between `Flat` and `TwoPhase` by predicted bytes.
         momentum: what becomes of the optimizer's own state (momentum, Adam's moments) in every round of
             progress. "local": nothing; "averaged" over the replicas, densely, which costs the bytes of as
@@ -98,7 +98,7 @@ class Strategy:
     def _check_blocking(self, blocking: Compressor) -> None:
         checks.compressor("blocking", blocking)
         self.topology.check(blocking)
-        if not self.rounds.late:
+        if not isinstance(self.rounds, PhasedRounds):
             raise ConfigError(
                 f"blocking={blocking} with rounds={self.rounds}, which have no phases: leave it out, or "
                 "write rounds=Cycling()"
@@ -132,17 +132,17 @@ class Strategy:
             write = f"merge={fits}" if fits else "merge=Average(), or topology=Star(Asynchronous())"
             raise ConfigError(f"merge={self.merge} does not fit topology={self.topology}: write {write}")
         lag = self.overlap.apply_at(0)
-        if self.rounds.late and lag:
+        if isinstance(self.rounds, PhasedRounds) and lag:
             raise ConfigError(
-                f"overlap={self.overlap} and rounds={self.rounds} both say when answers land: leave the "
-                "overlap out"
+                f"overlap={self.overlap} and rounds={self.rounds} both say when answers are applied: leave "
+                "the overlap out"
             )
         if self.merge.keeps_unsent:
             self._check_unsent()
         if isinstance(self.rounds, Every) and lag > self.rounds.sync_every:
             raise ConfigError(
-                f"overlap={self.overlap} would land after the next round of the same parameters has left, "
-                f"with rounds={self.rounds}: write Delayed(steps={self.rounds.sync_every}) at most"
+                f"overlap={self.overlap} would be applied after the next round of the same parameters has "
+                f"left, with rounds={self.rounds}: write Delayed(steps={self.rounds.sync_every}) at most"
             )
 
     def _check_unsent(self) -> None:
@@ -153,7 +153,7 @@ class Strategy:
                 f"merge={self.merge} with {self.compressor} would keep what was not sent twice: leave "
                 "ErrorFeedback out, or write merge=Average()"
             )
-        if self.overlap.apply_at(0) or self.rounds.late:
+        if self.late:
             raise ConfigError(
                 f"merge={self.merge} with answers that come late is not possible: leave overlap and late "
                 "rounds out, or write merge=Average()"
@@ -165,6 +165,11 @@ class Strategy:
             )
 
     @property
+    def late(self) -> bool:
+        """Whether rounds are under way while training goes on."""
+        return self.overlap.late or isinstance(self.rounds, PhasedRounds)
+
+    @property
     def levels(self) -> tuple[Strategy, ...]:
         """Itself: one level."""
         return (self,)
@@ -172,7 +177,7 @@ class Strategy:
     def for_training(self, schedule_state: ScheduleState) -> Strategy:
         """The same strategy, whose compressor knows of the training, and which steps are of which phase."""
         compressor = self.compressor.for_training(schedule_state)
-        if self.blocking is None:
+        if self.blocking is None or not isinstance(self.rounds, PhasedRounds):
             return replace(self, compressor=compressor)
         blocking = self.blocking.for_training(schedule_state)
         stretches = [

@@ -194,7 +194,7 @@ def _check_pair(
         mean = group.exchange(xs)
         assert bool(mean.isfinite().all()), "the mean is not finite"
         for rank, session in enumerate(group.sessions):
-            most = sum(cost.sent.total() for cost in session.costs)
+            most = sum(cost.sent.total() for cost in session.store.costs)
             sent = group.net.sent[rank] - before[rank]
             assert sent <= most, f"rank {rank} sent {sent} bytes, and the dry run foretold {most}"
         given += true
@@ -329,11 +329,11 @@ class _Group:
     def residual(self) -> Tensor:
         """What has been given and has not arrived, in units of the mean."""
         total = torch.zeros(self.numel, dtype=torch.float64)
-        parties = self.sessions[0].parties
+        parties = self.sessions[0].context.coordinate.here.peers
         starts = {each.name: each.start for each in self.sessions[0].buckets[0].slices}
         for session in self.sessions:
-            for (name, kind), kept in session.named_state().items():
-                if kind.startswith("topology.") or kind in session.residuals(name):
+            for (name, kind), kept in session.store.named_state().items():
+                if kind.startswith("topology.") or kind in session.store.residuals(name):
                     start = starts[name] + kept.start
                     share = 1.0 if kind.startswith("topology.") else 1.0 / parties
                     total[start : start + kept.tensor.numel()] += share * kept.tensor.double()

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from tacit.contracts import SERVER, WORLD, Collective, Posted, PushPull
 from tacit.hooks import checkpoint
 from tacit.hooks.buffers import Buffers
-from tacit.hooks.optimizer import OptimizerHook, fragments
+from tacit.hooks.fragments import fragments
+from tacit.hooks.optimizer import OptimizerHook
 from tacit.hooks.replica import Present
 from tacit.parameter_server.messages import Message
 from tacit.parameter_server.parameter_service import ParameterService

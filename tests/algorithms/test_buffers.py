@@ -274,7 +274,7 @@ def test_bytes_are_counted_once_in_training_and_in_closing(way: str) -> None:
     assert told("bytes_out") == trained
     assert told("closing_bytes_out") == [0] * 3
     for member in crew.members:
-        member.session.stats.closing = True
+        member.session.stats.begin_closing()
     crew.sync()
     assert told("bytes_out") == trained
     closing = [all_ - before for all_, before in zip(crew.net.sent, trained, strict=True)]
@@ -351,9 +351,9 @@ def test_counters_are_each_ranks_own_until_all_agree_on_the_first_ones() -> None
         assert [int(count) for count in held(crew, "count")] == [5, 5, 5]
         assert [flags.tolist() for flags in held(crew, "flags")] == [[True, False, False]] * 3
         assert [turns.tolist() for turns in held(crew, "turns")] == [[0, 1 + 2j]] * 3
-        before = list(crew.members[0].session._context.transport._turns.values())  # type: ignore[attr-defined]
+        before = list(crew.members[0].session.context.transport._turns.values())  # type: ignore[attr-defined]
         crew.sync()
-        assert before == list(crew.members[0].session._context.transport._turns.values())  # type: ignore[attr-defined]
+        assert before == list(crew.members[0].session.context.transport._turns.values())  # type: ignore[attr-defined]
         crew.close()
 
 

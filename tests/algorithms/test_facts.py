@@ -22,7 +22,7 @@ BY_THE_LOSS = {
 def test_a_loss_that_every_rank_has_told_is_known_to_all(name: str, peers: int) -> None:
     crew = Crew(BY_THE_LOSS[name], peers, schedule_state={"steps_per_epoch": 3.0, "epochs": 4.0})
     crew.train(6, loss=lambda step: 1.0)
-    memories = [replica.session.schedule_state for replica in crew.replicas]
+    memories = [replica.session.schedule.state for replica in crew.replicas]
     crew.close()
     assert all(schedule_state == memories[0] for schedule_state in memories)
 

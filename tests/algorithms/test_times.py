@@ -17,14 +17,14 @@ def told(crew: Crew, rank: int = 0):
 def test_a_schedule_is_logged_where_it_changes_and_only_there() -> None:
     crew = Crew("adacomm:sync_every=4,interval=8")
     crew.train(40, loss=lambda step: 1.0 / (1 + step))
-    (first, begun), *later = crew.replicas[0].session.schedule_log
+    (first, begun), *later = crew.replicas[0].session.schedule.log
     assert (first, begun) == (0, {"period": 4.0})
     assert later
     periods = [values["period"] for _, values in later]
     assert periods == sorted(periods, reverse=True)
     assert len(set(periods)) == len(periods)
     assert all(
-        replica.session.schedule_log == crew.replicas[0].session.schedule_log for replica in crew.replicas
+        replica.session.schedule.log == crew.replicas[0].session.schedule.log for replica in crew.replicas
     )
     assert [change.values["period"] for change in told(crew).changes] == [4.0, *periods]
     crew.close()
@@ -56,7 +56,7 @@ def test_daso_is_told_by_its_phases_and_by_b_w_and_l() -> None:
 
 def test_a_schedule_that_cannot_change_is_not_logged() -> None:
     crew = Crew("localsgd:sync_every=4")
-    assert not crew.replicas[0].session.schedule_log
+    assert not crew.replicas[0].session.schedule.log
     crew.close()
 
 
@@ -65,7 +65,9 @@ def test_asking_for_facts_is_waiting_for_the_round_that_is_under_way() -> None:
     crew = Crew("adacomm:sync_every=2")
 
     def waits(replica: Replica) -> bool:
-        return any(flight.timer.waits(time.perf_counter()) for flight in [*replica.session._pending.values()])
+        return any(
+            flight.timer.waits(time.perf_counter()) for flight in [*replica.session.pending._pending.values()]
+        )
 
     def late(rank: int, replica: Replica) -> None:
         for _ in range(2):

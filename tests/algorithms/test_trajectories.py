@@ -20,13 +20,14 @@ from tacit.compressors import ErrorFeedback, TopK
 from tacit.contracts import Merge
 from tacit.errors import AttachError, CheckpointError, ConfigError
 from tacit.hooks import epochs
-from tacit.hooks.optimizer import fragments
+from tacit.hooks.fragments import fragments
 from tacit.merges import Average, Elastic, LocalResidual, OuterStep, SlowMo
 from tacit.overlap import Delayed
 from tacit.prediction import PredictiveCoding
 from tacit.prediction.extrapolation import Persistent
 from tacit.rounds import AdaComm, ByVariance, Every, OnPlateau
 from tacit.session.buckets import group_names
+from tacit.session.schedule import Schedule
 from tacit.strategy import Strategy
 from tacit.topologies import Flat
 
@@ -159,7 +160,7 @@ def late_average(k: int, lag: int) -> Trace:
 
 def streaming(k: int, parts: int, lag: int, alpha: float, lr: float, momentum: float) -> Trace:
     """Fragments are the tail of the vector first, as parameters are taken from the last on."""
-    from tacit.hooks.optimizer import fragments
+    from tacit.hooks.fragments import fragments
 
     named = {name: torch.empty(size) for name, size in SIZES.items()}
     at, spans = 0, {}
@@ -388,23 +389,23 @@ def test_a_plateau_shortens_the_period_and_each_epoch_ends_with_a_round() -> Non
 def test_the_period_follows_the_variance() -> None:
     crew = Crew(Strategy(subject="delta", rounds=ByVariance(4, sample_steps=8), merge=Average()), P)
     crew.train(40)
-    schedule_state = crew.replicas[0].session.schedule_state
+    schedule_state = crew.replicas[0].session.schedule.state
     assert schedule_state["samples"] == 2
-    assert all(replica.session.schedule_state == schedule_state for replica in crew.replicas)
+    assert all(replica.session.schedule.state == schedule_state for replica in crew.replicas)
     crew.close()
 
 
 def test_fragments_take_turns() -> None:
     rounds = Every(8, fragments=4)
-    due = [[part for part in range(4) if rounds.due(step, {}, part)] for step in range(16)]
+    due = [[part for part in range(4) if rounds.at(step, {}, part)] for step in range(16)]
     assert due == [[], [0], [], [1], [], [2], [], [3]] * 2
 
 
 def test_postlocal_is_two_levels() -> None:
     near, far = parse("postlocal:start_step=10,sync_every=4").levels
-    assert [s for s in range(30) if near.rounds.due(s, {})] == list(range(10))
-    assert [s for s in range(30) if far.rounds.due(s, {})] == [13, 17, 21, 25, 29]
-    assert [far.rounds.inactive(s, {}) for s in (0, 9, 10)] == [True, True, False]
+    assert [s for s in range(30) if near.rounds.at(s, {})] == list(range(10))
+    assert [s for s in range(30) if far.rounds.at(s, {})] == [13, 17, 21, 25, 29]
+    assert [Schedule(far).inactive(s) for s in (0, 9, 10)] == [True, True, False]
 
 
 # ---- cost ---------------------------------------------------------------------------------------------
@@ -427,7 +428,7 @@ def test_landing_allocates_nothing_large(merge: Merge, dtype: torch.dtype) -> No
     replica.session.flush()
     assert replica.progress.under_way, "a round left after step 11"
     with torch.profiler.profile(profile_memory=True) as seen:
-        replica.progress.turn(13)
+        replica.progress.act(13)
     assert replica.progress.under_way == []
     largest = max(event.self_cpu_memory_usage for event in seen.key_averages())
     assert largest <= 1 << 16, seen.key_averages().table()

@@ -131,10 +131,10 @@ def test_a_session_that_clips_keeps_state_by_parameter_and_names_a_nan(inner: Co
         sessions, net.run([s.open(0, x) for s, x in zip(sessions, xs, strict=True)]), strict=True
     ):
         session.complete(0, outcome)
-    before = {key: kept.tensor.clone() for key, kept in sessions[0].named_state().items()}
+    before = {key: kept.tensor.clone() for key, kept in sessions[0].store.named_state().items()}
     assert ("a", "inner.residual") in before or inner == Dense()
     sessions[0].rebucket([["a"], ["b", "c"]])
-    after = sessions[0].named_state()
+    after = sessions[0].store.named_state()
     assert all(torch.equal(tensor, after[key].tensor) for key, tensor in before.items())
     sessions[0].rebucket([["c", "b", "a"]])
     xs[1][2005] = torch.nan

@@ -192,7 +192,7 @@ class Trained:
             done = self.net.run([s.open(0, x) for s, x in zip(self.sessions, xs, strict=True)])
             for session, outcome in zip(self.sessions, done, strict=True):
                 session.complete(0, outcome)
-                session.step += 1
+                session.advance()
             rates = self.rates(self.step)
             for slot in bucket.slices:
                 span = slice(slot.start, slot.stop)
@@ -206,7 +206,7 @@ class Trained:
         momentum = self.strategy.compressor.takes_momentum
         total = {name: torch.zeros(p.numel()) for name, p in NAMED.items()}
         for session in self.sessions if momentum is not None else ():
-            for (name, field), kept in session.named_state().items():
+            for (name, field), kept in session.store.named_state().items():
                 if field == "velocity":
                     span = slice(kept.start, kept.start + kept.tensor.numel())
                     total[name][span] += momentum.factor / self._units * kept.tensor
@@ -218,7 +218,7 @@ class Trained:
         return len(self.sessions[0].transport.nodes) or len(self.sessions)
 
     def save(self) -> list[dict[str, Any]]:
-        wholes = self.net.run([session.gathered() for session in self.sessions])
+        wholes = self.net.run([session.store.gathered() for session in self.sessions])
         each = zip(self.sessions, wholes, strict=True)
         return [saved(self.strategy, [_alone(session)], [whole]) for session, whole in each]
 
@@ -231,7 +231,7 @@ class Trained:
         """What the parameters have still to move by, at these rates."""
         total = {name: torch.zeros(p.numel()) for name, p in NAMED.items()}
         for session in self.sessions:
-            for (name, field), kept in session.named_state().items():
+            for (name, field), kept in session.store.named_state().items():
                 share = 1.0 if field == SECOND else 1 / self._units if field.endswith("residual") else 0.0
                 span = slice(kept.start, kept.start + kept.tensor.numel())
                 total[name][span] += rates[name] * share * kept.tensor
@@ -293,7 +293,7 @@ def test_of_a_parameter_that_is_used_now_and_then_nothing_is_lost(name: str, way
 @pytest.mark.parametrize("name", SELDOM)
 def test_what_is_kept_of_a_parameter_that_nobody_uses_stays_as_it_is(name: str) -> None:
     def kept() -> list[Tensor]:
-        each = [session.named_state().items() for session in trained.sessions]
+        each = [session.store.named_state().items() for session in trained.sessions]
         return [value.tensor.clone() for fields in each for (of, _), value in fields if of == "a"]
 
     trained = Trained(
@@ -345,7 +345,9 @@ def test_at_the_end_of_a_schedule_what_is_owed_stays_finite() -> None:
 
     trained = Trained(ErrorFeedback(TopK(ratio=0.02)), rates)
     trained.run(12)
-    (residual,) = [v.tensor for (name, _), v in trained.sessions[0].named_state().items() if name == "a"]
+    (residual,) = [
+        v.tensor for (name, _), v in trained.sessions[0].store.named_state().items() if name == "a"
+    ]
     assert float(residual.abs().max()) < 1e5
 
 

@@ -182,7 +182,7 @@ def test_what_is_counted_is_what_was_sent_lot_by_lot() -> None:
             2 * (4 + nonfinite_flags),
         ]
         assert session.metrics()["bytes_out"] == group.net.sent[rank] == sum(counted)
-        assert sum(sum(cost.sent.values()) for cost in session.costs) == counted[0]
+        assert sum(sum(cost.sent.values()) for cost in session.store.costs) == counted[0]
 
 
 def test_norms_follow_their_parameters_into_other_lots() -> None:
@@ -193,7 +193,7 @@ def test_norms_follow_their_parameters_into_other_lots() -> None:
     for session in group.each:
         session.rebucket([["c", "b", "a"]])
     for mine, theirs in zip(group.each, other.each, strict=True):
-        kept, expected = mine.named_state(), theirs.named_state()
+        kept, expected = mine.store.named_state(), theirs.store.named_state()
         assert kept.keys() == expected.keys()
         assert all(torch.equal(kept[key].tensor, expected[key].tensor) for key in kept)
         assert kept["a", "norms"].shared

@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import tacit
 from tacit import algorithms
 from tacit.errors import RoundError
-from tacit.exchange.lane import drive
+from tacit.exchange.driver import drive
 from tacit.hooks.validate import checked
 from tacit.kernels.layout import position_bytes
 from tacit.timelines import Timeline, aligned
@@ -280,7 +280,7 @@ def powersgd_runs_with_many_buckets() -> None:
     with tacit.attach(model, optimizer, "powersgd:rank=1") as session:
         steps(model, optimizer, 12)
         assert len(session.session.buckets) > 4
-        assert session.session.stages["world"] >= 2
+        assert session.session.store.stages["world"] >= 2
     assert same_on_all_ranks(flat(model))
 
 
@@ -496,7 +496,7 @@ def not_told_four_ranks_send_bytes_in_two_phases() -> None:
         assert foretold["TwoPhase"] < 0.65 * foretold["Flat"]
         steps(model, optimizer, 5)
         assert same_on_all_ranks(flat(model))
-        assert any(float(kept.tensor.abs().sum()) > 0 for kept in at_work.named_state().values())
+        assert any(float(kept.tensor.abs().sum()) > 0 for kept in at_work.store.named_state().values())
 
 
 @check
@@ -557,7 +557,7 @@ def ednncomm_meets_between_nodes_every_so_often() -> None:
         far = session.levels[1].session
         assert far.stats.totals.rounds == 8
         # Both ranks of a node together: 2 (M - 1) / M n x 4 bytes an exchange, M = 2.
-        sent = torch.tensor([8 * sum(cost.sent["net"] for cost in far.costs)])
+        sent = torch.tensor([8 * sum(cost.sent["net"] for cost in far.store.costs)])
         both = everywhere(sent)
         assert int(both[rank] + both[rank ^ 1]) == 8 * n * 4
         assert session.metrics()["rounds"] == 72

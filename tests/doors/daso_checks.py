@@ -330,7 +330,7 @@ def daso_halves_its_period_on_a_plateau() -> None:
             session.observe(1.0 + dist.get_rank())  # the mean is what counts, and it does not fall
             optimizer.step()
             if step % 4 == 3:
-                periods.append(session.levels[0].session.schedule_state["period"])
+                periods.append(session.levels[0].session.schedule.state["period"])
         assert periods == [4, 2, 1, 8]
 
 
@@ -340,7 +340,7 @@ def daso_chooses_its_period() -> None:
     optimizer = sgd(ddp)
     with tacit.attach(ddp, optimizer, "daso:period=auto,bits=16", steps_per_epoch=20, epochs=3) as session:
         train(ddp, optimizer, session, batches(60))  # no loss is needed, but may be told
-        schedule_state = session.levels[1].session.schedule_state
+        schedule_state = session.levels[1].session.schedule.state
         period = torch.tensor([schedule_state["period"]])
         assert same_on_all_ranks(period)
         assert schedule_state["asked"] >= 3

@@ -13,6 +13,7 @@ from in_threads import in_threads
 from torch import Tensor, nn
 
 from tacit.algorithms import parse
+from tacit.contracts import FollowingRounds
 from tacit.hooks import momentum
 from tacit.hooks.assembly import fully_named, replicates_in_node
 from tacit.hooks.learning_rates import Rates
@@ -60,8 +61,8 @@ class Member:
             with patch("tacit.hooks.device_placement.TorchTransport", lambda *_, net=net: Seat(net, rank)):
                 self.levels.append(Level(level, ddp, self.named, **options))
         for level in self.levels:
-            if level.strategy.rounds.follows:
-                level.session.follow(self.levels[-1].session)
+            if isinstance(level.strategy.rounds, FollowingRounds):
+                level.session.schedule.follow(self.levels[-1].session.schedule)
         if self.taken is not None:
             self.taken.take()
         self.before: list[Tensor] | None = None
@@ -83,7 +84,7 @@ class Member:
     def exchange(self, layout: Sequence[Sequence[str]]) -> None:
         """Means in place of gradients, where gradients are exchanged in this step."""
         session = self.near.session
-        if self.near.gradient is None or not session.talks():
+        if self.near.gradient is None or not session.communicates():
             return
         session.discard()
         here = [[slot.name for slot in bucket.slices] for bucket in session.buckets]
@@ -114,7 +115,7 @@ class Member:
 
     def step(self, step: int, unused: set[str]) -> None:
         """The optimizer's step, and a round of progress behind it."""
-        if self.near.gradient is not None and self.near.session.talks():
+        if self.near.gradient is not None and self.near.session.communicates():
             for name, p in self.named.items():
                 if name not in unused:
                     p.grad = self.given[name].view_as(p).clone()

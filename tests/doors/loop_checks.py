@@ -144,7 +144,8 @@ def the_factor_changes_nothing_that_a_compressor_does() -> None:
                 loop.steps(8)
                 new_residual += [
                     torch.cat(
-                        [kept.tensor for kept in session.session.named_state().values()] or [flat(loop.model)]
+                        [kept.tensor for kept in session.session.store.named_state().values()]
+                        or [flat(loop.model)]
                     )
                 ]
             found.append(flat(loop.model))
@@ -190,10 +191,10 @@ def a_void_round_keeps_nothing_and_lowers_the_factor_on_all_ranks() -> None:
         loop = Loop(scaler(), overflows={4: (1,)})
         with tacit.attach(loop.model, loop.optimizer, algorithm, scaler=loop.scaler) as session:
             loop.steps(4)  # and the buckets have settled
-            before = {k: v.tensor.clone() for k, v in session.session.named_state().items()}
+            before = {k: v.tensor.clone() for k, v in session.session.store.named_state().items()}
             parameters = flat(loop.model)
             loop.steps(1)
-            after = session.session.named_state()
+            after = session.session.store.named_state()
             assert all(torch.equal(before[k], after[k].tensor) for k in before), algorithm
             assert torch.equal(parameters, flat(loop.model)), algorithm
             assert loop.scaler.get_scale() == 2.0**15, algorithm

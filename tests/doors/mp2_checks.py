@@ -12,7 +12,7 @@ from torch import nn
 
 import tacit
 from tacit.contracts import Matrix
-from tacit.exchange.lane import drive
+from tacit.exchange.driver import drive
 from tacit.transports.torch import TorchTransport
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "compressors"))

@@ -10,7 +10,7 @@ from replicas import Checks, close_to, flat, same_on_all_ranks, sgd, steps, trai
 
 import tacit
 from tacit.contracts import AllReduce, Permute
-from tacit.exchange.lane import drive
+from tacit.exchange.driver import drive
 from tacit.transports.torch import TorchTransport
 
 CHECKS = Checks()
@@ -81,7 +81,7 @@ def gtopk_that_keeps_everything_is_ddp_and_learns_where_it_does_not() -> None:
     with tacit.attach(model, optimizer, "gtopk:ratio=0.1") as session:
         steps(model, optimizer, 10)
         sent = session.session.stats.records[-1].bytes_out
-        assert sent == sum(sum(cost.sent.values()) for cost in session.session.costs)
+        assert sent == sum(sum(cost.sent.values()) for cost in session.session.store.costs)
     assert same_on_all_ranks(flat(model))
     assert float((flat(model) - ddp).norm()) < 0.75 * float((start - ddp).norm())
 

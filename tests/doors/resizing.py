@@ -32,9 +32,9 @@ ALGORITHMS: dict[str, str | tacit.Strategy] = {
 def new_residual(session: tacit.Attached) -> float:
     """What the mean still has to receive, added up."""
     mine = session.levels[0].session
-    units = len(session.levels[0].transport.nodes) if mine.by_node else dist.get_world_size()
+    units = len(session.levels[0].transport.nodes) if mine.context.by_node else dist.get_world_size()
     total = torch.zeros(1, dtype=torch.float64)
-    for (name, field), kept in mine.named_state().items():
+    for (name, field), kept in mine.store.named_state().items():
         if field.endswith("residual"):
             total += kept.tensor.double().sum() / units
         elif name.endswith("weight"):  # what the second phase says of biases, which are dense, is nobody's

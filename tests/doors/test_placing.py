@@ -218,7 +218,7 @@ def test_of_types_of_two_bytes_progress_is_kept_wide() -> None:
 def test_a_session_keeps_as_much(algorithm: str) -> None:
     (strategy,) = parse(algorithm).levels
     session = Session(strategy, NAMED, Seat(Loopback(2), 0), [[name] for name in NAMED])
-    holdings: Any = session._store
+    holdings: Any = session.store
     held = [x for state in holdings._states for x in state.values()]
     held += [x for each in holdings._buffers for x in each.spares.values()]
     topologys = sum(x.numel() * 4 for (_, field), x in _state(session) if field.startswith("topology.")) * 2
@@ -229,7 +229,7 @@ def test_a_session_keeps_as_much(algorithm: str) -> None:
 
 
 def _state(session: Session) -> list[tuple[tuple[str, str], Tensor]]:
-    return [(key, kept.tensor) for key, kept in session.named_state().items()]
+    return [(key, kept.tensor) for key, kept in session.store.named_state().items()]
 
 
 def test_what_is_too_large_is_told_part_by_part() -> None:

@@ -85,10 +85,10 @@ class Run:
     def new_residual(self) -> dict[str, Tensor]:
         """What the mean still has to receive, by parameter: of each rank, or of each node, the mean."""
         total = {name: torch.zeros(p.numel()) for name, p in self.named.items()}
-        by_node = self.seats[0].session.by_node
+        by_node = self.seats[0].session.context.by_node
         units = len(self.net.groups("node")) if by_node else len(self.seats)
         for seat in self.seats:
-            for (name, field), kept in seat.session.named_state().items():
+            for (name, field), kept in seat.session.store.named_state().items():
                 stretch = total[name][kept.start : kept.start + kept.tensor.numel()]
                 if "residual" in field:
                     stretch += kept.tensor / units
@@ -97,7 +97,7 @@ class Run:
         return total
 
     def save(self) -> list[dict[str, Any]]:
-        wholes = self.net.run([seat.session.gathered() for seat in self.seats])
+        wholes = self.net.run([seat.session.store.gathered() for seat in self.seats])
         return [
             checkpoint.saved(self.strategy, [seat], [whole])
             for seat, whole in zip(self.seats, wholes, strict=True)
@@ -108,7 +108,7 @@ class Run:
             checkpoint.load(saved, self.strategy, [seat])
 
     def tensors(self) -> list[Tensor]:
-        return [kept.tensor for seat in self.seats for kept in seat.session.named_state().values()]
+        return [kept.tensor for seat in self.seats for kept in seat.session.store.named_state().values()]
 
 
 def trained(strategy: Strategy, nodes: int, ranks: int, named: dict[str, Tensor] | None = None) -> Run:

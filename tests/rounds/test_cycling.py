@@ -29,11 +29,10 @@ def events(
     found = []
     for step in range(first, first + count):
         now = []
-        if schedule.due(step, schedule_state):
-            group, apply_at = (
-                schedule.round_index(step, schedule_state) % G,
-                schedule.apply_at(step, schedule_state),
-            )
+        sync = schedule.at(step, schedule_state)
+        if sync is not None:
+            assert sync.round_index is not None
+            group, apply_at = sync.round_index % G, sync.apply_at
             now.append(f"average {group}" if apply_at == step else f"send {group}")
             under_way.append((group, step, apply_at))
         for way in [way for way in under_way if way[2] == step]:
@@ -91,7 +90,7 @@ def test_every_eighth_batch_lands_two_later() -> None:
     found = events(schedule, after)
     assert found[:8] == [["send 0"], [], ["recv 0 lag 2"], *([[]] * 5)]
     assert found[8:] == [["send 1"], ["average 2", "recv 1 lag 1"]]
-    inside = [NodeRounds(schedule).due(step, after) for step in range(LAST + 1)]
+    inside = [NodeRounds(schedule).at(step, after) is not None for step in range(LAST + 1)]
     # From the landing on by turns, and always before the next round leaves and at the epoch's end.
     assert inside == [True, True, True, False, True, False, True, False, True, True]
 
@@ -132,13 +131,18 @@ def test_blocking_may_be_all_there_is() -> None:
 # ---- plateaus -----------------------------------------------------------------------------------------
 
 
+def observes(schedule: Cycling, step: int, now: ScheduleState) -> bool:
+    sync = schedule.at(step, now)
+    return sync is not None and sync.observe
+
+
 def after_epochs(schedule: Cycling, losses: list[float], first: int = 0) -> list[tuple[float, float, float]]:
     """(B, W, L) after each cycling epoch."""
     now = schedule_state(schedule, epochs=1000)
     found = []
     for epoch, loss in enumerate(losses, first):
         step = (epoch + 1) * (LAST + 1) - 1
-        assert schedule.asks(step, now)
+        assert observes(schedule, step, now)
         now = schedule.observe(now, {"step": step, "lr": 0.1, "loss": loss})
         found.append((now["period"], now["delay"], now["local"]))
     return found
@@ -232,16 +236,18 @@ def test_the_authors_two_factors_may_be_others() -> None:
 def chosen(transfer: float) -> ScheduleState:
     schedule = Cycling("auto", warmup_epochs=0, cooldown_epochs=0)
     now = schedule_state(schedule, steps=100)
-    assert [step for step in range(13) if schedule.due(step, now)] == [0, 4, 8, 12]
-    assert [schedule.asks(step, now) for step in (0, 4, 99)] == [False, True, True]
+    assert [step for step in range(13) if schedule.at(step, now)] == [0, 4, 8, 12]
+    assert [observes(schedule, step, now) for step in (0, 4, 99)] == [False, True, True]
     now = schedule.observe(now, {"step": 4, "lr": 0.1, "transfer": transfer})
-    return {**now, "lands": schedule.apply_at(5 * int(now["period"]), now) - 5 * int(now["period"])}
+    sync = schedule.at(5 * int(now["period"]), now)
+    assert sync is not None
+    return {**now, "applied after": sync.apply_at - 5 * int(now["period"])}
 
 
 @pytest.mark.parametrize(("transfer", "period"), [(0.01, 1), (0.9, 1), (0.95, 2), (3.6, 4), (3.7, 5), (8, 9)])
 def test_the_period_is_the_least_that_hides_the_transfer(transfer: float, period: int) -> None:
     now = chosen(transfer)
-    assert now["period"] == now["lands"] == period
+    assert now["period"] == now["applied after"] == period
 
 
 def test_nothing_under_way_changes_nothing() -> None:
@@ -251,7 +257,7 @@ def test_nothing_under_way_changes_nothing() -> None:
 def test_a_period_that_was_chosen_is_asked_for_at_the_ends_of_epochs() -> None:
     schedule = Cycling("auto", warmup_epochs=0, cooldown_epochs=0)
     now = schedule_state(schedule, steps=100, asked=2)
-    assert [step for step in range(200) if schedule.asks(step, now)] == [99, 199]
+    assert [step for step in range(200) if observes(schedule, step, now)] == [99, 199]
 
 
 # ---- the merge ----------------------------------------------------------------------------------------
@@ -281,7 +287,7 @@ def test_what_comes_at_once_is_taken() -> None:
         ({"period": 0}, "period=0 is not possible: write 1 or more"),
         ({"period": 4, "delay": 4}, "delay=4 with period=4: an answer would come after the next round has"),
         ({"period": 1, "delay": 2}, "Write delay=1 at most"),
-        ({"period": "auto", "delay": 2}, "chooses when answers land, and delay=2, local=1 were given"),
+        ({"period": "auto", "delay": 2}, "chooses when answers are applied, and delay=2, local=1 were given"),
         ({"local": 0}, "local=0 is not possible"),
         ({"warmup_epochs": -1}, "warmup_epochs=-1 is not possible: write 0 or more epochs"),
         ({"threshold": 1.0}, "threshold=1.0 is not possible"),
@@ -302,8 +308,8 @@ def test_replicas_of_a_node_stay_parted_once_they_were() -> None:
     for epoch in range(16):
         step = (epoch + 1) * (LAST + 1) - 1
         now = schedule.observe(now, {"step": step, "lr": 0.1, "loss": 1.0})
-        diverged_in_node.append((now["local"], schedule.diverged_in_node(step + 1, now)))
+        diverged_in_node.append((now["local"], schedule.sync(step + 1, now).diverged_in_node))
     assert diverged_in_node[0] == (1, False)
     assert diverged_in_node[9] == (2, True)
     assert diverged_in_node[15] == (1, True)
-    assert Cycling(8, 2, 2).diverged_in_node(0, schedule_state(Cycling(8, 2, 2)))
+    assert Cycling(8, 2, 2).sync(0, schedule_state(Cycling(8, 2, 2))).diverged_in_node

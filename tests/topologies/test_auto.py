@@ -93,7 +93,7 @@ class Group:
             assert all(torch.equal(x, xs[0]) for x in xs)
             agreed |= {s.name: xs[0][s.start : s.stop].clone() for s in self.sessions[0].buckets[i].slices}
         for session in self.sessions:
-            session.step += 1
+            session.advance()
         return agreed
 
     def means(self, given: list[list[Tensor]]) -> dict[str, Tensor]:
@@ -106,7 +106,7 @@ class Group:
         """What the mean still has to receive."""
         finite_probe = {name: torch.zeros(p.numel()) for name, p in NAMED.items()}
         for session in self.sessions:
-            for (name, field), kept in session.named_state().items():
+            for (name, field), kept in session.store.named_state().items():
                 share = 1.0 if field == SECOND else 1 / units if field.endswith("residual") else 0.0
                 finite_probe[name][kept.start : kept.start + kept.tensor.numel()] += share * kept.tensor
         return finite_probe
@@ -142,7 +142,7 @@ def test_the_cheaper_one_is_chosen_and_every_prediction_is_what_is_sent(name: st
     for topology in choice.sent or [chosen]:
         group = Group(strategy, Loopback(peers), topology)
         group.round(group.given(0))
-        assert group.net.sent == [sum(cost.sent[WORLD] for cost in s.costs) for s in group.sessions]
+        assert group.net.sent == [sum(cost.sent[WORLD] for cost in s.store.costs) for s in group.sessions]
         if choice.sent:
             assert max(group.net.sent) == choice.sent[topology]
             assert f"{topology}: {choice.sent[topology]:,} bytes sent" in told(session)
@@ -251,7 +251,7 @@ def test_what_a_second_compression_would_break_stays_an_all_gather(
 )
 def test_two_roundings_by_lot_are_right_in_the_mean(compressor: Compressor) -> None:
     group = Group(Strategy(compressor=compressor), Loopback(4), TwoPhase())
-    assert not any(field == SECOND for s in group.sessions for _, field in s.named_state())
+    assert not any(field == SECOND for s in group.sessions for _, field in s.store.named_state())
     given = group.given(0)
     true = group.means(given)["a"]
     draws = [group.round([[x.clone() for x in xs] for xs in given])["a"] for _ in range(60)]
@@ -307,8 +307,8 @@ def test_the_way_between_nodes_is_chosen_too(by: str, nodes: int, ranks: int) ->
     for topology, foretold in group.sessions[0].choice.sent.items():
         same = Group(strategy, Loopback.of_nodes(nodes, ranks), topology)
         same.round(same.given(0))
-        assert same.net.sent == [sum(sum(b.sent.values()) for b in s.costs) for s in same.sessions]
-        assert foretold == max(sum(cost.sent["net"] for cost in s.costs) for s in same.sessions)
+        assert same.net.sent == [sum(sum(b.sent.values()) for b in s.store.costs) for s in same.sessions]
+        assert foretold == max(sum(cost.sent["net"] for cost in s.store.costs) for s in same.sessions)
     loses_nothing(group, nodes)
 
 
@@ -321,10 +321,10 @@ def test_lots_cut_anew_between_nodes_keep_what_is_owed() -> None:
         group.round(group.given(seed))
     before = group.new_residual(3)
     for buckets in ([["a", "b"], ["c", "d"]], [["d", "c", "b", "a"]], [["c"], ["b"], ["d"], ["a"]]):
-        wholes = group.net.run([session.gathered() for session in group.sessions])
+        wholes = group.net.run([session.store.gathered() for session in group.sessions])
         for session, whole in zip(group.sessions, wholes, strict=True):
             session.rebucket(buckets, carry=False)
-            session.restore({key: kept.tensor for key, kept in whole.items()})
+            session.store.restore({key: kept.tensor for key, kept in whole.items()})
         for name, new_residual in group.new_residual(3).items():
             torch.testing.assert_close(new_residual, before[name])
         group.round(group.given(9))
@@ -335,7 +335,7 @@ def test_what_others_speak_of_is_never_owed_by_the_second_side() -> None:
     group = Group(parse("sign:topology=two-phase").levels[0], Loopback(4), buckets=[["d", "c", "b", "a"]])
     spare = [torch.nan] * 4
     for session, value in zip(group.sessions, spare, strict=True):
-        for buffers in session._store._buffers:
+        for buffers in session.store._buffers:
             buffers.spares[SECOND].fill_(value)
     for seed in range(3):
         (given,) = group.given(seed)
@@ -349,7 +349,7 @@ def test_what_others_speak_of_is_never_owed_by_the_second_side() -> None:
         for session, outcome in zip(group.sessions, done, strict=True):
             session.complete(0, outcome)
     assert not {"b", "d"} & {
-        name for s in group.sessions for name, field in s.named_state() if field == SECOND
+        name for s in group.sessions for name, field in s.store.named_state() if field == SECOND
     }
 
 
@@ -366,11 +366,11 @@ def test_a_parameter_that_becomes_a_small_part_takes_its_debt_along() -> None:
     for seed in range(3):
         group.round(group.given(seed))
     before = group.new_residual(3)
-    wholes = net.run([session.gathered() for session in group.sessions])
+    wholes = net.run([session.store.gathered() for session in group.sessions])
     for session, whole in zip(group.sessions, wholes, strict=True):
         assert bool(whole["c", SECOND].tensor.any())
         session.rebucket([["a", "b", "c", "d"]], carry=False)
-        told = session.restore({key: kept.tensor for key, kept in whole.items()})
+        told = session.store.restore({key: kept.tensor for key, kept in whole.items()})
         assert told == {"c"}
     for name, new_residual in group.new_residual(3).items():
         torch.testing.assert_close(new_residual, before[name])

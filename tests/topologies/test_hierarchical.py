@@ -80,7 +80,7 @@ def test_all_ranks_agree_and_nothing_is_lost(compressor: Compressor, by: str, no
         return
     # What a node still owes lies with its ranks, in stretches; the mean of the nodes is what all still owe.
     for session in group.sessions:
-        for (name, field), kept in session.named_state().items():
+        for (name, field), kept in session.store.named_state().items():
             if field == "residual":
                 told[name][kept.start : kept.start + kept.tensor.numel()] += kept.tensor / nodes
     for name in ("a", "c"):
@@ -90,8 +90,8 @@ def test_all_ranks_agree_and_nothing_is_lost(compressor: Compressor, by: str, no
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_slices_share_what_crosses_between_nodes(ranks: int) -> None:
     group = Nodes(Dense(), "slices", 2, ranks)
-    far = [sum(cost.sent[NET] for cost in session.costs) for session in group.sessions]
-    near = [sum(cost.sent[NODE] for cost in session.costs) for session in group.sessions]
+    far = [sum(cost.sent[NET] for cost in session.store.costs) for session in group.sessions]
+    near = [sum(cost.sent[NODE] for cost in session.store.costs) for session in group.sessions]
     # On 2 nodes a node's link carries the whole tensor once each way, whatever the number of its ranks.
     assert sum(far[:ranks]) == 4 * SIZE
     assert max(far) - min(far) <= 4 * len(LOTS)
@@ -101,22 +101,22 @@ def test_slices_share_what_crosses_between_nodes(ranks: int) -> None:
 
 def test_leaders_alone_speak_between_nodes() -> None:
     group = Nodes(ErrorFeedback(TopK(ratio=0.1)), "leaders")
-    far = [sum(cost.sent[NET] for cost in session.costs) for session in group.sessions]
+    far = [sum(cost.sent[NET] for cost in session.store.costs) for session in group.sessions]
     assert far[0] == far[2] > 0
     assert far[1] == far[3] == 0
-    assert [bool(session.named_state()) for session in group.sessions] == [True, False, True, False]
+    assert [bool(session.store.named_state()) for session in group.sessions] == [True, False, True, False]
 
 
 def test_the_loopback_sees_the_bytes_that_the_bills_foretell() -> None:
     for by in WAYS:
         group = Nodes(ErrorFeedback(TopK(ratio=0.1)), by)
         group.round(group.tensors(0))
-        assert group.net.sent == [sum(sum(b.sent.values()) for b in s.costs) for s in group.sessions]
+        assert group.net.sent == [sum(sum(b.sent.values()) for b in s.store.costs) for s in group.sessions]
 
 
 def test_slices_of_matrices_are_whole_parameters() -> None:
     group = Nodes(ErrorFeedback(PowerSGD(rank=1)), "slices", 2, 2)
-    kept = [{name for name, _ in session.named_state()} for session in group.sessions[:2]]
+    kept = [{name for name, _ in session.store.named_state()} for session in group.sessions[:2]]
     assert kept[0].isdisjoint(kept[1])
     assert kept[0] | kept[1] == {"a", "c"}
 

@@ -217,10 +217,10 @@ def test_the_bill_is_the_formula_and_what_is_sent(peers: int) -> None:
         extra = rank >= 2**m
         helps = rank < peers - 2**m
         expected = beside + (1 if extra else m + 2 * helps) * payload + helps * -(-k // 8)
-        assert session.costs[0].sent[WORLD] == expected
-        assert session.stages == sessions[0].stages
+        assert session.store.costs[0].sent[WORLD] == expected
+        assert session.store.stages == sessions[0].store.stages
     net.run([session.open(0, torch.randn(20_520)) for session in sessions])
-    assert net.sent == [session.costs[0].sent[WORLD] for session in sessions]
+    assert net.sent == [session.store.costs[0].sent[WORLD] for session in sessions]
 
 
 # ---- what it is for -------------------------------------------------------------------------------------
@@ -267,8 +267,8 @@ def test_phases_that_speak_more_often_later_find_their_stages() -> None:
         Strategy(compressor=compressor, topology=GlobalTopK()), NAMED, Seat(Loopback(6), 0), [["w", "b"]]
     )
     # A swap with the two more, two swaps, the telling; the biases with the word; and once more after a NaN.
-    assert session.costs[0].stages[WORLD] == 1
-    assert session.stages == {WORLD: 6}
+    assert session.store.costs[0].stages[WORLD] == 1
+    assert session.store.stages == {WORLD: 6}
 
 
 def test_what_stands_beside_the_entries_goes_with_them() -> None:

@@ -27,6 +27,11 @@ class Group:
             Session(self.strategy, NAMED, Seat(self.net, rank), buckets) for rank in range(peers)
         ]
 
+    def keeps_second(self) -> set[str]:
+        """The parameters of which a rank keeps a residual of the means."""
+        fields = [key for session in self.sessions for key in session.store.named_state()]
+        return {parameter for parameter, field in fields if field == SECOND}
+
     def round(self, seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The true mean and the one that was agreed on, by parameter."""
         generator = torch.Generator().manual_seed(seed)
@@ -57,7 +62,7 @@ def test_nothing_is_lost_on_either_side(name: str, peers: int) -> None:
             told[parameter] += agreed[parameter]
         torch.testing.assert_close(agreed["b"], mean["b"])
     for session in group.sessions:
-        for (parameter, field), kept in session.named_state().items():
+        for (parameter, field), kept in session.store.named_state().items():
             if parameter in WEIGHTS:
                 share = 1.0 if field == SECOND else 1 / peers
                 told[parameter][kept.start : kept.start + kept.tensor.numel()] += kept.tensor * share
@@ -71,7 +76,7 @@ def test_the_second_side_owes_for_every_entry_once() -> None:
         group.round(seed)
     covered = {parameter: torch.zeros(p.numel()) for parameter, p in NAMED.items()}
     for session in group.sessions:
-        for (parameter, field), kept in session.named_state().items():
+        for (parameter, field), kept in session.store.named_state().items():
             if field == SECOND:
                 covered[parameter][kept.start : kept.start + kept.tensor.numel()] += 1
                 assert float(kept.tensor.abs().max()) > 0
@@ -86,7 +91,7 @@ def bytes_of(peers: int, numel: int = 1 << 18) -> int:
         [["w"]],
     )
     nonfinite_flags = (peers - 1) * 4 * peers
-    return session.costs[0].sent[WORLD] - nonfinite_flags
+    return session.store.costs[0].sent[WORLD] - nonfinite_flags
 
 
 def test_bytes_grow_as_those_of_a_dense_ring() -> None:
@@ -101,22 +106,26 @@ def test_the_bill_is_what_is_sent() -> None:
     for peers in (2, 3, 4):
         group = Group(ONCE["topk"], peers)
         group.round(0)
-        assert group.net.sent == [sum(s.costs[0].sent.values()) for s in group.sessions]
+        assert group.net.sent == [sum(s.store.costs[0].sent.values()) for s in group.sessions]
 
 
 @pytest.mark.parametrize("compressor", [Dense(), BF16(), ErrorFeedback(PowerSGD(rank=1))])
 def test_what_adds_up_goes_as_it_would(compressor: Compressor) -> None:
     group = Group(compressor, 3)
-    assert all(SECOND not in {field for _, field in s.named_state()} for s in group.sessions)
+    assert all(SECOND not in {field for _, field in s.store.named_state()} for s in group.sessions)
     group.round(0)
 
 
 def test_a_tensor_too_small_to_share_goes_to_all() -> None:
     group = Group(ErrorFeedback(Sign()), 3, [["b", "c"], ["a"]])
-    kept = {parameter for s in group.sessions for parameter, field in s.named_state() if field == SECOND}
+    kept = {
+        parameter for s in group.sessions for parameter, field in s.store.named_state() if field == SECOND
+    }
     assert kept == {"a", "c"}
     group = Group(ErrorFeedback(Sign()), 7, [["b", "c"], ["a"]])
-    kept = {parameter for s in group.sessions for parameter, field in s.named_state() if field == SECOND}
+    kept = {
+        parameter for s in group.sessions for parameter, field in s.store.named_state() if field == SECOND
+    }
     assert kept == {"a"}
     group.round(0)
 
@@ -124,17 +133,19 @@ def test_a_tensor_too_small_to_share_goes_to_all() -> None:
 def test_what_the_second_side_owed_stays_owed_when_lots_become_too_small() -> None:
     group = Group(ONCE["sign"], 3, [["c", "b", "a"]])
     group.round(0)
-    before = group.net.run([session.gathered() for session in group.sessions])
+    before = group.net.run([session.store.gathered() for session in group.sessions])
     for session, whole in zip(group.sessions, before, strict=True):
         session.rebucket([["b", "c"], ["a"]], carry=False)
-        session.restore({key: kept.tensor for key, kept in whole.items()})
-    kept = {parameter for s in group.sessions for parameter, field in s.named_state() if field == SECOND}
+        session.store.restore({key: kept.tensor for key, kept in whole.items()})
+    kept = {
+        parameter for s in group.sessions for parameter, field in s.store.named_state() if field == SECOND
+    }
     assert kept == {"a", "c"}
     for session in group.sessions:
         session.rebucket([["b"], ["c"], ["a"]], carry=False)
     small = Group(ONCE["sign"], 7, [["b", "c"], ["a"]])
     new_residual = {name: before[0][name, SECOND].tensor for name in WEIGHTS}
     for session in small.sessions:
-        session.restore({(name, SECOND): tensor for name, tensor in new_residual.items()})
-        assert torch.equal(session.named_state()["c", "residual"].tensor, new_residual["c"])
-        assert not session.named_state()["a", "residual"].tensor.any()
+        session.store.restore({(name, SECOND): tensor for name, tensor in new_residual.items()})
+        assert torch.equal(session.store.named_state()["c", "residual"].tensor, new_residual["c"])
+        assert not session.store.named_state()["a", "residual"].tensor.any()

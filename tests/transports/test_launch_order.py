@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_flatten
 import tacit
 from tacit.contracts import Collective
 from tacit.errors import NonFinite
-from tacit.exchange.lane import Job, StreamLane
+from tacit.exchange.lane import Job
+from tacit.exchange.stream_lane import StreamLane
 from tacit.hooks.attached import Attached
 from tacit.hooks.failures import Failures
 from tacit.kernels.dispatch import emulated_device

@@ -4,7 +4,7 @@ The paper's method, with M nodes of G ranks:                        here:
     node-local networks average gradients in every step             near level: Flat("node"), NodeRounds(...)
     one global group i = {rank i of every node} talks a sync,       far level: Hierarchical(by="turns"); or
         the groups take turns; its members broadcast in the node        "slices", in which all of them share
-    warm-up, cool-down: after every step, blocking, in bf16         Cycling, whose answers land at once;
+    warm-up, cool-down: after every step, blocking, in bf16         Cycling, answers applied at once;
                                                                         blocking=BF16(), of progress
     cycling: every B batches, received W batches later              Cycling(period=B, delay=W), fp32
     x <- (2S x + sum_i x_i) / (2S + P)                              StaleMean(), P nodes, lag S

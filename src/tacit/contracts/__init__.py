@@ -39,7 +39,14 @@ from tacit.contracts.compressor import Compressor, Matrix, Momentum, OneShot, On
 from tacit.contracts.context import AxisRank, Context, Exchange, Outcome, Workspace
 from tacit.contracts.merge import Application, Merge
 from tacit.contracts.overlap import Overlap
-from tacit.contracts.rounds import Rounds
+from tacit.contracts.rounds import (
+    AdaptiveRounds,
+    DeferredRounds,
+    FollowingRounds,
+    PhasedRounds,
+    Rounds,
+    Sync,
+)
 from tacit.contracts.topology import Options, Topology
 from tacit.contracts.transmitted import (
     Decoded,
@@ -58,6 +65,7 @@ __all__ = [
     "NODE",
     "SERVER",
     "WORLD",
+    "AdaptiveRounds",
     "AllGather",
     "AllGatherInto",
     "AllReduce",
@@ -68,10 +76,12 @@ __all__ = [
     "Compressor",
     "Context",
     "Decoded",
+    "DeferredRounds",
     "Difference",
     "Exact",
     "Exchange",
     "Factors",
+    "FollowingRounds",
     "Grouped",
     "Matrix",
     "Merge",
@@ -84,6 +94,7 @@ __all__ = [
     "Payload",
     "PayloadSpec",
     "Permute",
+    "PhasedRounds",
     "Posted",
     "PushPull",
     "ReduceEncoded",
@@ -95,6 +106,7 @@ __all__ = [
     "Spans",
     "Sparse",
     "State",
+    "Sync",
     "Topology",
     "Transmitted",
     "Transport",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 
 class Overlap(ABC):
     """HOW HIDDEN."""
 
+    late: ClassVar[bool] = False
+    """Whether answers may be applied after a later step than that of their round."""
+
     @abstractmethod
     def apply_at(self, step: int) -> int:
-        """The step after which the answer of the round of `step` is applied."""
+        """The step after which the answer of a round is applied that would else be applied after `step`."""

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from tacit.contracts.common import ScheduleState
 
 
+class Sync(NamedTuple):
+    """A round that leaves after a step.
+
+    Attributes:
+        apply_at: the step after which its answer is applied; the same step: at once.
+        round_index: which rank of a node takes it between the nodes, counted up from round to round, for
+            topologies that do this in turn; None: the number of the session's rounds so far.
+        observe: whether `AdaptiveRounds.observe` is to be called for it.
+        diverged_in_node: whether the replicas of one node may differ, as the nearest level does not exchange
+            in every step.
+    """
+
+    apply_at: int
+    round_index: int | None = None
+    observe: bool = False
+    diverged_in_node: bool = False
+
+
 class Rounds(ABC):
-    """WHEN. Pure in (step, memory), so that every rank decides alike."""
+    """WHEN. Pure in (step, schedule state), so that every rank decides alike."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What must be known of the training: "steps_per_epoch", "epochs". It stands in the memory."""
-    late: ClassVar[bool] = False
-    """Whether `lands` says when answers are applied. A round then leaves before the answer that lands with it
-    is applied."""
-    follows: ClassVar[bool] = False
-    """Whether it goes by what the rounds of the farthest level remember."""
-
-    @property
-    def observed_metrics(self) -> frozenset[str]:
-        """The facts that `observe` is to be told: "loss", "drift", "transfer"."""
-        return frozenset()
+    """What must be known of the training: "steps_per_epoch", "epochs". It is in the schedule state."""
 
     @property
     def parts(self) -> int:
@@ -30,45 +38,59 @@ class Rounds(ABC):
         return 1
 
     def start(self, step: int = 0) -> ScheduleState:
-        """What is remembered before the step with which it begins."""
+        """The schedule state before the step with which it begins."""
         return {}
 
     @abstractmethod
-    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
-        """Whether a round of the part follows the attempt number `step` (counted from 0) of the optimizer."""
+    def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
+        """The round of the part that follows attempt number `step` (from 0) of the optimizer, if one does.
 
-    def inactive(self, step: int, schedule_state: ScheduleState) -> bool:
-        """Whether another level still keeps the replicas equal in this step: there is nothing to do."""
-        return False
-
-    def apply_at(self, step: int, schedule_state: ScheduleState) -> int:
-        """The step after which the answer of the round of `step` is applied, where it is `late`."""
-        return step
-
-    def round_index(self, step: int, schedule_state: ScheduleState) -> int | None:
-        """Whose turn the round of `step` is; None: of the next one."""
-        return None
-
-    def phases(self, schedule_state: ScheduleState) -> tuple[tuple[int, bool], ...]:
-        """Stretches of steps in which all answers come at once (False), or late (True); the last goes on.
-
-        None where there is no such difference.
+        What an `Overlap` adds to `apply_at` is not in it.
         """
-        return ()
 
-    def diverged_in_node(self, step: int, schedule_state: ScheduleState) -> bool:
-        """Whether replicas of one node may differ after this step, as the nearest level does not meet."""
-        return False
 
-    def asks(self, step: int, schedule_state: ScheduleState) -> bool:
-        """Whether `observe` is to be called after the round of `step`."""
-        return bool(self.observed_metrics)
+class AdaptiveRounds(Rounds):
+    """Rounds that change with what training shows."""
 
+    @property
+    @abstractmethod
+    def observed_metrics(self) -> frozenset[str]:
+        """What `observe` needs, at least one of "loss", "drift" and "transfer"."""
+
+    @abstractmethod
     def observe(self, schedule_state: ScheduleState, facts: ScheduleState) -> ScheduleState:
-        """What is remembered after a step in which a round left, where it `asks`.
+        """The schedule state after a step in which a round left, where its `Sync` asks for it.
 
         `facts` are means over the ranks: "step", which the round followed; "lr"; "loss", of the steps since
         the facts before; "drift", the mean squared distance of a replica from the mean of all, before the
         round. Of "transfer", for how many steps a late round was on its way, the largest is taken.
         """
-        return schedule_state
+
+
+class PhasedRounds(Rounds):
+    """Rounds whose answers are applied at once in some phases of training, and late in others.
+
+    A round then leaves before the answer that is applied after the same step is applied.
+    """
+
+    @abstractmethod
+    def phases(self, schedule_state: ScheduleState) -> tuple[tuple[int, bool], ...]:
+        """Stretches of steps in which all answers come at once (False), or late (True); the last goes on."""
+
+    @abstractmethod
+    def sync(self, step: int, schedule_state: ScheduleState) -> Sync:
+        """How a round after this step goes, whether or not one is due: `session.sync()` makes others too."""
+
+
+class DeferredRounds(Rounds):
+    """Rounds before which another level keeps the replicas equal.
+
+    Attributes:
+        start_step: the step with which replicas begin to move on their own.
+    """
+
+    start_step: int
+
+
+class FollowingRounds(Rounds):
+    """Rounds that go by the schedule state of the farthest level."""

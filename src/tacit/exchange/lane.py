@@ -1,7 +1,7 @@
-"""Runs exchanges on a transport: one to its end, or a lane of them, answered in order.
+"""Many exchanges under way at once, answered in order.
 
-`Lane` is for collectives that tell when they are done (Gloo): many exchanges are under way at once.
-`StreamLane` is for those that are done when they are launched (NCCL on a CUDA stream): each runs to its end.
+`Lane` is for collectives that tell when they are done (Gloo). `stream_lane.StreamLane` is for those that are
+done when they are launched (NCCL on a CUDA stream).
 """
 
 from __future__ import annotations
@@ -9,46 +9,12 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, TypeVar
-
-import torch
+from typing import Any
 
 from tacit import ranges
 from tacit.contracts import Collective, Posted, Request, Transport
-
-T = TypeVar("T")
-
-
-def drive(exchange: Generator[Request, Any, T], transport: Transport, slot: str = "alone") -> T:
-    """Run one exchange to its end, and wait for it; nothing else may be under way.
-
-    So all its messages are of stage 0, however many there are.
-    """
-    return _to_the_end(exchange, transport, slot, None)
-
-
-def _to_the_end(
-    exchange: Generator[Request, Any, T], transport: Transport, slot: str, stages: Counter[str] | None
-) -> T:
-    """`stages`: counts how often it has spoken on each axis; None: all is of stage 0."""
-    answer: Any = None
-    while True:
-        try:
-            request = exchange.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        assert isinstance(request, Collective), f"a {type(request).__name__} reached the transport"
-        stage = 0 if stages is None else stages[request.axis]
-        posted, done = transport.post(request, stage, slot), threading.Event()
-        if stages is not None:
-            stages[request.axis] += 1
-        posted.on_done(done.set)
-        done.wait()
-        answer = posted.answer()
 
 
 @dataclass(eq=False)
@@ -58,8 +24,9 @@ class Job:
     Attributes:
         slot: names it; no other job of that name is under way.
         open: makes the exchange.
-        landed: called with its outcome; `failed` with the error.
-        light: whether encoding and decoding cost so little that any thread may do it at once.
+        completed: called with what the exchange returns; `failed` with the error.
+        inline: whether encoding and decoding cost so little that any thread may do it at once.
+        request: what the exchange waits for, until it is posted; `posted`: from then on.
     """
 
     slot: str
@@ -73,6 +40,41 @@ class Job:
     stages: Counter[str] = field(default_factory=Counter)
     ended: bool = False
 
+    def start(self) -> None:
+        """Make the exchange."""
+        self.exchange = self.open()
+
+    def advance(self) -> bool:
+        """Go on with the answer to what was posted, up to the next request; False at the end."""
+        posted, self.posted = self.posted, None
+        answer = None if posted is None else posted.answer()
+        assert self.exchange is not None
+        try:
+            request = self.exchange.send(answer)
+        except StopIteration as end:
+            self.completed(end.value)
+            self.ended = True
+            return False
+        assert isinstance(request, Collective), f"a {type(request).__name__} reached the lane"
+        self.request = request
+        return True
+
+    def post(self, transport: Transport) -> Posted:
+        """Post the request as the next stage of its axis."""
+        request, self.request = self.request, None
+        assert request is not None
+        stage = self.stages[request.axis]
+        self.stages[request.axis] += 1
+        self.posted = transport.post(request, stage, self.slot)
+        return self.posted
+
+    def fail(self, error: BaseException) -> None:
+        """End it with an error."""
+        self.ended = True
+        if self.exchange is not None:
+            self.exchange.close()
+        self.failed(error)
+
 
 class Lane:
     """Runs exchanges: it starts them in the order they came, and resumes each when its answer is there.
@@ -83,7 +85,7 @@ class Lane:
     as the earliest exchange never waits for a later one, no two ranks can wait for each other. The first
     failure ends everything that is under way, and everything that comes later, with that error.
 
-    The work is done by a thread of the lane's own, but for light jobs: those are started by the thread that
+    The work is done by a thread of the lane's own, but for inline jobs: those are started by the thread that
     submits them and resumed by the one that brings the answer, as on busy cores each change of threads costs
     a turn of the scheduler. One thread at a time touches the jobs; whoever comes meanwhile leaves its event.
 
@@ -169,28 +171,18 @@ class Lane:
 
     def _start(self, job: Job) -> None:
         with ranges.within(self._name, "start"):
-            job.exchange = job.open()
+            job.start()
             self._under_way.append(job)
-            self._advance(job, None)
+            self._advance(job)
 
     def _resume(self, job: Job) -> None:
-        posted, job.posted = job.posted, None
-        assert posted is not None
         with ranges.within(self._name, "resume"):
-            self._advance(job, posted.answer())
+            self._advance(job)
 
-    def _advance(self, job: Job, answer: Any) -> None:
-        assert job.exchange is not None
-        try:
-            request = job.exchange.send(answer)
-        except StopIteration as end:
-            job.completed(end.value)
-            job.ended = True
+    def _advance(self, job: Job) -> None:
+        if not job.advance():
             self._under_way.remove(job)
             self._done()
-            return
-        assert isinstance(request, Collective), f"a {type(request).__name__} reached the lane"
-        job.request = request
 
     def _post_in_turn(self, job: Job) -> None:
         request = job.request
@@ -201,82 +193,16 @@ class Lane:
                 break
             if earlier.stages[request.axis] <= stage:
                 return
-        job.request = None
-        job.stages[request.axis] += 1
         with ranges.within(self._name, f"post_{type(request).__name__.lower()}_{request.axis}"):
-            job.posted = self._transport.post(request, stage, job.slot)
-        job.posted.on_done(lambda: self._happened(job))
+            posted = job.post(self._transport)
+        posted.on_done(lambda: self._happened(job))
 
     def _end(self, job: Job, error: BaseException) -> None:
-        if job.ended:  # it failed earlier, and this is the event of its last answer
-            return
-        job.ended = True
-        if job.exchange is not None:
-            job.exchange.close()
-        job.failed(error)
-        self._done()
+        if not job.ended:  # else it failed earlier, and this is the event of its last answer
+            job.fail(error)
+            self._done()
 
     def _done(self) -> None:
         with self._idle:
             self._open -= 1
             self._idle.notify_all()
-
-
-class StreamLane:
-    """Runs each exchange to its end in the thread that submits it, on a CUDA stream of the lane's own.
-
-    Nothing is waited for: the stream waits for what the submitting thread has launched so far, all of the
-    exchange is launched on it, and whoever uses an answer has its stream wait for this one (`join`). So there
-    is one order of launches, that of the calls, on every rank; a second thread that launches collectives can
-    make ranks wait for each other for ever (pytorch#175145). An exchange must therefore never need a value on
-    the host. The first failure ends everything that comes later, with that error.
-
-    Args:
-        transport: takes the messages; its collectives count as done when they are launched.
-        explain: turns a failure into the error that is given to the jobs.
-        device: whose stream; on the CPU there is none, and all is done at once.
-        name: the algorithm's, for the profiler.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        explain: Callable[[BaseException], BaseException],
-        device: torch.device,
-        name: str = "",
-    ) -> None:
-        self._transport, self._explain, self._name = transport, explain, name
-        self._device = device
-        self._failure: BaseException | None = None
-        cuda: Any = torch.cuda
-        self.stream = cuda.Stream(device) if device.type == "cuda" else None
-
-    def submit(self, job: Job) -> None:
-        """Launch all of it, behind what this thread has launched so far."""
-        if self._failure is None:
-            if self.stream is not None:
-                self.stream.wait_stream(torch.cuda.current_stream(self._device))
-            with self.inside(), ranges.within(self._name, "exchange"):
-                try:
-                    job.completed(_to_the_end(job.open(), self._transport, job.slot, Counter()))
-                    return
-                except Exception as error:
-                    self._failure = self._explain(error)
-        job.failed(self._failure)
-
-    def inside(self) -> AbstractContextManager[object]:
-        """What is launched inside the block goes to the lane's stream."""
-        return torch.cuda.stream(self.stream)
-
-    def join(self) -> None:
-        """What this thread launches from now on waits for what the lane has launched."""
-        if self.stream is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self.stream)
-
-    def flush(self) -> None:
-        """Nothing is ever under way on the host."""
-
-    def close(self) -> None:
-        """Wait until the stream has run: its memory may be freed then."""
-        if self.stream is not None:
-            self.stream.synchronize()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from tacit.contracts import NODE, WORLD
+from tacit.contracts import NODE, WORLD, FollowingRounds
 from tacit.errors import AttachError
 from tacit.hooks.learning_rates import Rates
 from tacit.hooks.level import Level
@@ -58,8 +58,8 @@ def levels_of(options: AttachOptions, rates: Rates, taken: TakenMomentum | None)
         levels.append(level)
         yield level
     for at_work in levels:
-        if at_work.strategy.rounds.follows:
-            at_work.session.follow(levels[-1].session)
+        if isinstance(at_work.strategy.rounds, FollowingRounds):
+            at_work.session.schedule.follow(levels[-1].session.schedule)
 
 
 def _goes_by_node(strategy: AnyStrategy) -> bool:

@@ -232,7 +232,9 @@ class Attached:
             return
         try:
             first = self._failures.first
-            if first is None or any(level.session.unheard for level in self.levels):
+            if first is None or any(
+                level.session.strategy.late and level.session.failure.unraised for level in self.levels
+            ):
                 self._make_equal()
             elif isinstance(first, PeerLost):
                 raise first  # found by the failure detector, and perhaps not yet raised
@@ -244,7 +246,7 @@ class Attached:
         self._failures.meet()
         self.flush()  # what is under way is training's
         for level in self.levels:
-            level.session.stats.closing = True
+            level.session.stats.begin_closing()
         self.sync()
         self.levels[-1].consolidate()
         for level in self.levels if self._options.group.rank() == 0 else ():

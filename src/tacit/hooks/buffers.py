@@ -70,7 +70,7 @@ class Buffers:
         double = any(each.dtype == torch.float64 for each in first)
         self._kind = torch.float64 if double else torch.float32
         self._arrived = [
-            torch.zeros(each.numel(), dtype=self._kind) if session.late else None for each in first
+            torch.zeros(each.numel(), dtype=self._kind) if session.strategy.late else None for each in first
         ]
         self._moved = torch.zeros(len(first))
         self._moves = torch.zeros(len(first))
@@ -86,7 +86,7 @@ class Buffers:
     @staticmethod
     def stages(session: Session) -> dict[str, int]:
         """How many messages a round has on each axis, at most."""
-        return {session.strategy.topology.scope: 2, **({NODE: 2, NET: 1} if session.by_node else {})}
+        return {session.strategy.topology.scope: 2, **({NODE: 2, NET: 1} if session.context.by_node else {})}
 
     # ---- a round --------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class Buffers:
     def _talk(self) -> Talk:
         """The mean of each buffer that has changed on any rank, by the buffer's number."""
         message, n = self._message, len(self._names)
-        if self._session.by_node:
+        if self._session.context.by_node:
             yield from _by_node(message, self._session.transport.place(NODE))
         else:
             yield from say(message, self._scope)
@@ -188,7 +188,7 @@ class Buffers:
 
     def _compared(self, which: Sequence[int]) -> Talk:
         """The means of these buffers; entries that are not finite must be the same on all ranks."""
-        began = torch.tensor([self._session.told_origin(self._step)], dtype=self._kind)
+        began = torch.tensor([self._session.nonfinite.origin_code(self._step)], dtype=self._kind)
         mine = torch.cat([*(self._mine(i) * self._share for i in which), began])
         every = torch.stack((yield from hear(mine, self._scope)))
         found, broken, at = {}, [], 0
@@ -205,7 +205,7 @@ class Buffers:
             mean = (theirs / len(theirs)).cumsum(0)[-1]  # in rank order, so that all get the same bits
             found[i] = torch.where(replicated_in_node & ~theirs[0].isfinite(), theirs[0], mean)
         if broken:
-            raise self._nonfinite(broken, self._session.origins_of(every[:, -1].tolist()))
+            raise self._nonfinite(broken, self._session.nonfinite.origins_of(every[:, -1].tolist()))
         return found
 
     def _mine(self, i: int) -> Tensor:
@@ -286,7 +286,7 @@ class Buffers:
             COMMON: self._common,
             MOVES: [self._moves[i : i + 1] for i in range(len(self._names))],
         }
-        if self._session.late:
+        if self._session.strategy.late:
             fields[ARRIVED] = self._arrived
             fields[MOVED] = [self._moved[i : i + 1] for i in range(len(self._names))]
         return {

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tacit.contracts import NET, WORLD
+from tacit.contracts import NET, WORLD, PhasedRounds
 from tacit.errors import CheckpointError
 from tacit.hooks.ddp import GradientHook
 from tacit.hooks.momentum import TakenMomentum
@@ -83,7 +83,7 @@ def saved(
         "buckets": [_names(level) for level in levels],
         "topologies": [repr(level.session.strategy.topology) for level in levels],
         # As text: torch.distributed.checkpoint drops what is empty.
-        "schedule_state": json.dumps([dict(level.session.schedule_state) for level in levels]),
+        "schedule_state": json.dumps([dict(level.session.schedule.state) for level in levels]),
         "pending_rounds": json.dumps([_pending_rounds(level) for level in levels]),
         LAST_EQUAL: json.dumps(
             {i: at.progress.last_met for i, at in enumerate(levels) if at.progress is not None}
@@ -176,7 +176,7 @@ def _resume(
     buckets = _names(level) if session.strategy.topology.keeps_buckets else state["buckets"][i]
     session.rebucket(buckets, carry=False)
     same = repr(session.strategy.rounds) == state["schedules"][i]
-    given = {key: session.schedule_state[key] for key in session.strategy.rounds.needs}
+    given = {key: session.schedule.state[key] for key in session.strategy.rounds.needs}
     schedule_state = (
         json.loads(state["schedule_state"])[i] if same else session.strategy.rounds.start(state["steps"][i])
     )
@@ -193,7 +193,7 @@ def _resume(
         level.progress.follow_buckets(ways, json.loads(state.get(LAST_EQUAL, "{}")).get(str(i), 0))
         if _losses(i, level) in state:
             level.progress.facts.losses.copy_(state[_losses(i, level)])
-    taken_over = session.restore(found)
+    taken_over = session.store.restore(found)
     for both, kept in _of_hook(level).items():
         kept.tensor.copy_(found[both])
     return taken_over
@@ -237,7 +237,7 @@ def _without_rounds(strategy: AnyStrategy) -> str:
 
 def _may_change(level: Strategy) -> bool:
     """Whether a run may go on with other rounds; phases are for the whole of a run."""
-    return level.subject == "delta" and not level.rounds.late
+    return level.subject == "delta" and not isinstance(level.rounds, PhasedRounds)
 
 
 def _key(i: int, session: Session, name: str, field: str, shared: bool) -> str:
@@ -250,7 +250,7 @@ def _key(i: int, session: Session, name: str, field: str, shared: bool) -> str:
 def _owner(session: Session, shared: bool) -> str:
     rank, peers = session.transport.place(WORLD)
     if not shared:
-        return f"node{session.transport.place(NET).rank}" if session.by_node else f"rank{rank}"
+        return f"node{session.transport.place(NET).rank}" if session.context.by_node else f"rank{rank}"
     everywhere = len(session.ranks) == peers
     return "shared" if everywhere else f"shared by {'-'.join(map(str, session.ranks))}"
 
@@ -263,7 +263,9 @@ def _found(
     found = _of_topology(i, session, shares)
     elsewhere = state["topologies"][i] != repr(session.strategy.topology)
     decayed = shares.names(i, DECAY)
-    expected = session.widths() | {key: (kept.shared, kept.width) for key, kept in _of_hook(level).items()}
+    expected = session.store.widths() | {
+        key: (kept.shared, kept.width) for key, kept in _of_hook(level).items()
+    }
     for (name, field), (shared, width) in expected.items():
         if is_topologys(field) and elsewhere and (name, field) not in found:
             continue  # there was no such residual
@@ -271,7 +273,7 @@ def _found(
             found[name, field] = torch.zeros(width)  # nothing decayed when it was saved
             continue
         if resized:
-            by_node = session.by_node and field not in RANKS_OWN
+            by_node = session.context.by_node and field not in RANKS_OWN
             found[name, field] = shares.of(i, name, field, shared, by_node, width)
             continue
         key = _key(i, session, name, field, shared)
@@ -286,11 +288,11 @@ def _found(
 
 def _of_topology(i: int, session: Session, shares: Shares) -> dict[tuple[str, str], Tensor]:
     """The residuals that the topology kept; refused where no compressor here has residuals."""
-    expected = session.widths()
+    expected = session.store.widths()
     found = shares.of_topology(i)
     for (name, field), new_residual in found.items():
         if (name, field) not in expected and bool(new_residual.any()):
-            residual = session.residuals(name)
+            residual = session.store.residuals(name)
             if not residual or expected[name, residual[0]][1] != new_residual.numel():
                 raise CheckpointError(
                     f"the checkpoint holds residuals of the means of {name}, and its compressor here has "

@@ -1,7 +1,7 @@
-"""The gradient door: DDP's communication hook.
+"""Gradients: DDP's communication hook.
 
-torch takes one hook for a DDP object's whole life, so the hook is a switchboard: behind it stands the
-session that is attached at the moment, or plain averaging where none is.
+torch takes one hook for a DDP object's whole life, so the hook is a dispatcher: it calls the session that is
+attached now, or averages as plain DDP does where none is.
 """
 
 # No `from __future__ import annotations` here: DDP checks the hook's annotations as objects.
@@ -42,14 +42,18 @@ class HookDispatcher:
 
     answer: Answer
 
+    def use(self, answer: Answer) -> None:
+        """Answer so from now on."""
+        self.answer = answer
+
     @staticmethod
     def of(ddp: DistributedDataParallel) -> "HookDispatcher":
-        """The switchboard of this DDP object; registers it on first use.
+        """The dispatcher of this DDP object; registers it on first use.
 
         Raises:
             AttachError: the object has a foreign communication hook.
         """
-        if ddp not in _SWITCHBOARDS:
+        if ddp not in _DISPATCHERS:
             board = HookDispatcher(plain_mean(ddp.process_group))
             try:
                 ddp.register_comm_hook(board, _hook)
@@ -58,17 +62,17 @@ class HookDispatcher:
                     "this DDP object has a communication hook already, and torch takes only one: attach "
                     f"before, or instead of, register_comm_hook ({error})"
                 ) from error
-            _SWITCHBOARDS[ddp] = board
-        return _SWITCHBOARDS[ddp]
+            _DISPATCHERS[ddp] = board
+        return _DISPATCHERS[ddp]
 
     @staticmethod
     def unregistered(ddp: DistributedDataParallel) -> "HookDispatcher":
-        """A switchboard for this DDP object whose hook the user registers.
+        """A dispatcher for this DDP object whose hook the user registers.
 
         Raises:
             AttachError: the object has tacit's own hook.
         """
-        if ddp in _SWITCHBOARDS:
+        if ddp in _DISPATCHERS:
             raise AttachError(
                 "this DDP object keeps the hook of an earlier attach, and torch takes one for its life: "
                 "write tacit.attach again, or make another DistributedDataParallel"
@@ -76,7 +80,7 @@ class HookDispatcher:
         return HookDispatcher(plain_mean(ddp.process_group))
 
 
-_SWITCHBOARDS: WeakKeyDictionary[DistributedDataParallel, HookDispatcher] = WeakKeyDictionary()
+_DISPATCHERS: WeakKeyDictionary[DistributedDataParallel, HookDispatcher] = WeakKeyDictionary()
 
 
 def _hook(board: HookDispatcher, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -116,7 +120,7 @@ def _future(value: Tensor) -> BucketFuture:
 
 @dataclass(frozen=True)
 class _Whole:
-    """Bucket `bucket` lies in the bucket in one piece: no copy."""
+    """Bucket `bucket` of the session is a stretch of DDP's bucket: no copy."""
 
     bucket: int
     start: int
@@ -125,7 +129,7 @@ class _Whole:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Where parameters lie: `slots` of bucket `bucket`, at `start` in DDP's bucket and at `to` in ours."""
+    """Where `slices` parameters are: at `start` in DDP's bucket, at `to` in the session's `bucket`."""
 
     bucket: int
     start: int
@@ -136,17 +140,22 @@ class _Piece:
 
 @dataclass
 class _Staged:
-    """A bucket that is put together from pieces of one or more buckets."""
+    """A bucket of the session that is put together from pieces of one or more of DDP's buckets."""
 
     flat: Tensor
     missing: int
     pieces: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    futures: list["_Bucket"] = field(default_factory=list)
+    waiting: list["_DdpBucket"] = field(default_factory=list)
+
+    def complete_with(self, slices: int) -> bool:
+        """So many parameters more are there; whether these were the last."""
+        self.missing -= slices
+        return self.missing == 0
 
 
 @dataclass(eq=False)
-class _Bucket:
-    """A bucket that waits for its buckets."""
+class _DdpBucket:
+    """A bucket of DDP that waits for the session's buckets in which its parameters travel."""
 
     buffer: Tensor
     future: BucketFuture
@@ -164,7 +173,13 @@ class _Bucket:
 
 
 class GradientHook:
-    """Cuts DDP's buckets into the session's buckets, and answers each bucket when its buckets have landed."""
+    """Cuts DDP's buckets into the session's, and answers each of DDP's when those are complete.
+
+    Args:
+        session: exchanges the buckets.
+        named: the parameters.
+        used: notes which of them took part in backward.
+    """
 
     def __init__(self, session: Session, named: dict[str, Tensor], used: Used | None = None) -> None:
         self._session = session
@@ -180,22 +195,27 @@ class GradientHook:
         self._arrived: set[int] = set()
         self.layout: list[list[str]] | None = None
         """DDP's buckets as they were last seen, until the buckets have settled on them."""
-        self.late = DelayedMeans(session) if session.late else None
+        self.late = DelayedMeans(session) if session.strategy.late else None
         """Where means are applied a step late: all buckets are copied then."""
-        self.counts_steps = False
-        """Whether the end of a backward is a step, as no optimizer is known that would tell."""
+        self._counts_steps = self._communicates = False
+
+    def count_steps(self) -> None:
+        """Take the end of each backward for a step, as no optimizer is known."""
+        self._counts_steps = True
 
     def __call__(self, ddp_bucket: GradBucket) -> BucketFuture:
         """The hook's answer: a future that holds the bucket, with means in place of gradients."""
         session = self._session
-        session.raise_failure()
+        session.failure.raise_first()
         if ddp_bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing():
             raise AttachError(
                 f"a CUDA graph is being captured, and its replays would not exchange by "
                 f"{session.strategy.name!r}, as they run no Python: capture without backward, or attach a "
                 "strategy that averages parameters, such as 'diloco', whose rounds are outside of the graph"
             )
-        if not session.talks():
+        if ddp_bucket.index() == 0:
+            self._communicates = session.communicates()
+        if not self._communicates:
             return no_exchange(ddp_bucket)
         parameters = ddp_bucket.parameters()
         if ddp_bucket.buffer().is_sparse:
@@ -208,10 +228,10 @@ class GradientHook:
         self._note(parameters, ddp_bucket.is_last())
         late = self.late is not None and self.late.late
         buckets = 0 if late else len({part.bucket for part in route})
-        inside = session.inside if self._copies is None else self._copies.inside
+        inside = session.lanes.inside if self._copies is None else self._copies.inside
         if late:  # what DDP gets is there, and the round that leaves is the next backward's
             inside = nullcontext
-        waiting = _Bucket(ddp_bucket.buffer(), _future(ddp_bucket.buffer()), 1 + buckets, inside)
+        waiting = _DdpBucket(ddp_bucket.buffer(), _future(ddp_bucket.buffer()), 1 + buckets, inside)
         for part in route:
             if isinstance(part, _Whole):
                 session.submit(part.bucket, waiting.buffer[part.start : part.stop], waiting.completed)
@@ -219,7 +239,7 @@ class GradientHook:
                 self._stage(part, waiting)
         if ddp_bucket.is_last():
             if not late:
-                session.waiting()
+                session.pending.wait_from_now()
             after_backward(self._ended, self._wait)
         waiting.completed()
         return waiting.future
@@ -236,19 +256,19 @@ class GradientHook:
 
     def _ended(self) -> None:
         self._waiting.__exit__(None, None, None)
-        self._session.raise_failure()
+        self._session.failure.raise_first()
         if self._used is not None:
             self._used.clear()
-        if self.counts_steps:
-            self._session.verify()
-            self._session.step += 1
+        if self._counts_steps:
+            self._session.pending.verify()
+            self._session.advance()
             self._session.stats.stepped(self._session.step)
 
     def _begin(self) -> None:
         session = self._session
         if self.late is not None:
             self.late.begin()
-        session.verify()
+        session.pending.verify()
         session.discard()
         self._staged.clear()
         self._seen = []
@@ -313,7 +333,7 @@ class GradientHook:
             )
         return self._flats[i]
 
-    def _stage(self, part: _Piece, ddp_bucket: _Bucket) -> None:
+    def _stage(self, part: _Piece, ddp_bucket: _DdpBucket) -> None:
         bucket = self._session.buckets[part.bucket]
         staged = self._staged.get(part.bucket)
         if staged is None:
@@ -325,10 +345,9 @@ class GradientHook:
             there = staged.flat[part.to : part.to + part.numel]
             self._copy(here, there)
             staged.pieces.append((here, there))
-            if ddp_bucket not in staged.futures:
-                staged.futures.append(ddp_bucket)
-        staged.missing -= part.slices
-        if staged.missing == 0:
+            if ddp_bucket not in staged.waiting:
+                staged.waiting.append(ddp_bucket)
+        if staged.complete_with(part.slices):
             ready = None if self._copies is None else self._copies.arrived()
             self._session.submit(part.bucket, staged.flat, lambda: self._unstage(staged), ready=ready)
 
@@ -340,19 +359,19 @@ class GradientHook:
 
     def _unstage(self, staged: _Staged) -> None:
         if self._copies is None:
-            with self._session.inside():
+            with self._session.lanes.inside():
                 for here, there in staged.pieces:
                     here.copy_(there)
         else:
             self._copies.up(staged.pieces)
-        for ddp_bucket in staged.futures:
+        for ddp_bucket in staged.waiting:
             ddp_bucket.completed()
 
 
 def _parts(i: int, bucket: Bucket, places: dict[str, int], copied: bool) -> list[Any]:
-    """How the parameters of a bucket lie in a bucket, given the bucket's places.
+    """How the parameters of bucket `i` are in a bucket of DDP, where they have these `places`.
 
-    `copied`: whether the bucket travels in a buffer of its own, wherever it lies.
+    `copied`: whether the bucket travels in a buffer of its own, wherever it is.
     """
     here = [param for param in bucket.slices if param.name in places]
     if len(here) == len(bucket.slices):

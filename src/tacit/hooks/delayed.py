@@ -1,4 +1,4 @@
-"""Gradients whose mean is applied a step late: what is under way while training goes on (Pipe-SGD)."""
+"""Gradients whose mean is applied a step late, while the next one is under way (Pipe-SGD)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class DelayedMeans:
         """
         session = self._session
         session.flush()
-        self.late = session.step > 0 and session.strategy.overlap.apply_at(session.step) > session.step
+        sync = session.schedule.sync_at(session.step)
+        self.late = session.step > 0 and sync.apply_at > session.step
         if self.late and session.step == self._began_at:
             raise AttachError(
                 f"a second backward in step {session.step}, with no optimizer.step since the first: "

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from tacit import checks
-from tacit.contracts import Rounds, ScheduleState
+from tacit.contracts import AdaptiveRounds, Rounds, ScheduleState
 from tacit.errors import AttachError
 from tacit.rounds import EveryEpoch, OnPlateau
 from tacit.strategy import AnyStrategy
@@ -68,7 +68,7 @@ def _more(rounds: Rounds, unsaid: Sequence[str]) -> str:
     """What else the error tells to write."""
     loss = (
         ", and session.observe(loss) before each optimizer.step()"
-        if "loss" in rounds.observed_metrics
+        if isinstance(rounds, AdaptiveRounds) and "loss" in rounds.observed_metrics
         else ""
     )
     if "steps_per_epoch" not in unsaid:

@@ -61,14 +61,14 @@ class Failures:
             self._notes,
         )
         for level in self._levels:
-            level.session.explain = self._explain
-            if len(level.session.ranks) < len(ranks):
-                level.session.tell = self._tell
+            tell = self._tell if len(level.session.ranks) < len(ranks) else None
+            level.session.failure.report_to(self._explain, tell)
 
     @property
     def first(self) -> BaseException | None:
         """The failure of the nearest level that has one."""
-        return next((level.session.failure for level in self._levels if level.session.failure), None)
+        errors = (level.session.failure.error for level in self._levels)
+        return next((error for error in errors if error is not None), None)
 
     def meet(self) -> None:
         """Wait until all ranks close their sessions, after the same steps; unless something has failed.
@@ -136,15 +136,15 @@ class Failures:
         """What this rank has given to collectives, and when the last of it."""
         sessions = [level.session for level in self._levels]
         begun = self._backwards.begun if self._options.scaled else 0
-        since = max(session.posted_at for session in sessions)
-        return Posted(sum(session.posted for session in sessions) + begun, since)
+        since = max(session.lanes.posted_at for session in sessions)
+        return Posted(sum(session.lanes.posted for session in sessions) + begun, since)
 
     def _reached(self) -> Reached:
         """How far this rank is, as ranks compare it when one closes its session."""
         steps = self._levels[-1].session.step
         if self._options.leaves_ddp_alone:
             return untouched(self._options.model, steps)
-        begun = sum(level.session.begun for level in self._levels)
+        begun = sum(level.session.pending.begun for level in self._levels)
         # With a scaler the ranks ask each other in backward, before a round begins.
         return Reached(steps, begun + (self._backwards.begun if self._options.scaled else 0))
 
@@ -156,7 +156,7 @@ class Failures:
 
     def _note(self, error: BaseException) -> None:
         for level in self._levels:
-            level.session.failure = level.session.failure or error
+            level.session.failure.fail(error)
 
     def _abort(self) -> None:
         """End what may hang: our own collectives, or DDP's where it was left to itself."""

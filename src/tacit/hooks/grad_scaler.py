@@ -1,6 +1,6 @@
 """Training with a `torch.amp.GradScaler`: what overflows is passed over, and replicas keep in step.
 
-A scaler calls no `optimizer.step` where it has found infinity, and torch tells nobody of it: replicas that
+A scaler calls no `optimizer.step` where it has found infinity, and torch notifies nobody: replicas that
 move on their own would each count other steps, and wait for each other at different rounds. So what is
 counted here is what all replicas do alike: backward passes in which DDP synchronises.
 """
@@ -20,7 +20,6 @@ from tacit.errors import AttachError
 from tacit.exchange.combinators import hear, say
 from tacit.hooks.ddp import Answer, BucketFuture, after_backward
 from tacit.hooks.level import Level
-from tacit.overlap import Delayed
 from tacit.session import Session
 from tacit.strategy import AnyStrategy
 from tacit.torch_compat import GradBucket, scale_on_device
@@ -44,7 +43,7 @@ def at_work(scaler: object, strategy: AnyStrategy) -> GradScaler | None:
             f"with {strategy.name!r} nobody waits for anybody, and a scaler passes over steps that all have "
             "to know of: train in bfloat16 without a scaler, or attach 'ps'"
         )
-    if near.subject == "gradient" and isinstance(near.overlap, Delayed):
+    if near.subject == "gradient" and near.overlap.late:
         raise AttachError(
             f"{strategy.name!r} gives a step the mean of the step before, which may be scaled by another "
             "factor, and whose overflow would be known too late to pass over it: train in bfloat16 without "
@@ -89,10 +88,11 @@ class ScaledSteps:
         self._near = levels[0].session if levels[0].gradient is not None else None
         self._due: list[Level] = []
         self._held: list[tuple[Level, int]] = []
-        self._overflow = self._near_talks = False
+        self._overflow = self._near_communicates = False
         if self._near is not None:
             # On a device as it is there: to read it would wait for all that was launched.
-            self._near.scale = scale_on_device(scaler) if self._near.in_stream else scaler.get_scale  # type: ignore[assignment]
+            in_stream = self._near.config.in_stream
+            self._near.nonfinite.use_scale(scale_on_device(scaler) if in_stream else scaler.get_scale)  # type: ignore[arg-type]
 
     def around(self, answer: Answer) -> Answer:
         """The same answer to DDP's hook, with the attempt counted when backward ends."""
@@ -100,7 +100,7 @@ class ScaledSteps:
         def counted(bucket: GradBucket) -> BucketFuture:
             if bucket.index() == 0:
                 self._begin()
-            if self._due and not self._near_talks and not self._overflow:
+            if self._due and not self._near_communicates and not self._overflow:
                 self._overflow = not bool(bucket.buffer().isfinite().all())
             future = answer(bucket)
             if bucket.is_last():
@@ -112,7 +112,7 @@ class ScaledSteps:
     def after_step(self) -> None:
         """To be called after every step that was taken."""
         for level in self._levels:
-            level.session.raise_failure()
+            level.session.failure.raise_first()
         self._hold_rounds()
 
     def consolidate(self) -> None:
@@ -123,22 +123,22 @@ class ScaledSteps:
     def _begin(self) -> None:
         self._hold_rounds()  # nobody has stepped since, as where gradients accumulate with no `no_sync`
         self._overflow = False
-        self._near_talks = self._near is not None and self._near.talks()
-        self._due = [level for level in self._levels if _stirs(level)]
+        self._near_communicates = self._near is not None and self._near.communicates()
+        self._due = [level for level in self._levels if _acts(level)]
 
     def _end(self) -> None:
         overflow = self._overflow
-        if self._near is not None and self._near_talks:
-            if self._near.in_stream and not self._due:
-                self._spoil_if(self._near.broken)
+        if self._near is not None and self._near_communicates:
+            if self._near.config.in_stream and not self._due:
+                self._spoil_if(self._near.pending.broken)
             else:
-                self._near.verify()
-                overflow = self._near.skipped
+                self._near.pending.verify()
+                overflow = self._near.pending.skipped
         for level in self._due:
             overflow = _anywhere(overflow, level)
         self._held = [(level, level.session.step) for level in self._due]
         for level in self._levels:
-            level.session.step += 1
+            level.session.advance()
         if overflow:
             self._spoil()
         if overflow and self._due:
@@ -148,7 +148,7 @@ class ScaledSteps:
         held, self._held = self._held, []
         for level, step in held:
             assert level.progress is not None
-            level.progress.turn(step)
+            level.progress.act(step)
 
     @torch.no_grad()
     def _spoil_if(self, broken: Tensor | None) -> None:
@@ -173,15 +173,15 @@ class ScaledSteps:
                 p.grad.fill_(math.inf)
 
 
-def _stirs(level: Level) -> bool:
-    return level.progress is not None and level.progress.stirs(level.session.step)
+def _acts(level: Level) -> bool:
+    return level.progress is not None and level.progress.acts_after(level.session.step)
 
 
 def _anywhere(overflow: bool, level: Level) -> bool:
     """Whether it is so on any of the ranks that agree on this level."""
-    word = torch.tensor([float(overflow)])
-    level.session.ask(lambda: say(word, level.strategy.topology.scope), "overflow")
-    return bool(word > 0)
+    flag = torch.tensor([float(overflow)])
+    level.session.ask(lambda: say(flag, level.strategy.topology.scope), "overflow")
+    return bool(flag > 0)
 
 
 def _equalize(scaler: GradScaler, session: Session) -> None:

@@ -15,8 +15,9 @@ from tacit.hooks import buffers
 from tacit.hooks.buffers import Buffers
 from tacit.hooks.ddp import GradientHook
 from tacit.hooks.device_placement import Placing, placed, transport_for
+from tacit.hooks.fragments import fragments
 from tacit.hooks.momentum import TakenMomentum
-from tacit.hooks.optimizer import OptimizerHook, fragments
+from tacit.hooks.optimizer import OptimizerHook
 from tacit.hooks.optimizer_state import Moments
 from tacit.hooks.replica import Present
 from tacit.hooks.server_buffers import Beside, homes_of
@@ -131,14 +132,13 @@ class Level:
                 trained=named,
                 device=self.placing.device,
                 in_stream=self.placing.in_stream,
+                bucket_lr=None if groups is None else groups.rate,
+                replicated_in_node=named if replicated_in_node else (),
             )
-        self.session.replicated_in_node = frozenset(named if replicated_in_node else ())
         if quiet:
             return
         together = strategy.subject == "delta" and not strategy.topology.independent
-        if together:
-            self.session.more_stages = Buffers.stages(self.session)
-        self.transport.open(self.session.stages)
+        self.session.connect(Buffers.stages(self.session) if together else {})
         if groups is not None and beside is not None:
             assert isinstance(strategy.topology, Star)
             self.stepped = ServerStepHook(self.session, tensors, strategy.topology.back, groups, beside)
@@ -156,10 +156,9 @@ class Level:
                 rates,
                 self.buffers if strategy.buffers == "averaged" else None,
                 () if together else buffers.variances_in(model.module),
+                *(() if self.moments is None else (self.moments.completed,)),
             )
             self.fetch()
-        if self.progress is not None and self.moments is not None:
-            self.progress.completed = self.moments.completed
 
     def fetch(self) -> None:
         """Go on from the parameters that the servers have, where these keep them. A collective call."""
@@ -191,7 +190,7 @@ class Level:
         elif self.stepped is not None:
             self.stepped.after_step()
         else:
-            self.session.step += 1
+            self.session.advance()
 
     def sync(self) -> None:
         """Make replicas equal by a round now, where they may differ."""
@@ -209,7 +208,7 @@ class Level:
 
     def close(self, failed: bool = False) -> None:
         """Wait for exchanges, or after a failure end them, and leave the process groups to other sessions."""
-        if failed and self.session.in_stream:
+        if failed and self.session.config.in_stream:
             self.transport.abort()  # else its stream may wait for a peer for ever
         self.session.close()
         if self.used is not None:

@@ -1,4 +1,4 @@
-"""The progress door: after `optimizer.step`, where replicas have moved on their own."""
+"""Rounds after `optimizer.step`, where replicas have moved on their own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from tacit import ranges
-from tacit.contracts import NODE, Application, State
-from tacit.errors import AttachError
+from tacit.contracts import NODE, Application, State, Sync
 from tacit.exchange.combinators import say
 from tacit.hooks.buffers import Buffers
+from tacit.hooks.fragments import fragments
 from tacit.hooks.observations import Observations
 from tacit.hooks.replica import Replica, wide_like
 from tacit.session import PendingRound, Session
@@ -36,8 +36,8 @@ class UnappliedRound:
 
     Attributes:
         buckets: that travel in it.
-        step: that it followed; `lands`: after which it is applied.
-        flight: None where it had arrived before a checkpoint.
+        step: that it followed; `apply_at`: after which its answer is applied.
+        pending: None where it was complete before a checkpoint.
     """
 
     buckets: tuple[int, ...]
@@ -49,8 +49,8 @@ class UnappliedRound:
 class OptimizerHook:
     """Keeps the anchor of every bucket, and moves it by what the peers agreed on.
 
-    A round leaves with this rank's progress since the anchor; when it lands, at once or some steps
-    later, the strategy's merge applies its mean to the anchor and to the parameters as they are then.
+    A round leaves with this rank's progress since the anchor. At once or some steps later, the strategy's
+    merge applies its mean to the anchor and to the parameters as they are then.
 
     Args:
         session: exchanges the progress; its buckets are those of the parts, one part after the other.
@@ -59,6 +59,7 @@ class OptimizerHook:
         rates: reads the present learning rate of each parameter.
         buffers: averaged beside the parameters.
         variances: names of what is never below zero, and may be so at a server.
+        completed: called with the names to which a round's answer has just been applied.
     """
 
     def __init__(
@@ -69,13 +70,13 @@ class OptimizerHook:
         rates: Callable[[], Mapping[str, float]] = dict,
         buffers: Buffers | None = None,
         variances: Collection[str] = (),
+        completed: Callable[[list[str]], None] = lambda names: None,
     ) -> None:
         self._session = session
         self._named, self._share, self._rates = named, share, rates
         self._buffers, self._variances = buffers, frozenset(variances)
         self.facts = Observations(session, lambda: max(rates().values(), default=0.0))
-        self.completed: Callable[[list[str]], None] = lambda names: None
-        """Called with the names to which a round's answer has just been applied."""
+        self._completed = completed
         self.follow_buckets()
 
     def follow_buckets(self, under_way: Iterable[UnappliedRound] = (), met: int = 0) -> None:
@@ -84,8 +85,8 @@ class OptimizerHook:
         `met`: after how many steps they were last equal on all ranks, by the checkpoint that is loaded.
         """
         session, buckets = self._session, self._session.buckets
-        rounds, merge = session.strategy.rounds, session.strategy.merge
-        self._late = session.strategy.overlap.apply_at(0) > 0 or rounds.late
+        merge = session.strategy.merge
+        self._late = session.strategy.late
         keeps = merge.sees_local_delta or (self._late and merge.needs_local_delta)
         self._unsent = merge.keeps_unsent
         self._anchor = [wide_like(bucket) for bucket in buckets]
@@ -98,7 +99,9 @@ class OptimizerHook:
         ]
         self._states: list[State] = [merge.init(anchor) for anchor in self._anchor]
         largest = {bucket.dtype: bucket for bucket in sorted(buckets, key=lambda bucket: bucket.numel)}
-        self._before = {dtype: wide_like(bucket) for dtype, bucket in largest.items() if rounds.late}
+        self._before = {
+            dtype: wide_like(bucket) for dtype, bucket in largest.items() if session.schedule.leaves_first
+        }
         self._parts = _parts(session, self._named)
         if self._buffers is not None:
             self._buffers.forget()
@@ -111,47 +114,48 @@ class OptimizerHook:
 
     def after_step(self) -> None:
         """To be called after every attempt of the optimizer."""
-        self._session.raise_failure()
-        self.turn(self._session.step)
-        self._session.step += 1
+        self._session.failure.raise_first()
+        self.act(self._session.step)
+        self._session.advance()
 
-    def stirs(self, step: int) -> bool:
-        """Whether a round leaves or lands after this step, or replicas begin to move on their own."""
-        rounds, schedule_state = self._session.strategy.rounds, self._session.schedule_state
-        if rounds.inactive(step, schedule_state):
-            return not rounds.inactive(step + 1, schedule_state)
+    def acts_after(self, step: int) -> bool:
+        """Whether a round leaves or is applied after this step, or replicas begin to move on their own."""
+        schedule = self._session.schedule
+        if schedule.inactive(step):
+            return not schedule.inactive(step + 1)
         return any(way.apply_at <= step for way in self.under_way) or bool(self._due(step))
 
-    def turn(self, step: int) -> None:
-        """Let land what is to land after this step, and leave what is due."""
-        if not self.stirs(step):
+    def act(self, step: int) -> None:
+        """Apply the answers that are due after this step, and start the rounds that are."""
+        if not self.acts_after(step):
             return
-        if self._session.strategy.rounds.inactive(step, self._session.schedule_state):
-            self._start_here()
+        schedule = self._session.schedule
+        if schedule.inactive(step):
+            self._anchor_here()
             return
         with ranges.within(self._session.strategy.name, "sync"):
             due = self._due(step)
-            if not (due and self._session.strategy.rounds.late):
-                self._land_until(step)
+            if not (due and schedule.leaves_first):
+                self._apply_until(step)
             if due:
                 self._round(step, due)
 
-    def _due(self, step: int) -> list[int]:
-        rounds, schedule_state = self._session.strategy.rounds, self._session.schedule_state
-        parts = enumerate(self._parts)
-        return [part for part, buckets in parts if buckets and rounds.due(step, schedule_state, part)]
+    def _due(self, step: int) -> dict[int, Sync]:
+        """The rounds that follow the step, by their part."""
+        syncs = {part: self._session.schedule.at(step, part) for part, has in enumerate(self._parts) if has}
+        return {part: sync for part, sync in syncs.items() if sync is not None}
 
-    def _start_here(self) -> None:
+    def _anchor_here(self) -> None:
         """Take the present parameters, which are equal on all ranks, for the anchor."""
         for i, anchor in enumerate(self._anchor):
-            self._replica.stand(i, anchor)
+            self._replica.anchor_here(i, anchor)
 
     @property
     def independent(self) -> int | None:
         """How many steps the replicas have taken since they were equal; None where they are."""
         session = self._session
         met = self.last_met
-        if session.step == met or session.strategy.rounds.inactive(session.step, session.schedule_state):
+        if session.step == met or session.schedule.inactive(session.step):
             return None
         return session.step - met
 
@@ -163,8 +167,8 @@ class OptimizerHook:
     def sync(self) -> None:
         """A round of all parts, now: afterwards every replica stands at the anchor.
 
-        That is the mean of the replicas, or what the merge has in its place. What is under way lands first.
-        None where no step was taken since the last time.
+        That is the mean of the replicas, or what the merge has in its place. What is under way is applied
+        first. No round where no step was taken since the last time.
 
         Raises:
             RoundError: the round failed; no parameter has changed.
@@ -180,16 +184,16 @@ class OptimizerHook:
 
     def _sync(self) -> None:
         session, last = self._session, self._session.step - 1
-        self._land_until(last, every=True)
-        if session.strategy.rounds.inactive(session.step, session.schedule_state):
-            self._start_here()
+        self._apply_until(last, every=True)
+        if session.schedule.inactive(session.step):
+            self._anchor_here()
         if self._unsent:
-            self._meet()
+            self._average()
         else:
-            self._meet_in_a_round(last)
+            self._consolidate(last)
 
-    def _meet(self) -> None:
-        """Average the replicas densely, with what they have not said."""
+    def _average(self) -> None:
+        """Average the replicas densely, with what they have not sent."""
         session, scope = self._session, self._session.strategy.topology.scope
         for i, (bucket, anchor) in enumerate(zip(session.buckets, self._anchor, strict=True)):
             self._replica.progress(i, anchor, self._flat[i])
@@ -198,10 +202,11 @@ class OptimizerHook:
         if self._buffers is not None:
             self._buffers.meet()
 
-    def _meet_in_a_round(self, last: int) -> None:
+    def _consolidate(self, last: int) -> None:
+        """Put all replicas at the anchor, by a round."""
         way = self._leave(last, range(len(self._session.buckets)), apply_at=last)
         if way.pending is not None:
-            self._session.wait(way.pending)
+            self._session.pending.wait(way.pending)
         agreed = self._session.agree(self._flat)
         for i, anchor in enumerate(self._anchor):
             if agreed:
@@ -214,7 +219,7 @@ class OptimizerHook:
         self._end(way)
 
     def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
-        """Go on from what a server has; `bring` tells it of a bucket, and says what it has of it."""
+        """Go on from what a server has. `bring` gives it this rank's values of a bucket, and returns its."""
         for i, bucket in enumerate(self._session.buckets):
             self._replica.read(i, self._flat[i])
             self._anchor[i].copy_(bring(bucket.name, self._flat[i]))
@@ -222,24 +227,21 @@ class OptimizerHook:
 
     # ---- rounds ---------------------------------------------------------------------------------------
 
-    def _round(self, step: int, due: Sequence[int]) -> None:
-        session, rounds = self._session, self._session.strategy.rounds
+    def _round(self, step: int, due: Mapping[int, Sync]) -> None:
+        session, leaves_first = self._session, self._session.schedule.leaves_first
+        sync = next(iter(due.values()))
         buckets = [i for part in due for i in self._parts[part]]
         read: set[int] = set()
         for way in [way for way in self.under_way if set(way.buckets) & set(buckets)]:
-            self._land(way, step, leaves=rounds.late)
-            read |= set(way.buckets) if rounds.late else set()
-        if rounds.late:
-            self.facts.tell_times(step)
-        apply_at = (
-            rounds.apply_at(step, session.schedule_state)
-            if rounds.late
-            else session.strategy.overlap.apply_at(step)
-        )
-        way = self._leave(step, buckets, apply_at, read)
-        self.facts.tell(step, way.pending, [self._flat[i] for i in buckets])
+            self._apply(way, step, leaves=leaves_first)
+            read |= set(way.buckets) if leaves_first else set()
+        if leaves_first:
+            self.facts.observe_times(step, sync)
+            sync = session.schedule.sync_at(step)  # the period may be another one now
+        way = self._leave(step, buckets, sync.apply_at, read)
+        self.facts.observe_round(step, sync, way.pending, [self._flat[i] for i in buckets])
         if way.apply_at <= step:
-            self._land(way, step)
+            self._apply(way, step)
             everything = len(buckets) == len(session.buckets)
             self._met_at = step + 1 if everything and session.strategy.merge.meets else None
 
@@ -252,7 +254,7 @@ class OptimizerHook:
             beside.collect()
         for i in buckets:
             exact = self._flat[i] if i in read else self._replica.progress(i, self._anchor[i], self._flat[i])
-            self._note_mine(i, exact)
+            self._note_local_delta(i, exact)
         self.facts.measure([self._flat[i] for i in buckets])
         pending = session.begin(buckets)
         if beside is not None:
@@ -265,7 +267,7 @@ class OptimizerHook:
         self.under_way.append(way)
         return way
 
-    def _note_mine(self, i: int, exact: Tensor) -> None:
+    def _note_local_delta(self, i: int, exact: Tensor) -> None:
         """Keep this rank's part, if the merge asks for it: what is sent, or what in the end is not."""
         mine, new_residual = self._local_delta[i], self._owed[i]
         if mine is None:
@@ -280,33 +282,33 @@ class OptimizerHook:
         """The buffers, if they travel with these buckets: they do with those of the last part."""
         return self._buffers if set(self._parts[-1]) & set(buckets) else None
 
-    def _land_until(self, step: int, every: bool = False) -> None:
+    def _apply_until(self, step: int, every: bool = False) -> None:
         for way in [way for way in self.under_way if every or way.apply_at <= step]:
-            self._land(way, step)
+            self._apply(way, step)
 
-    def _land(self, way: UnappliedRound, step: int, leaves: bool = False) -> None:
+    def _apply(self, way: UnappliedRound, step: int, leaves: bool = False) -> None:
         """Apply an answer. `leaves`: what leaves next is the progress as it was before."""
         session = self._session
         if way.pending is not None:
-            with self.facts.waits():
-                session.wait(way.pending)
+            with self.facts.waiting():
+                session.pending.wait(way.pending)
         lag = max(0, step - way.step)
         rates = self._rates()
-        at = Application(len(session.ranks), lag, max(rates.values(), default=0.0), session.parties)
+        at = Application(
+            len(session.ranks), lag, max(rates.values(), default=0.0), session.context.coordinate.here.peers
+        )
         session.stats.applied(at.lag)
-        self.facts.flown(way.pending, at.lag)
+        self.facts.note_transfer(way.pending, at.lag)
         diverged_in_node = (
-            at.lag > 0
-            and session.by_node
-            and session.strategy.rounds.diverged_in_node(step, session.schedule_state)
+            at.lag > 0 and session.context.by_node and session.schedule.sync_at(step).diverged_in_node
         )
         for i in way.buckets:
             anchor, params = self._anchor[i], self._replica.params(i)
             if leaves:
                 before = self._before[session.buckets[i].dtype][: len(anchor)].copy_(params)
             if diverged_in_node:
-                self._meet_mates(i, params)
-            self._apply(i, params, at, rates)
+                self._average_in_node(i, params)
+            self._merge(i, params, at, rates)
             self._replica.write(i, params)
             if leaves:
                 self._flat[i].copy_(before.sub_(anchor))
@@ -314,14 +316,14 @@ class OptimizerHook:
             beside.complete(at.lag)
         self._end(way)
 
-    def _meet_mates(self, i: int, params: Tensor) -> None:
-        """Overwrite `now` with the mean of the replicas of this node, which have drifted apart."""
+    def _average_in_node(self, i: int, params: Tensor) -> None:
+        """Overwrite `params` with the mean of the replicas of this node, which have drifted apart."""
         anchor = self._anchor[i]
         independent = self._replica.narrowed(i, params.sub_(anchor))
         self._session.ask(partial(say, independent, NODE), "node", of=independent)
         torch.add(anchor, self._replica.widened(i, independent), out=params)
 
-    def _apply(self, i: int, params: Tensor, at: Application, rates: Mapping[str, float]) -> None:
+    def _merge(self, i: int, params: Tensor, at: Application, rates: Mapping[str, float]) -> None:
         """Have the merge apply the answer about a bucket; if it goes by the learning rate, rate by rate."""
         merge, state, bucket = self._session.strategy.merge, self._states[i], self._session.buckets[i]
         mine, new_residual = self._local_delta[i], self._owed[i]
@@ -344,7 +346,7 @@ class OptimizerHook:
 
     def _end(self, way: UnappliedRound) -> None:
         self.under_way.remove(way)
-        self.completed([param.name for i in way.buckets for param in self._session.buckets[i].slices])
+        self._completed([param.name for i in way.buckets for param in self._session.buckets[i].slices])
 
     # ---- what it keeps --------------------------------------------------------------------------------
 
@@ -386,31 +388,10 @@ def _runs(slices: Sequence[ParamSlice], rates: Mapping[str, float]) -> Iterator[
 
 
 def _parts(session: Session, named: Mapping[str, Tensor]) -> list[list[int]]:
-    """The lots of each part."""
+    """The buckets of each part."""
     group_names = enumerate(fragments(named, session.strategy.rounds.parts))
     homes = {name: part for part, names in group_names for name in names}
     parts: list[list[int]] = [[] for _ in range(session.strategy.rounds.parts)]
     for i, bucket in enumerate(session.buckets):
         parts[homes[bucket.slices[0].name]].append(i)
-    return parts
-
-
-def fragments(named: Mapping[str, Tensor], count: int) -> list[list[str]]:
-    """The names in `count` parts of about equal size: neighbours together, the last layers first.
-
-    Raises:
-        AttachError: there are fewer names than parts.
-    """
-    if len(named) < count:
-        raise AttachError(
-            f"a model of {len(named)} parameters cannot be cut into {count} fragments: write fewer"
-        )
-    total, done = sum(p.numel() for p in named.values()), 0
-    parts: list[list[str]] = [[]]
-    for i, (name, p) in enumerate(reversed([*named.items()])):
-        must = len(named) - i == count - len(parts)  # each of those left has a part of its own
-        if parts[-1] and len(parts) < count and (must or done + p.numel() / 2 > total * len(parts) / count):
-            parts.append([])
-        parts[-1].append(name)
-        done += p.numel()
     return parts

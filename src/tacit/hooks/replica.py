@@ -1,4 +1,4 @@
-"""This rank's parameters as flat buckets, wherever they lie now, and as exact as the anchor is."""
+"""This rank's parameters as flat buckets, wherever they are now, and as exact as the anchor is."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 @dataclass(slots=True)
-class _Place:
-    """Where a parameter lies in its bucket, and where it was found last."""
+class _Parameter:
+    """Where a parameter is in its bucket, and where it was found last."""
 
     name: str
     start: int
@@ -57,6 +57,15 @@ class _Place:
     dtype: torch.dtype
     where: tuple[int, tuple[int, ...]] | None = None
     view: Tensor | None = None
+
+    def view_of(self, tensor: Tensor) -> Tensor:
+        """The tensor as a row; or where its memory is in another order, as it is."""
+        where = tensor.data_ptr(), tensor.stride()
+        if self.view is None or where != self.where or tensor.shape != self.shape:
+            _check_same(self, tensor)
+            plain = tensor.detach()
+            self.where, self.view = where, plain.view(-1) if plain.is_contiguous() else plain
+        return self.view
 
 
 class Replica:
@@ -79,7 +88,7 @@ class Replica:
         self._buckets, self._named = buckets, named
         self._places = [
             [
-                _Place(param.name, param.start, param.stop, param.shape, bucket.dtype)
+                _Parameter(param.name, param.start, param.stop, param.shape, bucket.dtype)
                 for param in bucket.slices
             ]
             for bucket in buckets
@@ -106,7 +115,7 @@ class Replica:
     def _pairs(self, i: int, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Of each parameter of bucket `i` its place in `flat`, and where it lies."""
         for place in self._places[i]:
-            there = self._view(place)
+            there = place.view_of(self._named[place.name])
             here = flat[place.start : place.stop]
             yield here if there.dim() == 1 else here.view(place.shape), there
 
@@ -122,7 +131,7 @@ class Replica:
         return params
 
     def progress(self, i: int, anchor: Tensor, out: Tensor) -> Tensor:
-        """Overwrite `out` with how far bucket `i` is from `then`; returns it as it was before rounding."""
+        """Overwrite `out` with how far bucket `i` is from the anchor; returns it before rounding."""
         if self.put[i] is None:
             self.read(i, out)
             return out.sub_(anchor)
@@ -144,8 +153,8 @@ class Replica:
             _copy_(*reversed([*zip(*self._pairs(i, params), strict=True)]))
         self._remember(i, params)
 
-    def stand(self, i: int, anchor: Tensor) -> None:
-        """Take the parameters of bucket `i` as they are for the point where they were put, and `then` too."""
+    def anchor_here(self, i: int, anchor: Tensor) -> None:
+        """Take the parameters of bucket `i` as they are for where they were put, and for the anchor."""
         self.read(i, anchor)
         self._remember(i, anchor)
 
@@ -153,16 +162,6 @@ class Replica:
         put = self.put[i]
         if put is not None and self._own:
             put.copy_(params)
-
-    def _view(self, place: _Place) -> Tensor:
-        """The tensor where it is now: a row, or where its memory is in another order, as it is."""
-        tensor = self._named[place.name]
-        where = tensor.data_ptr(), tensor.stride()
-        if place.view is None or where != place.where or tensor.shape != place.shape:
-            _check_same(place, tensor)
-            plain = tensor.detach()
-            place.where, place.view = where, plain.view(-1) if plain.is_contiguous() else plain
-        return place.view
 
 
 def _copy_(into: Sequence[Tensor] = (), out_of: Sequence[Tensor] = ()) -> None:
@@ -174,7 +173,7 @@ def _copy_(into: Sequence[Tensor] = (), out_of: Sequence[Tensor] = ()) -> None:
         here.copy_(there)
 
 
-def _check_same(place: _Place, tensor: Tensor) -> None:
+def _check_same(place: _Parameter, tensor: Tensor) -> None:
     if tensor.shape != place.shape or tensor.dtype != place.dtype:
         raise AttachError(
             f"{place.name} had the shape {tuple(place.shape)} and the type {place.dtype} when the session "

@@ -1,4 +1,4 @@
-"""The door where a server steps: gradients leave in place of `optimizer.step`, and parameters come back."""
+"""Where a server steps: gradients are pushed in place of `optimizer.step`, and parameters come back."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tacit.errors import AttachError, ConfigError
 from tacit.hooks.server_buffers import Beside
 from tacit.session import Session
 
-_TOLD: dict[type[Optimizer], tuple[str, ...]] = {
+_SENT: dict[type[Optimizer], tuple[str, ...]] = {
     SGD: ("momentum", "dampening", "weight_decay", "nesterov"),
     Adam: ("betas", "eps", "weight_decay"),
     AdamW: ("betas", "eps", "weight_decay"),
 }
-"""Which hyper-parameters a server is told; the learning rate goes with each push."""
+"""Which hyper-parameters a server gets at attach; the learning rate goes with each push."""
 
 
 class Groups:
@@ -38,7 +38,7 @@ class Groups:
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]) -> None:
-        if len(optimizers) != 1 or type(optimizers[0]) not in _TOLD:
+        if len(optimizers) != 1 or type(optimizers[0]) not in _SENT:
             kinds = ", ".join(type(each).__name__ for each in optimizers) or "none"
             raise AttachError(
                 f"with optimizer='server' the server steps as the worker's optimizer would, and {kinds} is "
@@ -61,7 +61,7 @@ class Groups:
 
     def _rule(self, group: Mapping[str, Any]) -> dict[str, Any]:
         kind = type(self._optimizer)
-        return {"kind": kind.__name__, **{key: _plain(group[key]) for key in _TOLD[kind]}}
+        return {"kind": kind.__name__, **{key: _plain(group[key]) for key in _SENT[kind]}}
 
     def rate(self, name: str) -> float:
         """The present learning rate of a parameter."""
@@ -70,18 +70,18 @@ class Groups:
         return float(self._optimizer.param_groups[group]["lr"])
 
     def check(self) -> None:
-        """Refuse a schedule of what a server was told once, at attach.
+        """Refuse a schedule of what a server got once, at attach.
 
         Raises:
             ConfigError: names what has changed, and its group.
         """
-        for i, (group, told) in enumerate(zip(self._optimizer.param_groups, self.rules, strict=False)):
+        for i, (group, sent) in enumerate(zip(self._optimizer.param_groups, self.rules, strict=False)):
             now = self._rule(group)
-            if now != told:
-                what = next(key for key in told if told[key] != now[key])
+            if now != sent:
+                what = next(key for key in sent if sent[key] != now[key])
                 raise ConfigError(
                     f"{what} of the optimizer's group {i} is {now[what]} now, and the server steps by "
-                    f"{told[what]}, as it was at attach: only learning rates may change. Leave that schedule "
+                    f"{sent[what]}, as it was at attach: only learning rates may change. Leave that schedule "
                     "out (OneCycleLR(..., cycle_momentum=False)), or write optimizer='worker'"
                 )
 
@@ -114,7 +114,6 @@ class ServerStepHook:
     ) -> None:
         self._session, self._named = session, named
         self._groups, self._beside = groups, beside
-        session.rate = lambda i: groups.rate(session.buckets[i].name)
         self._flat = [torch.zeros_like(bucket.like(bucket.device)) for bucket in session.buckets]
         self._have = [torch.zeros_like(flat) for flat in self._flat]
         self._whole = all(back(flat).codec is None for flat in self._flat)
@@ -125,7 +124,7 @@ class ServerStepHook:
 
     def before_step(self, *_: Any) -> None:
         """To be called before `optimizer.step`, which finds no gradients."""
-        self._session.raise_failure()
+        self._session.failure.raise_first()
         self._groups.check()
         for name, p in self._named.items():
             if p.grad is not None:
@@ -147,13 +146,13 @@ class ServerStepHook:
                     gradient = taken.get(param.name)
                     flat[param.start : param.stop] = 0.0 if gradient is None else gradient.view(-1)
                 session.submit(i, flat, lambda: None)
-            session.wait(pending)
+            session.pending.wait(pending)
             for i, flat in enumerate(self._flat):
                 self._write(i, flat, self._whole)
         finally:
             for name, gradient in taken.items():
                 self._named[name].grad = gradient
-        session.step += 1
+        session.advance()
 
     def sync(self) -> None:
         """Wait until all workers have pushed what they have, take what came of it, and average buffers."""
@@ -164,7 +163,7 @@ class ServerStepHook:
         self._beside.meet()  # now that all have come so far, none of them waits for a push of another
 
     def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
-        """Go on from what a server has; `bring` tells it of a bucket, and says what it has of it."""
+        """Go on from what a server has. `bring` gives it this rank's values of a bucket, and returns its."""
         for i, bucket in enumerate(self._session.buckets):
             self._write(i, bring(bucket.name, self._have[i]), whole=True)
         self._beside.enter()

@@ -76,7 +76,7 @@ class StepHooks:
                 self._before_steps(level.stepped.before_step)
         if far.progress is not None and scaled is None:
             broken = Broken(self._options.named, lambda: far.session.step)
-            far.session.origin = broken.origin
+            far.session.nonfinite.use_origin(broken.origin)
             self._before_steps(broken)
         if far.progress is not None:
             module = self._options.model.module
@@ -84,13 +84,13 @@ class StepHooks:
         if taken is not None:
             taken.take()
             self._undo.append(taken.restore)
-        if any(level.session.in_stream and level.gradient is not None for level in self._levels):
+        if any(level.session.config.in_stream and level.gradient is not None for level in self._levels):
             # The last of the hooks: while the host waits here, the device runs out of work.
             self._before_steps(self._check)
         if optimizers:
             self._handles.append(optimizers[-1].register_step_post_hook(self._after_step))
         elif near.gradient is not None and scaled is None:
-            near.gradient.counts_steps = True
+            near.gradient.count_steps()
 
     def remove(self) -> None:
         """Take them away, and give back what was taken over."""
@@ -109,7 +109,7 @@ class StepHooks:
     def _answer_ddp(self, board: HookDispatcher) -> None:
         """Have the nearest level answer DDP's hook, and what looks at every backward around it."""
         options, near = self._options, self._levels[0]
-        self._undo.append(lambda: setattr(board, "answer", plain_mean(options.group)))
+        self._undo.append(lambda: board.use(plain_mean(options.group)))
         answer: Answer = near.gradient or no_exchange
         if near.gradient is not None and self._refuses_sums():
             scaled, unseen = self._scaled is not None, not options.optimizers
@@ -118,12 +118,12 @@ class StepHooks:
             answer = self._accumulating.around(answer)
         if self._scaled is not None:
             answer = self._scaled.around(answer)
-        board.answer = self._backwards.around(answer)
+        board.use(self._backwards.around(answer))
 
     def _refuses_sums(self) -> bool:
         """Whether a gradient on top of a mean is refused; delayed means look at the optimizer's steps."""
         session = self._levels[0].session
-        return not linear(session) or (session.late and not self._options.optimizers)
+        return not linear(session) or (session.strategy.late and not self._options.optimizers)
 
     # ---- before a step --------------------------------------------------------------------------------
 
@@ -148,17 +148,18 @@ class StepHooks:
 
     def _check_means(self) -> None:
         for level in self._levels:
-            if level.gradient is not None and not level.session.late:
-                level.session.check()
+            if level.gradient is not None and not level.session.strategy.late:
+                level.session.pending.check()
 
     # ---- behind a step, and elsewhere -----------------------------------------------------------------
 
     def _after_step(self, *_: Any) -> None:
         near = self._levels[0]
         if self._options.leaves_ddp_alone:
-            near.session.raise_failure()  # DDP does not know of it
-        if near.session.in_stream and near.gradient is not None:
-            near.session.verify(())  # keep what was checked before the step; the device is at work again
+            near.session.failure.raise_first()  # DDP does not know of it
+        if near.session.config.in_stream and near.gradient is not None:
+            # Keep what was checked before the step: the device is at work again.
+            near.session.pending.verify(())
         if self._accumulating is not None:
             self._accumulating.stepped()
         if self._scaled is not None:

@@ -1,4 +1,4 @@
-"""WHEN replicas talk. Pure state machines: every rank decides alike, without asking."""
+"""WHEN replicas exchange. Pure state machines: every rank decides alike, without communication."""
 
 from typing import TYPE_CHECKING
 

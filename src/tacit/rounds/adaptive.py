@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tacit.contracts import Rounds, ScheduleState
+from tacit.contracts import AdaptiveRounds, ScheduleState, Sync
 from tacit.rounds.bounds import check, check_share
 
 
 @dataclass(frozen=True)
-class _Adaptive(Rounds):
-    """A period that changes. Remembered: "period", and "last", the number of steps up to the last round."""
+class _Adaptive(AdaptiveRounds):
+    """A period that changes. Its state: "period", and "last", the number of steps up to the last round."""
 
     sync_every: int
 
@@ -23,9 +23,10 @@ class _Adaptive(Rounds):
         """The first period."""
         return {"period": float(self.sync_every), "last": float(step)}
 
-    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
+    def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
         """A period after the last round."""
-        return step + 1 - schedule_state["last"] >= schedule_state["period"]
+        due = step + 1 - schedule_state["last"] >= schedule_state["period"]
+        return Sync(step, observe=True) if due else None
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ class ByVariance(_Adaptive):
         count, c = schedule_state.get("samples", 0.0), schedule_state.get("c", 0.0)
         if count == 0 or facts["step"] < self.sample_steps:
             return {**schedule_state, "samples": count + 1, "c": c + (variance / lr - c) / (count + 1)}
-        round_index = (variance < 0.7 * lr * c) - (variance > 1.3 * lr * c)
-        return {**schedule_state, "period": max(1.0, schedule_state["period"] + round_index)}
+        longer = (variance < 0.7 * lr * c) - (variance > 1.3 * lr * c)
+        return {**schedule_state, "period": max(1.0, schedule_state["period"] + longer)}
 
 
 @dataclass(frozen=True)
@@ -132,9 +133,10 @@ class OnPlateau(_Adaptive):
         check("factor", self.factor, 2)
         check_share("threshold", self.threshold)
 
-    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
+    def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
         """A period after the last round, and at each epoch's end."""
-        return super().due(step, schedule_state) or (step + 1) % int(schedule_state["steps_per_epoch"]) == 0
+        ends = (step + 1) % int(schedule_state["steps_per_epoch"]) == 0
+        return Sync(step, observe=True) if ends else super().at(step, schedule_state)
 
     @property
     def observed_metrics(self) -> frozenset[str]:
@@ -158,7 +160,7 @@ class OnPlateau(_Adaptive):
 def plateau(
     schedule_state: ScheduleState, loss: float, patience: int, threshold: float
 ) -> tuple[bool, ScheduleState]:
-    """Whether the loss of an epoch shows a plateau, and what is then remembered: "best", and "bad" epochs.
+    """Whether the loss of an epoch shows a plateau, and the schedule state then: "best", and "bad" epochs.
 
     Better is what is below the best by a share of `threshold`; a plateau, more than `patience` epochs in a
     row that are not. Counting then begins anew, and the best stays. Losses may be negative.

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from tacit.contracts import Rounds, ScheduleState
+from tacit.contracts import AdaptiveRounds, FollowingRounds, PhasedRounds, ScheduleState, Sync
 from tacit.errors import ConfigError
 from tacit.rounds.adaptive import plateau
 from tacit.rounds.bounds import check, check_share
@@ -18,7 +18,7 @@ PROBES = 2
 
 
 @dataclass(frozen=True)
-class Cycling(Rounds):
+class Cycling(AdaptiveRounds, PhasedRounds):
     """Warm-up, cycling and cool-down of DASO (Coquelin et al. 2021, arXiv 2104.05588, sections 3.2 and 3.3).
 
     In the first and last epochs a round follows every step, and is applied at once. In between, one leaves
@@ -27,18 +27,18 @@ class Cycling(Rounds):
     divided by `skip_reduction_factor` and W is one less; where B is 1 already, B becomes `most`, and W and L
     become `most` / `local_skip_factor`. The first loss that is judged is that of the last warm-up epoch.
 
-    What would land just before the next round leaves, lands with it (so in the authors' code): with B = 2 and
-    W = 1 the lag is 2. It is then weighted by the lag that it has.
+    An answer that would be applied one step before the next round leaves is applied with that round (so in
+    the authors' code): with B = 2 and W = 1 the lag is 2. It is then weighted by the lag that it has.
 
-    Remembered: "period", B; "delay", W; "local", L; "parted", whether L has been above 1; "best" and "bad",
+    Its state: "period", B; "delay", W; "local", L; "parted", whether L has been above 1; "best" and "bad",
     of the loss; "asked".
 
     Attributes:
         period: B at first. "auto": the least for which the transfers are hidden, from how long they take and
-            how long steps take; an answer lands as the next round leaves. The loss then changes nothing.
+            how long steps take; an answer is applied as the next round leaves. The loss then changes nothing.
         delay: W at first; below B, or both are 1.
-        local: L: while cycling, the replicas of a node meet in every L-th step only, from when an answer has
-            landed until the next round leaves.
+        local: L: while cycling, the replicas of a node average gradients in every L-th step only, from when
+            an answer has been applied until the next round leaves.
         most: B after the reset.
         warmup_epochs: None: a tenth of the epochs, and 4 at most. So for `cooldown_epochs`.
         patience: how many epochs in a row may pass without improvement before it counts as a plateau.
@@ -50,7 +50,6 @@ class Cycling(Rounds):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"steps_per_epoch", "epochs"})
-    late: ClassVar[bool] = True
 
     period: int | Literal["auto"] = 4
     delay: int = 1
@@ -74,8 +73,8 @@ class Cycling(Rounds):
                 )
         elif (self.delay, self.local) != (1, 1):
             raise ConfigError(
-                f"period='auto' chooses when answers land, and delay={self.delay}, local={self.local} were "
-                "given: leave them out, or give the period as a number"
+                f"period='auto' chooses when answers are applied, and delay={self.delay}, local={self.local} "
+                "were given: leave them out, or give the period as a number"
             )
         for name in ("local", "most"):
             check(name, getattr(self, name), 1)
@@ -129,12 +128,22 @@ class Cycling(Rounds):
 
     # ---- when -----------------------------------------------------------------------------------------
 
-    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
+    def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
         """In every B-th batch of an epoch, from the first on, and in its last one; else in every step."""
         k, last = self._batch(step, schedule_state)
-        return self._blocks(step, schedule_state) or k == last or k % int(schedule_state["period"]) == 0
+        due = self._blocks(step, schedule_state) or k == last or k % int(schedule_state["period"]) == 0
+        return self.sync(step, schedule_state) if due else None
 
-    def apply_at(self, step: int, schedule_state: ScheduleState) -> int:
+    def sync(self, step: int, schedule_state: ScheduleState) -> Sync:
+        """Replicas of a node may differ once L has been above 1, as their optimizers' states do."""
+        return Sync(
+            self._apply_at(step, schedule_state),
+            self._round_index(step, schedule_state),
+            self._observes(step, schedule_state),
+            bool(schedule_state.get("parted")),
+        )
+
+    def _apply_at(self, step: int, schedule_state: ScheduleState) -> int:
         """W batches later, or with the next round where that is but one batch further."""
         k, last = self._batch(step, schedule_state)
         if self._blocks(step, schedule_state) or k == last:
@@ -143,12 +152,12 @@ class Cycling(Rounds):
         following = period - k % period
         return step + min(following if following <= delay + 1 and period > 1 else delay, last - k)
 
-    def round_index(self, step: int, schedule_state: ScheduleState) -> int:
+    def _round_index(self, step: int, schedule_state: ScheduleState) -> int:
         """How many rounds the epoch has had before it."""
         k, _ = self._batch(step, schedule_state)
         return k if self._blocks(step, schedule_state) else math.ceil(k / schedule_state["period"])
 
-    def meets_inside(self, step: int, schedule_state: ScheduleState) -> bool:
+    def averages_in_node(self, step: int, schedule_state: ScheduleState) -> bool:
         """Whether the replicas of a node average their gradients in this step."""
         k, last = self._batch(step, schedule_state)
         local = int(schedule_state["local"])
@@ -157,13 +166,9 @@ class Cycling(Rounds):
         since = k % int(schedule_state["period"]) - int(schedule_state["delay"])
         return k % int(schedule_state["period"]) == 0 or since <= 0 or since % local == 0
 
-    def diverged_in_node(self, step: int, schedule_state: ScheduleState) -> bool:
-        """Once L has been above 1: replicas may meet again, but not their optimizers' states."""
-        return bool(schedule_state.get("parted"))
-
     # ---- periods that change --------------------------------------------------------------------------
 
-    def asks(self, step: int, schedule_state: ScheduleState) -> bool:
+    def _observes(self, step: int, schedule_state: ScheduleState) -> bool:
         """At the end of every epoch; and where the period is to be chosen, after its first late rounds."""
         k, last = self._batch(step, schedule_state)
         probes = (
@@ -219,13 +224,11 @@ class Cycling(Rounds):
 
 
 @dataclass(frozen=True)
-class NodeRounds(Rounds):
+class NodeRounds(FollowingRounds):
     """When the replicas of a node average their gradients, while `schedule` is at work between the nodes."""
-
-    follows: ClassVar[bool] = True
 
     schedule: Cycling
 
-    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
-        """As the schedule has it."""
-        return self.schedule.meets_inside(step, schedule_state)
+    def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
+        """Where the schedule says that gradients are averaged in the node."""
+        return Sync(step) if self.schedule.averages_in_node(step, schedule_state) else None

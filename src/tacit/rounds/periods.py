@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tacit.contracts import Rounds, ScheduleState
+from tacit.contracts import DeferredRounds, Rounds, ScheduleState, Sync
 from tacit.errors import ConfigError
 from tacit.rounds.bounds import check
 
@@ -14,9 +14,9 @@ from tacit.rounds.bounds import check
 class EveryStep(Rounds):
     """After every attempt of the optimizer: synchronous training."""
 
-    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
-        """Always."""
-        return True
+    def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync:
+        """Always, and at once."""
+        return Sync(step)
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Until(Rounds):
     def __post_init__(self) -> None:
         check("stop", self.stop, 1)
 
-    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
+    def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
         """In steps 0 to `stop` - 1."""
-        return step < self.stop
+        return Sync(step) if step < self.stop else None
 
 
 @dataclass(frozen=True)
-class Every(Rounds):
-    """After every `sync_every`-th attempt. Larger says less, and lets replicas drift further apart.
+class Every(DeferredRounds):
+    """After every `sync_every`-th attempt. Larger sends less, and lets replicas drift further apart.
 
     Attributes:
         sync_every: the period K, in steps.
@@ -63,15 +63,11 @@ class Every(Rounds):
         """The fragments."""
         return self.fragments
 
-    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
+    def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
         """After K, 2K, ... steps from the start; of N fragments, part p is earlier by K - (p + 1) K / N."""
         done = step + 1 - self.start_step
         offset = (part + 1) * self.sync_every // self.fragments
-        return done > 0 and (done - offset) % self.sync_every == 0
-
-    def inactive(self, step: int, schedule_state: ScheduleState) -> bool:
-        """Before the start."""
-        return step < self.start_step
+        return Sync(step) if done > 0 and (done - offset) % self.sync_every == 0 else None
 
 
 @dataclass(frozen=True)
@@ -80,6 +76,6 @@ class EveryEpoch(Rounds):
 
     needs: ClassVar[frozenset[str]] = frozenset({"steps_per_epoch"})
 
-    def due(self, step: int, schedule_state: ScheduleState, part: int = 0) -> bool:
+    def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
         """After steps S - 1, 2S - 1, ... (counted from 0), of S steps an epoch."""
-        return (step + 1) % int(schedule_state["steps_per_epoch"]) == 0
+        return Sync(step) if (step + 1) % int(schedule_state["steps_per_epoch"]) == 0 else None

@@ -1,7 +1,8 @@
 """A strategy at work: its buckets and their states, its rounds, its lane, its numbers."""
 
 from tacit.session.description import one_line
-from tacit.session.session import PendingRound, Session
+from tacit.session.pending import PendingRound
+from tacit.session.session import Session
 from tacit.session.stats import RoundRecord, joined
 from tacit.session.timeline import timeline
 

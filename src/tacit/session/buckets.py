@@ -92,7 +92,7 @@ class Bucket:
 
 
 def group_names(names: Iterable[str], named: Mapping[str, Tensor], cap: int) -> list[list[str]]:
-    """Group parameters, in this order, into lots of at most `cap` bytes, or of one parameter.
+    """Group parameters, in this order, into buckets of at most `cap` bytes, or of one parameter.
 
     Types and devices are not mixed.
     """

@@ -28,7 +28,7 @@ MOST = 200
 def sentence(strategy: Strategy, buckets: Sequence[Bucket], has_feedback: bool) -> str:
     """What travels, when, with whom and in how many messages, in a few words.
 
-    `owes`: whether what is not sent is kept and added to what is sent next.
+    `has_feedback`: whether what is not sent is kept and added to what is sent next.
     """
     compressors = [each for bucket in buckets for each in bucket.chosen]
     what = f"parameters {_when(strategy.rounds)} " if strategy.subject == "delta" else ""
@@ -42,11 +42,11 @@ def sentence(strategy: Strategy, buckets: Sequence[Bucket], has_feedback: bool) 
 
 def one_line(name: str, levels: Sequence[str], rest: str) -> str:
     """The sentence of all levels; what is too long for one is shortened, first the strategy's name."""
-    told = " | ".join(levels)
-    if len(f"{name} {told}; {rest}") > MOST:
-        name = _cut(name, max(MOST - len(f" {told}; {rest}"), 30))
-    told = _cut(told, max(MOST - len(f"{name} ; {rest}"), 30))
-    return _cut(f"{name} {told}; {rest}", MOST)
+    text = " | ".join(levels)
+    if len(f"{name} {text}; {rest}") > MOST:
+        name = _cut(name, max(MOST - len(f" {text}; {rest}"), 30))
+    text = _cut(text, max(MOST - len(f"{name} ; {rest}"), 30))
+    return _cut(f"{name} {text}; {rest}", MOST)
 
 
 def _cut(text: str, most: int) -> str:

@@ -14,19 +14,19 @@ from tacit.session.buckets import Bucket
 from tacit.torch_compat import largest_of_each
 
 MEANS = 4
-"""Of an exchange, that are told apart when it is asked who had a NaN first."""
+"""How many `AllReduce`s of an exchange are distinguished when the ranks find out who had a NaN first."""
 
 
 class BucketHealth:
     """What the device notes of one bucket while it is exchanged; it is read when the round is over.
 
     Args:
-        word: as `Plan.word` makes it: what ranks tell each other of NaN, of idle parameters, of overflow.
+        nonfinite_flags: see `Plan.nonfinite_flags`: what ranks report of NaN, idle parameters and overflow.
         ranks: how many they are; `me`, which of them this is.
 
     Attributes:
         overflow: one number, the largest magnitude of what may overflow on this rank.
-        total: the largest magnitudes of what this rank gives to its means; see `exchanges.watched`.
+        finite_probe: the largest magnitudes of what this rank gives to its means; see `combinators.watched`.
     """
 
     def __init__(self, bucket: Bucket, nonfinite_flags: Tensor, ranks: int, me: int) -> None:
@@ -50,7 +50,7 @@ class BucketHealth:
             )
 
     def note_given(self, x: Tensor) -> None:
-        """Note the largest magnitude of each parameter in `x` (flat), and tell of the largest of all."""
+        """Note the largest magnitude of each parameter in `x` (flat), and report the largest of all."""
         if not self._spans:
             return
         if self._views[0] != x.data_ptr():
@@ -67,8 +67,8 @@ class BucketHealth:
         measure_(mean, self._mean)
 
     @property
-    def tells_of_idle(self) -> bool:
-        """Whether the ranks tell each other which parameters took no part in backward."""
+    def reports_idle(self) -> bool:
+        """Whether the ranks report which parameters took no part in backward."""
         return len(self.nonfinite_flags) > 2 * self.ranks
 
     @property
@@ -99,11 +99,11 @@ class Report:
     """What was noted of one bucket, on the host.
 
     Attributes:
-        given: the places of the ranks that gave what is not finite.
+        given: the indices of the ranks that gave what is not finite.
         idle: of each parameter, the share of the ranks on which it took no part in backward.
         first: the first of the bucket's parameters that was not finite on this rank.
-        overflow: the places of the ranks on which something became too large on the way.
-        total: what this rank gave to its means: not finite where that was not.
+        overflow: the indices of the ranks on which something became too large on the way.
+        finite_probe: what this rank gave to its means: not finite where that was not.
         mean: whether the mean is not finite.
     """
 
@@ -120,7 +120,7 @@ class DeviceReport:
 
     def __init__(self, buckets: Sequence[tuple[int, BucketHealth]], began: Any) -> None:
         self._buckets, self._began = buckets, began
-        self._idle = any(health.tells_of_idle for _, health in buckets)
+        self._idle = any(health.reports_idle for _, health in buckets)
         flat = (
             torch.cat([each for _, health in buckets for each in health.numbers()])
             if buckets
@@ -135,7 +135,7 @@ class DeviceReport:
 
     @property
     def quiet(self) -> bool:
-        """Whether there is nothing to tell: nothing is as large as the share of one rank in a mean may be.
+        """Whether there is nothing to report: nothing is as large as the share of one rank in a mean may be.
 
         Only when it is `done`.
         """
@@ -162,7 +162,7 @@ class DeviceReport:
         return took, min(took, waited)
 
     def read(self) -> dict[int, Report]:
-        """Of each bucket of which there is something to tell; waits until the device has come so far."""
+        """By bucket, where there is something to report; waits until the device has come so far."""
         if self._ended is not None:
             self._ended.synchronize()
         found: dict[int, Report] = {}
@@ -180,7 +180,7 @@ class DeviceReport:
 
 
 def mark(device: torch.device) -> Any:
-    """A moment of the present stream; None on the CPU."""
+    """An event of the current stream; None on the CPU."""
     if device.type != "cuda":
         return None
     cuda: Any = torch.cuda

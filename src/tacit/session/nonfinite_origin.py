@@ -1,4 +1,4 @@
-"""Where a NaN began, as one number that a rank can tell in a word that travels anyway."""
+"""Where a NaN began, as one number that fits into the nonfinite flags, which travel anyway."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 MOST = 1 << 18
-"""A mean of fp32 numbers below this one still tells which of the ranks gave which."""
+"""A mean of fp32 numbers below this one still shows which of the ranks gave which."""
 
 
 class Origin(NamedTuple):
@@ -14,7 +14,7 @@ class Origin(NamedTuple):
 
     Attributes:
         name: the parameter; where there are several, the first of the model's.
-        age: how many steps ago, up to where that can be told.
+        age: how many steps ago, up to the largest that the number can hold.
         several: whether it was in others too at that time.
     """
 
@@ -23,7 +23,7 @@ class Origin(NamedTuple):
     several: bool = False
 
     def words(self, rank: int, step: int) -> str:
-        """What to say of it, where that was not in this very step."""
+        """What an error says of it, where that was not in this very step."""
         others = " and in others too, so it may have begun in any of them, or in the loss" * self.several
         return f"rank {rank} had it first in step {step - self.age}, in {self.name}{others}"
 

@@ -1,4 +1,4 @@
-"""How buckets will travel, before any memory is spent on them: who shares what out, and what it costs."""
+"""How buckets will be exchanged, before any memory is spent on them: who shares what out, and its cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SessionContext:
 
     Attributes:
         tensors: the trainable parameters, by name.
-        idle: tells whether a parameter took no part in this rank's backward, where what the ranks agree on
+        idle: whether a parameter took no part in this rank's backward, where what the ranks agree on
             for it is applied only if it did on some rank. None: all is applied.
         seed: part of every random draw.
         device: where buckets are exchanged; None: where the parameters are.
@@ -134,17 +134,17 @@ class Plan:
         x: Tensor,
         work: Workspace,
         nonfinite_flags: Tensor,
-        **moment: Any,
+        **when: Any,
     ) -> Context:
-        """Where a payload could swallow a NaN, or parameters may be idle, `word` goes along.
+        """Where a payload could hide a NaN, or parameters may be idle, `nonfinite_flags` go along.
 
-        `moment`: what else there is to be told of when it takes place.
+        `when`: what else the `Context` says of when it takes place.
         """
         bucket = self.buckets[i]
-        speaks = (
+        carries_flags = (
             bucket.compressor.hides_nonfinite
             or self.session_context.topology.independent
-            or self.tells_of_idle(i)
+            or self.reports_idle(i)
         )
         return Context(
             out=x,
@@ -153,25 +153,25 @@ class Plan:
             rank=coordinate.here.rank,
             near=coordinate.near,
             spans=self.spans[i],
-            nonfinite_flags=nonfinite_flags if speaks else None,
+            nonfinite_flags=nonfinite_flags if carries_flags else None,
             replicas=len(self.session_context.ranks),
             name=bucket.name,
             seed=self.session_context.seed,
-            **moment,
+            **when,
         )
 
-    def tells_of_idle(self, i: int) -> bool:
+    def reports_idle(self, i: int) -> bool:
         """Whether the ranks must know which parameters were idle on all of them: where something is kept."""
         return self.session_context.idle is not None and bool(
             self.first_state(i, self.session_context.coordinate)
         )
 
     def nonfinite_flags(self, i: int, device: torch.device | str = "cpu") -> Tensor:
-        """A number a rank, in which they tell of a NaN, and perhaps one a parameter: whether it was idle.
+        """A number a rank, in which it reports NaN, and perhaps one a parameter: whether it was idle.
 
-        Where exchanges are not waited for, one more a rank, in which they tell of what overflowed on the way.
+        Where exchanges are not waited for, one more a rank, in which it reports what overflowed on the way.
         """
-        slices = len(self.buckets[i].slices) if self.tells_of_idle(i) else 0
+        slices = len(self.buckets[i].slices) if self.reports_idle(i) else 0
         ranks = len(self.session_context.ranks)
         return torch.zeros(ranks + slices + ranks * self.session_context.in_stream, device=device)
 

@@ -1,4 +1,4 @@
-"""What is owed of a gradient follows the learning rate that will be applied to it."""
+"""Residuals of gradients follow the learning rate that will be applied to them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from tacit.contracts import Factors
 from tacit.session.buckets import Bucket
 
 TOLERANCE = 0.02
-"""By what share a rate may differ from the one in whose units a residual stands. A schedule that changes the
+"""By what share a rate may differ from the one in whose units a residual is. A schedule that changes the
 rate a little in every step so costs a pass over the residual in one step of many."""
 LEAST = 1e-3
 """The share of its largest rate below which a parameter's rate counts as that share: where a schedule ends at
-almost nothing, what is owed would become arbitrarily large numbers."""
+almost nothing, residuals would become arbitrarily large numbers."""
 
 
 class Rescaling:
-    """Of each parameter the learning rate in whose units stands what is owed of it.
+    """Of each parameter the learning rate in whose units its residual is.
 
     Args:
         rates: reads the present rate of each parameter that has one.
@@ -51,7 +51,7 @@ class Rescaling:
         )
 
     def commit(self, changes: Mapping[str, float], but: Collection[str]) -> None:
-        """A round has rescaled what is owed, except of some parameters."""
+        """A round has rescaled the residuals, except of some parameters."""
         self._units |= {name: rate for name, rate in changes.items() if name not in but}
 
     def state(self) -> dict[str, list[float]]:

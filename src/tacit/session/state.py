@@ -1,4 +1,4 @@
-"""What a session travels in, and what it keeps: buckets, this rank's pieces of them, and their states."""
+"""The buckets of a session, this rank's pieces of them, and their states."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class StateStore:
     """Buckets and their first states, made by a dry run of one exchange of every bucket on meta tensors.
 
     Attributes:
-        bills: what a round of each bucket costs.
-        words: for each bucket, one number a replica, in which they tell of a NaN; see `Plan.word`.
+        costs: what a round of each bucket costs.
+        nonfinite_flags: for each bucket, numbers in which ranks report NaN; see `Plan.nonfinite_flags`.
     """
 
     def __init__(self, session_context: SessionContext, names: Sequence[Sequence[str]]) -> None:
@@ -65,7 +65,7 @@ class StateStore:
         rehearsals = [DryRun() for _ in each]
         self.costs = [plan.run_dry(i, rehearsals[i]) for i in each]
         self._buffers = [Buffers(*each) for each in zip(self._pieces, self._states, rehearsals, strict=True)]
-        self.words = [
+        self.nonfinite_flags = [
             plan.nonfinite_flags(i, bucket.device if session_context.in_stream else "cpu")
             for i, bucket in enumerate(self.buckets)
         ]
@@ -73,19 +73,21 @@ class StateStore:
 
     # ---- exchanges ------------------------------------------------------------------------------------
 
-    def talk(
-        self, i: int, x: Tensor, finite_probe: Tensor | None = None, **moment: Any
+    def exchange(
+        self, i: int, x: Tensor, finite_probe: Tensor | None = None, **when: Any
     ) -> Generator[Request, Any, Outcome]:
-        """The exchange of bucket `i`; `moment` is what else its context says of when it takes place."""
+        """The exchange of bucket `i`; `when` is what else its `Context` says of when it takes place."""
         bucket, session_context = self.buckets[i], self._context
-        self._enter_phase(i, moment["step"])
+        self._enter_phase(i, when["step"])
         share = bucket.numel / session_context.numel
-        moment = {**moment, "finite_probe": finite_probe, "share": share}
-        ctx = self._plan.context(i, session_context.coordinate, x, self._buffers[i], self.words[i], **moment)
+        when = {**when, "finite_probe": finite_probe, "share": share}
+        ctx = self._plan.context(
+            i, session_context.coordinate, x, self._buffers[i], self.nonfinite_flags[i], **when
+        )
         return session_context.topology.conduct(x, self._pieces[i].compressor, self._states[i], ctx)
 
     def _enter_phase(self, i: int, step: int) -> None:
-        """Where payloads have other shapes from now on, take the bill and scratch memory anew."""
+        """Where payloads have other shapes from now on, take the cost and scratch memory anew."""
         bucket = self.buckets[i]
         phase = bisect_right(bucket.compressor.changes, step)
         if phase != self._phases[i]:
@@ -96,7 +98,7 @@ class StateStore:
 
     @property
     def stages(self) -> dict[str, int]:
-        """How many times the longest exchange speaks on each axis, and once more after a NaN.
+        """How many collectives the longest exchange takes on each axis, and one more after a NaN.
 
         As buckets are cut, and as they would be were they as large as can be; in all phases.
         """
@@ -216,8 +218,8 @@ class StateStore:
     def restore(self, whole: Mapping[tuple[str, str], Tensor]) -> set[str]:
         """Take what is this rank's of the state that `gathered` gave, here or in another run.
 
-        What the topology owed for a parameter of which it now keeps nothing, every rank owes: the mean of
-        what is owed stays the same. Returns the parameters of which that was more than zeros.
+        The topology's residual of a parameter of which it now keeps none goes to every rank's: the mean of
+        the residuals stays the same. Returns the parameters of which that was more than zeros.
         """
         mine = self.named_state()
         for key, kept in mine.items():
@@ -235,7 +237,7 @@ class StateStore:
         return {name for (name, _), new_residual in orphans.items() if bool(new_residual.any())}
 
     def residuals(self, name: str) -> list[str]:
-        """The field in which ranks owe of a parameter; none, or one: of several the outermost."""
+        """The field with the residual of a parameter; none, or one: of several the outermost."""
         fields = [field for each, field in self.layout if each == name and _last(field) == "residual"]
         return sorted(fields, key=len)[:1]
 

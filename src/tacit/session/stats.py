@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tacit.timelines import Span
 
 KEPT = 1000
-"""How many of the last rounds and steps are told one by one."""
+"""How many of the last rounds and steps are kept one by one."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class RoundRecord:
 
     Attributes:
         bytes_out: sent by this rank, by the formulas of the collectives.
-        seconds: from the first bucket's start to the last one's landing.
+        seconds: from the first bucket's start until the last one was complete.
         exposed_seconds: of these, how long the training waited.
         apart_seconds: since the round before; None for the first.
-        void: whether a gradient was not finite, so that nothing was kept of the round.
+        skipped: whether a gradient was not finite, so that nothing was kept of the round.
         span: when it began and ended, as `time.perf_counter` has it.
         waits: when training waited for it.
     """
@@ -53,6 +53,28 @@ class Totals:
     applied: int = 0
     lag: int = 0
 
+    def add(self, record: RoundRecord) -> None:
+        """One more round; `bytes_out` is added by `send`."""
+        self.rounds += 1
+        self.skipped_rounds += record.skipped
+        self.seconds += record.seconds
+        self.exposed_seconds += record.exposed_seconds
+        if record.apart_seconds is not None:
+            self.apart_seconds += record.apart_seconds
+            self.exposed_when_apart += record.exposed_seconds
+
+    def send(self, bytes_out: int, closing: bool) -> None:
+        """This rank has sent so many bytes."""
+        if closing:
+            self.closing_bytes_out += bytes_out
+        else:
+            self.bytes_out += bytes_out
+
+    def apply(self, lag: int) -> None:
+        """An answer was applied, so many steps after its round had left."""
+        self.applied += 1
+        self.lag += lag
+
 
 class RoundTimer:
     """Takes the time of one round."""
@@ -62,7 +84,7 @@ class RoundTimer:
         self._waits: tuple[tuple[Span, ...], float | None] = ((), None)  # replaced at once: two threads look
 
     def begin(self) -> None:
-        """A lot of the round is on its way."""
+        """A bucket of the round is on its way."""
         if self.begun is None:
             self.begun = time.perf_counter()
 
@@ -99,6 +121,10 @@ class CommStats:
         self.closing = False
         self._last_end: float | None = None
 
+    def begin_closing(self) -> None:
+        """What is sent from now on is sent by closing the session."""
+        self.closing = True
+
     def stepped(self, steps: int) -> None:
         """So many steps have been taken now."""
         self.steps.append((steps, time.perf_counter()))
@@ -112,7 +138,7 @@ class CommStats:
         skipped: bool,
         measured: tuple[float, float] | None = None,
     ) -> float:
-        """All lots of a round have landed; returns how many seconds it was under way.
+        """All buckets of a round are complete; returns how many seconds it was under way.
 
         `measured`: how many these are, and of how many training waited, where a device has measured it.
         """
@@ -136,31 +162,17 @@ class CommStats:
         )
         self._last_end = now
         self.records.append(record)
-        self._add(record)
+        self.totals.add(record)
+        self.sent(record.bytes_out)
         return record.seconds
 
     def sent(self, bytes_out: int) -> None:
         """This rank has sent so many bytes."""
-        if self.closing:
-            self.totals.closing_bytes_out += bytes_out
-        else:
-            self.totals.bytes_out += bytes_out
+        self.totals.send(bytes_out, self.closing)
 
     def applied(self, lag: int) -> None:
         """An answer was applied, so many steps after its round had left."""
-        self.totals.applied += 1
-        self.totals.lag += lag
-
-    def _add(self, record: RoundRecord) -> None:
-        totals = self.totals
-        totals.rounds += 1
-        totals.skipped_rounds += record.skipped
-        self.sent(record.bytes_out)
-        totals.seconds += record.seconds
-        totals.exposed_seconds += record.exposed_seconds
-        if record.apart_seconds is not None:
-            totals.apart_seconds += record.apart_seconds
-            totals.exposed_when_apart += record.exposed_seconds
+        self.totals.apply(lag)
 
     def metrics(self, steps: int, dense_bytes: float) -> dict[str, float]:
         """The numbers of `Session.metrics`.

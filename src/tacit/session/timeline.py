@@ -36,9 +36,7 @@ def timeline(algorithm: str, rank: int, names: Sequence[str], sessions: Sequence
 
 def _changes(level: int, session: Session) -> list[Change]:
     """What was noted of the schedule, and from which steps on its phases are."""
-    found = [Change(level, step, values) for step, values in tuple(session.schedule_log)]
-    start = 0
-    for number, (steps, _) in enumerate(session.strategy.rounds.phases(session.schedule_state)):
-        found.append(Change(level, start, {"phase": float(number)}))
-        start += steps
+    found = [Change(level, step, values) for step, values in tuple(session.schedule.log)]
+    starts = enumerate(session.schedule.phase_starts)
+    found += [Change(level, start, {"phase": float(number)}) for number, start in starts]
     return sorted(found, key=lambda change: change.step)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.contracts import (
+    AdaptiveRounds,
     AllReduce,
     Compressor,
     Context,
@@ -165,7 +166,7 @@ class Star(Topology):
                 f"subject={subject!r} with {self} is not possible: the server "
                 f"{'averages gradients' if self.averages else 'takes ' + wanted}; write subject={wanted!r}"
             )
-        if self.independent and rounds.observed_metrics:
+        if self.independent and isinstance(rounds, AdaptiveRounds):
             raise ConfigError(
                 f"rounds={rounds} go by what all workers know together, and with {self} nobody waits for "
                 "others: write Every(8), say"

@@ -98,7 +98,7 @@ class Simulation:
             for step, batches in zip(range(self.steps), self._batches(), strict=False):
                 self._step(step, batches)
                 self._gather(named)
-                if not session.talks():
+                if not session.communicates():
                     door.after_step()
                     continue
                 progress = {name: p - before[name] for name, p in named.items()}

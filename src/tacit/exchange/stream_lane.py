@@ -1,0 +1,75 @@
+"""Exchanges on a CUDA stream: each is launched as a whole, and the host waits for none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from tacit import ranges
+from tacit.contracts import Transport
+from tacit.exchange.driver import drive
+from tacit.exchange.lane import Job
+
+
+class StreamLane:
+    """Runs each exchange to its end in the thread that submits it, on a CUDA stream of the lane's own.
+
+    Nothing is waited for: the stream waits for what the submitting thread has launched so far, all of the
+    exchange is launched on it, and whoever uses an answer has its stream wait for this one (`join`). So there
+    is one order of launches, that of the calls, on every rank; a second thread that launches collectives can
+    make ranks wait for each other for ever (pytorch#175145). An exchange must therefore never need a value on
+    the host. The first failure ends everything that comes later, with that error.
+
+    Args:
+        transport: takes the messages; its collectives count as done when they are launched.
+        explain: turns a failure into the error that is given to the jobs.
+        device: whose stream; on the CPU there is none, and all is done at once.
+        name: the algorithm's, for the profiler.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        explain: Callable[[BaseException], BaseException],
+        device: torch.device,
+        name: str = "",
+    ) -> None:
+        self._transport, self._explain, self._name = transport, explain, name
+        self._device = device
+        self._failure: BaseException | None = None
+        cuda: Any = torch.cuda
+        self.stream = cuda.Stream(device) if device.type == "cuda" else None
+
+    def submit(self, job: Job) -> None:
+        """Launch all of it, behind what this thread has launched so far."""
+        if self._failure is None:
+            if self.stream is not None:
+                self.stream.wait_stream(torch.cuda.current_stream(self._device))
+            with self.inside(), ranges.within(self._name, "exchange"):
+                try:
+                    job.completed(drive(job.open(), self._transport, job.slot, Counter()))
+                    return
+                except Exception as error:
+                    self._failure = self._explain(error)
+        job.failed(self._failure)
+
+    def inside(self) -> AbstractContextManager[object]:
+        """What is launched inside the block goes to the lane's stream."""
+        return torch.cuda.stream(self.stream)
+
+    def join(self) -> None:
+        """What this thread launches from now on waits for what the lane has launched."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self.stream)
+
+    def flush(self) -> None:
+        """Return at once: on the host nothing is ever under way."""
+
+    def close(self) -> None:
+        """Wait until the stream has run: its memory may be freed then."""
+        if self.stream is not None:
+            self.stream.synchronize()

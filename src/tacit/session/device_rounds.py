@@ -1,0 +1,164 @@
+"""Rounds on a device that the host does not wait for: kept when the device's notes have been read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import Outcome
+from tacit.errors import RoundError, TacitError
+from tacit.exchange.combinators import say
+from tacit.exchange.health import overflow
+from tacit.session.buckets import Bucket
+from tacit.session.config import SessionConfig
+from tacit.session.failure import SessionFailure
+from tacit.session.health import BucketHealth, DeviceReport, Report
+from tacit.session.lanes import Lanes, Open
+from tacit.session.nonfinite import NonfiniteChecks, first_infinite
+from tacit.session.pending import PendingRound, PendingRounds
+from tacit.session.rescaling import Rescaling
+from tacit.session.stats import CommStats
+
+
+class _Ask(Protocol):
+    def __call__(self, open: Open[None], param: str) -> None: ...
+
+
+class DeviceRounds(PendingRounds):
+    """See the module.
+
+    Args:
+        config: of the session; `failure`, `stats` and `rescaling` too.
+        lanes: of its exchanges.
+        nonfinite: decides what becomes of what is not finite.
+        ask: runs an exchange that is none of a bucket; see `Session.ask`.
+    """
+
+    def __init__(
+        self,
+        config: SessionConfig,
+        failure: SessionFailure,
+        stats: CommStats,
+        rescaling: Rescaling | None,
+        lanes: Lanes,
+        nonfinite: NonfiniteChecks,
+        ask: _Ask,
+    ) -> None:
+        super().__init__(failure, stats, rescaling, lanes.device)
+        self._config, self._lanes, self._nonfinite, self._ask = config, lanes, nonfinite, ask
+        self._unverified: list[PendingRound] = []
+        self._checked: set[PendingRound] = set()
+
+    def follow_healths(self, healths: Sequence[BucketHealth]) -> None:
+        """What the device notes of each of the present buckets."""
+        self._healths = healths
+
+    def _ended(self, pending: PendingRound) -> None:
+        with self._lanes.inside():
+            noted = [(i, self._healths[i]) for i in pending.buckets]
+            pending.report_from(DeviceReport(noted, pending.began))
+        self._unverified.append(pending)
+
+    def _under_way(self) -> Iterable[PendingRound]:
+        return [*self._pending.values(), *self._unverified]
+
+    def wait(self, pending: PendingRound) -> None:
+        """Also until the device has run it: that waits on the host, and for no later round."""
+        super().wait(pending)
+        if pending in self._unverified:
+            self._verify(pending)
+
+    def verify(self, buckets: Collection[int] | None = None) -> None:
+        """See `PendingRounds.verify`."""
+        for pending in [*self._unverified]:
+            report = pending.device_report
+            assert report is not None
+            due = buckets is None or not set(buckets).isdisjoint(pending.buckets)
+            # Early only where that asks nobody anything: other ranks' devices may not have come so far.
+            if due or pending in self._checked or (report.done and report.quiet):
+                self._verify(pending)
+
+    def check(self) -> None:
+        """See `PendingRounds.check`."""
+        for pending in [*self._unverified]:
+            self._check(pending)
+
+    def _verify(self, pending: PendingRound) -> None:
+        self._check(pending)
+        self._checked.discard(pending)
+        self._unverified.remove(pending)
+        assert pending.device_report is not None
+        self._keep(pending, pending.device_report.seconds())
+
+    def _check(self, pending: PendingRound) -> None:
+        if pending in self._checked:
+            return
+        assert pending.device_report is not None
+        try:
+            reports = pending.device_report.read()
+            self._failure.raise_first()  # a peer may have been lost meanwhile, and its collectives given up
+            for i, report in reports.items():
+                self._judge(self._store.buckets[i], report, pending, pending.outcomes[i])
+        except TacitError as error:
+            self._unverified.remove(pending)
+            if self._failure.error is None:
+                explained = self._failure.explained(error) if isinstance(error, RoundError) else error
+                self._failure.fail(explained)
+            self._failure.raise_first()
+        self._checked.add(pending)
+
+    def _judge(self, bucket: Bucket, report: Report, pending: PendingRound, outcome: Outcome) -> None:
+        """Whether the device has noted anything wrong of a bucket.
+
+        Raises:
+            NonFinite, Overflow: it has.
+        """
+        checks, context, step = self._nonfinite, self._config.context, pending.step
+        pending.note_idle(bucket, report.idle, len(context.ranks))
+        hidden = bucket.compressor.hides_nonfinite
+        if report.given and hidden and checks.skips_given(self._origin_codes(bucket, report, step), step):
+            pending.skip()
+        if report.overflow and not pending.skipped:
+            where = ", ".join(str(context.ranks[place]) for place in report.overflow)
+            raise overflow(bucket.name, step, bucket.dtype, f" of rank {where}")
+        if not report.mean:
+            return
+        if checks.scaled:
+            pending.skip()
+            return
+        codes = torch.zeros(len(context.ranks))
+        codes[context.me] = checks.mean_code(0 if hidden else first_infinite(report.finite_probe), step)
+        self._average(codes)
+        raise checks.mean_error(bucket, outcome.mean, codes, step)
+
+    def _origin_codes(self, bucket: Bucket, report: Report, step: int) -> Tensor:
+        """Every rank's code of the parameter in which it began, for `NonfiniteChecks.skips_given`."""
+        context, codes = self._config.context, torch.zeros(len(self._config.context.ranks))
+        if self._nonfinite.scaled:
+            return codes.fill_(1.0)  # that is all that is asked for
+        if report.first is not None:
+            name = bucket.slices[report.first].name
+            codes[context.me] = self._nonfinite.parameter_code(step, name)
+        self._average(codes)
+        return codes
+
+    def _average(self, codes: Tensor) -> None:
+        """Overwrite them with the ranks' mean."""
+        self._ask(lambda: say(codes, self._config.strategy.topology.scope), "nonfinite")
+
+    @property
+    def broken(self) -> Tensor | None:
+        """See `PendingRounds.broken`."""
+        if not self._unverified:
+            return None
+        self._lanes.join()
+        return torch.stack([self._healths[i].broken for i in self._unverified[-1].buckets]).any()
+
+    def discard(self) -> None:
+        """Forget what is complete of an unfinished round, and what was not verified."""
+        self._unverified.clear()
+        self._checked.clear()
+        super().discard()

@@ -1,0 +1,143 @@
+"""The lanes of a session: of its buckets, and of what travels beside them on the host."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+
+from tacit.contracts import Request, Transport
+from tacit.exchange.lane import Job, Lane
+from tacit.exchange.stream_lane import StreamLane
+from tacit.session.failure import SessionFailure
+from tacit.transports.devices import ByDevice
+from tacit.transports.meter import counted
+
+T = TypeVar("T")
+Open: TypeAlias = Callable[[], Generator[Request, Any, T]]
+"""Makes an exchange."""
+
+
+class Lanes:
+    """Makes each lane when it is first needed.
+
+    Args:
+        transport: takes the messages.
+        device: where buckets are exchanged.
+        in_stream: whether they are exchanged in stream order.
+        failure: explains an error of a collective, and keeps it.
+        name: the algorithm's, for the profiler.
+
+    Attributes:
+        posted: how many exchanges this rank has submitted; `posted_at`: when the last of them.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        device: torch.device,
+        in_stream: bool,
+        failure: SessionFailure,
+        name: str,
+    ) -> None:
+        self._transport, self.device, self._in_stream = transport, device, in_stream
+        self._failure, self._name = failure, name
+        self._lane: Lane | StreamLane | None = None
+        self._host_lane: Lane | None = None
+        self.posted, self.posted_at = 0, time.monotonic()
+
+    @property
+    def buckets(self) -> Lane | StreamLane:
+        """The lane of the buckets."""
+        if self._lane is None and self._in_stream:
+            transport = self._transport
+            transport = transport.device if isinstance(transport, ByDevice) else transport
+            self._lane = StreamLane(transport, self._failure.explained, self.device, self._name)
+        elif self._lane is None:
+            self._lane = Lane(self._transport, self._failure.explained, self._name)
+        return self._lane
+
+    @property
+    def _host(self) -> Lane | StreamLane:
+        """The lane of what lies on the host."""
+        if not isinstance(self._transport, ByDevice):
+            return self.buckets
+        if self._host_lane is None:
+            self._host_lane = Lane(self._transport.host, self._failure.explained, self._name)
+        return self._host_lane
+
+    def submit(self, job: Job, on_host: bool = False) -> None:
+        """Put a job at the end of its lane."""
+        self.posted, self.posted_at = self.posted + 1, time.monotonic()
+        (self._host if on_host else self.buckets).submit(job)
+
+    def job(
+        self,
+        param: str,
+        open: Open[T],
+        completed: Callable[[T, int], None],
+        failed: Callable[[], None],
+    ) -> Job:
+        """One that is none of a bucket.
+
+        `completed` is called in the lane with its answer and the bytes sent; `failed`, after a failure.
+        """
+        place = self._transport.place
+
+        def fail(error: BaseException) -> None:
+            self._failure.lane_failed(error)
+            failed()
+
+        return Job(param, lambda: counted(open(), place), lambda found: completed(*found), fail)
+
+    def ask(
+        self, asked: Sequence[tuple[Open[T], str]], sent: Callable[[int], None], on_host: bool = False
+    ) -> list[T]:
+        """The answers to exchanges that are none of a bucket: behind all that was submitted, and at once.
+
+        `sent` is called with the bytes of each.
+
+        Raises:
+            RoundError: one failed, or an earlier exchange did.
+        """
+        answers: dict[int, T] = {}
+        over = [threading.Event() for _ in asked]
+
+        def complete(i: int, answer: T, bytes_out: int) -> None:
+            sent(bytes_out)
+            answers[i] = answer
+            over[i].set()
+
+        for i, (open, param) in enumerate(asked):
+            self.submit(self.job(param, open, partial(complete, i), over[i].set), on_host)
+        for each in over:
+            each.wait()
+        self._failure.raise_first()
+        return [answers[i] for i in range(len(asked))]
+
+    def inside(self) -> AbstractContextManager[object]:
+        """What is launched inside the block goes to the stream of the exchanges, where there is one."""
+        return self._lane.inside() if isinstance(self._lane, StreamLane) else nullcontext()
+
+    def join(self) -> None:
+        """What this thread launches from now on waits for the exchanges' stream, where there is one."""
+        if isinstance(self._lane, StreamLane):
+            self._lane.join()
+
+    def flush(self) -> None:
+        """Wait until nothing is under way."""
+        for lane in (self._lane, self._host_lane):
+            if lane is not None:
+                lane.flush()
+
+    def close(self) -> None:
+        """Drain and end the lanes."""
+        for lane in (self._lane, self._host_lane):
+            if lane is not None:
+                lane.close()
+        self._lane = self._host_lane = None
