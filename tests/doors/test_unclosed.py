@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from launching import Ended, ranks
 
-from tacit.hooks.checkpoint import MET
+from tacit.hooks.checkpoint import LAST_EQUAL
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
 from crew import Crew
@@ -68,7 +68,7 @@ def test_steps_since_the_last_round_are_counted_over_a_resumption(
     first.train(before)
     saved = [replica.save() for replica in first.replicas]
     resumed.each(lambda rank, replica: replica.load(saved[rank]))
-    older.each(lambda rank, replica: replica.load({k: v for k, v in saved[rank].items() if k != MET}))
+    older.each(lambda rank, replica: replica.load({k: v for k, v in saved[rank].items() if k != LAST_EQUAL}))
     for crew in (first, resumed, older):
         crew.train(more)
         crew.close()
