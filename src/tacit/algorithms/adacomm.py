@@ -5,9 +5,9 @@ The paper's rule, after interval l of T_0 seconds:           here:
     where not smaller than tau_{l-1}: tau_{l-1} / 2          the same, rounded up
     every tau_l steps: x_r <- mean_r(x_r)                    Average
 
-F is the mean training loss that `session.observe(loss)` was told since the facts before; the interval counts
-steps, so that a run does not depend on the machine's mood. lr_0 is the largest learning rate so far, and
-intervals are counted from the end of a warm-up, which the paper does not have.
+F is the mean of the losses given to `session.observe(loss)` since the round before. The interval
+counts steps, not seconds, so that a run does not depend on the machine's speed. lr_0 is the largest learning
+rate so far, and intervals are counted from the end of a warm-up, which the paper does not have.
 """
 
 from __future__ import annotations

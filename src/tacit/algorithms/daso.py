@@ -4,16 +4,15 @@ The paper's method, with M nodes of G ranks:                        here:
     node-local networks average gradients in every step             near level: Flat("node"), NodeRounds(...)
     one global group i = {rank i of every node} talks a sync,       far level: Hierarchical(by="turns"); or
         the groups take turns; its members broadcast in the node        "slices", in which all of them share
-    warm-up, cool-down: after every step, blocking, in bf16         Cycling, answers applied at once;
-                                                                        blocking=BF16(), of progress
+    warm-up, cool-down: after every step, blocking, in bf16         Cycling, which applies answers at once;
+                                                                        blocking=BF16(), of the delta
     cycling: every B batches, received W batches later              Cycling(period=B, delay=W), fp32
     x <- (2S x + sum_i x_i) / (2S + P)                              StaleMean(), P nodes, lag S
-    local synchronization off in all but every L-th batch           NodeRounds(...), from the landing to the
-    next
-                                                                        round
+    local synchronization off in all but every L-th batch           NodeRounds(...), from when an answer is
+                                                                        applied to the next round
     plateau of the loss: B, L halved, W one less; at B = 1 reset    Cycling.observe; session.observe(loss)
 
-Differences. What travels is the progress since the last anchor, which in fp32 is the same mean, and in
+Differences. What travels is the delta since the last anchor, which in fp32 is the same mean, and in
 bf16 is not: of parameters, bf16 loses small updates. The weight goes by the lag that an answer really has.
 Node mates that L lets drift apart are averaged before an answer is applied, where the authors' code throws
 away all but one. Warm-up and cool-down are a tenth of the epochs each, and 4 at most (there: 4). Buffers

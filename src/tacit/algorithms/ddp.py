@@ -2,8 +2,8 @@
 
     x <- x - lr * mean_r(g_r)
 
-`ddp` is torch's own DistributedDataParallel, untouched: the honest baseline. `dense` says the same through
-tacit, to check the machinery: on the same buckets the two agree to the last bit where the number of ranks
+`ddp` is torch's own DistributedDataParallel, untouched: the honest baseline. `dense` makes the same exchange
+through tacit, to check it: on the same buckets the two agree to the last bit where the number of ranks
 is a power of two.
 """
 

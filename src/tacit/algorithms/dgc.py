@@ -3,19 +3,19 @@
 The paper's algorithm, on each worker r:            here:
     g_r <- clip(g_r, threshold / sqrt(P))           Clip, where `max_norm` is given
     u_r <- m u_r + g_r                              MomentumCorrection: `velocity`
-    v_r <- v_r + u_r                                ErrorFeedback: add what is owed
+    v_r <- v_r + u_r                                ErrorFeedback: add the residual
     M   <- the k entries of v_r largest in |.|      TopK.encode
-    s_r <- v_r on M;  v_r <- 0 on M                 ErrorFeedback: keep what was not sent
+    s_r <- v_r on M;  v_r <- 0 on M                 ErrorFeedback: what was not sent is the new residual
     u_r <- 0 on M                                   MomentumCorrection: momentum factor masking
     x   <- x - lr * mean_r(s_r)                     Flat: all-gather, then scatter-add of P sparse messages
-    warm-up: k of 25 %, 6.25 %, 1.56 %, 0.4 %       Phases, a quarter of `warmup_steps` each
+    warm-up: k of 25 %, 6.25 %, 1.56 %, 0.4 %       Scheduled, a quarter of `warmup_steps` each
 
 With `nesterov`, g_r + m u_r is added to v_r. The optimizer must be SGD; its momentum is taken over while the
-strategy is attached, and it is told to have none. Weight decay keeps its momentum, in a velocity of its own
+strategy is attached, and set to 0 there. Weight decay keeps its momentum, in a velocity of its own
 that is not compressed and does not travel, as in the authors' code. What waits in v_r follows the learning
-rate (`ErrorFeedback.rescale`); the paper does not say what becomes of it.
+rate (`ErrorFeedback.rescale`); the paper leaves that open.
 
-By `topology=two-phase` each rank averages one stretch for all and sends the largest entries of the mean:
+By `topology=two-phase` each rank averages one slice for all and sends the largest entries of the mean:
 fewer bytes from 3 ranks on. Of what was sent a part then waits, though its momentum is masked already.
 
 The paper sends the chosen entries exactly, as `values=fp32` does. Other `values` write them shorter, and what
@@ -58,7 +58,7 @@ def dgc(
     values: EntryValues = "fp32",
     bits: int | None = None,
 ) -> Strategy:
-    """One entry in 1 / `ratio` of the accumulated momentum is sent, the largest; the rest is owed."""
+    """One entry in 1 / `ratio` of the accumulated momentum is sent, the largest; the rest waits."""
     written = values_of(values, bits)
 
     def corrected(ratio: float) -> Compressor:

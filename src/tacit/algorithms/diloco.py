@@ -1,9 +1,9 @@
 """DiLoCo (Douillard et al., arXiv 2311.08105) and Streaming DiLoCo (Douillard et al., arXiv 2501.18512).
 
 DiLoCo's algorithm 1, for each outer step t, on worker r:          here:
-    theta_r <- theta^(t-1)                                         OuterStep: `now` becomes `then`
+    theta_r <- theta^(t-1)                                         OuterStep: parameters become the anchor
     H steps of the inner optimizer (AdamW)                         the user's optimizer
-    delta = mean_r (theta^(t-1) - theta_r)                         the round: minus the mean progress
+    delta = mean_r (theta^(t-1) - theta_r)                         the round: minus the mean delta
     theta^(t) <- OuterOpt(theta^(t-1), delta), Nesterov            OuterStep(lr, momentum), as torch's SGD
 
 Streaming DiLoCo does so for one fragment p at a time:             here:
@@ -45,7 +45,7 @@ def diloco(
     bits: int = 32,
     topology: Way = "auto",
 ) -> Strategy:
-    """An outer SGD with Nesterov momentum steps by the mean progress of `sync_every` inner steps."""
+    """An outer SGD with Nesterov momentum steps by the mean delta of `sync_every` inner steps."""
     _check(outer_lr, outer_momentum)
     return Strategy(
         subject="delta",
@@ -73,7 +73,7 @@ def streaming_diloco(
     bits: int = 4,
     topology: Way = "auto",
 ) -> Strategy:
-    """DiLoCo in fragments that take turns, and land `fragment_sync_delay` steps late."""
+    """DiLoCo in fragments that take turns, and are applied `fragment_sync_delay` steps late."""
     _check(outer_lr, outer_momentum)
     hint = "write 5, or 0 for fragments that land at once"
     checks.whole("fragment_sync_delay", fragment_sync_delay, 0, None, hint)

@@ -2,8 +2,8 @@
 
 The paper's algorithm, on each worker r, with the centre x~:       here:
     x_r <- x_r - lr * g_r                                          the user's optimizer (momentum: EAMSGD)
-    every tau steps: x_r <- x_r - alpha * (x_r - x~)               Every(tau), Elastic: `now`
-                     x~  <- x~  + alpha * sum_r (x_r - x~)         Elastic: `then`, beta = P * alpha
+    every tau steps: x_r <- x_r - alpha * (x_r - x~)               Every(tau), Elastic: the parameters
+                     x~  <- x~  + alpha * sum_r (x_r - x~)         Elastic: the anchor, beta = P * alpha
 
 Both right-hand sides are of the moment before, as in the paper's synchronous equations. The centre is the
 anchor that every rank keeps; there is no server. Closing the session leaves every replica at it.

@@ -1,10 +1,10 @@
 """Signs with a magnitude for each block (dist-EF-blockSGD: Zheng et al., NeurIPS 2019, arXiv 1905.10936).
 
 The paper's algorithm, on each worker r:            here:
-    p_r <- g_r + e_r                                ErrorFeedback: add what is owed
+    p_r <- g_r + e_r                                ErrorFeedback: add the residual
     D_r <- (|p_r,b|_1 / d_b) sign(p_r,b), block b   Sign(block=512).encode: one bit an entry, a mean a block
-    e_r <- p_r - D_r                                ErrorFeedback: keep what was not sent
-    p   <- mean_r(D_r) + e                          TwoPhase: the mean, by the rank whose stretch it is
+    e_r <- p_r - D_r                                ErrorFeedback: what was not sent is the new residual
+    p   <- mean_r(D_r) + e                          TwoPhase: the mean, by the rank whose slice it is
     D   <- the same of p;  e <- p - D               the mean is compressed too: the paper's server
     x   <- x - lr * D                               the optimizer
 
@@ -31,5 +31,5 @@ from tacit.strategy import Strategy
     changes="one bit an entry and a magnitude for each 512; the rest is sent later (error feedback)",
 )
 def efsign(topology: Way = "two-phase") -> Strategy:
-    """One bit an entry, and a magnitude for each 512; the rest is owed."""
+    """One bit an entry, and a magnitude for each 512; the rest stays in the residual."""
     return Strategy(compressor=ErrorFeedback(Sign(block=512)), topology=way(topology), name="efsign")

@@ -1,13 +1,13 @@
 """Gradients in 8-bit floating point, with error feedback (formats: Micikevicius et al., arXiv 2209.05433).
 
 On each worker r:                                   here:
-    a_r <- g_r + e_r                                ErrorFeedback: add what is owed
+    a_r <- g_r + e_r                                ErrorFeedback: add the residual
     s_r <- max |a_r| / largest number of the format FP8.encode: one scale a bucket
     q_r <- fp8(a_r / s_r)                           FP8.encode: round to nearest even
-    e_r <- a_r - s_r q_r                            ErrorFeedback: keep what was not sent
+    e_r <- a_r - s_r q_r                            ErrorFeedback: what was not sent is the new residual
     x   <- x - lr * mean_r(s_r q_r)                 Auto: all-gather, then widen and add P messages
 
-Where that sends less, and the second rounding adds little for it, each rank averages one stretch for all and
+Where that sends less, and the second rounding adds little for it, each rank averages one slice for all and
 sends the mean compressed too, with error feedback of its own (Auto, TwoPhase). `topology=all-gather` sends it
 as it is, `topology=two-phase` always so.
 
@@ -33,6 +33,6 @@ from tacit.strategy import Strategy
     changes="a byte an entry, in 8-bit floating point; the rest is sent later (error feedback)",
 )
 def fp8(format: Literal["e4m3", "e5m2"] = "e4m3", topology: Way = "auto") -> Strategy:
-    """A byte an entry, finest where the entry is small; the rest is owed."""
+    """A byte an entry, finest where the entry is small; the rest stays in the residual."""
     compressor = ErrorFeedback(FP8(format=format))
     return Strategy(compressor=compressor, topology=way(topology), name="fp8")

@@ -1,13 +1,13 @@
 """Gradients in 8-bit integers by blocks (after Dettmers, ICLR 2016, arXiv 1511.04561), with error feedback.
 
 On each worker r, for each block b of 512 entries:  here:
-    a_r <- g_r + e_r                                ErrorFeedback: add what is owed
+    a_r <- g_r + e_r                                ErrorFeedback: add the residual
     s_r <- max |a_r| / 127                          Int8.encode: one unit a block
     q_r <- round(a_r / s_r)                         Int8.encode: one byte an entry
-    e_r <- a_r - s_r q_r                            ErrorFeedback: keep what was not sent
+    e_r <- a_r - s_r q_r                            ErrorFeedback: what was not sent is the new residual
     x   <- x - lr * mean_r(s_r q_r)                 Auto: all-gather, then multiply and add P messages
 
-Where that sends less, and the second rounding adds little for it, each rank averages one stretch for all and
+Where that sends less, and the second rounding adds little for it, each rank averages one slice for all and
 sends the mean compressed too, with error feedback of its own (Auto, TwoPhase). `topology=all-gather` sends it
 as it is, `topology=two-phase` always so.
 
@@ -31,5 +31,5 @@ from tacit.strategy import Strategy
     changes="a byte an entry, in equal steps of a block's range; the rest is sent later (error feedback)",
 )
 def int8(topology: Way = "auto") -> Strategy:
-    """A byte an entry, in equal steps of each block's range; the rest is owed."""
+    """A byte an entry, in equal steps of each block's range; the rest stays in the residual."""
     return Strategy(compressor=ErrorFeedback(Int8()), topology=way(topology), name="int8")

@@ -34,7 +34,7 @@ def localsgd(
     bits: int = 32,
     topology: Way = "auto",
 ) -> Strategy:
-    """Average the replicas every `sync_every` steps, and say nothing in between."""
+    """Average the replicas every `sync_every` steps, and exchange nothing in between."""
     return Strategy(
         subject="delta",
         rounds=Every(sync_every),

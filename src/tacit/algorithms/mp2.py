@@ -2,14 +2,14 @@
 
 The paper's system, in each round:                       here, at a server or on an all-reduce:
     each worker steps                                    the user's optimizer
-    workers push a subset of the parameters              Predicted: the progress of a subset that moves on
+    workers push a subset of the parameters              Predicted: the delta of a subset that moves on
     the server predicts the residual parameters by a     Predicted: every rank, from what all ranks know;
-      network trained on samples of ordinary trainings     its network is predictors.MP2
+      network trained on samples of ordinary trainings     its network is prediction.MP2
     workers pull the parameters                          they pull the subset, as they have the rest; with
                                                            pull=full the server predicts, and they pull all
 
 The paper has not published which subset, what the network is shown, or its shapes; those are ours, see
-`Predicted` and `predictors.mp2`. As every rank runs the predictor, each element costs each rank what it would
+`Predicted` and `prediction.MP2`. As every rank runs the predictor, each element costs each rank what it would
 have cost the server, unless `pull=full`: then `budget` is of what is pushed, and the pull is dense. Momentum
 and all other state of the optimizer stay local.
 
@@ -17,11 +17,11 @@ The weights that come with tacit are of `tacit predictor` (their note says how),
 made-up images, in rounds of four steps of SGD with momentum, as is the default here: other optimizers, and
 other rounds, move otherwise, and want a predictor trained on them.
 
-A change that is told well from true ones may still lead astray where predictions follow upon predictions. So
-rounds are four steps apart, where the paper has one after each: as many bytes, of which each round says four
-times as much; and predictions are multiplied by a gain for each parameter, found by least squares on what
-arrives. `predictor=own` predicts nothing that all share: each replica keeps its own progress where nothing
-was heard (`LocalResidual`); see docs/papers/mp2.md.
+A prediction that is good after true changes may still lead astray after other predictions. So rounds are four
+steps apart, where the paper has one after each step: as many bytes, and each round sends four times as much;
+and predictions are multiplied by a gain for each parameter, found by least squares on what arrives.
+`predictor=own` predicts nothing that all share: each replica keeps its own delta where nothing arrived
+(`LocalResidual`); see docs/papers/mp2.md.
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ def mp2(
 
 
 def predictor_of(which: Which, weights: str | None) -> Predictor:
-    """Of this name; its file is looked at now, so that what is wrong with it is said now."""
+    """The predictor of this name; its file is read now, so that an error in it is raised now."""
     checks.word("predictor", which, typing.get_args(Which))
     plain: dict[str, Predictor] = {
         "linear": Linear(),
         "exponential": Exponential(),
         "stale": Stale(),
-        "own": Stale(),  # nothing is foretold alike; `LocalResidual` leaves each its own
+        "own": Stale(),  # no common prediction; `LocalResidual` leaves each its own
     }
     if weights is not None and which in plain:
         raise ConfigError(

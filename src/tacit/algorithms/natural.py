@@ -7,7 +7,7 @@ The paper's algorithm, on each worker r, for each entry t of its gradient, with 
         else sign(t) 2^(a + 1)
     x    <- x - lr * mean_r(C(g_r))                 Auto: all-gather, then put together and add P messages
 
-Where that sends less, and the second rounding adds little for it, each rank averages one stretch for all, and
+Where that sends less, and the second rounding adds little for it, each rank averages one slice for all, and
 the mean is rounded at random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second
 rounding is not averaged over the ranks. `topology=all-gather` rounds once, `topology=two-phase` always twice.
 
@@ -29,5 +29,5 @@ from tacit.strategy import Strategy
     changes="sign and a power of two for each entry, at random: 9 bits; no residual is kept",
 )
 def natural(topology: Way = "auto") -> Strategy:
-    """Nine bits an entry: its sign and a power of two next to it, at random; nothing is owed."""
+    """Nine bits an entry: its sign and a power of two next to it, at random; no residual is kept."""
     return Strategy(compressor=Natural(), topology=way(topology), name="natural")

@@ -4,7 +4,7 @@ The paper's idea, on each worker r:                                here:
     the global weights take the mean gradient of step t            the round of step t: Every(1)
     step t + 1 computes on local weights, that have only the       Delayed(1): the step is taken at once with
     worker's own gradient of step t in the meantime                the own gradient, ...
-    the global weights then replace them, with the own step        ... Average: `now` + mean - mine, one step
+    the global weights then replace them, with the own step        ... Average: own + mean - own delta, a step
     of t + 1 on top                                                later
 
 The paper has the global update on a parameter server with momentum of its own; here every rank has it, and

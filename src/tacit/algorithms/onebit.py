@@ -1,11 +1,11 @@
 """1-bit SGD (Seide, Fu, Droppo, Li & Yu, Interspeech 2014).
 
 The paper's algorithm, on each worker r:            here:
-    a_r <- g_r + e_r                                ErrorFeedback: add what is owed
+    a_r <- g_r + e_r                                ErrorFeedback: add the residual
     q_r <- [a_r >= 0]                               OneBit.encode: one bit an entry
     u_r, l_r <- mean of a_r where q_r is 1, is 0    OneBit.encode: two values a block
-    e_r <- a_r - (u_r if q_r else l_r)              ErrorFeedback: keep what was not sent
-    the mean, quantized again in the same way       TwoPhase: each rank averages one stretch for all, and
+    e_r <- a_r - (u_r if q_r else l_r)              ErrorFeedback: what was not sent is the new residual
+    the mean, quantized again in the same way       TwoPhase: each rank averages one slice for all, and
                                                     sends it compressed too, with error feedback of its own
     x   <- x - lr * (what came back)                the optimizer
 
@@ -32,5 +32,5 @@ from tacit.strategy import Strategy
     changes="one bit an entry, and two means for each 512; the rest is sent later (error feedback)",
 )
 def onebit(topology: Way = "two-phase") -> Strategy:
-    """One bit an entry, and the mean of each side; the rest is owed."""
+    """One bit an entry, and the mean of each side; the rest stays in the residual."""
     return Strategy(compressor=ErrorFeedback(OneBit()), topology=way(topology), name="onebit")

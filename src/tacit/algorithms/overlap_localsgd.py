@@ -2,8 +2,8 @@
 
 The paper's algorithm, on each worker r, with the anchor z:        here:
     x_r <- x_r - lr * g_r                                          the user's optimizer
-    every tau steps: wait for the anchor of the round before       Delayed(tau): lands as the next leaves
-                     x_r <- x_r - alpha * (x_r - z)                OuterStep(local=1 - alpha): `now`
+    every tau steps: wait for the anchor of the round before       Delayed(tau): applied as the next leaves
+                     x_r <- x_r - alpha * (x_r - z)                OuterStep(local=1 - alpha): the parameters
                      z' <- mean_r(x_r), while training goes on     Every(tau): leaves after the pull
     anchor momentum: v <- beta * v + (z' - z); z <- z + v          OuterStep(lr=1, momentum=beta)
 

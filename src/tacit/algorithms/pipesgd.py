@@ -2,10 +2,10 @@
 
 The paper's algorithm 1, on each worker, with pipeline width K = 2:  here:
     for t = 1 .. T:
-        wait until the sum of gradients t - K is there               LateMeans.begin, at the first bucket
-        w_t <- w_(t-1) - lr * that sum / P                           LateMeans.swap_; the optimizer
+        wait until the sum of gradients t - K is there               DelayedMeans.begin, at the first bucket
+        w_t <- w_(t-1) - lr * that sum / P                           DelayedMeans.swap_; the optimizer
         load a batch; forward, backward: local gradient at w_t       the user's loop
-        mark it as ready                                             LateMeans.swap_, bucket by bucket
+        mark it as ready                                             DelayedMeans.swap_, bucket by bucket
     communication thread: wait until a local gradient is ready;      the lane
         AllReduce it, compressed, into the sum                       Flat; Dense, or the compressor
     warm-up: the first epochs by synchronous SGD                     Delayed(1, warmup_steps)

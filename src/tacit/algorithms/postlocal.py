@@ -6,7 +6,7 @@ The paper's algorithm, on each worker r, in step t:          here:
               every H steps: x_r <- mean_r(x_r)              far level: Every(H, start_step=t'), Average
 
 The paper switches at the first decay of the learning rate, which is the `start_step` that a user gives. What
-travels after it is progress, as in `localsgd`; floating-point buffers travel with it.
+travels after it is the delta, as in `localsgd`; floating-point buffers travel with it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """PowerSGD (Vogels, Karimireddy & Jaggi, NeurIPS 2019, arXiv 1905.13727).
 
 The paper's algorithms 1 and 2, on each worker r:   here:
-    D_r <- g_r + e_r                                ErrorFeedback: add what is owed
-    P <- mean_r(D_r Q); P <- orthogonalize(P)       PowerSGD.exchange: first Mean
-    Q <- mean_r(D_r' P)                             second Mean; Q is kept for the next round (warm start)
-    e_r <- D_r - P (D_r' P)'                        ErrorFeedback: keep what was not sent
+    D_r <- g_r + e_r                                ErrorFeedback: add the residual
+    P <- mean_r(D_r Q); P <- orthogonalize(P)       PowerSGD.exchange: the first AllReduce
+    Q <- mean_r(D_r' P)                             the second AllReduce; Q is kept (warm start)
+    e_r <- D_r - P (D_r' P)'                        ErrorFeedback: what was not sent is the new residual
     x <- x - lr * (P Q' + momentum)                 the user's optimizer
 
 Differences from the paper: momentum is the optimizer's own. Vectors are sent densely in the same messages.
@@ -25,6 +25,6 @@ from tacit.strategy import Strategy
     changes="each matrix travels as a product of two thin ones; the rest is sent later (error feedback)",
 )
 def powersgd(rank: int = 2, min_compression_rate: float = 2.0) -> Strategy:
-    """Every matrix as a product of two with `rank` columns; the rest is owed."""
+    """Every matrix as a product of two with `rank` columns; the rest stays in the residual."""
     inner = PowerSGD(rank=rank, min_compression_rate=min_compression_rate)
     return Strategy(compressor=ErrorFeedback(inner), name="powersgd")

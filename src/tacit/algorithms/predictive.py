@@ -1,19 +1,19 @@
-"""Predictive coding: send where what all expect is wrong, and keep what was not said. Ours.
+"""Predictive coding: send where the common prediction is wrong, and keep what was not sent. Ours.
 
 In a round after every `sync_every` steps, on each worker r:        here:
-    p   <- trust x the last round's answer                          predictors.Persistent, alike on every rank
-    d_r <- x_r - x - p: what is not foretold; send its largest      PredictiveCoding(TopK)
-    x   <- x + p + mean of what was sent                            Keep, at the server where there is one
-    x_r <- x + what r has not sent of its d_r                       Keep
+    p   <- trust x the last round's answer                          prediction.Persistent, alike on every rank
+    d_r <- x_r - x - p: what is not predicted; send its largest     PredictiveCoding(TopK)
+    x   <- x + p + mean of what was sent                            LocalResidual; a server does so too
+    x_r <- x + what r has not sent of its d_r                       LocalResidual
 
-Two predictions are in it. What is not heard of is first taken to be as in the last round, by all alike; and
-then, by each worker, as it went with itself, which is the better one: a worker's own steps tell more of the
-mean step than any extrapolation. MP² (Liu et al. 2024) uses neither: there what a worker knew of an entry
+Two predictions are in it. Where nothing arrives, all workers first assume the change of the last round.
+Then each assumes its own change, which is the better prediction: a worker's own steps tell more of the mean
+step than any extrapolation. MP² (Liu et al. 2024) uses neither: there what a worker knew of an entry
 that is not sent is lost.
 
 After EF21 (Richtarik, Sokolov & Fatkhullin 2021) and DIANA (Mishchenko et al. 2019), which send compressed
 differences of gradients to each worker's last; Qsparse-local-SGD (Basu et al. 2019), which sends the largest
-of progress, with error feedback; and SPARTA (Exo Labs 2025), which averages a random part and keeps the rest.
+of deltas, with error feedback; and SPARTA (Exo Labs 2025), which averages a random part and keeps the rest.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Values: TypeAlias = Literal["fp32", "bf16"]
 def predictive(
     ratio: float = 0.05, sync_every: int = 4, trust: float = 0.3, values: Values = "fp32"
 ) -> Strategy:
-    """Every `sync_every` steps send the largest `ratio` of what is not foretold, and keep the rest."""
+    """Every `sync_every` steps send the largest `ratio` of what is not predicted, and keep the rest."""
     hint = "write 0.3, as is usual, or 0 to foretell nothing"
     checks.real("trust", trust, hint, least=0, most=1)
     checks.word("values", values, ("fp32", "bf16"))

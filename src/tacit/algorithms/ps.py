@@ -4,8 +4,9 @@ What each of P workers does, and the server:        here:
     g_r <- gradient at x_r; push it                  Star: `PushPull`, bucket by bucket, during backward
     server: x <- x - lr * mean_r(g_r)                `ps`: Synchronous; the server gives the mean, and each
                                                      worker's optimizer steps by it: x is equal on all
-    push d_r = how far the optimizer has moved x_r   the others: subject "progress", and merge `ServerParams`
-    server: x <- x + d_r / P                         `Keeper`; with optimizer=server it is sent g_r, and steps
+    push d_r = how far the optimizer has moved x_r   the others: subject "delta", and merge `ServerParams`
+    server: x <- x + d_r / P                         `ParameterService`; with optimizer=server it is sent
+                                                     g_r, and steps
     x_r <- x                                         the answer; at once (`ps-async`: Downpour SGD, Dean et
                                                      al. 2012), or when nobody is more than `bound` steps
                                                      behind (`ps-ssp`: Ho et al., NIPS 2013)

@@ -7,7 +7,7 @@ The paper's algorithm, on each worker r, for each bucket v of its gradient, with
     Q_s(v_i) <- |v| sign(v_i) xi_i                  a level from -s to s in `bits` bits, |v| / s a bucket
     x   <- x - lr * mean_r(Q_s(g_r))                Auto: all-gather, then unpack and add P messages
 
-Where that sends less, and the second rounding adds little for it, each rank averages one stretch for all, and
+Where that sends less, and the second rounding adds little for it, each rank averages one slice for all, and
 the mean is rounded at random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second
 rounding is not averaged over the ranks. `topology=all-gather` rounds once, `topology=two-phase` always twice.
 
@@ -35,7 +35,7 @@ from tacit.strategy import Strategy
 def qsgd(
     bits: int = 4, bucket: int = 512, topology: Way = "auto", scale: Literal["largest", "norm"] = "largest"
 ) -> Strategy:
-    """Levels of `bits` bits, rounded at random so that the mean is right; nothing is owed."""
+    """Levels of `bits` bits, rounded at random so that the mean is right; no residual is kept."""
     return Strategy(
         compressor=QSGD(bits=bits, bucket=bucket, scale=scale), topology=way(topology), name="qsgd"
     )

@@ -1,13 +1,13 @@
 """Random-k sparsification with error feedback (Stich et al., NeurIPS 2018, arXiv 1809.07599).
 
 The paper's algorithm, on each worker r:            here:
-    a_r <- g_r + m_r                                ErrorFeedback: add what is owed
+    a_r <- g_r + m_r                                ErrorFeedback: add the residual
     s_r <- k entries of a_r at random               RandomK: the same entries on all ranks, by a shared seed
-    m_r <- a_r - s_r                                ErrorFeedback: keep what was not sent
+    m_r <- a_r - s_r                                ErrorFeedback: what was not sent is the new residual
     x   <- x - lr * mean_r(s_r)                     a dense all-reduce of k numbers; no positions travel
 
-With `unbiased` the entries are multiplied by 1 / ratio and nothing is owed: right in the mean, with 1 / ratio
-times the variance (Wangni et al., NeurIPS 2018).
+With `unbiased` the entries are multiplied by 1 / ratio and no residual is kept: right in the mean, with 1 /
+ratio times the variance (Wangni et al., NeurIPS 2018).
 
 Differences from the paper: all workers choose the same entries; biases and norms are sent densely.
 """
@@ -28,6 +28,6 @@ from tacit.strategy import Strategy
     "the rest is sent later (error feedback)",
 )
 def randomk(ratio: float = 0.01, unbiased: bool = False) -> Strategy:
-    """One entry in 1 / `ratio` is sent, at random; the rest is owed, or made up for if `unbiased`."""
+    """One entry in 1 / `ratio` is sent, at random; the rest waits, or is made up for if `unbiased`."""
     inner = RandomK(ratio=ratio, unbiased=unbiased)
     return Strategy(compressor=inner if unbiased else ErrorFeedback(inner), name="randomk")

@@ -2,9 +2,9 @@
 
 The paper's algorithm, for each outer iteration t of tau steps:    here:
     tau steps of the base optimizer on each worker                 the user's optimizer
-    x_{t,tau} <- mean over the workers                             the round: mean progress
+    x_{t,tau} <- mean over the workers                             the round: the mean delta
     u_{t+1} = beta * u_t + (x_{t,0} - x_{t,tau}) / lr_t            SlowMo: its state, in units of the gradient
-    x_{t+1,0} = x_{t,0} - alpha * lr_t * u_{t+1}                   SlowMo: `then`, and `now` with it
+    x_{t+1,0} = x_{t,0} - alpha * lr_t * u_{t+1}                   SlowMo: the anchor, and the parameters
 
 The base optimizer's own momentum stays local, which the paper calls "maintain"; its "reset" and "average"
 are options of the strategy.

@@ -7,7 +7,7 @@ The paper's algorithm, on each worker r:            here:
                                                         rank and entry
     x   <- x - lr * mean_r(s_r sign(g_r) b_r)       Auto: all-gather, then unpack and add P messages
 
-Where that sends less, and the second rounding adds little for it, each rank averages one stretch for all, and
+Where that sends less, and the second rounding adds little for it, each rank averages one slice for all, and
 the mean is rounded at random once more (Auto, TwoPhase): right in the mean still, and noisier, as the second
 rounding is not averaged over the ranks. `topology=all-gather` rounds once, `topology=two-phase` always twice.
 
@@ -30,5 +30,5 @@ from tacit.strategy import Strategy
     changes="plus, minus or nothing, at random; no residual is kept",
 )
 def terngrad(clip: float | None = 2.5, topology: Way = "auto") -> Strategy:
-    """Two bits an entry: a scale, its negative or nothing, at random; nothing is owed."""
+    """Two bits an entry: a scale, its negative or nothing, at random; no residual is kept."""
     return Strategy(compressor=TernGrad(clip=clip), topology=way(topology), name="terngrad")

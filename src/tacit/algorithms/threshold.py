@@ -1,12 +1,12 @@
 """Threshold quantization with error feedback (Strom, Interspeech 2015).
 
 The paper's algorithm, on each worker r:            here:
-    a_r <- a_r + g_r                                ErrorFeedback: add what is owed
+    a_r <- a_r + g_r                                ErrorFeedback: add the residual
     for a_r[i] >= +tau: send (i, +), a_r[i] -= tau  Threshold.encode: positions and signs
-    for a_r[i] <= -tau: send (i, -), a_r[i] += tau  ErrorFeedback: keep what was not sent
+    for a_r[i] <= -tau: send (i, -), a_r[i] += tau  ErrorFeedback: what was not sent is the new residual
     x   <- x - lr * sum_r(tau of the signs sent)    Flat: all-gather, then the mean of P messages
 
-By `topology=two-phase` each rank averages one stretch for all and sends the mean compressed too, with error
+By `topology=two-phase` each rank averages one slice for all and sends the mean compressed too, with error
 feedback of its own: fewer bytes from 3 ranks on, and an entry of the mean waits until it reaches tau.
 
 Differences from the paper: a round sends each entry at most once, and at most a share of the entries, the
@@ -31,6 +31,6 @@ from tacit.strategy import Strategy
     "the rest is sent later (error feedback)",
 )
 def threshold(tau: float = 0.01, capacity: float = 0.01, topology: Way = "all-gather") -> Strategy:
-    """Entries of magnitude `tau` or more are sent as plus or minus `tau`; the rest is owed."""
+    """Entries of magnitude `tau` or more are sent as plus or minus `tau`; the rest stays in the residual."""
     compressor = ErrorFeedback(Threshold(tau=tau, capacity=capacity))
     return Strategy(compressor=compressor, topology=way(topology), name="threshold")

@@ -1,18 +1,18 @@
 """Top-k sparsification with error feedback (Aji & Heafield, EMNLP 2017; Stich et al., NeurIPS 2018).
 
 The paper's algorithm, on each worker r:            here:
-    a_r <- g_r + e_r                                ErrorFeedback: add what is owed
+    a_r <- g_r + e_r                                ErrorFeedback: add the residual
     s_r <- the k entries of a_r largest in |.|      TopK.encode
-    e_r <- a_r - s_r                                ErrorFeedback: keep what was not sent
+    e_r <- a_r - s_r                                ErrorFeedback: what was not sent is the new residual
     x   <- x - lr * mean_r(s_r)                     Flat: all-gather, then scatter-add of P sparse messages
-    warm-up (DGC's): k of 25 %, 6.25 %, ...         Phases, a quarter of `warmup_steps` each
+    warm-up (DGC's): k of 25 %, 6.25 %, ...         Scheduled, a quarter of `warmup_steps` each
 
-By `topology=two-phase` each rank averages one stretch for all and sends the mean compressed too, with error
+By `topology=two-phase` each rank averages one slice for all and sends the mean compressed too, with error
 feedback of its own: of the up to P k entries that came, the k largest; the others wait where they are. From 3
 ranks on these are fewer bytes, and of P k entries k arrive: at equal bytes the two come to the same.
 
 By `chunk=4096` the choice is made among so many entries in a row at a time, as SparseLoCo does (Sarfi et al.
-2025, arXiv 2508.15706, 64 of each 4096, of progress over many steps).
+2025, arXiv 2508.15706, 64 of each 4096, of deltas over many steps).
 
 The papers send the chosen entries exactly, as `values=fp32` does. Other `values` write them shorter, and what
 that loses goes into the residual e_r. `bits` is of the levels of `values=qsgd`.
@@ -47,7 +47,7 @@ def topk(
     chunk: int | None = None,
     bits: int | None = None,
 ) -> Strategy:
-    """One entry in 1 / `ratio` is sent, the largest; the rest is owed."""
+    """One entry in 1 / `ratio` is sent, the largest; the rest stays in the residual."""
     written = values_of(values, bits)
 
     def owing(ratio: float) -> Compressor:

@@ -14,7 +14,7 @@ Way: TypeAlias = Literal["all-gather", "two-phase", "auto"]
 """The parameter `topology` of an algorithm.
 
 "all-gather": every rank gets the payloads of all, and adds them up; all that was sent arrives. "two-phase":
-each rank averages a stretch for all, and sends the mean compressed again. "auto": the session picks.
+each rank averages a slice for all, and sends the mean compressed again. "auto": the session picks.
 """
 
 _WAYS: dict[str, OnAxis] = {"all-gather": Flat(), "two-phase": TwoPhase(), "auto": Auto()}
