@@ -54,6 +54,7 @@ PROCESSES = (
     "tests/doors/test_loops.py",
     "tests/doors/test_mp2.py",
     "tests/doors/test_odd_world.py",
+    "tests/doors/test_old_checkpoints.py",
     "tests/doors/test_progress.py",
     "tests/doors/test_resize.py::test_real_processes",
     "tests/doors/test_unclosed.py",

@@ -31,16 +31,16 @@ class Strategy:
     """What travels, when, to whom, how hidden, how applied. Equal strategies are equal values.
 
     Attributes:
-        subject: what is exchanged. "gradient": in backward. "progress": how far the parameters have moved
+        subject: what is exchanged. "gradient": in backward. "delta": how far the parameters have moved
             since the last round, after `optimizer.step`. "nothing": DDP is left as it is.
         blocking: what is said instead in phases in which all answers come at once, of rounds that have such
             (`PhasedRounds`); None: the same.
         topology: where it is not told, the session picks between `Flat` and `TwoPhase` by predicted bytes.
         momentum: what becomes of the optimizer's own state (momentum, Adam's moments) in every round of
-            progress. "local": nothing; "averaged" over the replicas, densely, which costs the bytes of as
+            delta. "local": nothing; "averaged" over the replicas, densely, which costs the bytes of as
             many parameters; "reset": it is as before the first step. What is local is averaged once, at the
             end.
-        buffers: floating-point buffers (BatchNorm's statistics). "averaged": they travel with the progress;
+        buffers: floating-point buffers (BatchNorm's statistics). "averaged": they travel with the delta;
             "local": each replica keeps its own until the session closes, when they are averaged once.
         name: the text form it was made from; says nothing about what it does.
     """
@@ -57,6 +57,8 @@ class Strategy:
     name: str = field(default="custom", compare=False)
 
     def __post_init__(self) -> None:
+        if str(self.subject) == "progress":
+            raise ConfigError("subject='progress' has another name now: write subject='delta'")
         checks.word("subject", self.subject, ("nothing", "gradient", "delta"))
         checks.compressor("compressor", self.compressor)
         for name, kind in _KINDS.items():
@@ -70,7 +72,7 @@ class Strategy:
         if self.subject == "gradient":
             self._check_gradient()
         if self.subject == "delta":
-            self._check_progress()
+            self._check_delta()
         if self.blocking is not None:
             self._check_blocking(self.blocking)
         self._check_beside("momentum", self.momentum, Beside, "local")
@@ -118,9 +120,9 @@ class Strategy:
                 "training worse, and hides no more than one a step old: write Delayed(1)"
             )
 
-    def _check_progress(self) -> None:
+    def _check_delta(self) -> None:
         if isinstance(self.merge, Replace):
-            raise ConfigError(f"merge={self.merge} cannot apply progress: write merge=Average()")
+            raise ConfigError(f"merge={self.merge} cannot apply a delta: write merge=Average()")
         if isinstance(self.overlap, Delayed) and self.overlap.warmup_steps:
             raise ConfigError(
                 f"warmup_steps={self.overlap.warmup_steps} is for gradients, and subject='delta': "
@@ -205,7 +207,7 @@ class Levels:
         if len(subjects) < 2 or subjects != ["gradient"] + ["delta"] * (len(subjects) - 1):
             raise ConfigError(
                 f"levels of {' and '.join(subjects) or 'nothing'} cannot be joined: the nearest exchanges "
-                "the 'gradient', every farther one the 'progress'"
+                "the 'gradient', every farther one the 'delta'"
             )
         if isinstance(self.levels[0].overlap, Delayed):
             raise ConfigError(

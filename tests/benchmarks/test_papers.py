@@ -310,7 +310,7 @@ def test_mp2s_arms_are_what_they_stand_for() -> None:
         # WNN leaps five times or more, and trains on.
         wnn = task.run("wnn", mp2.FAST, 0)
         nowcast, steps = level["wnn"].compressor, (wnn.epochs or 0) * task.steps
-        assert isinstance(nowcast, tacit.compressors.Nowcast)
+        assert isinstance(nowcast, tacit.prediction.Nowcast)
         leaps = steps // (5 * nowcast.period)
         assert leaps >= 5
         assert steps - leaps * 5 * nowcast.period >= steps // 30

@@ -11,11 +11,12 @@ import pytest
 from samples import DDP, HEAD
 
 from tacit import algorithms, cli
+from tacit.algorithms import registry
+from tacit.algorithms.text import split_text
 from tacit.lab.cluster import Cluster
 from tacit.lab.recipes import worker
 from tacit.lab.recipes.progress import line_of
 from tacit.lab.testbed import Result
-from tacit.strategy import split_text
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         texts.append(text)
         return split_text(text)
 
-    monkeypatch.setattr(algorithms, "split_text", counted)
+    monkeypatch.setattr(registry, "split_text", counted)
     algorithms.parse("ddp")
     assert texts.pop() == "ddp"
     return texts

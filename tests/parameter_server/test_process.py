@@ -212,7 +212,7 @@ def test_a_worker_that_is_silent_is_named_or_left_behind(
 ) -> None:
     host = serve(2, timeout=1.5)
     servers = [join(host, i, star=star) for i in range(2)]
-    if star.apart:
+    if star.independent:
         each(*[lambda s=s: s.enter(torch.zeros(N), "a/0", BACK) for s in servers])
         assert torch.allclose(push(servers[0], torch.ones(N)), torch.full((N,), 0.5))
         with pytest.raises(ServerLost, match=r"rank 1 was silent for 1\.5 s while others waited"):

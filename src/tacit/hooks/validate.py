@@ -92,7 +92,7 @@ def _check_strategy(strategy: AnyStrategy, optimizers: Sequence[Optimizer]) -> N
     if last.subject == "gradient" and isinstance(last.rounds, Until):
         raise AttachError(
             f"rounds={last.rounds} would leave replicas to drift apart for good afterwards: "
-            "join it by Levels with one that exchanges their progress"
+            "join it by Levels with one that exchanges their deltas"
         )
     if not optimizers and ("delta" in subjects or last.topology.independent):
         raise AttachError(f"{strategy.name!r} exchanges after optimizer.step: give attach the optimizer")
