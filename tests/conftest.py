@@ -39,26 +39,26 @@ PROCESSES = (
     "tests/docs/test_code.py::test_a_block_runs",
     "tests/docs/test_code.py::test_a_script_runs",
     "tests/docs/test_site.py",
-    "tests/doors/test_beside.py",
-    "tests/doors/test_compiled.py",
-    "tests/doors/test_cut_off.py",
-    "tests/doors/test_daso.py",
-    "tests/doors/test_differing.py",
-    "tests/doors/test_faults.py",
-    "tests/doors/test_features.py",
-    "tests/doors/test_given.py",
-    "tests/doors/test_gloo.py",
-    "tests/doors/test_hook.py",
-    "tests/doors/test_in_stream.py",
-    "tests/doors/test_late.py",
-    "tests/doors/test_loops.py",
-    "tests/doors/test_mp2.py",
-    "tests/doors/test_odd_world.py",
-    "tests/doors/test_old_checkpoints.py",
-    "tests/doors/test_progress.py",
-    "tests/doors/test_resize.py::test_real_processes",
-    "tests/doors/test_unclosed.py",
-    "tests/doors/test_uneven.py",
+    "tests/hooks/test_beside.py",
+    "tests/hooks/test_compiled.py",
+    "tests/hooks/test_cut_off.py",
+    "tests/hooks/test_daso.py",
+    "tests/hooks/test_differing.py",
+    "tests/hooks/test_faults.py",
+    "tests/hooks/test_features.py",
+    "tests/hooks/test_given.py",
+    "tests/hooks/test_gloo.py",
+    "tests/hooks/test_hook.py",
+    "tests/hooks/test_in_stream.py",
+    "tests/hooks/test_late.py",
+    "tests/hooks/test_loops.py",
+    "tests/hooks/test_mp2.py",
+    "tests/hooks/test_odd_world.py",
+    "tests/hooks/test_old_checkpoints.py",
+    "tests/hooks/test_progress.py",
+    "tests/hooks/test_resize.py::test_real_processes",
+    "tests/hooks/test_unclosed.py",
+    "tests/hooks/test_uneven.py",
     "tests/kernels/test_dispatch.py",
     "tests/kernels/test_triton.py",
     "tests/recipes/test_cache.py::test_of_many_processes",
@@ -76,7 +76,7 @@ PROCESSES = (
 LONG = (
     "tests/cli/test_odd_input.py",
     "tests/cli/test_predictor.py",
-    "tests/doors/test_resize.py",
+    "tests/hooks/test_resize.py",
     "tests/recipes/test_image_recipes.py::test_every_network_learns",
     "tests/recipes/test_prediction.py",
     "tests/parameter_server/test_waiting.py",
@@ -114,10 +114,10 @@ def namespaces() -> None:
         pytest.skip(str(error))
 
 
-LONGEST = ("doors/test_gloo", "test_examples", "cli/test_run", "doors/test_features", "kernels/test_triton")
-LONGEST += ("cli/test_disk", "doors/test_resize", "cli/test_main", "doors/test_in_stream")
-LONGEST += ("parameter_server/test_cli", "doors/test_daso", "doors/test_loops")
-LONGEST += ("testbed/test_testbed_failures", "doors/test_late")
+LONGEST = ("hooks/test_gloo", "test_examples", "cli/test_run", "hooks/test_features", "kernels/test_triton")
+LONGEST += ("cli/test_disk", "hooks/test_resize", "cli/test_main", "hooks/test_in_stream")
+LONGEST += ("parameter_server/test_cli", "hooks/test_daso", "hooks/test_loops")
+LONGEST += ("testbed/test_testbed_failures", "hooks/test_late")
 """Files of tests, longest first: where they are run side by side, none of them is begun last."""
 
 

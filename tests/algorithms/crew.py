@@ -1,7 +1,7 @@
 """Replicas of a small parameter vector in threads of one process: periodic strategies without a network.
 
 Nothing here is random: what a replica does in a step is a formula of its rank and step, so that a trajectory
-can be worked out by hand, or by a few lines that know nothing of doors.
+can be worked out by hand, or by a few lines that know nothing of hooks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LR = 0.1
 
 @dataclass
 class Replica:
-    """One rank; also what `doors.state` keeps of a level."""
+    """One rank; also what `hooks.checkpoint` keeps of a level."""
 
     named: dict[str, Tensor]
     session: Session

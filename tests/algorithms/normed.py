@@ -77,7 +77,7 @@ class AtServer:
 
 @dataclass
 class Member:
-    """One rank; also what `doors.state` keeps of a level."""
+    """One rank; also what `hooks.checkpoint` keeps of a level."""
 
     module: nn.Module
     session: Session

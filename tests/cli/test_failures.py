@@ -16,7 +16,7 @@ ATTACH = f"""Traceback (most recent call last):
   File "/home/me/train.py", line 12, in <module>
     with tacit.attach(model, opt, alg) as s:
          ^^^^^^^^^^^^
-  File "{Path(files.__file__).parent}/doors/attach.py", line 129, in attach
+  File "{Path(files.__file__).parent}/hooks/attach.py", line 129, in attach
     return Attached(
            ^^^^^^^^^
   File "<frozen runpy>", line 88, in _run_code

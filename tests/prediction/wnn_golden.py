@@ -1,8 +1,8 @@
 """Read the WNN authors' published weights (github.com/jjh6297/WNN, CNN/NWNN_*_13.h5), which have no licence.
 
-    python tests/predictors/wnn_golden.py FOLDER OUT.pt      (needs h5py)
+    python tests/prediction/wnn_golden.py FOLDER OUT.pt      (needs h5py)
 
-Then `TACIT_WNN=OUT.pt pytest tests/predictors/test_wnn.py` holds our network to their numbers.
+Then `TACIT_WNN=OUT.pt pytest tests/prediction/test_wnn.py` holds our network to their numbers.
 """
 
 import re
