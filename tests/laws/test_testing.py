@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tacit.algorithms import known, parse
 from tacit.compressors import Dense, ErrorFeedback, MomentumCorrection, PowerSGD, Sign, TopK
 from tacit.contracts import (
     Application,
@@ -17,13 +18,16 @@ from tacit.contracts import (
     Merge,
     OneShot,
     Payload,
+    Rounds,
+    ScheduleState,
     State,
+    Sync,
     Transmitted,
 )
 from tacit.errors import ConfigError
 from tacit.merges import Average, OuterStep, StaleMean
 from tacit.strategy import Strategy
-from tacit.testing import check_compressor, check_merge, check_topology
+from tacit.testing import check_compressor, check_merge, check_rounds, check_topology
 from tacit.topologies import Auto, Flat, Hierarchical, Star, TwoPhase
 
 FEW: dict[str, Any] = {"worlds": (1, 3), "dtypes": (torch.float32,)}
@@ -182,3 +186,46 @@ def test_topologies() -> None:
     compressors.append(MomentumCorrection(TopK(ratio=0.1)))
     for topology in (Flat(), TwoPhase(), Hierarchical()):
         assert len(check_topology(topology, compressors=compressors, **FEW).accepted) == len(compressors)
+
+
+class Moody(Rounds):
+    """Remembers outside of the state."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
+        self.asked += 1
+        return Sync(step) if self.asked % 2 else None
+
+
+class Early(Rounds):
+    def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
+        return Sync(step - 1)
+
+
+class Silent(Rounds):
+    parts = 2  # type: ignore[assignment]
+
+    def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
+        return Sync(step) if part == 0 else None
+
+
+def test_the_rounds_of_every_algorithm_obey() -> None:
+    for name in known():
+        for level in parse(name).levels:
+            assert check_rounds(level.rounds) > 0
+
+
+@pytest.mark.parametrize(
+    ("rounds", "found"),
+    [
+        (Moody(), "asked twice, they answer otherwise"),
+        (Early(), "before the round has left"),
+        (Silent(), r"no round of the parts \[1\]"),
+    ],
+    ids=["moody", "early", "silent"],
+)
+def test_what_is_wrong_with_rounds_is_found(rounds: Rounds, found: str) -> None:
+    with pytest.raises(AssertionError, match=found):
+        check_rounds(rounds)

@@ -1,0 +1,194 @@
+"""Laws for compressors and topologies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from tacit.compressors import BF16, Dense, ErrorFeedback, PowerSGD, Sign, TopK
+from tacit.contracts import (
+    Compressor,
+    Context,
+    Topology,
+)
+from tacit.errors import ConfigError, NonFinite, TacitError
+from tacit.session.buckets import fitting, make_buckets
+from tacit.strategy import Strategy
+from tacit.testing.ranks import FreshBuffers, RanksInProcess, heavy_tailed, naming
+from tacit.topologies import Auto, Flat, Hierarchical, Star, TwoPhase
+from tacit.transports.loopback import Loopback
+
+SHAPES = {"weight": (24, 18), "bias": (24,), "deep": (8, 6, 3, 3), "last": (7, 24)}
+"""The parameters of the model on which compressors are tried."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+WORLDS = (1, 2, 3, 4)
+ROUNDS = 4
+TOPOLOGIES: tuple[Topology, ...] = (Flat(), TwoPhase(), Auto(), Hierarchical(), Star())
+COMPRESSORS: tuple[Compressor, ...] = (
+    Dense(),
+    BF16(),
+    ErrorFeedback(TopK(ratio=0.1)),
+    ErrorFeedback(Sign()),
+    ErrorFeedback(PowerSGD(rank=1)),
+)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check has tried.
+
+    Attributes:
+        accepted: the values under which all laws hold.
+        refused: those that were refused when they were put together, and the sentence that said so.
+    """
+
+    accepted: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_compressor(
+    compressor: Compressor,
+    *,
+    topologies: Iterable[Topology] = TOPOLOGIES,
+    dtypes: Iterable[torch.dtype] = DTYPES,
+    worlds: Iterable[int] = WORLDS,
+    shapes: Mapping[str, tuple[int, ...]] = SHAPES,
+) -> Checked:
+    """Hold a compressor to the laws, under every topology that takes it.
+
+    Alone: it leaves what it is given as it is, and gives the same in place. Under each topology, in each
+    type, with each number of ranks: all ranks get the same bits, and finite ones; no more bytes are sent than
+    the dry run foretold; where it is under `ErrorFeedback`, what was given has arrived or is in a residual;
+    and a NaN of one rank is an error that names the parameter.
+
+    Args:
+        shapes: of the model's parameters, by name.
+
+    Returns:
+        The topologies that were tried, and those that refused it.
+
+    Raises:
+        AssertionError: a law does not hold; or every topology refused it.
+    """
+    kinds, counts = tuple(dtypes), tuple(worlds)
+    for dtype in kinds:
+        with naming(compressor, "alone", dtype):
+            _check_alone(compressor, dtype, shapes)
+    accepted, refused = [], {}
+    for topology in topologies:
+        try:
+            strategy = Strategy(compressor=compressor, topology=topology)
+            RanksInProcess(strategy, max(counts), kinds[0], shapes)
+        except ConfigError as error:
+            refused[str(topology)] = str(error)
+            continue
+        for dtype in kinds:
+            for world in counts:
+                with naming(compressor, topology, dtype, world):
+                    _check_pair(strategy, world, dtype, shapes)
+        if max(counts) > 1:
+            with naming(compressor, topology, "NaN"):
+                _check_nan(RanksInProcess(strategy, max(counts), kinds[0], shapes))
+        accepted.append(str(topology))
+    assert accepted, f"every topology refused {compressor}: {refused}"
+    return Checked(tuple(accepted), refused)
+
+
+def check_topology(
+    topology: Topology,
+    *,
+    compressors: Iterable[Compressor] = COMPRESSORS,
+    dtypes: Iterable[torch.dtype] = DTYPES,
+    worlds: Iterable[int] = WORLDS,
+    shapes: Mapping[str, tuple[int, ...]] = SHAPES,
+) -> Checked:
+    """Hold a topology to the laws of `check_compressor`, with every compressor that it takes.
+
+    Returns:
+        The compressors that were tried, and those that it refused.
+
+    Raises:
+        AssertionError: a law does not hold; or it refused all compressors.
+    """
+    accepted, refused = [], {}
+    for compressor in compressors:
+        try:
+            check = check_compressor(
+                compressor, topologies=[topology], dtypes=dtypes, worlds=worlds, shapes=shapes
+            )
+        except AssertionError as error:
+            if "every topology refused" not in str(error):
+                raise
+            refused[str(compressor)] = str(error)
+        else:
+            accepted += [str(compressor)] * len(check.accepted)
+    assert accepted, f"{topology} refused every compressor: {refused}"
+    return Checked(tuple(accepted), refused)
+
+
+def _check_alone(compressor: Compressor, dtype: torch.dtype, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    named = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
+    (bucket,) = make_buckets([[*named]], named, fitting(compressor, named))
+    compressor, numel = bucket.compressor, bucket.numel
+    xs = [heavy_tailed(numel, dtype, seed) for seed in range(3)]
+    outcomes = []
+    for in_place in (False, True):
+        given = [x.clone() for x in xs]
+        outs = given if in_place else [torch.full_like(x, torch.nan) for x in xs]
+        states = [compressor.init(torch.empty(numel, dtype=dtype)) for _ in xs]
+        before = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
+        exchanges = [
+            Flat().conduct(
+                x, compressor, state, Context(out, FreshBuffers(), peers=3, rank=rank, name="checked")
+            )
+            for rank, (x, state, out) in enumerate(zip(given, states, outs, strict=True))
+        ]
+        outcomes.append(Loopback(3).run(exchanges)[0].mean.clone())
+        if not in_place:
+            assert all(map(torch.equal, given, xs)), "what was given to exchange() has changed"
+        for state, old in zip(states, before, strict=True):
+            changed = [name for name in old if not torch.equal(state[name], old[name])]
+            assert not changed, f"exchange() has changed {changed} of the state that it was given"
+    assert torch.equal(*outcomes), "where the mean overwrites what was given, it is another one"
+
+
+def _check_pair(
+    strategy: Strategy, world: int, dtype: torch.dtype, shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    group = RanksInProcess(strategy, world, dtype, shapes)
+    given, arrived = (
+        torch.zeros(group.numel, dtype=torch.float64),
+        torch.zeros(group.numel, dtype=torch.float64),
+    )
+    for seed in range(ROUNDS):
+        before = list(group.net.sent)
+        xs = group.tensors(seed)
+        true = torch.stack([x.double() for x in xs]).mean(0)
+        mean = group.exchange(xs)
+        assert bool(mean.isfinite().all()), "the mean is not finite"
+        for rank, session in enumerate(group.sessions):
+            most = sum(cost.sent.total() for cost in session.store.costs)
+            sent = group.net.sent[rank] - before[rank]
+            assert sent <= most, f"rank {rank} sent {sent} bytes, and the dry run foretold {most}"
+        given += true
+        arrived += mean.double()
+    if dtype != torch.bfloat16 and group.keeps_residuals:
+        lost = (given - arrived - group.residual()).abs().max()
+        largest = given.abs().max()
+        assert lost <= 1e-4 * largest, f"{float(lost):.3g} is neither arrived nor in a residual"
+
+
+def _check_nan(group: RanksInProcess) -> None:
+    xs = group.tensors(0)
+    xs[-1][0] = torch.nan
+    told = ""
+    try:
+        group.exchange(xs)
+    except NonFinite as error:
+        told = str(error)
+    except TacitError:
+        return  # an overflow, or a payload that a peer has refused: no rank has applied anything
+    assert told, f"a NaN in {group.first} on one rank was not seen: hides_nonfinite must be True"
+    assert group.first in told, f"a NaN in {group.first} is told as: {told}"

@@ -1,0 +1,51 @@
+"""Laws for merges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from tacit.contracts import (
+    Application,
+    Merge,
+)
+from tacit.testing.ranks import heavy_tailed, naming
+
+
+def check_merge(merge: Merge, *, dtypes: Iterable[torch.dtype] = (torch.float32, torch.float64)) -> None:
+    """Hold a merge to its laws, for answers that come at once and for late ones.
+
+    The anchor and the state are the same bits on all ranks, whatever each rank's own parameters are; all is
+    finite; where `merge.meets` and the answer comes at once, every replica is at the anchor.
+
+    Raises:
+        AssertionError: a law does not hold.
+    """
+    for dtype in dtypes:
+        for lag in (0, 3):
+            with naming(merge, f"lag={lag}", dtype):
+                _check_merge(merge, dtype, lag)
+
+
+def _check_merge(merge: Merge, dtype: torch.dtype, lag: int, peers: int = 3, numel: int = 50) -> None:
+    anchors = [heavy_tailed(numel, dtype, 0) for _ in range(peers)]
+    states = [merge.init(anchor) for anchor in anchors]
+    where = Application(peers=peers, lag=lag, lr=0.1, parties=peers)
+    for seed in range(3):
+        deltas = [heavy_tailed(numel, dtype, 10 * seed + rank) for rank in range(peers)]
+        mean = torch.stack(deltas).mean(0)
+        for rank in range(peers):
+            params = anchors[rank] + deltas[rank] + lag * heavy_tailed(numel, dtype, 100 + rank)
+            needed = merge.sees_local_delta or (lag > 0 and merge.needs_local_delta)
+            own = deltas[rank].clone() if needed else None
+            merge.apply_(params, anchors[rank], mean.clone(), own, states[rank], where)
+            assert bool(params.isfinite().all()), "the parameters are not finite"
+            if merge.meets and not lag:
+                assert torch.equal(params, anchors[rank]), "it meets, and a replica is not at the anchor"
+        assert all(torch.equal(anchor, anchors[0]) for anchor in anchors), "the anchors of ranks differ"
+        for name in states[0]:
+            assert all(torch.equal(state[name], states[0][name]) for state in states), f"{name} differs"
+        for anchor in anchors:
+            merge.consolidate_(anchor, mean.clone())
+        assert all(torch.equal(anchor, anchors[0]) for anchor in anchors), "consolidate_ makes ranks differ"
