@@ -81,6 +81,13 @@ class RanksInProcess:
         owing = [use is not None and use.has_feedback for use in uses]
         return any(owing) and all(a or b for a, b in zip(owing, exact, strict=True))
 
+    @property
+    def rounding(self) -> float:
+        """The relative error that averaging on the way may make, in the type that travels."""
+        uses = [each.one_shot(0) for each in self.sessions[0].buckets[0].chosen]
+        adds = [use.codec for use in uses if use is not None and use.codec.additive]
+        return 1e-4 if all(isinstance(codec, Dense) for codec in adds) else 1e-2
+
     def tensors(self, seed: int) -> list[Tensor]:
         """One gradient a rank."""
         return [heavy_tailed(self.numel, self._dtype, 97 * seed + rank) for rank in range(len(self.sessions))]
