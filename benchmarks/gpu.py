@@ -287,14 +287,14 @@ def wire(gbit: float, peers: int) -> Iterator[None]:
     real = transport.TorchTransport.post
     cycles = clock_rate()
 
-    def post(self: Any, request: Collective, stage: int, slot: str) -> Posted:
+    def post(self: Any, request: Collective, stage: int, key: str) -> Posted:
         payload = getattr(request, "payload", None)
         if self.in_order and payload is not None:
             size = nbytes(payload)
             sent = 2 * (peers - 1) / peers * size if isinstance(request, AllReduce) else (peers - 1) * size
             assert isinstance(request, AllReduce | AllGather)
             torch.cuda._sleep(int(sent * 8 / (gbit * 1e9) * cycles))
-        return real(self, request, stage, slot)
+        return real(self, request, stage, key)
 
     transport.TorchTransport.post = post  # type: ignore[method-assign]
     try:

@@ -198,12 +198,12 @@ def _round_seconds(text: str, rounds: int) -> tuple[float, int, float]:
     from tacit.lab.recipes.digits import Digits
     from tacit.rounds import Every
     from tacit.session import Session
-    from tacit.transports.loopback import Loopback, Seat
+    from tacit.transports.loopback import Loopback, LoopbackTransport
 
     torch.set_num_threads(1)
     (level,) = algorithms.parse(text).levels
     named = {name: p.detach() for name, p in Digits().model(0).named_parameters()}
-    session = Session(level, named, Seat(Loopback(1), 0), [[*named]], lr=lambda: 0.1)
+    session = Session(level, named, LoopbackTransport(Loopback(1), 0), [[*named]], lr=lambda: 0.1)
     door = OptimizerHook(session, named)
     seconds: list[float] = []
     while len(seconds) < rounds:

@@ -73,7 +73,6 @@ NAMES: dict[str, Any] = {
 """All that is a path or a name in the rules; paths are relative to src/tacit."""
 
 KNOWN: dict[str, dict[str, list[str]]] = {
-    "classes_of_many_methods": {"prediction/budget.py": ["Budgeted"]},
     "answers_told_apart": {
         "algorithms/registry.py": ["Auto", "Flat", "Hierarchical", "Star", "TwoPhase", "TwoPhase"],
         "hooks/accumulation.py": ["Cast", "Dense"],
@@ -114,18 +113,13 @@ KNOWN: dict[str, dict[str, list[str]]] = {
             "Star",
             "Until",
         ],
-        "testing.py": ["Dense"],
-    },
-    "attributes_assigned_from_outside": {
-        "hooks/bounded_store.py": ["answer", "closed", "error"],
-        "lab/testbed/running.py": ["code", "ended", "stopped"],
+        "testing/ranks.py": ["Dense", "Dense"],
     },
     "members_that_one_class_overrides": {
         "contracts/compressor.py": [
             "Compressor.places",
             "OneShot.answer",
             "OneShot.may_overflow",
-            "OneShot.unbiased",
             "OneShot.whole_entries",
         ],
         "contracts/merge.py": [
@@ -144,37 +138,6 @@ KNOWN: dict[str, dict[str, list[str]]] = {
             "Topology.scope",
             "Topology.spans",
         ],
-    },
-    "classes_of_one_name": {
-        "compressors/lag.py": ["_Held"],
-        "compressors/levels.py": ["Levels"],
-        "contracts/transport.py": ["Posted"],
-        "hooks/buffers.py": ["Buffers"],
-        "hooks/ddp.py": ["_Piece"],
-        "hooks/failure_detector.py": ["Posted"],
-        "hooks/learning_rates.py": ["Notes"],
-        "hooks/store_comparison.py": ["Notes"],
-        "json_lines.py": ["Line"],
-        "lab/predictor_training/runs.py": ["Run"],
-        "lab/recipes/bytes.py": ["_Data"],
-        "lab/recipes/curves.py": ["Writer"],
-        "lab/recipes/data/splits.py": ["Split"],
-        "lab/recipes/digits.py": ["_Data"],
-        "lab/recipes/models/resnet.py": ["Block"],
-        "lab/recipes/models/transformer.py": ["Block"],
-        "lab/records.py": ["Writer"],
-        "lab/reports/columns.py": ["Line"],
-        "lab/reports/schedule.py": ["_Piece"],
-        "lab/reports/split.py": ["Split"],
-        "lab/testbed/failure_attribution.py": ["Report"],
-        "lab/testbed/outputs.py": ["_Held"],
-        "lab/testbed/rank.py": ["Block", "Stream"],
-        "lab/testbed/running.py": ["Run"],
-        "prediction/mp2_network.py": ["Network"],
-        "prediction/wnn_network.py": ["Network", "Stream"],
-        "session/health.py": ["Report"],
-        "session/state.py": ["Buffers"],
-        "strategy.py": ["Levels"],
     },
 }
 """What each rule finds today, by file: a line for each time."""

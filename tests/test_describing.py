@@ -11,7 +11,7 @@ from tacit.algorithms import ALGORITHMS, parse
 from tacit.session import Session, one_line
 from tacit.strategy import Strategy
 from tacit.topologies import Flat, TwoPhase
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 
 NAMED = {f"{i}.{name}": torch.zeros(size) for i in range(3) for name, size in (("w", (64, 64)), ("b", (64,)))}
 LOTS = [[f"{i}.w", f"{i}.b"] for i in range(3)]
@@ -24,7 +24,11 @@ WITHOUT_NUMBA = (
 
 def session(strategy: Strategy) -> Session:
     return Session(
-        strategy.for_training(KNOWN), NAMED, Seat(Loopback(4, AXES), 0), LOTS, schedule_state=KNOWN
+        strategy.for_training(KNOWN),
+        NAMED,
+        LoopbackTransport(Loopback(4, AXES), 0),
+        LOTS,
+        schedule_state=KNOWN,
     )
 
 

@@ -31,8 +31,8 @@ class Slow:
     def place(self, axis: str) -> AxisRank:
         return AxisRank(0, 2)
 
-    def post(self, request: Collective, stage: int, slot: str) -> "Answer":
-        return Answer(self, (slot, stage) if request.axis == "world" else (f"{slot} {request.axis}", stage))
+    def post(self, request: Collective, stage: int, key: str) -> "Answer":
+        return Answer(self, (key, stage) if request.axis == "world" else (f"{key} {request.axis}", stage))
 
     def wait_for(self, *posts: tuple[str, int]) -> None:
         with self.news:
@@ -72,13 +72,13 @@ class Watched:
         self.lane = Lane(self.net, lambda error: RuntimeError(f"explained: {error}"))
         self.ends: list[tuple[str, str]] = []
 
-    def submit(self, slot: str, *axes: str) -> None:
+    def submit(self, key: str, *axes: str) -> None:
         self.lane.submit(
             Job(
-                slot,
+                key,
                 lambda: talk(axes or ("world",)),
-                lambda _: self.ends.append((slot, "landed")),
-                lambda error: self.ends.append((slot, str(error))),
+                lambda _: self.ends.append((key, "landed")),
+                lambda error: self.ends.append((key, str(error))),
             )
         )
 
@@ -139,7 +139,7 @@ def test_one_failure_ends_all_with_the_explanation(watched: Watched) -> None:
     watched.submit("c")
     watched.lane.flush()
     watched.net.finish(("b", 0))  # its answer comes too late, and harms nothing
-    assert watched.ends == [(slot, "explained: the wire is cut") for slot in "abc"]
+    assert watched.ends == [(key, "explained: the wire is cut") for key in "abc"]
 
 
 def test_what_an_algorithm_raises_ends_the_lane_too(watched: Watched) -> None:

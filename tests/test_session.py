@@ -13,7 +13,7 @@ from tacit.compressors import BF16, Dense, Partition, TopK
 from tacit.errors import AttachError, NonFinite
 from tacit.session import Session
 from tacit.session.buckets import group_names, make_buckets
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 
 NAMED = {"a": torch.zeros(30, 10), "b": torch.zeros(10), "c": torch.zeros(40, 5), "d": torch.zeros(5)}
 LOTS = [["d", "c"], ["b", "a"]]
@@ -25,7 +25,8 @@ class Group:
     def __init__(self, algorithm: str, peers: int = 3, seed: int = 0) -> None:
         self.net = Loopback(peers)
         self.sessions = [
-            Session(parse(algorithm), NAMED, Seat(self.net, r), LOTS, seed=seed) for r in range(peers)
+            Session(parse(algorithm), NAMED, LoopbackTransport(self.net, r), LOTS, seed=seed)
+            for r in range(peers)
         ]
 
     def exchange(self, bucket: int, xs: list[Tensor]) -> None:
@@ -180,7 +181,7 @@ def test_there_are_stages_for_lots_of_any_size() -> None:
         "x": torch.zeros(12_000),
         "y": torch.zeros(100, 30),
     }
-    session = Session(parse("topk"), named, Seat(Loopback(2), 0), [["v", "w"], ["x", "y"]])
+    session = Session(parse("topk"), named, LoopbackTransport(Loopback(2), 0), [["v", "w"], ["x", "y"]])
     assert [cost.stages for cost in session.store.costs] == [{"world": 1}, {"world": 1}]
     assert session.store.stages == {"world": 3}
     session.rebucket([["v", "w", "x", "y"]])
@@ -234,7 +235,7 @@ def test_only_the_rank_with_the_nan_is_named(algorithm: str, value: float, culpr
         group.exchange(1, xs)
 
 
-class Meeting(Seat):
+class Meeting(LoopbackTransport):
     """Answers a bucket when all buckets have been asked, as a server may have to: see `Session.agree`."""
 
     def __init__(self) -> None:
@@ -244,7 +245,7 @@ class Meeting(Seat):
     def ranks(self, axis: str) -> list[int]:
         return [0]
 
-    def post(self, request: Any, stage: int, slot: str) -> Any:
+    def post(self, request: Any, stage: int, key: str) -> Any:
         return Answer(request.pulls[0].numel, self.asked)
 
 

@@ -74,7 +74,7 @@ class Twin:
     def place(self, axis: str = WORLD) -> AxisRank:
         return AxisRank(0, 2)
 
-    def post(self, request: Collective, stage: int, slot: str) -> Posted:
+    def post(self, request: Collective, stage: int, key: str) -> Posted:
         if isinstance(request, AllGather):
             return Now([tuple(x.clone() for x in request.payload) for _ in range(2)])
         if isinstance(request, AllToAll):

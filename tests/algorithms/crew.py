@@ -20,7 +20,7 @@ from tacit.hooks.optimizer import OptimizerHook
 from tacit.session import Session
 from tacit.session.buckets import group_names
 from tacit.strategy import AnyStrategy, Strategy
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 
 SIZES = {"a": 7, "b": 3, "c": 5, "d": 6}
 LR = 0.1
@@ -76,12 +76,18 @@ class Crew:
         (level,) = strategy.levels
         net = Loopback(peers)
         self.replicas = [
-            self._replica(level, Seat(net, rank), shares[rank] if shares else 1.0, schedule_state)
+            self._replica(
+                level, LoopbackTransport(net, rank), shares[rank] if shares else 1.0, schedule_state
+            )
             for rank in range(peers)
         ]
 
     def _replica(
-        self, strategy: Strategy, seat: Seat, share: float, schedule_state: dict[str, float] | None
+        self,
+        strategy: Strategy,
+        transport: LoopbackTransport,
+        share: float,
+        schedule_state: dict[str, float] | None,
     ) -> Replica:
         named = {
             name: torch.full((size,), self._start, dtype=self._dtype) for name, size in self._sizes.items()
@@ -94,7 +100,7 @@ class Crew:
         session = Session(
             strategy,
             named,
-            seat,
+            transport,
             buckets,
             policy=lambda *_: strategy.compressor,
             lr=lambda: LR,

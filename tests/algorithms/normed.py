@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tacit.contracts import SERVER, WORLD, Collective, Posted, PushPull
 from tacit.hooks import checkpoint
-from tacit.hooks.buffers import Buffers
+from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.fragments import fragments
 from tacit.hooks.optimizer import OptimizerHook
 from tacit.hooks.replica import Present
@@ -24,7 +24,7 @@ from tacit.parameter_server.service import Sender
 from tacit.session import Session
 from tacit.session.buckets import group_names
 from tacit.strategy import Strategy
-from tacit.transports.loopback import Answer, Loopback, Seat
+from tacit.transports.loopback import Answer, Loopback, LoopbackTransport
 
 LR = 0.1
 
@@ -34,7 +34,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3))
 
 
-class WithServer(Seat):
+class WithServer(LoopbackTransport):
     """The transport of a worker that has a parameter server too, in the same process."""
 
     def __init__(self, net: Loopback, rank: int, buckets: dict[str, AtServer]) -> None:
@@ -44,10 +44,10 @@ class WithServer(Seat):
     def ranks(self, axis: str) -> list[int]:
         return super().ranks(WORLD if axis == SERVER else axis)
 
-    def post(self, request: Collective, stage: int, slot: str) -> Posted:
+    def post(self, request: Collective, stage: int, key: str) -> Posted:
         if not isinstance(request, PushPull):
-            return super().post(request, stage, slot)
-        return self._buckets[slot].push(self._me, request)
+            return super().post(request, stage, key)
+        return self._buckets[key].push(self._me, request)
 
 
 class AtServer:
@@ -116,7 +116,7 @@ class Normed:
         self.members = [self._member(rank, services) for rank in range(peers)]
         apart = strategy.topology.independent
         for bucket in self.members[0].session.buckets if apart else ():
-            named = Present(self.members[0].module, [slot.name for slot in bucket.slices])
+            named = Present(self.members[0].module, [param.name for param in bucket.slices])
             x = torch.cat([each.detach().reshape(-1) for each in named.values()])
             services[bucket.name] = AtServer(strategy, x, peers)
 
@@ -143,7 +143,7 @@ class Normed:
             schedule_state=self._memory,
         )
         names = [name for name, _ in module.named_buffers()]
-        buffers = None if apart else Buffers(session, Present(module, names), self._share(rank))
+        buffers = None if apart else ReplicaBuffers(session, Present(module, names), self._share(rank))
         variances = [name for name in floats if name.endswith("running_var")]
         door = OptimizerHook(
             session,

@@ -14,7 +14,7 @@ from tacit.errors import ConfigError, NonFinite
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import Flat
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 from tacit.transports.meter import DryRun, run_dry
 
 
@@ -125,7 +125,9 @@ def test_a_limit_that_is_no_length_is_refused(max_norm: float) -> None:
 def test_a_session_that_clips_keeps_state_by_parameter_and_names_a_nan(inner: Compressor) -> None:
     named = {"a": torch.zeros(30, 40), "b": torch.zeros(10), "c": torch.zeros(40, 50)}
     net, strategy = Loopback(2), Strategy(compressor=Clip(inner, max_norm=1.0))
-    sessions = [Session(strategy, named, Seat(net, rank), [["c", "b", "a"]]) for rank in range(2)]
+    sessions = [
+        Session(strategy, named, LoopbackTransport(net, rank), [["c", "b", "a"]]) for rank in range(2)
+    ]
     xs = tensors(2, 3210)
     for session, outcome in zip(
         sessions, net.run([s.open(0, x) for s, x in zip(sessions, xs, strict=True)]), strict=True

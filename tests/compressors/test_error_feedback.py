@@ -34,7 +34,7 @@ from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import Flat, GlobalTopK, Hierarchical, TwoPhase
 from tacit.topologies.two_phase import SECOND
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 
 N = 4000
 MATRIX = Matrix(0, 40, 100)
@@ -169,7 +169,7 @@ class Trained:
             Session(
                 self.strategy,
                 NAMED,
-                Seat(net, rank),
+                LoopbackTransport(net, rank),
                 [["c", "b", "a"]],
                 rates=lambda: rates(self.step),
                 idle=None if used is always else lambda name, rank=rank: not used(rank, self.step, name),

@@ -14,7 +14,7 @@ from tacit.errors import ConfigError
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import Flat, Hierarchical
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 
 SIZE, WORKERS, ROWS = 20, 4, 50
 
@@ -148,7 +148,8 @@ class Sessions:
         self.net = net or Loopback(2)
         strategy = Strategy(compressor=LAG(xi=0.5, window=2), topology=topology or Flat())
         self.each = [
-            Session(strategy, NAMED, Seat(self.net, rank), buckets) for rank in range(self.net.world)
+            Session(strategy, NAMED, LoopbackTransport(self.net, rank), buckets)
+            for rank in range(self.net.world)
         ]
 
     def round(self, by_rank: list[dict[str, float]]) -> dict[str, float]:

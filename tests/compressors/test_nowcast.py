@@ -18,7 +18,7 @@ from tacit.prediction.predictor import Predictor, Seen
 from tacit.prediction.wnn_network import WNN
 from tacit.session import Session
 from tacit.session.buckets import fitting, group_names
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 
 N = 60
 MATRICES = (Matrix(0, 6, 10),)
@@ -101,7 +101,9 @@ def moved(compressor: Compressor, rounds: int) -> dict[str, Tensor]:
     named |= {name: b for name, b in network.named_buffers() if b.is_floating_point()}
     (level,) = algorithms.parse("wnn:period=1").levels
     options: dict[str, Any] = {"policy": fitting(compressor, named)}
-    session = Session(level, named, Seat(Loopback(1), 0), group_names(named, named, 1 << 20), **options)
+    session = Session(
+        level, named, LoopbackTransport(Loopback(1), 0), group_names(named, named, 1 << 20), **options
+    )
     door = OptimizerHook(session, named)
     for _ in range(rounds):
         for name, p in named.items():

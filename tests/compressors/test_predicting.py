@@ -16,7 +16,7 @@ from tacit.prediction import Predicted, predicted, weight_files
 from tacit.prediction.entry_history import ROUNDS
 from tacit.prediction.extrapolation import Exponential, Linear, Persistent, Stale
 from tacit.prediction.gain import KEPT, gains, judged
-from tacit.prediction.mp2_network import MP2, Network
+from tacit.prediction.mp2_network import MP2, MP2Network
 from tacit.prediction.predictor import KINDS, Predictor, Seen, kind_of
 from tacit.prediction.subsets import beside
 from tacit.prediction.wnn_network import WNN
@@ -159,7 +159,7 @@ def test_it_predicts_from_the_rounds_in_which_an_entry_was_heard_of(
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> MP2:
     torch.manual_seed(0)
-    networks = {kind: Network() for kind in KINDS}
+    networks = {kind: MP2Network() for kind in KINDS}
     for each in networks.values():
         nn.init.normal_(each.last.weight, std=0.3)
     file = tmp_path_factory.mktemp("mp2") / "weights.pt"

@@ -19,7 +19,7 @@ from tacit.hooks.assembly import fully_named, replicates_in_node
 from tacit.hooks.learning_rates import Rates
 from tacit.hooks.level import Level
 from tacit.overlap import Delayed
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 
 SETTLED = 3
 """The round from which buckets are DDP's buckets."""
@@ -58,7 +58,10 @@ class Member:
         }
         self.levels = []
         for net, level in zip(nets, fully_named(strategy), strict=False):
-            with patch("tacit.hooks.device_placement.TorchTransport", lambda *_, net=net: Seat(net, rank)):
+            with patch(
+                "tacit.hooks.device_placement.TorchTransport",
+                lambda *_, net=net: LoopbackTransport(net, rank),
+            ):
                 self.levels.append(Level(level, ddp, self.named, **options))
         for level in self.levels:
             if isinstance(level.strategy.rounds, FollowingRounds):

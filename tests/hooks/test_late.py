@@ -11,7 +11,7 @@ from tacit.errors import ConfigError
 from tacit.hooks import delayed
 from tacit.overlap import Bucketwise, Delayed
 from tacit.session import Session
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 
 WORLD = 4
 NAMED = {"a": torch.zeros(30, 10), "b": torch.zeros(10), "c": torch.zeros(41, 5, dtype=torch.float64)}
@@ -34,7 +34,9 @@ def test_the_ranks_end_well(ended: list[Ended]) -> None:
 def means(monkeypatch: pytest.MonkeyPatch) -> delayed.DelayedMeans:
     monkeypatch.setattr(delayed, "BLOCK", 7)  # so that they take several blocks, the last one shorter
     strategy = tacit.Strategy(overlap=Delayed(1))
-    return delayed.DelayedMeans(Session(strategy, NAMED, Seat(Loopback(1), 0), [["c"], ["b", "a"]]))
+    return delayed.DelayedMeans(
+        Session(strategy, NAMED, LoopbackTransport(Loopback(1), 0), [["c"], ["b", "a"]])
+    )
 
 
 def test_a_gradient_and_a_mean_change_places(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from tacit.hooks.device_placement import HOST, Placing, check_backend, device_of
 from tacit.kernels.dispatch import emulated_device
 from tacit.session import Session
 from tacit.session.buckets import fitting
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 from tacit.transports.process_groups import backend_on
 
 CPU, CUDA, SECOND = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
@@ -217,7 +217,7 @@ def test_of_types_of_two_bytes_progress_is_kept_wide() -> None:
 @pytest.mark.parametrize("algorithm", ["topk:ratio=0.1", "dgc:ratio=0.1", "powersgd", "efsign"])
 def test_a_session_keeps_as_much(algorithm: str) -> None:
     (strategy,) = parse(algorithm).levels
-    session = Session(strategy, NAMED, Seat(Loopback(2), 0), [[name] for name in NAMED])
+    session = Session(strategy, NAMED, LoopbackTransport(Loopback(2), 0), [[name] for name in NAMED])
     holdings: Any = session.store
     held = [x for state in holdings._states for x in state.values()]
     held += [x for each in holdings._buffers for x in each.spares.values()]

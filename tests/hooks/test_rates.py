@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
-from tacit.hooks.learning_rates import Notes, Rates
+from tacit.hooks.learning_rates import RateHistory, Rates
 from tacit.hooks.store_comparison import DIFFERENT, Comparing
 
 
@@ -80,7 +80,7 @@ class Rank:
         p = named()
         groups = [{"params": [each], "lr": lr} for each, lr in zip(p.values(), rates, strict=False)]
         self.optimizer = SGD(groups, lr=0.1)
-        self.notes = Notes(Rates([self.optimizer], p))
+        self.notes = RateHistory(Rates([self.optimizer], p))
         self.comparing = Comparing(board, number, self.notes)
 
     def steps(self, first: int, last: int, factor: float = 1.0) -> list[str]:

@@ -18,7 +18,7 @@ from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import Star
 from tacit.topologies.two_phase import SECOND
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 
 NAMED = {"a": torch.zeros(30, 10), "b": torch.zeros(10), "c": torch.zeros(41, 5)}
 LARGE = {"a": torch.zeros(100, 70), "b": torch.zeros(70), "c": torch.zeros(64, 50)}
@@ -57,7 +57,8 @@ class Run:
         self.named = named or NAMED
         self.net = Loopback.of_nodes(nodes, ranks)
         self.seats = [
-            Seated(Session(strategy, self.named, Seat(self.net, rank), LOTS)) for rank in range(nodes * ranks)
+            Seated(Session(strategy, self.named, LoopbackTransport(self.net, rank), LOTS))
+            for rank in range(nodes * ranks)
         ]
 
     @property

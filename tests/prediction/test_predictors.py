@@ -13,7 +13,7 @@ from tacit.errors import ConfigError
 from tacit.prediction import weight_files
 from tacit.prediction.extrapolation import Exponential, Linear, Persistent, Stale
 from tacit.prediction.loading import trained as opened
-from tacit.prediction.mp2_network import FLOPS, MP2, SHAPES, SHIPPED, Network, flops, normalised
+from tacit.prediction.mp2_network import FLOPS, MP2, SHAPES, SHIPPED, MP2Network, flops, normalised
 from tacit.prediction.predictor import KINDS, Predictor, Seen, in_a_row, kind_of
 from tacit.prediction.wnn_network import WNN
 
@@ -21,7 +21,7 @@ from tacit.prediction.wnn_network import WNN
 def trained(seed: int, width: int = 4) -> weight_files.Weights:
     """Networks that predict something."""
     torch.manual_seed(seed)
-    networks = {kind: Network(width) for kind in KINDS}
+    networks = {kind: MP2Network(width) for kind in KINDS}
     for network in networks.values():
         nn.init.normal_(network.last.weight)
     return {kind: {k: p.detach() for k, p in n.named_parameters()} for kind, n in networks.items()}
@@ -101,14 +101,14 @@ def test_what_never_moved_stays_and_the_past_is_left_alone(
 
 def test_the_untrained_network_predicts_no_change() -> None:
     x, _ = normalised(in_a_row(noise(10)))
-    assert not bool(Network()(x).any())
+    assert not bool(MP2Network()(x).any())
 
 
 @pytest.mark.parametrize("width", [1, 4, 8])
 def test_it_is_convolution_channel_attention_and_max_pooling(width: int) -> None:
     """By torch's own layers."""
     weights = trained(5, width)["linear"]
-    network = Network(width)
+    network = MP2Network(width)
     network.load_state_dict(weights)
     x, _ = normalised(Seen(noise(50, 6), noise(50, 7).abs() + 1, noise(50, 8).exp()))
     y = network.second(network.first(x.permute(2, 0, 1)).relu()).relu()
@@ -152,7 +152,7 @@ def test_kinds_without_a_network_do_not_change(tmp_path: Path) -> None:
 def test_a_network_costs_what_an_element_may() -> None:
     assert max(width for width in range(1, 40) if flops(width) <= FLOPS) == 8
     with pytest.raises(ConfigError, match=r"width=9 costs .* write 8 or less"):
-        Network(9)
+        MP2Network(9)
 
 
 def test_kinds_by_dims() -> None:
@@ -221,7 +221,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_shapes_are_those_of_the_network() -> None:
-    assert {k: len(p.shape) for k, p in Network().named_parameters()} == {
+    assert {k: len(p.shape) for k, p in MP2Network().named_parameters()} == {
         k: len(v) for k, v in SHAPES.items()
     }
 

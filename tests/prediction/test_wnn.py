@@ -9,15 +9,15 @@ from torch import Tensor
 
 from tacit.prediction import weight_files
 from tacit.prediction.predictor import in_a_row
-from tacit.prediction.wnn_network import WNN, Network, forecast, networks
+from tacit.prediction.wnn_network import WNN, WNNNetwork, forecast, networks
 
 GOLDEN = os.environ.get("TACIT_WNN", "")
 RAMP = [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-def made(seed: int) -> Network:
+def made(seed: int) -> WNNNetwork:
     torch.manual_seed(seed)
-    network = Network()
+    network = WNNNetwork()
     torch.nn.init.normal_(network.last.weight, std=0.3)
     return network
 
@@ -58,7 +58,7 @@ def test_what_does_not_move_stays_for_every_kind() -> None:
 
 def test_the_untrained_forecasts_the_last_value() -> None:
     values = torch.randn(5, 20, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(forecast(values, Network()), values[-1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(forecast(values, WNNNetwork()), values[-1], rtol=1e-5, atol=1e-5)
 
 
 def test_a_round_goes_a_fifth_of_the_way(tmp_path: object) -> None:

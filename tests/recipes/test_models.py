@@ -7,7 +7,7 @@ from cases import for_each
 from tacit.errors import ConfigError
 from tacit.lab.recipes import models
 from tacit.lab.recipes.models.precision import InBfloat16
-from tacit.lab.recipes.models.resnet import Block
+from tacit.lab.recipes.models.resnet import ResidualBlock
 
 PARAMETERS = {
     "alexnet": 987_338,
@@ -71,7 +71,7 @@ def test_layers_of_a_resnet() -> None:
 
 
 def test_a_shortcut_halves_images_and_fills_up_with_zeros() -> None:
-    block = Block(2, 4)
+    block = ResidualBlock(2, 4)
     x = torch.rand(1, 2, 8, 8)
     for norm in (block.norm_first, block.norm_second):
         norm.weight.data.zero_()

@@ -15,7 +15,7 @@ from tacit.lab.predictor_training import gain_search, mp2, wnn
 from tacit.lab.predictor_training.dataset import load, save
 from tacit.lab.predictor_training.evaluation import judge
 from tacit.lab.predictor_training.layers import Layer, Recorder
-from tacit.lab.predictor_training.runs import Run, Sampling, plan, record
+from tacit.lab.predictor_training.runs import Sampling, TrainingRun, plan, record
 from tacit.lab.predictor_training.simulation import Round, Simulation, kinds
 from tacit.lab.predictor_training.synthetic import MadeUp
 from tacit.lab.predictor_training.trajectories import motions, reach, roll_out, when
@@ -185,7 +185,7 @@ def test_one_network_and_one_data_set_are_held_out_by_run() -> None:
 def test_a_training_is_recorded() -> None:
     said: list[str] = []
     layers = list(
-        record([Run("made-up", "lenet")], Sampling(rounds=12, phases=2, elements=5), tell=said.append)
+        record([TrainingRun("made-up", "lenet")], Sampling(rounds=12, phases=2, elements=5), tell=said.append)
     )
     assert len(layers) == 20
     assert {layer.phase for layer in layers} == {0, 1}
@@ -196,7 +196,7 @@ def test_a_training_is_recorded() -> None:
 
 def test_a_training_that_leaves_the_finite_is_refused() -> None:
     with pytest.raises(ConfigError, match="rate 1e\\+30, seed 0 did not stay finite: write lower --rates"):
-        list(record([Run("made-up", "lenet", rate=1e30)], Sampling(rounds=12, phases=1)))
+        list(record([TrainingRun("made-up", "lenet", rate=1e30)], Sampling(rounds=12, phases=1)))
 
 
 def test_records_come_back_as_they_were(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from samples import ALONE, DDP, TOPK
 
 from tacit.lab.records import EndRecord
-from tacit.lab.reports.split import Split, split
+from tacit.lab.reports.split import TimeSplit, split
 
 
 def parts(*ends: EndRecord) -> list[tuple[float, float, bool]]:
@@ -13,7 +13,7 @@ def parts(*ends: EndRecord) -> list[tuple[float, float, bool]]:
 
 def test_what_a_session_reports_is_taken_as_it_is() -> None:
     (found,) = split([TOPK])
-    assert found == Split(algorithm="topk:ratio=0.01", compute=4.0, exposed=6.0, derived=False)
+    assert found == TimeSplit(algorithm="topk:ratio=0.01", compute=4.0, exposed=6.0, derived=False)
     assert found.total == 10.0
 
 

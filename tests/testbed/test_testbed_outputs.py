@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tacit.lab.testbed import Failure, outputs, rank
-from tacit.lab.testbed.failure_attribution import Node, Report, agreed, parted, silent
+from tacit.lab.testbed.failure_attribution import Node, RankReport, agreed, parted, silent
 from tacit.lab.testbed.outputs import Output
 
 HEAD = "Traceback (most recent call last):"
@@ -21,7 +21,7 @@ LOST = (
 
 def held(*lines: str) -> list[str]:
     """Those that are taken for lines of tracebacks."""
-    block = rank.Block()
+    block = rank.TracebackDetector()
     return [line for line in lines if block.holds(line)]
 
 
@@ -116,7 +116,7 @@ def test_notes_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- who it was ----------------------------------------------------------------------------------------
 
 
-def nodes(*reports: Report, stopped: bool = False) -> list[Node]:
+def nodes(*reports: RankReport, stopped: bool = False) -> list[Node]:
     """Two nodes of two ranks."""
     found = [Node(0), Node(1)]
     for each in reports:
@@ -129,24 +129,24 @@ def nodes(*reports: Report, stopped: bool = False) -> list[Node]:
     return found
 
 
-SURVIVOR = Report(0, 1, 5.0, LOST)
+SURVIVOR = RankReport(0, 1, 5.0, LOST)
 
 
 @pytest.mark.parametrize(
     ("others", "reason"),
     [
         ((), "froze, or was cut off: it did not answer in round 20"),
-        ((Report(1, -15, 9.0),), "froze, or was cut off: it did not answer in round 20"),
-        ((Report(1, -9, 9.0, frozen=True),), "froze: it did not answer in round 20"),
+        ((RankReport(1, -15, 9.0),), "froze, or was cut off: it did not answer in round 20"),
+        ((RankReport(1, -9, 9.0, frozen=True),), "froze: it did not answer in round 20"),
         (
-            (Report(3, 1, 4.0, "RuntimeError: Connection closed by peer"),),
+            (RankReport(3, 1, 4.0, "RuntimeError: Connection closed by peer"),),
             "froze, or was cut off: it did not",
         ),
     ],
 )
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_rank_that_says_nothing_is_named_by_the_survivors(
-    others: tuple[Report, ...], reason: str, stopped: bool
+    others: tuple[RankReport, ...], reason: str, stopped: bool
 ) -> None:
     found = silent(nodes(SURVIVOR, *others, stopped=stopped), 2)
     assert found is not None
@@ -155,15 +155,15 @@ def test_a_rank_that_says_nothing_is_named_by_the_survivors(
 
 
 def test_one_that_says_why_it_failed_is_not_named_by_others() -> None:
-    assert silent(nodes(SURVIVOR, Report(1, 1, 9.0, f"{HEAD}\nValueError: bad")), 2) is None
-    assert silent(nodes(SURVIVOR, Report(1, -9, 9.0)), 2) is None
-    assert silent(nodes(Report(2, 1, 9.0, f"{HEAD}\nValueError: bad")), 2) is None
+    assert silent(nodes(SURVIVOR, RankReport(1, 1, 9.0, f"{HEAD}\nValueError: bad")), 2) is None
+    assert silent(nodes(SURVIVOR, RankReport(1, -9, 9.0)), 2) is None
+    assert silent(nodes(RankReport(2, 1, 9.0, f"{HEAD}\nValueError: bad")), 2) is None
     assert silent(nodes(), 2) is None
 
 
 def test_other_ways_to_be_missing() -> None:
-    def reason(said: str, *others: Report) -> str:
-        found = silent(nodes(Report(0, 1, 5.0, f"{HEAD}\ntacit.errors.PeerLost: {said}"), *others), 2)
+    def reason(said: str, *others: RankReport) -> str:
+        found = silent(nodes(RankReport(0, 1, 5.0, f"{HEAD}\ntacit.errors.PeerLost: {said}"), *others), 2)
         assert found is not None
         return str(found)
 
@@ -177,7 +177,7 @@ def test_other_ways_to_be_missing() -> None:
     assert reason(f"{silence}, though it is there") == (
         "rank 2 was late: it was silent for 8 s while others waited for it, though it is there (node 1)"
     )
-    assert reason(f"{silence}: gone or frozen", Report(2, -9, 9.0, frozen=True)) == (
+    assert reason(f"{silence}: gone or frozen", RankReport(2, -9, 9.0, frozen=True)) == (
         "rank 2 froze: it was silent for 8 s while others waited for it (node 1)"
     )
     assert reason("rank 2 stood still for 8 s in round 7, as if stopped (x)") == (
@@ -202,15 +202,15 @@ EARLY = (
 
 
 def test_one_that_all_name_is_the_one_that_failed() -> None:
-    early = agreed(nodes(*(Report(rank, 1, 5.0, f"{HEAD}\n{EARLY}") for rank in (0, 2))), 2)
+    early = agreed(nodes(*(RankReport(rank, 1, 5.0, f"{HEAD}\n{EARLY}") for rank in (0, 2))), 2)
     assert str(early) == "rank 2 closed its session after 6 steps, rank 0 is at step 9 (node 1)"
-    said = [Report(rank, 1, 5.0 + rank, f"{HEAD} {rank}\n{NAN}") for rank in (0, 1, 3)]
+    said = [RankReport(rank, 1, 5.0 + rank, f"{HEAD} {rank}\n{NAN}") for rank in (0, 1, 3)]
     found = agreed(nodes(*said), 2)
     assert found == Failure(
         1, 3, "had NaN or infinity in the gradient of 0.weight, in step 5", f"{HEAD} 3\n{NAN}"
     )
     assert agreed(nodes(SURVIVOR), 2) is None
-    assert agreed(nodes(Report(2, 1, 1.0, f"{HEAD}\nValueError: bad"), *said), 2) is None
+    assert agreed(nodes(RankReport(2, 1, 1.0, f"{HEAD}\nValueError: bad"), *said), 2) is None
     assert agreed(nodes(), 2) is None
 
 
@@ -218,15 +218,15 @@ CUT = f"{HEAD}\ntacit.errors.PeerLost: the launcher's store cannot be reached: n
 
 
 def test_a_node_that_all_others_have_lost_was_cut_off() -> None:
-    here = Report(
+    here = RankReport(
         0, 1, 5.0, f"{HEAD}\ntacit.errors.PeerLost: rank 2 did not answer in round 3: gone or frozen"
     )
-    two = parted(nodes(here, Report(2, 1, 6.0, CUT)))
+    two = parted(nodes(here, RankReport(2, 1, 6.0, CUT)))
     assert str(two) == "node 0 and node 1 lost each other: look at the link between them"
     third = Node(2)
     third.hear({"rank": 4, "traceback": CUT})
     third.hear({"rank": 4, "code": 1, "time": 6.0})
-    three = [*nodes(here, Report(2, 1, 6.0, CUT)), third]
+    three = [*nodes(here, RankReport(2, 1, 6.0, CUT)), third]
     assert str(parted(three)) == "node 0 was cut off: node 1 and node 2 did not reach it"
     assert parted([*nodes(here), third]) is None
     assert parted(nodes(here)[:1]) is None
@@ -245,7 +245,7 @@ def test_stopped_ranks_and_those_that_ended_well_are_known() -> None:
 
 def test_a_plain_script_whose_rank_is_stopped() -> None:
     timeout = f"{HEAD}\nRuntimeError: [gloo] Timed out waiting 8000ms for recv operation to complete"
-    found = silent(nodes(Report(0, 1, 5.0, timeout), Report(3, -9, 9.0, frozen=True)), 2)
+    found = silent(nodes(RankReport(0, 1, 5.0, timeout), RankReport(3, -9, 9.0, frozen=True)), 2)
     assert found == Failure(1, 3, "froze: it was stopped, and answered nobody")
 
 

@@ -15,7 +15,7 @@ from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import Auto, Flat, GlobalTopK, Hierarchical, Star, TwoPhase
 from tacit.topologies.two_phase import SECOND
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 
 NAMED = {
     "a": torch.zeros(200, 175),
@@ -71,7 +71,9 @@ class Group:
                 merge=strategy.merge,
             )
         self.net = net
-        self.sessions = [Session(strategy, NAMED, Seat(net, rank), buckets) for rank in range(net.world)]
+        self.sessions = [
+            Session(strategy, NAMED, LoopbackTransport(net, rank), buckets) for rank in range(net.world)
+        ]
 
     @property
     def topology(self) -> Topology:
@@ -133,8 +135,8 @@ def told(session: Session) -> str:
 @pytest.mark.parametrize("name", ALONE)
 def test_the_cheaper_one_is_chosen_and_every_prediction_is_what_is_sent(name: str, peers: int) -> None:
     strategy = undecided(name)
-    seats = [Seat(Loopback(peers), rank) for rank in sorted({0, peers // 2, peers - 1})]
-    session, *others = [Session(strategy, NAMED, seat, LOTS) for seat in seats]
+    transports = [LoopbackTransport(Loopback(peers), rank) for rank in sorted({0, peers // 2, peers - 1})]
+    session, *others = [Session(strategy, NAMED, transport, LOTS) for transport in transports]
     choice, chosen = session.choice, session.strategy.topology
     assert all(other.choice == choice for other in others)
     assert chosen == expected(name, peers)
@@ -189,7 +191,7 @@ def test_bytes_grow_by_a_quarter_from_4_ranks_to_16_and_by_five_times_in_an_all_
     sent = {}
     for peers in (4, 16):
         session = Session(
-            undecided("efsign"), {"w": torch.zeros(512, 2048)}, Seat(Loopback(peers), 0), [["w"]]
+            undecided("efsign"), {"w": torch.zeros(512, 2048)}, LoopbackTransport(Loopback(peers), 0), [["w"]]
         )
         assert session.strategy.topology == TwoPhase()
         # Less the word that tells of a NaN, a float a rank to each peer in either way.
@@ -361,7 +363,8 @@ def test_a_parameter_that_becomes_a_small_part_takes_its_debt_along() -> None:
     strategy = Strategy(topology=TwoPhase())
     group = Group(strategy, net)
     group.sessions = [
-        Session(strategy, NAMED, Seat(net, rank), [["c"], ["a"], ["b", "d"]], policy) for rank in range(3)
+        Session(strategy, NAMED, LoopbackTransport(net, rank), [["c"], ["a"], ["b", "d"]], policy)
+        for rank in range(3)
     ]
     for seed in range(3):
         group.round(group.given(seed))

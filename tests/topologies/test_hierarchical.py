@@ -11,7 +11,7 @@ from tacit.errors import ConfigError, NonFinite
 from tacit.session import Session
 from tacit.strategy import Levels, Strategy
 from tacit.topologies import Flat, Hierarchical
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 
 NAMED = {"a": torch.zeros(30, 10), "b": torch.zeros(10), "c": torch.zeros(41, 5), "d": torch.zeros(5)}
 LOTS = [["d", "c"], ["b", "a"]]
@@ -27,7 +27,7 @@ class Nodes:
         self.net = Loopback.of_nodes(nodes, ranks)
         strategy = Strategy(compressor=compressor, topology=Hierarchical(by=by))  # type: ignore[arg-type]
         self.sessions = [
-            Session(strategy, NAMED, Seat(self.net, rank), LOTS) for rank in range(nodes * ranks)
+            Session(strategy, NAMED, LoopbackTransport(self.net, rank), LOTS) for rank in range(nodes * ranks)
         ]
 
     def round(self, given: list[list[Tensor]]) -> list[list[Tensor]]:

@@ -33,7 +33,7 @@ from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import GlobalTopK
 from tacit.topologies.tree import meetings, telling
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "compressors"))
 from laws import Peers, tensors
@@ -207,7 +207,8 @@ NAMED = {"w": torch.zeros(512, 40), "b": torch.zeros(40)}
 def test_the_bill_is_the_formula_and_what_is_sent(peers: int) -> None:
     net = Loopback(peers)
     sessions = [
-        Session(parse("gtopk:ratio=0.01"), NAMED, Seat(net, rank), [["w", "b"]]) for rank in range(peers)
+        Session(parse("gtopk:ratio=0.01"), NAMED, LoopbackTransport(net, rank), [["w", "b"]])
+        for rank in range(peers)
     ]
     k = 206  # of 20520
     payload, m = 4 * k + position_bytes(20_520, k), peers.bit_length() - 1
@@ -252,7 +253,11 @@ def test_where_there_is_nothing_to_merge_it_is_refused(compressor: Compressor) -
 def test_a_policy_that_chooses_what_cannot_be_merged_is_refused() -> None:
     for chosen, fits in ((Dense(), True), (Sign(), False)):
         make = lambda chosen=chosen: Session(  # noqa: E731
-            parse("gtopk"), NAMED, Seat(Loopback(2), 0), [["w", "b"]], policy=lambda name, p: chosen
+            parse("gtopk"),
+            NAMED,
+            LoopbackTransport(Loopback(2), 0),
+            [["w", "b"]],
+            policy=lambda name, p: chosen,
         )
         if fits:
             make()
@@ -264,7 +269,10 @@ def test_a_policy_that_chooses_what_cannot_be_merged_is_refused() -> None:
 def test_phases_that_speak_more_often_later_find_their_stages() -> None:
     compressor = Scheduled(((2, ErrorFeedback(Dense())),), ErrorFeedback(TopK(ratio=0.1)))
     session = Session(
-        Strategy(compressor=compressor, topology=GlobalTopK()), NAMED, Seat(Loopback(6), 0), [["w", "b"]]
+        Strategy(compressor=compressor, topology=GlobalTopK()),
+        NAMED,
+        LoopbackTransport(Loopback(6), 0),
+        [["w", "b"]],
     )
     # A swap with the two more, two swaps, the telling; the biases with the word; and once more after a NaN.
     assert session.store.costs[0].stages[WORLD] == 1

@@ -11,7 +11,7 @@ from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import TwoPhase
 from tacit.topologies.two_phase import SECOND
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 
 NAMED = {"a": torch.zeros(100, 70), "b": torch.zeros(70), "c": torch.zeros(41, 50)}
 LOTS = [["c", "b", "a"]]
@@ -24,7 +24,7 @@ class Group:
         self.net = Loopback(peers)
         self.strategy = Strategy(compressor=compressor, topology=TwoPhase())
         self.sessions = [
-            Session(self.strategy, NAMED, Seat(self.net, rank), buckets) for rank in range(peers)
+            Session(self.strategy, NAMED, LoopbackTransport(self.net, rank), buckets) for rank in range(peers)
         ]
 
     def keeps_second(self) -> set[str]:
@@ -87,7 +87,7 @@ def bytes_of(peers: int, numel: int = 1 << 18) -> int:
     session = Session(
         Strategy(compressor=Sign(), topology=TwoPhase()),
         {"w": torch.zeros(512, numel // 512)},
-        Seat(Loopback(peers), 0),
+        LoopbackTransport(Loopback(peers), 0),
         [["w"]],
     )
     nonfinite_flags = (peers - 1) * 4 * peers

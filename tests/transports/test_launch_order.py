@@ -64,14 +64,14 @@ class Rank:
     Attributes:
         launched: each message: its kind, axis and sizes, and the group on which it left.
         asked: the buckets, as they were given to the lane.
-        slots: of each message, the bucket; each bucket once, however often it speaks.
+        keys: of each message, the bucket; each bucket once, however often it speaks.
     """
 
     def __init__(self, session: Attached, optimizer: torch.optim.Optimizer) -> None:
         self.session, self.optimizer = session, optimizer
         self.launched: list[Launch] = []
         self.asked: list[str] = []
-        self.slices: list[str] = []
+        self.keys: list[str] = []
 
     @property
     def device(self) -> TorchTransport:
@@ -93,16 +93,16 @@ def rank(place: int, strategy: str | tacit.Strategy) -> Iterator[tuple[DDP, Rank
     post, submit = TorchTransport.post, StreamLane.submit
     found: list[Rank] = []
 
-    def posting(self: TorchTransport, request: Collective, stage: int, slot: str) -> Any:
+    def posting(self: TorchTransport, request: Collective, stage: int, key: str) -> Any:
         if found and self is found[0].device:
             axis, kind = request.axis, type(request).__name__
             found[0].launched.append((kind, axis, *sizes(request)))
-            found[0].slices += [slot] * (found[0].slices[-1:] != [slot])
-        return post(self, request, stage, slot)
+            found[0].keys += [key] * (found[0].keys[-1:] != [key])
+        return post(self, request, stage, key)
 
     def submitting(self: StreamLane, job: Job) -> None:
         if found:
-            found[0].asked.append(job.slot)
+            found[0].asked.append(job.key)
         submit(self, job)
 
     with ExitStack() as entered:
@@ -182,14 +182,14 @@ def test_every_rank_launches_the_same(name: str) -> None:
     first, second = (trained(place, STRATEGIES[name]) for place in (0, 2))
     assert first.launched == second.launched
     assert len(first.launched) >= 4
-    assert first.slices == second.slices
+    assert first.keys == second.keys
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_a_rank_with_other_values_launches_the_same(name: str) -> None:
     first, late, broken = (trained(1, STRATEGIES[name], each) for each in (torch.Tensor.clone, slow, nan))
     assert first.launched == late.launched == broken.launched
-    assert first.slices == late.slices == broken.slices
+    assert first.keys == late.keys == broken.keys
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -203,6 +203,6 @@ def test_messages_leave_in_the_order_of_the_calls_on_one_group_an_axis(name: str
         axes = {launch[1] for launch in seen.launched}
         assert {axis for axis, _ in groups} >= axes
         assert len({id(group) for group in groups.values()}) == len(groups)
-        one_shot = [slot for slot in seen.slices if slot != "alone"]  # state that follows its buckets
-        assert one_shot == [slot for i, slot in enumerate(seen.asked) if seen.asked[i - 1 : i] != [slot]]
+        one_shot = [key for key in seen.keys if key != "alone"]  # state that follows its buckets
+        assert one_shot == [key for i, key in enumerate(seen.asked) if seen.asked[i - 1 : i] != [key]]
         assert len(set(seen.asked)) > 1, "there are several buckets"

@@ -86,7 +86,7 @@ class LAG(Compressor):
             yield AllReduce((mean,))
         norms = self._norms(mean if fresh else None, state, ctx)
         ctx.out.copy_(mean)
-        return Outcome(ctx.out, _Held(held), {"held": held, "mean": mean, "norms": norms})
+        return Outcome(ctx.out, _HeldGradient(held), {"held": held, "mean": mean, "norms": norms})
 
     def _held(self, x: Tensor, state: State, ctx: Context) -> Tensor:
         """What this rank's gradient stands at from now on."""
@@ -123,7 +123,7 @@ def _norm(x: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class _Held(Transmitted):
+class _HeldGradient(Transmitted):
     """What this rank's part of the mean is, sent now or earlier."""
 
     held: Tensor

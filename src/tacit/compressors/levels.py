@@ -24,7 +24,7 @@ def check_bucket(bucket: int) -> None:
         )
 
 
-class Levels(OneShot):
+class StochasticLevels(OneShot):
     """Send each entry's level, in a few bits, and each bucket's unit."""
 
     sliceable: ClassVar[bool] = True

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tacit import checks
-from tacit.compressors.levels import Levels, check_bucket
+from tacit.compressors.levels import StochasticLevels, check_bucket
 from tacit.kernels.levels import BY_LARGEST, BY_NORM
 
 
 @dataclass(frozen=True)
-class QSGD(Levels):
+class QSGD(StochasticLevels):
     """Round each entry to one of 2 s + 1 levels at random, s = 2^(bits - 1) - 1; right in the mean.
 
     A bucket travels as multiples of its scale / s. Bytes: bits x n / 8 + 4 x ceil(n / bucket), to P - 1 peers

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tacit import checks
-from tacit.compressors.levels import Levels, check_bucket
+from tacit.compressors.levels import StochasticLevels, check_bucket
 from tacit.kernels.levels import BY_LARGEST
 
 
 @dataclass(frozen=True)
-class TernGrad(Levels):
+class TernGrad(StochasticLevels):
     """Send s x (-1, 0 or 1) for each entry g, with probability |g| / s not 0; s is the largest magnitude.
 
     Before, g is clipped to `clip` deviations, so that s is not that of one outlier; but for what this cuts

@@ -35,10 +35,10 @@ class Transport(Protocol):
     def place(self, axis: str) -> AxisRank:
         """This rank's place on the axis."""
 
-    def post(self, request: Collective, stage: int, param: str) -> Posted:
+    def post(self, request: Collective, stage: int, key: str) -> Posted:
         """Start a collective.
 
         All members of the axis post the requests of one `stage` (the how-manieth request of its exchange on
-        that axis) in the same order. `slot` names the exchange: no two requests of one slot, axis and stage
+        that axis) in the same order. `key` names the exchange: no two requests of one key, axis and stage
         are under way at once.
         """

@@ -45,23 +45,23 @@ def on(axis: str, exchange: Generator[Request, Any, T]) -> Generator[Request, An
 def watched(
     exchange: Generator[Request, Any, T], nonfinite_flags: Tensor | None, finite_probe: Tensor | None
 ) -> Generator[Request, Any, T]:
-    """Run `exchange` with `word` averaged beside it, and with what this rank gives to its means added up.
+    """Run `exchange` with `nonfinite_flags` averaged beside it, and what it averages added to `finite_probe`.
 
-    None: without. `total`: of shape (n,); the first `AllReduce` adds to its first number, and so on; those
-    behind the last to the last. So it can be told who had a NaN first: what a rank gives to a later
+    None: without. `finite_probe`: of shape (n,); the first `AllReduce` adds to its first number, and so on;
+    those behind the last to the last. So it can be told who had a NaN first: what a rank gives to a later
     `AllReduce` may come from what it was answered.
     """
     if nonfinite_flags is not None:
-        exchange = _beside(exchange, say(nonfinite_flags))
-    return exchange if finite_probe is None else _totalled(exchange, finite_probe)
+        exchange = _beside(exchange, average_(nonfinite_flags))
+    return exchange if finite_probe is None else _probed(exchange, finite_probe)
 
 
-def say(nonfinite_flags: Tensor, axis: str = "") -> Generator[Request, Any, None]:
-    """Overwrite `word` with the peers' mean."""
-    yield AllReduce((nonfinite_flags,), axis)
+def average_(x: Tensor, axis: str = "") -> Generator[Request, Any, None]:
+    """Overwrite `x` with the peers' mean."""
+    yield AllReduce((x,), axis)
 
 
-def hear(x: Tensor, axis: str = "") -> Generator[Request, Any, list[Tensor]]:
+def gather(x: Tensor, axis: str = "") -> Generator[Request, Any, list[Tensor]]:
     """Every peer's `x`, in rank order."""
     return [payload[0] for payload in (yield AllGather((x,), axis))]
 
@@ -73,7 +73,7 @@ def _beside(
     return typing.cast(T, result)
 
 
-def _totalled(exchange: Generator[Request, Any, T], finite_probe: Tensor) -> Generator[Request, Any, T]:
+def _probed(exchange: Generator[Request, Any, T], finite_probe: Tensor) -> Generator[Request, Any, T]:
     means = 0
 
     def add_up(request: Request) -> Generator[Request, Any, Any]:
@@ -139,101 +139,101 @@ def fuse(exchanges: Sequence[Generator[Request, Any, Any]]) -> Generator[Request
     outcomes: dict[int, Any] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(exchanges)))
     while answers:
-        wishes: dict[int, Request] = {}
+        requests: dict[int, Request] = {}
         for i, answer in answers.items():
             try:
-                wishes[i] = exchanges[i].send(answer)
+                requests[i] = exchanges[i].send(answer)
             except StopIteration as end:
                 outcomes[i] = end.value
-        answers = yield from _all(wishes)
+        answers = yield from _all(requests)
     return [outcomes[i] for i in range(len(exchanges))]
 
 
-def _all(wishes: dict[int, Request]) -> Generator[Request, Any, dict[int, Any]]:
-    if len(wishes) > 1 and any(isinstance(wish, ReduceEncoded | Grouped) for wish in wishes.values()):
+def _all(requests: dict[int, Request]) -> Generator[Request, Any, dict[int, Any]]:
+    if len(requests) > 1 and any(isinstance(r, ReduceEncoded | Grouped) for r in requests.values()):
         # Only the topology knows what these become: it joins them with the others.
-        return dict(zip(wishes, (yield Grouped(tuple(wishes.values()))), strict=True))
+        return dict(zip(requests, (yield Grouped(tuple(requests.values()))), strict=True))
     answers: dict[int, Any] = {}
-    for group in _alike(wishes):
+    for group in _alike(requests):
         answers.update((yield from _together(group)))
-    return {i: answers[i] for i in wishes}
+    return {i: answers[i] for i in requests}
 
 
-def _alike(wishes: dict[int, Request]) -> list[dict[int, Request]]:
+def _alike(requests: dict[int, Request]) -> list[dict[int, Request]]:
     """Split requests into groups that can travel together, in a fixed order."""
-    carried = {w.axis: type(w).__name__ for w in wishes.values() if isinstance(w, AllGather | AllToAll)}
+    carried = {r.axis: type(r).__name__ for r in requests.values() if isinstance(r, AllGather | AllToAll)}
     groups: dict[tuple[object, ...], dict[int, Request]] = {}
-    for i, wish in wishes.items():
-        if isinstance(wish, AllReduce) and not (wish.axis in carried and _rides(wish)):
-            key: tuple[object, ...] = ("Mean", wish.axis, tuple({t.dtype for t in wish.payload}))
-        elif isinstance(wish, AllReduce):
-            key = (carried[wish.axis], wish.axis)
-        elif isinstance(wish, AllGather | AllToAll):
-            key = (type(wish).__name__, wish.axis)
-        elif isinstance(wish, Permute):
-            key = ("Send", wish.axis, wish.to)  # equal on all ranks, so that all of them join the same
+    for i, request in requests.items():
+        if isinstance(request, AllReduce) and not (request.axis in carried and _rides(request)):
+            key: tuple[object, ...] = ("AllReduce", request.axis, tuple({t.dtype for t in request.payload}))
+        elif isinstance(request, AllReduce):
+            key = (carried[request.axis], request.axis)
+        elif isinstance(request, AllGather | AllToAll):
+            key = (type(request).__name__, request.axis)
+        elif isinstance(request, Permute):
+            key = ("Permute", request.axis, request.to)  # equal on all ranks: all of them join the same
         else:
             key = ("alone", i)
-        groups.setdefault(key, {})[i] = wish
+        groups.setdefault(key, {})[i] = request
     return list(groups.values())
 
 
-def _rides(wish: AllReduce) -> bool:
-    return sum(t.numel() * t.element_size() for t in wish.payload) <= RIDES_ALONG
+def _rides(request: AllReduce) -> bool:
+    return sum(t.numel() * t.element_size() for t in request.payload) <= RIDES_ALONG
 
 
 def _together(group: dict[int, Request]) -> Generator[Request, Any, dict[int, Any]]:
     if len(group) == 1:
-        ((i, wish),) = group.items()
-        return {i: (yield wish)}
-    wishes: dict[int, _Joins] = {i: w for i, w in group.items() if isinstance(w, _Joins)}
-    first = next(iter(wishes.values()))
+        ((i, request),) = group.items()
+        return {i: (yield request)}
+    requests: dict[int, _Joins] = {i: r for i, r in group.items() if isinstance(r, _Joins)}
+    first = next(iter(requests.values()))
     axis = first.axis
-    if all(isinstance(w, AllReduce) for w in wishes.values()):
-        return _cut(wishes, (yield AllReduce(_joined(wishes, 0), axis)))
+    if all(isinstance(r, AllReduce) for r in requests.values()):
+        return _cut(requests, (yield AllReduce(_joined(requests, 0), axis)))
     if isinstance(first, Permute):
-        answer = yield Permute(_joined(wishes, 0), first.to, axis)
-        return dict.fromkeys(wishes) if answer is None else dict(_cut(wishes, answer))
-    deals = [w for w in wishes.values() if isinstance(w, AllToAll)]
-    if deals:
-        peers = len(deals[0].payloads)
-        answers = yield AllToAll(tuple(_joined(wishes, peer) for peer in range(peers)), axis)
+        answer = yield Permute(_joined(requests, 0), first.to, axis)
+        return dict.fromkeys(requests) if answer is None else dict(_cut(requests, answer))
+    exchanged = [r for r in requests.values() if isinstance(r, AllToAll)]
+    if exchanged:
+        peers = len(exchanged[0].payloads)
+        answers = yield AllToAll(tuple(_joined(requests, peer) for peer in range(peers)), axis)
     else:
-        answers = yield AllGather(_joined(wishes, 0), axis)
-    by_peer = [_cut(wishes, answer) for answer in answers]
-    return {i: _joined_answer(wish, [answer[i] for answer in by_peer]) for i, wish in wishes.items()}
+        answers = yield AllGather(_joined(requests, 0), axis)
+    by_peer = [_cut(requests, answer) for answer in answers]
+    return {i: _joined_answer(request, [answer[i] for answer in by_peer]) for i, request in requests.items()}
 
 
 _Joins: TypeAlias = AllReduce | AllGather | AllToAll | Permute
 
 
-def _for(wish: _Joins, peer: int) -> Payload:
-    return wish.payloads[peer] if isinstance(wish, AllToAll) else wish.payload
+def _for(request: _Joins, peer: int) -> Payload:
+    return request.payloads[peer] if isinstance(request, AllToAll) else request.payload
 
 
-def _joined(wishes: dict[int, _Joins], peer: int) -> Payload:
-    return tuple(t for wish in wishes.values() for t in _for(wish, peer))
+def _joined(requests: dict[int, _Joins], peer: int) -> Payload:
+    return tuple(t for request in requests.values() for t in _for(request, peer))
 
 
-def _cut(wishes: dict[int, _Joins], payload: Payload) -> dict[int, Payload]:
+def _cut(requests: dict[int, _Joins], payload: Payload) -> dict[int, Payload]:
     parts: dict[int, Payload] = {}
     start = 0
-    for i, wish in wishes.items():
-        count = len(_for(wish, 0))
+    for i, request in requests.items():
+        count = len(_for(request, 0))
         parts[i] = payload[start : start + count]
         start += count
     return parts
 
 
-def _joined_answer(wish: _Joins, by_peer: list[Payload]) -> Any:
-    if not isinstance(wish, AllReduce):
+def _joined_answer(request: _Joins, by_peer: list[Payload]) -> Any:
+    if not isinstance(request, AllReduce):
         return by_peer
     # In rank order on every rank, so that all of them round alike.
-    for out, *peers in zip(wish.payload, *by_peer, strict=True):
+    for out, *peers in zip(request.payload, *by_peer, strict=True):
         # Divided before the sum, which might overflow, as every transport does.
         kind = torch.promote_types(out.dtype, torch.float32)
-        finite_probe = peers[0].to(kind, copy=True).div_(len(by_peer))
+        mean = peers[0].to(kind, copy=True).div_(len(by_peer))
         for peer in peers[1:]:
-            finite_probe.add_(peer.to(kind, copy=True).div_(len(by_peer)))
-        out.copy_(finite_probe)
-    return wish.payload
+            mean.add_(peer.to(kind, copy=True).div_(len(by_peer)))
+        out.copy_(mean)
+    return request.payload

@@ -15,7 +15,7 @@ T = TypeVar("T")
 def drive(
     exchange: Generator[Request, Any, T],
     transport: Transport,
-    slot: str = "alone",
+    key: str = "alone",
     stages: Counter[str] | None = None,
 ) -> T:
     """Run an exchange to its end in this thread, and wait for each answer.
@@ -23,7 +23,7 @@ def drive(
     Args:
         exchange: yields requests, and is sent their answers.
         transport: takes its messages.
-        slot: names it among the exchanges of its stage.
+        key: names it among the exchanges of its stage.
         stages: counts its collectives on each axis, which are its stages. None: nothing else is under way,
             and all its messages are of stage 0, however many there are.
 
@@ -39,7 +39,7 @@ def drive(
             return result
         assert isinstance(request, Collective), f"a {type(request).__name__} reached the transport"
         stage = 0 if stages is None else stages[request.axis]
-        posted, done = transport.post(request, stage, slot), threading.Event()
+        posted, done = transport.post(request, stage, key), threading.Event()
         if stages is not None:
             stages[request.axis] += 1
         posted.on_done(done.set)

@@ -22,14 +22,14 @@ class Job:
     """One exchange in the lane.
 
     Attributes:
-        slot: names it; no other job of that name is under way.
+        key: names it; no other job of that name is under way.
         open: makes the exchange.
         completed: called with what the exchange returns; `failed` with the error.
         inline: whether encoding and decoding cost so little that any thread may do it at once.
         request: what the exchange waits for, until it is posted; `posted`: from then on.
     """
 
-    slot: str
+    key: str
     open: Callable[[], Generator[Request, Any, Any]]
     completed: Callable[[Any], None]
     failed: Callable[[BaseException], None]
@@ -65,7 +65,7 @@ class Job:
         assert request is not None
         stage = self.stages[request.axis]
         self.stages[request.axis] += 1
-        self.posted = transport.post(request, stage, self.slot)
+        self.posted = transport.post(request, stage, self.key)
         return self.posted
 
     def fail(self, error: BaseException) -> None:

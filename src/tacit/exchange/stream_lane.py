@@ -51,7 +51,7 @@ class StreamLane:
                 self.stream.wait_stream(torch.cuda.current_stream(self._device))
             with self.inside(), ranges.within(self._name, "exchange"):
                 try:
-                    job.completed(drive(job.open(), self._transport, job.slot, Counter()))
+                    job.completed(drive(job.open(), self._transport, job.key, Counter()))
                     return
                 except Exception as error:
                     self._failure = self._explain(error)

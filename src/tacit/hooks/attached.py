@@ -20,7 +20,7 @@ from tacit.hooks.ddp import HookDispatcher
 from tacit.hooks.failures import Failures, first_line
 from tacit.hooks.frozen_check import FrozenCheck
 from tacit.hooks.grad_scaler import ScaledSteps
-from tacit.hooks.learning_rates import Notes, Rates
+from tacit.hooks.learning_rates import RateHistory, Rates
 from tacit.hooks.level import Level
 from tacit.hooks.memory import too_large
 from tacit.hooks.options import AttachOptions
@@ -65,7 +65,7 @@ class Attached:
         rates = Rates(optimizers, options.named)
         # A replica that moves on its own may pass over steps of its own with a scaler.
         own_steps = options.scaler is not None and options.periodic
-        self._notes = Notes(rates) if optimizers and not own_steps and not in_join(model) else None
+        self._notes = RateHistory(rates) if optimizers and not own_steps and not in_join(model) else None
         self._frozen, backwards = FrozenCheck(model), Backwards(model)
         self._hooks = StepHooks(options, self.levels, backwards, self._frozen, self._notes)
         self._failures = Failures(options, self.levels, backwards, self._notes)

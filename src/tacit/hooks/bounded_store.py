@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
@@ -61,8 +62,7 @@ class BoundedStore:
 
     def close(self) -> None:
         """End the thread behind its present call; later calls raise `Unreachable`."""
-        self._caller.closed = True
-        self._caller.calls.put(None)
+        self._caller.close()
 
     def get(self, key: str) -> bytes:
         """See `Keys.get`."""
@@ -92,34 +92,27 @@ class _Caller:
     """The thread that makes the calls, and its queue."""
 
     def __init__(self, store: Keys) -> None:
-        self.calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[Keys], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._store = store
-        self._unreachable = self.closed = False
+        self._unreachable = self._closed = False
         threading.Thread(target=self._run, name="tacit-store", daemon=True).start()
 
     def ask(self, call: Callable[[Keys], T], seconds: float) -> T:
-        mine = _Call(call)
-        self.calls.put(mine)
-        self._unreachable = self._unreachable or self.closed or not mine.over.wait(seconds)
+        answer: Future[T] = Future()
+        self._calls.put((call, answer))
+        self._unreachable = self._unreachable or self._closed or bool(wait([answer], seconds).not_done)
         if self._unreachable:
             raise Unreachable(f"the launcher's store cannot be reached: no answer within {seconds:g} s")
-        if mine.error is not None:
-            raise mine.error
-        answer: T = mine.answer
-        return answer
+        return answer.result()
+
+    def close(self) -> None:
+        self._closed = True
+        self._calls.put(None)
 
     def _run(self) -> None:
-        while (call := self.calls.get()) is not None:
+        while (asked := self._calls.get()) is not None:
+            call, answer = asked
             try:
-                call.answer = call.ask(self._store)
+                answer.set_result(call(self._store))
             except BaseException as error:
-                call.error = error
-            call.over.set()
-
-
-class _Call:
-    def __init__(self, ask: Callable[[Keys], Any]) -> None:
-        self.ask = ask
-        self.answer: Any = None
-        self.error: BaseException | None = None
-        self.over = threading.Event()
+                answer.set_exception(error)

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tacit.contracts import NET, NODE, AllGatherInto, AllReduce, ReduceScatter, Request
 from tacit.errors import AttachError, NonFinite
-from tacit.exchange.combinators import hear, say
+from tacit.exchange.combinators import average_, gather
 from tacit.session import PendingRound, Session
 from tacit.session.buckets import StateSlice
 from tacit.session.nonfinite_origin import Origin, beginnings
@@ -35,7 +35,7 @@ _log = logging.getLogger("tacit")
 Talk = Generator[Request, Any, dict[int, Tensor]]
 
 
-class Buffers:
+class ReplicaBuffers:
     """Averages floating-point buffers beside the rounds of progress.
 
     A buffer is not trained, so it has nothing to do with merges, outer steps and compressors: what travels is
@@ -177,7 +177,7 @@ class Buffers:
         if self._session.context.by_node:
             yield from _by_node(message, self._session.transport.place(NODE))
         else:
-            yield from say(message, self._scope)
+            yield from average_(message, self._scope)
         flags = (message[len(self._values) :] > 0).tolist()
         changed = [i for i in range(n) if flags[i]]
         rest = [i for i in changed if i not in self._spans or flags[n + i]]
@@ -190,7 +190,7 @@ class Buffers:
         """The means of these buffers; entries that are not finite must be the same on all ranks."""
         began = torch.tensor([self._session.nonfinite.origin_code(self._step)], dtype=self._kind)
         mine = torch.cat([*(self._mine(i) * self._share for i in which), began])
-        every = torch.stack((yield from hear(mine, self._scope)))
+        every = torch.stack((yield from gather(mine, self._scope)))
         found, broken, at = {}, [], 0
         for i in which:
             theirs = every[:, at : at + self._common[i].numel()]
@@ -269,7 +269,7 @@ class Buffers:
         sums = [zlib.crc32(_bytes(each).numpy().tobytes()) for each in tensors]
         kinds = [zlib.crc32(f"{each.dtype} {each.shape}".encode()) for each in tensors]
         mine = torch.tensor([sums, kinds])
-        every = torch.stack(self._ask(hear(mine, self._scope)))
+        every = torch.stack(self._ask(gather(mine, self._scope)))
         replicated_in_node = (every == every[:1]).all(0)
         for i in (~replicated_in_node[1]).nonzero().view(-1).tolist():
             _log.warning("buffer %s has another shape or type on other ranks: each keeps its own", names[i])

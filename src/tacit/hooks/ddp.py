@@ -128,7 +128,7 @@ class _Whole:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _SliceCopy:
     """Where `slices` parameters are: at `start` in DDP's bucket, at `to` in the session's `bucket`."""
 
     bucket: int
@@ -186,7 +186,7 @@ class GradientHook:
         self._used = used
         self._names = {id(p): name for name, p in named.items()}
         self._copies = HostCopies.of(session, named)
-        self._routes: dict[tuple[int, ...], list[_Whole | _Piece]] = {}
+        self._routes: dict[tuple[int, ...], list[_Whole | _SliceCopy]] = {}
         self._routed = session.buckets
         self._staged: dict[int, _Staged] = {}
         self._flats: dict[int, Tensor] = {}
@@ -295,7 +295,7 @@ class GradientHook:
         if last:
             self.layout = self._seen
 
-    def _route(self, parameters: list[Tensor]) -> list[_Whole | _Piece]:
+    def _route(self, parameters: list[Tensor]) -> list[_Whole | _SliceCopy]:
         key = tuple(map(id, parameters))
         if key not in self._routes:
             places, start = {}, 0
@@ -333,7 +333,7 @@ class GradientHook:
             )
         return self._flats[i]
 
-    def _stage(self, part: _Piece, ddp_bucket: _DdpBucket) -> None:
+    def _stage(self, part: _SliceCopy, ddp_bucket: _DdpBucket) -> None:
         bucket = self._session.buckets[part.bucket]
         staged = self._staged.get(part.bucket)
         if staged is None:
@@ -377,9 +377,9 @@ def _parts(i: int, bucket: Bucket, places: dict[str, int], copied: bool) -> list
     if len(here) == len(bucket.slices):
         start = places[bucket.slices[0].name]
         if all(places[param.name] == start + param.start for param in bucket.slices):
-            whole = _Piece(i, start, 0, bucket.numel, len(bucket.slices))
+            whole = _SliceCopy(i, start, 0, bucket.numel, len(bucket.slices))
             return [whole if copied else _Whole(i, start, start + bucket.numel)]
-    return [_Piece(i, places[param.name], param.start, param.stop - param.start) for param in here]
+    return [_SliceCopy(i, places[param.name], param.start, param.stop - param.start) for param in here]
 
 
 def after_backward(call: Callable[[], None], before: Callable[[], None] = lambda: None) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tacit.errors import PeerLost, RatesDiffer, UnevenData, of_ranks
 from tacit.hooks.bounded_store import BoundedStore, Unreachable
 from tacit.hooks.close_barrier import UNEVEN, Reached, Rendezvous
-from tacit.hooks.store_comparison import DIFFERENT, Comparing, Notes
+from tacit.hooks.store_comparison import DIFFERENT, Comparing, StepHistory
 from tacit.torch_compat import PrefixStore, Store
 
 POLL_SECONDS = 1.0
@@ -24,7 +24,7 @@ GRACE_SECONDS = 5.0
 """How long a rank may take to answer an alarm, and the store once a round has failed."""
 
 
-class Posted(NamedTuple):
+class PostedCount(NamedTuple):
     """What a rank has given to collectives.
 
     Attributes:
@@ -71,8 +71,8 @@ class FailureDetector:
         reached: Callable[[], Reached],
         on_alarm: Callable[[PeerLost], None],
         timeout: float = 60.0,
-        posted: Callable[[], Posted] | None = None,
-        notes: Notes | None = None,
+        posted: Callable[[], PostedCount] | None = None,
+        notes: StepHistory | None = None,
     ) -> None:
         # A store client serves one call at a time: a copy never waits for the program's own calls.
         clone = getattr(store, "clone", lambda: store)  # an older torch has none
@@ -85,7 +85,7 @@ class FailureDetector:
         self._comparing = None if notes is None else Comparing(self._store, rank, notes)
         self._timeout = timeout
         self._posted = posted or self._begun
-        self._last = Posted(-1, time.monotonic())
+        self._last = PostedCount(-1, time.monotonic())
         self._stood, self._stood_at = 0.0, 0.0
         self._found: PeerLost | None = None
         self._told = threading.Event()
@@ -174,11 +174,11 @@ class FailureDetector:
             self._stood, self._stood_at = stood, before
         return over
 
-    def _begun(self) -> Posted:
+    def _begun(self) -> PostedCount:
         """What this rank has begun, and since which look."""
         begun = self._reached().begun
         if begun != self._last.number:
-            self._last = Posted(begun, time.monotonic())
+            self._last = PostedCount(begun, time.monotonic())
         return self._last
 
     def _look(self, compares: bool) -> PeerLost | None:

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from tacit.errors import PeerLost
 from tacit.hooks.close_barrier import Reached
-from tacit.hooks.failure_detector import FailureDetector, Posted
-from tacit.hooks.learning_rates import Notes
+from tacit.hooks.failure_detector import FailureDetector, PostedCount
+from tacit.hooks.learning_rates import RateHistory
 from tacit.hooks.level import Level
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.uneven_data import Backwards, untouched
@@ -34,7 +34,7 @@ class Failures:
     """
 
     def __init__(
-        self, options: AttachOptions, levels: Sequence[Level], backwards: Backwards, notes: Notes | None
+        self, options: AttachOptions, levels: Sequence[Level], backwards: Backwards, notes: RateHistory | None
     ) -> None:
         self._options, self._levels = options, levels
         self._backwards, self._notes = backwards, notes
@@ -132,12 +132,12 @@ class Failures:
             return self._levels[0].session.step
         return sum(level.session.round for level in self._levels)
 
-    def _posted(self) -> Posted:
+    def _posted(self) -> PostedCount:
         """What this rank has given to collectives, and when the last of it."""
         sessions = [level.session for level in self._levels]
         begun = self._backwards.begun if self._options.scaled else 0
         since = max(session.lanes.posted_at for session in sessions)
-        return Posted(sum(session.lanes.posted for session in sessions) + begun, since)
+        return PostedCount(sum(session.lanes.posted for session in sessions) + begun, since)
 
     def _reached(self) -> Reached:
         """How far this rank is, as ranks compare it when one closes its session."""

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from tacit.contracts import WORLD
 from tacit.errors import AttachError
-from tacit.exchange.combinators import hear, say
+from tacit.exchange.combinators import average_, gather
 from tacit.hooks.ddp import Answer, BucketFuture, after_backward
 from tacit.hooks.level import Level
 from tacit.session import Session
@@ -180,13 +180,13 @@ def _acts(level: Level) -> bool:
 def _anywhere(overflow: bool, level: Level) -> bool:
     """Whether it is so on any of the ranks that agree on this level."""
     flag = torch.tensor([float(overflow)])
-    level.session.ask(lambda: say(flag, level.strategy.topology.scope), "overflow")
+    level.session.ask(lambda: average_(flag, level.strategy.topology.scope), "overflow")
     return bool(flag > 0)
 
 
 def _equalize(scaler: GradScaler, session: Session) -> None:
     state = scaler.state_dict()
     mine = torch.tensor([state["scale"], state["_growth_tracker"]], dtype=torch.float64)
-    all_ = torch.stack(session.drive(hear(mine, WORLD), param="scaler"))
+    all_ = torch.stack(session.drive(gather(mine, WORLD), key="scaler"))
     scale, tracker = all_.amin(0).tolist()
     scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": int(tracker)})

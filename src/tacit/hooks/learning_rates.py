@@ -82,7 +82,7 @@ class _Rated(NamedTuple):
         return Noted(self.step, f"{', '.join(map(repr, self.now))}; {self.sum!r}", self.loads)
 
 
-class Notes:
+class RateHistory:
     """Notes the rates after every step; ranks compare now and then what they noted after the same one.
 
     Nobody tells anybody which step that will be. Of the steps since it was asked last, a rank offers the one
@@ -120,11 +120,11 @@ class Notes:
 
     @property
     def last(self) -> Noted | None:
-        """See `store_comparison.Notes.last`."""
+        """See `store_comparison.StepHistory.last`."""
         return None if self._last is None else self._last.noted()
 
     def take(self) -> Noted | None:
-        """See `store_comparison.Notes.take`."""
+        """See `store_comparison.StepHistory.take`."""
         offered, self._offered = self._offered, None
         return None if offered is None else offered.noted()
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from tacit.contracts import ScheduleState
 from tacit.hooks import buffers
-from tacit.hooks.buffers import Buffers
+from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.ddp import GradientHook
 from tacit.hooks.device_placement import Placing, placed, transport_for
 from tacit.hooks.fragments import fragments
@@ -53,7 +53,7 @@ class Level:
     progress: OptimizerHook | None = None
     stepped: ServerStepHook | None = None
     moments: Moments | None = None
-    buffers: Buffers | None = None
+    buffers: ReplicaBuffers | None = None
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Level:
         if quiet:
             return
         together = strategy.subject == "delta" and not strategy.topology.independent
-        self.session.connect(Buffers.stages(self.session) if together else {})
+        self.session.connect(ReplicaBuffers.stages(self.session) if together else {})
         if groups is not None and beside is not None:
             assert isinstance(strategy.topology, Star)
             self.stepped = ServerStepHook(self.session, tensors, strategy.topology.back, groups, beside)
@@ -148,7 +148,8 @@ class Level:
         else:
             if together:
                 self.moments = Moments(self.session, optimizers, named)
-                self.buffers = Buffers(self.session, Present(model.module, buffers.found_in(model)), share)
+                present = Present(model.module, buffers.found_in(model))
+                self.buffers = ReplicaBuffers(self.session, present, share)
             self.progress = OptimizerHook(
                 self.session,
                 Present(model.module, tensors),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tacit.contracts import Sync
 from tacit.errors import ConfigError
-from tacit.exchange.combinators import hear
+from tacit.exchange.combinators import gather
 from tacit.session import PendingRound, Session
 
 
@@ -66,7 +66,7 @@ class Observations:
             self._steps.append((now - self._mark[1] - self._waited) / (step - self._mark[0]))
         if sync.observe:
             mine = torch.tensor([_ratio(self._transfers, self._steps)], dtype=torch.float64)
-            all_ = session.ask(lambda: hear(mine, session.strategy.topology.scope), "facts")
+            all_ = session.ask(lambda: gather(mine, session.strategy.topology.scope), "facts")
             facts = {"step": step, "lr": self._lr(), "transfer": max(float(each) for each in all_)}
             session.schedule.observe(facts, session.step)
             self._transfers.clear()
@@ -88,7 +88,7 @@ class Observations:
             session.pending.wait(pending)
         total, count = self.losses.tolist()
         mine = torch.tensor([total / max(count, 1), min(count, 1), self._drift], dtype=torch.float64)
-        all_ = session.ask(lambda: hear(mine, session.strategy.topology.scope), "facts")
+        all_ = session.ask(lambda: gather(mine, session.strategy.topology.scope), "facts")
         losses, given, drifts = zip(*(each.tolist() for each in all_), strict=True)
         if "loss" in self._metrics:
             self._check_given(step, given)

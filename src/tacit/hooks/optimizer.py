@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tacit import ranges
 from tacit.contracts import NODE, Application, State, Sync
-from tacit.exchange.combinators import say
-from tacit.hooks.buffers import Buffers
+from tacit.exchange.combinators import average_
+from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.fragments import fragments
 from tacit.hooks.observations import Observations
 from tacit.hooks.replica import Replica, wide_like
@@ -68,7 +68,7 @@ class OptimizerHook:
         named: Mapping[str, Tensor],
         share: float = 1.0,
         rates: Callable[[], Mapping[str, float]] = dict,
-        buffers: Buffers | None = None,
+        buffers: ReplicaBuffers | None = None,
         variances: Collection[str] = (),
         completed: Callable[[list[str]], None] = lambda names: None,
     ) -> None:
@@ -197,7 +197,7 @@ class OptimizerHook:
         session, scope = self._session, self._session.strategy.topology.scope
         for i, (bucket, anchor) in enumerate(zip(session.buckets, self._anchor, strict=True)):
             self._replica.progress(i, anchor, self._flat[i])
-            session.ask(partial(say, self._flat[i], scope), bucket.name, of=self._flat[i])
+            session.ask(partial(average_, self._flat[i], scope), bucket.name, of=self._flat[i])
             self._replica.write(i, anchor.add_(self._replica.widened(i, self._flat[i])))
         if self._buffers is not None:
             self._buffers.meet()
@@ -278,7 +278,7 @@ class OptimizerHook:
             new_residual.copy_(self._flat[i])
             torch.sub(exact, self._replica.widened(i, new_residual), out=mine)  # rounding keeps it back
 
-    def _beside(self, buckets: Iterable[int]) -> Buffers | None:
+    def _beside(self, buckets: Iterable[int]) -> ReplicaBuffers | None:
         """The buffers, if they travel with these buckets: they do with those of the last part."""
         return self._buffers if set(self._parts[-1]) & set(buckets) else None
 
@@ -320,7 +320,7 @@ class OptimizerHook:
         """Overwrite `params` with the mean of the replicas of this node, which have drifted apart."""
         anchor = self._anchor[i]
         independent = self._replica.narrowed(i, params.sub_(anchor))
-        self._session.ask(partial(say, independent, NODE), "node", of=independent)
+        self._session.ask(partial(average_, independent, NODE), "node", of=independent)
         torch.add(anchor, self._replica.widened(i, independent), out=params)
 
     def _merge(self, i: int, params: Tensor, at: Application, rates: Mapping[str, float]) -> None:

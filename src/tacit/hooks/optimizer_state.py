@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import ASGD, LBFGS, Adafactor, NAdam, Optimizer, Rprop
 
 from tacit.errors import AttachError
-from tacit.exchange.combinators import hear, say
+from tacit.exchange.combinators import average_, gather
 from tacit.session import Session
 
 _log = logging.getLogger("tacit")
@@ -98,7 +98,7 @@ class Moments:
         """Whether all ranks have the same fields to average; a rank that has not stepped yet has none."""
         mine = torch.tensor([zlib.crc32("|".join(sorted(told)).encode())])
         scope = self._session.strategy.topology.scope
-        answers = self._session.ask(lambda: hear(mine, scope), "moments")
+        answers = self._session.ask(lambda: gather(mine, scope), "moments")
         return all(torch.equal(answer, answers[0]) for answer in answers)
 
     def _mean(self, tensors: Sequence[Tensor], what: str) -> None:
@@ -110,7 +110,7 @@ class Moments:
             pieces = torch.split(flat, [each.numel() for each in same])
             for each, piece in zip(same, pieces, strict=True):
                 piece.view_as(each).copy_(each)
-            self._session.ask(partial(say, flat, scope), f"{what} {dtype}", of=flat)
+            self._session.ask(partial(average_, flat, scope), f"{what} {dtype}", of=flat)
             for each, piece in zip(same, pieces, strict=True):
                 each.copy_(piece.view_as(each))
 

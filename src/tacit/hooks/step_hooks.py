@@ -14,7 +14,7 @@ from tacit.hooks.ddp import Answer, HookDispatcher, no_exchange, plain_mean
 from tacit.hooks.epochs import Passes
 from tacit.hooks.frozen_check import FrozenCheck
 from tacit.hooks.grad_scaler import ScaledSteps
-from tacit.hooks.learning_rates import Notes
+from tacit.hooks.learning_rates import RateHistory
 from tacit.hooks.level import Level
 from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.nonfinite_since import Broken
@@ -42,7 +42,7 @@ class StepHooks:
         levels: Sequence[Level],
         backwards: Backwards,
         frozen: FrozenCheck,
-        notes: Notes | None,
+        notes: RateHistory | None,
     ) -> None:
         self._options, self._levels = options, levels
         self._backwards, self._frozen, self._notes = backwards, frozen, notes

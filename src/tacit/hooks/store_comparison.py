@@ -24,7 +24,7 @@ class Noted(NamedTuple):
     loads: int = 0
 
 
-class Notes(Protocol):
+class StepHistory(Protocol):
     """What a rank has noted, step by step."""
 
     @property
@@ -52,7 +52,7 @@ class Comparing:
         notes: what it has noted.
     """
 
-    def __init__(self, store: BoundedStore, rank: int, notes: Notes) -> None:
+    def __init__(self, store: BoundedStore, rank: int, notes: StepHistory) -> None:
         self._store, self._rank, self._notes = store, rank, notes
 
     def look(self) -> str | None:

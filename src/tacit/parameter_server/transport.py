@@ -51,9 +51,9 @@ class ServerGroup:
                 server.abort(error)
             raise
 
-    def of(self, slot: str) -> ServerClient:
-        """The one that has the bucket whose first parameter is `slot`."""
-        return self.each[self._homes[slot]]
+    def of(self, key: str) -> ServerClient:
+        """The one that has the bucket whose first parameter is `key`."""
+        return self.each[self._homes[key]]
 
     def abort(self, error: BaseException) -> None:
         """End all connections with this error."""
@@ -99,12 +99,12 @@ class StarTransport:
         """See `contracts.Transport`."""
         return self.peers.place(WORLD if axis == SERVER else axis)
 
-    def post(self, request: Collective, stage: int, slot: str) -> Posted:
+    def post(self, request: Collective, stage: int, key: str) -> Posted:
         """Start it; see `contracts.Transport`."""
         if isinstance(request, PushPull):
-            server, key = self.servers.of(slot), f"{slot}/{stage}"
-            return server.post_long(request, key) if self.servers.average else server.post(request, key)
-        return self.peers.post(request, stage, slot)
+            server, staged = self.servers.of(key), f"{key}/{stage}"
+            return (server.post_long if self.servers.average else server.post)(request, staged)
+        return self.peers.post(request, stage, key)
 
     def abort(self, error: BaseException | None = None) -> None:
         """End all pending requests with an error."""

@@ -207,7 +207,7 @@ class Budgeted(Compressor):
                 f"always travel, and {self.full:.3f} of the rounds send everything. Write a larger budget, a "
                 "longer horizon, or a smaller whole_below"
             )
-        return replace(self, share=self._left(n, always))
+        return replace(self, share=_left(self._each, n, always))
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """The same for these parameters."""
@@ -226,7 +226,7 @@ class Budgeted(Compressor):
         n, rest = sum(map(size, self.matrices)), sum(map(size, self._taking_turns))
         if self.room == 1 or not rest:
             return rest
-        share = self._left(n, n - rest) if self.share is None else self.share
+        share = _left(self._each, n, n - rest) if self.share is None else self.share
         return min(rest, max(1, int(share * rest - MARKS / (1 - self.full) + 0.01)))
 
     @property
@@ -234,41 +234,19 @@ class Budgeted(Compressor):
         """What a round in which not all is sent may send, as a share of a dense one's bytes."""
         return (self.room - self.full) / (1 - self.full) if self.full < self.room else 1.0
 
-    def _left(self, n: int, always: int) -> float:
-        """The share of entries taking turns that travels in a round, where so many of n always travel.
-
-        Where these are all that the budget has room for, the others get as much as if there were none: other
-        buckets may be larger.
-        """
-        each = self._each
-        if always >= n:
-            return each
-        left = (each * n - always) / (n - always)
-        return left if left > 0 else each
-
     def entries_of_round(self, full: bool, ctx: Context) -> Turn:
         """Which entries travel in a round in which all do, or not; equal on all peers."""
         always = zlib.crc32(f"{ctx.seed}|{ctx.name}|{ctx.prefix}|whose turn".encode())
         now = zlib.crc32(f"{always}|{ctx.round}".encode())
         chosen = torch.empty(0, dtype=torch.int64)
         if not full:
-            chosen = self._whose_turn(always, now, ctx.round)
+            count = self._room - self._drawn
+            chosen = _whose_turn(self.subset, self._turning, count, ctx.round, always, now)
         drawn = beside(self._turning, self._drawn, chosen, zlib.crc32(f"{now}|drawn".encode()))
         if full:
             return Turn(True, places(self.matrices), placed(self._taking_turns, drawn))
         both = placed(self._taking_turns, torch.cat((chosen, drawn)))
         return Turn(False, torch.cat((self._always, both)).sort().values, both[len(chosen) :])
-
-    def _whose_turn(self, always: int, now: int, round_: int) -> Tensor:
-        """Of all entries that take turns, counted one after the other. Seeds: of the bucket, of the round."""
-        total, count = self._turning, self._room - self._drawn
-        if self.subset == "layers":
-            return by_layers(total, count, round_)
-        if self.subset == "random":
-            return at_random(total, count, now)
-        if self.subset == "magnitude":
-            return torch.empty(0, dtype=torch.int64)
-        return in_turn(total, count, round_, always)
 
     @cached_property
     def _room(self) -> int:
@@ -279,12 +257,6 @@ class Budgeted(Compressor):
     def _turning(self) -> int:
         """How many entries take turns."""
         return sum(map(size, self._taking_turns))
-
-    @cached_property
-    def _most(self) -> int:
-        """How many of the largest travel, with their positions, in the bytes that those drawn leave."""
-        room, most = 4 * (self.turns - self._drawn), self._turning
-        return max(1, bisect_right(range(most), room, key=lambda k: 4 * k + position_bytes(most, k)) - 1)
 
     @cached_property
     def _drawn(self) -> int:
@@ -305,63 +277,20 @@ class Budgeted(Compressor):
         """Whether its entries do."""
         return m.dims > 1 and size(m) >= self.whole_below
 
-    # ---- the conversation -----------------------------------------------------------------------------
+    # ---- the exchange ---------------------------------------------------------------------------------
 
     def heard(self, x: Tensor, selected: Turn, marks: Tensor, ctx: Context) -> Answered:
         """Average what travels in this round, and `marks` beside it."""
-        by_size = self.subset == "magnitude" and not selected.full and self.turns > 0
-        return self._largest(x, selected, marks, ctx) if by_size else self._chosen(x, selected, marks, ctx)
-
-    def _chosen(self, x: Tensor, selected: Turn, marks: Tensor, ctx: Context) -> Answered:
-        """Average all entries, or those whose turn it is."""
-        index, drawn = selected.where.to(x.device), selected.drawn.to(x.device)
-        values = x[index]
-        refuse_overflow(values, ctx)
-        if selected.full or isinstance(self.values, Dense):
-            mine = values.clone()
-            yield Grouped((AllReduce((values,)), AllReduce((marks,))))
-            return index, values, mine, drawn
-        inside = ctx.inside("values", out=ctx.scratch("mean", x, values.shape, x.dtype))
-        (mean, sent), _ = yield Grouped((ReduceEncoded(self.values, values, inside), AllReduce((marks,))))
-        return index, mean, sent.dense(values), drawn
-
-    def _largest(self, x: Tensor, selected: Turn, marks: Tensor, ctx: Context) -> Answered:
-        """Average the largest entries of each rank, and those that travel whatever their size."""
-        turning, index, drawn = (
-            places(self._taking_turns).to(x.device),
-            selected.where.to(x.device),
-            selected.drawn,
-        )
-        values, small = x[turning], x[index]
-        refuse_overflow(values, ctx)
-        mine = small.clone()
-        inside = ctx.inside("largest", out=ctx.scratch("mean", x, values.shape, x.dtype))
-        largest = TopK(ratio=self._most / values.numel())
-        (mean, sent), *_ = yield Grouped(
-            (ReduceEncoded(largest, values, inside), AllReduce((small,)), AllReduce((marks,)))
-        )
-        if x.is_meta:
-            return torch.cat((turning, index)), torch.cat((values, small)), torch.cat((values, mine)), drawn
-        large = mean != 0
-        heard = (large & ~torch.isin(turning, index, assume_unique=True)).nonzero().squeeze(1)
-        where, order = torch.cat((turning[heard], index)).sort()
-        own = torch.cat((sent.dense(values)[heard], mine))
-        # What is large is not predicted, so that predictions are not judged by it either.
-        drawn = drawn[~torch.isin(drawn, turning[large], assume_unique=True)]
-        return where, torch.cat((mean[heard], small))[order], own[order], drawn
+        if self.subset != "magnitude" or selected.full or not self.turns:
+            return _selected_mean(self.values, x, selected, marks, ctx)
+        most = _largest_within(4 * (self.turns - self._drawn), self._turning)
+        return _largest_mean(most, places(self._taking_turns), x, selected, marks, ctx)
 
     # ---- when everything travels ----------------------------------------------------------------------
 
     def is_full(self, rates: Tensor, ctx: Context) -> bool:
         """Whether everything travels in this round."""
-        return ctx.step < self.full_steps or self._dropped(rates)
-
-    def _dropped(self, rates: Tensor) -> bool:
-        """Whether the learning rate has fallen far since all was sent; as the last round heard from all."""
-        if not self.drops or rates.is_meta or not rates.numel():
-            return False
-        last, then, count = rates[:3].tolist()
-        return bool(count < self.drops and last <= DROP * then)
+        return ctx.step < self.full_steps or _dropped(rates, self.drops)
 
     def rates_after(self, rates: Tensor, heard: float, full: bool, ctx: Context) -> Tensor:
         """What is known of the learning rate after this round."""
@@ -372,3 +301,77 @@ class Budgeted(Compressor):
         late = full and ctx.step >= self.full_steps
         now = torch.tensor([heard, heard if full else max(then, heard), count + late])
         return after.copy_(now.repeat(len(rates) // 3))
+
+
+def _left(each: float, n: int, always: int) -> float:
+    """The share of entries taking turns that travels in a round, where `always` of n always travel.
+
+    Where these need all that the round may send (`each`, as a share of a dense one's bytes), the others get
+    as much as if there were none: other buckets may be larger.
+    """
+    if always >= n:
+        return each
+    left = (each * n - always) / (n - always)
+    return left if left > 0 else each
+
+
+def _whose_turn(subset: Subset, total: int, count: int, round_: int, always: int, now: int) -> Tensor:
+    """Of all entries that take turns, counted one after the other. Seeds: of the bucket, of the round."""
+    if subset == "layers":
+        return by_layers(total, count, round_)
+    if subset == "random":
+        return at_random(total, count, now)
+    if subset == "magnitude":
+        return torch.empty(0, dtype=torch.int64)
+    return in_turn(total, count, round_, always)
+
+
+def _largest_within(room: int, of: int) -> int:
+    """How many of the largest entries travel, with their positions, in so many bytes."""
+    return max(1, bisect_right(range(of), room, key=lambda k: 4 * k + position_bytes(of, k)) - 1)
+
+
+def _dropped(rates: Tensor, drops: int) -> bool:
+    """Whether the learning rate has fallen far since all was sent; as the last round heard from all."""
+    if not drops or rates.is_meta or not rates.numel():
+        return False
+    last, then, count = rates[:3].tolist()
+    return bool(count < drops and last <= DROP * then)
+
+
+def _selected_mean(codec: Dense | Cast, x: Tensor, selected: Turn, marks: Tensor, ctx: Context) -> Answered:
+    """Average all entries, or those whose turn it is."""
+    index, drawn = selected.where.to(x.device), selected.drawn.to(x.device)
+    values = x[index]
+    refuse_overflow(values, ctx)
+    if selected.full or isinstance(codec, Dense):
+        mine = values.clone()
+        yield Grouped((AllReduce((values,)), AllReduce((marks,))))
+        return index, values, mine, drawn
+    inside = ctx.inside("values", out=ctx.scratch("mean", x, values.shape, x.dtype))
+    (mean, sent), _ = yield Grouped((ReduceEncoded(codec, values, inside), AllReduce((marks,))))
+    return index, mean, sent.dense(values), drawn
+
+
+def _largest_mean(
+    most: int, turning: Tensor, x: Tensor, selected: Turn, marks: Tensor, ctx: Context
+) -> Answered:
+    """Average the `most` largest of the entries at `turning`, and those that travel whatever their size."""
+    turning, index, drawn = turning.to(x.device), selected.where.to(x.device), selected.drawn
+    values, small = x[turning], x[index]
+    refuse_overflow(values, ctx)
+    mine = small.clone()
+    inside = ctx.inside("largest", out=ctx.scratch("mean", x, values.shape, x.dtype))
+    largest = TopK(ratio=most / values.numel())
+    (mean, sent), *_ = yield Grouped(
+        (ReduceEncoded(largest, values, inside), AllReduce((small,)), AllReduce((marks,)))
+    )
+    if x.is_meta:
+        return torch.cat((turning, index)), torch.cat((values, small)), torch.cat((values, mine)), drawn
+    large = mean != 0
+    arrived = (large & ~torch.isin(turning, index, assume_unique=True)).nonzero().squeeze(1)
+    where, order = torch.cat((turning[arrived], index)).sort()
+    own = torch.cat((sent.dense(values)[arrived], mine))
+    # What is large is not predicted, so that predictions are not judged by it either.
+    drawn = drawn[~torch.isin(drawn, turning[large], assume_unique=True)]
+    return where, torch.cat((mean[arrived], small))[order], own[order], drawn

@@ -56,7 +56,7 @@ def flops(width: int) -> int:
     return 2 * 4 * width * (INPUTS + width) + 4 * width * hidden + (2 + 2 + 1) * width + 2 * width
 
 
-class Network(nn.Module):
+class MP2Network(nn.Module):
     """One kind's network; (3, 2, n) -> (n,), both normalised.
 
     Args:
@@ -156,7 +156,7 @@ class MP2(Predictor):
 def _weights(file: str) -> weight_files.Weights:
     weights = weight_files.read(file or SHIPPED, "mp2", SHAPES, KINDS)
     for kind, named in weights.items():
-        fits = {k: p.shape for k, p in Network(len(named["first.bias"])).named_parameters()}
+        fits = {k: p.shape for k, p in MP2Network(len(named["first.bias"])).named_parameters()}
         for name, tensor in named.items():
             if tensor.shape != fits[name]:
                 raise ConfigError(

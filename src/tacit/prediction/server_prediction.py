@@ -167,12 +167,12 @@ class ServerPrediction(Dense):
         return (out,), {**outcome.state, "rounds": memory["rounds"] + 1}
 
 
-def _alone(talk: Exchange) -> Outcome:
+def _alone(exchange: Exchange) -> Outcome:
     """An exchange of one who has no peers: a mean of his own is what he gave."""
     answer: Any = None
     while True:
         try:
-            request = talk.send(answer)
+            request = exchange.send(answer)
             answer = as_asked(request, iter([each.payload for each in leaves(request)]))  # type: ignore[union-attr]
         except StopIteration as end:
             outcome: Outcome = end.value

@@ -33,7 +33,7 @@ SLOPE = 0.3
 SHIPPED = Path(__file__).parent / "wnn.pt"
 
 
-class Stream(nn.Module):
+class WNNStream(nn.Module):
     """One of the two streams; (n, length) -> (n, 32)."""
 
     def __init__(self, length: int) -> None:
@@ -51,12 +51,12 @@ class Stream(nn.Module):
         return leaky_relu(self.narrow(h), SLOPE)
 
 
-class Network(nn.Module):
+class WNNNetwork(nn.Module):
     """One kind's network. The last layer begins as zeros: what is untrained forecasts the last value."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.values, self.steps = Stream(5), Stream(4)
+        self.values, self.steps = WNNStream(5), WNNStream(4)
         self.last = nn.Linear(64, 1)
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
@@ -67,7 +67,7 @@ class Network(nn.Module):
         return torch.tanh(self.last(both)).squeeze(1)
 
 
-SHAPES = {name: tuple(p.shape) for name, p in Network().named_parameters()}
+SHAPES = {name: tuple(p.shape) for name, p in WNNNetwork().named_parameters()}
 
 
 def normalised(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ class WNN(Predictor):
     @property
     def operations(self) -> int:
         """A product and a sum for each weight, and about four for each of the 64 activations of a stream."""
-        return 2 * sum(p.numel() for p in Network().parameters()) + 2 * 4 * 64
+        return 2 * sum(p.numel() for p in WNNNetwork().parameters()) + 2 * 4 * 64
 
     def change(self, seen: Seen, kind: str) -> Tensor:
         """(forecast - last value) / 5; no change for kinds without weights, and of what never moved."""
@@ -129,15 +129,15 @@ def _even(changes: Tensor) -> Tensor:
 
 
 @cache
-def networks(file: str) -> dict[str, Network]:
+def networks(file: str) -> dict[str, WNNNetwork]:
     """The network of each kind in the file, or of what comes with tacit.
 
     Raises:
         ConfigError: there is none, or it is not one for WNN.
     """
-    found: dict[str, Network] = {}
+    found: dict[str, WNNNetwork] = {}
     for kind, weights in weight_files.read(file or SHIPPED, "wnn", SHAPES, KINDS).items():
-        found[kind] = Network()
+        found[kind] = WNNNetwork()
         found[kind].load_state_dict(weights)
         found[kind].eval()
     return found

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Outcome, Request
-from tacit.exchange.combinators import say
+from tacit.exchange.combinators import average_
 from tacit.session.buckets import Bucket
 from tacit.session.config import SessionConfig
 from tacit.session.health import MEANS, BucketHealth
@@ -81,7 +81,7 @@ class BucketExchanges:
             nonfinite_flags.zero_()
             if finite_probe is not None:
                 nonfinite_flags[me] = checks.mean_code(first_infinite(finite_probe), step)
-            yield from say(nonfinite_flags, self._config.strategy.topology.scope)
+            yield from average_(nonfinite_flags, self._config.strategy.topology.scope)
             raise checks.mean_error(bucket, outcome.mean, nonfinite_flags, step)
         return outcome
 

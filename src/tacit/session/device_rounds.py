@@ -10,12 +10,12 @@ from torch import Tensor
 
 from tacit.contracts import Outcome
 from tacit.errors import RoundError, TacitError
-from tacit.exchange.combinators import say
+from tacit.exchange.combinators import average_
 from tacit.exchange.health import overflow
 from tacit.session.buckets import Bucket
 from tacit.session.config import SessionConfig
 from tacit.session.failure import SessionFailure
-from tacit.session.health import BucketHealth, DeviceReport, Report
+from tacit.session.health import BucketHealth, DeviceReport, HealthReport
 from tacit.session.lanes import Lanes, Open
 from tacit.session.nonfinite import NonfiniteChecks, first_infinite
 from tacit.session.pending import PendingRound, PendingRounds
@@ -24,7 +24,7 @@ from tacit.session.stats import CommStats
 
 
 class _Ask(Protocol):
-    def __call__(self, open: Open[None], param: str) -> None: ...
+    def __call__(self, open: Open[None], key: str) -> None: ...
 
 
 class DeviceRounds(PendingRounds):
@@ -110,7 +110,7 @@ class DeviceRounds(PendingRounds):
             self._failure.raise_first()
         self._checked.add(pending)
 
-    def _judge(self, bucket: Bucket, report: Report, pending: PendingRound, outcome: Outcome) -> None:
+    def _judge(self, bucket: Bucket, report: HealthReport, pending: PendingRound, outcome: Outcome) -> None:
         """Whether the device has noted anything wrong of a bucket.
 
         Raises:
@@ -134,7 +134,7 @@ class DeviceRounds(PendingRounds):
         self._average(codes)
         raise checks.mean_error(bucket, outcome.mean, codes, step)
 
-    def _origin_codes(self, bucket: Bucket, report: Report, step: int) -> Tensor:
+    def _origin_codes(self, bucket: Bucket, report: HealthReport, step: int) -> Tensor:
         """Every rank's code of the parameter in which it began, for `NonfiniteChecks.skips_given`."""
         context, codes = self._config.context, torch.zeros(len(self._config.context.ranks))
         if self._nonfinite.scaled:
@@ -147,7 +147,7 @@ class DeviceRounds(PendingRounds):
 
     def _average(self, codes: Tensor) -> None:
         """Overwrite them with the ranks' mean."""
-        self._ask(lambda: say(codes, self._config.strategy.topology.scope), "nonfinite")
+        self._ask(lambda: average_(codes, self._config.strategy.topology.scope), "nonfinite")
 
     @property
     def broken(self) -> Tensor | None:

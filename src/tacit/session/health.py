@@ -80,11 +80,11 @@ class BucketHealth:
         """All that is to be read."""
         return self.nonfinite_flags, self._beside
 
-    def report(self, nonfinite_flags: Tensor, beside: Tensor) -> Report:
+    def report(self, nonfinite_flags: Tensor, beside: Tensor) -> HealthReport:
         """What these numbers mean, on the host."""
         given = beside[MEANS + 1 :].isfinite().logical_not().nonzero().view(-1).tolist()
         over = (nonfinite_flags[len(nonfinite_flags) - self.ranks :] * self.ranks).lt(OVERFLOWN).logical_not()
-        return Report(
+        return HealthReport(
             nonfinite_flags[: self.ranks].isfinite().logical_not().nonzero().view(-1).tolist(),
             nonfinite_flags[self.ranks : len(nonfinite_flags) - self.ranks],
             self._slots[given[0]] if given else None,
@@ -95,7 +95,7 @@ class BucketHealth:
 
 
 @dataclass(frozen=True)
-class Report:
+class HealthReport:
     """What was noted of one bucket, on the host.
 
     Attributes:
@@ -161,11 +161,11 @@ class DeviceReport:
             waited = max(0.0, self._waited.elapsed_time(self._ended) / 1e3)
         return took, min(took, waited)
 
-    def read(self) -> dict[int, Report]:
+    def read(self) -> dict[int, HealthReport]:
         """By bucket, where there is something to report; waits until the device has come so far."""
         if self._ended is not None:
             self._ended.synchronize()
-        found: dict[int, Report] = {}
+        found: dict[int, HealthReport] = {}
         at = 0
         if self.quiet:
             return found

@@ -78,7 +78,7 @@ class Lanes:
 
     def job(
         self,
-        param: str,
+        key: str,
         open: Open[T],
         completed: Callable[[T, int], None],
         failed: Callable[[], None],
@@ -93,7 +93,7 @@ class Lanes:
             self._failure.lane_failed(error)
             failed()
 
-        return Job(param, lambda: counted(open(), place), lambda found: completed(*found), fail)
+        return Job(key, lambda: counted(open(), place), lambda found: completed(*found), fail)
 
     def ask(
         self, asked: Sequence[tuple[Open[T], str]], sent: Callable[[int], None], on_host: bool = False
@@ -113,8 +113,8 @@ class Lanes:
             answers[i] = answer
             over[i].set()
 
-        for i, (open, param) in enumerate(asked):
-            self.submit(self.job(param, open, partial(complete, i), over[i].set), on_host)
+        for i, (open, key) in enumerate(asked):
+            self.submit(self.job(key, open, partial(complete, i), over[i].set), on_host)
         for each in over:
             each.wait()
         self._failure.raise_first()

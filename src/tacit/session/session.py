@@ -180,14 +180,14 @@ class Session:
         """
         return self.drive(self.store.gathered())
 
-    def drive(self, exchange: Generator[Request, Any, T], param: str = "alone") -> T:
+    def drive(self, exchange: Generator[Request, Any, T], key: str = "alone") -> T:
         """Run an exchange to its end in this thread, where nothing else is under way.
 
         Raises:
             RoundError: it failed.
         """
         with self.failure.explaining():
-            return drive(exchange, self.transport, param)
+            return drive(exchange, self.transport, key)
 
     # ---- steps and rounds --------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class Session:
         self.lanes.submit(Job(bucket.name, open, complete, fail, inline))
 
     def submit_beside(
-        self, pending: PendingRound, open: Open[T], param: str, completed: Callable[[T], None]
+        self, pending: PendingRound, open: Open[T], key: str, completed: Callable[[T], None]
     ) -> None:
         """Exchange in this round what is none of its buckets, of which none has been submitted yet.
 
@@ -281,13 +281,13 @@ class Session:
             pending.completed_beside(sent)
             self.pending.end(pending)
 
-        self.lanes.submit(self.lanes.job(param, open, complete, pending.over.set), on_host=True)
+        self.lanes.submit(self.lanes.job(key, open, complete, pending.over.set), on_host=True)
 
     def complete(self, i: int, outcome: Outcome) -> None:
         """Note that bucket `i` is complete; the last one of a round commits it, unless it is skipped."""
         self.pending.complete(i, outcome)
 
-    def ask(self, open: Open[T], param: str, of: Tensor | None = None) -> T:
+    def ask(self, open: Open[T], key: str, of: Tensor | None = None) -> T:
         """The answer to an exchange that is none of a bucket, behind all that was submitted.
 
         `of`: what travels, where it is no message of the host's own.
@@ -297,7 +297,7 @@ class Session:
         """
         on_host = of is None or of.device != self.lanes.device
         with self.pending.waited_for():
-            (found,) = self.lanes.ask([(open, param)], self.stats.sent, on_host)
+            (found,) = self.lanes.ask([(open, key)], self.stats.sent, on_host)
         self.lanes.join()
         return found
 

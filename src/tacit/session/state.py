@@ -21,7 +21,7 @@ Fields = dict[tuple[str, str], StateSlice]
 """(parameter, field) -> what is kept of it."""
 
 
-class Buffers:
+class BucketWorkspace:
     """A bucket's second state buffers and scratch memory, allocated at attach as the dry run asked."""
 
     def __init__(self, bucket: Bucket, state: State, dry_run: DryRun) -> None:
@@ -62,9 +62,9 @@ class StateStore:
             plan.first_state(i, session_context.coordinate, bucket.device)
             for i, bucket in enumerate(self.buckets)
         ]
-        rehearsals = [DryRun() for _ in each]
-        self.costs = [plan.run_dry(i, rehearsals[i]) for i in each]
-        self._buffers = [Buffers(*each) for each in zip(self._pieces, self._states, rehearsals, strict=True)]
+        dry_runs = [DryRun() for _ in each]
+        self.costs = [plan.run_dry(i, dry_runs[i]) for i in each]
+        self._workspaces = [*map(BucketWorkspace, self._pieces, self._states, dry_runs)]
         self.nonfinite_flags = [
             plan.nonfinite_flags(i, bucket.device if session_context.in_stream else "cpu")
             for i, bucket in enumerate(self.buckets)
@@ -82,7 +82,7 @@ class StateStore:
         share = bucket.numel / session_context.numel
         when = {**when, "finite_probe": finite_probe, "share": share}
         ctx = self._plan.context(
-            i, session_context.coordinate, x, self._buffers[i], self.nonfinite_flags[i], **when
+            i, session_context.coordinate, x, self._workspaces[i], self.nonfinite_flags[i], **when
         )
         return session_context.topology.conduct(x, self._pieces[i].compressor, self._states[i], ctx)
 
@@ -93,7 +93,7 @@ class StateStore:
         if phase != self._phases[i]:
             dry_run = DryRun()
             self.costs[i] = self._plan.run_dry(i, dry_run, step=step)
-            self._buffers[i].scratch_anew(bucket.device, dry_run)
+            self._workspaces[i].scratch_anew(bucket.device, dry_run)
             self._phases[i] = phase
 
     @property
@@ -132,8 +132,8 @@ class StateStore:
                 self._keep(i, old, outcome.state, idle)
             self._states[i] = dict(outcome.state)
             for name, tensor in outcome.state.items():
-                if tensor is self._buffers[i].spares.get(name):
-                    self._buffers[i].spares[name] = old[name]
+                if tensor is self._workspaces[i].spares.get(name):
+                    self._workspaces[i].spares[name] = old[name]
 
     def _keep(self, i: int, old: State, new: State, idle: Set[str]) -> None:
         """DDP throws the answer for these away, so that nothing of their state may have changed."""

@@ -25,7 +25,7 @@ from tacit.parameter_server.protocol import FrameKind
 from tacit.parameter_server.service import Sender
 from tacit.session import Session
 from tacit.strategy import Strategy
-from tacit.transports.loopback import Answer, Loopback, Seat
+from tacit.transports.loopback import Answer, Loopback, LoopbackTransport
 
 
 class FreshBuffers:
@@ -40,7 +40,7 @@ class FreshBuffers:
         return torch.empty(tuple(shape), dtype=dtype, device=like.device)
 
 
-class RankWithServer(Seat):
+class RankWithServer(LoopbackTransport):
     """A rank that also has a parameter server."""
 
     def ranks(self, axis: str) -> list[int]:

@@ -37,8 +37,8 @@ class Flat(OnAxis):
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Every request goes to the axis."""
-        talk = reduced(compressor.exchange(x, state, ctx), reduce_flat)
-        return on(self.axis, watched(talk, ctx.nonfinite_flags, ctx.finite_probe))
+        exchange = reduced(compressor.exchange(x, state, ctx), reduce_flat)
+        return on(self.axis, watched(exchange, ctx.nonfinite_flags, ctx.finite_probe))
 
 
 def reduce_flat(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:

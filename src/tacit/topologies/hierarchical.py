@@ -31,7 +31,7 @@ from tacit.contracts import (
     cut_factors,
 )
 from tacit.errors import ConfigError
-from tacit.exchange.combinators import say
+from tacit.exchange.combinators import average_
 from tacit.topologies.auto import Auto
 from tacit.topologies.on_axis import OnAxis
 
@@ -104,7 +104,7 @@ class Hierarchical(Topology):
         return tuple(pairwise(cuts))
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """Three conversations; the middle one is the compressor's."""
+        """Three exchanges; the middle one is the compressor's."""
         if x is not ctx.out:
             ctx.out.copy_(x)
         if ctx.near.peers == 1:
@@ -113,7 +113,7 @@ class Hierarchical(Topology):
         if not ctx.replicated_in_node:
             yield ReduceScatter(ctx.out, spans, NODE, ctx.finite_probe)
         if ctx.nonfinite_flags is not None:
-            yield from say(ctx.nonfinite_flags, NODE)
+            yield from average_(ctx.nonfinite_flags, NODE)
         start, stop = spans[ctx.near.rank]
         mine = ctx.out[start:stop]
         done = Outcome(mine, Exact(mine), state)
@@ -137,7 +137,7 @@ class Hierarchical(Topology):
 
 
 def _pass_on(nonfinite_flags: Tensor | None, spans: Spans) -> Generator[Request, Any, None]:
-    """Ranks that took nothing across have the word of their own node only."""
+    """Ranks that took nothing across have the flags of their own node only."""
     speaks = [stop > start for start, stop in spans]
     if nonfinite_flags is None or all(speaks) or not any(speaks):
         return

@@ -36,9 +36,9 @@ def price(side: OneShotUse) -> float:
     """
     x = torch.randn(ENTRIES, generator=torch.Generator().manual_seed(0))
     ctx = Context(out=torch.empty_like(x), work=_Room(), peers=2, name="price")
-    said = torch.empty_like(x)
-    side.codec.decode_(side.codec.encode(x.clone(), ctx), said)
-    error = float((said - x).square().sum() / x.square().sum())
+    decoded = torch.empty_like(x)
+    side.codec.decode_(side.codec.encode(x.clone(), ctx), decoded)
+    error = float((decoded - x).square().sum() / x.square().sum())
     if side.codec.unbiased and not side.has_feedback:
         return 1 + error
     return 1 / (1 - error) if error < 1 else float("inf")

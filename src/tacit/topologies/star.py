@@ -124,7 +124,7 @@ class Star(Topology):
         checks.flag("by_staleness", self.by_staleness)
         if self.pull is not None:
             checks.compressor("pull", self.pull)
-            _spoken(self.pull)
+            _one_shot(self.pull)
         waits = isinstance(self.consistency, Synchronous)
         if waits and (self.compensation or self.by_staleness):
             raise ConfigError(
@@ -151,7 +151,7 @@ class Star(Topology):
     @property
     def has_feedback(self) -> bool:
         """Whether an answer also says what the ones before it did not."""
-        return self.averages and self.pull is not None and _spoken(self.pull).has_feedback
+        return self.averages and self.pull is not None and _one_shot(self.pull).has_feedback
 
     @property
     def keeps_buckets(self) -> bool:
@@ -189,10 +189,10 @@ class Star(Topology):
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """All requests of a moment travel as one message, which the server answers."""
-        talk = compressor.exchange(x, state, ctx)
+        exchange = compressor.exchange(x, state, ctx)
         if self.averages:
-            return self._averaged(watched(talk, ctx.nonfinite_flags, None), ctx)
-        return self._kept(talk, x, compressor, state, ctx)
+            return self._averaged(watched(exchange, ctx.nonfinite_flags, None), ctx)
+        return self._kept(exchange, x, compressor, state, ctx)
 
     def agree(self, x: Tensor) -> Generator[Request, Any, None] | None:
         """Wait until all workers have pushed what they have, and take what came of it."""
@@ -200,34 +200,35 @@ class Star(Topology):
 
     # ---- the server averages --------------------------------------------------------------------------
 
-    def _averaged(self, talk: Exchange, ctx: Context) -> Exchange:
+    def _averaged(self, exchange: Exchange, ctx: Context) -> Exchange:
         answer: Any = None
         while True:
             try:
-                request = talk.send(answer)
+                request = exchange.send(answer)
             except StopIteration as end:
                 outcome: Outcome = end.value
                 return outcome
-            parts = [self._part(wish, ctx) for wish in leaves(request)]
+            parts = [self._part(each, ctx) for each in leaves(request)]
             pairs = [pair for part in parts for pair in part.pairs]
             pulls = self._pulls([(pair, part.back) for part in parts for pair in part.pairs])
             answers = iter(zip(pulls, (yield _ask(pairs, pulls, ctx)), strict=True))
             answer = as_asked(
-                request, iter([part.hear([next(answers) for _ in part.pairs]) for part in parts])
+                request, iter([part.answer([next(answers) for _ in part.pairs]) for part in parts])
             )
 
-    def _part(self, wish: Request, ctx: Context) -> _Part:
-        if isinstance(wish, ReduceEncoded):
-            payload = encoded(wish)
+    def _part(self, request: Request, ctx: Context) -> _Part:
+        if isinstance(request, ReduceEncoded):
+            payload = encoded(request)
             _add_up(ctx.finite_probe, payload)
-            piece = PayloadSpec(wish.codec, wish.x.numel(), wish.x.dtype)
-            return _Part(wish, ((payload, piece),), wish.codec.of_sums(wish.x.numel(), ctx.peers))
-        if isinstance(wish, AllReduce):
-            _add_up(wish.finite_probe, wish.payload)
-            return _Part(wish, tuple(((x,), PayloadSpec(None, x.numel(), x.dtype)) for x in wish.payload))
+            piece = PayloadSpec(request.codec, request.x.numel(), request.x.dtype)
+            return _Part(request, ((payload, piece),), request.codec.of_sums(request.x.numel(), ctx.peers))
+        if isinstance(request, AllReduce):
+            _add_up(request.finite_probe, request.payload)
+            pairs = (((x,), PayloadSpec(None, x.numel(), x.dtype)) for x in request.payload)
+            return _Part(request, tuple(pairs))
         raise ConfigError(
-            f"a compressor wants a {type(wish).__name__} of its peers, and {self} has none to offer: leave "
-            "the topology out, or use a compressor that speaks once or adds up on the way"
+            f"a compressor wants a {type(request).__name__} of its peers, and {self} has none to offer: "
+            "leave the topology out, or use a compressor that speaks once or adds up on the way"
         )
 
     def _pulls(self, pieces: Sequence[tuple[Pair, OneShot | None]]) -> tuple[PayloadSpec, ...]:
@@ -235,34 +236,34 @@ class Star(Topology):
         pulls = [replace(piece, codec=back) for (_, piece), back in pieces]
         if self.pull is not None:
             main = max(range(len(pulls)), key=lambda i: pulls[i].numel)
-            codec, has_feedback, _ = _spoken(self.pull)
+            codec, has_feedback, _ = _one_shot(self.pull)
             pulls[main] = replace(pulls[main], codec=codec, has_feedback=has_feedback)
         return tuple(pulls)
 
     # ---- the server keeps the parameters --------------------------------------------------------------
 
     def _kept(
-        self, talk: Exchange, x: Tensor, compressor: Compressor, state: State, ctx: Context
+        self, exchange: Exchange, x: Tensor, compressor: Compressor, state: State, ctx: Context
     ) -> Exchange:
         if not x.is_meta and ctx.knows_of_nonfinite:
-            talk.close()
+            exchange.close()
             return Outcome(x, Exact(x), state)  # nothing leaves: the session says what is not finite
-        request = next(talk)
-        wishes = [wish for wish in leaves(request) if isinstance(wish, ReduceEncoded)]
-        spans = [_spans(compressor, wish) for wish in wishes]
+        request = next(exchange)
+        wanted = [each for each in leaves(request) if isinstance(each, ReduceEncoded)]
+        spans = [_spans(compressor, each) for each in wanted]
         pairs = [
-            (encoded(wish), PayloadSpec(wish.codec, wish.x.numel(), x.dtype, spans=mine))
-            for wish, mine in zip(wishes, spans, strict=True)
+            (encoded(each), PayloadSpec(each.codec, each.x.numel(), x.dtype, spans=mine))
+            for each, mine in zip(wanted, spans, strict=True)
         ]
         (answer,) = yield _ask(pairs, (self.back(x),), ctx)
-        sent = [transmitted(wish, payload) for wish, (payload, _) in zip(wishes, pairs, strict=True)]
+        sent = [transmitted(each, payload) for each, (payload, _) in zip(wanted, pairs, strict=True)]
         _read(self.back(x), answer, ctx.out)
-        for wish, mine in zip(wishes, spans, strict=True):
+        for each, mine in zip(wanted, spans, strict=True):
             if mine is not None:
-                torch.cat([ctx.out[a:b] for a, b in mine], out=wish.ctx.out)
-        heard = [(wish.ctx.out, each) for wish, each in zip(wishes, sent, strict=True)]
+                torch.cat([ctx.out[a:b] for a, b in mine], out=each.ctx.out)
+        answers = [(each.ctx.out, given) for each, given in zip(wanted, sent, strict=True)]
         try:
-            talk.send(as_asked(request, iter(heard)))
+            exchange.send(as_asked(request, iter(answers)))
         except StopIteration as end:
             outcome: Outcome = end.value
             return outcome
@@ -270,7 +271,7 @@ class Star(Topology):
 
     def back(self, x: Tensor) -> PayloadSpec:
         """How the parameters `x` of a bucket, or what has become of them, come back."""
-        return PayloadSpec(None if self.pull is None else _spoken(self.pull).codec, x.numel(), x.dtype)
+        return PayloadSpec(None if self.pull is None else _one_shot(self.pull).codec, x.numel(), x.dtype)
 
 
 Pair: TypeAlias = tuple[Payload, PayloadSpec]
@@ -280,18 +281,18 @@ Pair: TypeAlias = tuple[Payload, PayloadSpec]
 class _Part:
     """A request as it travels: payloads, how each is read, and how a mean of them is encoded."""
 
-    wish: ReduceEncoded | AllReduce
+    request: ReduceEncoded | AllReduce
     pairs: tuple[Pair, ...]
     back: OneShot | None = None
 
-    def hear(self, answers: Sequence[tuple[PayloadSpec, Payload]]) -> Any:
+    def answer(self, answers: Sequence[tuple[PayloadSpec, Payload]]) -> Any:
         """The answer to the request, from what has come back."""
-        if isinstance(self.wish, AllReduce):
-            for x, (piece, payload) in zip(self.wish.payload, answers, strict=True):
+        if isinstance(self.request, AllReduce):
+            for x, (piece, payload) in zip(self.request.payload, answers, strict=True):
                 _read(piece, payload, x.view(-1))
-            return self.wish.payload
+            return self.request.payload
         ((piece, payload),) = answers
-        sent, out = transmitted(self.wish, self.pairs[0][0]), self.wish.ctx.out
+        sent, out = transmitted(self.request, self.pairs[0][0]), self.request.ctx.out
         _read(piece, payload, out)
         return out, sent
 
@@ -321,8 +322,8 @@ def _add_up(finite_probe: Tensor | None, payload: Payload) -> None:
             finite_probe.add_(part.sum())  # type: ignore[union-attr]
 
 
-def _spoken(pull: Compressor) -> OneShotUse:
-    """What the server says, and whether it owes the rest.
+def _one_shot(pull: Compressor) -> OneShotUse:
+    """The codec of the server's answers, and whether it keeps the residual.
 
     Raises:
         ConfigError: it is no compressor that speaks once, alone or in `ErrorFeedback`.
@@ -336,6 +337,6 @@ def _spoken(pull: Compressor) -> OneShotUse:
     return one_shot
 
 
-def _spans(compressor: Compressor, wish: ReduceEncoded) -> Spans | None:
+def _spans(compressor: Compressor, request: ReduceEncoded) -> Spans | None:
     """Which entries of the bucket a request is about; None: all of them."""
-    return compressor.places().get(wish.ctx.prefix.partition(".")[0])
+    return compressor.places().get(request.ctx.prefix.partition(".")[0])

@@ -74,13 +74,13 @@ class GlobalTopK(Topology):
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Each `ReduceEncoded` becomes swaps, one after the other."""
-        # The word goes beside the compressor's own requests: so it joins those that become a `AllReduce`.
-        talk = watched(compressor.exchange(x, state, ctx), ctx.nonfinite_flags, None)
-        return on(WORLD, watched(reduced(talk, _reduce), None, ctx.finite_probe))
+        # The flags go beside the compressor's own requests: so they join those that become an `AllReduce`.
+        exchange = watched(compressor.exchange(x, state, ctx), ctx.nonfinite_flags, None)
+        return on(WORLD, watched(reduced(exchange, _reduce), None, ctx.finite_probe))
 
 
 def _codecs(part: object) -> Iterator[OneShot]:
-    """Whatever speaks once, inside all wrappers."""
+    """All one-shot codecs, inside all wrappers."""
     if isinstance(part, OneShot):
         yield part
     elif isinstance(part, tuple):
@@ -136,16 +136,16 @@ def _reduce(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Tra
     k = _entries(request.codec, request.x.numel())
     if k is None:
         return (yield from reduce_flat(request))
-    desk, payload = _Desk(request, k), encoded(request)
-    mine = desk.read(payload, "mine")
-    whole, arrived = yield from _merged(desk, mine, payload, request.ctx.peers)
+    buffers, payload = _MergeBuffers(request, k), encoded(request)
+    mine = buffers.read(payload, "mine")
+    whole, arrived = yield from _merged(buffers, mine, payload, request.ctx.peers)
     out = request.ctx.out.zero_()
     scatter_add_(whole.positions, whole.values, out, 1 / request.ctx.peers)
-    return out, Sparse(*keep_arrived(mine, arrived, desk.room("sent"), request.new_residual))
+    return out, Sparse(*keep_arrived(mine, arrived, buffers.room("sent"), request.new_residual))
 
 
 def _merged(
-    desk: _Desk, mine: Selection, payload: Payload, peers: int
+    buffers: _MergeBuffers, mine: Selection, payload: Payload, peers: int
 ) -> Generator[Request, Any, tuple[Selection, Tensor]]:
     """What all ranks keep in the end, and the positions of it that every merge on this rank's way has kept.
 
@@ -158,20 +158,20 @@ def _merged(
         if theirs is None:  # this rank sits it out
             continue
         merged = merge_largest(
-            whole, desk.read(theirs, "theirs"), desk.k, desk.room(f"merged{round_index % 2}", 2)
+            whole, buffers.read(theirs, "theirs"), buffers.k, buffers.room(f"merged{round_index % 2}", 2)
         )
         before = merged.positions if whole is mine else arrived
-        arrived, places = common_positions(before, merged.positions, *desk.lists)
-        whole, payload = merged, desk.payload(merged)
+        arrived, places = common_positions(before, merged.positions, *buffers.lists)
+        whole, payload = merged, buffers.payload(merged)
     ends = telling(peers)
     if any(end is not None for end in ends):
-        told = yield Permute((*payload, desk.marks(places)), ends)
-        if told is not None:
-            whole, arrived = desk.told(told)
+        result = yield Permute((*payload, buffers.marks(places)), ends)
+        if result is not None:
+            whole, arrived = buffers.result(result)
     return whole, arrived
 
 
-class _Desk:
+class _MergeBuffers:
     """Buffers for the lists of one reduction, and how they travel."""
 
     def __init__(self, request: ReduceEncoded, k: int) -> None:
@@ -203,10 +203,10 @@ class _Desk:
         pack_positions(places, self.k, self.k, bits)
         return bits
 
-    def told(self, told: Payload) -> tuple[Selection, Tensor]:
+    def result(self, payload: Payload) -> tuple[Selection, Tensor]:
         """The result, and which of it was kept all along."""
-        whole = self.read(told, "theirs")
-        places = unpack_positions(told[2], self.k, self.k, self._places("marked", self.k + 1))
+        whole = self.read(payload, "theirs")
+        places = unpack_positions(payload[2], self.k, self.k, self._places("marked", self.k + 1))
         at = self._places("told", self.k)[: places.numel()]
         return whole, at if at.is_meta else torch.index_select(whole.positions, 0, places, out=at)
 

@@ -100,8 +100,8 @@ class TwoPhase(OnAxis):
             return (yield from _in_two_phases(request, side.others, new_residual, ctx))
 
         theirs = {field: tensor for field, tensor in state.items() if field != SECOND}
-        talk = reduced(compressor.exchange(x, theirs, ctx), reduce)
-        done = yield from on(self.axis, watched(talk, ctx.nonfinite_flags, ctx.finite_probe))
+        exchange = reduced(compressor.exchange(x, theirs, ctx), reduce)
+        done = yield from on(self.axis, watched(exchange, ctx.nonfinite_flags, ctx.finite_probe))
         return done._replace(state={**done.state, **new_residual})
 
 

@@ -59,10 +59,10 @@ class ByDevice:
         """As of `contracts.Transport`."""
         return self.device.place(axis)
 
-    def post(self, request: Collective, stage: int, slot: str) -> Posted:
+    def post(self, request: Collective, stage: int, key: str) -> Posted:
         """By the transport that reaches what is sent."""
         chosen = self.host if on_host(_first(request)) else self.device
-        return chosen.post(request, stage, slot)
+        return chosen.post(request, stage, key)
 
     def abort(self, error: BaseException | None = None) -> None:
         """End what is under way on both."""

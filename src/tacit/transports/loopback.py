@@ -123,9 +123,9 @@ class Loopback:
             self.sent[group[i]] += ring_bytes(request, AxisRank(i, len(group)))
             if isinstance(request, AllReduce | ReduceScatter) and request.finite_probe is not None:
                 request.finite_probe.add_(sum(t.sum() for t in _given(request)))
-        deals = [request for request in requests if isinstance(request, AllToAll)]
-        if deals:
-            return {rank: [_copied(deal.payloads[i]) for deal in deals] for i, rank in enumerate(group)}
+        swaps = [request for request in requests if isinstance(request, AllToAll)]
+        if swaps:
+            return {rank: [_copied(each.payloads[i]) for each in swaps] for i, rank in enumerate(group)}
         sends = [request for request in requests if isinstance(request, Permute)]
         if sends:
             return {rank: _sent_to(i, sends) for i, rank in enumerate(group)}
@@ -225,7 +225,7 @@ class Answer:
         return self._given[0]
 
 
-class Seat:
+class LoopbackTransport:
     """One rank's place in a `Loopback`.
 
     One thread drives all ranks' exchanges by `Loopback.run`; or each rank has a thread, and posts.
@@ -252,7 +252,7 @@ class Seat:
         ranks = self.ranks(axis)
         return AxisRank(ranks.index(self._rank), len(ranks))
 
-    def post(self, request: Collective, stage: int, slot: str) -> Posted:
+    def post(self, request: Collective, stage: int, key: str) -> Posted:
         """Meet the request of the other ranks that is in the same turn of the axis and stage."""
         self._turns[request.axis, stage] += 1
         return self._net.post(self._rank, request, (stage, self._turns[request.axis, stage]))

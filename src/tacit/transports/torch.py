@@ -182,7 +182,7 @@ class TorchTransport:
             self._places[axis] = AxisRank(ranks.index(self.parent.rank()), len(ranks))
         return self._places[axis]
 
-    def post(self, request: Collective, stage: int, slot: str) -> Posted:
+    def post(self, request: Collective, stage: int, key: str) -> Posted:
         """Start the collective; see `contracts.Transport`."""
         assert not isinstance(request, PushPull), "a server was asked, and there is none"
         place = self.place(request.axis)
@@ -192,17 +192,17 @@ class TorchTransport:
         group = self._groups[request.axis, 0 if self.in_order else stage]
         match request:
             case AllReduce():
-                return self._all_reduce(request, group, (slot, request.axis, stage))
+                return self._all_reduce(request, group, (key, request.axis, stage))
             case AllGather(payload):
-                return self._all_gather(payload, group, (slot, request.axis, stage))
+                return self._all_gather(payload, group, (key, request.axis, stage))
             case ReduceScatter():
-                return self._reduce_scatter(request, place, group, (slot, request.axis, stage))
+                return self._reduce_scatter(request, place, group, (key, request.axis, stage))
             case AllGatherInto(x, spans):
                 return self._all_gather_into(x, spans, group)
             case AllToAll(payloads):
-                return self._all_to_all(payloads, place, group, (slot, request.axis, stage))
+                return self._all_to_all(payloads, place, group, (key, request.axis, stage))
             case Permute():
-                return self._permute(request, place, group, (slot, request.axis, stage))
+                return self._permute(request, place, group, (key, request.axis, stage))
 
     def _all_reduce(self, request: AllReduce, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
         payload = request.payload

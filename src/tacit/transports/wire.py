@@ -59,9 +59,9 @@ BLOCK = 1 << 18
 
 
 def divide_(flat: Tensor, by: float | Tensor, finite_probe: Tensor | None) -> None:
-    """Divide in place; where `total` (one element) is given, add the sum of the quotients to it.
+    """Divide in place; where `finite_probe` (one element) is given, add the sum of the quotients to it.
 
-    On a device `total` becomes their largest magnitude: that is finite if they are, too, and one launch.
+    On a device it becomes their largest magnitude: that is finite if they are, too, and one launch.
     """
     if finite_probe is None:
         flat.div_(by)

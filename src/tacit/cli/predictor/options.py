@@ -13,7 +13,7 @@ from tacit.files import output
 from tacit.lab.predictor_training import dataset
 from tacit.lab.predictor_training.evaluation import check
 from tacit.lab.predictor_training.layers import Layer
-from tacit.lab.predictor_training.runs import Run, Sampling, plan, recipe_of
+from tacit.lab.predictor_training.runs import Sampling, TrainingRun, plan, recipe_of
 from tacit.lab.predictor_training.synthetic import MadeUp
 from tacit.lab.predictor_training.trials import Trial, predicting
 from tacit.prediction.extrapolation import Exponential, Linear, Stale
@@ -49,7 +49,7 @@ class RecordOptions:
         out: The file to write.
     """
 
-    runs: Sequence[Run]
+    runs: Sequence[TrainingRun]
     sampling: Sampling
     images: Path | None
     out: Path

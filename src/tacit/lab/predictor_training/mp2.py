@@ -12,7 +12,7 @@ from tacit.errors import ConfigError
 from tacit.lab.predictor_training.layers import Layer
 from tacit.lab.predictor_training.trajectories import Motion, motions, reach
 from tacit.prediction import weight_files
-from tacit.prediction.mp2_network import LIMIT, Network, normalised
+from tacit.prediction.mp2_network import LIMIT, MP2Network, normalised
 from tacit.prediction.predictor import Seen
 
 __all__ = ["LOSSES", "train"]
@@ -41,7 +41,7 @@ def train(
     Every layer, large or small, is drawn from equally often. lr falls to zero, as a cosine.
 
     Args:
-        width: channels; see `tacit.prediction.mp2_network.Network`.
+        width: channels; see `tacit.prediction.mp2_network.MP2Network`.
         loss: "l1" or "mse", between delta and the true change in the same units, within +-5.
         share: of the elements that a round sends.
         tell: is told how training goes, a line now and then.
@@ -59,7 +59,7 @@ def train(
         if not found:
             continue
         torch.manual_seed(seed)
-        network = Network(width)
+        network = MP2Network(width)
         error = _Fit(network, found, sent, steps, batch, lr, loss, seed).run()
         tell(f"{kind}: error {error:.3f} in units of an element's usual change")
         weights[kind] = {name: p.detach().clone() for name, p in network.named_parameters()}
@@ -73,7 +73,7 @@ class _Fit:
 
     def __init__(
         self,
-        network: Network,
+        network: MP2Network,
         found: Sequence[Motion],
         share: float,
         steps: int,

@@ -18,7 +18,7 @@ from tacit.lab.recipes import models as networks
 from tacit.lab.recipes.recipe import Recipe
 from tacit.strategy import AnyStrategy
 
-__all__ = ["MADE_UP", "Run", "Sampling", "plan", "recipe_of", "record"]
+__all__ = ["MADE_UP", "Sampling", "TrainingRun", "plan", "recipe_of", "record"]
 
 MADE_UP = "made-up"
 """Beside the recipes of `tacit compare`: a network of choice on made-up images."""
@@ -28,7 +28,7 @@ WITH_FILES = ("cifar10", "mnist")
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """One training.
 
     Attributes:
@@ -102,7 +102,7 @@ def plan(
     seeds: Sequence[int] = (0,),
     hold_model: str | None = None,
     hold_data: str | None = None,
-) -> list[Run]:
+) -> list[TrainingRun]:
     """The runs of a data set: each data set with each network, learning rate and seed.
 
     Held out are one architecture (`hold_model`, on the data sets of images that are learnt from) and one
@@ -120,7 +120,7 @@ def plan(
         )
     learnt = [each for each in data if each != hold_data]
     runs = [
-        Run(each, model, rate, seed)
+        TrainingRun(each, model, rate, seed)
         for each in learnt
         for model in (models if each in OF_IMAGES else [""])
         for rate in rates
@@ -128,7 +128,7 @@ def plan(
     ]
     if not runs:
         raise ConfigError("nothing is left to learn from: record another recipe, or hold none out")
-    first = Run(data="", rate=rates[0], seed=seeds[0])
+    first = TrainingRun(data="", rate=rates[0], seed=seeds[0])
     if hold_model is not None:
         others = [each for each in learnt if each in OF_IMAGES]
         runs += [replace(first, data=each, model=hold_model, split="architecture") for each in others]
@@ -160,7 +160,7 @@ def recipe_of(data: str, model: str = "", path: Path | None = None) -> Recipe:
 
 
 def record(
-    runs: Sequence[Run],
+    runs: Sequence[TrainingRun],
     sampling: Sampling,
     *,
     path: Path | None = None,
@@ -186,7 +186,9 @@ def record(
         yield from _recorded(run, recipe, sampling, tell)
 
 
-def _recorded(run: Run, recipe: Recipe, sampling: Sampling, tell: Callable[[str], None]) -> list[Layer]:
+def _recorded(
+    run: TrainingRun, recipe: Recipe, sampling: Sampling, tell: Callable[[str], None]
+) -> list[Layer]:
     rounds = sampling.length or sampling.rounds
     simulation = Simulation(
         recipe,

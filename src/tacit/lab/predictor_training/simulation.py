@@ -17,7 +17,7 @@ from tacit.prediction.predictor import kind_of
 from tacit.session import Session
 from tacit.session.buckets import exempting, group_names
 from tacit.strategy import AnyStrategy
-from tacit.transports.loopback import Loopback, Seat
+from tacit.transports.loopback import Loopback, LoopbackTransport
 
 __all__ = ["Round", "Simulation"]
 
@@ -85,7 +85,7 @@ class Simulation:
         session = Session(
             level,
             named,
-            Seat(Loopback(1), 0),
+            LoopbackTransport(Loopback(1), 0),
             group_names(named, named, CAP),
             policy=exempting(level.compressor),
             lr=lambda: self.lr,

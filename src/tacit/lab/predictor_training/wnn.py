@@ -14,7 +14,7 @@ from tacit.errors import ConfigError
 from tacit.lab.predictor_training.layers import Layer
 from tacit.lab.predictor_training.trajectories import Motion, elements, motions
 from tacit.prediction import weight_files
-from tacit.prediction.wnn_network import AHEAD, Network, Stream, normalised
+from tacit.prediction.wnn_network import AHEAD, WNNNetwork, WNNStream, normalised
 
 __all__ = ["train"]
 
@@ -80,9 +80,9 @@ def _run(motion: Motion, period: int) -> _Run:
     return _Run(values, motion.starts, motion.counts)
 
 
-def _drawn_small(seed: int) -> Network:
+def _drawn_small(seed: int) -> WNNNetwork:
     torch.manual_seed(seed)
-    network = Network()
+    network = WNNNetwork()
     for layer in _outer(network):
         bound = math.sqrt(3 * SCALE / layer.in_features)
         nn.init.uniform_(layer.weight, -bound, bound)
@@ -90,12 +90,12 @@ def _drawn_small(seed: int) -> Network:
     return network
 
 
-def _outer(network: Network) -> list[nn.Linear]:
-    streams: tuple[Stream, ...] = (network.values, network.steps)
+def _outer(network: WNNNetwork) -> list[nn.Linear]:
+    streams: tuple[WNNStream, ...] = (network.values, network.steps)
     return [layer for stream in streams for layer in (stream.wide, stream.narrow)]
 
 
-def _fit(network: Network, runs: Sequence[_Run], *, steps: int, batch: int, lr: float, seed: int) -> float:
+def _fit(network: WNNNetwork, runs: Sequence[_Run], *, steps: int, batch: int, lr: float, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(network.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -116,7 +116,7 @@ def _fit(network: Network, runs: Sequence[_Run], *, steps: int, batch: int, lr: 
     return float(last)
 
 
-def _penalty(network: Network) -> Tensor:
+def _penalty(network: WNNNetwork) -> Tensor:
     layers = _outer(network)
     weights = torch.stack([layer.weight.abs().sum() for layer in layers]).sum()
     biases = torch.stack([layer.bias.abs().sum() for layer in layers]).sum()

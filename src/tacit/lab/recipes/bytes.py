@@ -71,20 +71,20 @@ class Bytes(Recipe):
             return float(self.loss(outputs, windows[:, 1:])), float(right)
 
 
-class _Data(NamedTuple):
+class _BytesData(NamedTuple):
     train: Tensor
     held_out: Tensor
 
 
 @cache
-def _data() -> _Data:
+def _data() -> _BytesData:
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(library.glob("*.py"))
     if len(files) <= HELD_OUT_EVERY:
         raise ConfigError(f"the recipe 'bytes' reads Python's own source, and {library} holds almost none")
     held_out = files[::HELD_OUT_EVERY]
     train = [path for path in files if path not in held_out]
-    return _Data(_windows(train, TRAIN_BYTES), _windows(held_out, HELD_OUT_BYTES, spread=True))
+    return _BytesData(_windows(train, TRAIN_BYTES), _windows(held_out, HELD_OUT_BYTES, spread=True))
 
 
 def _windows(paths: Iterable[Path], limit: int, *, spread: bool = False) -> Tensor:

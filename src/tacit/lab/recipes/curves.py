@@ -14,7 +14,7 @@ from tacit.hooks.scalars import Measured, ScalarWriter, log_metrics
 __all__ = ["NO_CURVES", "Curves"]
 
 
-class Writer(ScalarWriter, Protocol):
+class CurveWriter(ScalarWriter, Protocol):
     """What draws; `torch.utils.tensorboard.SummaryWriter` is one."""
 
     def close(self) -> None:
@@ -25,7 +25,7 @@ class Writer(ScalarWriter, Protocol):
 class Curves:
     """Tells a writer how training goes; without a writer, nobody. A disk that takes nothing is said once."""
 
-    writer: Writer | None = None
+    writer: CurveWriter | None = None
 
     def batch(self, step: int, loss: Tensor) -> None:
         """The loss of this rank's batch, after its step."""
@@ -44,7 +44,7 @@ class Curves:
         """Write the rest."""
         self._draw(lambda writer: writer.close())
 
-    def _draw(self, point: Callable[[Writer], object]) -> None:
+    def _draw(self, point: Callable[[CurveWriter], object]) -> None:
         if self.writer is not None:
             with spared("curves are not drawn any more"):
                 point(self.writer)

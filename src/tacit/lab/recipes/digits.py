@@ -64,7 +64,7 @@ class Digits(Recipe):
             return float(self.loss(outputs, data.test_targets)), float(right)
 
 
-class _Data(NamedTuple):
+class _DigitsData(NamedTuple):
     train_images: Tensor
     train_targets: Tensor
     test_images: Tensor
@@ -72,7 +72,7 @@ class _Data(NamedTuple):
 
 
 @cache
-def _data() -> _Data:
+def _data() -> _DigitsData:
     table = torch.from_numpy(_table())
     images = table[:, :-1].float().view(-1, 1, 8, 8)
     images = (images - images.mean()) / images.std()
@@ -80,7 +80,7 @@ def _data() -> _Data:
     # The split never moves: a seed must not decide how hard the test is.
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     images, targets = images[order], targets[order]
-    return _Data(images[HELD_OUT:], targets[HELD_OUT:], images[:HELD_OUT], targets[:HELD_OUT])
+    return _DigitsData(images[HELD_OUT:], targets[HELD_OUT:], images[:HELD_OUT], targets[:HELD_OUT])
 
 
 def _table() -> NDArray[np.int64]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from tacit.lab.reports.figures import Chart, Figure, Style, line_at, tint
-from tacit.lab.reports.split import Split
+from tacit.lab.reports.split import TimeSplit
 
 __all__ = ["bars"]
 
 
-def bars(splits: Sequence[Split], paint: Mapping[str, Style], alone: float | None) -> Chart | None:
+def bars(splits: Sequence[TimeSplit], paint: Mapping[str, Style], alone: float | None) -> Chart | None:
     """A bar in two parts for each algorithm, and a line where nothing can be faster; None without any bar."""
     if not splits:
         return None
@@ -37,13 +37,13 @@ def bars(splits: Sequence[Split], paint: Mapping[str, Style], alone: float | Non
     )
 
 
-def _bars_note(splits: Sequence[Split]) -> str:
+def _bars_note(splits: Sequence[TimeSplit]) -> str:
     note = "Solid: computing. Striped: waiting for communication that nothing hid."
     derived = ", ".join(each.algorithm for each in splits if each.derived)
     return f"{note} *{derived} does not report it: total minus compute-only is shown." if derived else note
 
 
-def _bar(splits: Sequence[Split], paint: Mapping[str, Style], *, waiting: bool) -> Figure:
+def _bar(splits: Sequence[TimeSplit], paint: Mapping[str, Style], *, waiting: bool) -> Figure:
     tints = [tint(each.algorithm, paint) for each in splits]
     marker: Figure = {"color": tints, "line": {"color": tints, "width": 1.5}}
     if waiting:
@@ -61,7 +61,7 @@ def _bar(splits: Sequence[Split], paint: Mapping[str, Style], *, waiting: bool) 
     }
 
 
-def _label(each: Split, place: int, paint: Mapping[str, Style]) -> Figure:
+def _label(each: TimeSplit, place: int, paint: Mapping[str, Style]) -> Figure:
     """The bar's name and numbers, above its left end, where there is room on a phone too."""
     share = each.exposed / each.total if each.total else 0.0
     star = "*" if each.derived else ""

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-__all__ = ["Line", "explained"]
+__all__ = ["TableRow", "explained"]
 
 
-class Line(NamedTuple):
+class TableRow(NamedTuple):
     """A row of the table: its name, and a text for each column.
 
     Attributes:
@@ -24,7 +24,7 @@ class Line(NamedTuple):
 
 
 def explained(
-    columns: Mapping[str, str], lines: Iterable[Line], between: str = "", first: str = "algorithm"
+    columns: Mapping[str, str], lines: Iterable[TableRow], between: str = "", first: str = "algorithm"
 ) -> str:
     """The table with a row for each algorithm, or what else is `first`, and what its columns mean.
 
@@ -49,7 +49,7 @@ def explained(
 </dl>"""
 
 
-def _row(line: Line, columns: Sequence[str]) -> str:
+def _row(line: TableRow, columns: Sequence[str]) -> str:
     kind = ' class="bad"' if line.bad else ""
     cells = "".join(
         f'<td data-column="{escape(column)}">{escape(cell)}</td>'

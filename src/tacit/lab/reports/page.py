@@ -9,7 +9,7 @@ from html import escape
 from tacit.errors import ConfigError
 from tacit.lab.records import Record, RunRecord
 from tacit.lab.reports import summary
-from tacit.lab.reports.columns import Line, explained
+from tacit.lab.reports.columns import TableRow, explained
 from tacit.lab.reports.comparison import MEANINGS, UNSHAPED, Comparison, Row, compare
 from tacit.lab.reports.details import details
 from tacit.lab.reports.document import check_installed, document
@@ -90,6 +90,6 @@ def _table(comparison: Comparison) -> str:
 </section>"""
 
 
-def _line(row: Row, style: Style) -> Line:
+def _line(row: Row, style: Style) -> TableRow:
     name, *numbers = cells(row)
-    return Line(name, numbers, mark=swatch(style), bad=row.status != "ok")
+    return TableRow(name, numbers, mark=swatch(style), bad=row.status != "ok")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from tacit.lab.reports.columns import Line, explained
+from tacit.lab.reports.columns import TableRow, explained
 from tacit.lab.reports.document import check_installed, document
 from tacit.lab.reports.figures import Chart, Figure, Style
 from tacit.lab.reports.sections import section, swatch
@@ -211,7 +211,7 @@ def _header(told: Evaluation) -> str:
 
 
 def _results(told: Evaluation) -> str:
-    lines = [Line(row.name, told.cells(row)) for row in told.rows]
+    lines = [TableRow(row.name, told.cells(row)) for row in told.rows]
     return f'<section aria-label="Results">\n{explained(told.columns, lines, first="predictor")}\n</section>'
 
 

@@ -28,7 +28,7 @@ BLOCKING = "They hold while cycling; in the other phases a round follows every s
 PHASES = {0.0: "warm-up", 1.0: "cycling", 2.0: "cool-down"}
 
 
-class _Piece(NamedTuple):
+class _Segment(NamedTuple):
     """A value that was remembered from a step on, until another."""
 
     begun: int
@@ -85,18 +85,18 @@ def _of_one_level(changes: Sequence[Change]) -> list[Change]:
     return [change for change in changes if change.level == most]
 
 
-def _pieces(key: str, changes: Sequence[Change], end: int) -> list[_Piece]:
+def _pieces(key: str, changes: Sequence[Change], end: int) -> list[_Segment]:
     """What one key was, up to step `end`; nothing where it never was there."""
     found: list[tuple[int, float]] = []
     for change in changes:
         value = change.values.get(key)
         if value is not None and not (found and found[-1][1] == value):
             found.append((change.step, value))
-    pieces = [_Piece(a, b, value) for (a, value), (b, _) in pairwise([*found, (end, 0.0)])]
+    pieces = [_Segment(a, b, value) for (a, value), (b, _) in pairwise([*found, (end, 0.0)])]
     return [piece for piece in pieces if piece.begun < piece.ended]
 
 
-def _hidden(key: str, curves: Mapping[str, Sequence[_Piece]]) -> int:
+def _hidden(key: str, curves: Mapping[str, Sequence[_Segment]]) -> int:
     """How many of the curves drawn before are at the same place somewhere."""
     before = [*curves][: [*curves].index(key)]
     return sum(
@@ -114,7 +114,7 @@ def _pen(key: str, tinted: str) -> Figure:
     return {"color": colour or tinted, "width": 2.5, "dash": dash}
 
 
-def _trace(name: str, pieces: Sequence[_Piece], pen: Figure, per_epoch: float, below: float) -> Figure:
+def _trace(name: str, pieces: Sequence[_Segment], pen: Figure, per_epoch: float, below: float) -> Figure:
     corners = [(step, piece) for piece in pieces for step in (piece.begun, piece.ended)]
     return {
         "type": "scatter",
@@ -130,7 +130,7 @@ def _trace(name: str, pieces: Sequence[_Piece], pen: Figure, per_epoch: float, b
     }
 
 
-def _bands(phases: Sequence[_Piece], per_epoch: float) -> Figure:
+def _bands(phases: Sequence[_Segment], per_epoch: float) -> Figure:
     """Every other phase shaded, and their names above."""
     across = {"xref": "x", "yref": "y domain"}
     shapes = [

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tacit.lab.records import EndRecord, Record
-from tacit.lab.reports.columns import Line, explained
+from tacit.lab.reports.columns import TableRow, explained
 
 __all__ = ["servers"]
 
@@ -35,7 +35,7 @@ def servers(records: Iterable[Record]) -> str:
 </section>"""
 
 
-def _line(name: str, told: Mapping[str, Any]) -> Line:
+def _line(name: str, told: Mapping[str, Any]) -> TableRow:
     cells = [
         str(told["server"]),
         f"{told['pushes']:,}",
@@ -45,7 +45,7 @@ def _line(name: str, told: Mapping[str, Any]) -> Line:
         _histogram(told["stale"]),
         str(told["late"]),
     ]
-    return Line(name, cells)
+    return TableRow(name, cells)
 
 
 def _histogram(stale: Mapping[Any, int]) -> str:

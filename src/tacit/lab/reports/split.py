@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from tacit.lab.records import COMPUTE_ONLY, EndRecord, Record
 
-__all__ = ["Split", "split"]
+__all__ = ["TimeSplit", "split"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class TimeSplit:
     """The seconds of one algorithm, in two parts.
 
     Attributes:
@@ -32,7 +32,7 @@ class Split:
         return self.compute + self.exposed
 
 
-def split(records: Sequence[Record]) -> list[Split]:
+def split(records: Sequence[Record]) -> list[TimeSplit]:
     """Split every algorithm that finished; one that neither reports nor can be derived is left out."""
     ends = {record.algorithm: record for record in records if isinstance(record, EndRecord)}
     limit = ends.pop(COMPUTE_ONLY, None)
@@ -40,7 +40,7 @@ def split(records: Sequence[Record]) -> list[Split]:
     return [found for end in ends.values() if (found := _split(end, alone)) is not None]
 
 
-def _split(end: EndRecord, alone: float | None) -> Split | None:
+def _split(end: EndRecord, alone: float | None) -> TimeSplit | None:
     if end.status != "ok" or end.seconds is None:
         return None
     reported = _reported(end)
@@ -48,7 +48,7 @@ def _split(end: EndRecord, alone: float | None) -> Split | None:
         return None
     exposed = end.seconds - (alone or 0) if reported is None else reported
     exposed = min(max(exposed, 0.0), end.seconds)
-    return Split(
+    return TimeSplit(
         algorithm=end.algorithm,
         compute=end.seconds - exposed,
         exposed=exposed,

@@ -37,7 +37,7 @@ _SUMMARY_ENTRY = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: 
 
 
 @dataclass(frozen=True)
-class Report:
+class RankReport:
     """How a rank ended, and when it began to; `frozen`: it had been stopped, and had to be killed."""
 
     rank: int
@@ -84,13 +84,21 @@ class Node:
     ended: float = 0.0
     stopped: bool = False
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
-    heard: dict[int, Report] = field(default_factory=dict)
+    heard: dict[int, RankReport] = field(default_factory=dict)
     well: dict[int, float] = field(default_factory=dict)
     halted: dict[int, float] = field(default_factory=dict)
-    _reports: dict[int, Report] = field(default_factory=dict)
+    _reports: dict[int, RankReport] = field(default_factory=dict)
     _tracebacks: dict[int, str] = field(default_factory=dict)
 
-    def hear(self, message: Mapping[str, Any]) -> Report | None:
+    def end(self, code: int) -> None:
+        """Its launcher has ended just now, with this exit code."""
+        self.code, self.ended = code, time.monotonic()
+
+    def stop(self) -> None:
+        """Note that we end it from now on."""
+        self.stopped = True
+
+    def hear(self, message: Mapping[str, Any]) -> RankReport | None:
         """Take in a piece of a report; the report when it is whole.
 
         What ranks do after we stopped them is no failure, but is heard all the same.
@@ -105,7 +113,7 @@ class Node:
             self._tracebacks[rank] = self._tracebacks.get(rank, "") + message["traceback"]
             return None
         trace, frozen = self._tracebacks.pop(rank, None), bool(message.get("frozen"))
-        report = Report(rank, int(message["code"]), float(message["time"]), trace, frozen)
+        report = RankReport(rank, int(message["code"]), float(message["time"]), trace, frozen)
         self.heard[rank] = report
         if not self.stopped:
             self._reports[rank] = report
@@ -117,7 +125,7 @@ class Node:
         return bool(self.code) and (not self.stopped or bool(self._reports))
 
     @property
-    def cause(self) -> Report | None:
+    def cause(self) -> RankReport | None:
         """The rank that failed first; None when the launcher failed without any."""
         first = min(self._reports.values(), key=lambda report: report.order, default=None)
         if first and not first.lost:
@@ -139,7 +147,7 @@ class Node:
         last = "\n".join(self.last_lines) or None
         return Failure(self.number, None, reason(self.code or 0), last, self.code, self.server)
 
-    def endings(self) -> list[tuple[Report, Ending]]:
+    def endings(self) -> list[tuple[RankReport, Ending]]:
         """How those of its ranks ended of which something was heard."""
         return [
             (report, Ending(rank, self.number, reason(report.code), report.traceback, report.lost))
@@ -203,7 +211,7 @@ def parted(nodes: Sequence[Node]) -> Failure | None:
     )
 
 
-def _accused(rank: int, node: int, found: re.Match[str], report: Report | None) -> Failure | None:
+def _accused(rank: int, node: int, found: re.Match[str], report: RankReport | None) -> Failure | None:
     """What is said of a rank, by what its own end was: None where that says it better."""
     if report is not None and not report.lost:
         return None
@@ -229,8 +237,8 @@ def reason(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def _summarized(lines: Iterable[str], ended: float) -> Report | None:
+def _summarized(lines: Iterable[str], ended: float) -> RankReport | None:
     """What torchrun says at its end of the first failure that it saw."""
     _, title, summary = "\n".join(lines).rpartition(_SUMMARY)
     found = _SUMMARY_ENTRY.search(summary) if title else None
-    return Report(int(found[1]), int(found[2]), ended) if found else None
+    return RankReport(int(found[1]), int(found[2]), ended) if found else None

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, TextIO
 
-from tacit.lab.testbed.failure_attribution import Node, Report
+from tacit.lab.testbed.failure_attribution import Node, RankReport
 from tacit.lab.testbed.rank import BREAKING, MARK
 
 OnLine = Callable[[int, str], None]
@@ -48,7 +48,7 @@ class Output:
         self._on_line = on_line
         self._on_note = on_note
         self._holding = holding
-        self._held: list[_Held] = []
+        self._held: list[_HeldLine] = []
         self._parts: dict[int, str] = {}
         self._of_launcher = False
         self._rest = b""
@@ -101,11 +101,11 @@ class Output:
             self._parts[rank] = line
         elif self._holding:
             patience = PATIENCE if line.startswith("[rank") else _DOUBT
-            self._held.append(_Held(time.monotonic() + patience, rank, line))
+            self._held.append(_HeldLine(time.monotonic() + patience, rank, line))
         else:
             self._emit(line)
 
-    def _release(self, ended: Report) -> None:
+    def _release(self, ended: RankReport) -> None:
         """A rank has ended: what its report holds is not printed, and all else of it is."""
         told = {"", *(ended.traceback or "").split("\n")}
         mine = [each for each in self._held if each.rank == ended.rank]
@@ -133,7 +133,7 @@ class Output:
         return self._of_launcher or bool(_ELASTIC.match(line))
 
 
-class _Held(NamedTuple):
+class _HeldLine(NamedTuple):
     until: float
     rank: int
     line: str

@@ -85,7 +85,7 @@ class Errors:
     def __init__(self, keep: int = 1000) -> None:
         """Nothing has been said."""
         self.kept: deque[tuple[float, str]] = deque(maxlen=keep)
-        self._block = Block()
+        self._detector = TracebackDetector()
 
     def write(self, data: bytes) -> None:
         """Write whole lines."""
@@ -93,7 +93,7 @@ class Errors:
         for line in data.splitlines(keepends=True):
             text = line.decode(errors="replace").rstrip("\r\n")
             self.kept.append((now, text))
-            if self._block.holds(text):
+            if self._detector.holds(text):
                 _write(2, plain)
                 _say_text("line", text)
                 plain = b""
@@ -102,7 +102,7 @@ class Errors:
         _write(2, plain)
 
 
-class Block:
+class TracebackDetector:
     """Tells the lines of tracebacks from others, as they come."""
 
     def __init__(self) -> None:

@@ -9,7 +9,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tacit import files
 from tacit.errors import TestbedError
@@ -40,7 +41,7 @@ TERMINATION = 3.0
 """Seconds between SIGTERM and SIGKILL."""
 
 
-class Run:
+class RunMonitor:
     """One run, from the moment that its launchers are started."""
 
     def __init__(
@@ -85,7 +86,7 @@ class Run:
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
 
-    def outputs(self, number: int) -> tuple[int, int]:
+    def _pipes(self, number: int) -> tuple[int, int]:
         """The ends to write to of the pipes for a node's stdout and stderr; the caller closes them."""
         ends = []
         for stream in (sys.stdout, sys.stderr):
@@ -96,6 +97,15 @@ class Run:
             self._selector.register(read, selectors.EVENT_READ, output)
             ends.append(write)
         return ends[0], ends[1]
+
+    def start(self, message: Mapping[str, Any]) -> None:
+        """Have the supervisor start a node by this message."""
+        ends = self._pipes(message["node"])
+        try:
+            wire.send(self._control, message, ends)
+        finally:
+            for end in ends:
+                os.close(end)
 
     def follow(self) -> Result:
         """Wait for the end of all nodes."""
@@ -134,8 +144,7 @@ class Run:
         if "swept" in message:
             self._swept = True
         else:
-            node = self._nodes[message["ended"]]
-            node.code, node.ended = message["code"], time.monotonic()
+            self._nodes[message["ended"]].end(message["code"])
 
     def _note(self, note: str) -> None:
         """Say what a rank could not write down, once for all ranks."""
@@ -233,7 +242,7 @@ class Run:
 
     def _stop(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
-            node.stopped = True
+            node.stop()
 
     def _sweep(self) -> None:
         self._sweeping = True

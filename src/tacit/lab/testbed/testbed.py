@@ -21,7 +21,7 @@ from tacit.lab.testbed.launch import Serving
 from tacit.lab.testbed.nodes import INTERFACE, hostname
 from tacit.lab.testbed.outputs import OnLine
 from tacit.lab.testbed.results import Result
-from tacit.lab.testbed.running import Run
+from tacit.lab.testbed.running import RunMonitor
 
 _BUILD_SECONDS = 60.0
 _CLOSE_SECONDS = 10.0
@@ -134,7 +134,7 @@ class Testbed:
                 f"together: use a cluster with one rank a node, such as {self.cluster.world_size}x1"
             )
         points = [] if servers is None else launch.server_points(self.cluster, self._runs)
-        run = Run(
+        run = RunMonitor(
             control,
             self.cluster.nodes,
             on_line,
@@ -149,8 +149,8 @@ class Testbed:
             if servers is not None:
                 where = ",".join(f"{host}:{port}" for host, port in points)
                 env = {**env, SERVERS: where, SERVER_SECRET: secrets.token_hex(32)}
-                self._launch_servers(control, run, points, servers, env)
-            self._launch(control, run, argv, env, restarts)
+                self._launch_servers(run, points, servers, env)
+            self._launch(run, argv, env, restarts)
             return run.follow()
         except BaseException:
             self.close()  # cut off in the middle of a message, perhaps, so there is no going on
@@ -159,36 +159,24 @@ class Testbed:
             run.close()
 
     def _launch(
-        self,
-        control: socket.socket,
-        run: Run,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        restarts: int | None,
+        self, run: RunMonitor, argv: Sequence[str], env: Mapping[str, str], restarts: int | None
     ) -> None:
         meet = launch.meeting_point(self.cluster, self._runs)
         self._runs += 1
         for node in range(self.cluster.nodes):
             command = launch.arguments(self.cluster, node, meet, self._scratch, argv, restarts)
             who = {WORKER: str(node), WORKERS: str(self.cluster.nodes)}
-            self._begin(control, run, node, command, {**env, **({} if restarts is None else who)})
+            self._begin(run, node, command, {**env, **({} if restarts is None else who)})
 
     def _launch_servers(
-        self,
-        control: socket.socket,
-        run: Run,
-        points: Sequence[tuple[str, int]],
-        serving: Serving,
-        env: Mapping[str, str],
+        self, run: RunMonitor, points: Sequence[tuple[str, int]], serving: Serving, env: Mapping[str, str]
     ) -> None:
         for number, point in enumerate(points):
             command = launch.server_arguments(self.cluster, number, point, serving)
             path = {**env, "PYTHONPATH": _path()}
-            self._begin(control, run, self.cluster.nodes + number, command, path)
+            self._begin(run, self.cluster.nodes + number, command, path)
 
-    def _begin(
-        self, control: socket.socket, run: Run, node: int, command: Sequence[str], env: Mapping[str, str]
-    ) -> None:
+    def _begin(self, run: RunMonitor, node: int, command: Sequence[str], env: Mapping[str, str]) -> None:
         message = {
             "do": "start",
             "node": node,
@@ -197,12 +185,7 @@ class Testbed:
             "argv": [*command],
             "env": launch.environment(self.cluster, node, env),
         }
-        outputs = run.outputs(node)
-        try:
-            wire.send(control, message, outputs)
-        finally:
-            for end in outputs:
-                os.close(end)
+        run.start(message)
 
     def _start(self) -> None:
         self._control, theirs = socket.socketpair()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tacit.lab.recipes.models.transformer import Block, draw_small
+from tacit.lab.recipes.models.transformer import TransformerBlock, draw_small
 
 __all__ = ["GPT"]
 
@@ -18,7 +18,7 @@ class GPT(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.places = nn.Parameter(torch.empty(length, width))
-        self.blocks = nn.Sequential(*(Block(width, heads, causal=True) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, causal=True) for _ in range(blocks)))
         self.norm = nn.LayerNorm(width)
         draw_small(self)
 

@@ -25,7 +25,7 @@ def resnet8(classes: int = 10, channels: int = 3) -> nn.Module:
     return _resnet(1, classes, channels)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions of 3x3, added to their input."""
 
     def __init__(self, before: int, width: int) -> None:
@@ -59,7 +59,7 @@ def _resnet(blocks: int, classes: int, channels: int) -> nn.Module:
     before = WIDTHS[0]
     for width in WIDTHS:
         for _ in range(blocks):
-            layers.append(Block(before, width))
+            layers.append(ResidualBlock(before, width))
             before = width
     network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
     draw_for_relu(network)

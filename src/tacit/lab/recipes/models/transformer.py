@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-__all__ = ["Block", "draw_small"]
+__all__ = ["TransformerBlock", "draw_small"]
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention, then two fully connected layers; both take it normalized and are added to it."""
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:

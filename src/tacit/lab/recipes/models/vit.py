@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tacit.lab.recipes.models.transformer import Block, draw_small
+from tacit.lab.recipes.models.transformer import TransformerBlock, draw_small
 
 __all__ = ["ViT", "vit"]
 
@@ -32,7 +32,7 @@ class ViT(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(channels, width, PATCH, stride=PATCH)
         self.places = nn.Parameter(torch.empty((SIDE // PATCH) ** 2, width))
-        self.blocks = nn.Sequential(*(Block(width, heads, causal=False) for _ in range(blocks)))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, causal=False) for _ in range(blocks)))
         self.norm = nn.LayerNorm(width)
         self.scores = nn.Linear(width, classes)
         draw_small(self)
