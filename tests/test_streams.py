@@ -280,7 +280,7 @@ class Backward:
         (strategy,) = parse(algorithm).levels
         self.strategy: Strategy = strategy.for_training({"steps_per_epoch": 5.0, "epochs": 4.0})
         self.named = {name: torch.zeros(shape, device=gpu.device) for name, shape in SHAPES.items()}
-        parts = fragments(self.named, self.strategy.rounds.parts)
+        parts = fragments(self.named, self.strategy.parts)
         buckets = [bucket for part in parts for bucket in group_names(part, self.named, 1000)]
         self.session = Session(
             *(self.strategy, self.named, Twin(), buckets),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from tacit import _moved, checks
-from tacit.contracts import Application, Merge, State
+from tacit.contracts import Application, ConsolidatingMerge, LearningRateMerge, Merge, State, UnsentMerge
 from tacit.errors import ConfigError
 
 __all__ = [
@@ -32,6 +32,8 @@ if not TYPE_CHECKING:
 @dataclass(frozen=True)
 class Replace(Merge):
     """The mean takes the place of what was exchanged: the gradient."""
+
+    subject: ClassVar[Literal["gradient"]] = "gradient"
 
     def apply_(
         self,
@@ -72,7 +74,7 @@ class Average(Merge):
 
 
 @dataclass(frozen=True)
-class LocalResidual(Merge):
+class LocalResidual(UnsentMerge):
     """The anchor moves by the mean of what was sent; a replica keeps what it has not said of its own.
 
         then <- then + mean
@@ -83,8 +85,7 @@ class LocalResidual(Merge):
     part of the entries in every round it is SPARTA (Exo Labs 2025).
     """
 
-    sees_local_delta: ClassVar[bool] = True
-    keeps_unsent: ClassVar[bool] = True
+    needs_local_delta: ClassVar[Literal["always"]] = "always"
 
     @property
     def meets(self) -> bool:
@@ -116,6 +117,8 @@ class ServerParams(Merge):
         whole: whether the answer is the server's parameters; else it is how far they are from what this
             worker has.
     """
+
+    subject: ClassVar[Literal["server"]] = "server"
 
     whole: bool = True
 
@@ -163,7 +166,7 @@ class StaleMean(Merge):
         staleness: c, how much a step counts, above 0; the paper's is 2.
     """
 
-    needs_local_delta: ClassVar[bool] = False
+    needs_local_delta: ClassVar[Literal["never"]] = "never"
 
     staleness: float = 2.0
 
@@ -250,7 +253,7 @@ class OuterStep(Merge):
 
 
 @dataclass(frozen=True)
-class SlowMo(Merge):
+class SlowMo(LearningRateMerge):
     """Slow momentum, in units of the gradient (Wang et al., ICLR 2020).
 
         u    <- momentum * u - mean / lr
@@ -263,8 +266,6 @@ class SlowMo(Merge):
         slow_lr: above 0; the paper's alpha.
         momentum: from 0 to below 1; the paper's beta.
     """
-
-    by_rate: ClassVar[bool] = True
 
     slow_lr: float = 1.0
     momentum: float = 0.7
@@ -296,7 +297,7 @@ class SlowMo(Merge):
 
 
 @dataclass(frozen=True)
-class Elastic(Merge):
+class Elastic(ConsolidatingMerge):
     """Replicas and a centre pull at each other (EASGD: Zhang, Choromanska & LeCun, NIPS 2015).
 
         x_r  <- x_r - (beta / P) * (x_r - centre);   centre <- centre + beta * mean_r (x_r - centre)
@@ -308,9 +309,9 @@ class Elastic(Merge):
         beta: above 0, below 2; the paper's P times alpha.
     """
 
-    beta: float = 0.9
+    needs_local_delta: ClassVar[Literal["always"]] = "always"
 
-    sees_local_delta: ClassVar[bool] = True
+    beta: float = 0.9
 
     def __post_init__(self) -> None:
         _check("beta", self.beta, lambda v: 0 < v < 2, "above 0 and below 2, such as 0.9")

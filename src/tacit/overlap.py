@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from tacit.contracts import Overlap
+from tacit.contracts import LateOverlap, Overlap
 from tacit.errors import ConfigError
 
 __all__ = ["Bucketwise", "Delayed"]
@@ -21,7 +20,7 @@ class Bucketwise(Overlap):
 
 
 @dataclass(frozen=True)
-class Delayed(Overlap):
+class Delayed(LateOverlap):
     """The answer of a round is applied `steps` steps late; until then training goes on.
 
     The answer of the round of step t is applied after step t + `steps`, on all ranks alike: training waits
@@ -33,8 +32,6 @@ class Delayed(Overlap):
         steps: how many steps late. More hide longer rounds, and apply older answers.
         warmup_steps: for gradients: answers of so many first steps are applied at once.
     """
-
-    late: ClassVar[bool] = True
 
     steps: int
     warmup_steps: int = 0

@@ -9,13 +9,26 @@ from typing import Any, Literal, TypeAlias
 from tacit import checks
 from tacit.compressors.dense import Dense
 from tacit.compressors.scheduled import Scheduled
-from tacit.contracts import WORLD, Compressor, Merge, Overlap, PhasedRounds, Rounds, ScheduleState, Topology
+from tacit.contracts import (
+    WORLD,
+    Compressor,
+    FollowingRounds,
+    LateOverlap,
+    Merge,
+    Overlap,
+    PeriodicRounds,
+    PhasedRounds,
+    Rounds,
+    ScheduleState,
+    ServerTopology,
+    Topology,
+    UnsentMerge,
+)
 from tacit.errors import ConfigError
 from tacit.merges import Replace, ServerParams
-from tacit.overlap import Bucketwise, Delayed
-from tacit.rounds import Every, EveryStep, NodeRounds, Until
+from tacit.overlap import Bucketwise
+from tacit.rounds import EveryStep
 from tacit.topologies.auto import Auto
-from tacit.topologies.star import Star
 
 Subject = Literal["nothing", "gradient", "delta"]
 Beside = Literal["local", "averaged", "reset"]
@@ -68,7 +81,8 @@ class Strategy:
                     f"such as {_EXAMPLE[name]}"
                 )
         self.topology.check(self.compressor)
-        self.topology.admit(self.subject, self.rounds, self.merge, self.overlap)
+        if self.server is not None:
+            self.server.admit(self.subject, self.rounds, self.merge, self.overlap)
         if self.subject == "gradient":
             self._check_gradient()
         if self.subject == "delta":
@@ -80,7 +94,7 @@ class Strategy:
 
     def _check_beside(self, what: str, given: str, kinds: Any, default: str) -> None:
         checks.word(what, given, typing.get_args(kinds))
-        if isinstance(self.topology, Star) and self.topology.optimizer == "server" and given != default:
+        if self.server is not None and self.server.optimizer == "server" and given != default:
             raise ConfigError(
                 f"{what}={given!r} with optimizer='server' would do nothing, as workers take no steps: the "
                 "server has the momentum, and buffers are averaged by session.sync() and as the session "
@@ -91,7 +105,7 @@ class Strategy:
                 f"{what}={given!r} with subject={self.subject!r} would do nothing: replicas that exchange "
                 f"in every step keep equal. Leave it out, or write subject='delta', merge=Average()"
             )
-        if self.topology.independent and given != default:
+        if self.independent and given != default:
             raise ConfigError(
                 f"{what}={given!r} with topology={self.topology} is not possible, as nobody waits for others "
                 "to average with: leave it out"
@@ -107,30 +121,30 @@ class Strategy:
             )
 
     def _check_gradient(self) -> None:
-        if not isinstance(self.rounds, EveryStep | Until | NodeRounds):
+        if not self.rounds.for_gradients:
             raise ConfigError(
                 f"rounds={self.rounds} with subject='gradient' would lose gradients: "
                 "write subject='delta', merge=Average()"
             )
-        if not isinstance(self.merge, Replace):
+        if self.merge.subject != "gradient":
             raise ConfigError(f"merge={self.merge} cannot apply a gradient: write merge=Replace()")
-        if isinstance(self.overlap, Delayed) and self.overlap.steps != 1:
+        if isinstance(self.overlap, LateOverlap) and self.overlap.steps != 1:
             raise ConfigError(
                 f"overlap={self.overlap} of a gradient: one that is {self.overlap.steps} steps old makes "
                 "training worse, and hides no more than one a step old: write Delayed(1)"
             )
 
     def _check_delta(self) -> None:
-        if isinstance(self.merge, Replace):
+        if self.merge.subject == "gradient":
             raise ConfigError(f"merge={self.merge} cannot apply a delta: write merge=Average()")
-        if isinstance(self.overlap, Delayed) and self.overlap.warmup_steps:
+        if isinstance(self.overlap, LateOverlap) and self.overlap.warmup_steps:
             raise ConfigError(
                 f"warmup_steps={self.overlap.warmup_steps} is for gradients, and subject='delta': "
                 f"write Delayed({self.overlap.steps})"
             )
-        star = self.topology if isinstance(self.topology, Star) and self.topology.independent else None
-        fits = ServerParams(whole=star.pull is None) if star is not None else None
-        if self.merge != fits and (fits is not None or isinstance(self.merge, ServerParams)):
+        server = self.server if self.independent else None
+        fits = ServerParams(whole=server.pull is None) if server is not None else None
+        if self.merge != fits and (fits is not None or self.merge.subject == "server"):
             write = f"merge={fits}" if fits else "merge=Average(), or topology=Star(Asynchronous())"
             raise ConfigError(f"merge={self.merge} does not fit topology={self.topology}: write {write}")
         lag = self.overlap.apply_at(0)
@@ -139,9 +153,9 @@ class Strategy:
                 f"overlap={self.overlap} and rounds={self.rounds} both say when answers are applied: leave "
                 "the overlap out"
             )
-        if self.merge.keeps_unsent:
+        if isinstance(self.merge, UnsentMerge):
             self._check_unsent()
-        if isinstance(self.rounds, Every) and lag > self.rounds.sync_every:
+        if isinstance(self.rounds, PeriodicRounds) and lag > self.rounds.sync_every:
             raise ConfigError(
                 f"overlap={self.overlap} would be applied after the next round of the same parameters has "
                 f"left, with rounds={self.rounds}: write Delayed(steps={self.rounds.sync_every}) at most"
@@ -169,7 +183,22 @@ class Strategy:
     @property
     def late(self) -> bool:
         """Whether rounds are under way while training goes on."""
-        return self.overlap.late or isinstance(self.rounds, PhasedRounds)
+        return isinstance(self.overlap, LateOverlap) or isinstance(self.rounds, PhasedRounds)
+
+    @property
+    def parts(self) -> int:
+        """How many parts the model is cut into, each with rounds of its own."""
+        return self.rounds.fragments if isinstance(self.rounds, PeriodicRounds) else 1
+
+    @property
+    def server(self) -> ServerTopology | None:
+        """The topology, where it goes by way of parameter servers."""
+        return self.topology if isinstance(self.topology, ServerTopology) else None
+
+    @property
+    def independent(self) -> bool:
+        """Whether each replica goes on without the others, so that none of them is asked anything."""
+        return self.server is not None and self.server.independent
 
     @property
     def levels(self) -> tuple[Strategy, ...]:
@@ -209,13 +238,13 @@ class Levels:
                 f"levels of {' and '.join(subjects) or 'nothing'} cannot be joined: the nearest exchanges "
                 "the 'gradient', every farther one the 'delta'"
             )
-        if isinstance(self.levels[0].overlap, Delayed):
+        if isinstance(self.levels[0].overlap, LateOverlap):
             raise ConfigError(
                 f"overlap={self.levels[0].overlap} of the nearest level: inside a node there is little to "
                 "hide, and gradients from before the nodes met would be applied after it: write Bucketwise()"
             )
         for level in self.levels:
-            if isinstance(level.topology, Star):
+            if level.server is not None:
                 raise ConfigError(
                     f"topology={level.topology} cannot be one of several levels: its servers stand outside "
                     "of all nodes. Use it alone, or Flat() here"
@@ -226,7 +255,7 @@ class Levels:
                 "they would drift apart: write Hierarchical() or Flat()"
             )
         near, far = self.levels[0].rounds, self.levels[-1].rounds
-        if isinstance(near, NodeRounds) and near.schedule != far:
+        if isinstance(near, FollowingRounds) and near.schedule != far:
             raise ConfigError(
                 f"rounds={near} of the nearest level go by another schedule than the farthest, {far}: give "
                 "both the same"

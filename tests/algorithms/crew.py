@@ -93,9 +93,7 @@ class Crew:
             name: torch.full((size,), self._start, dtype=self._dtype) for name, size in self._sizes.items()
         }
         buckets = [
-            bucket
-            for part in fragments(named, strategy.rounds.parts)
-            for bucket in group_names(part, named, cap=40)
+            bucket for part in fragments(named, strategy.parts) for bucket in group_names(part, named, cap=40)
         ]
         session = Session(
             strategy,

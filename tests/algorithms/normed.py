@@ -114,7 +114,7 @@ class Normed:
         self._peers, self._strategy = peers, strategy
         self._make, self._memory, self._rates, self._share = make, schedule_state, rates, share
         self.members = [self._member(rank, services) for rank in range(peers)]
-        apart = strategy.topology.independent
+        apart = strategy.independent
         for bucket in self.members[0].session.buckets if apart else ():
             named = Present(self.members[0].module, [param.name for param in bucket.slices])
             x = torch.cat([each.detach().reshape(-1) for each in named.values()])
@@ -123,12 +123,12 @@ class Normed:
     def _member(self, rank: int, services: dict[str, AtServer]) -> Member:
         strategy, module = self._strategy, self._make()
         named = dict(module.named_parameters())
-        apart = strategy.topology.independent
+        apart = strategy.independent
         floats = [name for name, b in module.named_buffers() if b.is_floating_point()]
         tensors = {**named, **(dict(Present(module, floats)) if apart else {})}
         buckets = [
             bucket
-            for part in fragments(tensors, strategy.rounds.parts)
+            for part in fragments(tensors, strategy.parts)
             for group in ([n for n in part if n in named], [n for n in part if n not in named])
             for bucket in group_names(group, tensors, cap=200)
         ]

@@ -88,7 +88,7 @@ def test_a_variance_is_never_below_zero_and_the_model_can_always_be_evaluated(
         module.train()
 
     crew.train(36, look, spread=3 * math.sqrt(variance))
-    apart = WAYS[way].topology.independent
+    apart = WAYS[way].independent
     if not apart:
         crew.sync()
     crew.close()

@@ -18,6 +18,7 @@ from tacit.contracts import (
     Merge,
     OneShot,
     Payload,
+    PeriodicRounds,
     Rounds,
     ScheduleState,
     State,
@@ -204,8 +205,8 @@ class Early(Rounds):
         return Sync(step - 1)
 
 
-class Silent(Rounds):
-    parts = 2  # type: ignore[assignment]
+class Silent(PeriodicRounds):
+    fragments = 2
 
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
         return Sync(step) if part == 0 else None

@@ -17,7 +17,6 @@ from tacit.algorithms.text import alternatives, parameters, split_text, typed
 from tacit.compressors.dense import Dense
 from tacit.errors import ConfigError, unknown
 from tacit.strategy import AnyStrategy, Strategy
-from tacit.topologies import Auto, Flat, Hierarchical, Star, TwoPhase
 
 Family: TypeAlias = Literal[
     "synchronous",
@@ -132,17 +131,7 @@ def collective_of(name: str) -> str:
 def _collective(level: Strategy) -> str:
     if level.subject == "nothing":
         return "DDP's own all-reduce"
-    if isinstance(level.topology, Star):
-        return "push and pull, by parameter servers"
-    if not isinstance(level.topology, Auto | Flat | Hierarchical | TwoPhase):
-        return f"{level.topology}"
-    options = level.topology.options([level.compressor, level.compressor.exempted() or Dense()])
-    if len(options.topologies) > 1:
-        return "all-gather, or where it is worth it by two phases, which compress the mean too"
-    if isinstance(level.topology, TwoPhase):
-        return "two phases, which compress the mean too"
-    one_shot = level.compressor.one_shot(0)
-    return "all-reduce" if one_shot is None or one_shot.codec.additive else "all-gather"
+    return level.topology.collectives([level.compressor, level.compressor.exempted() or Dense()])
 
 
 def parameters_of(name: str) -> list[Parameter]:

@@ -25,6 +25,7 @@ class Cast(OneShot):
     additive: ClassVar[bool] = True
     hides_nonfinite: ClassVar[bool] = False
     inline: ClassVar[bool] = True
+    linear: ClassVar[bool] = True
     entrywise: ClassVar[bool] = True
     scales: ClassVar[bool] = True
     on_device: ClassVar[bool] = True

@@ -23,6 +23,7 @@ class Dense(OneShot):
     additive: ClassVar[bool] = True
     hides_nonfinite: ClassVar[bool] = False
     inline: ClassVar[bool] = True
+    linear: ClassVar[bool] = True
     scales: ClassVar[bool] = True
     entrywise: ClassVar[bool] = True
     on_device: ClassVar[bool] = True

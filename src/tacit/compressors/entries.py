@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
+from tacit.contracts import Context, Decoded, Payload, SparseEntries, Transmitted
 from tacit.kernels.layout import position_bytes
 from tacit.kernels.payloads import expect, expect_parts
 from tacit.kernels.positions import clear_, pack_positions, scatter_add_, unpack_positions
@@ -18,17 +18,13 @@ from tacit.kernels.thread_scratch import thread_scratch
 
 
 @dataclass(frozen=True)
-class Entries(OneShot):
+class Entries(SparseEntries):
     """Send some entries: their positions, in the last tensor of the payload, and what `write` makes of them.
 
     Positions take 4, or about 2.1, 1.1 or n / 8k bytes each, as `kernels.layout` says; n and k decide.
     """
 
     sliceable: ClassVar[bool] = True
-
-    @abstractmethod
-    def most(self, numel: int) -> int:
-        """How many entries may be sent, for which there is room."""
 
     @abstractmethod
     def choose(
@@ -87,10 +83,6 @@ class Entries(OneShot):
         expect_parts(payload[-1:], numel, positions)
         if self.exact:
             expect_parts(payload, numel, ("entries", most, out.dtype), positions)
-
-    def whole_entries(self, numel: int) -> int | None:
-        """Those for which there is room, where they arrive as they are."""
-        return self.most(numel) if self.exact else None
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """Zeros, with those entries."""

@@ -20,6 +20,7 @@ from tacit.contracts import (
     OneShot,
     OneShotUse,
     Outcome,
+    PartitionedCompressor,
     ReduceEncoded,
     ScheduleState,
     Spans,
@@ -216,7 +217,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Partition(Compressor):
+class Partition(PartitionedCompressor):
     """Different compressors for different parameters of one flat tensor; their messages travel together.
 
     The first part works on the whole tensor in place, with zeros where other parts have their spans: the
@@ -260,9 +261,10 @@ class Partition(Compressor):
         others = tuple(sorted(span for part in self.parts for span in part.spans))
         return one_shot and one_shot._replace(others=others)
 
-    def places(self) -> Mapping[str, Spans]:
-        """The spans of each part."""
-        return {f"part{i}": part.spans for i, part in enumerate(self.parts)}
+    def inside(self) -> Mapping[str, tuple[Compressor, Spans | None]]:
+        """The main one, and each part with its spans."""
+        parts = {f"part{i}": (part.compressor, part.spans) for i, part in enumerate(self.parts)}
+        return {"main": (self.main, None), **parts}
 
     def exempts(self, shape: torch.Size) -> bool:
         """The exemption is what this wrapper carries out."""

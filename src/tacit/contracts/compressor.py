@@ -56,6 +56,8 @@ class Compressor(ABC):
     """Whether a NaN or infinity of one rank may fail to reach the others through the payload."""
     inline: ClassVar[bool] = False
     """Whether it costs so little that backward's own thread may do it."""
+    linear: ClassVar[bool] = False
+    """Whether nothing is left out or remembered, so that a sum that holds means may be given to it."""
     scales: ClassVar[bool] = False
     """Whether a multiple of what is given makes the same multiple of what arrives, and nothing is remembered:
     a gradient may then come with the factor of a GradScaler, which keeps it from vanishing in fp16."""
@@ -94,10 +96,6 @@ class Compressor(ABC):
     def one_shot(self, step: int) -> OneShotUse | None:
         """What speaks once of the whole tensor in this step; None: it has a conversation of its own."""
         return None
-
-    def places(self) -> Mapping[str, Spans]:
-        """Where those inside it speak that see some stretches only, by the part of their context."""
-        return {}
 
     def for_model(self, matrices: tuple[Matrix, ...]) -> Compressor:
         """The same compressor, told of all parameters of the model that it is for; most do not care.
@@ -139,6 +137,14 @@ class Compressor(ABC):
         """
 
 
+class PartitionedCompressor(Compressor):
+    """Several compressors, each for stretches of its own."""
+
+    @abstractmethod
+    def inside(self) -> Mapping[str, tuple[Compressor, Spans | None]]:
+        """Each of them and its stretches, by the part of its context; None: all that the others leave."""
+
+
 class OneShot(Compressor):
     """A compressor that speaks once: `encode`, one collective, `decode`."""
 
@@ -168,27 +174,10 @@ class OneShot(Compressor):
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         """What the peers saw of `x`."""
 
-    def whole_entries(self, numel: int) -> int | None:
-        """How many entries a payload of a tensor of `numel` says as they are, where it says nothing else.
-
-        It then is (values, positions as `kernels.positions` packs so many). None: payloads are otherwise.
-        """
-        return None
-
     def of_sums(self, numel: int, peers: int) -> OneShot | None:
         """What says a sum of so many payloads of tensors of `numel` in full, and shorter than densely.
 
         None: nothing does.
-        """
-        return None
-
-    def answer(
-        self, mean: Tensor, schedule_state: State | None, ctx: Context
-    ) -> tuple[Payload, State] | None:
-        """What a server says where it answers with more than a mean, and what it remembers; None: `encode`.
-
-        Args:
-            memory: of the last answer about this bucket; None before the first.
         """
         return None
 
@@ -207,10 +196,6 @@ class OneShot(Compressor):
         Raises:
             PayloadError: says what is there, and what was expected.
         """
-
-    def may_overflow(self, payload: Payload) -> bool | None:
-        """Whether the payload shows that an entry may be infinite; None: look at its floating-point parts."""
-        return None
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
         """Overwrite `out` with the mean of what the peers' payloads say, in rank order."""
@@ -232,6 +217,39 @@ class OneShot(Compressor):
         """Encode, let the topology reduce, and report what was sent."""
         mean, sent = yield ReduceEncoded(self, x, ctx)
         return Outcome(mean, sent, state)
+
+
+class SparseEntries(OneShot):
+    """Says some entries, whose positions are the last tensor of a payload (see `kernels.positions`)."""
+
+    @property
+    @abstractmethod
+    def exact(self) -> bool:
+        """Whether the entries arrive as they are: a payload then is (values, positions)."""
+
+    @abstractmethod
+    def most(self, numel: int) -> int:
+        """How many entries of a tensor of `numel` may be sent, for which there is room."""
+
+
+class OverflowShown(OneShot):
+    """Its payloads have no floating-point parts by which an overflow shows."""
+
+    @abstractmethod
+    def may_overflow(self, payload: Payload) -> bool:
+        """Whether the payload shows that an entry may be infinite."""
+
+
+class ServerAnswer(OneShot):
+    """What a server says where it answers with more than a mean."""
+
+    @abstractmethod
+    def answer(self, mean: Tensor, memory: State | None, ctx: Context) -> tuple[Payload, State]:
+        """The answer, and what the server remembers.
+
+        Args:
+            memory: of the last answer about this bucket; None before the first.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ class Application(NamedTuple):
     lag: int = 0
     """How many steps were taken since the round left."""
     lr: float = 0.0
-    """The learning rate: of these parameters where the merge goes `by_rate`, else the largest of any."""
+    """The learning rate: of these parameters for a `LearningRateMerge`, else the largest of any."""
     parties: int = 1
     """How many have met: the replicas, or where they meet by node, the nodes."""
 
@@ -29,14 +29,10 @@ class Merge(ABC):
     they can have.
     """
 
-    by_rate: ClassVar[bool] = False
-    """Whether it goes by the learning rate, and so is given parameters of one rate at a time."""
-    sees_local_delta: ClassVar[bool] = False
-    """Whether `mine` must be kept, even if the answer comes at once."""
-    needs_local_delta: ClassVar[bool] = True
-    """Whether `mine` must be kept where the answer comes late."""
-    keeps_unsent: ClassVar[bool] = False
-    """Whether `mine` is to be only what of this rank's progress its peers have not seen."""
+    subject: ClassVar[Literal["gradient", "delta", "server"]] = "delta"
+    """What an answer says: a mean of gradients, a mean of deltas, or parameters that servers keep."""
+    needs_local_delta: ClassVar[Literal["always", "late", "never"]] = "late"
+    """For which answers `mine` must be kept: also for those that come at once, for late ones, or for none."""
 
     @property
     def meets(self) -> bool:
@@ -60,15 +56,35 @@ class Merge(ABC):
             now: this rank's parameters; overwritten.
             then: the anchor, equal on all ranks; overwritten by the next one, equal on all ranks too.
             mean: the peers' mean progress, `now - then` as it was when the round left. May be overwritten.
-            mine: this rank's own progress then. None where the answer comes at once and `sees_mine` is false,
-                or where `needs_mine` is.
+            mine: this rank's own progress then. None where the answer comes at once, unless
+                `needs_local_delta` is "always", and where it is "never".
             state: as `init` made it; overwritten.
             at: where and when.
         """
 
-    def consolidate_(self, then: Tensor, mean: Tensor) -> None:
-        """Overwrite the anchor, which every replica then becomes, where they are to agree out of turn.
 
-        At the end, say, or before an evaluation: the mean of the replicas, with no outer step.
-        """
-        then.add_(mean)
+class LearningRateMerge(Merge):
+    """Goes by the learning rate, and so is given parameters of one rate at a time."""
+
+
+class UnsentMerge(Merge):
+    """Is given as `mine` only what of this rank's progress its peers have not seen."""
+
+
+class ConsolidatingMerge(Merge):
+    """Says itself what replicas become where they are to agree out of turn."""
+
+    @abstractmethod
+    def consolidate_(self, anchor: Tensor, mean: Tensor) -> None:
+        """See the function."""
+
+
+def consolidate_(merge: Merge, anchor: Tensor, mean: Tensor) -> None:
+    """Overwrite the anchor, which every replica then becomes, where they are to agree out of turn.
+
+    At the end, say, or before an evaluation: the mean of the replicas, with no outer step.
+    """
+    if isinstance(merge, ConsolidatingMerge):
+        merge.consolidate_(anchor, mean)
+    else:
+        anchor.add_(mean)

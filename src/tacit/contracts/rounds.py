@@ -32,10 +32,15 @@ class Rounds(ABC):
     needs: ClassVar[frozenset[str]] = frozenset()
     """What must be known of the training: "steps_per_epoch", "epochs". It is in the schedule state."""
 
+    for_gradients: ClassVar[bool] = False
+    """Whether gradients may be exchanged by them, as none is lost in steps that no round follows."""
+    every_step: ClassVar[bool] = False
+    """Whether a round follows every step that has to have one for replicas to stay equal."""
+
     @property
-    def parts(self) -> int:
-        """How many parts the model is cut into, each with rounds of its own."""
-        return 1
+    def summary(self) -> str:
+        """When, in a few words."""
+        return f"by {type(self).__name__}"
 
     def start(self, step: int = 0) -> ScheduleState:
         """The schedule state before the step with which it begins."""
@@ -82,15 +87,26 @@ class PhasedRounds(Rounds):
         """How a round after this step goes, whether or not one is due: `session.sync()` makes others too."""
 
 
-class DeferredRounds(Rounds):
-    """Rounds before which another level keeps the replicas equal.
+class PeriodicRounds(Rounds):
+    """Rounds of one period.
 
     Attributes:
-        start_step: the step with which replicas begin to move on their own.
+        sync_every: the period, in steps.
+        fragments: how many parts the model is cut into, each with rounds of its own.
+        start_step: the step with which replicas begin to move on their own: another level keeps them equal
+            before.
     """
 
+    sync_every: int
+    fragments: int
     start_step: int
 
 
 class FollowingRounds(Rounds):
-    """Rounds that go by the schedule state of the farthest level."""
+    """Rounds that go by the schedule state of the farthest level.
+
+    Attributes:
+        schedule: the rounds of that level.
+    """
+
+    schedule: Rounds

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from tacit.contracts.collectives import Request
 from tacit.contracts.common import WORLD, Spans, State
-from tacit.contracts.compressor import Compressor
+from tacit.contracts.compressor import Compressor, PayloadSpec
 from tacit.contracts.context import AxisRank, Context, Exchange
 from tacit.contracts.merge import Merge
 from tacit.contracts.overlap import Overlap
@@ -44,33 +44,13 @@ class Topology(ABC):
         """As of a compressor: whether conducting never needs a value on the host."""
         return False
 
-    @property
-    def independent(self) -> bool:
-        """Whether each replica goes on without the others, so that none of them is asked anything."""
-        return False
+    def summary(self, compressors: Sequence[Compressor]) -> str:
+        """With whom or by which collectives messages with these compressors travel, in a few words."""
+        return type(self).__name__
 
-    @property
-    def keeps_buckets(self) -> bool:
-        """Whether buckets stay as they are cut at first, as somebody else keeps state bucket by bucket."""
-        return False
-
-    def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
-        """Raise a `ConfigError` that says what to write, if it cannot work with these answers; most can."""
-        return
-
-    def agree(self, x: Tensor) -> Generator[Request, Any, None] | None:
-        """What makes all replicas equal after a round out of turn: overwrites `x` by their anchor.
-
-        None: the round has done so.
-        """
-        return None
-
-    def spans(self, edges: Sequence[int] | range, near: AxisRank) -> Spans:
-        """Which stretch of a tensor each rank of the node hands to its compressor; one alone: the whole.
-
-        `edges`: where it may be cut, rising, from 0 to its number of elements.
-        """
-        return ((0, edges[-1]),)
+    def collectives(self, compressors: Sequence[Compressor]) -> str:
+        """By which collectives messages with the first of these travel, before a session has chosen."""
+        return f"{self}"
 
     def options(self, compressors: Iterable[Compressor]) -> Options:
         """What a session with these compressors chooses from."""
@@ -108,3 +88,64 @@ class Topology(ABC):
         The compressor and its state are those of this rank's stretch of `x`. Averages `ctx.word` over the
         scope and adds up `ctx.total`, where they are given.
         """
+
+
+class NodeTopology(Topology):
+    """Combines the tensors of a node first; compressors meet between the nodes."""
+
+    @abstractmethod
+    def spans(self, edges: Sequence[int] | range, near: AxisRank) -> Spans:
+        """Which stretch of a tensor each rank of the node hands to its compressor.
+
+        `edges`: where it may be cut, rising, from 0 to its number of elements.
+        """
+
+
+class ServerTopology(Topology):
+    """By way of parameter servers, which keep state bucket by bucket: buckets stay as they are cut at first.
+
+    Attributes:
+        consistency: when a server answers.
+        pull: compresses what comes back; None: densely.
+        optimizer: whose steps are taken: each worker's own, or the server's.
+        compensation, by_staleness: how a push counts that is stale.
+    """
+
+    consistency: object
+    pull: Compressor | None
+    optimizer: Literal["worker", "server"]
+    compensation: float
+    by_staleness: bool
+
+    @property
+    @abstractmethod
+    def averages(self) -> bool:
+        """Whether a server only averages; else it keeps the parameters."""
+
+    @property
+    def independent(self) -> bool:
+        """Whether each replica goes on without the others, so that none of them is asked anything."""
+        return not self.averages
+
+    @property
+    @abstractmethod
+    def has_feedback(self) -> bool:
+        """Whether an answer also says what the ones before it did not."""
+
+    @abstractmethod
+    def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
+        """Raise a `ConfigError` that says what to write, if it cannot work with these answers."""
+
+    @abstractmethod
+    def agree(self, x: Tensor) -> Generator[Request, Any, None]:
+        """What makes replicas that are independent equal out of turn: overwrites `x` by their anchor."""
+
+    @abstractmethod
+    def back(self, x: Tensor) -> PayloadSpec:
+        """How the parameters `x` of a bucket, or what has become of them, come back."""
+
+
+class ServerOption(Topology):
+    """Leaves its place to parameter servers, where `at_servers` is set and the launcher tells of some."""
+
+    at_servers: bool

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, OneShot, Payload
+from tacit.contracts import Context, OneShot, OverflowShown, Payload
 from tacit.errors import Overflow
 
 EXTREME = 2.0**100
@@ -93,8 +93,7 @@ def check_payload(codec: OneShot, payload: Payload, given: Tensor, ctx: Context)
         for part in parts:
             note_magnitude(part, ctx.health)
         return payload
-    shown = codec.may_overflow(payload)
-    if any(map(extreme, parts)) if shown is None else shown:
+    if codec.may_overflow(payload) if isinstance(codec, OverflowShown) else any(map(extreme, parts)):
         for tensor in (given, *parts):
             refuse_overflow(tensor, ctx)
     return payload

@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from tacit.compressors.cast import Cast
-from tacit.compressors.dense import Dense
 from tacit.errors import AttachError
 from tacit.hooks.ddp import Answer, BucketFuture, after_backward
 from tacit.session import Session
@@ -22,7 +20,7 @@ _log = logging.getLogger("tacit")
 
 def linear(session: Session) -> bool:
     """Whether the sum of two gradients may be exchanged: no compressor leaves out or keeps anything."""
-    return all(isinstance(each, Dense | Cast) for bucket in session.buckets for each in bucket.chosen)
+    return all(each.linear for bucket in session.buckets for each in bucket.chosen)
 
 
 class Accumulating:

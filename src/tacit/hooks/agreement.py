@@ -105,7 +105,7 @@ def _rates(options: AttachOptions) -> str:
 
 def _alone(strategy: AnyStrategy) -> bool:
     """Whether workers do not wait for each other; then each sets its learning rate by its own steps."""
-    return any(level.topology.independent for level in strategy.levels)
+    return any(level.independent for level in strategy.levels)
 
 
 def _buffers(strategy: AnyStrategy, model: DistributedDataParallel) -> Iterator[str]:

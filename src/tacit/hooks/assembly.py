@@ -14,7 +14,6 @@ from tacit.hooks.level import Level
 from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.node_layout import read_nodes, warn_of_one
 from tacit.hooks.options import AttachOptions
-from tacit.rounds import EveryStep, NodeRounds
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.process_groups import gathered
 
@@ -69,7 +68,7 @@ def _goes_by_node(strategy: AnyStrategy) -> bool:
 def replicates_in_node(strategy: AnyStrategy) -> bool:
     """Whether the nearest level gives the ranks of a node the same gradients, in every step that counts."""
     near = strategy.levels[0]
-    return near.topology.scope == NODE and isinstance(near.rounds, EveryStep | NodeRounds)
+    return near.topology.scope == NODE and near.rounds.every_step
 
 
 def fully_named(strategy: AnyStrategy) -> Sequence[Strategy]:

@@ -173,7 +173,7 @@ def _resume(
 ) -> set[str]:
     """Give a level its state; returns the parameters whose residuals now hold the topology's too."""
     session = level.session
-    buckets = _names(level) if session.strategy.topology.keeps_buckets else state["buckets"][i]
+    buckets = _names(level) if session.strategy.server is not None else state["buckets"][i]
     session.rebucket(buckets, carry=False)
     same = repr(session.strategy.rounds) == state["schedules"][i]
     given = {key: session.schedule.state[key] for key in session.strategy.rounds.needs}
@@ -320,7 +320,7 @@ def _check(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtW
                 f"the checkpoint has a round under way, of {state['schedules'][i]}, and attached is "
                 f"{level.session.strategy.rounds}: call session.sync() before you save, or attach the same"
             )
-        kept = level.session.strategy.topology.keeps_buckets
+        kept = level.session.strategy.server is not None
         if kept and json.loads(state["pending_rounds"])[i] and state["buckets"][i] != _names(level):
             raise CheckpointError(
                 "the checkpoint has a round under way, in the buckets of other parameter servers: use as "

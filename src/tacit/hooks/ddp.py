@@ -273,7 +273,7 @@ class GradientHook:
         self._staged.clear()
         self._seen = []
         self._arrived = set()
-        settles = not session.strategy.topology.keeps_buckets
+        settles = session.strategy.server is None
         if settles and session.round >= SETTLED and self.layout is not None:
             session.rebucket(self.layout)
             self.layout = None
@@ -325,7 +325,7 @@ class GradientHook:
         if self.late is not None:
             return self.late.flats[i]
         bucket = self._session.buckets[i]
-        if not self._session.strategy.topology.keeps_buckets and self._copies is None:
+        if self._session.strategy.server is None and self._copies is None:
             return bucket.like(bucket.device)
         if i not in self._flats:
             self._flats[i] = (

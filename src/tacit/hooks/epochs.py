@@ -12,7 +12,6 @@ from torch.utils.hooks import RemovableHandle
 from tacit import checks
 from tacit.contracts import AdaptiveRounds, Rounds, ScheduleState
 from tacit.errors import AttachError
-from tacit.rounds import EveryEpoch, OnPlateau
 from tacit.strategy import AnyStrategy
 from tacit.transports.process_groups import rank_in
 
@@ -53,7 +52,7 @@ def check(strategy: AnyStrategy, schedule_state: ScheduleState) -> None:
         if unsaid:
             by_steps = (
                 f", or give it a number of steps, such as {strategy.name.partition(':')[0]}:sync_every=50"
-                if isinstance(level.rounds, EveryEpoch)
+                if not isinstance(level.rounds, AdaptiveRounds)
                 else ""
             )
             raise AttachError(
@@ -80,7 +79,7 @@ def _check_period(rounds: Rounds, steps: float) -> None:
     period = getattr(rounds, "sync_every", 0)
     if period <= steps:
         return
-    if isinstance(rounds, OnPlateau):
+    if "steps_per_epoch" in rounds.needs:
         raise AttachError(
             f"sync_every={period} is longer than an epoch of {steps:g} steps, at the end of which there is a "
             f"round anyway: write {steps:g} at most"

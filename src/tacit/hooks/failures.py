@@ -43,7 +43,7 @@ class Failures:
     def watch(self) -> None:
         """Start to compare with the other ranks; not where there are none, or none waits for another."""
         group = self._options.group
-        if group.size() == 1 or self._levels[-1].strategy.topology.independent:
+        if group.size() == 1 or self._levels[-1].strategy.independent:
             return
         ranks = ranks_of(group)
         name = "-".join(map(str, ranks))

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from tacit.contracts import WORLD
+from tacit.contracts import WORLD, LateOverlap
 from tacit.errors import AttachError
 from tacit.exchange.combinators import average_, gather
 from tacit.hooks.ddp import Answer, BucketFuture, after_backward
@@ -38,12 +38,12 @@ def at_work(scaler: object, strategy: AnyStrategy) -> GradScaler | None:
     if scaler is None or not scaler.is_enabled():
         return None
     near = strategy.levels[0]
-    if near.topology.independent:
+    if near.independent:
         raise AttachError(
             f"with {strategy.name!r} nobody waits for anybody, and a scaler passes over steps that all have "
             "to know of: train in bfloat16 without a scaler, or attach 'ps'"
         )
-    if near.subject == "gradient" and near.overlap.late:
+    if near.subject == "gradient" and isinstance(near.overlap, LateOverlap):
         raise AttachError(
             f"{strategy.name!r} gives a step the mean of the step before, which may be scaled by another "
             "factor, and whose overflow would be known too late to pass over it: train in bfloat16 without "

@@ -29,7 +29,6 @@ from tacit.parameter_server.transport import StarTransport
 from tacit.session import Session
 from tacit.session.buckets import Policy, fitting, group_names
 from tacit.strategy import Strategy
-from tacit.topologies.star import Star
 from tacit.transports.devices import ByDevice
 from tacit.transports.torch import TorchTransport
 
@@ -85,7 +84,7 @@ class Level:
         self.transport: TorchTransport | ByDevice | StarTransport = peers
         tensors = {**named, **_at_servers(strategy, model)}
         cap = int(model.bucket_bytes_cap)
-        parts = [] if quiet else fragments(tensors, strategy.rounds.parts)
+        parts = [] if quiet else fragments(tensors, strategy.parts)
         buckets = [
             bucket
             for part in parts
@@ -94,8 +93,8 @@ class Level:
         ]
         groups: Groups | None = None
         beside: Beside | None = None
-        if isinstance(strategy.topology, Star):
-            stepped = strategy.topology.optimizer == "server"
+        if strategy.server is not None:
+            stepped = strategy.server.optimizer == "server"
             groups = Groups(optimizers, named) if stepped else None
             still = dict(Present(model.module, buffers.numbers_in(model))) if stepped else {}
             homes = placement.homes(tensors, len(servers)) | homes_of([*still], len(servers))
@@ -137,11 +136,10 @@ class Level:
             )
         if quiet:
             return
-        together = strategy.subject == "delta" and not strategy.topology.independent
+        together = strategy.subject == "delta" and not strategy.independent
         self.session.connect(ReplicaBuffers.stages(self.session) if together else {})
-        if groups is not None and beside is not None:
-            assert isinstance(strategy.topology, Star)
-            self.stepped = ServerStepHook(self.session, tensors, strategy.topology.back, groups, beside)
+        if strategy.server is not None and groups is not None and beside is not None:
+            self.stepped = ServerStepHook(self.session, tensors, strategy.server.back, groups, beside)
             self.fetch()
         elif strategy.subject == "gradient":
             self.gradient = GradientHook(self.session, tensors, self.used)
@@ -166,9 +164,8 @@ class Level:
         hook = self.progress or self.stepped
         if not isinstance(self.transport, StarTransport) or hook is None:
             return
-        servers, star = self.transport.servers, self.strategy.topology
-        assert isinstance(star, Star)
-        if not star.independent:
+        servers, star = self.transport.servers, self.strategy.server
+        if star is None or not star.independent:
             return
         hook.enter(lambda bucket, x: servers.of(bucket).enter(x, f"{bucket}/0", star.back(x)))
         placement.wait_for_all(self.transport.peers)
@@ -221,7 +218,7 @@ class Level:
 
 def _at_servers(strategy: Strategy, model: DistributedDataParallel) -> dict[str, Tensor]:
     """The buffers that servers keep beside the parameters, as workers do not wait for each other."""
-    if strategy.subject != "delta" or not strategy.topology.independent:
+    if strategy.subject != "delta" or not strategy.independent:
         return {}
     return dict(Present(model.module, buffers.numbers_in(model)))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tacit import ranges
-from tacit.contracts import NODE, Application, State, Sync
+from tacit.contracts import NODE, Application, LearningRateMerge, State, Sync, UnsentMerge, consolidate_
 from tacit.exchange.combinators import average_
 from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.fragments import fragments
@@ -87,8 +87,8 @@ class OptimizerHook:
         session, buckets = self._session, self._session.buckets
         merge = session.strategy.merge
         self._late = session.strategy.late
-        keeps = merge.sees_local_delta or (self._late and merge.needs_local_delta)
-        self._unsent = merge.keeps_unsent
+        keeps = merge.needs_local_delta in (("always", "late") if self._late else ("always",))
+        self._unsent = isinstance(merge, UnsentMerge)
         self._anchor = [wide_like(bucket) for bucket in buckets]
         self._replica = Replica(buckets, self._named, self._anchor, stays=merge.meets and not self._late)
         self._flat = [torch.zeros_like(bucket.like(bucket.device)) for bucket in buckets]
@@ -212,7 +212,7 @@ class OptimizerHook:
             if agreed:
                 anchor.copy_(self._flat[i])
             else:
-                self._session.strategy.merge.consolidate_(anchor, self._replica.widened(i, self._flat[i]))
+                consolidate_(self._session.strategy.merge, anchor, self._replica.widened(i, self._flat[i]))
             self._replica.write(i, anchor)
         if self._buffers is not None:
             self._buffers.complete(lag=0)
@@ -330,14 +330,15 @@ class OptimizerHook:
         if mine is not None and new_residual is not None and new_residual is not mine:
             mine.add_(self._replica.widened(i, new_residual))
         mean, anchor = self._replica.widened(i, self._flat[i]), self._anchor[i]
-        for start, stop, lr in _runs(bucket.slices, rates) if merge.by_rate else [(0, bucket.numel, at.lr)]:
-            group_names = slice(start, stop)
+        by_rate = isinstance(merge, LearningRateMerge)
+        for start, stop, lr in _runs(bucket.slices, rates) if by_rate else [(0, bucket.numel, at.lr)]:
+            here = slice(start, stop)
             merge.apply_(
-                params[group_names],
-                anchor[group_names],
-                mean[group_names],
-                None if mine is None else mine[group_names],
-                {field: each[group_names] for field, each in state.items()},
+                params[here],
+                anchor[here],
+                mean[here],
+                None if mine is None else mine[here],
+                {field: each[here] for field, each in state.items()},
                 at._replace(lr=lr),
             )
         for param in bucket.slices:
@@ -389,9 +390,9 @@ def _runs(slices: Sequence[ParamSlice], rates: Mapping[str, float]) -> Iterator[
 
 def _parts(session: Session, named: Mapping[str, Tensor]) -> list[list[int]]:
     """The buckets of each part."""
-    group_names = enumerate(fragments(named, session.strategy.rounds.parts))
-    homes = {name: part for part, names in group_names for name in names}
-    parts: list[list[int]] = [[] for _ in range(session.strategy.rounds.parts)]
+    cut = enumerate(fragments(named, session.strategy.parts))
+    homes = {name: part for part, names in cut for name in names}
+    parts: list[list[int]] = [[] for _ in range(session.strategy.parts)]
     for i, bucket in enumerate(session.buckets):
         parts[homes[bucket.slices[0].name]].append(i)
     return parts

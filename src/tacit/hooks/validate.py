@@ -10,17 +10,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit import checks
-from tacit.contracts import WORLD
+from tacit.contracts import WORLD, LateOverlap, UnsentMerge
 from tacit.errors import AttachError
 from tacit.hooks.attached import session_of
 from tacit.hooks.device_placement import check_backend, device_of
 from tacit.hooks.frozen_check import refuse_sparse, trainable
 from tacit.hooks.options import is_periodic
 from tacit.hooks.uneven_data import refuse_join
-from tacit.overlap import Delayed
-from tacit.rounds import Until
 from tacit.strategy import AnyStrategy
-from tacit.topologies.star import Star
 from tacit.torch_compat import reduces_in_python
 
 MOST_SEED = 2**63 - 1
@@ -48,7 +45,7 @@ def check_weight(strategy: AnyStrategy, weight: float | None) -> None:
         raise AttachError(
             f"weight={weight!r} is for strategies that average replicas, and {strategy.name!r} does not"
         )
-    if any(level.merge.keeps_unsent for level in strategy.levels):
+    if any(isinstance(level.merge, UnsentMerge) for level in strategy.levels):
         raise AttachError(
             f"weight={weight!r} with {strategy.name!r} is not possible, as what a replica keeps of its own "
             "is not weighed: leave it out, or attach localsgd, say"
@@ -89,12 +86,12 @@ def _check_strategy(strategy: AnyStrategy, optimizers: Sequence[Optimizer]) -> N
             f"topology={last.topology} does not reach all replicas, and they would drift apart for good: "
             "write Flat() or Hierarchical(), or join it by Levels with one that does"
         )
-    if last.subject == "gradient" and isinstance(last.rounds, Until):
+    if last.subject == "gradient" and not last.rounds.every_step:
         raise AttachError(
             f"rounds={last.rounds} would leave replicas to drift apart for good afterwards: "
             "join it by Levels with one that exchanges their deltas"
         )
-    if not optimizers and ("delta" in subjects or last.topology.independent):
+    if not optimizers and ("delta" in subjects or last.independent):
         raise AttachError(f"{strategy.name!r} exchanges after optimizer.step: give attach the optimizer")
 
 
@@ -130,12 +127,12 @@ def _check_unused(model: DistributedDataParallel, strategy: AnyStrategy) -> None
     near = strategy.levels[0]
     if not model.find_unused_parameters:
         return
-    if isinstance(near.overlap, Delayed) and near.subject == "gradient":
+    if isinstance(near.overlap, LateOverlap) and near.subject == "gradient":
         why = (
             f"{strategy.name!r} gives a step the mean of the step before, and with "
             "find_unused_parameters=True DDP throws it away for a parameter that no rank uses in this one"
         )
-    elif isinstance(near.topology, Star) and near.topology.has_feedback:
+    elif near.server is not None and near.server.has_feedback:
         why = (
             f"the server of {strategy.name!r} sends with an answer what the answers before did not say, and "
             "with find_unused_parameters=True DDP throws it away for a parameter that no rank uses in a step"

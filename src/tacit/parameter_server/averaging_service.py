@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Payload, PayloadSpec, ReduceEncoded, State, state_dtype
+from tacit.contracts import Payload, PayloadSpec, ReduceEncoded, ServerAnswer, State, state_dtype
 from tacit.errors import PayloadError, PeerLost, TacitError
 from tacit.exchange.error_feedback import encoded
 from tacit.parameter_server.messages import Message
@@ -136,9 +136,8 @@ class AveragingService(Service[AveragingState]):
                 payloads.append((mean,))
                 continue
             ctx = self.work.context(mean, f"{self.name}/{i}", state.number).inside(f"pull{i}")
-            answer = pull.codec.answer(mean, memory.get(i), ctx)
-            if answer is not None:
-                payload, memory[i] = answer
+            if isinstance(pull.codec, ServerAnswer):
+                payload, memory[i] = pull.codec.answer(mean, memory.get(i), ctx)
                 payloads.append(payload)
             elif pull.has_feedback:
                 before, after = new_residual.get(i) or _zeros(mean)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tacit.contracts import Payload, PayloadSpec, Topology
+from tacit.contracts import Payload, PayloadSpec, ServerTopology
 from tacit.parameter_server.protocol import FrameKind, Header
 from tacit.transports.meter import like
 from tacit.transports.wire import nbytes, pack_, unpack
@@ -33,7 +33,7 @@ class RunSpec:
         model: the parameters that this server holds.
     """
 
-    star: Topology
+    star: ServerTopology
     optimizers: tuple[OptimizerSpec, ...]
     model: tuple[ParameterSpec, ...]
 

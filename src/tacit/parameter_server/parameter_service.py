@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tacit.contracts import Payload, PayloadSpec, State, state_dtype
+from tacit.contracts import Payload, PayloadSpec, ServerTopology, State, state_dtype
 from tacit.errors import PayloadError, PeerLost, TacitError
 from tacit.parameter_server.messages import Message
 from tacit.parameter_server.optimizers import ServerOptimizer
@@ -25,7 +25,7 @@ from tacit.parameter_server.service import (
     with_record,
     without_worker,
 )
-from tacit.topologies.star import StaleSynchronous, Star, Synchronous
+from tacit.topologies.star import StaleSynchronous, Synchronous
 
 T = TypeVar("T")
 Asked = tuple[Sender, int]
@@ -83,7 +83,7 @@ class ParameterService(Service[ServiceState]):
     """
 
     workers: int
-    star: Star
+    star: ServerTopology
     back: PayloadSpec
     optimizer: ServerOptimizer | None = None
     name: str = ""

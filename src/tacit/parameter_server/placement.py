@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tacit.contracts import AxisRank
+from tacit.contracts import AxisRank, ServerOption
 from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE, SERVERS, WORKER, WORKERS
 from tacit.errors import AttachError, ConfigError, TacitError
 from tacit.parameter_server import secret as secrets
@@ -20,7 +20,6 @@ from tacit.parameter_server.secret import Secret
 from tacit.parameter_server.transport import ServerGroup, StarTransport
 from tacit.session.buckets import group_names
 from tacit.strategy import AnyStrategy, Strategy
-from tacit.topologies.auto import Auto
 from tacit.topologies.star import Star
 from tacit.transports.meter import like
 from tacit.transports.process_groups import gathered
@@ -51,13 +50,13 @@ def addresses(text: str) -> list[tuple[str, int]]:
 
 def needs_servers(strategy: AnyStrategy) -> bool:
     """Whether a strategy cannot do without parameter servers."""
-    return any(isinstance(level.topology, Star) for level in strategy.levels)
+    return any(level.server is not None for level in strategy.levels)
 
 
 def uses_servers(strategy: AnyStrategy) -> bool:
     """Whether a strategy uses parameter servers where there are some."""
     return needs_servers(strategy) or any(
-        isinstance(level.topology, Auto) and level.topology.at_servers for level in strategy.levels
+        isinstance(level.topology, ServerOption) and level.topology.at_servers for level in strategy.levels
     )
 
 
@@ -153,8 +152,8 @@ def message_cap(
 
 def _largest_share(strategy: Strategy, workers: int) -> float | None:
     """The larger of a push and its reply, as a share of the parameters' bytes; None: not known ahead."""
-    star, one_shot = strategy.topology, strategy.compressor.one_shot(0)
-    if one_shot is None or not isinstance(star, Star):
+    star, one_shot = strategy.server, strategy.compressor.one_shot(0)
+    if one_shot is None or star is None:
         return None
     x = torch.empty(1 << 20, device="meta")
     back = star.back(x)
@@ -212,8 +211,8 @@ def connect(
         (name, tuple(p.shape), str(p.dtype).removeprefix("torch."), optimizer_of.get(name))
         for name, p in tensors.items()
     )
-    star = strategy.topology
-    assert isinstance(star, Star)
+    star = strategy.server
+    assert star is not None
     run = RunSpec(star, tuple(optimizers), model)
     error: TacitError | None = None
     servers = None
@@ -249,7 +248,7 @@ def _me(peers: TorchTransport, strategy: Strategy) -> AxisRank:
             f"{WORKER}={worker!r} and {WORKERS}={workers!r} do not say which worker this is: write its "
             f"number from 0, and how many there are, such as {WORKER}=2 {WORKERS}=4"
         )
-    if place.peers > 1 or not strategy.topology.independent:
+    if place.peers > 1 or not strategy.independent:
         raise AttachError(
             f"{WORKER}={worker} is for a worker that is started alone, of a strategy that goes on without "
             f"others, such as ps-async; this is one of {place.peers} ranks with {strategy.name!r}: unset it"

@@ -108,7 +108,6 @@ class BucketServices:
     def open(self, connection: Connection, number: int, run: RunSpec, here: Iterable[Sender]) -> None:
         """Begin with the bucket of a declared message, if it is new; `here`: the workers that are there."""
         spec, star = connection.declared[number].spec, run.star
-        assert isinstance(star, Star)
         ours = self._numel(spec.key)
         if spec.back is not None and ours not in (None, spec.back.numel):
             error = AttachError(
@@ -202,7 +201,6 @@ def service_for(run: RunSpec, workers: int, spec: MessageSpec) -> Service[Any]:
     far, and nobody waits.
     """
     star = run.star
-    assert isinstance(star, Star)
     if star.averages:
         return AveragingService(workers, spec.key)
     assert spec.back is not None

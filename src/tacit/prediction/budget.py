@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.compressors import ratio
-from tacit.compressors.cast import Cast
+from tacit.compressors.cast import BF16, FP16, Cast
 from tacit.compressors.dense import Dense
 from tacit.compressors.topk import TopK
 from tacit.contracts import (
@@ -109,7 +109,7 @@ class Budgeted(Compressor):
     def __post_init__(self) -> None:
         ratio.check(self.budget, "budget")
         checks.word("subset", self.subset, ("rotating", "random", "layers", "magnitude"))
-        if not isinstance(self.values, Dense | Cast):
+        if self.values not in (Dense(), BF16(), FP16()):
             raise ConfigError(f"values={self.values!r} is not possible: write Dense(), BF16() or FP16()")
         if self.subset == "magnitude" and self.values != Dense():
             raise ConfigError(
@@ -251,7 +251,7 @@ class Budgeted(Compressor):
     @cached_property
     def _room(self) -> int:
         """How many entries travel in the bytes of `turns`, those that are drawn among them."""
-        return min(self._turning, self.turns * (2 if isinstance(self.values, Cast) else 1))
+        return min(self._turning, self.turns * (1 if self.values == Dense() else 2))
 
     @cached_property
     def _turning(self) -> int:

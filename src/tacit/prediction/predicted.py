@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import ClassVar
@@ -175,6 +175,12 @@ class Predicted(Budgeted):
             return found
         sums = [checksum(ctx.out[m.start : m.start + size(m)]) for m in self.matrices]
         return found.copy_(torch.tensor(sums, dtype=torch.float32))
+
+
+def with_predictor(compressor: Compressor, predictor: Predictor, shrink: float) -> Predicted:
+    """The same, with another predictor, whose changes count `shrink` times as much as they say."""
+    assert isinstance(compressor, Predicted)
+    return replace(compressor, predictor=predictor, shrink=shrink)
 
 
 @cache

@@ -227,7 +227,15 @@ class Cycling(AdaptiveRounds, PhasedRounds):
 class NodeRounds(FollowingRounds):
     """When the replicas of a node average their gradients, while `schedule` is at work between the nodes."""
 
+    for_gradients: ClassVar[bool] = True
+    every_step: ClassVar[bool] = True
+
     schedule: Cycling
+
+    @property
+    def summary(self) -> str:
+        """As of the steps that have to have a round."""
+        return "every step"
 
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
         """Where the schedule says that gradients are averaged in the node."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tacit.contracts import DeferredRounds, Rounds, ScheduleState, Sync
+from tacit.contracts import PeriodicRounds, Rounds, ScheduleState, Sync
 from tacit.errors import ConfigError
 from tacit.rounds.bounds import check
 
@@ -13,6 +13,14 @@ from tacit.rounds.bounds import check
 @dataclass(frozen=True)
 class EveryStep(Rounds):
     """After every attempt of the optimizer: synchronous training."""
+
+    for_gradients: ClassVar[bool] = True
+    every_step: ClassVar[bool] = True
+
+    @property
+    def summary(self) -> str:
+        """So it says."""
+        return "every step"
 
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync:
         """Always, and at once."""
@@ -22,6 +30,8 @@ class EveryStep(Rounds):
 @dataclass(frozen=True)
 class Until(Rounds):
     """After every attempt of the first `stop`, and never again: another level then takes over."""
+
+    for_gradients: ClassVar[bool] = True
 
     stop: int
 
@@ -34,7 +44,7 @@ class Until(Rounds):
 
 
 @dataclass(frozen=True)
-class Every(DeferredRounds):
+class Every(PeriodicRounds):
     """After every `sync_every`-th attempt. Larger sends less, and lets replicas drift further apart.
 
     Attributes:
@@ -59,9 +69,10 @@ class Every(DeferredRounds):
             )
 
     @property
-    def parts(self) -> int:
-        """The fragments."""
-        return self.fragments
+    def summary(self) -> str:
+        """The period, and the start if it is not the first step."""
+        start = f" from step {self.start_step}" if self.start_step else ""
+        return f"every {f'{self.sync_every} steps' if self.sync_every > 1 else 'step'}{start}"
 
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
         """After K, 2K, ... steps from the start; of N fragments, part p is earlier by K - (p + 1) K / N."""
@@ -75,6 +86,11 @@ class EveryEpoch(Rounds):
     """Once an epoch, after its last step."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"steps_per_epoch"})
+
+    @property
+    def summary(self) -> str:
+        """So it says."""
+        return "every epoch"
 
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
         """After steps S - 1, 2S - 1, ... (counted from 0), of S steps an epoch."""

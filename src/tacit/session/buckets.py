@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tacit.compressors.dense import Dense
 from tacit.compressors.wrappers import Part, Partition
-from tacit.contracts import Compressor, Matrix, State
+from tacit.contracts import Compressor, Matrix, PartitionedCompressor, Spans, State
 from tacit.errors import AttachError
 
 Policy = Callable[[str, Tensor], Compressor | None]
@@ -246,9 +246,8 @@ def topology_state(
 
     Of the parameters of the bucket's main compressor alone: of others it says nothing.
     """
-    parts = bucket.compressor.parts if isinstance(bucket.compressor, Partition) else ()
-    others = [span for part in parts for span in part.spans]
-    mine = {param.name for param in bucket.slices if not any(a <= param.start < b for a, b in others)}
+    inside = bucket.compressor.inside() if isinstance(bucket.compressor, PartitionedCompressor) else {}
+    mine = {param.name for param in bucket.slices if not _lies_in(param, inside)}
     return {
         (param.name, field): StateSlice(
             tensor[param.start : param.stop], False, param.offset, param.shape.numel()
@@ -260,14 +259,18 @@ def topology_state(
 
 def _owner(bucket: Bucket, field: str) -> tuple[Compressor, list[tuple[ParamSlice, int]], str]:
     """Whose field it is, its parameters and where they begin in its tensor, and its own name."""
-    if not isinstance(bucket.compressor, Partition):
+    if not isinstance(bucket.compressor, PartitionedCompressor):
         return bucket.compressor, [(param, param.start) for param in bucket.slices], field
-    spans = [span for part in bucket.compressor.parts for span in part.spans]
-    owner, _, short = field.partition(".")
-    if owner == "main":
-        rest = [param for param in bucket.slices if not any(a <= param.start < b for a, b in spans)]
-        return bucket.compressor.main, [(param, param.start) for param in rest], short
-    part = bucket.compressor.parts[int(owner.removeprefix("part"))]
-    mine = [param for param in bucket.slices if any(a <= param.start < b for a, b in part.spans)]
+    inside, (part, _, short) = bucket.compressor.inside(), field.partition(".")
+    owner, spans = inside[part]
+    if spans is None:
+        rest = [param for param in bucket.slices if not _lies_in(param, inside)]
+        return owner, [(param, param.start) for param in rest], short
+    mine = [param for param in bucket.slices if _lies_in(param, {part: inside[part]})]
     starts = [sum(s.stop - s.start for s in mine[:i]) for i in range(len(mine))]
-    return part.compressor, list(zip(mine, starts, strict=True)), short
+    return owner, list(zip(mine, starts, strict=True)), short
+
+
+def _lies_in(param: ParamSlice, inside: Mapping[str, tuple[Compressor, Spans | None]]) -> bool:
+    """Whether one of the compressors has the parameter among its stretches."""
+    return any(a <= param.start < b for _, spans in inside.values() for a, b in spans or ())

@@ -41,4 +41,4 @@ class SessionConfig:
     @property
     def independent(self) -> bool:
         """Whether replicas go on without each other."""
-        return self.strategy.topology.independent
+        return self.context.independent

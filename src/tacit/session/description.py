@@ -6,18 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from tacit.contracts import Compressor, Rounds, Topology
-from tacit.overlap import Delayed
+from tacit.contracts import LateOverlap
 from tacit.prediction.predictor import Predictor, kind_of
-from tacit.rounds import Every, EveryEpoch, EveryStep, NodeRounds
 from tacit.session.buckets import Bucket
 from tacit.session.topology_choice import Choice
 from tacit.strategy import Strategy
-from tacit.topologies.flat import Flat
-from tacit.topologies.hierarchical import Hierarchical
-from tacit.topologies.star import Star
-from tacit.topologies.tree import GlobalTopK
-from tacit.topologies.two_phase import TwoPhase, two_sided
 
 __all__ = ["detail", "one_line", "sentence"]
 
@@ -31,9 +24,9 @@ def sentence(strategy: Strategy, buckets: Sequence[Bucket], has_feedback: bool) 
     `has_feedback`: whether what is not sent is kept and added to what is sent next.
     """
     compressors = [each for bucket in buckets for each in bucket.chosen]
-    what = f"parameters {_when(strategy.rounds)} " if strategy.subject == "delta" else ""
-    parts = [f"{what}over {_way(strategy.topology, compressors)}"]
-    if isinstance(strategy.overlap, Delayed):
+    what = f"parameters {strategy.rounds.summary} " if strategy.subject == "delta" else ""
+    parts = [f"{what}over {strategy.topology.summary(compressors)}"]
+    if isinstance(strategy.overlap, LateOverlap):
         parts.append(f"{_count(strategy.overlap.steps, 'step')} late")
     if has_feedback:
         parts.append("error feedback")
@@ -51,33 +44,6 @@ def one_line(name: str, levels: Sequence[str], rest: str) -> str:
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _way(topology: Topology, compressors: Sequence[Compressor]) -> str:
-    if isinstance(topology, Hierarchical):
-        return f"{_way(topology.far, compressors)} between nodes"
-    if isinstance(topology, TwoPhase):
-        return "two phases"
-    if isinstance(topology, GlobalTopK):
-        return "a tree"
-    if isinstance(topology, Star):
-        return "parameter servers"
-    if isinstance(topology, Flat):
-        gathered = any(side is not None for each in compressors for side in two_sided(each))
-        within = " in each node" if topology.axis == "node" else ""
-        return f"{'all-gather' if gathered else 'all-reduce'}{within}"
-    return type(topology).__name__
-
-
-def _when(rounds: Rounds) -> str:
-    if isinstance(rounds, EveryStep | NodeRounds):
-        return "every step"
-    if isinstance(rounds, Every):
-        start = f" from step {rounds.start_step}" if rounds.start_step else ""
-        return f"every {_count(rounds.sync_every, 'step') if rounds.sync_every > 1 else 'step'}{start}"
-    if isinstance(rounds, EveryEpoch):
-        return "every epoch"
-    return f"by {type(rounds).__name__}"
 
 
 def _count(number: int, what: str) -> str:

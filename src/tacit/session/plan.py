@@ -10,7 +10,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.contracts import NODE, AxisRank, Context, Spans, Topology, Transport, Workspace, state_dtype
+from tacit.contracts import (
+    NODE,
+    AxisRank,
+    Context,
+    NodeTopology,
+    ServerTopology,
+    Spans,
+    Topology,
+    Transport,
+    Workspace,
+    state_dtype,
+)
 from tacit.session.buckets import Bucket, Policy, make_buckets
 from tacit.transports.meter import Cost, DryRun, run_dry
 
@@ -59,6 +70,17 @@ class SessionContext:
         """Whether the ranks of a node share out what crosses between nodes."""
         return self.topology.scope != self.topology.meets
 
+    @property
+    def independent(self) -> bool:
+        """Whether replicas go on without each other."""
+        return isinstance(self.topology, ServerTopology) and self.topology.independent
+
+    def spans(self, edges: Sequence[int] | range) -> Spans:
+        """Which stretch of a bucket each rank of the node takes; see `NodeTopology`. One alone: the whole."""
+        if isinstance(self.topology, NodeTopology):
+            return self.topology.spans(edges, self.coordinate.near)
+        return ((0, edges[-1]),)
+
     @cached_property
     def coordinates(self) -> list[Coordinate]:
         """Those of the replicas that agree in a round."""
@@ -103,7 +125,7 @@ class Plan:
         self.spans: list[Spans] = [
             ((0, bucket.numel), *[(bucket.numel, bucket.numel)] * others)
             if all_to_one
-            else session_context.topology.spans(bucket.edges, session_context.coordinate.near)
+            else session_context.spans(bucket.edges)
             for bucket in self.buckets
         ]
 
@@ -142,9 +164,7 @@ class Plan:
         """
         bucket = self.buckets[i]
         carries_flags = (
-            bucket.compressor.hides_nonfinite
-            or self.session_context.topology.independent
-            or self.reports_idle(i)
+            bucket.compressor.hides_nonfinite or self.session_context.independent or self.reports_idle(i)
         )
         return Context(
             out=x,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from tacit.contracts import AdaptiveRounds, DeferredRounds, PhasedRounds, ScheduleState, Sync
+from tacit.contracts import AdaptiveRounds, PeriodicRounds, PhasedRounds, ScheduleState, Sync
 from tacit.session.stats import KEPT
 from tacit.strategy import Strategy
 
@@ -34,7 +34,7 @@ class Schedule:
         if isinstance(rounds, AdaptiveRounds):
             self.observed_metrics = rounds.observed_metrics
         self.leaves_first = isinstance(rounds, PhasedRounds)
-        self._start_step = rounds.start_step if isinstance(rounds, DeferredRounds) else 0
+        self._start_step = rounds.start_step if isinstance(rounds, PeriodicRounds) else 0
         self.set_state({**rounds.start(), **(known or {})}, step=0)
 
     @property
@@ -68,8 +68,7 @@ class Schedule:
         )
 
     def _overlapped(self, sync: Sync) -> Sync:
-        overlap = self._overlap
-        return sync._replace(apply_at=overlap.apply_at(sync.apply_at)) if overlap.late else sync
+        return sync._replace(apply_at=self._overlap.apply_at(sync.apply_at))
 
     def inactive(self, step: int) -> bool:
         """Whether another level still keeps the replicas equal in this step: there is nothing to do."""

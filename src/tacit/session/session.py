@@ -311,16 +311,13 @@ class Session:
         Raises:
             RoundError: it failed, or an earlier exchange did.
         """
-        exchanges = [self.strategy.topology.agree(x) for x in xs]
-        asked = [
-            (_always(exchange), bucket.name)
-            for exchange, bucket in zip(exchanges, self.buckets, strict=True)
-            if exchange is not None
-        ]
-        if asked:
-            with self.pending.waited_for():
-                self.lanes.ask(asked, self.stats.sent)
-        return bool(asked)
+        server = self.strategy.server
+        if server is None or not server.independent or not self.buckets:
+            return False
+        asked = [(_always(server.agree(x)), bucket.name) for x, bucket in zip(xs, self.buckets, strict=True)]
+        with self.pending.waited_for():
+            self.lanes.ask(asked, self.stats.sent)
+        return True
 
     def discard(self) -> None:
         """Forget what is complete of an unfinished round."""

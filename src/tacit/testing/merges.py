@@ -9,6 +9,7 @@ import torch
 from tacit.contracts import (
     Application,
     Merge,
+    consolidate_,
 )
 from tacit.testing.ranks import heavy_tailed, naming
 
@@ -37,7 +38,7 @@ def _check_merge(merge: Merge, dtype: torch.dtype, lag: int, peers: int = 3, num
         mean = torch.stack(deltas).mean(0)
         for rank in range(peers):
             params = anchors[rank] + deltas[rank] + lag * heavy_tailed(numel, dtype, 100 + rank)
-            needed = merge.sees_local_delta or (lag > 0 and merge.needs_local_delta)
+            needed = merge.needs_local_delta in (("always", "late") if lag else ("always",))
             own = deltas[rank].clone() if needed else None
             merge.apply_(params, anchors[rank], mean.clone(), own, states[rank], where)
             assert bool(params.isfinite().all()), "the parameters are not finite"
@@ -47,5 +48,5 @@ def _check_merge(merge: Merge, dtype: torch.dtype, lag: int, peers: int = 3, num
         for name in states[0]:
             assert all(torch.equal(state[name], states[0][name]) for state in states), f"{name} differs"
         for anchor in anchors:
-            merge.consolidate_(anchor, mean.clone())
+            consolidate_(merge, anchor, mean.clone())
         assert all(torch.equal(anchor, anchors[0]) for anchor in anchors), "consolidate_ makes ranks differ"

@@ -77,7 +77,7 @@ class RanksInProcess:
         """Whether each parameter's compressor keeps what it does not send, or sends all of it exactly."""
         chosen = self.sessions[0].buckets[0].chosen
         uses = [each.one_shot(0) for each in chosen]
-        exact = [isinstance(each, Dense) for each in chosen]
+        exact = [each == Dense() for each in chosen]
         owing = [use is not None and use.has_feedback for use in uses]
         return any(owing) and all(a or b for a, b in zip(owing, exact, strict=True))
 

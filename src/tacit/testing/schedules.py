@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from tacit.contracts import AdaptiveRounds, Rounds, ScheduleState
+from tacit.contracts import AdaptiveRounds, PeriodicRounds, Rounds, ScheduleState
 from tacit.testing.ranks import naming
 
 KNOWN = {"steps_per_epoch": 10.0, "epochs": 50.0}
@@ -32,11 +32,12 @@ def check_rounds(rounds: Rounds, *, steps: int = 300, known: Mapping[str, float]
     missing = rounds.needs - known.keys()
     assert not missing, f"{rounds} need {sorted(missing)}: give known="
     state: ScheduleState = {**rounds.start(), **known}
-    counts = [0] * rounds.parts
+    parts = rounds.fragments if isinstance(rounds, PeriodicRounds) else 1
+    counts = [0] * parts
     for step in range(steps):
         with naming(rounds, f"step {step}"):
             again = _numbers(state)
-            for part in range(rounds.parts):
+            for part in range(parts):
                 sync = rounds.at(step, state, part)
                 assert sync == rounds.at(step, state, part), "asked twice, they answer otherwise"
                 assert sync == rounds.at(step, again, part), (

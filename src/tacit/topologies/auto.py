@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from tacit import checks
-from tacit.contracts import Compressor, Context, Exchange, Options, State
+from tacit.contracts import Compressor, Context, Exchange, Options, ServerOption, State
 from tacit.errors import ConfigError
-from tacit.topologies.flat import Flat
+from tacit.topologies.flat import Flat, two_sided
 from tacit.topologies.on_axis import OnAxis
 from tacit.topologies.recompression import price
-from tacit.topologies.two_phase import TwoPhase, two_sided
+from tacit.topologies.two_phase import TwoPhase
 
 
 @dataclass(frozen=True)
-class Auto(OnAxis):
+class Auto(OnAxis, ServerOption):
     """`Flat` or `TwoPhase`; the session decides once, when it is attached.
 
     Decided by the bytes that the busiest rank sends in a round, as a dry run foretells them. Those of
@@ -47,6 +47,12 @@ class Auto(OnAxis):
     def on_device(self) -> bool:
         """As both that it may be, but for servers."""
         return not self.at_servers
+
+    def collectives(self, compressors: Sequence[Compressor]) -> str:
+        """Both ways, where there is a choice."""
+        if len(self.options(compressors).topologies) > 1:
+            return "all-gather, or where it is worth it by two phases, which compress the mean too"
+        return Flat(self.axis).collectives(compressors)
 
     def options(self, compressors: Iterable[Compressor]) -> Options:
         """All-gather first."""

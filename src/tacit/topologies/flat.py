@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from tacit.contracts import (
+    NODE,
     AllGather,
     AllReduce,
     Compressor,
     Context,
     Exchange,
+    OneShotUse,
     ReduceEncoded,
     Request,
     State,
@@ -35,10 +37,31 @@ class Flat(OnAxis):
 
     on_device: ClassVar[bool] = True
 
+    def summary(self, compressors: Sequence[Compressor]) -> str:
+        """An all-gather where a payload does not add up."""
+        gathered = any(side is not None for each in compressors for side in two_sided(each))
+        within = " in each node" if self.axis == NODE else ""
+        return f"{'all-gather' if gathered else 'all-reduce'}{within}"
+
+    def collectives(self, compressors: Sequence[Compressor]) -> str:
+        """As in the first step."""
+        return "all-reduce" if gathered_use(compressors[0], 0) is None else "all-gather"
+
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Every request goes to the axis."""
         exchange = reduced(compressor.exchange(x, state, ctx), reduce_flat)
         return on(self.axis, watched(exchange, ctx.nonfinite_flags, ctx.finite_probe))
+
+
+def two_sided(compressor: Compressor) -> list[OneShotUse | None]:
+    """What the mean can be compressed again by, phase after phase; None: by nothing."""
+    return [gathered_use(compressor, step) for step in (0, *compressor.changes)]
+
+
+def gathered_use(compressor: Compressor, step: int) -> OneShotUse | None:
+    """The same of one step: what speaks once, if its payloads do not add up."""
+    one_shot = compressor.one_shot(step)
+    return None if one_shot is None or one_shot.codec.additive else one_shot
 
 
 def reduce_flat(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:

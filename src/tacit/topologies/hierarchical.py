@@ -15,19 +15,20 @@ from tacit import checks
 from tacit.contracts import (
     NET,
     NODE,
+    WORLD,
     AllGatherInto,
     AxisRank,
     Compressor,
     Context,
     Exact,
     Exchange,
+    NodeTopology,
     Options,
     Outcome,
     ReduceScatter,
     Request,
     Spans,
     State,
-    Topology,
     cut_factors,
 )
 from tacit.errors import ConfigError
@@ -37,7 +38,7 @@ from tacit.topologies.on_axis import OnAxis
 
 
 @dataclass(frozen=True)
-class Hierarchical(Topology):
+class Hierarchical(NodeTopology):
     """By node: reduce-scatter inside, the compressor's exchange between the nodes, all-gather inside.
 
     Of n elements on M nodes of G ranks, a dense exchange moves 2 (M - 1) / M n across each node's link, where
@@ -56,6 +57,7 @@ class Hierarchical(Topology):
     by: Literal["slices", "leaders", "turns"] = "slices"
     far: OnAxis = Auto(NET)
 
+    scope = WORLD
     meets = NET
 
     def __post_init__(self) -> None:
@@ -79,6 +81,14 @@ class Hierarchical(Topology):
                 f"{compressor} keeps a memory, and ranks that take turns would each keep another: write "
                 "by='slices', or a compressor without, such as BF16()"
             )
+
+    def summary(self, compressors: Sequence[Compressor]) -> str:
+        """As the way across."""
+        return f"{self.far.summary(compressors)} between nodes"
+
+    def collectives(self, compressors: Sequence[Compressor]) -> str:
+        """Those of the way across."""
+        return self.far.collectives(compressors)
 
     def options(self, compressors: Iterable[Compressor]) -> Options:
         """Those of the way across."""

@@ -22,15 +22,16 @@ from tacit.contracts import (
     OneShotUse,
     Outcome,
     Overlap,
+    PartitionedCompressor,
     Payload,
     PayloadSpec,
     PushPull,
     ReduceEncoded,
     Request,
     Rounds,
+    ServerTopology,
     Spans,
     State,
-    Topology,
 )
 from tacit.errors import ConfigError
 from tacit.exchange.combinators import as_asked, leaves, watched
@@ -81,7 +82,7 @@ Consistency: TypeAlias = Synchronous | Asynchronous | StaleSynchronous
 
 
 @dataclass(frozen=True)
-class Star(Topology):
+class Star(ServerTopology):
     """Servers outside of the world hold what workers agree on; each worker talks to them alone.
 
     Bytes a worker: what it pushes, and what it pulls; a server carries those of all P workers. Which servers
@@ -144,19 +145,9 @@ class Star(Topology):
         return self.consistency == Synchronous() and self.optimizer == "worker"
 
     @property
-    def independent(self) -> bool:
-        """Where the server keeps the parameters."""
-        return not self.averages
-
-    @property
     def has_feedback(self) -> bool:
         """Whether an answer also says what the ones before it did not."""
         return self.averages and self.pull is not None and _one_shot(self.pull).has_feedback
-
-    @property
-    def keeps_buckets(self) -> bool:
-        """The server keeps state bucket by bucket."""
-        return True
 
     def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
         """Gradients where the server steps, progress where workers do; either where it only averages."""
@@ -177,6 +168,14 @@ class Star(Topology):
                 "server answers: leave it out, or write optimizer='worker'"
             )
 
+    def summary(self, compressors: Sequence[Compressor]) -> str:
+        """So they are called."""
+        return "parameter servers"
+
+    def collectives(self, compressors: Sequence[Compressor]) -> str:
+        """One message there, one back."""
+        return "push and pull, by parameter servers"
+
     def check(self, compressor: Compressor) -> None:
         """Where the server keeps parameters, it must be told at once what there is to add."""
         if not self.averages or self.pull is not None:
@@ -194,9 +193,11 @@ class Star(Topology):
             return self._averaged(watched(exchange, ctx.nonfinite_flags, None), ctx)
         return self._kept(exchange, x, compressor, state, ctx)
 
-    def agree(self, x: Tensor) -> Generator[Request, Any, None] | None:
+    def agree(self, x: Tensor) -> Generator[Request, Any, None]:
         """Wait until all workers have pushed what they have, and take what came of it."""
-        return None if self.averages else _meet(x)
+        pull = PayloadSpec(None, x.numel(), x.dtype)
+        (answer,) = yield PushPull((), (), (pull,), do="meet")
+        _read(pull, answer, x)
 
     # ---- the server averages --------------------------------------------------------------------------
 
@@ -303,12 +304,6 @@ def _ask(pairs: Sequence[Pair], pulls: tuple[PayloadSpec, ...], ctx: Context) ->
     )
 
 
-def _meet(x: Tensor) -> Generator[Request, Any, None]:
-    pull = PayloadSpec(None, x.numel(), x.dtype)
-    (answer,) = yield PushPull((), (), (pull,), do="meet")
-    _read(pull, answer, x)
-
-
 def _read(piece: PayloadSpec, payload: Payload, out: Tensor) -> None:
     if piece.codec is None:
         out.copy_(payload[0].view_as(out))
@@ -339,4 +334,7 @@ def _one_shot(pull: Compressor) -> OneShotUse:
 
 def _spans(compressor: Compressor, request: ReduceEncoded) -> Spans | None:
     """Which entries of the bucket a request is about; None: all of them."""
-    return compressor.places().get(request.ctx.prefix.partition(".")[0])
+    if not isinstance(compressor, PartitionedCompressor):
+        return None
+    _, spans = compressor.inside().get(request.ctx.prefix.partition(".")[0], (None, None))
+    return spans

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ from tacit.contracts import (
     ReduceEncoded,
     Request,
     Sparse,
+    SparseEntries,
     State,
     Topology,
     Transmitted,
@@ -60,6 +61,10 @@ class GlobalTopK(Topology):
     (biases sent dense) goes by an all-reduce.
     """
 
+    def summary(self, compressors: Sequence[Compressor]) -> str:
+        """The shape of its swaps."""
+        return "a tree"
+
     def check(self, compressor: Compressor) -> None:
         """Refuse what it cannot merge, and what has nothing to merge."""
         super().check(compressor)
@@ -93,13 +98,14 @@ def _codecs(part: object) -> Iterator[OneShot]:
 
 def _entries(codec: OneShot, numel: int) -> int | None:
     """How many entries the codec sends; None where its payloads add up."""
-    count = codec.whole_entries(numel)
-    if count is None and not codec.additive:
-        raise ConfigError(
-            f"{codec} does not send entries as they are, so that GlobalTopK cannot add up and choose among "
-            "them: write TopK(ratio=...) with values=Dense(), or topology=Flat()"
-        )
-    return None if codec.additive else count
+    if codec.additive:
+        return None
+    if isinstance(codec, SparseEntries) and codec.exact:
+        return codec.most(numel)
+    raise ConfigError(
+        f"{codec} does not send entries as they are, so that GlobalTopK cannot add up and choose among "
+        "them: write TopK(ratio=...) with values=Dense(), or topology=Flat()"
+    )
 
 
 # ---- who meets whom -----------------------------------------------------------------------------------

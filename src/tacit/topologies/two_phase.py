@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -17,7 +17,6 @@ from tacit.contracts import (
     Context,
     Exchange,
     OneShot,
-    OneShotUse,
     ReduceEncoded,
     Request,
     Spans,
@@ -28,7 +27,7 @@ from tacit.contracts import (
 from tacit.errors import ConfigError
 from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded
-from tacit.topologies.flat import reduce_flat
+from tacit.topologies.flat import gathered_use, reduce_flat, two_sided
 from tacit.topologies.on_axis import OnAxis
 
 SECOND = "topology.second"
@@ -61,6 +60,14 @@ class TwoPhase(OnAxis):
 
     on_device: ClassVar[bool] = True
 
+    def summary(self, compressors: Sequence[Compressor]) -> str:
+        """As its name says."""
+        return "two phases"
+
+    def collectives(self, compressors: Sequence[Compressor]) -> str:
+        """As they are unlike a collective of that name."""
+        return "two phases, which compress the mean too"
+
     def check(self, compressor: Compressor) -> None:
         """Refuse what `OnAxis` refuses, and codecs that are not sliceable."""
         super().check(compressor)
@@ -91,7 +98,7 @@ class TwoPhase(OnAxis):
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Two messages for the one codec that speaks of the whole tensor."""
-        side = _two_sided(compressor, ctx.step) if _shares(x.numel(), ctx.peers) else None
+        side = gathered_use(compressor, ctx.step) if _shares(x.numel(), ctx.peers) else None
         new_residual = {field: tensor for field, tensor in state.items() if field == SECOND}
 
         def reduce(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
@@ -118,16 +125,6 @@ def refuse_unsliceable(compressor: Compressor) -> None:
                 "topology=Flat(); or, if any slice of a tensor may be encoded by itself, write sliceable = "
                 f"True in {type(side.codec).__name__}"
             )
-
-
-def two_sided(compressor: Compressor) -> list[OneShotUse | None]:
-    """What the mean can be compressed again by, phase after phase; None: by nothing."""
-    return [_two_sided(compressor, step) for step in (0, *compressor.changes)]
-
-
-def _two_sided(compressor: Compressor, step: int) -> OneShotUse | None:
-    one_shot = compressor.one_shot(step)
-    return None if one_shot is None or one_shot.codec.additive else one_shot
 
 
 def _in_two_phases(

@@ -195,7 +195,7 @@ def _restarts(
         return None
     parsing.whole("--restarts", count, least=0)
     name = DEFAULT if strategy is None else strategy.name
-    if strategy is None or not all(level.topology.independent for level in strategy.levels):
+    if strategy is None or not all(level.independent for level in strategy.levels):
         raise ConfigError(
             f"--restarts {count} is for workers that go on without each other, and those of {name} do not: "
             "write --algorithm ps-async, say, or leave it out"

@@ -29,7 +29,7 @@ from tacit.lab.predictor_training.layers import Layer, Recorder
 from tacit.lab.predictor_training.simulation import Round, Simulation, kinds
 from tacit.lab.predictor_training.trajectories import Motion, Windows, motions, period_of, roll_out
 from tacit.lab.recipes.recipe import Recipe
-from tacit.prediction.predicted import Predicted
+from tacit.prediction.predicted import Predicted, with_predictor
 from tacit.prediction.predictor import PIECE, Predictor, in_a_row
 from tacit.strategy import Strategy
 
@@ -107,8 +107,7 @@ def predicting(
     strategy = mp2(
         budget=share / sync_every, predictor="stale", sync_every=sync_every, horizon=max(1000, steps)
     )
-    assert isinstance(strategy.compressor, Predicted)
-    return replace(strategy, compressor=replace(strategy.compressor, predictor=predictor, shrink=gain))
+    return replace(strategy, compressor=with_predictor(strategy.compressor, predictor, gain))
 
 
 # ---- one step ahead -----------------------------------------------------------------------------------
