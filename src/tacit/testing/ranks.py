@@ -86,7 +86,7 @@ class RanksInProcess:
         """The relative error that averaging on the way may make, in the type that travels."""
         uses = [each.one_shot(0) for each in self.sessions[0].buckets[0].chosen]
         adds = [use.codec for use in uses if use is not None and use.codec.additive]
-        return 1e-4 if all(isinstance(codec, Dense) for codec in adds) else 1e-2
+        return 1e-4 if all(codec == Dense() for codec in adds) else 1e-2
 
     def tensors(self, seed: int) -> list[Tensor]:
         """One gradient a rank."""
