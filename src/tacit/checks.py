@@ -1,4 +1,4 @@
-"""What was given as a parameter is refused unless it is of its type and in its range, by one sentence."""
+"""Checks of parameters: a wrong type or value raises a `ConfigError` that says what to write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tacit.errors import ConfigError, unknown
 
 
 def whole(name: str, given: object, least: int, most: int | None, write: str) -> None:
-    """Refuse what is not a whole number from `least` to `most`; None: no end. `write`: the hint.
+    """Check that `given` is a whole number from `least` to `most` (None: no limit). `write`: the hint.
 
     Raises:
         ConfigError: names the parameter, what was given, and the range.
@@ -31,7 +31,7 @@ def real(
     below: float = math.inf,
     most: float = math.inf,
 ) -> None:
-    """Refuse what is not a finite number within the bounds, such as NaN, or True. `write`: the hint.
+    """Check that `given` is a finite number within the bounds, and not a bool. `write`: the hint.
 
     Raises:
         ConfigError: names the parameter, what was given, and the range.
@@ -42,7 +42,7 @@ def real(
 
 
 def is_real(given: object) -> bool:
-    """Whether it is an int or a float that is finite."""
+    """Whether it is a finite int or float."""
     return isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
 
 
@@ -57,7 +57,7 @@ def _range(above: float, least: float, below: float, most: float) -> str:
 
 
 def flag(name: str, given: object) -> None:
-    """Refuse what is neither True nor False.
+    """Check that `given` is True or False.
 
     Raises:
         ConfigError: names the parameter and what was given.
@@ -67,19 +67,19 @@ def flag(name: str, given: object) -> None:
 
 
 def word(name: str, given: object, known: Sequence[str]) -> None:
-    """Refuse what is none of the known words.
+    """Check that `given` is one of the `known` strings.
 
     Raises:
-        ConfigError: names the parameter, what was given, and the known words.
+        ConfigError: names the parameter, what was given, and the known strings.
     """
     if not isinstance(given, str):
-        raise ConfigError(f"{name}={given!r} is no word: write one of {', '.join(map(repr, known))}")
+        raise ConfigError(f"{name}={given!r} is not known: write one of {', '.join(map(repr, known))}")
     if given not in known:
         raise unknown(name, given, known)
 
 
 def compressor(name: str, given: object) -> None:
-    """Refuse what is no compressor: its class, say, or its name.
+    """Check that `given` is a compressor, and not its class or name.
 
     Raises:
         ConfigError: names the parameter and what was given.
@@ -92,7 +92,7 @@ def compressor(name: str, given: object) -> None:
 
 
 def matrices(given: object) -> None:
-    """Refuse what is no tuple of `Matrix`.
+    """Check that `given` is a tuple of `Matrix`.
 
     Raises:
         ConfigError: names what was given.

@@ -1,4 +1,4 @@
-"""HOW the peers' answer is APPLIED."""
+"""How the peers' answer is applied."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if not TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Replace(Merge):
-    """The mean takes the place of what was exchanged: the gradient."""
+    """The mean replaces what was exchanged: the gradient."""
 
     subject: ClassVar[Literal["gradient"]] = "gradient"
 
@@ -44,15 +44,15 @@ class Replace(Merge):
         state: State,
         at: Application,
     ) -> None:
-        """Keep the mean alone."""
+        """Overwrite `now` by the mean."""
         params.copy_(mean)
 
 
 @dataclass(frozen=True)
 class Average(Merge):
-    """The anchor moves by the mean of all progress: the mean of all replicas.
+    """The anchor moves by the mean delta: to the mean of all replicas.
 
-    Where the answer comes late, what a replica has done in the meantime is kept on top of it (as
+    Where the answer is applied late, what a replica has done in the meantime is kept on top of it (as
     CoCoD-SGD does: Shen et al., IJCAI 2019).
     """
 
@@ -65,7 +65,7 @@ class Average(Merge):
         state: State,
         at: Application,
     ) -> None:
-        """`then + mean`, to the same bits on all ranks, as `then` and `mean` are equal on all."""
+        """`then + mean`, the same bits on all ranks, as `then` and `mean` are equal on all."""
         anchor.add_(mean)
         if at.lag == 0 or local_delta is None:
             params.copy_(anchor)
@@ -75,13 +75,13 @@ class Average(Merge):
 
 @dataclass(frozen=True)
 class LocalResidual(UnsentMerge):
-    """The anchor moves by the mean of what was sent; a replica keeps what it has not said of its own.
+    """The anchor moves by the mean of what was sent; a replica keeps the rest of its own delta.
 
         then <- then + mean
-        now  <- then + own progress that was not sent
+        now  <- then + the part of the own delta that was not sent
 
-    What a compressor leaves out so stays where it was made, in the replica, and is sent when its turn comes:
-    nothing is lost, as with `ErrorFeedback`, which this takes the place of, and nothing waits. With a random
+    What a compressor leaves out stays in the replica that made it, and is sent in a later round: nothing
+    is lost. It takes the place of `ErrorFeedback`, whose residual is not in the parameters. With a random
     part of the entries in every round it is SPARTA (Exo Labs 2025).
     """
 
@@ -89,7 +89,7 @@ class LocalResidual(UnsentMerge):
 
     @property
     def meets(self) -> bool:
-        """Replicas differ by what they have not said."""
+        """False: replicas differ by what was not sent."""
         return False
 
     def apply_(
@@ -101,7 +101,7 @@ class LocalResidual(UnsentMerge):
         state: State,
         at: Application,
     ) -> None:
-        """Add what is left to the new anchor."""
+        """Set `now` to the new anchor plus what was not sent."""
         assert local_delta is not None
         anchor.add_(mean)
         torch.add(anchor, local_delta, out=params)
@@ -109,12 +109,12 @@ class LocalResidual(UnsentMerge):
 
 @dataclass(frozen=True)
 class ServerParams(Merge):
-    """Each replica goes on from what a parameter server has; the anchor is its own alone.
+    """Each replica takes the parameters of a parameter server; its anchor is its own.
 
-    Where the answer comes late, what the replica has done in the meantime is kept on top of it.
+    Where the answer is applied late, what the replica has done in the meantime is kept on top of it.
 
     Attributes:
-        whole: whether the answer is the server's parameters; else it is how far they are from what this
+        whole: whether the answer is the server's parameters; else it is their difference to what this
             worker has.
     """
 
@@ -127,7 +127,7 @@ class ServerParams(Merge):
 
     @property
     def meets(self) -> bool:
-        """The next worker may find other parameters."""
+        """False: the server's parameters change from worker to worker."""
         return False
 
     def apply_(
@@ -139,7 +139,7 @@ class ServerParams(Merge):
         state: State,
         at: Application,
     ) -> None:
-        """`then` becomes the server's; `now` too, with what came since."""
+        """Set `then` to the server's parameters; `now` too, plus the steps made in the meantime."""
         if at.lag and local_delta is not None:
             params.sub_(anchor).sub_(local_delta)
         if self.whole:
@@ -154,13 +154,13 @@ class ServerParams(Merge):
 
 @dataclass(frozen=True)
 class StaleMean(Merge):
-    """The mean of what was sent, weighed against what a replica has become (DASO: Coquelin et al. 2021).
+    """The mean of what was sent, weighted against a replica's parameters (DASO: Coquelin et al. 2021).
 
         then <- then + mean                                      the mean of what was sent
-        now  <- (c S * now + P * then) / (c S + P)               S steps later, of P parties that have met
+        now  <- (c S * now + P * then) / (c S + P)               S steps later, of P averaged
 
-    The weight of an answer falls with its age S, which is the lag that it really has. One that comes at once
-    takes the replica's place.
+    The weight of an answer falls with its age S, which is the actual lag. One that is applied at once
+    replaces the replica's parameters.
 
     Attributes:
         staleness: c, how much a step counts, above 0; the paper's is 2.
@@ -193,19 +193,19 @@ class StaleMean(Merge):
 
 @dataclass(frozen=True)
 class OuterStep(Merge):
-    """An outer SGD takes minus the mean progress for a gradient (DiLoCo: Douillard et al. 2023, algorithm 1).
+    """An outer SGD with minus the mean delta as gradient (DiLoCo: Douillard et al. 2023, algorithm 1).
 
         v    <- momentum * v - mean
         then <- then - lr * (momentum * v - mean)        with `nesterov`; else then - lr * v
         now  <- local * now + (1 - local) * then
 
-    It is torch's SGD to the letter. With lr=1 and without Nesterov it is BMUF (Chen & Huo, ICASSP 2016) with
+    It equals torch's SGD. With lr=1 and without Nesterov it is BMUF (Chen & Huo, ICASSP 2016) with
     block learning rate 1; with momentum 0 too, plain averaging.
 
     Attributes:
         lr: the outer learning rate, above 0.
         momentum: the outer momentum, from 0 to below 1.
-        local: how much of its own a replica keeps when the answer arrives, from 0 to below 1 (Streaming
+        local: the share of its own parameters that a replica keeps, from 0 to below 1 (Streaming
             DiLoCo's alpha: Douillard et al. 2025; one minus Overlap-Local-SGD's).
     """
 
@@ -221,11 +221,11 @@ class OuterStep(Merge):
 
     @property
     def meets(self) -> bool:
-        """Where a replica keeps nothing of its own."""
+        """Whether replicas keep nothing of their own (`local` is 0)."""
         return self.local == 0
 
     def init(self, like: Tensor) -> State:
-        """The outer momentum, if any: zeros."""
+        """The outer momentum: zeros; nothing if `momentum` is 0."""
         return {"momentum": torch.zeros_like(like)} if self.momentum else {}
 
     def apply_(
@@ -237,7 +237,7 @@ class OuterStep(Merge):
         state: State,
         at: Application,
     ) -> None:
-        """An outer step of `then`; `now` is pulled to it."""
+        """Make an outer step of `then`, and pull `now` to it."""
         if not self.momentum:
             anchor.add_(mean, alpha=self.lr)
         else:
@@ -259,8 +259,8 @@ class SlowMo(LearningRateMerge):
         u    <- momentum * u - mean / lr
         then <- then - slow_lr * lr * u;   now <- then
 
-    `lr` is the learning rate of the parameter's own group at that moment, so that a schedule of it carries
-    the momentum along.
+    `lr` is the learning rate of the parameter's own group in that step, so that a schedule of it scales
+    the momentum too.
 
     Attributes:
         slow_lr: above 0; the paper's alpha.
@@ -287,7 +287,7 @@ class SlowMo(LearningRateMerge):
         state: State,
         at: Application,
     ) -> None:
-        """A slow step of `then`, which `now` becomes; where the learning rate is 0, plain averaging."""
+        """Make a slow step of `then`, and copy it to `now`; where the learning rate is 0, average."""
         if at.lr == 0:
             anchor.add_(mean)
         else:
@@ -302,8 +302,8 @@ class Elastic(ConsolidatingMerge):
 
         x_r  <- x_r - (beta / P) * (x_r - centre);   centre <- centre + beta * mean_r (x_r - centre)
 
-    The anchor is the centre variable. Replicas stay different; the centre is what closing a session,
-    and `sync`, leave behind.
+    The anchor is the centre variable. Replicas stay different; the centre is what all take when a session
+    closes, and after `sync`.
 
     Attributes:
         beta: above 0, below 2; the paper's P times alpha.
@@ -318,7 +318,7 @@ class Elastic(ConsolidatingMerge):
 
     @property
     def meets(self) -> bool:
-        """No: replicas keep exploring."""
+        """False: replicas stay different."""
         return False
 
     def apply_(
@@ -330,13 +330,13 @@ class Elastic(ConsolidatingMerge):
         state: State,
         at: Application,
     ) -> None:
-        """Pull both."""
+        """Pull the replica to the centre, and the centre to the replicas."""
         assert local_delta is not None
         params.sub_(local_delta, alpha=self.beta / at.peers)
         anchor.add_(mean, alpha=self.beta)
 
     def consolidate_(self, anchor: Tensor, mean: Tensor) -> None:
-        """The centre, pulled once more."""
+        """Pull the centre to the replicas once more."""
         anchor.add_(mean, alpha=self.beta)
 
 

@@ -1,4 +1,4 @@
-"""HOW communication is HIDDEN behind computation."""
+"""How communication is hidden behind computation."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ __all__ = ["Bucketwise", "Delayed"]
 
 @dataclass(frozen=True)
 class Bucketwise(Overlap):
-    """Each bucket leaves when backward has filled it; all are complete before the optimizer steps (WFBP)."""
+    """Each bucket is sent when backward has filled it; all are complete before the optimizer steps (WFBP)."""
 
     def apply_at(self, step: int) -> int:
-        """The same step."""
+        """`step` itself."""
         return step
 
 
 @dataclass(frozen=True)
 class Delayed(LateOverlap):
-    """The answer of a round is applied `steps` steps late; until then training goes on.
+    """The answer of a round is applied `steps` steps late; training goes on until then.
 
-    The answer of the round of step t is applied after step t + `steps`, on all ranks alike: training waits
-    for it there if it is not complete, and does not take it earlier if it is. A gradient can be one step
-    late: backward then leaves in its place the mean of the step before (Pipe-SGD: Li et al., NeurIPS 2018),
-    see `hooks.delayed`.
+    The answer of the round of step t is applied after step t + `steps`, on all ranks: training waits
+    for it there if it is not complete, and does not apply it earlier if it is. A gradient can be one step
+    late: backward then replaces it by the mean of the step before (Pipe-SGD: Li et al., NeurIPS 2018), see
+    `hooks.delayed`.
 
     Attributes:
         steps: how many steps late. More hide longer rounds, and apply older answers.
-        warmup_steps: for gradients: answers of so many first steps are applied at once.
+        warmup_steps: for gradients: the number of first steps whose answers are applied at once.
     """
 
     steps: int
@@ -49,5 +49,5 @@ class Delayed(LateOverlap):
             )
 
     def apply_at(self, step: int) -> int:
-        """`steps` later; the same step while warming up."""
+        """`steps` later; while warming up, `step` itself."""
         return step if step < self.warmup_steps else step + self.steps

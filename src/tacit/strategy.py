@@ -1,4 +1,4 @@
-"""A strategy: the value that joins the answers to the five questions, and levels of strategies."""
+"""A strategy: the five parts of a way to communicate, as one value; and levels of strategies."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ _EXAMPLE = {"rounds": "Every(8)", "topology": "Flat()", "overlap": "Bucketwise()
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """What travels, when, to whom, how hidden, how applied. Equal strategies are equal values.
+    """What is sent, when, to whom, how it is hidden, how it is applied. A value: equal if all fields are.
 
     Attributes:
         subject: what is exchanged. "gradient": in backward. "delta": how far the parameters have moved
             since the last round, after `optimizer.step`. "nothing": DDP is left as it is.
-        blocking: what is said instead in phases in which all answers come at once, of rounds that have such
-            (`PhasedRounds`); None: the same.
-        topology: where it is not told, the session picks between `Flat` and `TwoPhase` by predicted bytes.
-        momentum: what becomes of the optimizer's own state (momentum, Adam's moments) in every round of
-            delta. "local": nothing; "averaged" over the replicas, densely, which costs the bytes of as
-            many parameters; "reset": it is as before the first step. What is local is averaged once, at the
-            end.
+        blocking: the compressor of phases in which answers are applied at once, for rounds that have such
+            phases (`PhasedRounds`); None: the same compressor.
+        topology: by default the session picks between `Flat` and `TwoPhase` by predicted bytes.
+        momentum: what happens to the optimizer's own state (momentum, Adam's moments) in every round of
+            deltas. "local": nothing; "averaged" over the replicas, densely, which costs the bytes of as
+            many parameters; "reset": it is set to that before the first step. Local state is averaged once,
+            when the session closes.
         buffers: floating-point buffers (BatchNorm's statistics). "averaged": they travel with the delta;
             "local": each replica keeps its own until the session closes, when they are averaged once.
-        name: the text form it was made from; says nothing about what it does.
+        name: the text form it was made from; without effect.
     """
 
     subject: Subject = "gradient"
@@ -71,7 +71,7 @@ class Strategy:
 
     def __post_init__(self) -> None:
         if str(self.subject) == "progress":
-            raise ConfigError("subject='progress' has another name now: write subject='delta'")
+            raise ConfigError("subject='progress' was renamed: write subject='delta'")
         checks.word("subject", self.subject, ("nothing", "gradient", "delta"))
         checks.compressor("compressor", self.compressor)
         for name, kind in _KINDS.items():
@@ -102,8 +102,8 @@ class Strategy:
             )
         if self.subject != "delta" and given != default:
             raise ConfigError(
-                f"{what}={given!r} with subject={self.subject!r} would do nothing: replicas that exchange "
-                f"in every step keep equal. Leave it out, or write subject='delta', merge=Average()"
+                f"{what}={given!r} with subject={self.subject!r} would do nothing: replicas that average "
+                f"gradients stay equal. Leave it out, or write subject='delta', merge=Average()"
             )
         if self.independent and given != default:
             raise ConfigError(
@@ -150,19 +150,19 @@ class Strategy:
         lag = self.overlap.apply_at(0)
         if isinstance(self.rounds, PhasedRounds) and lag:
             raise ConfigError(
-                f"overlap={self.overlap} and rounds={self.rounds} both say when answers are applied: leave "
+                f"overlap={self.overlap} and rounds={self.rounds} both set when answers are applied: leave "
                 "the overlap out"
             )
         if isinstance(self.merge, UnsentMerge):
             self._check_unsent()
         if isinstance(self.rounds, PeriodicRounds) and lag > self.rounds.sync_every:
             raise ConfigError(
-                f"overlap={self.overlap} would be applied after the next round of the same parameters has "
-                f"left, with rounds={self.rounds}: write Delayed(steps={self.rounds.sync_every}) at most"
+                f"overlap={self.overlap} would be applied after the next round of the same parameters "
+                f"starts, with rounds={self.rounds}: write Delayed(steps={self.rounds.sync_every}) at most"
             )
 
     def _check_unsent(self) -> None:
-        """What was not sent must be this rank's own, and in one place."""
+        """For `LocalResidual`: there is no second residual, and what was sent is this rank's own."""
         one_shot = self.compressor.one_shot(0)
         if one_shot is not None and one_shot.has_feedback:
             raise ConfigError(
@@ -171,13 +171,13 @@ class Strategy:
             )
         if self.late:
             raise ConfigError(
-                f"merge={self.merge} with answers that come late is not possible: leave overlap and late "
+                f"merge={self.merge} with answers applied late is not possible: leave overlap and late "
                 "rounds out, or write merge=Average()"
             )
         if self.topology.scope != self.topology.meets:
             raise ConfigError(
-                f"merge={self.merge} with topology={self.topology} is not possible, as what a rank sends "
-                "there is its node's: write Flat(), or merge=Average()"
+                f"merge={self.merge} with topology={self.topology} is not possible, as there a rank "
+                "sends its node's mean: write Flat(), or merge=Average()"
             )
 
     @property
@@ -202,11 +202,11 @@ class Strategy:
 
     @property
     def levels(self) -> tuple[Strategy, ...]:
-        """Itself: one level."""
+        """This strategy, as the only level."""
         return (self,)
 
     def for_training(self, schedule_state: ScheduleState) -> Strategy:
-        """The same strategy, whose compressor knows of the training, and which steps are of which phase."""
+        """This strategy with a compressor for this training, and for each of its phases."""
         compressor = self.compressor.for_training(schedule_state)
         if self.blocking is None or not isinstance(self.rounds, PhasedRounds):
             return replace(self, compressor=compressor)
@@ -222,10 +222,10 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Levels:
-    """One strategy a level, near to far: what happens inside the nodes, and what happens between them.
+    """One strategy a level, near to far: the first is used inside the nodes, the last between them.
 
-    The first exchanges gradients in backward; the others average, after their own number of steps, how far
-    the replicas have moved. Closing a session, and `sync`, run the farthest, so that all replicas agree.
+    The first exchanges gradients in backward; the others average, each after its own number of steps, the
+    deltas of the replicas. Closing a session, and `sync`, run the last level, so that all replicas are equal.
     """
 
     levels: tuple[Strategy, ...]
@@ -235,29 +235,29 @@ class Levels:
         subjects = [level.subject for level in self.levels]
         if len(subjects) < 2 or subjects != ["gradient"] + ["delta"] * (len(subjects) - 1):
             raise ConfigError(
-                f"levels of {' and '.join(subjects) or 'nothing'} cannot be joined: the nearest exchanges "
-                "the 'gradient', every farther one the 'delta'"
+                f"levels of {' and '.join(subjects) or 'nothing'} cannot be joined: the first exchanges "
+                "the 'gradient', every other one the 'delta'"
             )
         if isinstance(self.levels[0].overlap, LateOverlap):
             raise ConfigError(
-                f"overlap={self.levels[0].overlap} of the nearest level: inside a node there is little to "
-                "hide, and gradients from before the nodes met would be applied after it: write Bucketwise()"
+                f"overlap={self.levels[0].overlap} of the first level: inside a node there is little to "
+                "hide, and old gradients would be applied after a round between nodes: write Bucketwise()"
             )
         for level in self.levels:
             if level.server is not None:
                 raise ConfigError(
-                    f"topology={level.topology} cannot be one of several levels: its servers stand outside "
-                    "of all nodes. Use it alone, or Flat() here"
+                    f"topology={level.topology} cannot be one of several levels: its servers belong "
+                    "to no node. Use it alone, or Flat() here"
                 )
         if self.levels[-1].topology.scope != WORLD:
             raise ConfigError(
-                f"topology={self.levels[-1].topology} of the farthest level does not reach all replicas, and "
-                "they would drift apart: write Hierarchical() or Flat()"
+                f"topology={self.levels[-1].topology} of the last level does not reach all replicas, and "
+                "they would diverge: write Hierarchical() or Flat()"
             )
         near, far = self.levels[0].rounds, self.levels[-1].rounds
         if isinstance(near, FollowingRounds) and near.schedule != far:
             raise ConfigError(
-                f"rounds={near} of the nearest level go by another schedule than the farthest, {far}: give "
+                f"rounds={near} of the first level follow another schedule than the last, {far}: give "
                 "both the same"
             )
 

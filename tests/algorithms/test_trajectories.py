@@ -466,7 +466,7 @@ def test_diloco_is_torchfts(case: str, algorithm: str) -> None:
     [
         (lambda: parse("localsgd:sync_every=0"), "sync_every=0 is not possible: write 1 or more steps"),
         (lambda: Every(True), "sync_every=True is not possible"),
-        (lambda: Every(4, fragments=5), "fragments=5 cannot take turns within sync_every=4 steps"),
+        (lambda: Every(4, fragments=5), "fragments=5 do not fit into sync_every=4 steps"),
         (lambda: Every(4, fragments=0), "fragments=0 is not possible: write 1 or more parts"),
         (lambda: parse("postlocal:start_step=0"), "start_step=0 is not a whole number, 1 or more"),
         (lambda: parse("streaming-diloco:sync_every=4,fragment_sync_delay=5"), "Delayed(steps=4) at most"),

@@ -76,7 +76,7 @@ def test_many_errors_are_cut() -> None:
     ]
     lines = failures.format_groups(failures.group_endings(ended), "rank 0")
     assert len(lines) == 5
-    assert lines[-1] == "and 5 more ranks, each of which says something else"
+    assert lines[-1] == "and 5 more ranks, each with another error"
     assert all(len(line) < 700 for line in lines)
 
 
@@ -122,7 +122,7 @@ def test_the_summary_names_who_failed_first(tmp_path: Path) -> None:
         tmp_path, Result(1, (frozen, survivors), False, 1.0, (), tuple(alike(0, 2, traceback=LOST)))
     )
     assert lines[0] == "tacit: train.py failed: rank 1 froze: it did not answer in round 20 (node 0)"
-    assert "(ranks 0 and 2 said so)" in lines
+    assert "(ranks 0 and 2 ended so)" in lines
     infected = Failure(1, 2, "had NaN or infinity in the gradient of 0.weight, in step 5", ATTACH, 1)
     lines = summary(tmp_path, Result(1, (infected,), False, 1.0, (), tuple(alike(0, 1, 2, 3))))
     assert lines[0] == (

@@ -137,7 +137,7 @@ def test_a_loop_can_be_recorded(recorded: Path, tmp_path: Path) -> None:
         (["train", "--out", "absent/m.pt"], "cannot write --out absent/m.pt: there is no folder"),
         (["evaluate", "--predictor", "absent.pt"], "there is no predictor file absent.pt"),
         (["evaluate", "--candidates", "mp3"], "unknown candidate 'mp3'"),
-        (["evaluate", "--candidates", ""], "there is nothing to judge"),
+        (["evaluate", "--candidates", ""], "there is nothing to evaluate"),
         (["evaluate", "--candidates", "stale", "--epochs", "0"], "epochs=0"),
         (["evaluate", "--candidates", "stale", "--workers", "0"], "workers=0"),
         (["evaluate", "--candidates", "stale", "--within", "-1"], "within=-1.0"),

@@ -80,7 +80,7 @@ def left_behind(script: Path) -> list[str]:
         (["--"], "no script was given"),
         (["--", "nope.py"], "there is no script 'nope.py'"),
         (["--", "."], "there is no script '.'"),
-        (["--", "--lr", "0.1"], "'--lr' stands where the script must"),
+        (["--", "--lr", "0.1"], "'--lr' is in the place of the script"),
         (["--", "-m"], "no module was given after -m"),
         (["--", "-m", "nope.train"], "there is no module 'nope.train'"),
         (["--", "half.py"], "half.py is no Python program, line 2: '(' was never closed"),

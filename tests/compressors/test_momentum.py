@@ -163,10 +163,10 @@ def test_dgc_warms_up_in_four_phases() -> None:
     ("make", "says"),
     [
         (lambda: Scheduled(((0, Dense()),), Dense()), "write 1 or more"),
-        (lambda: Scheduled(((1, corrected(0.1)),), ErrorFeedback(TopK())), "disagree about momentum"),
+        (lambda: Scheduled(((1, corrected(0.1)),), ErrorFeedback(TopK())), "differ in momentum"),
         (
             lambda: Scheduled(((1, Sign()),), ErrorFeedback(Sign())).init(torch.empty(5)),
-            "hand their state on",
+            "takes over the state",
         ),
         (lambda: parse("dgc:warmup_steps=3"), "cannot be cut into 4 phases"),
         (lambda: parse("dgc:warmup_steps=-1"), "cannot be cut into 4 phases"),

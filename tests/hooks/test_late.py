@@ -86,6 +86,6 @@ def test_delays_that_cannot_be_are_refused(subject: str, overlap: Overlap, says:
 def test_inside_a_node_gradients_are_not_late() -> None:
     far = tacit.Strategy(subject="delta", rounds=tacit.Every(4), merge=tacit.Average())
     near = tacit.Strategy(topology=tacit.Flat(axis="node"), overlap=Delayed(1))
-    with pytest.raises(ConfigError, match=r"of the nearest level.*write Bucketwise\(\)"):
+    with pytest.raises(ConfigError, match=r"of the first level.*write Bucketwise\(\)"):
         tacit.Levels((near, far))
     assert Bucketwise().apply_at(3) == 3

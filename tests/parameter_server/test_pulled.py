@@ -163,7 +163,7 @@ def test_a_server_without_the_workers_past_says_so() -> None:
     for r in range(5):
         ours.exchange(tensors(P, N, seed=r))
     ours.server = replace(ours.server, memory={})
-    with pytest.raises(RoundError, match="the workers are in round 5, and the server remembers 0 rounds"):
+    with pytest.raises(RoundError, match="the workers are in round 5, and the server has had 0 rounds"):
         ours.exchange(tensors(P, N))
 
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_is_refused() -> None:
                 tacit.Strategy(
                     subject="delta", compressor=compressor, topology=topology, merge=tacit.Average()
                 )
-    with pytest.raises(ConfigError, match="asks a server that averages"):
+    with pytest.raises(ConfigError, match="needs a parameter server that averages"):
         tacit.Strategy(subject="delta", compressor=pulled(), merge=tacit.Average())
     for options in ({"values": BF16()}, {"subset": "magnitude"}):
         with pytest.raises(ConfigError, match="cannot be pushed to a server that predicts"):

@@ -192,7 +192,7 @@ def of_two_widths() -> weight_files.Weights:
         ({"kinds": {}}, "for no kind of layer"),
         ({"kinds": {"attention": {}}}, "of kind 'attention', and known are convolution"),
         ({"kinds": without_last()}, "of kind 'linear' it should hold .*last.bias"),
-        ({"kinds": of_two_widths()}, "linear.second.* has shape .* and the others want"),
+        ({"kinds": of_two_widths()}, "linear.second.* has shape .* and the others need"),
         ({"kinds": with_nan()}, "linear.first.bias should be finite"),
     ],
 )

@@ -285,9 +285,9 @@ def test_what_comes_at_once_is_taken() -> None:
     ("given", "said"),
     [
         ({"period": 0}, "period=0 is not possible: write 1 or more"),
-        ({"period": 4, "delay": 4}, "delay=4 with period=4: an answer would come after the next round has"),
+        ({"period": 4, "delay": 4}, "delay=4 with period=4: answers would be applied after the next"),
         ({"period": 1, "delay": 2}, "Write delay=1 at most"),
-        ({"period": "auto", "delay": 2}, "chooses when answers are applied, and delay=2, local=1 were given"),
+        ({"period": "auto", "delay": 2}, "sets when answers are applied, but delay=2, local=1 were given"),
         ({"local": 0}, "local=0 is not possible"),
         ({"warmup_epochs": -1}, "warmup_epochs=-1 is not possible: write 0 or more epochs"),
         ({"threshold": 1.0}, "threshold=1.0 is not possible"),

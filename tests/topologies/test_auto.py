@@ -220,7 +220,7 @@ def test_not_told_is_a_value_like_others() -> None:
         assert eval(repr(each), names) == each
     with pytest.raises(ConfigError, match="unknown axis 'nodes'"):
         Auto("nodes")
-    with pytest.raises(ConfigError, match=r"no way between the nodes: write Flat\(axis='net'\)"):
+    with pytest.raises(ConfigError, match=r"not on the axis between nodes: write Flat\(axis='net'\)"):
         Hierarchical(far=TwoPhase())
 
 
@@ -230,8 +230,8 @@ def test_not_told_is_a_value_like_others() -> None:
         (tacit.TopK(), "no residual keeps what a second TopK"),
         (tacit.Sign(), "no residual keeps what a second Sign"),
         (tacit.MajoritySign(), "no residual keeps what a second MajoritySign"),
-        (tacit.BF16(), "adds up"),
-        (tacit.ErrorFeedback(tacit.PowerSGD()), "a conversation of its own"),
+        (tacit.BF16(), "payloads are additive"),
+        (tacit.ErrorFeedback(tacit.PowerSGD()), "an exchange takes several messages"),
         (
             tacit.Scheduled(((3, tacit.ErrorFeedback(tacit.TopK())),), tacit.ErrorFeedback(tacit.Dense())),
             "would never send that residual",

@@ -22,7 +22,7 @@ ASYNC = Star(Asynchronous())
 @for_each(
     ("make", "says"),
     [
-        (lambda: Star("soon"), "consistency='soon' is none: write Synchronous()"),
+        (lambda: Star("soon"), "consistency='soon' is not known: write Synchronous()"),
         (lambda: Star(Asynchronous), "consistency=<class"),
         (lambda: Synchronous(-1), "backup_workers=-1 is not a whole number, 0 or more"),
         (lambda: tacit.StaleSynchronous(1.5), "bound=1.5 is not a whole number"),
@@ -30,7 +30,7 @@ ASYNC = Star(Asynchronous())
         (lambda: Star(compensation=0.1), "would do nothing, as no push is stale"),
         (lambda: Star(by_staleness=True), "would do nothing, as no push is stale"),
         (lambda: Star(Asynchronous(), compensation=0.1), "write optimizer='server'"),
-        (lambda: Star(pull=tacit.PowerSGD()), "cannot be said by a server, which speaks once"),
+        (lambda: Star(pull=tacit.PowerSGD()), "is not one-shot"),
         (lambda: Star(pull="int8"), "pull='int8' is no compressor"),
         (lambda: Strategy(topology=ASYNC), "takes delta; write subject='delta'"),
         (
@@ -55,7 +55,7 @@ ASYNC = Star(Asynchronous())
             lambda: Strategy(
                 topology=ASYNC, subject="delta", merge=tacit.ServerParams(), compressor=tacit.PowerSGD()
             ),
-            "speaks more than once a round",
+            "sends several messages a round",
         ),
         (
             lambda: Levels(
@@ -68,13 +68,13 @@ ASYNC = Star(Asynchronous())
         ),
         (
             lambda: Strategy(topology=Star(Asynchronous(), optimizer="server"), overlap=tacit.Delayed(1)),
-            "the next step begins with what the server answers",
+            "the next step starts from the server's answer",
         ),
         (
             lambda: Strategy(
                 topology=ASYNC, subject="delta", merge=tacit.ServerParams(), rounds=tacit.AdaComm(8, 100)
             ),
-            "go by what all workers know together",
+            "need measurements of all workers",
         ),
         (
             lambda: Strategy(

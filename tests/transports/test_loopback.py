@@ -35,7 +35,7 @@ def test_axes_are_answered_apart() -> None:
 def test_a_mean_of_two_types_cannot_be_asked_for() -> None:
     """A transport adds up one message in one type, and would take the bits of the others for it."""
     for other in (torch.float64, torch.bfloat16, torch.int32):
-        with pytest.raises(AssertionError, match="put each type into a Mean of its own"):
+        with pytest.raises(AssertionError, match="write one AllReduce for each type"):
             AllReduce((torch.ones(1), torch.ones(1, dtype=other)))
 
 

@@ -55,7 +55,7 @@ def cluster(text: str, servers: int) -> Cluster:
     """
     parsed = Cluster.parse(text)
     if servers < 0:
-        raise ConfigError(f"--servers {servers} cannot be: write how many there are, such as --servers 1")
+        raise ConfigError(f"--servers {servers} is not possible: write for example --servers 1")
     if servers and parsed.servers:
         raise ConfigError(
             f"--servers {servers} and --cluster {parsed} both say how many servers there are: leave one out"

@@ -1,4 +1,4 @@
-"""WHAT is said: one file a compressor, and the wrappers that compose with any of them."""
+"""What is sent: one compressor a file, and wrappers that can go around any of them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Two compressors, one after the other: the second sends of what the first has left."""
+"""Two compressors in sequence: the second compresses the error of the first."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tacit.exchange.health import refuse_overflow
 
 @dataclass(frozen=True)
 class Cascade(Compressor):
-    """Let `first` speak, then `second` of what that did not say; the two means add up.
+    """Compress by `first`, then compress its error by `second`; the two means add up.
 
     Bytes are the sum of both. `Cascade(PowerSGD(), TopK())` sends the few entries that a low rank misses most
     (as the low-rank and sparse parts of a matrix: Candes et al., JACM 2011). Put `ErrorFeedback` around it,
-    not inside: what neither says is then owed once.
+    not inside: the error of both is then kept once.
     """
 
     first: Compressor
@@ -32,55 +32,55 @@ class Cascade(Compressor):
         for part in (self.first, self.second):
             if part.takes_momentum is not None:
                 raise ConfigError(
-                    f"{part} has momentum in itself, and would have it of a part only: put "
-                    "MomentumCorrection around Then"
+                    f"{part} applies momentum, here to a part of the gradient only: put "
+                    "MomentumCorrection around Cascade"
                 )
 
     @property
     def hides_nonfinite(self) -> bool:  # type: ignore[override]
-        """If one of them does."""
+        """Whether either one does."""
         return self.first.hides_nonfinite or self.second.hides_nonfinite
 
     @property
     def on_device(self) -> bool:
-        """If both are."""
+        """Whether both are."""
         return self.first.on_device and self.second.on_device
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """Those of both."""
+        """The steps of both, rising."""
         return tuple(sorted({*self.first.changes, *self.second.changes}))
 
     def exempts(self, shape: torch.Size) -> bool:
-        """If one of them does."""
+        """Whether either one does."""
         return self.first.exempts(shape) or self.second.exempts(shape)
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """Pass it on."""
+        """Both compressors for this layout."""
         return replace(self, first=self.first.with_layout(matrices), second=self.second.with_layout(matrices))
 
     def is_shared(self, field: str) -> bool:
-        """As the one whose field it is."""
+        """Asks the compressor that the field belongs to."""
         part, _, short = field.partition(".")
         return (self.first if part == "first" else self.second).is_shared(short)
 
     def widths(self, field: str) -> tuple[int, ...] | None:
-        """As the one whose field it is."""
+        """Asks the compressor that the field belongs to."""
         part, _, short = field.partition(".")
         return (self.first if part == "first" else self.second).widths(short)
 
     def init(self, like: Tensor) -> State:
-        """The states of both."""
+        """The states of both, as "first." and "second." fields."""
         states = {"first": self.first.init(like), "second": self.second.init(like)}
         return {k: v for part, state in states.items() for k, v in outer_state(state, part).items()}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Two conversations; between them, what is left is worked out."""
+        """Two exchanges in sequence; the second is of what `first` did not send."""
         mean, rest = (ctx.scratch(key, x, x.shape, x.dtype) for key in ("mean", "rest"))
         inside = ctx.inside("first", out=mean)
         one = yield from self.first.exchange(x, inner_state(state, "first"), inside)
         if self.second.hides_nonfinite and not self.first.hides_nonfinite:
-            refuse_overflow(one.mean, ctx)  # the mean of both is not looked at
+            refuse_overflow(one.mean, ctx)  # later only the sum is checked
         rest.copy_(x)
         one.sent.subtract_from_(rest)
         two = yield from self.second.exchange(rest, inner_state(state, "second"), ctx.inside("second"))

@@ -1,4 +1,4 @@
-"""Fewer bits an entry by rounding to a shorter floating-point type."""
+"""Two bytes or one for each entry, by rounding to a shorter floating-point type."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ class Cast(OneShot):
     dtype: ClassVar[torch.dtype]
 
     def exempts(self, shape: torch.Size) -> bool:
-        """A rounded bias is as good as a rounded weight."""
+        """No parameter: rounding does as little harm to biases as to weights."""
         return False
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """Round to nearest even, into a buffer of n x 2 bytes."""
+        """`x` rounded to nearest even: n entries of two bytes."""
         wire = ctx.scratch("wire", x, x.shape, self.dtype)
         wire.copy_(x)
         return (wire,)
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """n entries of the type."""
+        """Expects n entries of the type."""
         expect_parts(payload, out.numel(), ("entries", out.numel(), self.dtype))
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """Widen."""
+        """Convert to the type of `out`."""
         self.check(payload, out)
         out.copy_(payload[0])
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Widen and add in one pass."""
+        """Convert and add in one pass."""
         self.check(payload, out)
         for start, stop in _pieces(out):  # of mixed types torch would widen all of it at once
             out[start:stop].add_(payload[0][start:stop].to(out.dtype), alpha=weight)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """`x` rounded; made only if somebody asks, as the mean has overwritten the payload."""
+        """`x` rounded again on demand, as the mean has overwritten the payload."""
         return Rounded(x, self.dtype)
 
 
@@ -107,11 +107,11 @@ class FP8(OneShot):
         checks.word("format", self.format, tuple(_FORMATS))
 
     def exempts(self, shape: torch.Size) -> bool:
-        """Biases and norms live on another scale than weights: they stay dense."""
+        """Biases and norms stay dense, as their scale differs from that of weights."""
         return len(shape) < 2
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """(bytes, scale)."""
+        """(n bytes, scale of one element)."""
         dtype = _FORMATS[self.format]
         wire = ctx.scratch("wire", x, x.shape, torch.uint8)
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -122,18 +122,18 @@ class FP8(OneShot):
         return wire, scale
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """n bytes, and a scale."""
+        """Expects n bytes, and a scale."""
         bytes_ = ("bytes", out.numel(), torch.uint8)
         expect_parts(payload, out.numel(), bytes_, ("scale", 1, torch.float32))
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """Widen, times the scale."""
+        """Convert to the type of `out`, and multiply by the scale."""
         self.check(payload, out)
         out.zero_()
         self.decode_add_(payload, out, 1.0)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Widen and add, a piece at a time."""
+        """Convert, multiply and add, in pieces that fit in the cache."""
         self.check(payload, out)
         wire, scale = payload
         wide = torch.promote_types(out.dtype, torch.float32)
@@ -142,7 +142,7 @@ class FP8(OneShot):
             out[start:stop] += wire[start:stop].view(_FORMATS[self.format]).to(wide).mul_(factor)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """The bytes, widened if somebody asks."""
+        """The payload, decoded on demand."""
         return Decoded(self, payload)
 
 
@@ -157,7 +157,7 @@ def _largest(x: Tensor) -> Tensor:
 
 
 def _pieces(x: Tensor) -> Iterator[tuple[int, int]]:
-    """A device does all of it at once: what a launch costs is more than a cache saves."""
+    """Start and stop of pieces; on a device one piece, as launches cost more than a cache saves."""
     numel = x.numel()
     piece = PIECE if on_host(x) else max(numel, 1)
     for start in range(0, numel, piece):

@@ -16,13 +16,13 @@ from tacit.kernels.dispatch import on_host
 
 @dataclass(frozen=True)
 class Clip(Wrapper):
-    """Scale what this rank gives to the one inside down to a largest norm; bytes and state are the inner's.
+    """Scale this rank's tensor down to a largest norm, then compress it; bytes and state are the inner's.
 
     Each of P ranks clips its own tensor, to the norm `max_norm` * sqrt(share * P), where share is the part
     of the model's elements that travels in it: the squares of the limits of all buckets add up to
     `max_norm`^2 P, and P independent gradients of that length have a mean of length `max_norm`. Put it
-    around `ErrorFeedback`, not inside, where all that is cut off would be owed. Parameters that the one
-    inside exempts travel dense and are not clipped. A tensor that is not finite is left as it is.
+    around `ErrorFeedback`, not inside, where all that is cut off would stay in the residual. Parameters that
+    the inner compressor exempts are sent dense, unclipped. A tensor that is not finite is left as it is.
 
     The paper's limit is `max_norm` / sqrt(P), of gradients that are divided by P before they are clipped;
     here the mean divides afterwards. Difference from the paper: the norm is that of the tensors which
@@ -41,16 +41,16 @@ class Clip(Wrapper):
 
     @property
     def on_device(self) -> bool:
-        """As the one inside."""
+        """Whether the inner compressor is."""
         return self.inner.on_device
 
     def init(self, like: Tensor) -> State:
-        """That of the one inside."""
+        """The inner compressor's state."""
         return outer_state(self.inner.init(like), "inner")
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Shorten `x` if it is too long, and let the one inside speak."""
-        # Where x may be overwritten, no buffer is needed; else it must be there before it is known to be.
+        """Scale `x` down if its norm is too large, then run the inner exchange."""
+        # Where x may be overwritten, no buffer is needed; else a dry run must allocate one.
         short = x if x is ctx.out else ctx.scratch("short", x, x.shape, x.dtype)
         given, cut = _shortened(x, self.max_norm * math.sqrt(ctx.share * ctx.peers), short)
         done = yield from self.inner.exchange(given, inner_state(state, "inner"), ctx.inside("inner"))
@@ -60,7 +60,7 @@ class Clip(Wrapper):
 
 @dataclass(frozen=True)
 class _Shortened(Transmitted):
-    """What was sent of a tensor after it was scaled down; the rest of it is owed."""
+    """What was sent of a tensor that was scaled down; the rest of it stays in the residual."""
 
     inner: Transmitted
 
@@ -80,7 +80,7 @@ def _shortened(x: Tensor, limit: float, short: Tensor) -> tuple[Tensor, bool]:
 
 
 def _shortened_unseen(x: Tensor, limit: float, short: Tensor) -> Tensor:
-    """On a device: the factor stays a tensor there, and both norms are taken."""
+    """The same on a device: the factor stays there as a tensor, and both norms are computed."""
     kind = torch.promote_types(x.dtype, torch.float32)
     norm, wide = (torch.linalg.vector_norm(x, dtype=each).double() for each in (kind, torch.float64))
     norm = torch.where(norm.isfinite(), norm, wide)
@@ -95,6 +95,6 @@ def _scale(x: Tensor, limit: float) -> float:
         return 1.0
     norm = float(torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)))
     if not math.isfinite(norm):
-        # Squares overflow long before entries do: only now is the slow, wide sum worth its time.
+        # Squares overflow long before entries do: only then is the slow sum in a wider type needed.
         norm = float(torch.linalg.vector_norm(x, dtype=torch.float64))
     return limit / norm if limit < norm < math.inf else 1.0

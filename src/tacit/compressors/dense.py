@@ -1,4 +1,4 @@
-"""Everything, as it is."""
+"""No compression."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tacit.kernels.payloads import expect_parts
 class Dense(OneShot):
     """Send every entry in its own type. Bytes: 2 (P - 1) / P x n x b a rank (ring all-reduce).
 
-    The machinery vanishes: where the mean may overwrite the tensor, it goes to the collective as it is.
+    No copy: where the mean may overwrite the tensor, the tensor itself goes to the collective.
     """
 
     sliceable: ClassVar[bool] = True
@@ -29,30 +29,30 @@ class Dense(OneShot):
     on_device: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:
-        """There is nothing to be exempt from."""
+        """No parameter, as nothing is compressed."""
         return False
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """The tensor itself, at the place where the mean is wanted."""
+        """`ctx.out`, with the entries of `x`."""
         if x is not ctx.out:
             ctx.out.copy_(x)
         return (ctx.out,)
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """n entries, of their type."""
+        """Expects n entries of the type of `out`."""
         expect_parts(payload, out.numel(), ("entries", out.numel(), out.dtype))
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """Nothing to do where the mean is in place already."""
+        """Copy, unless the payload is `out` itself."""
         self.check(payload, out)
         if payload[0] is not out:
             out.copy_(payload[0])
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """One pass."""
+        """Add the payload in one pass."""
         self.check(payload, out)
         out.add_(payload[0], alpha=weight)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """All of it."""
+        """All of `x`, without error."""
         return Exact(x)

@@ -1,4 +1,4 @@
-"""What compressors share that send some entries: choose them, write where they stand and what they are."""
+"""What sparse compressors share: choosing entries, and packing their positions and values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tacit.kernels.thread_scratch import thread_scratch
 
 @dataclass(frozen=True)
 class Entries(SparseEntries):
-    """Send some entries: their positions, in the last tensor of the payload, and what `write` makes of them.
+    """Send some entries: what `write` makes of their values, and last in the payload their positions.
 
     Positions take 4, or about 2.1, 1.1 or n / 8k bytes each, as `kernels.layout` says; n and k decide.
     """
@@ -30,28 +30,28 @@ class Entries(SparseEntries):
     def choose(
         self, x: Tensor, room: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
     ) -> Selection:
-        """Entries of x + residual; `owed` gets the others."""
+        """Choose entries of `x` + `residual`; `new_residual` gets the others."""
 
     @abstractmethod
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
-        """What travels of the chosen entries."""
+        """The tensors that are sent for the chosen values; `most` is the room for entries."""
 
     @abstractmethod
     def read(self, written: Payload, like: Tensor, weight: float) -> Tensor:
-        """`weight` times the entries, as many as `like` has and of its type."""
+        """`weight` times the decoded values, as many as `like` has and of its type."""
 
     def exempts(self, shape: torch.Size) -> bool:
-        """Biases and norms are few and matter much: they stay dense."""
+        """Biases and norms stay dense: they are few and matter much."""
         return len(shape) < 2
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """(what of the entries travels, ..., positions)."""
+        """(the tensors of `write`, ..., positions)."""
         return self._encode(x, None, None, ctx)
 
     def encode_with_feedback(
         self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
     ) -> Payload | None:
-        """One pass over memory; what rounding takes from the chosen entries is owed too."""
+        """In one pass over memory; the rounding error of the chosen entries is in `new_residual` too."""
         return self._encode(x, residual, new_residual, ctx)
 
     def _encode(
@@ -73,11 +73,11 @@ class Entries(SparseEntries):
 
     @property
     def exact(self) -> bool:
-        """Whether the chosen entries arrive as they are."""
+        """Whether the chosen entries are sent without rounding."""
         return False
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Positions in as many bytes as they take; where entries go as they are, their number too."""
+        """Expects positions in as many bytes as they take; of exact entries, also their number."""
         numel, most = out.numel(), self.most(out.numel())
         positions = ("positions", position_bytes(numel, most), torch.uint8)
         expect_parts(payload[-1:], numel, positions)
@@ -85,18 +85,18 @@ class Entries(SparseEntries):
             expect_parts(payload, numel, ("entries", most, out.dtype), positions)
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """Zeros, with those entries."""
+        """The decoded entries, among zeros."""
         index, entries, weight = self._decoded(payload, out, 1.0)
         out.zero_()
         scatter_add_(index, entries, out, weight)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Scatter-add; touches those entries only."""
+        """Scatter-add of the sent entries only."""
         index, entries, weight = self._decoded(payload, out, weight)
         scatter_add_(index, entries, out, weight)
 
     def _decoded(self, payload: Payload, out: Tensor, weight: float) -> tuple[Tensor, Tensor, float]:
-        """Positions, what stands there, and what to multiply it by."""
+        """(positions, values, factor of the values)."""
         self.check(payload, out)
         *written, packed = payload
         index = _positions(packed, out.numel(), self.most(out.numel()))
@@ -108,7 +108,7 @@ class Entries(SparseEntries):
         return index, written[0], weight
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """The chosen entries, as peers read them."""
+        """The chosen entries as peers decode them."""
         return _SomeSent(self, payload)
 
 
@@ -126,5 +126,5 @@ def _positions(packed: Tensor, numel: int, most: int) -> Tensor:
 
 
 def zeros(like: Tensor) -> Tensor:
-    """As many entries as `like` has, for `read` to add to; good until it reads again."""
+    """Zeros of the shape of `like`, for `read` to add to; reused by the next call."""
     return thread_scratch("zeros", like.numel(), like.dtype, like.device).zero_()

@@ -30,11 +30,11 @@ class Int8(OneShot):
     on_device: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:
-        """Biases and norms live on another scale than weights: they stay dense."""
+        """Biases and norms stay dense, as their scale differs from that of weights."""
         return len(shape) < 2
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """(levels as bytes, units)."""
+        """(levels as bytes, one unit for each block)."""
         codes, units = self._buffers(x, ctx)
         encode_int8(x, codes, units)
         return codes, units
@@ -42,7 +42,7 @@ class Int8(OneShot):
     def encode_with_feedback(
         self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
     ) -> Payload:
-        """In one pass."""
+        """Encode and update the residual in one pass."""
         codes, units = self._buffers(x, ctx)
         encode_int8_with_residual(x, residual, new_residual, codes, units)
         return codes, units
@@ -52,21 +52,21 @@ class Int8(OneShot):
         return codes, ctx.scratch("units", x, (block_count(x.numel()),), torch.float32)
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Levels, and units."""
+        """Expects levels, and units."""
         check_int8(payload, out.numel())
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """Levels times units."""
+        """Multiply levels by units."""
         add_int8_([payload], 1.0, out, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Multiply and add, in one pass."""
+        """Multiply and add in one pass."""
         add_int8_([payload], weight, out, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        """Multiply and add all of them, in one pass."""
+        """Multiply and add all payloads in one pass."""
         add_int8_(payloads, 1 / len(payloads), out, fresh=True)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """The levels, multiplied if somebody asks."""
+        """The payload, decoded on demand."""
         return Decoded(self, payload)

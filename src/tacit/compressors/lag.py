@@ -1,4 +1,4 @@
-"""Gradients that travel only when they have changed enough (Chen, Giannakis, Sun & Yin, NeurIPS 2018)."""
+"""Gradients that are sent only when they have changed enough (Chen, Giannakis, Sun & Yin, NeurIPS 2018)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tacit.contracts import AllReduce, Compressor, Context, Exchange, Matrix, Ou
 
 @dataclass(frozen=True)
 class LAG(Compressor):
-    """Every rank's gradient stands until its next one is far enough from it; LAG-WK, the worker's rule.
+    """Each rank's gradient is used again until a new one differs enough from it; LAG-WK, the worker's rule.
 
     The paper's rule (15a), on each of P workers, where the parameters move by a times the SUM of gradients:
 
@@ -26,21 +26,21 @@ class LAG(Compressor):
     the squared norm of the gradient that the paper approximates by the motion, and momentum or a change of lr
     does not disturb it.
 
-    A round speaks twice: first of whether each rank has something new, 2 (P - 1) / P x 4 bytes; then, if any
-    has, by an all-reduce of what all ranks' gradients now stand at, 2 (P - 1) / P x n b bytes. If none has,
-    nothing else travels, and the mean is that of the round before. So bytes are saved in rounds in which all
-    ranks are content, and only there: a rank that has nothing new takes part in an all-reduce all the same.
+    A round has two messages: first whether each rank has a new gradient, 2 (P - 1) / P x 4 bytes; then, if
+    any has, an all-reduce of all ranks' current gradients, 2 (P - 1) / P x n b bytes. If none has,
+    nothing else is sent, and the mean is that of the round before. So bytes are saved in rounds in which no
+    rank has a new gradient, and only there: a rank that has none takes part in an all-reduce all the same.
 
-    State: `held`, what this rank's gradient stands at, rank-local; `mean`, of these, and `norms`, those of
-    the last D means by parameter, equal on all ranks. It keeps its own memory, so leave `ErrorFeedback` out.
+    State: `held`, this rank's current gradient, rank-local; `mean`, of these, and `norms`, those of
+    the last D means by parameter, equal on all ranks. It has a memory, so leave `ErrorFeedback` out.
 
-    Differences from the paper: the rule is that of a bucket, not of the whole model, so that some buckets may
-    travel and others not; ranks send the gradient that stands in place of its change, which on an all-reduce
+    Differences from the paper: the rule is applied to a bucket, not to the whole model, so that some buckets
+    may be sent and others not; ranks send the held gradient in place of its change, which on an all-reduce
     costs the same, and leaves no rounding errors to add up in the sum of all changes. Meant for gradients
-    over all data, or large batches: the noise of small ones is a change in every step, and all of it travels.
+    over all data, or large batches: the noise of small ones is a change in every step, and all of it is sent.
 
     Attributes:
-        xi: how much change is let pass, of the paper's xi_d, all equal. More says less, and lags more behind.
+        xi: how much change is tolerated, of the paper's xi_d, all equal. More sends less, and is older.
         window: D, over how many means.
         matrices: where the parameters lie in the flat tensor; filled in when it is attached.
     """
@@ -57,24 +57,24 @@ class LAG(Compressor):
         checks.matrices(self.matrices)
 
     def exempts(self, shape: torch.Size) -> bool:
-        """None: all of a bucket is compared, and travels, at once."""
+        """No parameter: a bucket is compared and sent as a whole."""
         return False
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """The same for these parameters."""
+        """The same with these parameters as `matrices`."""
         return replace(self, matrices=matrices)
 
     def widths(self, field: str) -> tuple[int, ...] | None:
-        """Each parameter has norms of its own."""
+        """`norms` has `window` elements for each parameter."""
         return tuple(self.window for _ in self.matrices) if field == "norms" else None
 
     def init(self, like: Tensor) -> State:
-        """Nobody has sent anything: all gradients stand at zero."""
+        """Zeros: nothing has been sent yet."""
         norms = like.new_zeros(self.window * len(self.matrices))
         return {"held": torch.zeros_like(like), "mean": torch.zeros_like(like), "norms": norms}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Ask whether anybody has something new; if so, average what all gradients stand at."""
+        """Average a flag for "new"; if any rank's is set, average the held gradients."""
         held = self._held(x, state, ctx)
         news = ctx.scratch("news", x, (1,), torch.float32)
         news.fill_(held is not state["held"])
@@ -89,7 +89,7 @@ class LAG(Compressor):
         return Outcome(ctx.out, _HeldGradient(held), {"held": held, "mean": mean, "norms": norms})
 
     def _held(self, x: Tensor, state: State, ctx: Context) -> Tensor:
-        """What this rank's gradient stands at from now on."""
+        """This rank's held gradient from now on."""
         fresh = ctx.spare("held", state["held"])
         torch.sub(x, state["held"], out=fresh)
         if not x.is_meta and not _square(fresh) > self.xi * _square(state["norms"]):
@@ -97,7 +97,7 @@ class LAG(Compressor):
         return fresh.copy_(x)
 
     def _norms(self, mean: Tensor | None, state: State, ctx: Context) -> Tensor:
-        """Of each parameter those of the last D means, newest first; `mean` is None where it is the last."""
+        """For each parameter those of the last D means, newest first; `mean` is None where it is the last."""
         norms = ctx.spare("norms", state["norms"])
         after, before = (each.view(len(self.matrices), self.window) for each in (norms, state["norms"]))
         after[:, 1:] = before[:, :-1]
@@ -124,7 +124,7 @@ def _norm(x: Tensor) -> float:
 
 @dataclass(frozen=True)
 class _HeldGradient(Transmitted):
-    """What this rank's part of the mean is, sent now or earlier."""
+    """This rank's part of the mean, sent now or earlier."""
 
     held: Tensor
 

@@ -1,4 +1,4 @@
-"""What compressors have in common that round to a few levels at random."""
+"""What compressors share that round to a few levels at random."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_bucket(bucket: int) -> None:
 
 
 class StochasticLevels(OneShot):
-    """Send each entry's level, in a few bits, and each bucket's unit."""
+    """Send a level of a few bits for each entry, and a unit for each bucket."""
 
     sliceable: ClassVar[bool] = True
     additive: ClassVar[bool] = False
@@ -37,40 +37,40 @@ class StochasticLevels(OneShot):
     @property
     @abstractmethod
     def width(self) -> int:
-        """Bits of a level."""
+        """The bits of a level."""
 
     @property
     @abstractmethod
     def top(self) -> float:
-        """What the top level stands for; `clip` of `kernels.levels.quantize`."""
+        """What the largest level stands for: `clip` of `kernels.levels.quantize`."""
 
     def exempts(self, shape: torch.Size) -> bool:
-        """Biases and norms live on another scale than weights: they stay dense."""
+        """Biases and norms stay dense, as their scale differs from that of weights."""
         return len(shape) < 2
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """(packed levels, units)."""
+        """(packed levels, one unit for each bucket)."""
         codes = ctx.scratch("codes", x, (code_bytes(x.numel(), self.width),), torch.uint8)
         units = ctx.scratch("units", x, (bucket_count(x.numel(), self.bucket),), torch.float32)
         quantize(x, self.width, self.bucket, self.top, ctx.draw("levels", ctx.rank), codes, units)
         return codes, units
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Levels, and units."""
+        """Expects levels, and units."""
         check_levels(payload, self.width, self.bucket, out.numel())
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """Levels times units."""
+        """Multiply levels by units."""
         add_levels_([payload], self.width, self.bucket, 1.0, out, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Unpack and add, in one pass."""
+        """Unpack and add in one pass."""
         add_levels_([payload], self.width, self.bucket, weight, out, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        """Unpack and add all of them, in one pass."""
+        """Unpack and add all payloads in one pass."""
         add_levels_(payloads, self.width, self.bucket, 1 / len(payloads), out, fresh=True)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """The levels, unpacked if somebody asks."""
+        """The payload, decoded on demand."""
         return Decoded(self, payload)

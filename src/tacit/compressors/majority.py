@@ -18,9 +18,9 @@ from tacit.kernels.philox import philox
 from tacit.kernels.signs import add_signs_, encode_signs
 
 GROUP = 64
-"""Entries of which a rank may say that it has no opinion, as all are 0."""
+"""Size of a group of entries for which a rank abstains if all are 0."""
 PIECE = 1 << 14
-"""Entries that are looked through at a time where some are 0; whole blocks, and whole bytes of groups."""
+"""Entries processed at a time where some are 0; whole blocks, and whole bytes of groups."""
 LARGE = 1 << 20
 """The same on a device."""
 
@@ -35,15 +35,15 @@ class MajoritySign(OneShot):
     decay as a part of the gradient, mean nothing here. All parameters take part, also biases: the answer has
     one scale only.
 
-    The paper's sign of 0 is 0, which one bit cannot say. Where 64 entries side by side are 0, as in the rows
-    of an embedding that no batch has used, the rank abstains there. Single zeros vote by turns: for the entry
-    in one round and against it in the next, and of two neighbouring ranks one for and one against it. So what
+    The paper's sign of 0 is 0, which one bit cannot encode. Where 64 entries side by side are 0, as in rows
+    of an embedding that no batch has used, the rank abstains there. Single zeros alternate: they vote +1
+    in one round and -1 in the next, and of two neighbouring ranks one votes +1 and one -1. So what
     is 0 on all ranks is a tie where their number is even; else it moves to and fro by the learning rate, and
     does not drift.
 
     Differences from the paper: ranks exchange votes with each other (all-gather), as there is no server;
-    single zeros; ties give 0, but in `TwoPhase`, which must be told: there they vote as single zeros do.
-    Under `ErrorFeedback` it would owe the difference from 1 and is not made for that: use `Sign`.
+    single zeros; ties give 0, except with `TwoPhase`, which must be chosen: there they vote as single zeros.
+    Under `ErrorFeedback` the residual would be the difference from 1, which is not meant: use `Sign`.
     """
 
     sliceable: ClassVar[bool] = True
@@ -51,11 +51,11 @@ class MajoritySign(OneShot):
     on_device: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:
-        """A dense bias among votes would live on another scale."""
+        """No parameter: a dense bias would have another scale than votes."""
         return False
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """(packed signs, a bit for each 64 entries: whether all are 0)."""
+        """(packed signs; for each 64 entries a bit: whether all are 0)."""
         numel = x.numel()
         bits = ctx.scratch("bits", x, (-(-numel // 8),), torch.uint8)
         means = ctx.scratch("means", x, (block_count(numel),), torch.float32)
@@ -69,21 +69,21 @@ class MajoritySign(OneShot):
         return bits, abstains
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Signs, and who abstains."""
+        """Expects signs, and the bits of abstention."""
         numel = out.numel()
         signs = ("signs", -(-numel // 8), torch.uint8)
         expect_parts(payload, numel, signs, ("abstentions", -(-numel // (8 * GROUP)), torch.uint8))
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """A vote alone: 1, -1, or 0 where it abstains."""
+        """One payload: 1, -1, or 0 where the rank abstains."""
         self._count([payload], 1.0, out, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Add a vote."""
+        """Add `weight` times this payload's votes."""
         self._count([payload], weight, out, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        """Count the votes, and keep the sign."""
+        """Add up the votes, and keep the sign of the sum."""
         self._count(payloads, 1.0, out, fresh=True)
         out.sign_()
 
@@ -96,7 +96,7 @@ class MajoritySign(OneShot):
                 _withdraw(abstains, weight, out)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """This rank's vote."""
+        """This rank's votes."""
         return Decoded(self, payload)
 
 
@@ -108,7 +108,7 @@ def _vote(payload: Payload) -> SignPayload:
 def _vote_of_zeros(
     piece: Tensor, start: int, bits: Tensor, means: Tensor, abstains: Tensor, ctx: Context
 ) -> None:
-    """Write the signs of a piece anew where it may hold zeros, which otherwise all vote for."""
+    """Encode a piece again if it may hold zeros, which otherwise all vote +1."""
     zeros = piece == 0
     if on_host(piece) and not bool(zeros.any()):
         return
@@ -126,7 +126,7 @@ def _vote_of_zeros(
 
 
 def _turned(piece: Tensor, zeros: Tensor, start: int, ctx: Context) -> Tensor:
-    """A copy of the piece, with votes by turns for zeros; it begins at `start`."""
+    """A copy of the piece from `start` on, in which zeros vote in alternation."""
     if not on_host(piece):
         at = torch.arange(start, start + piece.numel(), device=piece.device)
         return torch.where(zeros, _by_turns(at, ctx).to(piece.dtype), piece)
@@ -137,7 +137,7 @@ def _turned(piece: Tensor, zeros: Tensor, start: int, ctx: Context) -> Tensor:
 
 
 def _by_turns(at: Tensor, ctx: Context) -> Tensor:
-    """1 or -1: by chance for the entry, then turning with every round and from rank to rank."""
+    """1 or -1: random for the entry, alternating with rounds and ranks."""
     seed = zlib.crc32(f"{ctx.seed}|{ctx.name}|{ctx.prefix}|by turns".encode())
     chance = philox(seed, at)[0]
     return 1 - 2 * ((chance + ctx.round + ctx.rank) & 1)
@@ -150,12 +150,12 @@ def _packed(flags: Tensor) -> Tensor:
 
 
 def _of_groups(each: Tensor) -> Tensor:
-    """What holds of each group, entry by entry."""
+    """Each group's value, repeated for its entries."""
     return each.unsqueeze(1).expand(-1, GROUP).reshape(-1)
 
 
 def _withdraw(abstains: Tensor, weight: float, out: Tensor) -> None:
-    """Take back the votes for groups of which the rank has no opinion."""
+    """Subtract the votes for groups in which the rank abstains."""
     if on_host(out) and not bool(abstains.any()):
         return
     flags = ((abstains.unsqueeze(1) >> _bits(abstains)) & 1).view(-1).bool()

@@ -25,11 +25,11 @@ from tacit.contracts import (
 
 @dataclass(frozen=True)
 class MomentumCorrection(Wrapper):
-    """Give the one inside this rank's momentum in place of its gradient: u = m u + g; bytes are the inner's.
+    """Compress this rank's momentum in place of its gradient: u = m u + g; bytes are the inner compressor's.
 
     Put it around `ErrorFeedback`, whose residual then is the paper's v: v = v + u, of which some entries are
-    sent. A gradient that waits is so moved on as momentum would have moved it. Attaching takes the momentum
-    from the optimizer, which must be SGD. Parameters that the one inside exempts travel dense, as momentum.
+    sent. So what is not sent yet keeps its momentum. Attaching takes the momentum from the optimizer, which
+    must be SGD. Parameters that the inner compressor exempts send u densely.
 
     State: `velocity`, u, rank-local, of the tensor's shape, in fp32 where that is of two bytes. u is kept as
     torch's SGD keeps it; the authors' code keeps m u where `nesterov` is set, and gives the same. Weight
@@ -38,8 +38,8 @@ class MomentumCorrection(Wrapper):
     Attributes:
         momentum: m, in (0, 1).
         nesterov: give g + m u, as SGD's Nesterov momentum does.
-        masking: forget u where entries were sent (momentum factor masking), so that it does not carry what
-            is stale; off, momentum is carried on.
+        masking: set u to 0 where entries were sent (momentum factor masking), so that it does not carry on
+            stale momentum; False: keep it.
     """
 
     momentum: float = 0.9
@@ -55,25 +55,25 @@ class MomentumCorrection(Wrapper):
 
     @property
     def takes_momentum(self) -> Momentum | None:
-        """The optimizer's would come on top."""
+        """Its momentum, which replaces the optimizer's."""
         return Momentum(self.momentum, self.nesterov)
 
     @property
     def on_device(self) -> bool:
-        """As the one inside."""
+        """Whether the inner compressor is."""
         return self.inner.on_device
 
     def exempted(self) -> Compressor:
-        """Momentum is theirs too; all of it is sent, so that nothing is stale."""
+        """Momentum without masking around the inner compressor's choice, or around `Dense`."""
         return MomentumCorrection(Dense(), self.momentum, self.nesterov, masking=False)
 
     def init(self, like: Tensor) -> State:
-        """At rest."""
+        """The inner compressor's state, and a velocity of zeros."""
         velocity = torch.zeros_like(like, dtype=state_dtype(like.dtype))
         return {"velocity": velocity, **outer_state(self.inner.init(like), "inner")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Move the velocity on, let the one inside speak of it, forget it where that was heard."""
+        """Update the velocity, run the inner exchange on it, and mask what was sent."""
         velocity = ctx.spare("velocity", state["velocity"])
         torch.add(x, state["velocity"], alpha=self.momentum, out=velocity)
         given = velocity
@@ -86,7 +86,7 @@ class MomentumCorrection(Wrapper):
         done = yield from self.inner.exchange(given, inner_state(state, "inner"), ctx.inside("inner"))
         sent = done.sent
         if self.masking and not x.is_meta:
-            if isinstance(sent, Exact | Rounded | Difference):  # these speak of what is now forgotten
+            if isinstance(sent, Exact | Rounded | Difference):  # these refer to u, which masking changes
                 sent = Exact(sent.dense(x))
             sent.clear_(velocity)
         return done._replace(sent=sent, state={"velocity": velocity, **outer_state(done.state, "inner")})

@@ -30,7 +30,7 @@ class Natural(OverflowShown):
     on_device: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:
-        """A rounded bias is as good as a rounded weight."""
+        """No parameter: rounding does as little harm to biases as to weights."""
         return False
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
@@ -41,26 +41,26 @@ class Natural(OverflowShown):
         return exponents, bits
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Exponents, and signs."""
+        """Expects exponents, and signs."""
         check_exponents(payload, out.numel())
 
     def may_overflow(self, payload: Payload) -> bool:
-        """As the exponents show."""
+        """Whether the largest exponent shows that entries may be infinite."""
         exponents = payload[0]
         return bool(exponents.numel()) and int(exponents.max()) >= 127 + 100
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """Signed powers of two."""
+        """Combine exponents and signs."""
         add_exponents_([payload], 1.0, out, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Put together and add, in one pass."""
+        """Combine and add in one pass."""
         add_exponents_([payload], weight, out, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        """Put together and add all of them, in one pass."""
+        """Combine and add all payloads in one pass."""
         add_exponents_(payloads, 1 / len(payloads), out, fresh=True)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """The powers, put together if somebody asks."""
+        """The payload, decoded on demand."""
         return Decoded(self, payload)

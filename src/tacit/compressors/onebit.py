@@ -1,4 +1,4 @@
-"""One bit an entry, and two values for it to choose from (1-bit SGD: Seide et al., Interspeech 2014)."""
+"""One bit an entry, and two values for each block (1-bit SGD: Seide et al., Interspeech 2014)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class OneBit(Signed):
     """
 
     def parts(self, numel: int) -> tuple[tuple[str, int, torch.dtype], ...]:
-        """Signs, and two means a block."""
+        """Signs, and two means for each block."""
         means = block_count(numel), torch.float32
         return ("signs", -(-numel // 8), torch.uint8), ("high means", *means), ("low means", *means)
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """(packed signs, means of what is not negative, means of what is)."""
+        """(packed signs, means of entries of 0 or more, means of negative entries)."""
         bits, highs, lows = self._buffers(x, ctx)
         encode_signs(x, bits, highs, lows)
         return bits, highs, lows
@@ -37,7 +37,7 @@ class OneBit(Signed):
     def encode_with_feedback(
         self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
     ) -> Payload:
-        """In one pass."""
+        """Encode and update the residual in one pass."""
         bits, highs, lows = self._buffers(x, ctx)
         encode_signs_with_residual(x, residual, new_residual, bits, highs, lows, subtract=True)
         return bits, highs, lows

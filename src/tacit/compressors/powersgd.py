@@ -31,7 +31,7 @@ class _Batch:
     count: int = 1
 
     def and_at(self, place: tuple[int, int, int]) -> _Batch | None:
-        """With one more; None where that one is elsewhere."""
+        """This batch with one more matrix; None where that one is not at the next position."""
         x, p, q = (at - first for at, first in zip(place, self.first, strict=True))
         step = (x, p, q) if self.count == 1 else self.step
         if tuple(self.count * each for each in step) != (x, p, q):
@@ -48,8 +48,8 @@ class PowerSGD(Compressor):
         P <- M Q;  P <- mean(P);  P <- orthogonal(P);  Q <- M' P;  Q <- mean(Q);  result P Q'
 
     State: `q`, equal on all ranks. What a rank has contributed is P P' M, its own part of the mean; under
-    `ErrorFeedback` the rest is owed. Differences from the paper: none known; torch's own hook owes the
-    difference to the mean instead, and aborts on Gloo where DDP has more than one bucket.
+    `ErrorFeedback` the rest of M is the residual. Differences from the paper: none known; torch's hook takes
+    the difference to the mean instead, and aborts on Gloo where DDP has more than one bucket.
 
     Attributes:
         rank: columns of P and Q. More send more and follow the gradient more closely.
@@ -71,22 +71,22 @@ class PowerSGD(Compressor):
         checks.matrices(self.matrices)
 
     def exempts(self, shape: torch.Size) -> bool:
-        """Vectors, and matrices that would hardly shrink."""
+        """Vectors, and matrices for which the rank saves too little."""
         if len(shape) < 2:
             return True
         rows, columns = shape[0], shape[1:].numel()
         return (rows + columns) * self.rank * self.min_compression_rate > rows * columns
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """The same for these matrices."""
+        """The same with these as `matrices`."""
         return replace(self, matrices=matrices)
 
     def widths(self, field: str) -> tuple[int, ...] | None:
-        """Each matrix has its own Q."""
+        """`q` has columns x rank elements for each matrix."""
         return tuple(m.columns * self.rank for m in self.matrices)
 
     def init(self, like: Tensor) -> State:
-        """Q at random, the same on all ranks."""
+        """Q at random, equal on all ranks."""
         q = torch.empty(
             sum(m.columns for m in self.matrices) * self.rank, dtype=like.dtype, device=like.device
         )
@@ -96,7 +96,7 @@ class PowerSGD(Compressor):
         return {"q": q}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Two means: of all P in one message, of all Q in another."""
+        """Two all-reduces: one of all P, one of all Q."""
         p = ctx.scratch("p", x, (sum(m.rows for m in self.matrices) * self.rank,), x.dtype)
         q, own = ctx.spare("q", state["q"]), ctx.scratch("own", x, state["q"].shape, x.dtype)
         own.copy_(state["q"])
@@ -131,9 +131,9 @@ class PowerSGD(Compressor):
 
     @cached_property
     def _batches(self) -> tuple[_Batch, ...]:
-        """The matrices, together where they lie at equal distances: one call multiplies them, in place.
+        """The matrices, batched where they lie at equal distances: one call multiplies a batch, in place.
 
-        Others are not copied together: that would take longer than the calls.
+        Others are not copied into batches: that would take longer than the calls.
         """
         open_: dict[tuple[int, int], _Batch] = {}
         done: list[_Batch] = []
@@ -148,7 +148,7 @@ class PowerSGD(Compressor):
         return (*done, *open_.values())
 
     def _gaps(self, numel: int) -> Iterator[tuple[int, int]]:
-        """Where no matrix lies, between and behind the matrices."""
+        """The spans between and after the matrices."""
         at = 0
         for m in self.matrices:
             if m.start > at:
@@ -160,7 +160,7 @@ class PowerSGD(Compressor):
 
 @dataclass(frozen=True)
 class _Projected(Transmitted):
-    """P (M' P)' of this rank's own M."""
+    """P (M' P)', this rank's own part of the mean."""
 
     codec: PowerSGD
     p: Tensor

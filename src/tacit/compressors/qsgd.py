@@ -12,12 +12,12 @@ from tacit.kernels.levels import BY_LARGEST, BY_NORM
 
 @dataclass(frozen=True)
 class QSGD(StochasticLevels):
-    """Round each entry to one of 2 s + 1 levels at random, s = 2^(bits - 1) - 1; right in the mean.
+    """Round each entry to one of 2 s + 1 levels at random, s = 2^(bits - 1) - 1; unbiased.
 
-    A bucket travels as multiples of its scale / s. Bytes: bits x n / 8 + 4 x ceil(n / bucket), to P - 1 peers
+    A bucket is sent as multiples of its scale / s. Bytes: bits x n / 8 + 4 x ceil(n / bucket), to P - 1 peers
     (the first term rounded up to whole groups of g = 8 / gcd(bits, 8) levels: ceil(n / g) x bits x g / 8).
     No error feedback is needed; the variance of one round is at most scale^2 / (4 s^2) an entry.
-    Differences from the paper: levels travel in a fixed number of bits, not in Elias's code, and the whole
+    Differences from the paper: levels have a fixed number of bits, not Elias's code, and the whole
     bucket is cut into buckets, not each tensor.
 
     Attributes:
@@ -38,10 +38,10 @@ class QSGD(StochasticLevels):
 
     @property
     def width(self) -> int:
-        """The bits."""
+        """`bits`, those of a level."""
         return self.bits
 
     @property
     def top(self) -> float:
-        """The scale."""
+        """The scale: the largest level is 1 times it."""
         return BY_LARGEST if self.scale == "largest" else BY_NORM

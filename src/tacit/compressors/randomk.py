@@ -20,7 +20,7 @@ from tacit.kernels.philox import uniform
 class RandomK(Compressor):
     """Send k = ceil(ratio x n) random entries, as a dense all-reduce: 2 (P - 1) / P x k x b bytes.
 
-    All ranks draw the same positions from the same seed, so none travel and payloads add up on the way. On a
+    All ranks draw the same positions from the same seed, so none are sent, and payloads are additive. On a
     device they are drawn there, and are others than on the host: all ranks run on one or the other.
     Difference from the papers: positions are drawn one from each of k equal stretches, not freely, which
     costs no permutation; each entry is still as likely as any other.
@@ -40,11 +40,11 @@ class RandomK(Compressor):
         checks.flag("unbiased", self.unbiased)
 
     def exempts(self, shape: torch.Size) -> bool:
-        """Biases and norms are few and matter much: they stay dense."""
+        """Biases and norms stay dense: they are few and matter much."""
         return len(shape) < 2
 
     def init(self, like: Tensor) -> State:
-        """No memory; wrap it in `ErrorFeedback` to have one."""
+        """No state; wrap it in `ErrorFeedback` to have a residual."""
         return {}
 
     def positions(self, x: Tensor, ctx: Context) -> Tensor:
@@ -58,7 +58,7 @@ class RandomK(Compressor):
         return bounds[:-1] + (drawn * (bounds[1:] - bounds[:-1])).long()
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Take the entries, average them with the peers', put them among zeros."""
+        """Gather the entries, average them with the peers', and scatter the mean among zeros."""
         index = self.positions(x, ctx)
         values = x[index]
         if self.unbiased:

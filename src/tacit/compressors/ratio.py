@@ -1,4 +1,4 @@
-"""What a ratio of entries means, the same for every compressor that keeps some of them."""
+"""The meaning of a ratio of entries, for every compressor that keeps some of them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tacit import checks
 
 
 def check(ratio: float, name: str = "ratio") -> None:
-    """Raise a `ConfigError` unless 0 < ratio <= 1; `name`: how the user calls it."""
+    """Raise a `ConfigError` unless 0 < ratio <= 1; `name` is the parameter's name."""
     hint = "it is the share of entries that is sent; write 0.01 to send one in a hundred"
     checks.real(name, ratio, hint, above=0, most=1)
 
 
 def count(ratio: float, numel: int) -> int:
-    """How many of `numel` entries are kept: rounded up, but an exact decimal ratio not past itself."""
+    """How many of `numel` entries are kept: rounded up, but an exact decimal ratio gives the exact number."""
     return min(numel, math.ceil(round(ratio * numel, 6)))

@@ -1,4 +1,4 @@
-"""One compressor after another, by the step: a compression that sets in gently."""
+"""Different compressors in successive phases, such as a warm-up of the ratio."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tacit.errors import ConfigError
 
 @dataclass(frozen=True)
 class Scheduled(Compressor):
-    """Compress by each of `phases` for its number of steps, and by `then` from there on.
+    """Compress by each of `phases` for its number of steps, and by `then` afterwards.
 
-    All of them keep the same state, so that what one owes the next one sends. Bytes are those of the one at
-    work; the session takes its buffers and its bill anew where one begins.
+    All of them have the same state fields, so that each phase goes on with the residual of the one before.
+    Bytes are those of the present phase; the session plans its buffers anew at each change.
 
     Attributes:
         phases: (steps, compressor), in order; steps are attempts of the optimizer, 1 or more.
@@ -43,8 +43,8 @@ class Scheduled(Compressor):
             checks.whole("phases: steps", steps, 1, None, hint)
             if compressor.takes_momentum != self.then.takes_momentum:
                 raise ConfigError(
-                    f"{compressor} and {self.then} disagree about momentum, which the optimizer has or has "
-                    "not: put MomentumCorrection with the same numbers around both, or around neither"
+                    f"{compressor} and {self.then} differ in momentum, which one optimizer cannot: put "
+                    "MomentumCorrection with the same numbers around both, or around neither"
                 )
 
     @property
@@ -53,73 +53,73 @@ class Scheduled(Compressor):
 
     @property
     def hides_nonfinite(self) -> bool:  # type: ignore[override]
-        """If any of them does."""
+        """Whether any of them does."""
         return any(compressor.hides_nonfinite for compressor in self._all)
 
     @property
     def on_device(self) -> bool:
-        """If all of them are."""
+        """Whether all of them are."""
         return all(compressor.on_device for compressor in self._all)
 
     @property
     def scales(self) -> bool:  # type: ignore[override]
-        """If all of them do."""
+        """Whether all of them do."""
         return all(compressor.scales for compressor in self._all)
 
     @property
     def takes_momentum(self) -> Momentum | None:
-        """As all of them."""
+        """The momentum that all of them have in common."""
         return self.then.takes_momentum
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """The first steps of all but the first."""
+        """The first steps of all phases but the first."""
         return tuple(accumulate(steps for steps, _ in self.phases))
 
     def one_shot(self, step: int) -> OneShotUse | None:
-        """As the one at work."""
+        """That of the phase of this step."""
         return self._at(step).one_shot(step)
 
     def exempts(self, shape: torch.Size) -> bool:
-        """As the last one: what is exempt stays so."""
+        """Whether `then` does, in all phases."""
         return self.then.exempts(shape)
 
     def exempted(self) -> Compressor | None:
-        """As the last one."""
+        """That of `then`."""
         return self.then.exempted()
 
     def for_model(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """Pass it on."""
+        """All phases for this model."""
         phases = tuple((steps, compressor.for_model(matrices)) for steps, compressor in self.phases)
         return replace(self, phases=phases, then=self.then.for_model(matrices))
 
     def for_training(self, schedule_state: ScheduleState) -> Compressor:
-        """Pass it on."""
+        """All phases for this training."""
         phases = tuple((steps, compressor.for_training(schedule_state)) for steps, compressor in self.phases)
         return replace(self, phases=phases, then=self.then.for_training(schedule_state))
 
     def ended(self, steps: int) -> str:
-        """As the one at work."""
+        """The message of the last phase that the training reached."""
         return self._at(steps).ended(steps)
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """Pass it on."""
+        """All phases for this layout."""
         phases = tuple((steps, compressor.with_layout(matrices)) for steps, compressor in self.phases)
         return replace(self, phases=phases, then=self.then.with_layout(matrices))
 
     def is_shared(self, field: str) -> bool:
-        """As the last one."""
+        """As for `then`, whose fields are those of all."""
         return self.then.is_shared(field)
 
     def widths(self, field: str) -> tuple[int, ...] | None:
-        """As the last one."""
+        """As for `then`, whose fields are those of all."""
         return self.then.widths(field)
 
     def init(self, like: Tensor) -> State:
-        """The state that all of them keep.
+        """The state, which has the same fields in all phases.
 
         Raises:
-            ConfigError: they do not keep the same.
+            ConfigError: phases differ in fields or shapes.
         """
         state = self.then.init(like)
         shapes = {name: tensor.shape for name, tensor in state.items()}
@@ -128,12 +128,12 @@ class Scheduled(Compressor):
             if {name: tensor.shape for name, tensor in meta.items()} != shapes:
                 raise ConfigError(
                     f"{compressor} keeps {sorted(meta)} and {self.then} {sorted(state)}, or of other shapes: "
-                    "phases hand their state on, so give them the same wrappers, such as ErrorFeedback"
+                    "a phase takes over the state of the one before, so give all the same wrappers"
                 )
         return state
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """As the one at work."""
+        """The exchange of the phase of this step."""
         return self._at(ctx.step).exchange(x, state, ctx)
 
     def _at(self, step: int) -> Compressor:

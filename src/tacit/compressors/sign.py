@@ -24,42 +24,42 @@ from tacit.kernels.signs import (
 
 
 class Signed(OneShot):
-    """Says of each entry its sign, and what the signs are worth: a payload of (signs, highs[, lows])."""
+    """Send the sign of each entry, and the values that signs stand for: (signs, highs[, lows])."""
 
     sliceable: ClassVar[bool] = True
     additive: ClassVar[bool] = False
     on_device: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:
-        """Biases and norms live on another scale than weights: they stay dense."""
+        """Biases and norms stay dense, as their scale differs from that of weights."""
         return len(shape) < 2
 
     @abstractmethod
     def parts(self, numel: int) -> tuple[tuple[str, int, torch.dtype], ...]:
-        """What a payload of so many entries consists of: what, how many, of which type."""
+        """(name, number of elements, type) of each tensor of a payload for `numel` entries."""
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """As `parts` says."""
+        """Expects the tensors of `parts`."""
         expect_parts(payload, out.numel(), *self.parts(out.numel()))
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """Every entry is one of two values."""
+        """Each entry becomes one of the two values of its block."""
         self.check(payload, out)
         add_signs_([_values(payload)], 1.0, out, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Unpack and add, in one pass."""
+        """Unpack and add in one pass."""
         self.check(payload, out)
         add_signs_([_values(payload)], weight, out, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        """Unpack and add all of them, in one pass."""
+        """Unpack and add all payloads in one pass."""
         for payload in payloads:
             self.check(payload, out)
         add_signs_([_values(payload) for payload in payloads], 1 / len(payloads), out, fresh=True)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """What the signs are worth, unpacked if somebody asks."""
+        """The payload, decoded on demand."""
         return Decoded(self, payload)
 
 
@@ -87,7 +87,7 @@ class Sign(Signed):
     def __post_init__(self) -> None:
         if self.block is not None and (type(self.block) is not int or self.block != BLOCK):
             raise ConfigError(
-                f"block={self.block!r} cannot be: signs are packed 512 at a time; write 512 for a "
+                f"block={self.block!r} is not possible: signs are packed 512 at a time; write 512 for a "
                 "magnitude in each of these blocks, or None for one in all"
             )
 
@@ -108,7 +108,7 @@ class Sign(Signed):
     def encode_with_feedback(
         self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
     ) -> Payload:
-        """One pass by blocks; with one magnitude, known only at the end, a second one that subtracts."""
+        """One pass by blocks. One magnitude for all is known only after it; then a second pass subtracts."""
         bits, means, magnitude = self._buffers(x, ctx)
         if self.block:
             encode_signs_with_residual(x, residual, new_residual, bits, means, None, subtract=True)

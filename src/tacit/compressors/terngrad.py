@@ -1,4 +1,4 @@
-"""Plus, minus or nothing, at random (TernGrad: Wen et al., NeurIPS 2017, arXiv 1705.07878)."""
+"""Three levels, at random (TernGrad: Wen et al., NeurIPS 2017, arXiv 1705.07878)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tacit.kernels.levels import BY_LARGEST
 class TernGrad(StochasticLevels):
     """Send s x (-1, 0 or 1) for each entry g, with probability |g| / s not 0; s is the largest magnitude.
 
-    Before, g is clipped to `clip` deviations, so that s is not that of one outlier; but for what this cuts
-    off it is right in the mean. Bytes: ceil(n / 4) + 4 x ceil(n / bucket), to P - 1 peers.
+    Before that, g is clipped to `clip` deviations, so that s is not that of one outlier; except for
+    clipping it is unbiased. Bytes: ceil(n / 4) + 4 x ceil(n / bucket), to P - 1 peers.
     Differences from the paper: a bucket of entries where it has a layer, and so a scale for each; deviations
     are counted from zero, so that equal entries are not clipped to nothing; workers share no scale, as what
     is averaged here is decoded; 2 bits where log2(3) would do.
@@ -35,10 +35,10 @@ class TernGrad(StochasticLevels):
 
     @property
     def width(self) -> int:
-        """Two bits."""
+        """Two, as there are three levels."""
         return 2
 
     @property
     def top(self) -> float:
-        """The clip."""
+        """`clip`."""
         return BY_LARGEST if self.clip is None else self.clip

@@ -1,4 +1,4 @@
-"""Entries that reach a threshold, and of them the sign alone (Strom, Interspeech 2015)."""
+"""Entries that reach a threshold, sent as signs (Strom, Interspeech 2015)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Threshold(Entries):
     """Send +tau or -tau where an entry's magnitude is tau or more, to P - 1 peers.
 
     Bytes, with room for c = ceil(capacity x n) entries: ceil(c / 8), and those of c positions: the least of
-    ceil(n / 8), 4 c, and w c + ceil((c + (n - 1) // 256^w) / 8) for w of 1 or 2. They travel whether or not
-    all are used. Where more entries reach tau, the c largest are sent, and the others wait.
+    ceil(n / 8), 4 c, and w c + ceil((c + (n - 1) // 256^w) / 8) for w of 1 or 2. They are sent whether or not
+    all are used. Where more entries reach tau, the c largest are sent.
 
     Differences from the paper: a message has a largest size, so that it is known beforehand; positions and
     signs are packed apart, not in one 32-bit word an entry. Put `ErrorFeedback` around it: what an entry has
-    beyond tau is owed, and without it lost.
+    beyond tau goes to the residual, and without it is lost.
 
     Attributes:
-        tau: the threshold and what is sent, in units of the gradient. Too small: entries wait for room; too
-            large: they are sent seldom, and then much is.
+        tau: the threshold and what is sent, in units of the gradient. Too small: more reach it than fit;
+            too large: they are sent seldom, and then much is.
         capacity: the share of the entries for which there is room, in (0, 1].
     """
 
@@ -49,18 +49,18 @@ class Threshold(Entries):
         ratio.check(self.capacity, "capacity")
 
     def most(self, numel: int) -> int:
-        """The capacity."""
+        """ceil(`capacity` x `numel`) entries."""
         return ratio.count(self.capacity, numel)
 
     def choose(
         self, x: Tensor, room: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
     ) -> Selection:
-        """Those that reach tau."""
+        """The entries whose magnitude is `tau` or more."""
         return select_above(x, self.tau, self.most(x.numel()), room, residual, new_residual)
 
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
-        """Signs."""
-        refuse_overflow(values, ctx)  # the largest are among them, and signs do not show how large
+        """The packed signs, room for all."""
+        refuse_overflow(values, ctx)  # the largest entries are among them, and signs hide overflow
         bits = ctx.scratch("signs", values, (_bytes(most),), torch.uint8)
         means = ctx.scratch("means", values, (block_count(most),), torch.float32)
         bits.zero_()
@@ -69,12 +69,12 @@ class Threshold(Entries):
         return (bits,)
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Signs for all for which there is room."""
+        """Expects the signs of as many entries as fit, too."""
         super().check(payload, out)
         expect_parts(payload[:-1], out.numel(), ("signs", _bytes(self.most(out.numel())), torch.uint8))
 
     def read(self, written: Payload, like: Tensor, weight: float) -> Tensor:
-        """Plus or minus tau."""
+        """Plus or minus `tau` for each entry."""
         entries = zeros(like)
         signs = written[0][: _bytes(like.numel())], like.new_full((1,), weight * self.tau), None
         add_signs_([signs], 1.0, entries, fresh=False)

@@ -1,4 +1,4 @@
-"""The few entries that matter most (Aji & Heafield 2017; with memory: Stich et al. 2018)."""
+"""The entries of largest magnitude (Aji & Heafield 2017; with memory: Stich et al. 2018)."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class TopK(Entries):
             checks.whole("chunk", self.chunk, 1, None, hint)
         if not isinstance(self.values, OneShot):
             raise ConfigError(
-                f"values={self.values!r} cannot write entries: write a compressor that speaks once and "
-                "remembers nothing, such as BF16() or Sign()"
+                f"values={self.values!r} cannot encode entries: write a one-shot compressor without "
+                "state, such as BF16() or Sign()"
             )
 
     def most(self, numel: int) -> int:
-        """k, exactly."""
+        """k, the number that is sent."""
         if self.chunk is None:
             return ratio.count(self.ratio, numel)
         whole, rest = divmod(numel, self.chunk)
@@ -74,11 +74,11 @@ class TopK(Entries):
 
     @property
     def on_device(self) -> bool:
-        """If what writes the entries is."""
+        """Whether the compressor of the values is."""
         return self.values.on_device
 
     def of_sums(self, numel: int, peers: int) -> TopK | None:
-        """The entries of all payloads together, as many as there can be; where these are fewer bytes."""
+        """A `TopK` of as many entries as all payloads have together, if that takes fewer bytes than dense."""
         count = min(numel, peers * self.most(numel))
         if not self.exact or 4 * count + position_bytes(numel, count) >= 4 * numel:
             return None
@@ -87,30 +87,30 @@ class TopK(Entries):
     def choose(
         self, x: Tensor, room: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
     ) -> Selection:
-        """The largest, of all or of each chunk."""
+        """The k largest, of all entries or of each chunk."""
         if self.chunk is None:
             return select_largest(x, self.most(x.numel()), room, residual, new_residual)
         return select_in_chunks(x, self._per_chunk, self.chunk, room, residual, new_residual)
 
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
-        """As `values` says."""
+        """The entries, encoded by `values`."""
         if self.exact:
             return (values,)
         return self.values.encode(values, ctx.inside("values", out=values))
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """What `values` makes of k entries, too."""
+        """Expects the payload of `values` for k entries, too."""
         super().check(payload, out)
         if not self.exact:
             self.values.check(payload[:-1], out.new_empty(self.most(out.numel()), device="meta"))
 
     def read(self, written: Payload, like: Tensor, weight: float) -> Tensor:
-        """As `values` says."""
+        """The entries, decoded by `values`."""
         entries = zeros(like)
         self.values.decode_add_(written, entries, weight)
         return entries
 
     @property
     def exact(self) -> bool:
-        """As they are, unless `values` shortens them."""
+        """Whether `values` is exact."""
         return isinstance(self.values, Dense)

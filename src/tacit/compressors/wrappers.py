@@ -1,4 +1,4 @@
-"""Compressors around compressors. A wrapper knows nothing of the one inside."""
+"""Compressors around compressors: error feedback, and different compressors for different spans."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from tacit.exchange.health import refuse_overflow
 
 
 def inner_state(state: State, part: str) -> dict[str, Tensor]:
-    """The fields of one inside, by their own names."""
+    """The state fields of the inner compressor, by its own names."""
     return {k.removeprefix(part + "."): v for k, v in state.items() if k.startswith(part + ".")}
 
 
 def outer_state(state: State, part: str) -> dict[str, Tensor]:
-    """The state of one inside, as fields of the wrapper's: `part.` before each name."""
+    """The state of an inner compressor as fields of the wrapper's: `part.` before each name."""
     return {f"{part}.{k}": v for k, v in state.items()}
 
 
 @dataclass(frozen=True)
 class Wrapper(Compressor):
-    """Around one compressor, whose state fields are `inner.` and whose answers hold for both.
+    """A compressor around another one, `inner`, whose state fields are prefixed by `inner.`.
 
-    A state field of the wrapper's own is rank-local, and as long as the parameters.
+    State fields of the wrapper itself are rank-local, and as long as the parameters.
     """
 
     inner: Compressor
@@ -60,77 +60,77 @@ class Wrapper(Compressor):
 
     @property
     def hides_nonfinite(self) -> bool:  # type: ignore[override]
-        """As the one inside."""
+        """Whether the inner compressor does."""
         return self.inner.hides_nonfinite
 
     @property
     def needs_server(self) -> bool:
-        """As the one inside."""
+        """Whether the inner compressor does."""
         return self.inner.needs_server
 
     def exempts(self, shape: torch.Size) -> bool:
-        """As the one inside."""
+        """Whether the inner compressor does."""
         return self.inner.exempts(shape)
 
     def exempted(self) -> Compressor | None:
-        """As the one inside; what this wrapper does is not for them."""
+        """That of the inner compressor, without this wrapper."""
         return self.inner.exempted()
 
     @property
     def takes_momentum(self) -> Momentum | None:
-        """As the one inside."""
+        """That of the inner compressor."""
         return self.inner.takes_momentum
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """As the one inside."""
+        """Those of the inner compressor."""
         return self.inner.changes
 
     def one_shot(self, step: int) -> OneShotUse | None:
-        """As the one inside."""
+        """That of the inner compressor."""
         return self.inner.one_shot(step)
 
     def for_model(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """Pass it on."""
+        """This wrapper around the inner compressor for this model."""
         return replace(self, inner=self.inner.for_model(matrices))
 
     def for_training(self, schedule_state: ScheduleState) -> Compressor:
-        """Pass it on."""
+        """This wrapper around the inner compressor for this training."""
         return replace(self, inner=self.inner.for_training(schedule_state))
 
     def ended(self, steps: int) -> str:
-        """As the one inside."""
+        """The inner compressor's warning."""
         return self.inner.ended(steps)
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """Pass it on."""
+        """This wrapper around the inner compressor for this layout."""
         return replace(self, inner=self.inner.with_layout(matrices))
 
     def is_shared(self, field: str) -> bool:
-        """What is not of the one inside is this rank's own."""
+        """As for the inner compressor; False for the wrapper's own fields."""
         return field.startswith("inner.") and self.inner.is_shared(field.removeprefix("inner."))
 
     def widths(self, field: str) -> tuple[int, ...] | None:
-        """What is not of the one inside is as long as the parameter."""
+        """As for the inner compressor; None for the wrapper's own fields."""
         return self.inner.widths(field.removeprefix("inner.")) if field.startswith("inner.") else None
 
 
 @dataclass(frozen=True)
 class ErrorFeedback(Wrapper):
-    """What a round does not send is owed, and added to the next (Seide 2014; Stich 2018; Karimireddy 2019).
+    """Add the error of each round to the next (Seide 2014; Stich 2018; Karimireddy 2019).
 
     State: `residual`, rank-local, of the tensor's shape, in fp32 where that is of two bytes. Nothing is lost:
     the sum of all that was sent plus the residual is the sum of all that was given; with `decay`, less so.
 
-    The optimizer multiplies what arrives by its learning rate of that step, and what waited was made at the
-    rate of an earlier one. So what is owed of a gradient is multiplied by lr_then / lr_now when the rate has
-    changed: the step that it stands for stays the same. That is EF-signSGD as its paper has it, where lr g is
-    what is compressed (Karimireddy et al. 2019, algorithm 1), and dist-EF-SGD (Zheng et al. 2019).
+    The optimizer multiplies the mean by the learning rate of its own step, and the residual is from steps
+    with an earlier rate. So the residual of a gradient is multiplied by lr_then / lr_now when the rate has
+    changed: its effect on the parameters stays the same. That is EF-signSGD as in its paper, where lr g is
+    compressed (Karimireddy et al. 2019, algorithm 1), and dist-EF-SGD (Zheng et al. 2019).
 
     Attributes:
-        rescale: whether what is owed follows the learning rate; off, it stays in units of the gradient.
-        decay: what is owed is multiplied by it in every round, in (0, 1]. Less forgets sooner what was not
-            sent; SparseLoCo takes 0.95, of progress over many steps (Sarfi et al. 2025, arXiv 2508.15706).
+        rescale: whether the residual follows the learning rate; off, it stays in units of the gradient.
+        decay: the residual is multiplied by it in every round, in (0, 1]. Less forgets sooner what was not
+            sent; SparseLoCo takes 0.95, of deltas of many steps (Sarfi et al. 2025, arXiv 2508.15706).
     """
 
     rescale: bool = True
@@ -139,26 +139,26 @@ class ErrorFeedback(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.flag("rescale", self.rescale)
-        hint = "write 1.0 to keep all that is owed, or SparseLoCo's 0.95"
+        hint = "write 1.0 to keep the whole residual, or SparseLoCo's 0.95"
         checks.real("decay", self.decay, hint, above=0, most=1)
 
     @property
     def on_device(self) -> bool:
-        """As the one inside."""
+        """Whether the inner compressor is."""
         return self.inner.on_device
 
     def one_shot(self, step: int) -> OneShotUse | None:
-        """The one inside, and what it does not say is owed."""
+        """That of the inner compressor, with error feedback."""
         one_shot = self.inner.one_shot(step)
         return one_shot and one_shot._replace(has_feedback=True)
 
     def init(self, like: Tensor) -> State:
-        """Nothing is owed yet."""
+        """The inner compressor's state, and a residual of zeros."""
         residual = torch.zeros_like(like, dtype=state_dtype(like.dtype))
         return {"residual": residual, **outer_state(self.inner.init(like), "inner")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Add what is owed, let the one inside speak, keep what it did not say."""
+        """Add the residual, run the inner exchange, and keep the error as the new residual."""
         if (ctx.rescale and not self.rescale) or self.decay != 1.0:
             factors = ctx.rescale if self.rescale else ()
             ctx = replace(ctx, rescale=_times(self.decay, factors, x.numel()))
@@ -182,7 +182,7 @@ class ErrorFeedback(Wrapper):
 
 
 def _times(decay: float, factors: Factors, numel: int) -> Factors:
-    """The factors of a tensor of so many entries, all of which decay too."""
+    """The factors of a tensor of `numel` entries, all multiplied by `decay` too."""
     if decay == 1.0:
         return factors
     found: list[tuple[int, int, float]] = []
@@ -212,13 +212,13 @@ class Part:
 
     @property
     def numel(self) -> int:
-        """Elements in all spans."""
+        """The number of elements in all spans."""
         return sum(stop - start for start, stop in self.spans)
 
 
 @dataclass(frozen=True)
 class Partition(PartitionedCompressor):
-    """Different compressors for different parameters of one flat tensor; their messages travel together.
+    """Different compressors for different parameters of one flat tensor; they share messages where possible.
 
     The first part works on the whole tensor in place, with zeros where other parts have their spans: the
     usual case, a few dense biases in a large compressed bucket, costs no copy of the bucket.
@@ -241,22 +241,22 @@ class Partition(PartitionedCompressor):
 
     @property
     def hides_nonfinite(self) -> bool:  # type: ignore[override]
-        """If any of them does."""
+        """Whether any of them does."""
         return self.main.hides_nonfinite or any(part.compressor.hides_nonfinite for part in self.parts)
 
     @property
     def on_device(self) -> bool:
-        """If all of them are."""
+        """Whether all of them are."""
         return self.main.on_device and all(part.compressor.on_device for part in self.parts)
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """Those of all of them."""
+        """The steps of all of them, rising."""
         parts = {step for part in self.parts for step in part.compressor.changes}
         return tuple(sorted({*self.main.changes, *parts}))
 
     def one_shot(self, step: int) -> OneShotUse | None:
-        """As the main one, and where the parts have their spans."""
+        """That of `main`, with the spans of the parts as `others`."""
         one_shot = self.main.one_shot(step)
         others = tuple(sorted(span for part in self.parts for span in part.spans))
         return one_shot and one_shot._replace(others=others)
@@ -267,18 +267,18 @@ class Partition(PartitionedCompressor):
         return {"main": (self.main, None), **parts}
 
     def exempts(self, shape: torch.Size) -> bool:
-        """The exemption is what this wrapper carries out."""
+        """No parameter: those that are exempt are in `parts`."""
         return False
 
     def init(self, like: Tensor) -> State:
-        """The states of all of them."""
+        """The states of `main` and of all parts."""
         state = outer_state(self.main.init(like), "main")
         for i, part in enumerate(self.parts):
             state |= outer_state(part.compressor.init(like.new_empty(part.numel)), f"part{i}")
         return state
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Take the parts out, let all speak at once, put the parts' means back."""
+        """Copy the parts out, run all exchanges at once, copy the parts' means back."""
         taken = [self._take(i, part, x, ctx) for i, part in enumerate(self.parts)]
         clean = self._without_parts(x, ctx)
         talks = [
@@ -299,7 +299,7 @@ class Partition(PartitionedCompressor):
             (self.main, *(part.compressor for part in self.parts)), (main, *others), strict=True
         ):
             if self.hides_nonfinite and not mine.hides_nonfinite:
-                refuse_overflow(done.mean, ctx)  # the mean of all is not looked at
+                refuse_overflow(done.mean, ctx)  # later only the whole mean is checked
         for part, other in zip(self.parts, others, strict=True):
             _put(other.mean, part.spans, main.mean)
         self._clear(main.state, x.shape)
@@ -317,7 +317,7 @@ class Partition(PartitionedCompressor):
         return piece
 
     def _clear(self, state: State, shape: torch.Size) -> None:
-        """Forget what the main compressor remembers of others' spans: one bit cannot say zero, say."""
+        """Clear the main compressor's state in the parts' spans, as a sign cannot encode zero."""
         for tensor in state.values():
             for part in self.parts if tensor.shape == shape else ():
                 for start, stop in part.spans:

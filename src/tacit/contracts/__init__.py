@@ -1,9 +1,9 @@
-"""The five questions of a communication strategy, and what their answers say to each other.
+"""The interfaces of a strategy's five parts, and the types that they share.
 
-*When* do replicas exchange (`Rounds`), *what* do they send (`Compressor`), *with whom* and by which
-collectives (`Topology`), *how is it hidden* (`Overlap`), *how is the answer applied* (`Merge`). Compressors
-and topologies do no I/O: they are generators that yield requests and are sent the answers. So one strategy
-runs on every transport.
+`Rounds`: when replicas exchange. `Compressor`: what they send. `Topology`: with which ranks, by which
+collectives. `Overlap`: how communication is hidden. `Merge`: how the answer is applied. Compressors and
+topologies do no I/O: they are generators that yield requests and are sent the answers. So one strategy runs
+on every transport.
 """
 
 from typing import TYPE_CHECKING
@@ -147,5 +147,5 @@ __all__ = [
     "state_dtype",
 ]
 
-if not TYPE_CHECKING:  # a type checker is to know the names that there are, and no others
+if not TYPE_CHECKING:  # type checkers must not see the old names
     __getattr__ = _moved.attributes(__name__)

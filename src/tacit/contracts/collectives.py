@@ -1,4 +1,4 @@
-"""The requests that an exchange yields, and what each is answered.
+"""The requests that an exchange yields, and the answer to each.
 
 A transport answers the collectives. A topology answers `ReduceEncoded`. `Grouped` holds several of either.
 """
@@ -24,8 +24,8 @@ class AllReduce:
     All tensors have one type, as a transport adds them up in one message. Put several types into a `Grouped`
     of one `AllReduce` each.
 
-    Where `total` is given, the transport adds to it a sum over this rank's own payload, which it passes over
-    anyway: finite if all entries are, and their sum does not overflow.
+    To `finite_probe` (one element), where given, the transport adds the sum of this rank's own payload. The
+    result is finite only if all entries are.
     """
 
     payload: Payload
@@ -34,7 +34,7 @@ class AllReduce:
 
     def __post_init__(self) -> None:
         types = {tensor.dtype for tensor in self.payload}
-        assert len(types) < 2, f"a Mean of {types}: put each type into a Mean of its own, inside a Together"
+        assert len(types) < 2, f"an AllReduce of {types}: write one AllReduce for each type, in a Grouped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class AllGather:
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter:
-    """Answer: `x` (flat), in which this rank's own stretch now is the peers' mean (reduce-scatter).
+    """Answer: `x` (flat), in which this rank's own span now holds the peers' mean (reduce-scatter).
 
-    The other stretches are unspecified afterwards. `total` is as in `AllReduce`.
+    The other spans are unspecified afterwards. `finite_probe` is as in `AllReduce`.
     """
 
     x: Tensor
@@ -60,9 +60,9 @@ class ReduceScatter:
 
 @dataclass(frozen=True, slots=True)
 class AllGatherInto:
-    """Answer: `x` (flat), with every stretch as the peer has it whose stretch it is (all-gather).
+    """Answer: `x` (flat), in which every span holds the entries of the peer that owns it (all-gather).
 
-    Where one peer has the whole, it is a broadcast.
+    If one peer owns all of `x`, this is a broadcast.
     """
 
     x: Tensor
@@ -72,9 +72,9 @@ class AllGatherInto:
 
 @dataclass(frozen=True, slots=True)
 class AllToAll:
-    """Answer: what every peer has for this rank, in rank order (all-to-all).
+    """Answer: the payloads that the peers addressed to this rank, in rank order (all-to-all).
 
-    `payloads`: one for each peer, in rank order; all peers' for one rank have equal shapes.
+    `payloads`: one for each peer, in rank order. All payloads addressed to one rank have equal shapes.
     """
 
     payloads: tuple[Payload, ...]
@@ -85,11 +85,11 @@ class AllToAll:
 class Permute:
     """Answer: the payload of the peer that sends to this rank; None where none does.
 
-    Two peers that send to each other swap; trees and gossip are made of it. All payloads have equal shapes,
-    also that of a rank which only receives.
+    For exchanges in pairs, trees and gossip. All payloads have equal shapes, also that of a rank which only
+    receives.
 
-    `to`: for each peer, in rank order, the place of the one that gets its payload, or None; equal on all
-    peers. Nobody gets two, nor what is its own.
+    `to`: for each peer, in rank order, the rank on the axis that receives its payload, or None. Equal on all
+    peers. No rank receives two payloads, or its own.
     """
 
     payload: Payload
@@ -98,24 +98,24 @@ class Permute:
 
     def __post_init__(self) -> None:
         ends = [end for end in self.to if end is not None]
-        assert len(ends) == len(set(ends)), f"to={self.to} gives somebody two payloads"
+        assert len(ends) == len(set(ends)), f"to={self.to} sends two payloads to one rank"
         assert all(
             end != i and end in range(len(self.to)) for i, end in enumerate(self.to) if end is not None
         )
 
     def comes_from(self, rank: int) -> int | None:
-        """The place of the one that sends to `rank`."""
+        """The rank on the axis that sends to `rank`; None if no rank does."""
         return self.to.index(rank) if rank in self.to else None
 
 
 @dataclass(frozen=True, slots=True)
 class PushPull:
-    """Answer: what the server has for this worker, a payload for each of `pulls`.
+    """Answer: the server's payloads for this worker, one for each of `pulls`.
 
     Attributes:
-        payloads: what is pushed, each as `pieces` says; with `do="pull"` nothing.
-        pulls: how the answer is read.
-        do: "push", and be answered; "pull" only; "meet": be answered when all workers have come so far.
+        payloads: what is pushed, in the formats of `pieces`; empty with `do="pull"`.
+        pulls: the formats of the answer.
+        do: "push": push and pull. "pull": pull only. "meet": pull once all workers have asked (a barrier).
         lr: the learning rate of this step, for a server that applies what is pushed.
     """
 
@@ -131,15 +131,14 @@ class PushPull:
 class ReduceEncoded:
     """Answer, by the topology and never by a transport: `(mean, transmitted)`; the mean is in `ctx.out`.
 
-    The topology encodes, all of `x` at once or stretch by stretch (`exchange.error_feedback.encoded`).
+    The topology encodes `x` whole, or span by span (`exchange.error_feedback.encoded`).
 
     Attributes:
         codec: encodes and decodes.
-        x: what is to be averaged; flat; in the type that travels.
-        residual: with error feedback, what earlier payloads have left out; multiplied as `ctx.rescale` says,
-            it is added to `x`. May be of a wider type.
-        new_residual: of the type of `residual`; holds in the end all of that sum that this payload leaves
-            out.
+        x: what is to be averaged; flat, in the type that is sent.
+        residual: with error feedback, the error of earlier payloads, of the shape of `x`. It is multiplied by
+            the factors of `ctx.rescale` and added to `x`. May be of a wider type.
+        new_residual: of the type of `residual`; overwritten by that sum less what this payload encodes.
     """
 
     codec: OneShot
@@ -151,14 +150,14 @@ class ReduceEncoded:
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Several requests at once, given to the topology as some are `ReduceEncoded`. Answer: theirs, in order.
+    """Several independent requests. Answer: their answers, in order.
 
-    Like messages among what they become travel as one.
+    Messages of the same kind that result from them are sent as one.
     """
 
     requests: tuple[Request, ...]
 
 
 Collective: TypeAlias = AllReduce | AllGather | ReduceScatter | AllGatherInto | AllToAll | Permute | PushPull
-"""What a transport can answer."""
+"""The requests that a transport answers."""
 Request: TypeAlias = "Collective | ReduceEncoded | Grouped"

@@ -1,4 +1,4 @@
-"""WHAT is sent: compressors, and codecs that encode once."""
+"""What is sent: compressors, and one-shot codecs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tacit.contracts.transmitted import Transmitted
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Where a parameter lies in a flat tensor, as a matrix: its first dimension by all the others.
+    """A parameter in a flat tensor, seen as a matrix: its first dimension by all the others.
 
     Attributes:
         dims: how many dimensions the parameter has.
@@ -31,27 +31,27 @@ class Matrix:
 
 
 class Momentum(NamedTuple):
-    """Momentum as torch's SGD has it."""
+    """Momentum as in `torch.optim.SGD`."""
 
     factor: float
     nesterov: bool = False
 
 
 class OneShotUse(NamedTuple):
-    """What speaks once of a whole tensor, inside all wrappers."""
+    """The codec that encodes a whole tensor, without its wrappers."""
 
     codec: OneShot
     has_feedback: bool = False
-    """Whether what it does not say is owed (error feedback)."""
+    """Whether its error is added to the next round (error feedback)."""
     others: Spans = ()
-    """Stretches of the tensor of which other compressors speak; rising."""
+    """Spans of the tensor that other compressors handle; rising."""
 
 
 class Compressor(ABC):
-    """WHAT is said. A frozen dataclass of hyper-parameters: no state inside, no I/O inside."""
+    """What is sent. A frozen dataclass of hyper-parameters: it holds no state and does no I/O."""
 
     shared: ClassVar[frozenset[str]] = frozenset()
-    """State fields that are equal on all ranks of the exchanged axis; the others are rank-local."""
+    """State fields that are equal on all ranks of the axis; the others are rank-local."""
     hides_nonfinite: ClassVar[bool] = True
     """Whether a NaN or infinity of one rank may fail to reach the others through the payload."""
     inline: ClassVar[bool] = False
@@ -59,20 +59,20 @@ class Compressor(ABC):
     linear: ClassVar[bool] = False
     """Whether nothing is left out or remembered, so that a sum that holds means may be given to it."""
     scales: ClassVar[bool] = False
-    """Whether a multiple of what is given makes the same multiple of what arrives, and nothing is remembered:
-    a gradient may then come with the factor of a GradScaler, which keeps it from vanishing in fp16."""
+    """Whether c times `x` arrives as c times what `x` arrives as, and it has no state. A gradient is then
+    sent with the factor of a GradScaler, so that it does not underflow in fp16."""
 
     @property
     def on_device(self) -> bool:
         """Whether an exchange never needs a value on the host, and makes its tensors on the device of `x`.
 
-        On a GPU it can then be launched without waiting. What is not, runs on the host, on copies.
+        On a GPU it is then launched without waiting. Otherwise it runs on the host, on copies.
         """
         return False
 
     @property
     def needs_server(self) -> bool:
-        """Whether only a parameter server that averages can give it what it asks for."""
+        """Whether it works only with a parameter server that averages."""
         return False
 
     @abstractmethod
@@ -80,45 +80,45 @@ class Compressor(ABC):
         """Whether parameters of this shape stay dense by default."""
 
     def exempted(self) -> Compressor | None:
-        """What handles the parameters that it exempts; None: they travel densely."""
+        """The compressor of the parameters that it exempts; None: they are sent densely."""
         return None
 
     @property
     def takes_momentum(self) -> Momentum | None:
-        """The momentum that it has in itself, so that the optimizer must have none."""
+        """The momentum that it applies, so that the optimizer must have none."""
         return None
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """The steps from which on payloads have other shapes than before, rising."""
+        """The steps from which on payloads have other shapes; rising."""
         return ()
 
     def one_shot(self, step: int) -> OneShotUse | None:
-        """What speaks once of the whole tensor in this step; None: it has a conversation of its own."""
+        """The codec of the whole tensor in this step; None: an exchange takes several messages."""
         return None
 
     def for_model(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """The same compressor, told of all parameters of the model that it is for; most do not care.
+        """This compressor for a model with these parameters; most return themselves.
 
         Raises:
-            ConfigError: for these it cannot keep what it promises.
+            ConfigError: it does not work for these parameters.
         """
         return self
 
     def for_training(self, schedule_state: ScheduleState) -> Compressor:
-        """The same compressor, told what is known of the training (`Rounds.needs`); most do not care."""
+        """This compressor for a training with this schedule state; see `Rounds.needs`."""
         return self
 
     def ended(self, steps: int) -> str:
-        """What the user should know of a training that ends after so many steps; "": all is as planned."""
+        """A warning for the user if training ends after this number of steps; "": none."""
         return ""
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """The same compressor, told where matrices lie in the flat tensor; most do not care."""
+        """This compressor for a flat tensor in which these matrices lie."""
         return self
 
     def is_shared(self, field: str) -> bool:
-        """Whether the state field is equal on all ranks of the exchanged axis."""
+        """Whether the state field is equal on all ranks of the axis."""
         return field in self.shared
 
     def widths(self, field: str) -> tuple[int, ...] | None:
@@ -127,13 +127,14 @@ class Compressor(ABC):
 
     @abstractmethod
     def init(self, like: Tensor) -> State:
-        """The state before the first round, for a flat tensor like `like` (which may be on meta)."""
+        """The state before the first round, for a flat tensor like `like` (which may be on "meta")."""
 
     @abstractmethod
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Agree with the peers on a mean of `x` (flat), written to `ctx.out`.
+        """Average `x` (flat) with the peers, and write the mean to `ctx.out`.
 
-        `x` is left as it is unless it is `ctx.out` itself. Nothing in `state` is changed.
+        A generator: it yields requests and returns an `Outcome`. `x` is not changed unless it is `ctx.out`.
+        Nothing in `state` is changed: new values are written to `ctx.spare`.
         """
 
 
@@ -146,59 +147,59 @@ class PartitionedCompressor(Compressor):
 
 
 class OneShot(Compressor):
-    """A compressor that speaks once: `encode`, one collective, `decode`."""
+    """A compressor with one message a round: `encode`, one collective, `decode`."""
 
     additive: ClassVar[bool]
-    """Whether payloads may be averaged on the way, entry by entry (answered by `AllReduce`)."""
+    """Whether the mean of payloads, entry by entry, decodes to the mean (answered by `AllReduce`)."""
     unbiased: ClassVar[bool] = False
-    """Whether what arrives is right in the mean, but for clipping: then it is used without error feedback."""
+    """Whether it is unbiased, but for clipping; it is then used without error feedback."""
     sliceable: ClassVar[bool] = False
-    """Whether any stretch of a tensor may be encoded by itself. Topologies that slice refuse it otherwise; a
-    codec that sees rows or matrices says no."""
+    """Whether any slice of a tensor may be encoded by itself. False for codecs of rows or matrices, which
+    topologies that slice refuse."""
     entrywise: ClassVar[bool] = False
-    """Whether a payload is one tensor that says entry after entry, so that a stretch of it says a stretch."""
+    """Whether a payload is one tensor with one element for each entry, in order."""
 
     @abstractmethod
     def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """What travels; its shapes depend on the shape of `x` alone."""
+        """The payload of `x` (flat); its shapes depend on the shape of `x` alone."""
 
     @abstractmethod
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """Overwrite `out` with what the payload says."""
+        """Overwrite `out` (flat) with the decoded payload."""
 
     @abstractmethod
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Add `weight` times what the payload says to `out`, without a dense copy of it."""
+        """Add `weight` times the decoded payload to `out`, without a dense copy of it."""
 
     @abstractmethod
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """What the peers saw of `x`."""
+        """What the peers decode from the payload of `x`; see `Transmitted`."""
 
     def of_sums(self, numel: int, peers: int) -> OneShot | None:
-        """What says a sum of so many payloads of tensors of `numel` in full, and shorter than densely.
+        """A codec that encodes the sum of `peers` payloads exactly, in fewer bytes than densely.
 
-        None: nothing does.
+        None: there is none for tensors of `numel` elements.
         """
         return None
 
     def encode_with_feedback(
         self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
     ) -> Payload | None:
-        """`encode(x + residual)`, leaving in `owed` what of the sum the payload does not say; in one pass.
+        """`encode(x + residual)` in one pass; `new_residual` is overwritten by that sum less what is encoded.
 
-        None where there is no such kernel: then nothing has been written. `x` and `residual` are left alone.
+        None where there is no such kernel: then nothing has been written. `x` and `residual` do not change.
         """
         return None
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Refuse a payload whose parts are not of the sizes and types that `out` needs; O(1).
+        """Check in O(1) that the payload's parts have the sizes and types of a payload for `out`.
 
         Raises:
-            PayloadError: says what is there, and what was expected.
+            PayloadError: they do not; names what was received and what was expected.
         """
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        """Overwrite `out` with the mean of what the peers' payloads say, in rank order."""
+        """Overwrite `out` with the mean of the decoded payloads, added in rank order."""
         for payload in payloads:
             self.check(payload, out)
         out.zero_()
@@ -206,15 +207,15 @@ class OneShot(Compressor):
             self.decode_add_(payload, out, 1 / len(payloads))
 
     def one_shot(self, step: int) -> OneShotUse:
-        """Itself, which owes nothing."""
+        """This codec, without error feedback."""
         return OneShotUse(self)
 
     def init(self, like: Tensor) -> State:
-        """Speaking once needs no memory; wrap it in `ErrorFeedback` to have one."""
+        """No state; wrap it in `ErrorFeedback` to have a residual."""
         return {}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Encode, let the topology reduce, and report what was sent."""
+        """One `ReduceEncoded`, which the topology answers."""
         mean, sent = yield ReduceEncoded(self, x, ctx)
         return Outcome(mean, sent, state)
 
@@ -254,13 +255,13 @@ class ServerAnswer(OneShot):
 
 @dataclass(frozen=True, slots=True)
 class PayloadSpec:
-    """How one payload of a message is read.
+    """The format of one payload of a message.
 
     Attributes:
-        codec: decodes it; None: the entries as they are.
-        numel: how many elements it speaks of; `dtype`, their type.
-        owes: whether who sends it adds to the next one what this one does not say (error feedback).
-        spans: which of the bucket's entries these are; None: all of them.
+        codec: decodes it; None: the payload is the entries themselves.
+        numel: the number of elements that it encodes; `dtype`, their type.
+        has_feedback: whether the sender adds its error to the next payload (error feedback).
+        spans: the bucket's entries that it encodes; None: all of them.
     """
 
     codec: OneShot | None

@@ -1,4 +1,4 @@
-"""Where and when an exchange takes place, and how it ends."""
+"""The inputs of an exchange (`Context`) and its result (`Outcome`)."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from tacit.contracts.transmitted import Transmitted
 
 
 class Outcome(NamedTuple):
-    """How an exchange ended."""
+    """The result of an exchange."""
 
     mean: Tensor
-    """What the peers agreed on, of the shape of the exchanged tensor."""
+    """The mean over the peers, of the shape of the exchanged tensor."""
     sent: Transmitted
     state: State
-    """The new state; the session keeps it only if the whole round succeeds."""
+    """The new state. The session keeps it only if the whole round succeeds."""
 
 
 Exchange: TypeAlias = Generator[Request, Any, Outcome]
 
 
 class Workspace(Protocol):
-    """Hands out buffers that were allocated before the hot path."""
+    """Buffers that are allocated before training."""
 
     def spare(self, field: str, like: Tensor) -> Tensor:
         """The second buffer of the state field; swapped with the first when the round is committed."""
 
     def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A buffer on the device of `like`, unchanged until the end of the exchange."""
+        """A buffer on the device of `like`; reserved until the end of the exchange."""
 
 
 class AxisRank(NamedTuple):
-    """A rank's place on an axis."""
+    """A rank on an axis, and the number of ranks there."""
 
     rank: int = 0
     peers: int = 1
@@ -49,30 +49,27 @@ class AxisRank(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where and when an exchange takes place.
+    """The inputs of an exchange besides its tensor and state.
 
     Attributes:
-        out: where the mean is to be written; flat, of the exchanged tensor's shape. May be that tensor.
-        peers: the number of ranks on the axis where compressors meet; `rank` counts from 0 among them.
-        near: this rank's place among the ranks of its node; for topologies by node.
-        spans: which stretch each rank of the node takes care of; for topologies by node.
-        word: numbers to be averaged over all replicas along the way; for topologies. The first `replicas` of
-            them, one a replica, tell of a NaN.
-        total: to be added up as `AllReduce` says, over what this rank itself gives, a number for each
-        `AllReduce`; see
-            `exchanges.watched`. For topologies.
-        share: of the model's elements, how much travels in this exchange.
+        out: where to write the mean; flat, of the exchanged tensor's shape. May be that tensor.
+        peers: the number of ranks on the axis on which compressors exchange; `rank` is this one's, from 0.
+        near: this rank among the ranks of its node; for topologies by node.
+        spans: the span of the tensor that each rank of the node handles; for topologies by node.
+        nonfinite_flags: numbers that the topology averages over all replicas. The first `replicas` of them,
+            one a replica, are not 0 where that replica gave a NaN or an infinity.
+        finite_probe: one element for each `AllReduce`, passed on by topologies; see `AllReduce`.
+        share: the share of the model's elements that is sent in this exchange, in (0, 1].
         step: attempts of the optimizer so far; `round`: finished rounds so far.
-        lr: the largest learning rate of a group that holds any of the parameters; 0 where no optimizer is
-            known.
-        alike: whether all ranks of the node give the same tensor; for topologies by node.
-        turn: whose turn it is, counted up by one from round to round; for topologies that take turns.
-        name: of the bucket that travels; part of every random seed, as `seed` is.
-        rescale: what is to become of what is owed of `x`, before it is added, as the learning rate has
-            changed. replicas: how many ranks `word` tells of; 0: it tells of nothing else.
-        health: where the exchange runs on a device and the host does not wait for it: one number there, the
-            largest magnitude of what may overflow on the way. None: the host looks, and overflow is an error
-            at once.
+        lr: the largest learning rate of a group that holds any of the parameters; 0 without an optimizer.
+        replicated_in_node: whether all ranks of the node give the same tensor; for topologies by node.
+        round_index: rises by one from round to round; for topologies that use the ranks of a node in turn.
+        name: of the bucket. Part of every random seed, as is `seed`.
+        prefix: of the names of state fields and buffers; see `inside`.
+        rescale: factors for the residual, before it is added, as the learning rate has changed.
+        replicas: the number of flags in `nonfinite_flags`; 0: all of it.
+        health: where the exchange runs on a device: one number there, the largest magnitude of what may
+            overflow. None: the host checks for overflow and raises at once.
     """
 
     out: Tensor
@@ -98,7 +95,7 @@ class Context:
 
     @property
     def knows_of_nonfinite(self) -> bool:
-        """Whether a rank is known to have given something that is not finite."""
+        """Whether `nonfinite_flags` shows a NaN or an infinity of any replica."""
         return self.nonfinite_flags is not None and bool(self.nonfinite_flags[: self.replicas or None].any())
 
     def spare(self, field: str, like: Tensor) -> Tensor:
@@ -110,11 +107,11 @@ class Context:
         return self.work.scratch(self.prefix + key, like, shape, dtype)
 
     def rng(self, *salt: object) -> torch.Generator:
-        """Random numbers equal on all peers; different by rank where the rank is part of the salt."""
+        """A generator with the same seed on all peers, unless the rank is part of `salt`."""
         return torch.Generator().manual_seed(zlib.crc32(self._salted(salt)))
 
     def draw(self, *salt: object) -> int:
-        """A seed of 62 bits, for kernels that draw by themselves; equal and different as `rng`."""
+        """A seed of 62 bits for kernels, equal on all peers unless the rank is part of `salt`."""
         return int.from_bytes(blake2b(self._salted(salt), digest_size=8).digest()) >> 2
 
     def _salted(self, salt: tuple[object, ...]) -> bytes:

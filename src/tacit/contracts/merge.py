@@ -1,4 +1,4 @@
-"""HOW the answer is APPLIED."""
+"""How the answer is applied."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tacit.contracts.common import State
 
 
 class Application(NamedTuple):
-    """Where and when an answer is applied."""
+    """The circumstances in which an answer is applied."""
 
     peers: int = 1
     lag: int = 0
-    """How many steps were taken since the round left."""
+    """Steps since the start of the round."""
     lr: float = 0.0
     """The learning rate: of these parameters for a `LearningRateMerge`, else the largest of any."""
     parties: int = 1
-    """How many have met: the replicas, or where they meet by node, the nodes."""
+    """How many were averaged: the number of replicas; by node, that of nodes."""
 
 
 class Merge(ABC):
-    """HOW APPLIED. A frozen dataclass of hyper-parameters; its state is equal on all ranks.
+    """How the answer is applied. A frozen dataclass of hyper-parameters; its state is equal on all ranks.
 
-    It is for what is trained: buffers are no subject of it, as a step beyond their mean may be no value that
-    they can have.
+    It is for parameters. Buffers are averaged without it, as a step beyond their mean may not be valid (a
+    variance below 0).
     """
 
     subject: ClassVar[Literal["gradient", "delta", "server"]] = "delta"
@@ -36,30 +36,30 @@ class Merge(ABC):
 
     @property
     def meets(self) -> bool:
-        """Whether an answer that comes at once leaves all replicas at the anchor."""
+        """Whether all replicas are equal after an answer that is applied at once."""
         return True
 
     def init(self, like: Tensor) -> State:
-        """The state before the first round, for a flat tensor like `like`: one element for each of its."""
+        """The state before the first round: tensors of the shape of `like` (flat)."""
         return {}
 
     @abstractmethod
     def apply_(
         self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Application
     ) -> None:
-        """Apply an answer to a bucket, in place. All tensors are flat and of its shape.
+        """Apply an answer to a bucket, in place. All tensors are flat and of the bucket's shape.
 
-        They are of its type, or of float32 where that is one of two bytes: what is below a unit in the last
-        place of a parameter then adds up in the anchor and in the state.
+        They are of its type, or float32 where that has two bytes, so that changes below the precision of a
+        parameter add up in the anchor and in the state.
 
         Args:
             now: this rank's parameters; overwritten.
             then: the anchor, equal on all ranks; overwritten by the next one, equal on all ranks too.
-            mean: the peers' mean progress, `now - then` as it was when the round left. May be overwritten.
+            mean: the mean delta, `now - then` at the start of the round. May be overwritten.
             mine: this rank's own progress then. None where the answer comes at once, unless
                 `needs_local_delta` is "always", and where it is "never".
-            state: as `init` made it; overwritten.
-            at: where and when.
+            state: as of `init`; overwritten.
+            at: lag, learning rate, and number of replicas.
         """
 
 

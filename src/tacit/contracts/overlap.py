@@ -1,4 +1,4 @@
-"""HOW communication is HIDDEN behind computation."""
+"""How communication is hidden behind computation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 
 class Overlap(ABC):
-    """HOW HIDDEN."""
+    """How communication is hidden."""
 
     @abstractmethod
     def apply_at(self, step: int) -> int:

@@ -1,4 +1,4 @@
-"""WHEN replicas exchange."""
+"""When replicas exchange."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tacit.contracts.common import ScheduleState
 
 
 class Sync(NamedTuple):
-    """A round that leaves after a step.
+    """A round that starts after a step.
 
     Attributes:
         apply_at: the step after which its answer is applied; the same step: at once.
-        round_index: which rank of a node takes it between the nodes, counted up from round to round, for
-            topologies that do this in turn; None: the number of the session's rounds so far.
+        round_index: rises from round to round; selects the rank of a node that sends between nodes, for
+            topologies that do this in turn. None: the number of the session's rounds so far.
         observe: whether `AdaptiveRounds.observe` is to be called for it.
-        diverged_in_node: whether the replicas of one node may differ, as the nearest level does not exchange
+        diverged_in_node: whether replicas of one node may differ, as the level inside nodes does not exchange
             in every step.
     """
 
@@ -27,10 +27,10 @@ class Sync(NamedTuple):
 
 
 class Rounds(ABC):
-    """WHEN. Pure in (step, schedule state), so that every rank decides alike."""
+    """When replicas exchange. Pure functions of (step, schedule state): all ranks get the same result."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What must be known of the training: "steps_per_epoch", "epochs". It is in the schedule state."""
+    """Keys that it needs in the schedule state: "steps_per_epoch", "epochs"."""
 
     for_gradients: ClassVar[bool] = False
     """Whether gradients may be exchanged by them, as none is lost in steps that no round follows."""
@@ -43,48 +43,48 @@ class Rounds(ABC):
         return f"by {type(self).__name__}"
 
     def start(self, step: int = 0) -> ScheduleState:
-        """The schedule state before the step with which it begins."""
+        """The schedule state of a training that begins with this step."""
         return {}
 
     @abstractmethod
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
-        """The round of the part that follows attempt number `step` (from 0) of the optimizer, if one does.
+        """The round of this part after attempt number `step` (from 0) of the optimizer; None: there is none.
 
-        What an `Overlap` adds to `apply_at` is not in it.
+        Its `apply_at` is without the delay of an `Overlap`.
         """
 
 
 class AdaptiveRounds(Rounds):
-    """Rounds that change with what training shows."""
+    """Rounds that depend on measurements of the training."""
 
     @property
     @abstractmethod
     def observed_metrics(self) -> frozenset[str]:
-        """What `observe` needs, at least one of "loss", "drift" and "transfer"."""
+        """The metrics that `observe` needs: at least one of "loss", "drift" and "transfer"."""
 
     @abstractmethod
     def observe(self, schedule_state: ScheduleState, facts: ScheduleState) -> ScheduleState:
-        """The schedule state after a step in which a round left, where its `Sync` asks for it.
+        """The new schedule state after a round whose `Sync` has `observe`.
 
-        `facts` are means over the ranks: "step", which the round followed; "lr"; "loss", of the steps since
-        the facts before; "drift", the mean squared distance of a replica from the mean of all, before the
-        round. Of "transfer", for how many steps a late round was on its way, the largest is taken.
+        `facts` are means over the ranks: "step", after which the round started; "lr"; "loss", since the last
+        call; "drift", the mean squared distance of a replica from the mean of all, before the round; and the
+        largest "transfer": the steps that a late round took.
         """
 
 
 class PhasedRounds(Rounds):
     """Rounds whose answers are applied at once in some phases of training, and late in others.
 
-    A round then leaves before the answer that is applied after the same step is applied.
+    A round starts before an answer that is due after the same step is applied.
     """
 
     @abstractmethod
     def phases(self, schedule_state: ScheduleState) -> tuple[tuple[int, bool], ...]:
-        """Stretches of steps in which all answers come at once (False), or late (True); the last goes on."""
+        """(number of steps, whether answers are applied late) of each phase; the last goes on."""
 
     @abstractmethod
     def sync(self, step: int, schedule_state: ScheduleState) -> Sync:
-        """How a round after this step goes, whether or not one is due: `session.sync()` makes others too."""
+        """The round after this step, also if none is due, as for `session.sync()`."""
 
 
 class PeriodicRounds(Rounds):

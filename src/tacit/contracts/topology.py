@@ -1,4 +1,4 @@
-"""WITH WHOM, and by which collectives."""
+"""With which ranks, and by which collectives."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tacit.errors import ConfigError
 
 
 class Options(NamedTuple):
-    """What a session may choose its topology from: the first, unless another's bytes are worth it."""
+    """The topologies that a session chooses from: the first, unless another sends fewer weighted bytes."""
 
     topologies: tuple[Topology, ...]
     because: str = ""
-    """Why there is but one, where more were asked for."""
+    """The reason, where a choice was possible and only one topology fits."""
     prices: tuple[float, ...] = ()
-    """What a byte by each of them counts for, as what it brings may be worth less; all alike if empty."""
+    """The weight of a byte of each topology, as some lose more by compression; empty: 1 for all."""
 
 
 class Topology(ABC):
-    """WITH WHOM, by which collective.
+    """With which ranks replicas exchange, by which collectives.
 
     Attributes:
-        scope: the axis of all replicas that agree in a round.
-        meets: the axis on which compressors meet.
+        scope: the axis of the replicas that are equal after a round.
+        meets: the axis on which compressors exchange.
     """
 
     scope: str = WORLD
@@ -41,7 +41,7 @@ class Topology(ABC):
 
     @property
     def on_device(self) -> bool:
-        """As of a compressor: whether conducting never needs a value on the host."""
+        """Whether `conduct` never needs a value on the host; see `Compressor.on_device`."""
         return False
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
@@ -53,40 +53,40 @@ class Topology(ABC):
         return f"{self}"
 
     def options(self, compressors: Iterable[Compressor]) -> Options:
-        """What a session with these compressors chooses from."""
+        """The topologies that a session with these compressors chooses from."""
         return Options((self,))
 
     def check(self, compressor: Compressor) -> None:
-        """Raise a `ConfigError` that says what to write, if it cannot serve this compressor; most can."""
+        """Raise a `ConfigError` if it does not work with this compressor."""
         if compressor.needs_server:
             raise ConfigError(
-                f"{compressor} asks a server that averages, and answers as it says itself, which {self} has "
-                "not: write topology=Star()"
+                f"{compressor} needs a parameter server that averages, and {self} has none: write "
+                "topology=Star()"
             )
 
     def fields(self, compressor: Compressor) -> tuple[str, ...]:
-        """Its own state for a parameter with this compressor; see `keeps`.
+        """The names of its own state fields for a parameter with this compressor; see `keeps`.
 
         Raises:
-            ConfigError: it cannot be used with this compressor.
+            ConfigError: it does not work with this compressor.
         """
         return ()
 
     def keeps(self, numel: int, compressor: Compressor, here: AxisRank) -> Mapping[str, tuple[int, int]]:
-        """State of its own: field -> the stretch of a tensor of `numel` elements that it is about.
+        """Its own state: field -> the (start, stop) of a tensor of `numel` elements that this rank keeps.
 
-        `here`: this rank's place where compressors meet; the stretches of all ranks there cover the tensor
-        once. The fields begin with "topology.", start as zeros, are zeros where `OneShotUse.others` speak,
-        are in units of the mean, and stand in the state beside the compressor's.
+        `here`: this rank on the axis `meets`; the spans of all ranks there cover the tensor once. The names
+        begin with "topology.". The tensors start as zeros, are zero in the spans of `OneShotUse.others`, are
+        in units of the mean, and lie in the state beside the compressor's.
         """
         return {}
 
     @abstractmethod
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """Run the compressor's exchange; stamp its requests with an axis and answer its `ReduceEncoded`.
+        """Run the compressor's exchange of `x`: set the axis of its requests, answer its `ReduceEncoded`.
 
-        The compressor and its state are those of this rank's stretch of `x`. Averages `ctx.word` over the
-        scope and adds up `ctx.total`, where they are given.
+        The compressor and `state` are for this rank's span of `x`. Averages `ctx.nonfinite_flags` over the
+        scope, and fills `ctx.finite_probe`, where they are given.
         """
 
 

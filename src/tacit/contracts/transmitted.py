@@ -1,4 +1,4 @@
-"""What a rank contributed to a round, as its peers saw it."""
+"""What a rank contributed to a round, as its peers decoded it."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ if TYPE_CHECKING:
 
 
 class Transmitted(ABC):
-    """What this rank contributed to a round, as its peers saw it."""
+    """What this rank contributed to a round, as its peers decoded it."""
 
     @abstractmethod
     def subtract_from_(self, new_residual: Tensor) -> None:
-        """Subtract it from `owed` (flat, the tensor that was to be sent), in place."""
+        """Subtract it from `new_residual` (flat, the tensor that was to be sent), in place."""
 
     @abstractmethod
     def dense(self, like: Tensor) -> Tensor:
-        """It as a new tensor of the shape of `like`; for tests and diagnostics, not for the hot path."""
+        """It as a new tensor of the shape and type of `like`; for tests and diagnostics."""
 
     def clear_(self, x: Tensor) -> None:
-        """Zero `x` (flat) wherever something other than zero was sent, or entries were chosen to be."""
+        """Set `x` (flat) to zero at the entries that were sent: those that are not zero, or were chosen."""
         x.masked_fill_(self.dense(x).ne(0), 0.0)
 
 
 _PIECE = 1 << 14
-"""Entries that are copied at a time where a whole copy would be allocated: 64 KiB of fp32."""
+"""Entries copied at a time, so that no whole copy is allocated: 64 KiB of fp32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exact(Transmitted):
-    """All of `x` arrived, to the last bit."""
+    """All of `x` was sent without error."""
 
     x: Tensor
 
     def subtract_from_(self, new_residual: Tensor) -> None:
-        """Leave nothing owed."""
+        """No error remains."""
         new_residual.zero_()
 
     def dense(self, like: Tensor) -> Tensor:
-        """A copy of `x`."""
+        """A copy of `x`, of the shape of `like`."""
         return self.x.clone().view_as(like)
 
 
 @dataclass(frozen=True, slots=True)
 class Rounded(Transmitted):
-    """`x` arrived, rounded to `dtype`."""
+    """`x` was sent, rounded to `dtype`."""
 
     x: Tensor
     dtype: torch.dtype
 
     def subtract_from_(self, new_residual: Tensor) -> None:
-        """Leave the rounding error owed."""
+        """The rounding error remains."""
         step = _PIECE if new_residual.is_cpu else max(1, new_residual.numel())
         for start in range(0, new_residual.numel(), step):
             piece = slice(start, start + step)
@@ -71,37 +71,37 @@ class Rounded(Transmitted):
 
 @dataclass(frozen=True, slots=True)
 class Sparse(Transmitted):
-    """The entries `values` at the flat positions `index` arrived, exactly; no position twice."""
+    """The entries `values` at the flat positions `index` were sent without error; no position twice."""
 
     index: Tensor
     values: Tensor
 
     def subtract_from_(self, new_residual: Tensor) -> None:
-        """Leave everything but those entries owed."""
+        """All other entries remain."""
         new_residual.index_add_(0, self.index, self.values, alpha=-1)
 
     def clear_(self, x: Tensor) -> None:
-        """Zero those entries."""
+        """Set the sent entries of `x` to zero."""
         x.index_fill_(0, self.index.long(), 0.0)
 
     def dense(self, like: Tensor) -> Tensor:
-        """Zeros with those entries."""
+        """The sent entries, among zeros."""
         return torch.zeros_like(like).index_add_(0, self.index, self.values)
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded(Transmitted):
-    """What the codec makes of the payload arrived; for payloads that no collective overwrites."""
+    """The decoded payload was sent; for payloads that no collective overwrites."""
 
     codec: OneShot
     payload: Payload
 
     def subtract_from_(self, new_residual: Tensor) -> None:
-        """Leave owed what the payload does not say."""
+        """The error of the codec remains."""
         self.codec.decode_add_(self.payload, new_residual, -1.0)
 
     def dense(self, like: Tensor) -> Tensor:
-        """The payload, decoded."""
+        """The decoded payload, of the shape of `like`."""
         whole = torch.empty_like(like)
         self.codec.decode_(self.payload, whole)
         return whole
@@ -109,7 +109,7 @@ class Decoded(Transmitted):
 
 @dataclass(frozen=True, slots=True)
 class Difference(Transmitted):
-    """What was given and was owed before, less what is owed now.
+    """The input `x` plus the residual `before`, less the residual `after`.
 
     Attributes:
         factors: what `before` was multiplied by before it was added.
@@ -121,11 +121,11 @@ class Difference(Transmitted):
     factors: Factors = ()
 
     def subtract_from_(self, new_residual: Tensor) -> None:
-        """Leave owed what is still owed beyond it."""
+        """Subtract `x` and `before`, and add `after`."""
         new_residual.sub_(self.x).sub_(self._before()).add_(self.after)
 
     def dense(self, like: Tensor) -> Tensor:
-        """The difference."""
+        """The difference, of the type of `like`."""
         return (self.x + self._before() - self.after).to(like.dtype)
 
     def _before(self) -> Tensor:
@@ -137,12 +137,12 @@ class Difference(Transmitted):
 def lasting(
     sent: Transmitted, x: Tensor, before: Tensor, after: Tensor, factors: Factors = ()
 ) -> Transmitted:
-    """`sent`, where it speaks of a tensor that has since become what is owed `after`."""
+    """`sent`; as a `Difference` if it refers to a tensor that the residual `after` has overwritten."""
     return Difference(x, before, after, factors) if isinstance(sent, Exact | Rounded) else sent
 
 
 def add_rescaled(x: Tensor | None, residual: Tensor, factors: Factors, out: Tensor) -> Tensor:
-    """`x` plus what was owed, multiplied as `factors` say, in `out`; without `x`, that alone."""
+    """Write `x` plus `residual` times `factors` to `out`, and return it; `x` None: without `x`."""
     if not factors and x is not None and x.dtype == out.dtype:
         return torch.add(x, residual, out=out)
     out.copy_(residual)

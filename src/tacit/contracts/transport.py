@@ -1,4 +1,4 @@
-"""What really sends: the only contract with effects."""
+"""What sends messages: the only contract with side effects."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from tacit.contracts.context import AxisRank
 
 
 class Posted(Protocol):
-    """A request on its way."""
+    """A request that has been started."""
 
     def on_done(self, call: Callable[[], None]) -> None:
-        """Have `call` called, from any thread, once there is an answer or a failure."""
+        """Call `call`, from any thread, once the request has finished or failed."""
 
     def answer(self) -> Any:
-        """The answer; raises what went wrong. Only after the call of `on_done`."""
+        """The answer, or raise the error. To be called only after the callback of `on_done`."""
 
 
 class Transport(Protocol):
-    """The only contract with effects."""
+    """Performs collectives; the only contract with side effects."""
 
     @property
     def nodes(self) -> Sequence[Sequence[int]]:
-        """Which replicas share a node; empty where nobody needs to know."""
+        """The replicas of each node; empty where no topology needs to know."""
 
     def open(self, stages: Mapping[str, int]) -> None:
-        """Be ready for exchanges that speak so many times on each axis. A collective call."""
+        """Prepare for exchanges of at most `stages[axis]` requests on each axis. A collective call."""
 
     def ranks(self, axis: str) -> Sequence[int]:
-        """Which replicas share the axis with this one, in order; counted from 0 over all replicas."""
+        """The replicas on this axis with this one, in order; counted from 0 over all replicas."""
 
     def place(self, axis: str) -> AxisRank:
-        """This rank's place on the axis."""
+        """This rank on the axis, and the number of ranks there."""
 
     def post(self, request: Collective, stage: int, key: str) -> Posted:
         """Start a collective.
 
-        All members of the axis post the requests of one `stage` (the how-manieth request of its exchange on
+        All members of the axis post the requests of one `stage` (the index of the request in its exchange on
         that axis) in the same order. `key` names the exchange: no two requests of one key, axis and stage
-        are under way at once.
+        and stage are in progress at once.
         """

@@ -1,4 +1,4 @@
-"""Large batches, which need fewer rounds: learning rates, batches that grow, and optimizers by layer."""
+"""For large batches: learning rates, growing batches, and optimizers with a learning rate for each layer."""
 
 from tacit.optim.batches import GrowingBatches
 from tacit.optim.lamb import LAMB

@@ -14,9 +14,9 @@ class GrowingBatches(Sampler[list[int]]):
     """A batch sampler whose batches become `factor` times as large at every milestone (arXiv 1711.00489).
 
     Where a schedule would multiply the learning rate by 1 / `factor`, the batch grows by `factor` instead:
-    the noise of the steps falls alike, and there are fewer steps, so fewer rounds. Give it to
-    `DataLoader(data, batch_sampler=batches)`, and call `set_epoch` before every epoch. A rank's batch is
-    meant, so give it a `DistributedSampler(..., drop_last=True)`: then all ranks have equally many batches.
+    the noise of the steps falls equally, and there are fewer steps, so fewer rounds. Give it to
+    `DataLoader(data, batch_sampler=batches)`, and call `set_epoch` before every epoch. Sizes are those of one
+    rank, so give it a `DistributedSampler(..., drop_last=True)`: then all ranks have equally many batches.
 
     Beyond `max_batch` the batch stays, and the learning rate must fall after all (section 5.2 of the paper):
     `LambdaLR(optimizer, batches.lr_factor)`, stepped once an epoch. It makes up for batches rounded down to
@@ -31,7 +31,7 @@ class GrowingBatches(Sampler[list[int]]):
         drop_last: leave out the last batch where it is not full, as it would weigh more than others.
 
     Raises:
-        ConfigError: a number cannot be.
+        ConfigError: a number is out of range.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GrowingBatches(Sampler[list[int]]):
 
     @property
     def batch_size(self) -> int:
-        """Samples in a batch of the present epoch."""
+        """Samples in a batch of this epoch."""
         return self._size(self.epoch)
 
     def set_epoch(self, epoch: int) -> None:
@@ -63,19 +63,19 @@ class GrowingBatches(Sampler[list[int]]):
             inner(epoch)
 
     def lr_factor(self, epoch: int) -> float:
-        """By what to multiply the learning rate in this epoch, as the batch is smaller than it should be."""
+        """What to multiply the learning rate by in this epoch, as the batch is smaller than it should be."""
         return self._size(epoch) / self._wanted(epoch)
 
     def _wanted(self, epoch: int) -> float:
         return self.first * self.factor ** sum(epoch >= each for each in self.milestones)
 
     def _size(self, epoch: int) -> int:
-        # Not 79 for 7.9999999: a factor such as 1 / 0.1 need not be exact.
+        # Not 79 for 79.9999999: a factor such as 1 / 0.1 need not be exact.
         wanted = int(self._wanted(epoch) * (1 + 1e-9))
         return wanted if self.max_batch is None else min(wanted, self.max_batch)
 
     def __len__(self) -> int:
-        """Batches in the present epoch."""
+        """The number of batches in this epoch."""
         assert isinstance(self.sampler, Sized)
         count = len(self.sampler)
         return count // self.batch_size if self.drop_last else -(-count // self.batch_size)

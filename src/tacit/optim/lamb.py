@@ -15,7 +15,7 @@ from tacit.optim.sizes import add_, norm, unless_zero
 
 
 class LAMB(Optimizer):
-    """Adam, whose step has the size of the parameter.
+    """Adam, with steps scaled to the norm of the parameter.
 
     The paper's step t, for a parameter w with gradient g:
 
@@ -25,7 +25,7 @@ class LAMB(Optimizer):
         w <- w - lr * phi(|w|) / |r| * r            phi(z) = z
 
     Where |w| = 0 or |r| = 0, the ratio is 1. Parameters of fewer than two dimensions (biases, norms) neither
-    decay nor have their step sized, as in the authors' runs: for them it is Adam.
+    decay nor have their step scaled, as in the authors' runs: for them it is Adam.
 
     Args:
         params: as for torch's optimizers.
@@ -35,7 +35,7 @@ class LAMB(Optimizer):
         weight_decay: 0 or more.
 
     Raises:
-        ConfigError: a number cannot be.
+        ConfigError: a number is out of range.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LAMB(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step; `closure`, where given, computes the loss anew, which is returned."""
+        """One step. `closure`, where given, computes the loss again, which is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -102,7 +102,7 @@ class LAMB(Optimizer):
         add_(p, r, -float(group["lr"]) * ratio)
 
     def _room(self, p: Tensor) -> Tensor:
-        """Memory for one update; no state, so it is in no checkpoint."""
+        """Memory for one update; not part of the state, so not in checkpoints."""
         room = self._rooms.get(p.dtype)
         if room is None or room.numel() < p.numel() or room.device != p.device:
             room = self._rooms[p.dtype] = torch.empty(p.numel(), dtype=p.dtype, device=p.device)

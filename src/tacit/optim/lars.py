@@ -15,7 +15,7 @@ from tacit.optim.sizes import add_, norm, unless_zero
 
 
 class LARS(Optimizer):
-    """SGD with momentum, in which each parameter has a learning rate of its own.
+    """SGD with momentum, with a learning rate for each parameter.
 
     The paper's step, for a parameter w with gradient g:
 
@@ -25,7 +25,7 @@ class LARS(Optimizer):
 
     As in the paper lr is inside v, where torch's SGD multiplies the whole of v: they differ when it changes.
     Parameters of fewer than two dimensions (biases, norms) take r = 1 and no decay, as is usual: their norms
-    say little. So does a parameter with |w| = 0 or |g| = 0, for this step.
+    are not informative. So does a parameter with |w| = 0 or |g| = 0, in this step.
 
     Args:
         params: as for torch's optimizers.
@@ -35,7 +35,7 @@ class LARS(Optimizer):
         trust: the trust coefficient, the paper's eta; above 0.
 
     Raises:
-        ConfigError: a number cannot be.
+        ConfigError: a number is out of range.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LARS(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step; `closure`, where given, computes the loss anew, which is returned."""
+        """One step. `closure`, where given, computes the loss again, which is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

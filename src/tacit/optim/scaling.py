@@ -26,7 +26,7 @@ def scale_lr(
     `ChainedScheduler([scale_lr(optimizer, 8, warmup_steps=500), MultiStepLR(optimizer, [9000])])`.
 
     Args:
-        optimizer: whose learning rates are those of the small batch; they are changed at once.
+        optimizer: its learning rates are those of the small batch; they are changed at once.
         batch_ratio: the global batch (of all ranks and accumulated passes) over the small one; 1 or more.
         warmup_steps: steps of the scheduler until the full learning rate; 0: at once.
         rule: how the learning rate follows the batch.
@@ -35,7 +35,7 @@ def scale_lr(
         The scheduler, one of torch's; its `step` is to be called after every step of the optimizer.
 
     Raises:
-        ConfigError: a number cannot be, or the optimizer has a scheduler already.
+        ConfigError: a number is out of range, or the optimizer has a scheduler already.
     """
     if rule not in _RULES:
         raise unknown("rule", str(rule), _RULES)
@@ -47,7 +47,7 @@ def scale_lr(
         raise ConfigError(f"warmup_steps={warmup_steps!r} is not possible: write a whole number of 0 or more")
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise ConfigError(
-            "the optimizer has a scheduler already, which keeps to the learning rates that it found: call "
+            "the optimizer has a scheduler already, which uses the learning rates from before: call "
             "scale_lr first, and make other schedulers after it"
         )
     factor = _RULES[rule](batch_ratio)

@@ -1,4 +1,4 @@
-"""What foretells changes: predictors, and the compressors that send only what a prediction misses."""
+"""Predictors of parameter changes, and compressors that send only what is not predicted."""
 
 from tacit.prediction.extrapolation import Exponential, Linear, Persistent, Stale
 from tacit.prediction.loading import trained

@@ -1,4 +1,4 @@
-"""What ranks that predict alike tell each other, so that they would see it if they did not."""
+"""Checksums by which ranks notice that their predictions differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tacit.contracts import Context, Transmitted
 from tacit.errors import RoundError
 
 MARKS = 3
-"""Numbers that ride in each message: of what ranks remember, and of their learning rate."""
+"""Numbers added to each message: checksums of the state, and the learning rate."""
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -20,14 +20,14 @@ _CHECKS = 32
 
 
 def checksum(answer: Tensor) -> int:
-    """Of the bits of an answer: a number of 5 bits, which fp32 holds exactly, and its square."""
+    """A checksum of the bits of an answer: a number of 5 bits, which fp32 holds exactly, and its square."""
     return int(answer.view(_BITS[answer.element_size()]).sum()) % _CHECKS
 
 
 def mark(marks: Tensor, checksums: Tensor, lr: float) -> None:
     """Write the checksum of the parameters' checksums, its square, and the learning rate.
 
-    The means of the first two tell on every rank whether all ranks have the same.
+    The means of the first two show on every rank whether all ranks have the same.
     """
     if marks.is_meta:
         return
@@ -36,10 +36,10 @@ def mark(marks: Tensor, checksums: Tensor, lr: float) -> None:
 
 
 def compare(marks: Tensor, ctx: Context) -> None:
-    """Refuse to go on where histories differ.
+    """Raise if the ranks' histories differ.
 
     Raises:
-        RoundError: on all ranks, in the round after they have come to differ, or soon.
+        RoundError: on all ranks, in the round after histories differ, or soon after.
     """
     if marks.is_meta:
         return
@@ -54,17 +54,17 @@ def compare(marks: Tensor, ctx: Context) -> None:
 
 @dataclass(frozen=True)
 class Mirrored(Transmitted):
-    """This rank's own entries where they were sent, and elsewhere what all ranks predict."""
+    """This rank's own entries where they were sent, and elsewhere the prediction."""
 
     answer: Tensor
     index: Tensor
     mine: Tensor
 
     def subtract_from_(self, new_residual: Tensor) -> None:
-        """Leave owed what others make of this rank's entries otherwise."""
+        """The difference between this rank's entries and the prediction remains, where nothing was sent."""
         new_residual.sub_(self.answer)
         new_residual.index_add_(0, self.index, self.answer[self.index] - self.mine)
 
     def dense(self, like: Tensor) -> Tensor:
-        """Both, joined."""
+        """Sent entries and predictions, as one tensor."""
         return self.answer.clone().index_copy_(0, self.index, self.mine).view_as(like)

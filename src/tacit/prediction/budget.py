@@ -1,4 +1,4 @@
-"""Which part of a tensor travels in which round, so that all bytes together stay within a budget."""
+"""Which entries are sent in which round, so that all bytes together stay within a budget."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from tacit.prediction.subsets import at_random, beside, by_layers, in_turn, plac
 _log = logging.getLogger("tacit")
 
 UNTOLD = 100
-"""For how many steps a budget is where nobody says how many there will be."""
+"""The number of steps that a budget is for, if nobody gives one."""
 DRAWN = 16
-"""Of so many entries that travel by turns one is drawn at random, where predictions are judged."""
+"""One in this many entries of a round is drawn at random, where predictions are evaluated."""
 DROP = 0.5
-"""A learning rate that has fallen to this share of what it was asks for a round that sends everything."""
+"""A round sends everything when the learning rate has fallen to this share of its last value."""
 
 Subset: TypeAlias = Literal["rotating", "random", "layers", "magnitude"]
 Answered: TypeAlias = Generator[Request, Any, tuple[Tensor, Tensor, Tensor, Tensor]]
-"""Gives (where, the mean there, what this rank gave there, which drawn ones stand for those not sent)."""
+"""Returns (positions, mean there, this rank's values there, which drawn entries stand for those not sent)."""
 
 
 class Turn(NamedTuple):
-    """Which entries travel in a round, rising.
+    """Which entries are sent in a round, rising.
 
     Attributes:
-        full: whether it is a round in which all do.
-        where: all that do.
-        drawn: of these, those that were drawn at random from all whose turn it was not. They were heard of as
-            long ago as the entries that do not travel: what is found of them holds of those too.
+        full: whether all entries are sent.
+        where: the positions of all that are sent.
+        drawn: of these, those drawn at random from all that are not selected in this round. They were last
+            sent as long ago as the entries that are not sent, so an error found on them is that of those too.
     """
 
     full: bool
@@ -65,33 +65,33 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Budgeted(Compressor):
-    """What is common to compressors that let the entries of a tensor take turns.
+    """Base of compressors that send a different subset of the entries in each round.
 
-    In a round small parameters travel, and of the others as many entries as the budget leaves. `budget`
-    counts all that travels, of what dense rounds after every step would: with b = budget x every, f the share
+    In a round small parameters are sent, and of the others as many entries as the budget leaves. `budget`
+    counts all that is sent, of what dense rounds after every step would: with b = budget x every, f the share
     of rounds that send everything, the last one of a training among them, and d that of the entries that
-    always travel, the others have (b - f - (1 - f) d) / ((1 - f) (1 - d)). No index travels, as whose turn it
-    is follows from seed and round.
+    are always sent, the others have (b - f - (1 - f) d) / ((1 - f) (1 - d)). No index is sent, as the
+    selection follows from seed and round.
 
     State, equal on all ranks: `rates`, by parameter, the learning rate of the last round, that of the last
-    round that sent everything, and how many such there were for its sake.
+    round that sent everything, and how many such rounds `drops` has caused.
 
     Attributes:
         budget: bytes, as a share of what a dense round after every step would send.
-        subset: "rotating": of each of k equal stretches one entry, the next one in every round. "random": one
-            of each stretch, whichever falls out. "layers": k entries side by side, layer after layer.
+        subset: "rotating": of each of k equal spans one entry, the next one in every round. "random": one
+            of each span, at random. "layers": k entries side by side, layer after layer.
             "magnitude": the largest, of each rank its own, with their positions, so fewer; where a rank has
             not sent an entry that another has, it counts as 0.
-        values: how entries are written: `BF16()` lets twice as many travel.
+        values: how entries are encoded: `BF16()` sends twice as many.
         full_steps: steps of the optimizer whose rounds send everything.
-        drops: how many more rounds send everything, each behind one in which the learning rate was half of
+        drops: how many more rounds send everything, each after one in which the learning rate was half of
             what it was at the last such round, or less.
         every: steps from round to round.
-        horizon: how many steps the budget is for. None: as many as `attach` is told of (`steps_per_epoch`
+        horizon: how many steps the budget is for. None: as many as `attach` is given (`steps_per_epoch`
             times `epochs`), or 100. A longer training stays within the budget. A shorter one sends more, and
             the log says so.
-        whole_below: parameters of fewer elements, and all of one dimension, travel in every round.
-        share: of the entries that take turns, how many travel in a round; filled in when it is attached.
+        whole_below: parameters of fewer elements, and all of one dimension, are sent in every round.
+        share: of the entries sent in rotation, the share sent in a round; filled in when it is attached.
         matrices: where the parameters lie in the flat tensor; filled in when it is attached.
     """
 
@@ -120,7 +120,7 @@ class Budgeted(Compressor):
         hint = "write how many times the learning rate will be halved, or 0"
         checks.whole("drops", self.drops, 0, None, hint)
         checks.whole("every", self.every, 1, None, "write 1 for a round after every step")
-        hint = "it is for how many steps the budget is, more than are sent in full"
+        hint = "it is the number of steps of the budget, more than are sent in full"
         if self.horizon is not None:
             checks.whole("horizon", self.horizon, 1, None, hint)
         if not self._can_be_kept_in(self.planned):
@@ -136,37 +136,37 @@ class Budgeted(Compressor):
 
     @property
     def planned(self) -> int:
-        """How many steps the budget is for."""
+        """The number of steps that the budget is for."""
         return UNTOLD if self.horizon is None else self.horizon
 
     @property
     def full(self) -> float:
-        """f: the share of rounds that send everything; the end of a training is one."""
+        """f: the share of rounds that send everything, with the last round of a training."""
         return self._full_of(self.planned)
 
     def _full_of(self, steps: int) -> float:
         return (self.full_steps + (self.drops + 1) * self.every) / steps
 
     def _can_be_kept_in(self, steps: int) -> bool:
-        """Whether rounds that send everything leave something of the budget, in so many steps."""
+        """Whether rounds that send everything leave a part of the budget, in this number of steps."""
         return self.room == 1 or self._full_of(steps) < self.room
 
     @property
     def room(self) -> float:
-        """b: how many bytes a round may have on average, as a share of a dense one's."""
+        """b: the bytes that a round may have on average, as a share of a dense one's."""
         return min(1.0, self.budget * self.every)
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """Where rounds no longer send everything."""
+        """The steps after which rounds no longer send everything."""
         return (self.full_steps,) if self.full_steps else ()
 
     def exempts(self, shape: torch.Size) -> bool:
-        """None: small ones travel whole, but are counted."""
+        """No parameter: small ones are sent in full, but counted."""
         return False
 
     def for_training(self, schedule_state: ScheduleState) -> Compressor:
-        """The same, for as many steps as there will be, if that is known and `horizon` says nothing else."""
+        """The same for the number of steps of the training, if known and `horizon` is None."""
         if self.horizon is not None or not {"steps_per_epoch", "epochs"} <= schedule_state.keys():
             return self
         steps = int(schedule_state["steps_per_epoch"] * schedule_state["epochs"])
@@ -181,7 +181,7 @@ class Budgeted(Compressor):
         return self
 
     def ended(self, steps: int) -> str:
-        """What a training that ends early has sent more than the budget."""
+        """How much more than the budget a training that ends early has sent."""
         full = self.full_steps + self.every  # the first rounds, and the end
         partly = max(0, steps - self.full_steps) * self._each / self.every
         sent = (min(full, steps + self.every) / self.every + partly) / max(steps, 1)
@@ -194,7 +194,7 @@ class Budgeted(Compressor):
         )
 
     def for_model(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """The same, which knows what the budget leaves for the entries that take turns.
+        """The same, with the share of entries per round that the budget leaves.
 
         Raises:
             ConfigError: nothing is left.
@@ -203,26 +203,26 @@ class Budgeted(Compressor):
         always = sum(size(m) for m in matrices if not self.takes_turns(m))
         if self.room < 1 and n and (self.full + (1 - self.full) * always / n) >= self.room:
             raise ConfigError(
-                f"budget={self.budget} is used up before anything takes turns: {always:,} of {n:,} entries "
-                f"always travel, and {self.full:.3f} of the rounds send everything. Write a larger budget, a "
+                f"budget={self.budget} is too small: {always:,} of {n:,} entries are "
+                f"always sent, and {self.full:.3f} of the rounds send everything. Write a larger budget, a "
                 "longer horizon, or a smaller whole_below"
             )
         return replace(self, share=_left(self._each, n, always))
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """The same for these parameters."""
+        """The same with these parameters as `matrices`."""
         return replace(self, matrices=matrices)
 
     @property
     def judges(self) -> bool:
-        """Whether some entries are to be drawn at random in every round."""
+        """Whether some entries are drawn at random in every round, to evaluate predictions."""
         return False
 
-    # ---- who travels ----------------------------------------------------------------------------------
+    # ---- which entries are sent -----------------------------------------------------------------------
 
     @cached_property
     def turns(self) -> int:
-        """k: how many entries travel by turns in a round."""
+        """k: the number of entries that are sent in rotation in a round."""
         n, rest = sum(map(size, self.matrices)), sum(map(size, self._taking_turns))
         if self.room == 1 or not rest:
             return rest
@@ -231,11 +231,11 @@ class Budgeted(Compressor):
 
     @property
     def _each(self) -> float:
-        """What a round in which not all is sent may send, as a share of a dense one's bytes."""
+        """The bytes of a round that does not send everything, as a share of a dense one's."""
         return (self.room - self.full) / (1 - self.full) if self.full < self.room else 1.0
 
     def entries_of_round(self, full: bool, ctx: Context) -> Turn:
-        """Which entries travel in a round in which all do, or not; equal on all peers."""
+        """The entries of a round that sends everything (`full`) or not; equal on all peers."""
         always = zlib.crc32(f"{ctx.seed}|{ctx.name}|{ctx.prefix}|whose turn".encode())
         now = zlib.crc32(f"{always}|{ctx.round}".encode())
         chosen = torch.empty(0, dtype=torch.int64)
@@ -250,17 +250,17 @@ class Budgeted(Compressor):
 
     @cached_property
     def _room(self) -> int:
-        """How many entries travel in the bytes of `turns`, those that are drawn among them."""
+        """The number of entries in the bytes of `turns`, with those that are drawn."""
         return min(self._turning, self.turns * (1 if self.values == Dense() else 2))
 
     @cached_property
     def _turning(self) -> int:
-        """How many entries take turns."""
+        """The number of entries that are sent in rotation."""
         return sum(map(size, self._taking_turns))
 
     @cached_property
     def _drawn(self) -> int:
-        """How many entries travel that are drawn at random, from all whose turn it is not."""
+        """The number of sent entries that are drawn at random from those not selected."""
         if not self.judges:
             return 0
         return max(0, min(self._turning - self._room, self._room - 1, -(-self._room // DRAWN)))
@@ -274,7 +274,7 @@ class Budgeted(Compressor):
         return [m for m in self.matrices if self.takes_turns(m)]
 
     def takes_turns(self, m: Matrix) -> bool:
-        """Whether its entries do."""
+        """Whether the entries of this parameter are sent in rotation."""
         return m.dims > 1 and size(m) >= self.whole_below
 
     # ---- the exchange ---------------------------------------------------------------------------------
@@ -286,14 +286,14 @@ class Budgeted(Compressor):
         most = _largest_within(4 * (self.turns - self._drawn), self._turning)
         return _largest_mean(most, places(self._taking_turns), x, selected, marks, ctx)
 
-    # ---- when everything travels ----------------------------------------------------------------------
+    # ---- rounds that send everything ------------------------------------------------------------------
 
     def is_full(self, rates: Tensor, ctx: Context) -> bool:
         """Whether everything travels in this round."""
         return ctx.step < self.full_steps or _dropped(rates, self.drops)
 
     def rates_after(self, rates: Tensor, heard: float, full: bool, ctx: Context) -> Tensor:
-        """What is known of the learning rate after this round."""
+        """The state field `rates` after this round."""
         after = ctx.spare("rates", rates)
         if rates.is_meta or not rates.numel():
             return after.copy_(rates)

@@ -1,4 +1,4 @@
-"""The last two changes of each entry that all ranks have heard of, how old they are, and how layers swing."""
+"""The last two received changes of each entry, their ages, and the size of each layer's changes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tacit.contracts import Context, State
 from tacit.prediction.predictor import Seen
 
 FIELDS = ("last", "before", "age", "gap")
-"""Of each entry: two changes, in the type of the parameters; and two counts of rounds, in int16."""
+"""For each entry: two changes, in the type of the parameters; and two ages in rounds, in int16."""
 SWINGS = "swings"
-"""Of each parameter: the root mean square of what was heard of it, in the last rounds, in turn."""
+"""For each parameter: the root mean square of its received changes in the last rounds, as a ring."""
 ROUNDS = 16
-"""So many rounds."""
+"""The number of rounds in the ring."""
 _NEVER = -(1 << 15)
 
 
 def first(like: Tensor) -> dict[str, Tensor]:
-    """Nothing has been heard of any entry: 3 floats an entry, where the parameters are in fp32."""
+    """The state before any change was received: 3 floats an entry, where the parameters are in fp32."""
     counts = torch.zeros_like(like, dtype=torch.int16)
     nothing = {"last": torch.zeros_like(like), "before": torch.zeros_like(like)}
-    # Counted up by one from round to round; above 0 only once the entry has been heard of.
+    # Counted up by one from round to round; above 0 only once a change was received.
     return {**nothing, "age": counts + _NEVER, "gap": counts}
 
 
 def remembered(state: State, index: Tensor, values: Tensor, ctx: Context) -> dict[str, Tensor]:
-    """What is remembered after a round in which the entries `index` were heard to change by `values`."""
+    """The state after a round in which the changes `values` of the entries `index` were received."""
     last, before, age, gap = (ctx.spare(field, state[field]).copy_(state[field]) for field in FIELDS)
     # Scattered, as that takes a third of the time of index_copy_ and index_fill_.
     before.scatter_(0, index, state["last"].index_select(0, index))
@@ -43,11 +43,11 @@ def remembered(state: State, index: Tensor, values: Tensor, ctx: Context) -> dic
 
 @dataclass(frozen=True)
 class Heard:
-    """What is known before a round, and how far layers move in it.
+    """The state before a round, and how the size of layers' changes moves in it.
 
     Attributes:
         state: the fields of `FIELDS`.
-        ratios: shape (parameters, ROUNDS + 1): how far each swings now, as a multiple of what it did so many
+        ratios: shape (parameters, ROUNDS + 1): the present size of changes over that of so many
             rounds ago.
     """
 
@@ -55,13 +55,13 @@ class Heard:
     ratios: Tensor
 
     def seen(self, piece: slice, i: int) -> Seen:
-        """Of these entries of the parameter `i`; zeros where one was not heard of in two rounds or more."""
+        """The history of these entries of the parameter `i`; zeros without changes of two rounds or more."""
         before, last = self.state["before"][piece], self.state["last"][piece]
         age, gap = self.state["age"][piece], self.state["gap"][piece]
         return _seen(before, last, age, gap, lambda rounds: self.ratios[i].index_select(0, rounds))
 
     def judging(self, drawn: Tensor, owner: Tensor) -> tuple[Seen, Tensor]:
-        """Of these entries, each of a parameter of its own; and which were heard of in two rounds or more."""
+        """The history of these entries, each of parameter `owner`; and which have changes of two rounds."""
         before, last, age, gap = (
             self.state[field].index_select(0, drawn) for field in ("before", "last", "age", "gap")
         )
@@ -80,12 +80,12 @@ def swings_after(state: State, values: Sequence[Tensor], ctx: Context) -> tuple[
     """The state field `SWINGS` after a round, and the ratios of `Heard`.
 
     Args:
-        values: what was heard of each parameter.
+        values: the received changes of each parameter.
     """
     past = state[SWINGS].view(-1, ROUNDS)
     now = torch.tensor([root_mean_square(each) for each in values], dtype=past.dtype, device=past.device)
     number = ctx.round % ROUNDS
-    # A layer of which nothing was heard swings as it did.
+    # Without a received change a layer keeps its value.
     now = torch.where(now > 0, now, past[:, number - 1])
     ages = torch.arange(ROUNDS + 1).clamp(min=1)
     then = past[:, (ctx.round - ages) % ROUNDS]
@@ -97,6 +97,6 @@ def swings_after(state: State, values: Sequence[Tensor], ctx: Context) -> tuple[
 
 
 def root_mean_square(values: Tensor) -> float:
-    """In fp64; 0 where there are none."""
+    """In float64; 0 where there are no values."""
     size = float(torch.linalg.vector_norm(values, dtype=torch.float64)) if len(values) else 0.0
     return min(size, sys.float_info.max) / math.sqrt(max(1, len(values)))

@@ -1,4 +1,4 @@
-"""Predictors without weights: nothing moves, or everything goes on as before."""
+"""Predictors without weights: no change, or a continuation of the last changes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tacit.prediction.predictor import Predictor, Seen
 
 @dataclass(frozen=True)
 class Stale(Predictor):
-    """No change: what is not sent stays as it is. The least that any other has to beat."""
+    """No change: what is not sent stays as it is. The baseline for all others."""
 
     depth: ClassVar[int] = 1
 
     @property
     def operations(self) -> int:
-        """None to do."""
+        """Zero operations."""
         return 0
 
     def change(self, seen: Seen, kind: str) -> Tensor:
@@ -30,7 +30,7 @@ class Stale(Predictor):
 
 @dataclass(frozen=True)
 class Persistent(Predictor):
-    """Each change is followed by a share of itself, whatever was before it: momentum, as a receiver sees it.
+    """Each change is followed by a share of itself, as with momentum.
 
     Attributes:
         factor: the share that is left from round to round, in [0, 1]. More trusts the last change more.
@@ -44,16 +44,16 @@ class Persistent(Predictor):
         checks.real("factor", self.factor, "write 0.5, as is usual", least=0, most=1)
 
     def change(self, seen: Seen, kind: str) -> Tensor:
-        """The last change that was heard of, times the factor for each round since then."""
+        """The last received change, times the factor for each round since then."""
         change: Tensor = seen.changes[-1] * torch.pow(self.factor, seen.ages[-1])
         return change.to(seen.changes.dtype)
 
 
 @dataclass(frozen=True)
 class Linear(Predictor):
-    """Things go on as they went: the mean of the last two changes that were heard of.
+    """The mean of the last two received changes.
 
-    That is the slope of the line of least squares through three values, between which they lie.
+    That is the slope of the least-squares line through three values, between which the changes lie.
     """
 
     @property
@@ -62,7 +62,7 @@ class Linear(Predictor):
         return 2
 
     def change(self, seen: Seen, kind: str) -> Tensor:
-        """The mean."""
+        """The mean of the last two changes."""
         before, last = seen.changes[-2:]
         change: Tensor = before * 0.5 + last * 0.5
         return change
@@ -72,11 +72,11 @@ class Linear(Predictor):
 class Exponential(Predictor):
     """Changes that shrink by a constant factor a round, as towards a limit.
 
-    With the last change d1 that was heard of, a rounds ago, and d0 before it, g rounds earlier:
+    With the last received change d1, a rounds ago, and d0 before it, g rounds earlier:
 
         factor = (d1 / d0)^(1 / g), within [0, 1];   change = d1 factor^a
 
-    Growth is not extrapolated, nor is that from nothing (d0 = 0): the factor is 1. What turns back and forth
+    Growth is not extrapolated, nor is that from nothing (d0 = 0): the factor is 1. A change of sign
     is not predicted.
     """
 
@@ -86,7 +86,7 @@ class Exponential(Predictor):
         return 8
 
     def change(self, seen: Seen, kind: str) -> Tensor:
-        """The last change, shrunk."""
+        """The last change times factor^a."""
         before, last = seen.changes[-2:]
         factor = torch.where(before == 0, 1.0, last / before).clamp(0.0, 1.0)
         older, age = seen.ages[-2:]

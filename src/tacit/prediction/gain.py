@@ -1,4 +1,4 @@
-"""How far a layer's predictions are followed: as far as they would have helped where the truth was heard."""
+"""A factor for each layer's predictions, from their errors on entries that were sent."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 
 SUMS = 4
-"""Of each parameter: products of guess and truth, squares of guesses, squares of truths, and how many."""
+"""For each parameter: sums of guess x truth, guess^2 and truth^2, and the number of entries."""
 KEPT = 0.9
-"""What a round leaves of what was summed before it."""
+"""The factor on earlier sums in each round."""
 STEPS = 64
-"""Gains are multiples of 1 / 64: the last bits of a sum, which depend on the processor, do not reach them."""
+"""Gains are multiples of 1 / 64, so that the last bits of a sum, which depend on the processor, are lost."""
 
 
 def judged(sums: Tensor, owner: Tensor, guess: Tensor, true: Tensor) -> Tensor:
-    """The sums (parameters, 4) after a round; of parameters of which nothing was heard they stay.
+    """The sums (parameters, 4) after a round; unchanged for parameters without drawn entries.
 
     A round counts as much as its entries are many, however far the parameters move in it: so what was found
     at one learning rate holds at the next.
 
     Args:
-        owner: which parameter each guess is of; `true`, what was heard there.
+        owner: the parameter of each guess; `true`, the received changes.
     """
     guess, true = (each.double().nan_to_num() for each in (guess, true))
     if not len(guess):
@@ -38,10 +38,10 @@ def judged(sums: Tensor, owner: Tensor, guess: Tensor, true: Tensor) -> Tensor:
 
 
 def gains(sums: Tensor) -> list[float]:
-    """What each parameter's predictions are to be multiplied by, from 0 to 1.
+    """The factor on each parameter's predictions, from 0 to 1.
 
-    It is the factor of least squares from guesses to truths, sum(guess true) / sum(guess^2), less its
-    standard error: a prediction that has nothing to do with the truth then is multiplied by about 0.
+    It is the least-squares factor from guesses to truths, sum(guess true) / sum(guess^2), less its
+    standard error: a prediction that is unrelated to the truth gets a factor of about 0.
     """
     products, guesses, truths, count = sums.double().unbind(1)
     known = (guesses > 0) & (count > 2)

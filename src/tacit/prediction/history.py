@@ -1,4 +1,4 @@
-"""What all ranks remember alike of changes, and what is foretold from it."""
+"""The last answers, equal on all ranks, and predictions from them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tacit.prediction.predictor import Predictor, Seen, in_a_row, kind_of
 
 
 def fields(depth: int, round_: int) -> list[str]:
-    """The names of the last `depth` answers before this round, oldest first; that is the next to go."""
+    """The names of the last `depth` answers before this round, oldest first; that one is replaced next."""
     return [f"past{(round_ + i) % depth}" for i in range(depth)]
 
 
 def foretell_(
     out: Tensor, predictor: Predictor, past: Sequence[Tensor], matrices: Sequence[Matrix], scale: float = 1.0
 ) -> None:
-    """Overwrite these parameters in `out` (flat) with `scale` times what the predictor says.
+    """Overwrite these parameters in `out` (flat) with `scale` times the predicted changes.
 
     `past`: all changes of the last rounds, oldest first. Where no parameters are given, all of it is one
     vector.
@@ -37,16 +37,16 @@ def foretell_(
 
 @dataclass(frozen=True)
 class Shifted(Transmitted):
-    """What was sent, and a tensor that all ranks add to it, unsaid."""
+    """What was sent plus a tensor that all ranks add to it without sending it."""
 
     by: Tensor
     inner: Transmitted
 
     def subtract_from_(self, new_residual: Tensor) -> None:
-        """Both."""
+        """Subtract both parts."""
         new_residual.sub_(self.by)
         self.inner.subtract_from_(new_residual)
 
     def dense(self, like: Tensor) -> Tensor:
-        """Their sum."""
+        """The sum of both parts."""
         return self.inner.dense(like) + self.by.view_as(like)

@@ -1,4 +1,4 @@
-"""The predictor in a file, whatever its network is."""
+"""Load a predictor from a file, whatever its network is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tacit.prediction.wnn_network import WNN
 
 
 def trained(path: str) -> MP2 | WNN:
-    """The predictor whose weights are in `path`, which are looked at now.
+    """The predictor whose weights are in `path`; the file is read and checked now.
 
     Raises:
         ConfigError: the file is missing, damaged, of another version, or for another network or other kinds.

@@ -31,9 +31,9 @@ from tacit.prediction.predictor import KINDS, Predictor, Seen
 
 DEPTH, INPUTS = 2, 3
 LIMIT = 5.0
-"""How many times the usual change of an element is still told apart; and how many doublings of a layer's."""
+"""Normalised changes are clipped to this; and log2 ratios of a layer's size."""
 FLOPS = 900
-"""What an element may cost: on a CPU wider networks take longer than the bytes that they save."""
+"""The most operations an element: on a CPU wider networks take longer than the bytes that they save."""
 SHIPPED = Path(__file__).parent / "mp2.pt"
 
 SHAPES = {
@@ -81,7 +81,7 @@ class MP2Network(nn.Module):
         nn.init.zeros_(self.last.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """delta, of each element."""
+        """delta (n,) of the input (3, 2, n)."""
         return run(dict(self.named_parameters()), x)
 
 
@@ -109,7 +109,7 @@ def _convolved(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
 
 
 def normalised(seen: Seen) -> tuple[Tensor, Tensor]:
-    """What the network is shown of two changes of each of n elements.
+    """The network's input for two changes of each of n elements.
 
     Returns:
         The input, (3, 2, n) in fp32, and s, (n,), in whose units it is; s is 0 where nothing has changed.
@@ -134,16 +134,16 @@ class MP2(Predictor):
     file: str = ""
 
     def kinds(self) -> tuple[str, ...]:
-        """The kinds that it has a network for."""
+        """The kinds with weights in the file."""
         return tuple(_weights(self.file))
 
     @property
     def operations(self) -> int:
-        """Of the widest network."""
+        """Those of the widest network."""
         return max(flops(len(named["first.bias"])) for named in _weights(self.file).values())
 
     def change(self, seen: Seen, kind: str) -> Tensor:
-        """delta s."""
+        """delta s, in the units of the changes."""
         weights = _weights(self.file).get(kind)
         if weights is None:
             return torch.zeros_like(seen.changes[-1])
@@ -161,6 +161,6 @@ def _weights(file: str) -> weight_files.Weights:
             if tensor.shape != fits[name]:
                 raise ConfigError(
                     f"{file or SHIPPED} is damaged: {kind}.{name} has shape {tuple(tensor.shape)}, and the "
-                    f"others want {tuple(fits[name])}"
+                    f"others need {tuple(fits[name])}"
                 )
     return weights

@@ -1,4 +1,4 @@
-"""Leaps along where the parameters have been going (WNN: Jang, Ko, Park & Lee, ICML 2023)."""
+"""Jumps of all parameters to their predicted values (WNN: Jang, Ko, Park & Lee, ICML 2023)."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from tacit.prediction.history import Shifted, fields, foretell_
 from tacit.prediction.predictor import Predictor
 
 VALUES = 5
-"""How many snapshots a forecast is made from, and how many periods it leaps."""
+"""The number of snapshots of a forecast, and the number of periods that it jumps ahead."""
 DEPTH = VALUES - 1
-"""Changes between them."""
+"""The number of changes between snapshots."""
 
 
 @dataclass(frozen=True)
 class Nowcast(Wrapper):
-    """Let the one inside average progress, and after every fifth period leap five periods ahead.
+    """Average deltas by the inner compressor, and after every fifth period jump five periods ahead.
 
-    At the ends of periods the parameters are looked at; from five such values the predictor tells where they
-    will be five periods later, and all ranks go there. Nothing travels for it: what it is told from are the
-    answers, which all ranks have. What training then needs less of is steps, and with them bytes.
+    At the end of each period the parameters are recorded; from five such values the predictor computes
+    those of five periods later, and all ranks take them. Nothing is sent for it, as it depends only on
+    answers, which all ranks have. What it saves is steps of training, and with them bytes.
 
-    Tensors of one dimension do not leap. The paper leaves out the layers of batch norm, whose running
+    Tensors of one dimension do not jump. The paper leaves out the layers of batch norm, whose running
     variance must not come below 0, and forecasts biases; of a flat vector it is not known which of them it
-    is, so all stay with the one inside.
+    is, so all are left to the inner compressor.
 
-    State, equal on all ranks: `past0` to `past3`, the changes of the last periods, of which one is under way;
-    and that of the one inside.
+    State, equal on all ranks: `past0` to `past3`, the changes of the last periods, the present one among
+    them; and that of the inner compressor.
 
     Attributes:
-        predictor: told four changes, it gives the mean change of the next five periods: `WNN()`.
-        period: rounds from one look to the next; the paper's are epochs.
+        predictor: from four changes it gives the mean change of the next five periods: `WNN()`.
+        period: rounds from one record to the next; the paper's are epochs.
         matrices: where the parameters lie in the flat tensor; filled in when it is attached.
     """
 
@@ -54,33 +54,33 @@ class Nowcast(Wrapper):
         checks.matrices(self.matrices)
 
     def exempts(self, shape: torch.Size) -> bool:
-        """Tensors of one dimension; and what the one inside exempts."""
+        """Tensors of one dimension; and what the inner compressor exempts."""
         return len(shape) < 2 or self.inner.exempts(shape)
 
     def exempted(self) -> Compressor | None:
-        """The one inside, or what handles vectors where it exempts them."""
+        """The inner compressor, or its own choice for what it exempts."""
         return self.inner.exempted() if self.inner.exempts(torch.Size((1,))) else self.inner
 
     def one_shot(self, step: int) -> None:
-        """A conversation of its own, now and then: a server could not leap."""
+        """None: every fifth period is more than an encoding, which a server could not do."""
         return
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> Nowcast:
-        """The same for these parameters."""
+        """The same with these parameters as `matrices`."""
         return replace(self, inner=self.inner.with_layout(matrices), matrices=matrices)
 
     def is_shared(self, field: str) -> bool:
-        """What it remembers is."""
+        """Its own fields are equal on all ranks."""
         return field.startswith("past") or super().is_shared(field)
 
     def init(self, like: Tensor) -> State:
-        """Nothing has moved yet."""
-        kind = state_dtype(like.dtype)  # of many small changes, in two bytes the later ones would be lost
+        """The inner compressor's state, and zeros."""
+        kind = state_dtype(like.dtype)  # in two bytes small changes would not add up
         mine = {field: torch.zeros_like(like, dtype=kind) for field in fields(DEPTH, 0)}
         return {**mine, **outer_state(self.inner.init(like), "inner")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Average, and add it to what has moved in this period; at the end of every fifth, leap."""
+        """Average, and add the mean to this period's change; at the end of every fifth period, jump."""
         leap = ctx.scratch("leap", x, x.shape, x.dtype)
         done = yield from self.inner.exchange(x, inner_state(state, "inner"), ctx.inside("inner"))
         number, over = divmod(ctx.round, self.period)

@@ -1,4 +1,4 @@
-"""Progress of which a part is sent and the rest predicted, alike on all ranks (MP²: Liu et al. 2024)."""
+"""Deltas of which a part is sent and the rest predicted, equally on all ranks (MP²: Liu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ _log = logging.getLogger("tacit")
 class Predicted(Budgeted):
     """Average a moving subset of the entries, and predict the others by the same function on every rank.
 
-    In a round of n entries, of which w travel in all of them and k take turns:
+    In a round of n entries, of which w are sent in all rounds and k in rotation:
 
-        S     <- the w, and k of the others, as `Budgeted` says
+        S     <- the w, and k of the others, chosen by `Budgeted`
         a     <- mean of x over S                                2 (P - 1) / P x (w + k) bytes of `values`
-        p     <- gain x shrink x predictor(the last two changes that were heard of, and their ages)
+        p     <- gain x shrink x predictor(the last two received changes, and their ages)
         result: a on S, p elsewhere
 
-    With three numbers beside them. A prediction does not travel, as its inputs are equal on all ranks, and so
+    With three numbers beside them. A prediction is not sent, as its inputs are equal on all ranks, and so
     are its bits: in every round ranks compare a checksum of the last answer.
 
     The gain, one for each parameter, from 0 to 1, is what the predictions of the rounds before should have
-    been multiplied by (`gain.gains`). A sixteenth of the k entries is drawn at random from all whose turn it
-    is not. Of these the prediction is made too, and compared with what is heard. So predictions are judged by
-    entries that were heard of as long ago as those for which they are used, and nothing travels for it: the k
+    been multiplied by (`gain.gains`). A sixteenth of the k entries is drawn at random from all that are not
+    selected. Of these a prediction is made too, and compared with the mean. So predictions are evaluated on
+    entries that were sent as long ago as those for which they are used, at no extra bytes: the k
     entries are within the budget. A predictor that is wrong comes to a gain of about 0, which is `Stale`.
 
     What a rank's own x was where it has not been sent is lost, as in the paper, unless the merge is
-    `LocalResidual`. `ErrorFeedback` around this would owe it, which with momentum in the optimizer lets it be
+    `LocalResidual`. `ErrorFeedback` around this would keep it, which with momentum in the optimizer is then
     applied twice, and diverges.
 
-    State, equal on all ranks, beside that of `Budgeted`: of each entry `last` and `before`, the changes that
-    were heard of, and in int16 `age` and `gap`, for how many rounds each was the last one: in fp32 the memory
-    of 3 parameters, and as much again while a round is under way. Of each parameter `swings`, the root mean
+    State, equal on all ranks, beside that of `Budgeted`: for each entry `last` and `before`, the changes last
+    received, and in int16 `age` and `gap`, for how many rounds each was the last one: in fp32 the memory
+    of 3 parameters, and as much again during a round. Of each parameter `swings`, the root mean
     square of the changes of 16 rounds, and `judged`, the sums behind the gain; `answered`, a checksum. With
     `Stale` there are `rates` and `answered` alone.
 
     Attributes:
-        predictor: what tells the next change; `Stale` leaves at rest what is not sent.
-        shrink: what predictions are multiplied by beside the gain, in (0, 1]. Less trusts them less.
+        predictor: computes the next change; `Stale` leaves as it is what is not sent.
+        shrink: a factor on predictions besides the gain, in (0, 1]. Less trusts them less.
     """
 
     predictor: Predictor = Stale()
@@ -77,23 +77,23 @@ class Predicted(Budgeted):
 
     @property
     def judges(self) -> bool:
-        """Where something is predicted."""
+        """Whether the predictor predicts any change."""
         return not isinstance(self.predictor, Stale)
 
     def for_model(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """See `Budgeted`; kinds of layers that are not predicted are said."""
+        """See `Budgeted`; logs the kinds of layers that are not predicted."""
         kinds = {kind_of(m.dims) for m in matrices if self.takes_turns(m)}
         for kind in sorted(kinds - set(self.predictor.kinds())):
             _say_missing(self.predictor, kind)
         return super().for_model(matrices)
 
     def widths(self, field: str) -> tuple[int, ...] | None:
-        """Each parameter has its learning rates, its checksum, its swings, and its sums."""
+        """The numbers of learning rates, checksums, sizes of changes and sums for each parameter."""
         width = {"rates": 3, "answered": 1, SWINGS: ROUNDS, "judged": SUMS}.get(field)
         return None if width is None else tuple(width for _ in self.matrices)
 
     def init(self, like: Tensor) -> State:
-        """Nothing has been heard of yet."""
+        """The state before any change was received."""
         count, device = len(self.matrices), like.device
         state = {
             "rates": torch.zeros(3 * count, dtype=torch.float32, device=device),
@@ -106,7 +106,7 @@ class Predicted(Budgeted):
         return state
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Average the subset, predict the rest, and remember what was heard."""
+        """Average the subset, predict the rest, and record the received changes."""
         marks = ctx.scratch("marks", x, (MARKS,), torch.float32)
         mark(marks, state["answered"], ctx.lr)
         selected = self.entries_of_round(self.is_full(state["rates"], ctx), ctx)
@@ -124,12 +124,12 @@ class Predicted(Budgeted):
         answer = ctx.scratch("answer", x, x.shape, x.dtype).copy_(ctx.out)
         return Outcome(ctx.out, Mirrored(answer, index, mine), after)
 
-    # ---- what becomes of the others -------------------------------------------------------------------
+    # ---- the other entries ----------------------------------------------------------------------------
 
     def _predict(
         self, index: Tensor, values: Tensor, drawn: Tensor, state: State, ctx: Context
     ) -> dict[str, Tensor]:
-        """Write predictions to `ctx.out`, of all entries that take turns; return what is remembered."""
+        """Write predictions to `ctx.out`, of all rotating entries; return the new state."""
         swings, ratios = swings_after(state, self._by_parameter(index, values), ctx)
         heard = Heard(state, ratios)
         sums = ctx.spare("judged", state["judged"])
@@ -141,13 +141,13 @@ class Predicted(Budgeted):
         return {SWINGS: swings, "judged": sums, **remembered(state, index, values, ctx)}
 
     def _by_parameter(self, index: Tensor, values: Tensor) -> Sequence[Tensor]:
-        """The values of each; `index` rises."""
+        """The values of each parameter; `index` rises."""
         stops = torch.tensor([m.start + size(m) for m in self.matrices], device=index.device)
         ends = torch.searchsorted(index, stops).tolist()
         return torch.split(values, [end - start for start, end in pairwise([0, *ends])])
 
     def _judged(self, index: Tensor, values: Tensor, drawn: Tensor, heard: Heard) -> Tensor:
-        """The sums behind the gains, with what was heard of the entries that were drawn."""
+        """The sums behind the gains, with the means of the drawn entries."""
         stops = torch.tensor([m.start + size(m) for m in self.matrices], device=index.device)
         owner = torch.searchsorted(stops, drawn, right=True)
         seen, known = heard.judging(drawn, owner)
@@ -169,7 +169,7 @@ class Predicted(Budgeted):
         self.predictor.write(seen, kind_of(m.dims), out[span], gain * self.shrink)
 
     def _checksums(self, before: Tensor, ctx: Context) -> Tensor:
-        """Of what `ctx.out` holds of each parameter."""
+        """The checksum of each parameter's part of `ctx.out`."""
         found = ctx.spare("answered", before)
         if ctx.out.is_meta:
             return found

@@ -1,4 +1,4 @@
-"""Predictive coding: what is said is how far a prediction that all ranks share is from the truth."""
+"""Predictive coding: the error of a prediction that all ranks share is sent."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from tacit.prediction.predictor import Predictor
 
 @dataclass(frozen=True)
 class PredictiveCoding(Wrapper):
-    """Give the one inside what the prediction misses, and add the prediction to what comes of it. Ours.
+    """Compress the error of a prediction, and add the prediction to the mean error. Ours.
 
     In a round, with a_1 .. a_d the last d answers, equal on all ranks:
 
-        p       <- predictor(a_1 .. a_d)                        the same bits on every rank; nothing travels
-        r       <- the answer of the one inside to x - p        its bytes
+        p       <- predictor(a_1 .. a_d)                        the same bits on every rank; nothing is sent
+        r       <- the inner compressor's mean of x - p    its bytes
         answer  <- p + r
 
-    Put it around `ErrorFeedback`, or use the merge `LocalResidual`: what of x - p is not said is then owed,
-    or kept in the replica, wrong predictions included, so that a prediction can be late but never wrong for
-    long: all answers and what is left add up to all that was given. Meant for progress over several steps,
-    which is more alike from round to round than gradients are.
+    Put it around `ErrorFeedback`, or use the merge `LocalResidual`: the part of x - p that is not sent then
+    stays in the residual, or in the replica, with the errors of predictions: all answers plus the residual
+    are the sum of all inputs, so a wrong prediction is corrected later. Meant for deltas of several steps,
+    which are more alike from round to round than gradients are.
 
     DIANA (Mishchenko et al. 2019) and EF21 (Richtarik, Sokolov & Fatkhullin 2021) send compressed differences
     too: to each worker's own last estimate, which it and the server keep. Here one prediction, of the
     mean, serves all, and may be any function of the past.
 
-    State: `past0` and so on, the last answers in turn, equal on all ranks; and that of the one inside.
+    State: `past0` and so on, the last answers in turn, equal on all ranks; and that of the inner compressor.
 
     Attributes:
-        predictor: tells the next answer, from those of the last rounds. An answer is what all ranks did, also
-            where it was predicted, so that all of them count as heard of.
+        predictor: computes the next answer from the last ones. An answer is what all ranks applied,
+            also where it was predicted, so that all of them count as received.
         matrices: where the parameters lie in the flat tensor; filled in when it is attached.
     """
 
@@ -55,24 +55,24 @@ class PredictiveCoding(Wrapper):
         checks.matrices(self.matrices)
 
     def one_shot(self, step: int) -> None:
-        """A conversation of its own: what is said means nothing without the prediction."""
+        """None: a payload cannot be decoded without the prediction."""
         return
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> PredictiveCoding:
-        """The same for these parameters."""
+        """The same with these parameters as `matrices`."""
         return replace(self, inner=self.inner.with_layout(matrices), matrices=matrices)
 
     def is_shared(self, field: str) -> bool:
-        """The past is."""
+        """Its own fields are equal on all ranks."""
         return field.startswith("past") or super().is_shared(field)
 
     def init(self, like: Tensor) -> State:
-        """Nothing has moved yet."""
+        """The inner compressor's state, and zeros."""
         past = {field: torch.zeros_like(like) for field in fields(self.predictor.depth, 0)}
         return {**past, **outer_state(self.inner.init(like), "inner")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Predict, let the one inside speak of the rest, and remember what came of both."""
+        """Predict, run the inner exchange on the error, and record the answer."""
         guess = ctx.scratch("guess", x, x.shape, x.dtype)
         rest = ctx.scratch("rest", x, x.shape, x.dtype)
         self._predict(guess, state, ctx)

@@ -1,4 +1,4 @@
-"""What a predictor is: a pure function of what was heard of an element, the same on every rank."""
+"""The interface of predictors: pure functions of received changes, equal on every rank."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ weight."""
 
 
 def kind_of(dims: int) -> str:
-    """The kind of a parameter of so many dims."""
+    """The kind of a parameter of this number of dimensions."""
     return "vector" if dims < 2 else "linear" if dims == 2 else "convolution"
 
 
 class Seen(NamedTuple):
-    """What is known of `n` elements of one layer: changes that all ranks have heard of, never predictions.
+    """The history of `n` elements of one layer: received changes, never predictions.
 
     Attributes:
-        changes: shape (k, n): the last k changes that were heard of, newest last.
+        changes: shape (k, n): the last k received changes, newest last.
         ages: shape (k, n), fp32: how many rounds ago each was made, 1 or more; 1: in the round before.
         swings: shape (k, n), fp32: the root mean square of the layer's changes in this round, divided by that
             in the round of each change; 1 where it is not known.
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
 
 
 def in_a_row(changes: Tensor) -> Seen:
-    """Changes (k, n) of rounds that followed one another up to the round before, all of them heard of."""
+    """The history of changes (k, n) received in consecutive rounds up to the last one."""
     ages = torch.arange(len(changes), 0, -1, dtype=torch.float32).unsqueeze(1).expand(changes.shape)
     return Seen(changes, ages, torch.ones(()).expand(changes.shape))
 
@@ -50,20 +50,20 @@ class Predictor(ABC):
     """Predicts the next change of each element. A frozen dataclass: a value, without state."""
 
     depth: ClassVar[int] = 2
-    """How many changes it looks back."""
+    """The number of past changes that it uses."""
 
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of layers that it can tell of; others are predicted not to change."""
+        """The kinds of layers that it predicts; others are predicted not to change."""
         return KINDS
 
     @property
     def operations(self) -> int | None:
-        """Floating-point operations an element, at most, as they stand in the formulas; None: not counted."""
+        """Floating-point operations an element, at most, by the formulas; None: not counted."""
         return None
 
     @abstractmethod
     def change(self, seen: Seen, kind: str) -> Tensor:
-        """The next change of `n` elements of one layer, 0 where none of the changes seen is another.
+        """The next change of `n` elements of one layer; 0 where all past changes are 0.
 
         Args:
             seen: the last `depth` changes of each element, or the last 2, where `depth` is more and only they
@@ -75,7 +75,7 @@ class Predictor(ABC):
         """
 
     def write(self, seen: Callable[[slice], Seen], kind: str, out: Tensor, scale: float = 1.0) -> None:
-        """Overwrite `out`, (n,), with `scale` times the next changes; `seen`: what is known of a piece."""
+        """Overwrite `out`, (n,), with `scale` times the next changes; `seen` gives the history of a piece."""
         for start in range(0, out.numel(), PIECE):
             piece = slice(start, min(start + PIECE, out.numel()))
             torch.mul(self.change(seen(piece), kind), scale, out=out[piece])

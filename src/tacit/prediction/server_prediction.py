@@ -1,4 +1,4 @@
-"""Progress of which workers push a part, and a server predicts the rest (MP²: Liu et al. 2024)."""
+"""Deltas of which workers push a part, and a server predicts the rest (MP²: Liu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tacit.prediction.agreement_check import Mirrored
 from tacit.prediction.predicted import Predicted
 
 NOTES = 3
-"""Numbers that workers add to what they push: rounds so far, the learning rate, whether all of it is sent."""
+"""Numbers that workers add to a push: rounds so far, the learning rate, whether everything is sent."""
 _COUNTED = 1 << 20
-"""Rounds are told modulo this, which fp32 holds exactly."""
+"""Round numbers are sent modulo this, which fp32 holds exactly."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Pulled(Predicted):
         pull    the mean on S, predictions elsewhere      4 n bytes
 
     So the budget is of what is pushed. The answers are those of `Predicted`, for more than half the bytes of
-    plain training; but one process predicts, not each, and workers remember nothing. Needs a parameter server
+    plain training; but one process predicts, not each, and workers have no history. Needs a parameter server
     that averages (`Star()`), and parameters in fp32 or fp64.
 
     State: `rates`, as of `Budgeted`.
@@ -40,7 +40,7 @@ class Pulled(Predicted):
 
     @property
     def needs_server(self) -> bool:
-        """Yes."""
+        """True."""
         return True
 
     def __post_init__(self) -> None:
@@ -52,11 +52,11 @@ class Pulled(Predicted):
             )
 
     def init(self, like: Tensor) -> State:
-        """Nothing is known of learning rates yet."""
+        """`rates` alone, at zero."""
         return {"rates": super().init(like)["rates"]}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Push the subset, and take what the server makes of it.
+        """Push the subset, and pull the mean and the predictions.
 
         Raises:
             ConfigError: the parameters are of a type that cannot count rounds.
@@ -86,10 +86,10 @@ class Pulled(Predicted):
 
 @dataclass(frozen=True)
 class Pushed(Dense):
-    """What a worker says: entries as they are, of which there are fewer than answers.
+    """A worker's payload: exact entries, fewer than the answer has.
 
     Attributes:
-        by: what the server makes of it.
+        by: the compressor that the server runs on the mean.
     """
 
     entrywise: ClassVar[bool] = False
@@ -97,24 +97,24 @@ class Pushed(Dense):
     by: ServerPrediction
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """The entries, where they lie."""
+        """The entries themselves."""
         return (x,)
 
     def of_sums(self, numel: int, peers: int) -> OneShot:
-        """More than a sum."""
+        """The codec of the answer, which is more than a sum."""
         return self.by
 
 
 @dataclass(frozen=True)
 class ServerPrediction(Dense, ServerAnswer):
-    """What a server answers: the mean where it was told, and predictions elsewhere.
+    """A server's answer: the mean where it was pushed, and predictions elsewhere.
 
     It remembers the state of `by`, and `rounds`, how many it has answered.
 
     Attributes:
-        by: predicts, and knows whose turn it is.
+        by: predicts, and selects the entries of each round.
         numel: entries of the bucket.
-        seed: of the session; `name`, `prefix`: of the bucket, and of what speaks of it. Turns follow from
+        seed: of the session; `name`, `prefix`: of the bucket and its state. The selection follows from
         these.
     """
 
@@ -127,15 +127,15 @@ class ServerPrediction(Dense, ServerAnswer):
     prefix: str
 
     def encode(self, x: Tensor, ctx: Context) -> Payload:
-        """All entries; without a memory no more than their size is known."""
+        """All entries; without a state only their number is known."""
         assert x.is_meta
         return (x.new_empty(self.numel),)
 
     def answer(self, mean: Tensor, memory: State | None, ctx: Context) -> tuple[Payload, State]:
-        """What every worker of `by` would have come to, from this mean of what workers have pushed.
+        """The answer that every worker of `by` would have computed, from this mean of pushes.
 
         Raises:
-            RoundError: the workers have made other rounds than those that are remembered here.
+            RoundError: the workers are in another round than the server's state.
         """
         if memory is None:
             memory = {
@@ -147,8 +147,8 @@ class ServerPrediction(Dense, ServerAnswer):
             raise PayloadError(f"a worker's notes on the bucket of {self.name} are no finite numbers")
         if round(told) != rounds % _COUNTED:
             raise RoundError(
-                f"the workers are in round {round(told)}, and the server remembers {rounds} rounds of the "
-                f"bucket of {self.name}: resume it with the --checkpoint of that moment, or begin anew"
+                f"the workers are in round {round(told)}, and the server has had {rounds} rounds of the "
+                f"bucket of {self.name}: resume it with the --checkpoint of that moment, or start again"
             )
         out, x = (ctx.scratch(key, mean, (self.numel,), mean.dtype) for key in ("out", "told"))
         ctx = replace(
@@ -168,7 +168,7 @@ class ServerPrediction(Dense, ServerAnswer):
 
 
 def _alone(exchange: Exchange) -> Outcome:
-    """An exchange of one who has no peers: a mean of his own is what he gave."""
+    """Run an exchange without peers: the mean is its own input."""
     answer: Any = None
     while True:
         try:

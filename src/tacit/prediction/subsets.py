@@ -1,4 +1,4 @@
-"""Which entries travel in a round, so that each has its turn; they are counted over all that take turns."""
+"""Which entries are sent in a round, so that each is sent in time; indices are among all such entries."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tacit.contracts import Matrix
 
 
 def size(m: Matrix) -> int:
-    """How many entries it has."""
+    """The number of entries of a matrix."""
     return m.rows * m.columns
 
 
 def places(matrices: Sequence[Matrix]) -> Tensor:
-    """Where all entries of the matrices lie."""
+    """The positions of all entries of the matrices."""
     spans = [torch.arange(m.start, m.start + size(m)) for m in matrices]
     return torch.cat(spans) if spans else torch.empty(0, dtype=torch.int64)
 
 
 def in_turn(total: int, count: int, round_: int, seed: int) -> Tensor:
-    """`count` of `total` entries, rising: of so many equal stretches one each, the next in every round.
+    """`count` of `total` entries, rising: one from each of `count` equal spans, the next in every round.
 
-    With which of its entries a stretch begins follows from the seed.
+    The entry with which a span begins follows from the seed.
     """
     bounds = _stretches(total, count)
     sizes = bounds.diff()
@@ -32,20 +32,20 @@ def in_turn(total: int, count: int, round_: int, seed: int) -> Tensor:
 
 
 def at_random(total: int, count: int, seed: int) -> Tensor:
-    """`count` of `total` entries, rising: of so many equal stretches one each, whichever falls out."""
+    """`count` of `total` entries, rising: one from each of `count` equal spans, at random."""
     bounds = _stretches(total, count)
     return bounds[:-1] + (_draws(count, seed) * bounds.diff()).long()
 
 
 def by_layers(total: int, count: int, round_: int) -> Tensor:
-    """`count` of `total` entries, rising: one behind the other, from where the last ones ended."""
+    """`count` of `total` entries, rising: consecutive ones, after those of the last round."""
     return ((torch.arange(count) + round_ * count) % max(total, 1)).sort().values
 
 
 def beside(total: int, count: int, taken: Tensor, seed: int) -> Tensor:
     """`count` of those of `total` entries that are not `taken` (rising), drawn at random; rising."""
     at = at_random(total - len(taken), count, seed)
-    # How many that are not taken lie before each that is.
+    # The number of entries not taken before each that is.
     before = taken - torch.arange(len(taken))
     return at + torch.searchsorted(before, at, right=True)
 

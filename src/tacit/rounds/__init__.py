@@ -1,4 +1,4 @@
-"""WHEN replicas exchange. Pure state machines: every rank decides alike, without communication."""
+"""When replicas exchange: pure state machines, so that all ranks decide the same without communication."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Periods that change with what training shows."""
+"""Periods that depend on measurements of the training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tacit.rounds.bounds import check, check_share
 
 @dataclass(frozen=True)
 class _Adaptive(AdaptiveRounds):
-    """A period that changes. Its state: "period", and "last", the number of steps up to the last round."""
+    """A changing period. Its state: "period", and "last", the number of steps up to the last round."""
 
     sync_every: int
 
@@ -20,11 +20,11 @@ class _Adaptive(AdaptiveRounds):
         check("sync_every", self.sync_every, 1)
 
     def start(self, step: int = 0) -> ScheduleState:
-        """The first period."""
+        """A state with the first period."""
         return {"period": float(self.sync_every), "last": float(step)}
 
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
-        """A period after the last round."""
+        """A round once `period` steps have passed since the last one."""
         due = step + 1 - schedule_state["last"] >= schedule_state["period"]
         return Sync(step, observe=True) if due else None
 
@@ -43,7 +43,7 @@ class AdaComm(_Adaptive):
 
     Attributes:
         sync_every: the first period, tau_0.
-        interval: steps between two choices.
+        interval: steps between two changes of the period.
     """
 
     interval: int = 100
@@ -54,11 +54,11 @@ class AdaComm(_Adaptive):
 
     @property
     def observed_metrics(self) -> frozenset[str]:
-        """The loss."""
+        """The loss, as "loss"."""
         return frozenset({"loss"})
 
     def observe(self, schedule_state: ScheduleState, facts: ScheduleState) -> ScheduleState:
-        """Choose anew where an interval has ended."""
+        """Set the period at the end of an interval."""
         done, loss, lr = facts["step"] + 1, facts["loss"], facts["lr"]
         schedule_state = {**schedule_state, "last": done}
         if "loss_0" not in schedule_state:
@@ -85,7 +85,7 @@ class ByVariance(_Adaptive):
 
     Attributes:
         sync_every: the first period.
-        sample_steps: for how long C is taken.
+        sample_steps: the number of steps over which C is taken.
     """
 
     sample_steps: int = 100
@@ -96,11 +96,11 @@ class ByVariance(_Adaptive):
 
     @property
     def observed_metrics(self) -> frozenset[str]:
-        """The replicas' variance."""
+        """The replicas' variance, as "drift"."""
         return frozenset({"drift"})
 
     def observe(self, schedule_state: ScheduleState, facts: ScheduleState) -> ScheduleState:
-        """Sample, or compare with the sample."""
+        """Add to the sample, or compare with it and change the period."""
         variance, lr = facts["drift"], facts["lr"] or 1.0
         schedule_state = {**schedule_state, "last": facts["step"] + 1}
         count, c = schedule_state.get("samples", 0.0), schedule_state.get("c", 0.0)
@@ -112,7 +112,7 @@ class ByVariance(_Adaptive):
 
 @dataclass(frozen=True)
 class OnPlateau(_Adaptive):
-    """A period that is divided whenever the loss of an epoch has stopped to fall. A round ends each epoch.
+    """A period that is divided whenever the loss of an epoch has stopped falling. A round ends each epoch.
 
     Attributes:
         sync_every: the first period.
@@ -134,17 +134,17 @@ class OnPlateau(_Adaptive):
         check_share("threshold", self.threshold)
 
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
-        """A period after the last round, and at each epoch's end."""
+        """A round once `period` steps have passed since the last one, and at each epoch's end."""
         ends = (step + 1) % int(schedule_state["steps_per_epoch"]) == 0
         return Sync(step, observe=True) if ends else super().at(step, schedule_state)
 
     @property
     def observed_metrics(self) -> frozenset[str]:
-        """The loss."""
+        """The loss, as "loss"."""
         return frozenset({"loss"})
 
     def observe(self, schedule_state: ScheduleState, facts: ScheduleState) -> ScheduleState:
-        """Add up the loss of the epoch, and compare epochs."""
+        """Add up the loss of the epoch; at its end compare it with earlier epochs."""
         done = facts["step"] + 1
         total = schedule_state.get("total", 0.0) + facts["loss"] * (done - schedule_state["last"])
         schedule_state = {**schedule_state, "last": done, "total": total}
@@ -160,10 +160,10 @@ class OnPlateau(_Adaptive):
 def plateau(
     schedule_state: ScheduleState, loss: float, patience: int, threshold: float
 ) -> tuple[bool, ScheduleState]:
-    """Whether the loss of an epoch shows a plateau, and the schedule state then: "best", and "bad" epochs.
+    """Whether the loss of an epoch shows a plateau, and the new schedule state: "best", and "bad" epochs.
 
-    Better is what is below the best by a share of `threshold`; a plateau, more than `patience` epochs in a
-    row that are not. Counting then begins anew, and the best stays. Losses may be negative.
+    Better means below the best by a share of `threshold`. A plateau is more than `patience` epochs in a
+    row that are not better. Counting then starts again, and the best stays. Losses may be negative.
     """
     best = schedule_state.get("best", math.inf)
     better = loss < best - abs(best) * threshold if best < math.inf else True

@@ -1,4 +1,4 @@
-"""What a schedule's numbers may be."""
+"""Checks of the numbers of a schedule."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from tacit.errors import ConfigError
 
 
 def check(name: str, value: object, least: int) -> None:
-    """Refuse what is not a whole number of `least` or more.
+    """Raise unless the value is a whole number of `least` or more.
 
     Raises:
-        ConfigError: names it.
+        ConfigError: names the parameter and what was given.
     """
     if type(value) is not int or value < least:
         what = (
@@ -24,10 +24,10 @@ def check(name: str, value: object, least: int) -> None:
 
 
 def check_share(name: str, value: object) -> None:
-    """Refuse what is not a number from 0 to below 1.
+    """Raise unless the value is a number from 0 to below 1.
 
     Raises:
-        ConfigError: names it.
+        ConfigError: names the parameter and what was given.
     """
     if type(value) not in (int, float) or not 0 <= value < 1:  # type: ignore[operator]
         raise ConfigError(f"{name}={value!r} is not possible: write a share from 0 to below 1")

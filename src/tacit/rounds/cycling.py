@@ -1,4 +1,4 @@
-"""DASO's schedule: rounds that block, rounds that come late, and periods that change with the loss."""
+"""DASO's schedule: rounds applied at once, rounds applied late, and periods that change with the loss."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from tacit.rounds.adaptive import plateau
 from tacit.rounds.bounds import check, check_share
 
 SLACK = 1.1
-"""How much longer than measured a transfer may take and still be hidden, where the period is chosen."""
+"""A transfer may take this many times the measured time and still be hidden, where the period is chosen."""
 PROBES = 2
-"""Late rounds that are measured one by one before the period is chosen at the ends of epochs only."""
+"""Late rounds measured one by one; afterwards the period is chosen only at the ends of epochs."""
 
 
 @dataclass(frozen=True)
 class Cycling(AdaptiveRounds, PhasedRounds):
     """Warm-up, cycling and cool-down of DASO (Coquelin et al. 2021, arXiv 2104.05588, sections 3.2 and 3.3).
 
-    In the first and last epochs a round follows every step, and is applied at once. In between, one leaves
+    In the first and last epochs a round follows every step, and is applied at once. In between, one starts
     every B steps, and its answer is applied W steps later; every epoch ends with a round that is applied at
-    once. Batches are counted within the epoch. Where the loss of an epoch has stopped to fall, B and L are
-    divided by `skip_reduction_factor` and W is one less; where B is 1 already, B becomes `most`, and W and L
-    become `most` / `local_skip_factor`. The first loss that is judged is that of the last warm-up epoch.
+    once. Batches are counted within the epoch. When the loss of an epoch has stopped falling, B and L are
+    divided by `skip_reduction_factor` and W decreases by 1; if B is 1 already, B becomes `most`, and W and L
+    become `most` / `local_skip_factor`. The first loss that is compared is that of the last warm-up epoch.
 
-    An answer that would be applied one step before the next round leaves is applied with that round (so in
-    the authors' code): with B = 2 and W = 1 the lag is 2. It is then weighted by the lag that it has.
+    An answer that would be applied one step before the next round starts is applied with that round (as in
+    the authors' code): with B = 2 and W = 1 the lag is 2. It is then weighted by its actual lag.
 
     Its state: "period", B; "delay", W; "local", L; "parted", whether L has been above 1; "best" and "bad",
     of the loss; "asked".
 
     Attributes:
         period: B at first. "auto": the least for which the transfers are hidden, from how long they take and
-            how long steps take; an answer is applied as the next round leaves. The loss then changes nothing.
+            how long steps take; an answer is applied as the next round starts. The loss has no effect.
         delay: W at first; below B, or both are 1.
         local: L: while cycling, the replicas of a node average gradients in every L-th step only, from when
-            an answer has been applied until the next round leaves.
+            an answer has been applied until the next round starts.
         most: B after the reset.
-        warmup_epochs: None: a tenth of the epochs, and 4 at most. So for `cooldown_epochs`.
+        warmup_epochs: None: a tenth of the epochs, and 4 at most. The same for `cooldown_epochs`.
         patience: how many epochs in a row may pass without improvement before it counts as a plateau.
         threshold: by what share the loss must fall below the best to count as improved, from 0 to below 1.
         skip_reduction_factor: what B and L are divided by on a plateau, 2 or more.
@@ -68,12 +68,12 @@ class Cycling(AdaptiveRounds, PhasedRounds):
             check("delay", self.delay, 1)
             if self.delay >= max(2, self.period):
                 raise ConfigError(
-                    f"delay={self.delay} with period={self.period}: an answer would come after the next "
-                    f"round has left. Write delay={max(1, self.period - 1)} at most, or a longer period"
+                    f"delay={self.delay} with period={self.period}: answers would be applied after the next "
+                    f"round starts. Write delay={max(1, self.period - 1)} at most, or a longer period"
                 )
         elif (self.delay, self.local) != (1, 1):
             raise ConfigError(
-                f"period='auto' chooses when answers are applied, and delay={self.delay}, local={self.local} "
+                f"period='auto' sets when answers are applied, but delay={self.delay}, local={self.local} "
                 "were given: leave them out, or give the period as a number"
             )
         for name in ("local", "most"):
@@ -88,11 +88,11 @@ class Cycling(AdaptiveRounds, PhasedRounds):
 
     @property
     def observed_metrics(self) -> frozenset[str]:
-        """The loss; or how long transfers take."""
+        """The loss; with period="auto" the "transfer", the steps that a transfer takes."""
         return frozenset({"transfer" if self.period == "auto" else "loss"})
 
     def start(self, step: int = 0) -> ScheduleState:
-        """The first B, W, L."""
+        """The first B, W and L."""
         if self.period == "auto":
             return {"period": 4.0, "delay": 4.0, "local": 1.0, "asked": 0.0}
         return {
@@ -105,7 +105,7 @@ class Cycling(AdaptiveRounds, PhasedRounds):
     # ---- phases ---------------------------------------------------------------------------------------
 
     def _epochs(self, schedule_state: ScheduleState) -> tuple[int, int]:
-        """With which epoch cycling begins, and with which one it has ended."""
+        """The epoch in which cycling begins, and the one before which it ends."""
         total = int(schedule_state["epochs"])
         few = min(4, total // 10)
         warm = few if self.warmup_epochs is None else self.warmup_epochs
@@ -113,7 +113,7 @@ class Cycling(AdaptiveRounds, PhasedRounds):
         return warm, max(warm, total - cool)
 
     def phases(self, schedule_state: ScheduleState) -> tuple[tuple[int, bool], ...]:
-        """Warm-up, cycling, cool-down."""
+        """Warm-up, cycling, cool-down: only answers of cycling are late."""
         (warm, cool), steps = self._epochs(schedule_state), int(schedule_state["steps_per_epoch"])
         return (warm * steps, False), ((cool - warm) * steps, True), (steps, False)
 
@@ -122,7 +122,7 @@ class Cycling(AdaptiveRounds, PhasedRounds):
         return not warm <= step // int(schedule_state["steps_per_epoch"]) < cool
 
     def _batch(self, step: int, schedule_state: ScheduleState) -> tuple[int, int]:
-        """Which batch of its epoch it is, and which the last one is."""
+        """The index of the batch in its epoch, and that of the last one."""
         steps = int(schedule_state["steps_per_epoch"])
         return step % steps, steps - 1
 
@@ -135,7 +135,7 @@ class Cycling(AdaptiveRounds, PhasedRounds):
         return self.sync(step, schedule_state) if due else None
 
     def sync(self, step: int, schedule_state: ScheduleState) -> Sync:
-        """Replicas of a node may differ once L has been above 1, as their optimizers' states do."""
+        """The round after this step; replicas of a node may differ once L has been above 1."""
         return Sync(
             self._apply_at(step, schedule_state),
             self._round_index(step, schedule_state),
@@ -144,7 +144,7 @@ class Cycling(AdaptiveRounds, PhasedRounds):
         )
 
     def _apply_at(self, step: int, schedule_state: ScheduleState) -> int:
-        """W batches later, or with the next round where that is but one batch further."""
+        """W batches later, or with the next round if that is only one batch further."""
         k, last = self._batch(step, schedule_state)
         if self._blocks(step, schedule_state) or k == last:
             return step
@@ -153,7 +153,7 @@ class Cycling(AdaptiveRounds, PhasedRounds):
         return step + min(following if following <= delay + 1 and period > 1 else delay, last - k)
 
     def _round_index(self, step: int, schedule_state: ScheduleState) -> int:
-        """How many rounds the epoch has had before it."""
+        """The number of rounds in the epoch before this one."""
         k, _ = self._batch(step, schedule_state)
         return k if self._blocks(step, schedule_state) else math.ceil(k / schedule_state["period"])
 
@@ -169,7 +169,7 @@ class Cycling(AdaptiveRounds, PhasedRounds):
     # ---- periods that change --------------------------------------------------------------------------
 
     def _observes(self, step: int, schedule_state: ScheduleState) -> bool:
-        """At the end of every epoch; and where the period is to be chosen, after its first late rounds."""
+        """Whether an epoch ends; with period="auto" also for the first late rounds."""
         k, last = self._batch(step, schedule_state)
         probes = (
             k > 0 and not self._blocks(step, schedule_state) and schedule_state.get("asked", PROBES) < PROBES
@@ -177,10 +177,10 @@ class Cycling(AdaptiveRounds, PhasedRounds):
         return k == last or probes
 
     def observe(self, schedule_state: ScheduleState, facts: ScheduleState) -> ScheduleState:
-        """After a cycling epoch: divide on a plateau. Where the period is to be chosen: choose it.
+        """After a cycling epoch: divide on a plateau. With period="auto": choose the period.
 
-        The loss of the last warm-up epoch is compared with, as in the authors' code; others that block are
-        not looked at.
+        The loss of the last warm-up epoch counts, as in the authors' code; those of other epochs with rounds
+        applied at once do not.
         """
         step = int(facts["step"])
         if self._blocks(step, schedule_state) and (
@@ -200,7 +200,7 @@ class Cycling(AdaptiveRounds, PhasedRounds):
         return {**schedule_state, "period": period, "delay": delay, "local": local}
 
     def _warmed_up(self, step: int, schedule_state: ScheduleState) -> bool:
-        """Whether the next step is the first one that cycles."""
+        """Whether cycling starts with the next step."""
         warm, cool = self._epochs(schedule_state)
         return step + 1 == warm * int(schedule_state["steps_per_epoch"]) and warm < cool
 
@@ -217,7 +217,7 @@ class Cycling(AdaptiveRounds, PhasedRounds):
 
     def _chosen(self, schedule_state: ScheduleState, transfer: float) -> ScheduleState:
         schedule_state = {**schedule_state, "asked": schedule_state["asked"] + 1}
-        if transfer <= 0:  # nothing has been on its way
+        if transfer <= 0:  # no late round was measured
             return schedule_state
         period = float(max(1, math.ceil(transfer * SLACK)))
         return {**schedule_state, "period": period, "delay": period}
@@ -225,7 +225,7 @@ class Cycling(AdaptiveRounds, PhasedRounds):
 
 @dataclass(frozen=True)
 class NodeRounds(FollowingRounds):
-    """When the replicas of a node average their gradients, while `schedule` is at work between the nodes."""
+    """When the replicas of a node average their gradients, by the `schedule` between the nodes."""
 
     for_gradients: ClassVar[bool] = True
     every_step: ClassVar[bool] = True
@@ -238,5 +238,5 @@ class NodeRounds(FollowingRounds):
         return "every step"
 
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
-        """Where the schedule says that gradients are averaged in the node."""
+        """A round if the schedule averages gradients inside the nodes in this step."""
         return Sync(step) if self.schedule.averages_in_node(step, schedule_state) else None

@@ -1,4 +1,4 @@
-"""Rounds at steps that are known beforehand."""
+"""Rounds at steps that are known in advance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tacit.rounds.bounds import check
 
 @dataclass(frozen=True)
 class EveryStep(Rounds):
-    """After every attempt of the optimizer: synchronous training."""
+    """A round after every attempt of the optimizer: synchronous training."""
 
     for_gradients: ClassVar[bool] = True
     every_step: ClassVar[bool] = True
@@ -23,13 +23,13 @@ class EveryStep(Rounds):
         return "every step"
 
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync:
-        """Always, and at once."""
+        """A round, applied at once."""
         return Sync(step)
 
 
 @dataclass(frozen=True)
 class Until(Rounds):
-    """After every attempt of the first `stop`, and never again: another level then takes over."""
+    """A round after each of the first `stop` attempts, none later: another level then takes over."""
 
     for_gradients: ClassVar[bool] = True
 
@@ -39,19 +39,19 @@ class Until(Rounds):
         check("stop", self.stop, 1)
 
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
-        """In steps 0 to `stop` - 1."""
+        """A round in steps 0 to `stop` - 1."""
         return Sync(step) if step < self.stop else None
 
 
 @dataclass(frozen=True)
 class Every(PeriodicRounds):
-    """After every `sync_every`-th attempt. Larger sends less, and lets replicas drift further apart.
+    """A round after every `sync_every`-th attempt. Larger sends less, and lets replicas drift further.
 
     Attributes:
         sync_every: the period K, in steps.
-        fragments: into how many parts the model is cut, each with a round every K steps, in turn: one of
+        fragments: the number of parts of the model, each with a round every K steps, staggered: one of
             them every K / `fragments` steps (Streaming DiLoCo: Douillard et al. 2025).
-        start_step: the step from which on periods are counted; before it another level keeps replicas equal.
+        start_step: the step from which periods are counted; before it another level keeps replicas equal.
     """
 
     sync_every: int
@@ -64,7 +64,7 @@ class Every(PeriodicRounds):
         check("start_step", self.start_step, 0)
         if self.fragments > self.sync_every:
             raise ConfigError(
-                f"fragments={self.fragments} cannot take turns within sync_every={self.sync_every} steps: "
+                f"fragments={self.fragments} do not fit into sync_every={self.sync_every} steps: "
                 "write no more fragments than steps"
             )
 
@@ -83,7 +83,7 @@ class Every(PeriodicRounds):
 
 @dataclass(frozen=True)
 class EveryEpoch(Rounds):
-    """Once an epoch, after its last step."""
+    """A round once an epoch, after its last step."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"steps_per_epoch"})
 

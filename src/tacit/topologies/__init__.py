@@ -1,4 +1,4 @@
-"""WITH WHOM, by which collective."""
+"""With which ranks replicas exchange, and by which collectives."""
 
 from tacit.topologies.auto import Auto
 from tacit.topologies.flat import Flat

@@ -1,4 +1,4 @@
-"""Not told: the session picks by predicted bytes, and by what a second compression loses."""
+"""The default: the session picks by predicted bytes, and by what a second compression loses."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tacit.topologies.two_phase import TwoPhase
 class Auto(OnAxis, ServerOption):
     """`Flat` or `TwoPhase`; the session decides once, when it is attached.
 
-    Decided by the bytes that the busiest rank sends in a round, as a dry run foretells them. Those of
-    `TwoPhase` count for more, by what a second compression loses (`topologies.again`): 1.0 times for `Int8`,
+    Decided by the bytes that the busiest rank sends in a round, predicted by a dry run. Those of
+    `TwoPhase` are weighted by what a second compression loses (`topologies.recompression`): 1.0 for `Int8`,
     1.6 for signs, 2 for `TernGrad`, 12 for the largest hundredth of the entries. A tie, and one or two ranks,
-    go to `Flat`. Latency (`TwoPhase` has two messages for one) is not weighed. `Flat` too where there is
-    nothing to choose, as payloads add up or the compressor has a conversation of its own; and where a second
-    compression would lose what nobody owes: a compressor that is neither unbiased nor under `ErrorFeedback`,
-    votes among them. `session.active_path` tells what was chosen, and by which bytes.
+    go to `Flat`. Latency (`TwoPhase` has two messages for one) is not weighed. It is `Flat` too where both
+    are the same, as payloads are additive or the compressor needs several messages; and where the error of a
+    second compression would be lost: for a compressor, such as a vote, that is neither unbiased nor under
+    `ErrorFeedback`. `session.active_path` tells what was chosen, and the bytes of each.
 
     Unbiased compressors (`QSGD`, `TernGrad`, `Natural`) stay right in the mean when the mean is compressed
     too, and grow noisier: what the second rounding adds is not averaged over the ranks. Write `Flat()` to
@@ -34,7 +34,7 @@ class Auto(OnAxis, ServerOption):
 
     Attributes:
         axis: as of `Flat`.
-        at_servers: talk through parameter servers (`Star()`) where the launcher tells of some.
+        at_servers: use parameter servers (`Star()`) if the launcher has started some.
     """
 
     at_servers: bool = False
@@ -45,7 +45,7 @@ class Auto(OnAxis, ServerOption):
 
     @property
     def on_device(self) -> bool:
-        """As both that it may be, but for servers."""
+        """Whether `Flat` and `TwoPhase` both are, and no server is used."""
         return not self.at_servers
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
@@ -55,12 +55,12 @@ class Auto(OnAxis, ServerOption):
         return Flat(self.axis).collectives(compressors)
 
     def options(self, compressors: Iterable[Compressor]) -> Options:
-        """All-gather first."""
+        """`Flat` first, then `TwoPhase` where it can send less."""
         flat, two_phase = Flat(self.axis), TwoPhase(self.axis)
         compressors = list(compressors)
         sides = [side for each in compressors for side in two_sided(each) if side is not None]
         if not sides:
-            return Options((flat,), "what travels adds up or is a conversation of its own")
+            return Options((flat,), "payloads are additive, or an exchange takes several messages")
         for side in sides:
             if not side.codec.sliceable:
                 return Options((flat,), f"{side.codec} is not sliceable")
@@ -75,5 +75,5 @@ class Auto(OnAxis, ServerOption):
         return Options((flat, two_phase), prices=(1.0, max(map(price, last), default=1.0)))
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """Never: a session conducts by what it has chosen."""
-        raise AssertionError("Auto() is an answer for a session to resolve: conduct by Flat() or TwoPhase()")
+        """Not called: a session uses the topology that it has chosen."""
+        raise AssertionError("Auto() is resolved by a session: call Flat() or TwoPhase()")

@@ -1,4 +1,4 @@
-"""All replicas of an axis at once."""
+"""All replicas of an axis exchange at once."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tacit.topologies.on_axis import OnAxis
 
 @dataclass(frozen=True)
 class Flat(OnAxis):
-    """One ring over all ranks: an all-reduce where payloads add up, an all-gather where they do not.
+    """One ring over all ranks: an all-reduce of additive payloads, an all-gather of others.
 
     Attributes:
-        axis: "world": all replicas. "node": those of one node; nodes then know nothing of each other: the
-            near level of `Levels`. "net": those with the same place in their nodes.
+        axis: "world": all replicas. "node": those of one node, as the level inside nodes of `Levels`: nodes
+            then do not exchange. "net": those with the same rank in their nodes.
     """
 
     on_device: ClassVar[bool] = True
@@ -65,11 +65,11 @@ def gathered_use(compressor: Compressor, step: int) -> OneShotUse | None:
 
 
 def reduce_flat(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
-    """The mean of what all peers encoded, written to the codec's output."""
+    """Write the mean of what all peers encoded to `ctx.out`; return it, and what this rank sent."""
     codec, out, payload = request.codec, request.ctx.out, encoded(request)
     if codec.additive:
         codec.decode_((yield AllReduce(payload)), out)
     else:
-        # In rank order on every rank, so that all of them round alike.
+        # In rank order on every rank, so that rounding is the same on all.
         codec.decode_mean_((yield AllGather(payload)), out)
     return out, transmitted(request, payload)

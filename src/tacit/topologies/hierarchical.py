@@ -1,4 +1,4 @@
-"""Inside the nodes first, then between them: what is averaged on the near axis crosses the far one once."""
+"""Inside the nodes first, then between them: the mean of a node crosses the network once."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class Hierarchical(NodeTopology):
     """By node: reduce-scatter inside, the compressor's exchange between the nodes, all-gather inside.
 
     Of n elements on M nodes of G ranks, a dense exchange moves 2 (M - 1) / M n across each node's link, where
-    a ring over all ranks moves 2 (R - 1) / R n. Inside a node everything travels densely, and the compressor
-    works on the node's mean; where all ranks of a node give the same, that is it already. Survey (arXiv
+    a ring over all ranks moves 2 (R - 1) / R n. Inside a node everything is sent densely, and the compressor
+    works on the node's mean; where all ranks of a node give the same tensor, that is the mean. Survey (arXiv
     2003.03009), hierarchical all-reduce.
 
     Attributes:
-        by: "slices": each rank of a node takes 1 / G of the tensor across, so that G streams share the work.
-            "leaders": the first rank of a node takes all of it. "turns": the ranks of a node take all of
+        by: "slices": each rank of a node sends 1 / G of the tensor between nodes, in G parallel streams.
+            "leaders": the first rank of a node sends all of it. "turns": the ranks of a node send all of
             it in turn, one a round (DASO: Coquelin et al. 2021); for compressors without memory.
-        far: how ranks with the same place in their nodes talk: `Flat` or `TwoPhase` on the axis "net", or
+        far: how ranks with the same rank in their nodes exchange: `Flat` or `TwoPhase` on the axis "net", or
             whichever of them sends less.
     """
 
@@ -64,22 +64,22 @@ class Hierarchical(NodeTopology):
         checks.word("by", self.by, ("slices", "leaders", "turns"))
         if not isinstance(self.far, OnAxis) or self.far.axis != NET:
             raise ConfigError(
-                f"far={self.far} is no way between the nodes: write Flat(axis='net') or "
+                f"far={self.far} is not on the axis between nodes: write Flat(axis='net') or "
                 "TwoPhase(axis='net'), or leave it out"
             )
 
     @property
     def on_device(self) -> bool:
-        """As the way across."""
+        """Whether the topology between nodes is."""
         return self.far.on_device
 
     def check(self, compressor: Compressor) -> None:
-        """Whoever is not in turn would owe for many rounds, and node mates would owe apart."""
+        """Refuse by="turns" for compressors with state: each rank of a node would keep another residual."""
         super().check(compressor)
         if self.by == "turns" and compressor.init(torch.empty(1, device="meta")):
             raise ConfigError(
-                f"{compressor} keeps a memory, and ranks that take turns would each keep another: write "
-                "by='slices', or a compressor without, such as BF16()"
+                f"{compressor} has state, and ranks that send in turn would each have their own: write "
+                "by='slices', or a compressor without state, such as BF16()"
             )
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
@@ -91,21 +91,21 @@ class Hierarchical(NodeTopology):
         return self.far.collectives(compressors)
 
     def options(self, compressors: Iterable[Compressor]) -> Options:
-        """Those of the way across."""
+        """One for each option of the topology between nodes."""
         options = self.far.options(compressors)
         ways = [far for far in options.topologies if isinstance(far, OnAxis)]
         return options._replace(topologies=tuple(replace(self, far=far) for far in ways))
 
     def fields(self, compressor: Compressor) -> tuple[str, ...]:
-        """Those of the way across."""
+        """Those of the topology between nodes."""
         return self.far.fields(compressor)
 
     def keeps(self, numel: int, compressor: Compressor, here: AxisRank) -> Mapping[str, tuple[int, int]]:
-        """What the way across keeps, of what this rank takes there."""
+        """Those of the topology between nodes, for the span that this rank sends there."""
         return self.far.keeps(numel, compressor, here)
 
     def spans(self, edges: Sequence[int] | range, near: AxisRank) -> Spans:
-        """Slices as equal as the edges allow; for leaders, everything and nothing; in turn, everything."""
+        """Spans as equal as the edges allow; with "leaders" rank 0 has all of it, with "turns" every rank."""
         if self.by == "turns":
             return ((0, edges[-1]),) * near.peers
         if self.by == "leaders":
@@ -137,10 +137,10 @@ class Hierarchical(NodeTopology):
         return done._replace(mean=ctx.out)
 
     def _shares(self, x: Tensor, ctx: Context) -> Spans:
-        """What each rank of the node takes across in this round."""
+        """The span that each rank of the node sends between nodes in this round."""
         if self.by != "turns":
             return ctx.spans
-        # A dry run is for all rounds, so whoever rehearses is in turn.
+        # A dry run stands for all rounds, so every rank plans as the one that sends.
         first = ctx.near.rank if x.is_meta else ctx.round_index % ctx.near.peers
         n = x.numel()
         return tuple((n * (i > first), n * (i >= first)) for i in range(ctx.near.peers))

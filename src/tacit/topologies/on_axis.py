@@ -1,4 +1,4 @@
-"""What topologies share that go by one axis."""
+"""What topologies on one axis share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tacit.contracts import NET, NODE, WORLD, Topology
 
 @dataclass(frozen=True)
 class OnAxis(Topology):
-    """All replicas of an axis talk to each other, whatever lies between them.
+    """All replicas of an axis exchange with each other, whatever network lies between them.
 
     Attributes:
-        axis: "world": all replicas. "node": those of one node; nodes then know nothing of each other: the
-            near level of `Levels`. "net": those with the same place in their nodes.
+        axis: "world": all replicas. "node": those of one node, as the level inside nodes of `Levels`: nodes
+            then do not exchange. "net": those with the same rank in their nodes.
     """
 
     axis: str = WORLD
@@ -24,10 +24,10 @@ class OnAxis(Topology):
 
     @property
     def scope(self) -> str:  # type: ignore[override]
-        """The axis."""
+        """`axis`."""
         return self.axis
 
     @property
     def meets(self) -> str:  # type: ignore[override]
-        """The axis."""
+        """`axis`."""
         return self.axis

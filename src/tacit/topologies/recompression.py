@@ -1,4 +1,4 @@
-"""What it costs to compress a mean once more: measured on normally distributed entries."""
+"""The loss of compressing a mean again, measured on normally distributed entries."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ ENTRIES = 1 << 15
 
 
 class _Room:
-    """A workspace for one encoding."""
+    """Buffers for one encoding."""
 
     def spare(self, field: str, like: Tensor) -> Tensor:
-        """Nothing is kept here."""
-        raise AssertionError("a codec that speaks once has no state")
+        """Not called, as a one-shot codec has no state."""
+        raise AssertionError("a one-shot codec has no state")
 
     def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A new buffer."""
+        """A new, uninitialised tensor."""
         return torch.empty(tuple(shape), dtype=dtype)
 
 
 @cache
 def price(side: OneShotUse) -> float:
-    """How many times a byte must be saved for a second compression to be worth it; 1 where it loses nothing.
+    """The weight of a byte if the mean is compressed again by this codec; 1 if that loses nothing.
 
     With E the squared error of one encoding, as a share of what was given: under error feedback a share 1 - E
-    of what is owed leaves in a round, so that an entry of the mean waits for 1 / (1 - E) rounds. What is
-    unbiased adds noise of E times the mean's square, and training takes 1 + E times as long where noise
+    of the residual is sent in a round, so that an entry of the mean waits for 1 / (1 - E) rounds. An
+    unbiased codec adds noise of E times the mean's square, and training takes 1 + E times as long where noise
     decides.
     """
     x = torch.randn(ENTRIES, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""A parameter server in the middle: every worker pushes to it, and pulls from it (Li et al., OSDI 2014)."""
+"""Parameter servers: every worker pushes to them, and pulls from them (Li et al., OSDI 2014)."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from tacit.exchange.error_feedback import encoded, transmitted
 
 @dataclass(frozen=True)
 class Synchronous:
-    """Answered when all workers have pushed in a round (BSP).
+    """The server answers when all workers have pushed in a round (BSP).
 
     Attributes:
-        backup_workers: how many of them a round does not wait for (Chen et al. 2016). What they push late is
-            dropped, and they get what the others have agreed on.
+        backup_workers: how many of them a round does not wait for (Chen et al. 2016). Their late pushes are
+            dropped, and they get the answer of that round.
     """
 
     backup_workers: int = 0
@@ -58,12 +58,12 @@ class Synchronous:
 
 @dataclass(frozen=True)
 class Asynchronous:
-    """Answered at once (Downpour: Dean et al. 2012; Hogwild's way on a network)."""
+    """The server answers at once (Downpour: Dean et al. 2012; as Hogwild, on a network)."""
 
 
 @dataclass(frozen=True)
 class StaleSynchronous:
-    """Answered when no worker is more than `bound` steps behind (SSP: Ho et al. 2013).
+    """The server answers when no worker is more than `bound` steps behind (SSP: Ho et al. 2013).
 
     Attributes:
         bound: how many steps a worker may be ahead of the slowest; 0 waits for all, after each push.
@@ -83,24 +83,24 @@ Consistency: TypeAlias = Synchronous | Asynchronous | StaleSynchronous
 
 @dataclass(frozen=True)
 class Star(ServerTopology):
-    """Servers outside of the world hold what workers agree on; each worker talks to them alone.
+    """Workers exchange with parameter servers only, which are no ranks of the world.
 
-    Bytes a worker: what it pushes, and what it pulls; a server carries those of all P workers. Which servers
-    there are is told by the launcher (`tacit run --servers 2`), not here.
+    Bytes a worker: what it pushes, and what it pulls; a server carries those of all P workers. The launcher
+    starts the servers (`tacit run --servers 2`), and tells the workers their addresses.
 
-    Where all wait for all, the server only averages: gradients travel in backward and the mean comes back,
-    equal on all workers. Elsewhere it keeps the parameters, and each worker its optimizer: a worker pushes
-    how far its step has gone, of which the server adds the share 1/P (so that P pushes move as far as one
+    With `Synchronous()` the server only averages: gradients are pushed in backward and the mean comes back,
+    equal on all workers. Otherwise it keeps the parameters, and each worker its optimizer: a worker pushes
+    the change by its step, of which the server adds the share 1/P (so that P pushes move as far as one
     synchronous step), and goes on from the parameters as they are then. With `optimizer="server"` it
     pushes its gradient, and the server steps.
 
     Attributes:
         consistency: when the server answers.
-        pull: compresses what comes back. Where the server averages, wrap it in `ErrorFeedback` to have what
-            one answer does not say in the next. Where it keeps parameters, it says the difference to what the
-            worker has, so that nothing is lost either way (Yan et al. 2020), and keeps a copy for each
-            worker. None: densely, or of entries that were pushed as they are all that were (their union).
-        optimizer: whose steps are taken: each worker's own, or the server's, which then is SGD, Adam or AdamW
+        pull: compresses what comes back. Where the server averages, wrap it in `ErrorFeedback` to add the
+            error of one answer to the next. Where it keeps parameters, the answer is their difference to
+            the worker's, so that nothing is lost either way (Yan et al. 2020), and the server has a copy for
+            each worker. None: densely, or, where only entries were pushed, the union of these.
+        optimizer: who steps: each "worker" by its own, or the "server", whose optimizer is SGD, Adam or AdamW
             as the worker's is.
         compensation: lambda of DC-ASGD (Zheng et al. 2017): a gradient g that was taken at w_old counts as
             g + lambda g g (w - w_old). 0: as it is. Needs optimizer="server".
@@ -117,7 +117,7 @@ class Star(ServerTopology):
     def __post_init__(self) -> None:
         if not isinstance(self.consistency, Consistency):
             raise ConfigError(
-                f"consistency={self.consistency!r} is none: write Synchronous(), Asynchronous() or "
+                f"consistency={self.consistency!r} is not known: write Synchronous(), Asynchronous() or "
                 "StaleSynchronous(bound=3)"
             )
         checks.word("optimizer", self.optimizer, ("worker", "server"))
@@ -135,13 +135,13 @@ class Star(ServerTopology):
             )
         if self.compensation and self.optimizer == "worker":
             raise ConfigError(
-                f"compensation={self.compensation:g} is of gradients, and with optimizer='worker' steps are "
+                f"compensation={self.compensation:g} needs gradients, and with optimizer='worker' deltas are "
                 "pushed: write optimizer='server'"
             )
 
     @property
     def averages(self) -> bool:
-        """Whether the server only averages; else it keeps the parameters."""
+        """Whether the server only averages; otherwise it keeps the parameters."""
         return self.consistency == Synchronous() and self.optimizer == "worker"
 
     @property
@@ -150,7 +150,7 @@ class Star(ServerTopology):
         return self.averages and self.pull is not None and _one_shot(self.pull).has_feedback
 
     def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
-        """Gradients where the server steps, progress where workers do; either where it only averages."""
+        """Require gradients where the server steps, deltas where workers do; either if it only averages."""
         wanted = "delta" if self.independent and self.optimizer == "worker" else "gradient"
         if subject != wanted and not (self.averages and subject == "delta"):
             raise ConfigError(
@@ -159,13 +159,13 @@ class Star(ServerTopology):
             )
         if self.independent and isinstance(rounds, AdaptiveRounds):
             raise ConfigError(
-                f"rounds={rounds} go by what all workers know together, and with {self} nobody waits for "
-                "others: write Every(8), say"
+                f"rounds={rounds} need measurements of all workers, and with {self} nobody waits for "
+                "others: write Every(8)"
             )
         if subject == "gradient" and self.independent and overlap.apply_at(0):
             raise ConfigError(
-                f"overlap={overlap} with {self} is not possible, as the next step begins with what the "
-                "server answers: leave it out, or write optimizer='worker'"
+                f"overlap={overlap} with {self} is not possible, as the next step starts from the "
+                "server's answer: leave it out, or write optimizer='worker'"
             )
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
@@ -177,17 +177,17 @@ class Star(ServerTopology):
         return "push and pull, by parameter servers"
 
     def check(self, compressor: Compressor) -> None:
-        """Where the server keeps parameters, it must be told at once what there is to add."""
+        """Refuse compressors with several messages where the server keeps parameters."""
         if not self.averages or self.pull is not None:
             super().check(compressor)
         if self.independent and compressor.one_shot(0) is None:
             raise ConfigError(
-                f"{compressor} speaks more than once a round, and {self.consistency} answers each message by "
-                "itself: use a compressor that speaks once, such as TopK, or consistency=Synchronous()"
+                f"{compressor} sends several messages a round, and {self.consistency} answers each one "
+                "alone: use a one-shot compressor, such as TopK, or consistency=Synchronous()"
             )
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """All requests of a moment travel as one message, which the server answers."""
+        """The compressor's exchange; requests of one moment go in one push, which the server answers."""
         exchange = compressor.exchange(x, state, ctx)
         if self.averages:
             return self._averaged(watched(exchange, ctx.nonfinite_flags, None), ctx)
@@ -233,7 +233,7 @@ class Star(ServerTopology):
         )
 
     def _pulls(self, pieces: Sequence[tuple[Pair, OneShot | None]]) -> tuple[PayloadSpec, ...]:
-        """How the answer to each piece comes back: the largest as was asked for, the others as they went."""
+        """The formats of the answers: `pull` for the largest payload, for the others as they were pushed."""
         pulls = [replace(piece, codec=back) for (_, piece), back in pieces]
         if self.pull is not None:
             main = max(range(len(pulls)), key=lambda i: pulls[i].numel)
@@ -248,7 +248,7 @@ class Star(ServerTopology):
     ) -> Exchange:
         if not x.is_meta and ctx.knows_of_nonfinite:
             exchange.close()
-            return Outcome(x, Exact(x), state)  # nothing leaves: the session says what is not finite
+            return Outcome(x, Exact(x), state)  # nothing is pushed: the session reports what is not finite
         request = next(exchange)
         wanted = [each for each in leaves(request) if isinstance(each, ReduceEncoded)]
         spans = [_spans(compressor, each) for each in wanted]
@@ -268,10 +268,10 @@ class Star(ServerTopology):
         except StopIteration as end:
             outcome: Outcome = end.value
             return outcome
-        raise AssertionError(f"{compressor} speaks more than once")
+        raise AssertionError(f"{compressor} sends several messages")
 
     def back(self, x: Tensor) -> PayloadSpec:
-        """How the parameters `x` of a bucket, or what has become of them, come back."""
+        """The format in which the parameters `x` of a bucket come back."""
         return PayloadSpec(None if self.pull is None else _one_shot(self.pull).codec, x.numel(), x.dtype)
 
 
@@ -280,14 +280,14 @@ Pair: TypeAlias = tuple[Payload, PayloadSpec]
 
 @dataclass(frozen=True)
 class _Part:
-    """A request as it travels: payloads, how each is read, and how a mean of them is encoded."""
+    """A request as it is pushed: payloads, their formats, and the codec of the mean."""
 
     request: ReduceEncoded | AllReduce
     pairs: tuple[Pair, ...]
     back: OneShot | None = None
 
     def answer(self, answers: Sequence[tuple[PayloadSpec, Payload]]) -> Any:
-        """The answer to the request, from what has come back."""
+        """The answer to the request, from the payloads that have come back."""
         if isinstance(self.request, AllReduce):
             for x, (piece, payload) in zip(self.request.payload, answers, strict=True):
                 _read(piece, payload, x.view(-1))
@@ -321,12 +321,12 @@ def _one_shot(pull: Compressor) -> OneShotUse:
     """The codec of the server's answers, and whether it keeps the residual.
 
     Raises:
-        ConfigError: it is no compressor that speaks once, alone or in `ErrorFeedback`.
+        ConfigError: it is neither one-shot nor a one-shot compressor in `ErrorFeedback`.
     """
     one_shot = pull.one_shot(0)
     if one_shot is None or pull.changes or pull.takes_momentum is not None:
         raise ConfigError(
-            f"pull={pull} cannot be said by a server, which speaks once and to all alike: write a compressor "
+            f"pull={pull} is not one-shot, and a server sends all workers one message: write a compressor "
             "such as QSGD(), or ErrorFeedback(TopK(ratio=0.01))"
         )
     return one_shot

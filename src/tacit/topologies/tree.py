@@ -1,4 +1,4 @@
-"""Sparse messages merged along a tree, of which only the largest entries go on (gTop-k)."""
+"""Sparse messages merged along a tree; after each merge only the largest entries are kept (gTop-k)."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ from tacit.kernels.sparse import EntryBuffer, Selection
 from tacit.topologies.flat import reduce_flat
 
 Ends: TypeAlias = tuple[int | None, ...]
-"""For each rank, where its payload goes; see `contracts.Permute`."""
+"""For each rank, the rank that its payload is sent to; see `contracts.Permute`."""
 
 
 @dataclass(frozen=True)
 class GlobalTopK(Topology):
-    """Ranks swap their k entries with one peer after another, add them up, and keep the k largest each time.
+    """Ranks swap their k entries with one peer after another, add them, and keep the k largest each time.
 
     With P = 2^m ranks, m swaps: the first with the neighbour, the next two ranks away, then four (recursive
     doubling). A rank sends m payloads of k entries, s bytes each, where an all-gather costs (P - 1) s. What
     remains is a set of k entries, the same on all ranks to the last bit; of equal magnitudes those that
-    stand first. Where P = 2^m + e, the last e ranks swap with the first e before that, and are told the
-    result and ceil(k / 8) bytes more afterwards: the first e send m + 2 payloads, the last e one.
+    stand first. Where P = 2^m + e, the last e ranks swap with the first e before that, and afterwards get the
+    result and ceil(k / 8) bytes more: the first e send m + 2 payloads, the last e one.
 
-    An entry counts as sent if every merge on this rank's way has kept it, for then its whole value is in the
-    mean; under `ErrorFeedback` all others stay owed, and nothing is lost. What two ranks owe with opposite
-    signs may be sent and rejected in every round, as long as it is large for them and small in the sum.
+    An entry counts as sent if every merge on this rank's path has kept it, as its whole value is then in the
+    mean; under `ErrorFeedback` all others stay in the residual. Entries that are large, of opposite signs, on
+    two ranks may be sent and rejected in every round, as long as they are small in the sum.
 
     Shi et al., ICDCS 2019 (arXiv 1901.04359), gTopKAllReduce. Differences: the paper merges the same pairs
     towards rank 0, which broadcasts the result; that is 2 m steps in place of m, with 2 (P - 1) s bytes in
     all in place of P m s, and as many from the rank that sends most. An entry that was rejected in one merge
-    and comes back by way of other ranks counts there as sent by all; what the first ranks had is lost.
+    and arrives by way of other ranks counts there as sent by all; what the first ranks had is lost.
 
-    For compressors whose messages are some entries as they are, such as `TopK`; what adds up beside them
-    (biases sent dense) goes by an all-reduce.
+    For compressors that send exact entries, such as `TopK`; additive requests in the same exchange
+    (biases sent dense) become all-reduces.
     """
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
@@ -66,19 +66,19 @@ class GlobalTopK(Topology):
         return "a tree"
 
     def check(self, compressor: Compressor) -> None:
-        """Refuse what it cannot merge, and what has nothing to merge."""
+        """Refuse codecs whose entries cannot be merged, and compressors that send no entries."""
         super().check(compressor)
         codecs = [*_codecs(compressor)]
         for codec in codecs:
             _entries(codec, 1)
         if all(codec.additive for codec in codecs):
             raise ConfigError(
-                f"compressor={compressor} sends no single entries that GlobalTopK could merge: write "
+                f"compressor={compressor} sends no entries that GlobalTopK could merge: write "
                 "ErrorFeedback(TopK()), or topology=Flat()"
             )
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """Each `ReduceEncoded` becomes swaps, one after the other."""
+        """The compressor's exchange; each `ReduceEncoded` of entries becomes a sequence of swaps."""
         # The flags go beside the compressor's own requests: so they join those that become an `AllReduce`.
         exchange = watched(compressor.exchange(x, state, ctx), ctx.nonfinite_flags, None)
         return on(WORLD, watched(reduced(exchange, _reduce), None, ctx.finite_probe))
@@ -108,11 +108,11 @@ def _entries(codec: OneShot, numel: int) -> int | None:
     )
 
 
-# ---- who meets whom -----------------------------------------------------------------------------------
+# ---- who swaps with whom -----------------------------------------------------------------------------------
 
 
 def meetings(peers: int) -> list[Ends]:
-    """Who swaps with whom, step by step, until the first 2^m ranks have the entries of all."""
+    """The swaps of each step, until the first 2^m ranks have merged the entries of all."""
     core = 1 << peers.bit_length() - 1
     pairs = [_swap(core, step, peers) for step in (1 << i for i in range(core.bit_length() - 1))]
     return pairs if core == peers else [_fold(peers), *pairs]
@@ -130,7 +130,7 @@ def _fold(peers: int) -> Ends:
 
 
 def telling(peers: int) -> Ends:
-    """Who tells whom the result in the end; nobody does where P is a power of two."""
+    """Who sends the result to whom in the end; empty where P is a power of two."""
     core = 1 << peers.bit_length() - 1
     return tuple(end if rank < core else None for rank, end in enumerate(_fold(peers)))
 
@@ -153,15 +153,15 @@ def _reduce(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Tra
 def _merged(
     buffers: _MergeBuffers, mine: Selection, payload: Payload, peers: int
 ) -> Generator[Request, Any, tuple[Selection, Tensor]]:
-    """What all ranks keep in the end, and the positions of it that every merge on this rank's way has kept.
+    """The k entries that all ranks keep, and which of them every merge on this rank's path has kept.
 
-    Both ranks of a swap, and all who have the entries of either, compute the same merge: so each knows what
-    became of its own entries without being told.
+    Both ranks of a swap, and all that have the entries of either, compute the same merge: so each knows,
+    without a message, which of its own entries were kept.
     """
     whole, arrived, places = mine, mine.positions, mine.positions
     for round_index, ends in enumerate(meetings(peers)):
         theirs = yield Permute(payload, ends)
-        if theirs is None:  # this rank sits it out
+        if theirs is None:  # this rank has no peer in this step
             continue
         merged = merge_largest(
             whole, buffers.read(theirs, "theirs"), buffers.k, buffers.room(f"merged{round_index % 2}", 2)
@@ -178,39 +178,39 @@ def _merged(
 
 
 class _MergeBuffers:
-    """Buffers for the lists of one reduction, and how they travel."""
+    """Buffers for the entries of one reduction, and their packed form."""
 
     def __init__(self, request: ReduceEncoded, k: int) -> None:
         self._x, self._ctx, self.k = request.x, request.ctx.inside("tree"), k
         self.lists = self._places("arrived", k), self._places("places", k)
 
     def room(self, name: str, lists: int = 1) -> EntryBuffer:
-        """Room for one or two lists."""
+        """A buffer for one or two lists of k entries."""
         count = lists * self.k
         values = self._ctx.scratch(f"{name}.values", self._x, (count,), self._x.dtype)
         return EntryBuffer(self._places(name, count), values)
 
     def read(self, payload: Payload, name: str) -> Selection:
-        """The entries of a payload."""
+        """Decode the entries of a payload into buffers named `name`."""
         values, packed = payload[:2]
         room = self._places(name, self.k + 1)
         at = unpack_positions(packed, self._x.numel(), self.k, room)
         return Selection(at, values[: at.numel()])
 
     def payload(self, entries: Selection) -> Payload:
-        """As it travels: (values, positions), always of the same shapes."""
+        """The payload of these entries: (values, positions), always of the same shapes."""
         packed = self._bytes("packed", position_bytes(self._x.numel(), self.k))
         pack_positions(entries.positions, self._x.numel(), self.k, packed)
         return entries.values.as_strided((self.k,), (1,)), packed
 
     def marks(self, places: Tensor) -> Tensor:
-        """Places among k entries, as a bit each."""
+        """Indices among k entries, as one bit each."""
         bits = self._bytes("marks", position_bytes(self.k, self.k))
         pack_positions(places, self.k, self.k, bits)
         return bits
 
     def result(self, payload: Payload) -> tuple[Selection, Tensor]:
-        """The result, and which of it was kept all along."""
+        """The result, and which of its entries every merge has kept."""
         whole = self.read(payload, "theirs")
         places = unpack_positions(payload[2], self.k, self.k, self._places("marked", self.k + 1))
         at = self._places("told", self.k)[: places.numel()]

@@ -1,4 +1,4 @@
-"""Compressed both ways: a reduce-scatter of payloads, then an all-gather of the compressed means."""
+"""Compressed in both directions: a reduce-scatter of payloads, then an all-gather of compressed means."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from tacit.topologies.flat import gathered_use, reduce_flat, two_sided
 from tacit.topologies.on_axis import OnAxis
 
 SECOND = "topology.second"
-"""The state field: what the compressed means of this rank's stretch still owe, in units of the mean."""
+"""The state field of the error of compressed means, for this rank's slice, in units of the mean."""
 GRAIN = 512
-"""Stretches begin at multiples of it: the blocks in which codecs pack."""
+"""Slices begin at multiples of it: the blocks in which codecs pack."""
 
 
 @dataclass(frozen=True)
 class TwoPhase(OnAxis):
-    """Each rank averages one stretch of the tensor for all, and sends the mean compressed too.
+    """Each rank averages one slice of the tensor for all, and sends the mean compressed too.
 
-    Rank i gets all payloads of stretch i, averages them, compresses the mean as the peers did and sends it to
+    Rank i gets all payloads of slice i, averages them, compresses the mean as the peers did and sends it to
     all. A payload of s bytes costs 2 (P - 1) / P x s a rank, where an all-gather costs (P - 1) x s: no more
-    than twice s, however many ranks there are. Each stretch has scales, and entries chosen, of its own: a
-    sparse compressor sends each rank the share of its stretch, and gets as many entries of the mean back.
+    than twice s, however many ranks there are. Each slice has its own scales and chosen entries: a
+    sparse compressor sends each rank the share of its slice, and gets as many entries of the mean back.
 
-    Where the compressor is under `ErrorFeedback`, rank i adds what its earlier means still owe, and keeps
-    what this one does not say: error feedback on both sides, DoubleSqueeze (Tang et al., ICML 2019),
-    dist-EF-SGD (Zheng et al., NeurIPS 2019). Where it is not, neither side remembers: an unbiased compressor
+    Where the compressor is under `ErrorFeedback`, rank i adds the residual of its earlier means, and keeps
+    the error of this one: error feedback on both sides, DoubleSqueeze (Tang et al., ICML 2019),
+    dist-EF-SGD (Zheng et al., NeurIPS 2019). Otherwise neither side has a residual: an unbiased compressor
     is unbiased still, with the variance of two roundings; what a biased one loses is lost twice.
 
-    Payloads that add up go by an all-reduce, which has two phases already. By an all-gather go those of
-    tensors with fewer blocks of 512 entries than there are ranks, and of the smaller parts of a `Partition`.
-    Of `Scheduled`, each goes as it would alone.
+    Additive payloads go by an all-reduce, which has two phases already. An all-gather is used for
+    tensors with fewer blocks of 512 entries than there are ranks, and for the smaller parts of a `Partition`.
+    The phases of `Scheduled` are treated one by one.
 
     Attributes:
         axis: as of `Flat`.
@@ -74,7 +74,7 @@ class TwoPhase(OnAxis):
         refuse_unsliceable(compressor)
 
     def fields(self, compressor: Compressor) -> tuple[str, ...]:
-        """What the second side owes, where the first owes too.
+        """The residual of the means, where the compressor has error feedback.
 
         Raises:
             ConfigError: a codec takes no slices; or a phase that keeps a residual of the means is followed by
@@ -85,19 +85,19 @@ class TwoPhase(OnAxis):
         if sorted(has_feedback) != has_feedback:
             raise ConfigError(
                 f"{compressor} has a phase that keeps a residual of the means, and after it one that adds "
-                "up or has a conversation of its own, and would never send that residual: write "
+                "up or sends several messages, and would never send that residual: write "
                 "topology=Flat(), or put that phase first"
             )
         return (SECOND,) if any(has_feedback) else ()
 
     def keeps(self, numel: int, compressor: Compressor, here: AxisRank) -> Mapping[str, tuple[int, int]]:
-        """What the second side owes, of this rank's stretch."""
+        """The residual of the means, for this rank's slice."""
         if not self.fields(compressor) or not _shares(numel, here.peers):
             return {}
         return {SECOND: _stretches(numel, here.peers)[here.rank]}
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """Two messages for the one codec that speaks of the whole tensor."""
+        """The compressor's exchange, with two messages for the codec of the whole tensor."""
         side = gathered_use(compressor, ctx.step) if _shares(x.numel(), ctx.peers) else None
         new_residual = {field: tensor for field, tensor in state.items() if field == SECOND}
 
@@ -113,10 +113,10 @@ class TwoPhase(OnAxis):
 
 
 def refuse_unsliceable(compressor: Compressor) -> None:
-    """Refuse a codec that must see tensors whole.
+    """Refuse a codec that cannot encode slices.
 
     Raises:
-        ConfigError: says what to write.
+        ConfigError: names the codec and what to write.
     """
     for side in two_sided(compressor):
         if side is not None and not side.codec.sliceable:
@@ -156,7 +156,7 @@ def _in_two_phases(
 
 
 def _encoded_again(request: ReduceEncoded, mean: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, ...]:
-    """The payload of the mean and of what earlier ones owe; all ranks' have the shape of the longest."""
+    """Encode `mean` + `before` (the residual), padded, as all payloads have the shape of the longest."""
     short = before.numel()
     if short == mean.numel():
         return encoded(ReduceEncoded(request.codec, mean, request.ctx, before, after), part="again")
@@ -169,14 +169,14 @@ def _encoded_again(request: ReduceEncoded, mean: Tensor, before: Tensor, after: 
 
 
 def _within(spans: Spans, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """What lies of the spans in a stretch, counted from its start."""
+    """The parts of the spans from `start` to `stop`, counted from `start`."""
     for a, b in spans:
         if a < stop and b > start:
             yield max(a, start) - start, min(b, stop) - start
 
 
 def _clear(x: Tensor, spans: list[tuple[int, int]]) -> None:
-    """One bit cannot say zero: what a codec makes of others' entries is nobody's."""
+    """Set the spans to zero, as a sign cannot encode zero and others own these entries."""
     for start, stop in spans:
         x[start:stop] = 0
 
@@ -207,12 +207,12 @@ class _SentInStretches(Transmitted):
 
 
 def _stretches(numel: int, peers: int) -> Spans:
-    """Of as many blocks as each other, or one less; the first is the longest and the last the shortest."""
+    """Spans of as many blocks each, or one less; the first is the longest, the last the shortest."""
     blocks, more = divmod(-(-numel // GRAIN), peers)
     cuts = [min((i * blocks + min(i, more)) * GRAIN, numel) for i in range(peers + 1)]
     return tuple(pairwise(cuts))
 
 
 def _shares(numel: int, peers: int) -> bool:
-    """Whether every rank gets a stretch."""
+    """Whether every rank gets a slice."""
     return peers > 1 and all(start < stop for start, stop in _stretches(numel, peers))

@@ -278,5 +278,5 @@ def _predictors(file: Path | None, names: Sequence[str]) -> dict[str, Predictor]
             raise unknown("candidate", name, CANDIDATES)
         found[name] = CANDIDATES[name]()
     if not found:
-        raise ConfigError("there is nothing to judge: write --predictor FILE, or --candidates mp2,stale")
+        raise ConfigError("there is nothing to evaluate: write --predictor FILE, or --candidates mp2,stale")
     return found

@@ -74,13 +74,13 @@ def format_groups(groups: Sequence[FailureGroup], summary: str) -> list[str]:
     for i, group in enumerate(groups[:_GROUPS]):
         if i == 0:
             lines += [*group.frames, *group.error]
-            lines += [] if group.who in summary else [f"({group.who} said so)"]
+            lines += [] if group.who in summary else [f"({group.who} ended so)"]
         else:
             error = group.error or (verb(group.reason),)
             lines.append(f"{group.who}: {error[0]}")
     if len(groups) > _GROUPS:
         more = sum(len(group.ranks) for group in groups[_GROUPS:])
-        lines.append(f"and {more} more ranks, each of which says something else")
+        lines.append(f"and {more} more ranks, each with another error")
     return [shortened(line) for line in lines]
 
 

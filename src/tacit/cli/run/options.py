@@ -116,7 +116,7 @@ def _script(words: tuple[str, ...]) -> tuple[str, ...]:
         if not _is_module(words[1]):
             raise ConfigError(f"there is no module {words[1]!r}: run tacit where python -m {words[1]} works")
     elif words[0].startswith("-"):
-        raise ConfigError(f"{words[0]!r} stands where the script must: {_EXAMPLE}")
+        raise ConfigError(f"{words[0]!r} is in the place of the script: {_EXAMPLE}")
     elif not os.path.isfile(words[0]):  # also False if a name is too long
         raise ConfigError(f"there is no script {words[0]!r} in {Path.cwd()}: {_EXAMPLE}")
     elif words[0].endswith(".py"):
@@ -202,12 +202,12 @@ def _restarts(
         )
     if not cluster.namespaces or cluster.ranks_per_node > 1:
         raise ConfigError(
-            f"--restarts {count} with --cluster {cluster} cannot be, as each worker needs a node of its own: "
+            f"--restarts {count} with --cluster {cluster} is not possible, as a worker needs its own node: "
             f"write --cluster {cluster.world_size}x1"
         )
     if curves is not None:
         raise ConfigError(
-            f"--restarts {count} with --tensorboard {curves} cannot be, as all workers would write the same "
+            f"--restarts {count} with --tensorboard {curves} is not possible, as all would write the same "
             "curves: leave one out"
         )
     return count
@@ -225,7 +225,7 @@ def _check_files(folder: Path, serving: Serving, servers: int) -> None:
     if found and found != wanted:
         raise ConfigError(
             f"--checkpoint {folder} holds {', '.join(sorted(found))}, and {servers} servers go on from "
-            f"{', '.join(sorted(wanted))}: give as many --servers as there were, or another folder"
+            f"{', '.join(sorted(wanted))}: write the same number of --servers, or another folder"
         )
 
 

@@ -144,7 +144,7 @@ def unfinished(options: RunOptions) -> RunResult:
         cluster=str(options.cluster),
         status="unfinished",
         exit_code=None,
-        error=f"it goes on, or tacit run (process {os.getpid()}) was killed",
+        error=f"it is still running, or tacit run (process {os.getpid()}) was killed",
         environment=Environment.here(),
     )
 

@@ -17,12 +17,12 @@ __all__ = ["NO_CHOICES", "Choices", "fetch", "get", "known"]
 
 
 class _Home(NamedTuple):
-    """Where a recipe lives; it is imported when asked for, since torch takes a second."""
+    """The module of a recipe; it is imported when needed, since torch takes a second."""
 
     module: str
     name: str
     takes: tuple[str, ...] = ()
-    """Which choices there are."""
+    """The choices that the recipe takes."""
 
 
 _OF_IMAGES = ("model", "data", "limit", "precision")
@@ -40,11 +40,11 @@ def known() -> list[str]:
 
 
 def get(name: str, choices: Choices = NO_CHOICES) -> Recipe:
-    """The recipe of this name, as chosen; its data is read when it is asked for.
+    """The recipe of this name with these choices; its data is read when first needed.
 
     Raises:
-        ConfigError: There is none, and the message names the nearest; or it has no such choice; or what was
-            chosen cannot be.
+        ConfigError: There is no such recipe, and the message names the nearest; it has no such choice; or a
+            chosen value is not possible.
     """
     home = _home(name)
     given = choices.given()
@@ -61,13 +61,13 @@ def fetch(name: str, tell: Callable[[str], None]) -> Path:
 
     Args:
         name: The recipe's.
-        tell: Is told what is fetched.
+        tell: Called with a line about each file before it is fetched.
 
     Returns:
-        What to choose as `data`.
+        The path to choose as `data`.
 
     Raises:
-        ConfigError: There is nothing to fetch for it, no server answers, or what came has another checksum.
+        ConfigError: It needs no data, no server answers, or the data has another checksum.
     """
     if "data" not in _home(name).takes:
         raise _without_effect("download", name, "data")

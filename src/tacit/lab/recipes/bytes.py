@@ -41,15 +41,15 @@ class Bytes(Recipe):
         return seeded(lambda: GPT(vocabulary=256, length=LENGTH, width=128, heads=4, blocks=3), seed)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW."""
+        """AdamW for all parameters."""
         return torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.01)
 
     def steps_per_epoch(self, world: int) -> int:
-        """At most 120; fewer where the ranks are so many that the source runs out."""
+        """At most 120; fewer if there is too little text for so many ranks."""
         return min(STEPS, len(_data().train) // (world * self.batch))
 
     def train_batches(self, epoch: int, rank: int, world: int, seed: int) -> Iterator[Batch]:
-        """Windows of shape (batch, 128) and the same windows one byte later."""
+        """Windows of shape (batch, 128), and the same windows one byte later."""
         windows = _data().train
         steps = self.steps_per_epoch(world)
         for chosen in shard(

@@ -1,4 +1,4 @@
-"""What can be chosen of a recipe: the same words for the command and for its ranks."""
+"""The choices of a recipe, as options of the command and of its ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["NO_CHOICES", "Choices"]
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What was chosen; None where the recipe decides.
+    """The chosen values; None where the recipe decides.
 
     Attributes:
         model: The network's name.
-        data: Where the images are.
+        data: The path of the images.
         limit: How many of the training images are used, the first ones.
-        precision: What the network computes in.
+        precision: The type in which the network computes.
     """
 
     model: str | None = None
@@ -28,7 +28,7 @@ class Choices:
     precision: str | None = None
 
     def given(self) -> Mapping[str, Any]:
-        """What was chosen, by name."""
+        """The chosen values, by name."""
         everything = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in everything.items() if value is not None}
 
@@ -39,7 +39,7 @@ class Choices:
 
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
-        """Give a parser an option for each."""
+        """Add an option for each choice to a parser."""
         parser.add_argument("--model", help="the network")
         parser.add_argument("--data", type=Path, help="where the images are")
         parser.add_argument("--limit", type=int, help="train on so many images only")
@@ -47,7 +47,7 @@ class Choices:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
-        """What a parser has read."""
+        """The choices that a parser has read."""
         return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})
 
 

@@ -1,4 +1,4 @@
-"""What of a recipe's training is drawn as curves, by step."""
+"""Curves of a recipe's training, by step."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ __all__ = ["NO_CURVES", "Curves"]
 
 
 class CurveWriter(ScalarWriter, Protocol):
-    """What draws; `torch.utils.tensorboard.SummaryWriter` is one."""
+    """Draws curves; `torch.utils.tensorboard.SummaryWriter` is one."""
 
     def close(self) -> None:
-        """Write what has not been written."""
+        """Flush, and close the file."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Tells a writer how training goes; without a writer, nobody. A disk that takes nothing is said once."""
+    """Passes the numbers of a training to a writer, if there is one. A full disk is reported once."""
 
     writer: CurveWriter | None = None
 
     def batch(self, step: int, loss: Tensor) -> None:
-        """The loss of this rank's batch, after its step."""
+        """Draw the loss of this rank's batch, after its step."""
         self._draw(lambda writer: writer.add_scalar("train/loss", loss.item(), step))
 
     def held_out(self, step: int, loss: float, accuracy: float) -> None:
-        """The mean over the ranks, after an epoch."""
+        """Draw the mean loss and accuracy over the ranks, after an epoch."""
         self._draw(lambda writer: writer.add_scalar("test/loss", loss, step))
         self._draw(lambda writer: writer.add_scalar("test/accuracy", accuracy, step))
 
     def numbers(self, step: int, session: Measured) -> None:
-        """What the session has counted on this rank."""
+        """Draw the session's metrics on this rank."""
         self._draw(lambda writer: log_metrics(writer, session, step))
 
     def close(self) -> None:
-        """Write the rest."""
+        """Close the writer."""
         self._draw(lambda writer: writer.close())
 
     def _draw(self, point: Callable[[CurveWriter], object]) -> None:

@@ -21,7 +21,7 @@ class Sgd:
     weight_decay: float = 5e-4
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Of all the model's parameters."""
+        """The optimizer of all the model's parameters."""
         return torch.optim.SGD(model.parameters(), lr=self.lr, momentum=0.9, weight_decay=self.weight_decay)
 
 
@@ -33,7 +33,7 @@ class Adam:
     weight_decay: float = 0.05
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Of all the model's parameters."""
+        """The optimizer of all the model's parameters."""
         return torch.optim.AdamW(model.parameters(), lr=self.lr, weight_decay=self.weight_decay)
 
 

@@ -37,7 +37,7 @@ class Dataset:
 
     Attributes:
         name: The recipe's, and that of its files in the cache.
-        forms: What to give, in words.
+        forms: The accepted forms of its files, in words.
         read: Reads it, raising `ConfigError`.
         mean: Of all training pixels in 0..1, for each channel.
         deviation: Likewise.
@@ -148,11 +148,11 @@ class ImageRecipe(Recipe):
         return InBfloat16(network) if self._precision == "bf16" else network
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """What suits the network: SGD with momentum, or AdamW."""
+        """SGD with momentum or AdamW, depending on the network."""
         return self._tuning.optimizer(model)
 
     def rate(self, done: float) -> float:
-        """Up in the first fifth of a run, then down to nothing."""
+        """The factor on the learning rate: up in the first fifth of a run, then down to 0."""
         return triangle(done)
 
     def steps_per_epoch(self, world: int) -> int:
@@ -211,7 +211,7 @@ class ImageRecipe(Recipe):
         return everything if self._limit is None else self._limit
 
     def _ready(self, images: Tensor) -> Tensor:
-        """Pixels as a network wants them: framed, normalized, channels-last."""
+        """Pixels as networks take them: framed, normalized, channels-last."""
         frame = (SIDE - images.shape[3]) // 2
         if frame:
             images = pad(images, (frame, frame, frame, frame))
@@ -219,7 +219,7 @@ class ImageRecipe(Recipe):
         return ready.sub_(self._mean).div_(self._deviation)
 
     def _described(self) -> str:
-        """Everything that decides the numbers: what the title of a table says."""
+        """The recipe with all choices that decide its numbers, for titles."""
         parts = [self._model, self._path.name if self._path else "no data"]
         if self._limit is not None:
             parts.append(f"{self._limit} images")

@@ -17,10 +17,10 @@ __all__ = ["Meter", "mean_over_ranks"]
 
 
 class Meter:
-    """Counts seconds and transmitted bytes, summed over its windows; every rank must use it alike.
+    """Counts seconds and transmitted bytes, summed over its windows. All ranks must make the same calls.
 
     Args:
-        beside: reads what nodes have sent that have no ranks; rank 0 asks.
+        beside: returns the bytes sent by nodes without ranks; rank 0 calls it.
 
     Attributes:
         seconds: The sum over windows of the slowest rank's time.

@@ -23,7 +23,7 @@ class Recipe(ABC):
     """
 
     name: str
-    """What its records say."""
+    """The name in records."""
     epochs: int
     """How many epochs suffice to reach the target with synchronous training."""
     target: float
@@ -56,7 +56,7 @@ class Recipe(ABC):
         """Loss and accuracy (0..1) on this rank's share of the held-out data; all of it if it is small."""
 
     def rate(self, done: float) -> float:
-        """What the optimizer's learning rate is multiplied by, where `done` (0..1) of the run is over."""
+        """The factor on the optimizer's learning rate after the share `done` (0..1) of the run."""
         return 1.0
 
 

@@ -1,4 +1,4 @@
-"""Keep what the ranks were doing in the middle of a run, for all ranks together."""
+"""Keep the timelines of all ranks from the middle of a run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ KEPT = 200
 
 
 class Timed(Protocol):
-    """A session that may know what it did when."""
+    """A session that may keep a timeline."""
 
     def timeline(self) -> Timeline | None:
-        """The timeline of its last steps; None where nobody keeps one."""
+        """The timeline of its last steps; None if it keeps none."""
 
 
 class Timekeeper:
     """Takes the session's timeline once, between epochs, where that costs training nothing.
 
-    Every rank must use it alike.
+    All ranks must make the same calls.
 
     Args:
         steps: Of the whole run.
@@ -39,11 +39,11 @@ class Timekeeper:
         self._kept: Timeline | None = None
 
     def began(self) -> None:
-        """Training begins, or begins again after an evaluation."""
+        """To be called when training starts, also after an evaluation."""
         self._begun.append(now())
 
     def paused(self, step: int) -> None:
-        """Training pauses after so many steps: keep the middle of the run when it has passed."""
+        """To be called when training pauses after step `step`; keeps the middle of the run once over."""
         if self._kept is None and step >= self._stop:
             last = self._session.timeline()
             self._kept = last and self._middle(last)

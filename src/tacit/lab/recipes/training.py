@@ -73,31 +73,31 @@ class TrainingSession(Protocol):
         """The counts of its parameter servers."""
 
     def timeline(self) -> Timeline | None:
-        """What it did when, on this rank; None if nobody records it."""
+        """The timeline of this rank; None if none is kept."""
 
 
 class NoSession:
     """Stands for a session in training without communication. It does nothing."""
 
     def observe(self, loss: torch.Tensor) -> None:
-        """Nothing uses the loss."""
+        """Does nothing with the loss."""
 
     def flush(self) -> None:
-        """No exchange is under way."""
+        """Does nothing, as there are no exchanges."""
 
     def sync(self) -> None:
-        """The replicas stay different."""
+        """Does nothing: the replicas stay different."""
 
     def metrics(self) -> Mapping[str, Any]:
-        """Nothing is counted."""
+        """No numbers."""
         return {}
 
     def servers(self) -> Sequence[Mapping[str, Any]]:
-        """There are none."""
+        """No servers."""
         return []
 
     def timeline(self) -> None:
-        """Nobody records what happens when."""
+        """None, as no timeline is kept."""
 
 
 @dataclass(frozen=True)

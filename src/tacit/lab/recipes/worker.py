@@ -83,7 +83,7 @@ def _print_record(record: Line) -> None:
 
 
 def _ignore(record: Line) -> None:
-    """Rank 0 prints the records of all."""
+    """Does nothing, as rank 0 prints the records of all ranks."""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,7 +11,7 @@ __all__ = ["Stretch", "hidden", "outside", "rows", "stretches", "waits"]
 
 
 class Stretch(NamedTuple):
-    """Of training, on one rank: computing, or waiting for exchanges of these levels."""
+    """A part of a rank's training: computing, or waiting for exchanges of these levels."""
 
     begun: float
     ended: float
@@ -19,7 +19,7 @@ class Stretch(NamedTuple):
 
     @property
     def waiting(self) -> bool:
-        """Whether it is no computing."""
+        """Whether training waited in it."""
         return bool(self.levels)
 
 
@@ -37,7 +37,7 @@ def waits(timeline: Timeline) -> list[Stretch]:
 
 
 def stretches(step: Step, waits: Iterable[Stretch]) -> list[Stretch]:
-    """A step in stretches of computing and waiting, without a gap."""
+    """A step as alternating stretches of computing and waiting, without a gap."""
     found, at = [], step.begun
     for wait in waits:
         begun, ended = max(wait.begun, at), min(wait.ended, step.ended)
@@ -51,7 +51,7 @@ def stretches(step: Step, waits: Iterable[Stretch]) -> list[Stretch]:
 
 
 def outside(steps: Sequence[Step], waited: Iterable[Stretch]) -> list[Stretch]:
-    """What was waited for between steps, as before an evaluation, or at the end of training."""
+    """Waits between steps, such as before an evaluation or at the end of training."""
     return [
         wait
         for wait in waited
@@ -60,7 +60,7 @@ def outside(steps: Sequence[Step], waited: Iterable[Stretch]) -> list[Stretch]:
 
 
 def hidden(exchange: Exchange) -> list[Span]:
-    """When an exchange was under way and training did not wait for it."""
+    """The times in which an exchange was in progress and training did not wait for it."""
     found, at = [], exchange.begun
     for wait in exchange.waits:
         if wait.begun > at:
@@ -70,7 +70,7 @@ def hidden(exchange: Exchange) -> list[Span]:
 
 
 def rows(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
-    """The same in as few rows as can be, so that none overlap in a row."""
+    """The exchanges in as few rows as possible, so that none overlap in a row."""
     found: list[list[Exchange]] = []
     for each in sorted(exchanges, key=lambda exchange: (exchange.begun, exchange.ended)):
         free = next((row for row in found if row[-1].ended <= each.begun), None)

@@ -1,4 +1,4 @@
-"""What a comparison says: one row for each algorithm, computed from records alone."""
+"""A comparison: one row for each algorithm, computed from records alone."""
 
 from __future__ import annotations
 

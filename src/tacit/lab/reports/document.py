@@ -17,7 +17,7 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 
 
 def check_installed(page: str) -> None:
-    """Refuse to build a page without what draws its charts.
+    """Check that plotly is installed, which draws the charts.
 
     Raises:
         ConfigError: plotly is not installed.
@@ -27,12 +27,12 @@ def check_installed(page: str) -> None:
 
 
 def document(title: str, parts: Sequence[str], found: Sequence[Chart], command: str) -> str:
-    """A page of these parts, with all that its charts need in itself.
+    """A page of these parts, with all that its charts need.
 
     Args:
         parts: HTML, one below the other; the empty ones are left out.
         found: the charts for which there are boxes in the parts.
-        command: that the page is made by.
+        command: The command that makes the page, for the footer.
     """
     body = "\n".join(filter(None, parts))
     return f"""<!doctype html>

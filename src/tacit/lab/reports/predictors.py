@@ -30,11 +30,11 @@ _BROKEN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """How a predictor did. None stands for what was not tried, or is not known.
+    """The results of a predictor. None stands for what was not tried, or is not known.
 
     Attributes:
         errors: kind of layer -> mean absolute error of the next change, as a share of that of no change.
-        held_out: the same on what was recorded and not learnt from: "SPLIT, KIND" -> error.
+        held_out: the same on recorded runs that were held out: "SPLIT, KIND" -> error.
         assembled: mean loss of the models put together of pushed and predicted parameters.
         assembled_accuracy: their mean accuracy, 0..1.
         loss: held-out loss in the end of the training that went by the predictions; `accuracy`, 0..1.
@@ -58,12 +58,12 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class Path:
-    """Where an element went, and where each predictor would have led it.
+    """The values of an element over a run, true and as predicted.
 
     Attributes:
         title: which element.
         true: after each round, as distance from where it began.
-        led: predictor -> the same.
+        led: predictor -> the predicted ones, likewise.
     """
 
     title: str
@@ -116,7 +116,7 @@ class Evaluation:
         }
 
     def cells(self, row: Judged) -> list[str]:
-        """One for each column."""
+        """The texts of a predictor's columns, in order."""
         kinds = dict.fromkeys(kind for each in self.rows for kind in each.errors)
         return [
             *(_number(row.errors.get(kind), "{:.3f}") for kind in kinds),

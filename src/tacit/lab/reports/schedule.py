@@ -1,4 +1,4 @@
-"""The chart of what an adaptive schedule chose in the course of a run: periods, delays and phases."""
+"""The chart of an adaptive schedule: its periods, delays and phases over a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PHASES = {0.0: "warm-up", 1.0: "cycling", 2.0: "cool-down"}
 
 
 class _Segment(NamedTuple):
-    """A value that was remembered from a step on, until another."""
+    """A value of the schedule state, from one step to another."""
 
     begun: int
     ended: int
@@ -42,7 +42,7 @@ def schedule_chart(
     """One algorithm's schedule over the epochs; None where it never changed.
 
     Args:
-        timeline: Of one of its ranks; all remember the same.
+        timeline: Of one of its ranks; the schedule is equal on all.
         records: Of all algorithms; they tell how many steps an epoch has.
         paint: The algorithms' styles.
         place: Of the chart among its like, which makes its key.
@@ -79,14 +79,14 @@ def schedule_chart(
 
 
 def _of_one_level(changes: Sequence[Change]) -> list[Change]:
-    """Those of the level whose schedule changed most."""
+    """The changes of the level whose schedule changed most."""
     levels = [change.level for change in changes]
     most = max(levels, key=levels.count, default=0)
     return [change for change in changes if change.level == most]
 
 
 def _pieces(key: str, changes: Sequence[Change], end: int) -> list[_Segment]:
-    """What one key was, up to step `end`; nothing where it never was there."""
+    """The values of one key up to step `end`; empty if it never occurs."""
     found: list[tuple[int, float]] = []
     for change in changes:
         value = change.values.get(key)

@@ -1,4 +1,4 @@
-"""What the parameter servers of each run have counted, as a table of the page."""
+"""The counts of the parameter servers of each run, as a table of the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = {
 
 
 def servers(records: Iterable[Record]) -> str:
-    """One row for each server of each finished run; nothing where no run had any."""
+    """One row for each server of each finished run; "" if no run had any."""
     ends = {record.algorithm: record for record in records if isinstance(record, EndRecord)}
     told = [(name, each) for name, end in ends.items() for each in end.metrics.get("servers", ())]
     if not told:

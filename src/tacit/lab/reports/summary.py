@@ -1,4 +1,4 @@
-"""Say in words what a comparison found, and what of it is missing or to be taken with care."""
+"""A comparison's result in one sentence, and warnings about missing or doubtful numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNFINISHED = "it was still running, or was killed"
 
 
 def close_open_runs(records: Iterable[Record]) -> list[Record]:
-    """Give every run that has no end one that says so, so that it is seen."""
+    """Add an end record with status "interrupted" to every run that has none."""
     records = list(records)
     ended = {record.algorithm for record in records if isinstance(record, EndRecord)}
     begun = dict.fromkeys(record.algorithm for record in records if isinstance(record, RunRecord))
@@ -39,7 +39,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def where(comparison: Comparison) -> str:
-    """Over which links, in words."""
+    """The links, in words."""
     if not comparison.shaped:
         return f"on {comparison.cluster} ({UNSHAPED})"
     return f"over {links(comparison.cluster)}"
@@ -57,7 +57,7 @@ def links(cluster: str) -> str:
 
 
 def notices(comparison: Comparison | None, records: Sequence[Record]) -> list[str]:
-    """What a reader must know beside the numbers, the gravest first."""
+    """Warnings that a reader needs beside the numbers, the gravest first."""
     found = [_failure(record) for record in _last_ends(records) if record.status != "ok"]
     if comparison and not comparison.shaped:
         found.append(f"{UNSHAPED.capitalize()}: all ranks ran on one machine at its own speed.")

@@ -1,4 +1,4 @@
-"""The chart of what the ranks were doing when: a bar for training, and one below it for each level."""
+"""The chart of what the ranks did over time: a bar for training, and one below it for each level."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ class _Bars:
         self.height = self._each * len(window.timelines)
 
     def top(self, place: int) -> float:
-        """Where the rank that is drawn in this place begins."""
+        """The top of the rank in this place, in pixels."""
         return place * self._each + SPACE / 2
 
     def training(self, *, waiting: bool) -> Iterator[_Bar]:
-        """The stretches in which it waited, or in which it did not."""
+        """The bars of the stretches in which training waited, or in which it did not."""
         for place, timeline in enumerate(self._timelines if self._levels else ()):
             waited = waits(timeline)
             for step in timeline.steps:
@@ -104,13 +104,13 @@ class _Bars:
                 yield self._upper(place, Span(begun, ended), what)
 
     def steps(self) -> Iterator[_Bar]:
-        """Whole steps, where nobody knows more of them."""
+        """Bars of whole steps, where their parts are not known."""
         for place, timeline in enumerate(() if self._levels else self._timelines):
             for step in timeline.steps:
                 yield self._upper(place, Span(step.begun, step.ended), f"step {step.step}")
 
     def exchanges(self, *, waiting: bool) -> Iterator[_Bar]:
-        """The stretches of all rounds in which training waited for them, or in which it did not."""
+        """The bars of rounds, for the stretches in which training waited for them, or in which it did not."""
         for place, timeline in enumerate(self._timelines):
             for each in timeline.exchanges:
                 for span in each.waits if waiting else hidden(each):

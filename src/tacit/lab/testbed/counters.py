@@ -1,4 +1,4 @@
-"""How many bytes a network interface has carried, as the kernel counts them.
+"""The number of bytes that a network interface has carried, from the kernel's counters.
 
 The numbers are those of the network namespace of the calling process: inside a rank of a testbed, the
 node's own link. Traffic between the ranks of one node does not cross it.

@@ -1,4 +1,4 @@
-"""Finds out which rank of a run failed first: from what each rank's keeper reports, and from torchrun."""
+"""Finds out which rank of a run failed first, from the reports of rank.py and from torchrun's output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ACCUSED = re.compile(
     r"(?P<did>did not answer|did not enter|has left|was silent|stood still)"
     r"(?P<how>[^\n(]*)"
 )
-"""What survivors say, in the words of `transports.rollcall`: who it was, and what he did."""
+"""What survivors' errors say of the lost rank, in the words of `hooks.failure_detector`."""
 _NO_STORE = "the launcher's store cannot be reached"
 _AGREED = (
     re.compile(
@@ -31,7 +31,7 @@ _AGREED = (
         r"UnevenData: rank (?P<rank>\d+) (?P<did>closed its session after \d+ steps)(?P<when>, [^:]*)"
     ),
 )
-"""What all ranks say alike of one of them."""
+"""Errors that all ranks raise about one of them."""
 _SUMMARY = "Root Cause (first observed failure)"
 _SUMMARY_ENTRY = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: (-?\d+)")
 
@@ -48,13 +48,13 @@ class RankReport:
 
     @property
     def lost(self) -> bool:
-        """Whether it fell with another: it says that it lost a peer, or the launcher ended it."""
+        """Whether it ended because of another: it reports a lost peer, or the launcher ended it."""
         ended = self.code == -signal.SIGTERM or self.frozen
         return ended or bool(self.traceback and _LOST_PEER.search(self.traceback))
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Sorts the cause before its consequences.
+        """A sort key: the cause comes before its consequences.
 
         A rank that exits closes its connections a good while before it is gone, so its peers may complain
         first; and a launcher sends SIGTERM to its other ranks when one has failed.
@@ -73,7 +73,7 @@ class Node:
         ended: When.
         stopped: Whether we ended it, because another node failed or the time was up.
         last_lines: What its launcher and ranks printed last on stderr.
-        heard: By rank, how it ended, if badly.
+        heard: By rank, the report of one that ended badly.
         well: By rank, when it ended well.
         halted: By rank, since when it has been stopped (by SIGSTOP).
     """
@@ -101,7 +101,7 @@ class Node:
     def hear(self, message: Mapping[str, Any]) -> RankReport | None:
         """Take in a piece of a report; the report when it is whole.
 
-        What ranks do after we stopped them is no failure, but is heard all the same.
+        Reports of ranks that we stopped are taken too, but are no failures.
         """
         rank = message["rank"]
         if "well" in message or "stopped" in message:
@@ -126,7 +126,7 @@ class Node:
 
     @property
     def cause(self) -> RankReport | None:
-        """The rank that failed first; None when the launcher failed without any."""
+        """The report of the rank that failed first; None when the launcher failed without any."""
         first = min(self._reports.values(), key=lambda report: report.order, default=None)
         if first and not first.lost:
             return first
@@ -136,11 +136,11 @@ class Node:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """Sorts the node that failed first before the others."""
+        """A sort key: the node that failed first comes before the others."""
         return self.cause.order if self.cause else (False, self.ended)
 
     def failure(self) -> Failure:
-        """How it failed."""
+        """The failure of this node."""
         if (cause := self.cause) is not None:
             why = "froze: it was stopped, and had to be killed" if cause.frozen else reason(cause.code)
             return Failure(self.number, cause.rank, why, cause.traceback, cause.code)
@@ -148,7 +148,7 @@ class Node:
         return Failure(self.number, None, reason(self.code or 0), last, self.code, self.server)
 
     def endings(self) -> list[tuple[RankReport, Ending]]:
-        """How those of its ranks ended of which something was heard."""
+        """The reports of its ranks that ended badly, with their endings."""
         return [
             (report, Ending(rank, self.number, reason(report.code), report.traceback, report.lost))
             for rank, report in self.heard.items()
@@ -156,9 +156,9 @@ class Node:
 
 
 def silent(nodes: Sequence[Node], ranks_per_node: int) -> Failure | None:
-    """The rank that failed without a word, if all that others say is that they have lost it.
+    """The rank that failed without a report, if all others report only that they have lost it.
 
-    It is named by the survivors' errors, or by its keeper, which found it stopped.
+    It is named by the survivors' errors, or by its own rank.py, which found it stopped.
     """
     reports = {report.rank: report for node in nodes for report in node.heard.values()}
     failed = [report for node in nodes for report in node._reports.values()]
@@ -176,7 +176,7 @@ def silent(nodes: Sequence[Node], ranks_per_node: int) -> Failure | None:
 
 
 def agreed(nodes: Sequence[Node], ranks_per_node: int) -> Failure | None:
-    """The rank that all name, itself too, if that is why the first of them failed."""
+    """The rank that all ranks name as the cause, itself too, if that is how the first of them failed."""
     reports = [report for node in nodes for report in node._reports.values()]
     first = min(reports, key=lambda report: report.order, default=None)
     said = (each.search(first.traceback or "") for each in _AGREED) if first else ()
@@ -212,7 +212,7 @@ def parted(nodes: Sequence[Node]) -> Failure | None:
 
 
 def _accused(rank: int, node: int, found: re.Match[str], report: RankReport | None) -> Failure | None:
-    """What is said of a rank, by what its own end was: None where that says it better."""
+    """The failure of a rank by others' reports; None if its own report is more precise."""
     if report is not None and not report.lost:
         return None
     said = f"{found['did']}{found['how']}".strip().removesuffix(": gone or frozen")
@@ -238,7 +238,7 @@ def reason(code: int) -> str:
 
 
 def _summarized(lines: Iterable[str], ended: float) -> RankReport | None:
-    """What torchrun says at its end of the first failure that it saw."""
+    """The first failure in torchrun's summary."""
     _, title, summary = "\n".join(lines).rpartition(_SUMMARY)
     found = _SUMMARY_ENTRY.search(summary) if title else None
     return RankReport(int(found[1]), int(found[2]), ended) if found else None

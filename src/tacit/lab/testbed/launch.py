@@ -1,4 +1,4 @@
-"""How the launcher of a node is called: torchrun's arguments, and the environment of its ranks."""
+"""The command line of a node's launcher, torchrun, and the environment of its ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STALE_NAMES = {
 
 
 def meeting_point(cluster: Cluster, run: int) -> tuple[str, int]:
-    """Address and port where the launchers of one run meet."""
+    """Address and port of the rendezvous of one run's launchers."""
     return (address(0), _FIRST_PORT + run) if cluster.namespaces else ("127.0.0.1", _free_port())
 
 
@@ -66,7 +66,7 @@ class Serving:
 
     @staticmethod
     def name(number: int) -> str:
-        """Of the file of one server."""
+        """The name of one server's checkpoint file."""
         return f"server{number}.pt"
 
 

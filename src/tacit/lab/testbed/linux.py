@@ -65,7 +65,7 @@ def mount(source: str, target: str, kind: str | None, flags: Mount, options: str
 
 
 def detach(target: str) -> None:
-    """Take a mount out of sight; it lives on while something has it open."""
+    """Remove a mount from the file tree; it exists while something has it open."""
     _check(_libc.umount2(target.encode(), _DETACH), f"umount {target}")
 
 

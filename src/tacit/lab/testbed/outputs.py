@@ -1,4 +1,4 @@
-"""One output of a node's launcher: its ranks' lines, what ranks and their keepers report among them."""
+"""One output of a node's launcher: its ranks' lines, and the reports among them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Output:
             print(line, file=self._stream, flush=True)
 
     def _heard(self, report: str) -> bool:
-        """Take in what a rank or its keeper reports; whether it is a report, and not a program's own text."""
+        """Take a report of a rank or of its rank.py; whether it is one, and not a program's own text."""
         try:
             message = json.loads(report)
             if "note" in message:
@@ -95,7 +95,7 @@ class Output:
         return True
 
     def _traced(self, rank: int, text: str, more: bool) -> None:
-        """Take in a line of a traceback, or a part of one."""
+        """Take a line of a traceback, or a part of one."""
         line = self._parts.pop(rank, "") + text
         if more:
             self._parts[rank] = line

@@ -1,4 +1,4 @@
-"""Runs one rank: hands its lines on whole, and says when and how it ended.
+"""Runs one rank: passes its lines on whole, and reports when and how it ended.
 
 torchrun starts this in place of the rank, as a plain script without site packages, so that it costs a few
 milliseconds; it must import nothing but the standard library. The rank's output passes through here for two
@@ -75,20 +75,20 @@ class Stream:
 
 
 def to_stdout(data: bytes) -> None:
-    """Write all of it."""
+    """Write all data to stdout."""
     _write(1, data)
 
 
 class Errors:
-    """Writes what the rank says on stderr, its tracebacks marked, and keeps some of the last lines."""
+    """Writes the rank's stderr with marked tracebacks, and keeps some of the last lines."""
 
     def __init__(self, keep: int = 1000) -> None:
-        """Nothing has been said."""
+        """Keep at most `keep` lines."""
         self.kept: deque[tuple[float, str]] = deque(maxlen=keep)
         self._detector = TracebackDetector()
 
     def write(self, data: bytes) -> None:
-        """Write whole lines."""
+        """Write whole lines, with those of tracebacks marked."""
         now, plain = time.monotonic(), b""
         for line in data.splitlines(keepends=True):
             text = line.decode(errors="replace").rstrip("\r\n")
@@ -106,7 +106,7 @@ class TracebackDetector:
     """Tells the lines of tracebacks from others, as they come."""
 
     def __init__(self) -> None:
-        """No traceback has begun."""
+        """Start outside of any traceback."""
         self._prefix: str | None = None
         self._said = False  # the error itself, after which a traceback without prefixes ends
 
@@ -159,7 +159,7 @@ def last_traceback(lines: Sequence[tuple[float, str]]) -> tuple[float, str] | No
 
 
 def verdict(code: int, ended: float, lines: Sequence[tuple[float, str]]) -> tuple[int, float, str]:
-    """How the rank ended, when it began to, and the traceback that says why.
+    """Exit code, time and traceback of the rank's end.
 
     An interpreter takes its time to exit by an exception: torch may abort it meanwhile, and a launcher may
     end it because a peer that has lost it was gone first. What went wrong is the exception.
@@ -173,7 +173,7 @@ def verdict(code: int, ended: float, lines: Sequence[tuple[float, str]]) -> tupl
 
 
 def report(code: int, ended: float, lines: Sequence[tuple[float, str]], frozen: bool = False) -> None:
-    """Say on stderr how the rank ended; in pieces, each written at once."""
+    """Report on stderr how the rank ended; in pieces, each written at once."""
     code, began, text = verdict(code, ended, lines)
     if text:
         _say_text("traceback", text)

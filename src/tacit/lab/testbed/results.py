@@ -1,4 +1,4 @@
-"""What came of a run: did every node end well, and if not, which rank failed first, and why."""
+"""The result of a run: whether every node ended well, and if not, which rank failed first, and why."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ TIMED_OUT = 124
 
 @dataclass(frozen=True)
 class Ending:
-    """How one rank ended that did not end well, whatever the cause.
+    """The end of one rank that did not end well, whatever the cause.
 
     Attributes:
         rank: The global rank.
         node: Where it was.
         reason: How it ended, such as "killed by SIGKILL" or "exit code 1".
         traceback: The Python traceback that it printed last, if it printed one.
-        lost: Whether it fell with another: it says so itself, or the launcher ended it.
+        lost: Whether it ended because of another: it reports a lost peer, or the launcher ended it.
     """
 
     rank: int
@@ -61,7 +61,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
         returncode: 0 when all nodes ended well, else the code of the node that failed first.

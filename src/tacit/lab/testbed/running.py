@@ -1,4 +1,4 @@
-"""Follows one run: passes the lines on, stops all nodes when one fails, and says who failed first."""
+"""Follows one run: passes lines on, stops all nodes when one fails, and finds out who failed first."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RunMonitor:
         ranks_per_node: int = 1,
         saving: bool = False,
     ) -> None:
-        """Begin to follow.
+        """Prepare to follow.
 
         Args:
             control: The socket to the supervisor.
@@ -147,7 +147,7 @@ class RunMonitor:
             self._nodes[message["ended"]].end(message["code"])
 
     def _note(self, note: str) -> None:
-        """Say what a rank could not write down, once for all ranks."""
+        """Print a rank's note that something could not be written, once for all ranks."""
         if note not in self._notes:
             self._notes.append(note)
             files.say(note)
@@ -220,7 +220,7 @@ class RunMonitor:
         return SAVING if self._saving else DISMISSAL
 
     def _grace(self) -> float:
-        """Less of it where all ranks have ended but stopped ones: none has an error to print any more."""
+        """Seconds to print errors; fewer once all ranks but stopped ones have ended."""
         over = sum(len({*node.halted, *node.well, *node.heard}) for node in self._workers)
         return RETURN if over >= self._ranks else GRACE
 
@@ -249,7 +249,7 @@ class RunMonitor:
         wire.send(self._control, {"do": "sweep"})
 
     def _guilty(self) -> Failure | None:
-        """Who failed, where that is known by what others say."""
+        """The rank that failed, if others' reports show it."""
         per = self._ranks_per_node
         return parted(self._nodes) or silent(self._nodes, per) or agreed(self._nodes, per)
 

@@ -24,7 +24,7 @@ class Supervisor:
     """Serves the command on the other side of a socket until that side is gone."""
 
     def __init__(self, control: socket.socket, networks: Sequence[int] = ()) -> None:
-        """Take charge.
+        """Serve this socket.
 
         Args:
             control: The socket.
@@ -42,7 +42,7 @@ class Supervisor:
             signal.signal(number, lambda *_: None)
 
     def serve(self) -> None:
-        """Do what the command asks, until it is gone; then end everything."""
+        """Obey the command until it is gone; then end all processes."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ, self._obey)
             selector.register(self._wakeup, selectors.EVENT_READ, self._woken)

@@ -38,7 +38,7 @@ class Testbed:
     __test__ = False  # pytest would collect the name
 
     def __init__(self, cluster: Cluster) -> None:
-        """Take note of what to emulate; ``local:N`` runs plain processes instead."""
+        """Store what to emulate; ``local:N`` runs plain processes instead."""
         self.cluster = cluster
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -130,7 +130,7 @@ class Testbed:
             )
         if restarts is not None and self.cluster.ranks_per_node > 1:
             raise ConfigError(
-                f"restarts={restarts} on {self.cluster} cannot be, as ranks of one node are started "
+                f"restarts={restarts} on {self.cluster} is not possible, as ranks of one node are started "
                 f"together: use a cluster with one rank a node, such as {self.cluster.world_size}x1"
             )
         points = [] if servers is None else launch.server_points(self.cluster, self._runs)

@@ -72,14 +72,14 @@ def _identity(path: Path) -> str:
         try:
             facts = name.stat()
         except OSError as error:
-            raise ConfigError(f"{name} cannot be read: {error.strerror}. Mend it or take it away") from error
+            raise ConfigError(f"{name} cannot be read: {error.strerror}. Repair or remove it") from error
         digest.update(f"\0{name}\0{facts.st_size}\0{facts.st_mtime_ns}".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
 @contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """Hold the cache's lock; an error to write is told as one."""
+    """Hold the cache's lock; raise a `ConfigError` if it cannot be written."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         lock = (home / "lock").open("w")
@@ -126,7 +126,7 @@ def _load(file: Path) -> Images | None:
         shapes = [tuple(shape) for shape in head["shapes"]]
         if head["version"] != _VERSION or file.stat().st_size != _HEAD + sum(map(prod, shapes)):
             return None
-        # Private pages: nobody's slip can change the cache, and torch wants memory that can be written.
+        # Private pages: no write can change the cache, and torch needs writable memory.
         stored = np.memmap(file, np.uint8, mode="c", offset=_HEAD)
         if zlib.crc32(stored.data) != head["crc32"]:
             return None

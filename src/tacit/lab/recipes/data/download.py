@@ -16,7 +16,7 @@ from tacit.lab.recipes.data import cache
 __all__ = ["REMOTES", "fetch", "fetched", "megabytes"]
 
 SECONDS = 60
-"""How long a server may stay silent."""
+"""Seconds without data after which a server is given up."""
 _PIECE = 1 << 20
 
 
@@ -26,8 +26,8 @@ class Remote:
 
     Attributes:
         addresses: Where it is, without its name; each is tried in turn.
-        size: Its bytes.
-        sha256: In hex; what has another one is refused.
+        size: In bytes.
+        sha256: In hex; a file with another checksum is refused.
     """
 
     name: str
@@ -79,7 +79,7 @@ REMOTES: dict[str, tuple[Remote, ...]] = {
 
 
 def fetched(dataset: str) -> Path | None:
-    """Where a dataset lies that was downloaded before; None where it was not."""
+    """The path of a dataset that was downloaded before; None if it was not."""
     home = _home(dataset)
     whole = all(_is_there(home / remote.name, remote) for remote in REMOTES[dataset])
     return _entry(dataset) if whole else None
@@ -90,10 +90,10 @@ def fetch(dataset: str, tell: Callable[[str], None]) -> Path:
 
     Args:
         dataset: One of `REMOTES`.
-        tell: Is told what is fetched, before it is.
+        tell: Called with a line about each file before it is fetched.
 
     Returns:
-        What a reader of the dataset takes.
+        The path that the dataset's reader takes.
 
     Raises:
         ConfigError: There is no such dataset, no server answers, or what it sends has another checksum.
@@ -108,7 +108,7 @@ def fetch(dataset: str, tell: Callable[[str], None]) -> Path:
 
 
 def megabytes(dataset: str) -> float:
-    """How much there is to fetch."""
+    """The size of the download, in MB."""
     return sum(remote.size for remote in REMOTES[dataset]) / 1e6
 
 
@@ -123,7 +123,7 @@ def _entry(dataset: str) -> Path:
 
 
 def _is_there(file: Path, remote: Remote) -> bool:
-    """Only what had the right checksum was given its name."""
+    """Whether the file was downloaded: only files with the right checksum get this name."""
     return file.is_file() and file.stat().st_size == remote.size
 
 

@@ -1,4 +1,4 @@
-"""What every reader of images returns."""
+"""The return types of all readers of images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Split(NamedTuple):
 
 
 class Images(NamedTuple):
-    """What is trained on, and what is held out."""
+    """Training images and held-out images."""
 
     train: Split
     test: Split
