@@ -1,6 +1,7 @@
 """What tests in several folders share, and which of them start processes."""
 
 import _posixsubprocess
+import gc
 import os
 import signal
 import sys
@@ -74,14 +75,22 @@ PROCESSES = (
     "tests/transports/test_settling.py",
 )
 LONG = (
+    "tests/algorithms/test_buffers.py::test_a_run_that_is_resumed_is_the_run_that_never_stopped",
+    "tests/algorithms/test_buffers.py::test_a_variance_is_never_below_zero",
+    "tests/algorithms/test_facts.py::test_a_loss_that_every_rank_has_told",
+    "tests/algorithms/test_precision.py::test_a_checkpoint_holds_what_rounding_took_away",
+    "tests/algorithms/test_precision.py::test_what_one_rank_in_eight_does_arrives",
     "tests/cli/test_odd_input.py",
     "tests/cli/test_predictor.py",
+    "tests/compressors/test_allocation.py",
+    "tests/compressors/test_predicted.py::test_many_ranks_that_agree_are_never_told_to_differ",
+    "tests/compressors/test_predicting.py::test_steady_motion_is_predicted",
     "tests/hooks/test_resize.py",
     "tests/recipes/test_image_recipes.py::test_every_network_learns",
     "tests/recipes/test_prediction.py",
     "tests/parameter_server/test_waiting.py",
 )
-"""Those that start no process, and take ten seconds and more: trainings, and every state of a server."""
+"""Those that start no process, and take three seconds of processor time and more, over all their values."""
 CHEAP = {"git", "uname"}
 """Programs that end at once: they say which machine this is, and which commit."""
 
@@ -119,6 +128,18 @@ LONGEST += ("cli/test_disk", "hooks/test_resize", "cli/test_main", "hooks/test_i
 LONGEST += ("parameter_server/test_cli", "hooks/test_daso", "hooks/test_loops")
 LONGEST += ("testbed/test_testbed_failures", "hooks/test_late")
 """Files of tests, longest first: where they are run side by side, none of them is begun last."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which `make quick` runs nothing are not imported for it: seconds, in each of its workers."""
+    quick = config.option.markexpr == "not processes and not long"
+    name = collection_path.relative_to(config.rootpath).as_posix()
+    return True if quick and name.startswith((*PROCESSES, *LONG)) else None
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: the garbage collector need not look at it again and again."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -91,7 +91,9 @@ def test_in_two_bytes_nothing_small_is_lost_round_after_round(name: str, dtype: 
     # A gradient that stays the same: what is owed of an entry grows to hundreds of times what is added.
     generator = torch.Generator().manual_seed(0)
     gs = [(torch.rand(N, generator=generator) * 0.5 + 0.75).to(dtype) * 0.01 for _ in range(2)]
-    count, topology = 600, MERGED.get(name, FLAT)
+    # Where each entry is sent every hundredth round, it takes longer until fp16 alone would lose too much.
+    count = 600 if name in ("topk in int8", "select") else 300
+    topology = MERGED.get(name, FLAT)
     means, states = rounds(OWING[name], lambda round_, rank: gs[rank].clone(), count, topology=topology)
     arrived = torch.stack(means).double().sum(0)
     new_residual = torch.stack([_residual(state) for state in states]).double().mean(0)

@@ -65,10 +65,6 @@ def test_what_is_no_optimizer_is_named(given: object, says: str) -> None:
         (nn.Linear(2, 2), r"a Linear, not a DistributedDataParallel: write attach\(DistributedDataParallel"),
         (nn.Embedding(2, 2), "the model is an Embedding, not a DistributedDataParallel"),
         (None, "the model is a NoneType"),
-        (
-            torch.compile(nn.Linear(2, 2), backend="eager"),
-            r"an OptimizedModule.*write attach\(torch.compile\(DistributedDataParallel\(model\)\), optimizer",
-        ),
     ],
 )
 def test_what_is_no_ddp_model_is_named(given: object, says: str) -> None:
@@ -76,6 +72,12 @@ def test_what_is_no_ddp_model_is_named(given: object, says: str) -> None:
         ddp_of(given)
     with pytest.raises(tacit.AttachError, match=says):
         tacit.attach(given, sgd(), "topk")  # type: ignore[arg-type]
+
+
+def test_a_compiled_model_without_ddp_is_named() -> None:
+    compiled = torch.compile(nn.Linear(2, 2), backend="eager")  # imports seconds of modules
+    says = r"an OptimizedModule.*write attach\(torch.compile\(DistributedDataParallel\(model\)\), optimizer"
+    test_what_is_no_ddp_model_is_named(compiled, says)
 
 
 def test_a_sharded_model_is_named() -> None:

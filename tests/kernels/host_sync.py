@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -84,7 +85,7 @@ class _Functions(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = dict(kwargs or {})
+        given = kwargs or {}
         if func in READ:
             raise HostSync(f"{_name(func)}: {READ[func]}")
         if func in MADE and given.get("device") is None and given.get("out") is None:
@@ -97,6 +98,11 @@ class _Functions(TorchFunctionMode):
 class _Operations(TorchDispatchMode):
     """Sees what runs, also where it is written as something else."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and the guard against it takes a third of the time."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -104,12 +110,24 @@ class _Operations(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = dict(kwargs or {})
-        name = func.overloadpacket.__name__
-        why = WAITS.get(name) or _why(name, args, given)
-        if why:
-            raise HostSync(f"aten.{name}: {why}")
+        given = kwargs or {}
+        if _may_wait(func):
+            name = func.overloadpacket.__name__
+            why = WAITS.get(name) or _why(name, args, given)
+            if why:
+                raise HostSync(f"aten.{name}: {why}")
         return func(*args, **given)
+
+
+INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+BY_ARGUMENTS = {*INDEXED, "repeat_interleave", "_to_copy", "copy_"}
+
+
+@cache
+def _may_wait(func: Any) -> bool:
+    """Whether some call of it waits; asked once for each function, as it is called a million times."""
+    name = func.overloadpacket.__name__
+    return name in WAITS or name in BY_ARGUMENTS or "unique" in name
 
 
 def _why(name: str, args: Sequence[Any], given: Mapping[str, Any]) -> str:
@@ -118,7 +136,7 @@ def _why(name: str, args: Sequence[Any], given: Mapping[str, Any]) -> str:
         return "the size of the result is not known beforehand"
     if name == "repeat_interleave" and given.get("output_size") is None:
         return "the size of the result is not known beforehand: give output_size"
-    if name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"):
+    if name in INDEXED:
         return _indexed(name, args)
     if name == "_to_copy" and given.get("device") not in (None, args[0].device):
         return f"it copies from {args[0].device} to {given['device']}"
