@@ -52,7 +52,9 @@ class Peers:
         return outcomes
 
     def _context(self, rank: int, out: Tensor) -> Context:
-        return Context(out=out, work=Bench(), peers=len(self.states), rank=rank, round=self.round, name="lot")
+        return Context(
+            out=out, work=Bench(), peers=len(self.states), rank=rank, round=self.round, name="bucket"
+        )
 
 
 def tensors(peers: int, numel: int, seed: int = 0) -> list[Tensor]:

@@ -240,7 +240,7 @@ def test_histories_that_differ_are_an_error_on_every_rank() -> None:
         for _ in range(4):
             peers.exchange(tensors(3, N))
 
-    with pytest.raises(RoundError, match="predict differently in the bucket of lot"):
+    with pytest.raises(RoundError, match="predict differently in the bucket of bucket"):
         on()
 
 
