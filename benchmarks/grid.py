@@ -26,9 +26,9 @@ from runs import COMPUTE_ONLY, Done, Run, append, held, read
 __all__ = [
     "COMPUTE_ONLY",
     "RUNS",
-    "AllReduce",
     "Done",
     "Execute",
+    "Mean",
     "Run",
     "append",
     "by_compare",
@@ -105,7 +105,7 @@ def _outcome(done: Done) -> str:
 
 
 @dataclass(frozen=True)
-class AllReduce:
+class Mean:
     """A mean, and half the width of its 95 % interval by Student's t: NaN for one sample, None for none."""
 
     mean: float
@@ -113,7 +113,7 @@ class AllReduce:
     count: int
 
     @classmethod
-    def of(cls, samples: Sequence[float]) -> AllReduce | None:
+    def of(cls, samples: Sequence[float]) -> Mean | None:
         """Of independent samples."""
         if not samples:
             return None
@@ -146,7 +146,7 @@ def paired(done: Iterable[Done], baseline: str = "ddp") -> list[dict[str, Any]]:
 
     Returns:
         Rows with the setting, `accuracy` and `baseline_accuracy` (means), `difference` of accuracies, and
-        `time` and `bytes`, the baseline's being 1: each a `AllReduce`, or None where it was not measured.
+        `time` and `bytes`, the baseline's being 1: each a `Mean`, or None where it was not measured.
     """
     found = {each.run: each for each in done if each.status == "ok"}
     pairs: dict[tuple[Run, str], list[tuple[Done, Done]]] = {}
@@ -159,13 +159,11 @@ def paired(done: Iterable[Done], baseline: str = "ddp") -> list[dict[str, Any]]:
             **asdict(replace(setting, algorithm=algorithm)),
             "baseline": baseline,
             "seeds": sorted(each.run.seed for each, _ in both),
-            "accuracy": AllReduce.of([each.accuracy for each, _ in both if each.accuracy is not None]),
-            "baseline_accuracy": AllReduce.of(
-                [base.accuracy for _, base in both if base.accuracy is not None]
-            ),
-            "difference": AllReduce.of(_each(both, "accuracy", lambda a, b: a - b)),
-            "time": AllReduce.of(_each(both, "seconds", lambda a, b: a / b)),
-            "bytes": AllReduce.of(
+            "accuracy": Mean.of([each.accuracy for each, _ in both if each.accuracy is not None]),
+            "baseline_accuracy": Mean.of([base.accuracy for _, base in both if base.accuracy is not None]),
+            "difference": Mean.of(_each(both, "accuracy", lambda a, b: a - b)),
+            "time": Mean.of(_each(both, "seconds", lambda a, b: a / b)),
+            "bytes": Mean.of(
                 _each([two for two in both if two[1].megabytes], "megabytes", lambda a, b: a / b)
             ),
         }

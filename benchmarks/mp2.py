@@ -29,7 +29,7 @@ import mp2_page
 from comparing import images_or
 from experiments import NETWORKS, Scale, settled
 from experiments import words as words_of
-from grid import COMPUTE_ONLY, RUNS, AllReduce, Done, Run, carry_out, held, paired
+from grid import COMPUTE_ONLY, RUNS, Done, Mean, Run, carry_out, held, paired
 from paired import RESULTS, conclude, hardware
 from tacit.files import put
 
@@ -163,7 +163,7 @@ def measured(task: Task, cluster: str, seeds: int, path: Path, into: Found) -> N
 def _told(row: Mapping[str, Any], attached: str) -> dict[str, Any]:
     texts = {key: row[key] for key in ("accuracy", "baseline_accuracy", "difference", "bytes", "time")}
     plain = {key: None if each is None else each.mean for key, each in texts.items()}
-    half: AllReduce | None = row["difference"]
+    half: Mean | None = row["difference"]
     return {
         "attached": attached,
         **plain,

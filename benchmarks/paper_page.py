@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from experiments import PRECISIONS, Claim, Experiment
-from grid import COMPUTE_ONLY, AllReduce, Done, Run, paired
+from grid import COMPUTE_ONLY, Done, Mean, Run, paired
 from markdown_tables import markdown
 from windows import FIRST, Found
 
@@ -237,8 +237,8 @@ def accuracies(experiment: Experiment, done: Sequence[Done]) -> str:
     )
 
 
-def _points(difference: AllReduce) -> str:
-    return AllReduce(100 * difference.mean, 100 * difference.half, difference.count).text("+.2f")
+def _points(difference: Mean) -> str:
+    return Mean(100 * difference.mean, 100 * difference.half, difference.count).text("+.2f")
 
 
 def label(row: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ import windows
 from comparing import images_or
 from experiments import EXPERIMENTS, Scale, runs, settled, whole_runs
 from experiments import windows as windows_of
-from grid import RUNS, AllReduce, Done, Run, carry_out, held, paired
+from grid import RUNS, Done, Mean, Run, carry_out, held, paired
 from launched import refuse_early
 from paired import RESULTS
 from paper_page import Evidence, page
@@ -132,7 +132,7 @@ def main() -> None:
     found += [of_mp2(options, command)] if "mp2" in names else []
     if options.json:
         told = {"benchmark": "papers", "quick": options.quick, "experiments": found}
-        print(json.dumps(told, default=AllReduce.to_dict))
+        print(json.dumps(told, default=Mean.to_dict))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import comparing
-from grid import COMPUTE_ONLY, AllReduce, carry_out, paired, student
+from grid import COMPUTE_ONLY, Mean, carry_out, paired, student
 from runs import Done, Run, append, read
 from tacit.lab.records import EndRecord, Environment, EpochRecord, RunRecord, Writer
 
@@ -103,17 +103,17 @@ def test_quantiles_are_those_of_the_table(freedom: int, quantile: float) -> None
 
 def test_means_and_intervals() -> None:
     # The standard deviation of 1, 2, 3 is 1, so that half the interval is 4.303 / sqrt(3).
-    mean = AllReduce.of([1.0, 2.0, 3.0])
+    mean = Mean.of([1.0, 2.0, 3.0])
     assert mean is not None
     assert (mean.mean, mean.count) == (2.0, 3)
     assert mean.half == pytest.approx(2.484, abs=1e-3)
     assert mean.text(".2f") == "2.00 ± 2.48"
-    alone = AllReduce.of([1.0])
+    alone = Mean.of([1.0])
     assert alone is not None
     assert math.isnan(alone.half)
     assert alone.text() == "+1.0000 (one seed)"
     assert alone.to_dict() == {"mean": 1.0, "half": None, "count": 1}
-    assert AllReduce.of([]) is None
+    assert Mean.of([]) is None
 
 
 def test_runs_are_paired_by_seed_within_their_setting() -> None:
