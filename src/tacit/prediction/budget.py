@@ -344,7 +344,7 @@ def _selected_mean(codec: Dense | Cast, x: Tensor, selected: Turn, marks: Tensor
     index, drawn = selected.where.to(x.device), selected.drawn.to(x.device)
     values = x[index]
     refuse_overflow(values, ctx)
-    if selected.full or isinstance(codec, Dense):
+    if selected.full or codec == Dense():
         mine = values.clone()
         yield Grouped((AllReduce((values,)), AllReduce((marks,))))
         return index, values, mine, drawn
