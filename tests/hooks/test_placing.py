@@ -220,7 +220,7 @@ def test_a_session_keeps_as_much(algorithm: str) -> None:
     session = Session(strategy, NAMED, LoopbackTransport(Loopback(2), 0), [[name] for name in NAMED])
     holdings: Any = session.store
     held = [x for state in holdings._states for x in state.values()]
-    held += [x for each in holdings._buffers for x in each.spares.values()]
+    held += [x for each in holdings._workspaces for x in each.spares.values()]
     topologys = sum(x.numel() * 4 for (_, field), x in _state(session) if field.startswith("topology.")) * 2
     assert (
         sum(memory.kept(strategy, NAMED).values())
