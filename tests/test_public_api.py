@@ -30,6 +30,7 @@ ERRORS = {
 FUNCTIONS = {"attach", "comm_hook", "from_env", "join_states", "log_metrics", "parse"}
 OTHERS = {"Attached", "Cluster", "CommState", "Levels", "Strategy"}
 SUBMODULES = {
+    "testing",
     "algorithms",
     "compressors",
     "contracts",

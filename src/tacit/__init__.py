@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tacit import overlap as overlap
     from tacit import prediction as prediction
     from tacit import rounds as rounds
+    from tacit import testing as testing
     from tacit import topologies as topologies
     from tacit.algorithms import parse
     from tacit.errors import (
@@ -60,6 +61,7 @@ SUBMODULES = (
     "overlap",
     "prediction",
     "rounds",
+    "testing",
     "topologies",
 )
 """What is public below tacit, and loads when it is first used."""
