@@ -484,7 +484,7 @@ def test_diloco_is_torchfts(case: str, algorithm: str) -> None:
             lambda: Strategy(rounds=Every(4)),
             "rounds=Every(sync_every=4, fragments=1, start_step=0) with subject='gradient' would lose",
         ),
-        (lambda: Strategy(subject="delta"), "merge=Replace() cannot apply progress"),
+        (lambda: Strategy(subject="delta"), "merge=Replace() cannot apply a delta"),
         (lambda: Strategy(merge=Elastic()), "merge=Elastic(beta=0.9) cannot apply a gradient"),
     ],
 )

@@ -139,5 +139,5 @@ def test_a_capacity_out_of_range_is_refused() -> None:
 
 @pytest.mark.parametrize("values", [PowerSGD(rank=1), ErrorFeedback(Dense()), "bf16"])
 def test_values_that_cannot_be_written_are_refused(values: object) -> None:
-    with pytest.raises(ConfigError, match=r"speaks once.*BF16"):
+    with pytest.raises(ConfigError, match=r"cannot encode entries.*BF16"):
         TopK(values=values)  # type: ignore[arg-type]

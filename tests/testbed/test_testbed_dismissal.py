@@ -12,7 +12,7 @@ import pytest
 from tacit.lab.cluster import Cluster
 from tacit.lab.testbed import Result, Testbed, running, wire
 from tacit.lab.testbed.launch import Serving
-from tacit.lab.testbed.running import Run
+from tacit.lab.testbed.running import RunMonitor
 
 RANKS, SERVER = 0, 1
 
@@ -72,7 +72,7 @@ def followed(
         supervised = Supervised(theirs, after, heeds)
         thread = threading.Thread(target=supervised.run)
         thread.start()
-        run = Run(ours, 1, lambda *_: None, None, servers=1, saving=saves)
+        run = RunMonitor(ours, 1, lambda *_: None, None, servers=1, saving=saves)
         result = run.follow()
         thread.join(10)
         run.close()
@@ -119,7 +119,7 @@ def test_a_run_knows_whether_its_servers_keep_a_checkpoint(
         given.update(options)
         raise KeyError("enough")
 
-    monkeypatch.setattr("tacit.lab.testbed.testbed.Run", begin)
+    monkeypatch.setattr("tacit.lab.testbed.testbed.RunMonitor", begin)
     with Testbed(Cluster.parse("local:1")) as testbed, pytest.raises(KeyError, match="enough"):
         testbed.run(["train.py"], servers=Serving(checkpoint=checkpoint))
     assert given["saving"] == (checkpoint is not None)
