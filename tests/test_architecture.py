@@ -51,7 +51,7 @@ NAMES: dict[str, Any] = {
     # What measures, and what nothing else may import.
     "lab": ["lab", "cli"],
     # Where torch.distributed is called: files, or folders with all that is in them.
-    "network": ["torch_compat.py", "transports", "parameter_server", "hooks/agreement.py", "lab"],
+    "network": ["torch_compat.py", "transports", "parameter_server", "lab"],
     # Where torch's private names stand.
     "torch's own": ["torch_compat.py"],
     # Private names of the standard library, which are documented.

@@ -44,7 +44,7 @@ class Replace(Merge):
         state: State,
         at: Application,
     ) -> None:
-        """Overwrite `now` by the mean."""
+        """Overwrite `params` by the mean."""
         params.copy_(mean)
 
 
@@ -65,7 +65,7 @@ class Average(Merge):
         state: State,
         at: Application,
     ) -> None:
-        """`then + mean`, the same bits on all ranks, as `then` and `mean` are equal on all."""
+        """`anchor + mean`, the same bits on all ranks, as both are."""
         anchor.add_(mean)
         if at.lag == 0 or local_delta is None:
             params.copy_(anchor)
@@ -77,8 +77,8 @@ class Average(Merge):
 class LocalResidual(UnsentMerge):
     """The anchor moves by the mean of what was sent; a replica keeps the rest of its own delta.
 
-        then <- then + mean
-        now  <- then + the part of the own delta that was not sent
+        anchor <- anchor + mean
+        params <- anchor + the part of the own delta that was not sent
 
     What a compressor leaves out stays in the replica that made it, and is sent in a later round: nothing
     is lost. It takes the place of `ErrorFeedback`, whose residual is not in the parameters. With a random
@@ -101,7 +101,7 @@ class LocalResidual(UnsentMerge):
         state: State,
         at: Application,
     ) -> None:
-        """Set `now` to the new anchor plus what was not sent."""
+        """Set `params` to the new anchor plus what was not sent."""
         assert local_delta is not None
         anchor.add_(mean)
         torch.add(anchor, local_delta, out=params)
@@ -139,7 +139,7 @@ class ServerParams(Merge):
         state: State,
         at: Application,
     ) -> None:
-        """Set `then` to the server's parameters; `now` too, plus the steps made in the meantime."""
+        """Set `anchor` to the server's parameters; `params` too, plus the steps made in the meantime."""
         if at.lag and local_delta is not None:
             params.sub_(anchor).sub_(local_delta)
         if self.whole:
@@ -156,8 +156,8 @@ class ServerParams(Merge):
 class StaleMean(Merge):
     """The mean of what was sent, weighted against a replica's parameters (DASO: Coquelin et al. 2021).
 
-        then <- then + mean                                      the mean of what was sent
-        now  <- (c S * now + P * then) / (c S + P)               S steps later, of P averaged
+        anchor <- anchor + mean                                    the mean of what was sent
+        params <- (c S * params + P * anchor) / (c S + P)          S steps later, of P averaged
 
     The weight of an answer falls with its age S, which is the actual lag. One that is applied at once
     replaces the replica's parameters.
@@ -182,7 +182,7 @@ class StaleMean(Merge):
         state: State,
         at: Application,
     ) -> None:
-        """Move `now` towards the mean."""
+        """Move `params` towards the mean."""
         anchor.add_(mean)
         if at.lag:
             own = self.staleness * at.lag
@@ -196,8 +196,8 @@ class OuterStep(Merge):
     """An outer SGD with minus the mean delta as gradient (DiLoCo: Douillard et al. 2023, algorithm 1).
 
         v    <- momentum * v - mean
-        then <- then - lr * (momentum * v - mean)        with `nesterov`; else then - lr * v
-        now  <- local * now + (1 - local) * then
+        anchor <- anchor - lr * (momentum * v - mean)        with `nesterov`; else anchor - lr * v
+        params <- local * params + (1 - local) * anchor
 
     It equals torch's SGD. With lr=1 and without Nesterov it is BMUF (Chen & Huo, ICASSP 2016) with
     block learning rate 1; with momentum 0 too, plain averaging.
@@ -237,7 +237,7 @@ class OuterStep(Merge):
         state: State,
         at: Application,
     ) -> None:
-        """Make an outer step of `then`, and pull `now` to it."""
+        """Make an outer step of `anchor`, and pull `params` to it."""
         if not self.momentum:
             anchor.add_(mean, alpha=self.lr)
         else:
@@ -257,7 +257,7 @@ class SlowMo(LearningRateMerge):
     """Slow momentum, in units of the gradient (Wang et al., ICLR 2020).
 
         u    <- momentum * u - mean / lr
-        then <- then - slow_lr * lr * u;   now <- then
+        anchor <- anchor - slow_lr * lr * u;   params <- anchor
 
     `lr` is the learning rate of the parameter's own group in that step, so that a schedule of it scales
     the momentum too.
@@ -287,7 +287,7 @@ class SlowMo(LearningRateMerge):
         state: State,
         at: Application,
     ) -> None:
-        """Make a slow step of `then`, and copy it to `now`; where the learning rate is 0, average."""
+        """Make a slow step of `anchor`, and copy it to `params`; where the learning rate is 0, average."""
         if at.lr == 0:
             anchor.add_(mean)
         else:

@@ -4,20 +4,11 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Compressor, Context, Outcome, State, Topology
+from tacit.testing.ranks import FreshBuffers as Bench
 from tacit.topologies import Flat
 from tacit.transports.loopback import Loopback
 
 FLAT = Flat()
-
-
-class Bench:
-    """A workspace that makes what it is asked for: laws care about values, not about allocations."""
-
-    def spare(self, field: str, like: Tensor) -> Tensor:
-        return torch.full_like(like, torch.nan if like.is_floating_point() else 77)
-
-    def scratch(self, key: str, like: Tensor, shape: object, dtype: torch.dtype) -> Tensor:
-        return torch.empty(tuple(shape), dtype=dtype)  # type: ignore[call-overload]
 
 
 class Peers:
@@ -52,9 +43,7 @@ class Peers:
         return outcomes
 
     def _context(self, rank: int, out: Tensor) -> Context:
-        return Context(
-            out=out, work=Bench(), peers=len(self.states), rank=rank, round=self.round, name="bucket"
-        )
+        return Context(out=out, work=Bench(), peers=len(self.states), rank=rank, round=self.round, name="lot")
 
 
 def tensors(peers: int, numel: int, seed: int = 0) -> list[Tensor]:

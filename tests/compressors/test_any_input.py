@@ -197,6 +197,6 @@ def test_what_cannot_be_sent_or_owed_names_the_lot() -> None:
     x = torch.full((100,), torch.finfo(torch.float32).max)
     group = Peers(ErrorFeedback(Sign()), 1, 100)
     group.states = [{"residual": x.clone()}]
-    with pytest.raises(Overflow, match=r"in the bucket of bucket, in step 0, .* beyond 3.4e\+38.*Clip"):
+    with pytest.raises(Overflow, match=r"in the bucket of lot, in step 0, .* beyond 3.4e\+38.*Clip"):
         group.exchange([x])
     assert torch.equal(group.states[0]["residual"], x)

@@ -30,7 +30,7 @@ STALE = replace(TENTH, predictor=Stale())
 
 
 def at(round_: int, seed: int = 0) -> Context:
-    return Context(out=torch.empty(N), work=Bench(), peers=2, round=round_, name="bucket", seed=seed)
+    return Context(out=torch.empty(N), work=Bench(), peers=2, round=round_, name="lot", seed=seed)
 
 
 def positions(compressor: Predicted, round_: int, seed: int = 0) -> Tensor:
@@ -240,7 +240,7 @@ def test_histories_that_differ_are_an_error_on_every_rank() -> None:
         for _ in range(4):
             peers.exchange(tensors(3, N))
 
-    with pytest.raises(RoundError, match="predict differently in the bucket of bucket"):
+    with pytest.raises(RoundError, match="predict differently in the bucket of lot"):
         on()
 
 

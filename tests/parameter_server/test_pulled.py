@@ -52,7 +52,7 @@ class Served:
 
     @classmethod
     def begun(cls, compressor: Pulled) -> "Served":
-        service = AveragingService(P, "bucket")
+        service = AveragingService(P, "lot")
         state = service.start()
         for i in range(P):
             _, state = service.on(Sender(i, 1), Message(FrameKind.ENTER), state)
@@ -62,7 +62,7 @@ class Served:
         """`spoilt`: which of the first worker's notes is NaN."""
         contexts = [
             Context(
-                torch.empty(N), Bench(), P, i, round=self.round, step=self.round, lr=lr, name="bucket", seed=7
+                torch.empty(N), Bench(), P, i, round=self.round, step=self.round, lr=lr, name="lot", seed=7
             )
             for i in range(P)
         ]
@@ -124,7 +124,7 @@ def test_workers_pull_what_they_would_have_come_to_together(subset: str) -> None
 
 
 def at(round_: int) -> Context:
-    return Context(torch.empty(N), Bench(), P, round=round_, name="bucket", seed=7)
+    return Context(torch.empty(N), Bench(), P, round=round_, name="lot", seed=7)
 
 
 class Stepping(Peers):
@@ -149,7 +149,7 @@ def test_a_restarted_server_goes_on_where_it_was() -> None:
         for each in (ours, never):
             each.exchange(tensors(P, N, seed=r))
     again = ours.service.load(ours.service.save(ours.server))
-    resumed = Served(ours.compressor, AveragingService(P, "bucket"), again)
+    resumed = Served(ours.compressor, AveragingService(P, "lot"), again)
     for i in range(P):
         _, resumed.server = resumed.service.on(Sender(i, 1), Message(FrameKind.ENTER), resumed.server)
     resumed.states, resumed.round = ours.states, ours.round
@@ -172,7 +172,7 @@ def test_notes_that_are_no_numbers_are_refused_for_all(note: int) -> None:
     served = Served.begun(pulled())
     served.exchange(tensors(P, N))
     before = served.server.memory
-    with pytest.raises(PayloadError, match="a worker's notes on the bucket of bucket are no finite numbers"):
+    with pytest.raises(PayloadError, match="a worker's notes on the bucket of lot are no finite numbers"):
         served.exchange(tensors(P, N), spoilt=note)
     assert [type(each) for each in served.refused] == [PayloadError] * P
     assert all(record.present for record in served.server.records)

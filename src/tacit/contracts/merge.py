@@ -32,7 +32,7 @@ class Merge(ABC):
     subject: ClassVar[Literal["gradient", "delta", "server"]] = "delta"
     """What an answer says: a mean of gradients, a mean of deltas, or parameters that servers keep."""
     needs_local_delta: ClassVar[Literal["always", "late", "never"]] = "late"
-    """For which answers `mine` must be kept: also for those that come at once, for late ones, or for none."""
+    """For which answers `local_delta` must be kept: for all, for late ones, or for none."""
 
     @property
     def meets(self) -> bool:
@@ -45,7 +45,13 @@ class Merge(ABC):
 
     @abstractmethod
     def apply_(
-        self, now: Tensor, then: Tensor, mean: Tensor, mine: Tensor | None, state: State, at: Application
+        self,
+        params: Tensor,
+        anchor: Tensor,
+        mean: Tensor,
+        local_delta: Tensor | None,
+        state: State,
+        at: Application,
     ) -> None:
         """Apply an answer to a bucket, in place. All tensors are flat and of the bucket's shape.
 
@@ -53,11 +59,11 @@ class Merge(ABC):
         parameter add up in the anchor and in the state.
 
         Args:
-            now: this rank's parameters; overwritten.
-            then: the anchor, equal on all ranks; overwritten by the next one, equal on all ranks too.
-            mean: the mean delta, `now - then` at the start of the round. May be overwritten.
-            mine: this rank's own progress then. None where the answer comes at once, unless
-                `needs_local_delta` is "always", and where it is "never".
+            params: this rank's parameters; overwritten.
+            anchor: equal on all ranks; overwritten by the next one, equal on all ranks too.
+            mean: the mean delta, `params - anchor` at the start of the round. May be overwritten.
+            local_delta: this rank's own, at the start of the round. None if `needs_local_delta` is "never",
+                and where the answer comes at once, unless it is "always".
             state: as of `init`; overwritten.
             at: lag, learning rate, and number of replicas.
         """
@@ -68,7 +74,7 @@ class LearningRateMerge(Merge):
 
 
 class UnsentMerge(Merge):
-    """Is given as `mine` only what of this rank's progress its peers have not seen."""
+    """Is given as `local_delta` only what of it the peers have not seen."""
 
 
 class ConsolidatingMerge(Merge):

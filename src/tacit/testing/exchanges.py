@@ -75,28 +75,11 @@ def check_compressor(
     Raises:
         AssertionError: a law does not hold; or every topology refused it.
     """
-    kinds, counts = tuple(dtypes), tuple(worlds)
-    for dtype in kinds:
-        with naming(compressor, "alone", dtype):
-            _check_alone(compressor, dtype, shapes)
-    accepted, refused = [], {}
-    for topology in topologies:
-        try:
-            strategy = Strategy(compressor=compressor, topology=topology)
-            RanksInProcess(strategy, max(counts), kinds[0], shapes)
-        except ConfigError as error:
-            refused[str(topology)] = str(error)
-            continue
-        for dtype in kinds:
-            for world in counts:
-                with naming(compressor, topology, dtype, world):
-                    _check_pair(strategy, world, dtype, shapes, conserves)
-        if max(counts) > 1:
-            with naming(compressor, topology, "NaN"):
-                _check_nan(RanksInProcess(strategy, max(counts), kinds[0], shapes))
-        accepted.append(str(topology))
-    assert accepted, f"every topology refused {compressor}: {refused}"
-    return Checked(tuple(accepted), refused)
+    trial = _Trial(tuple(dtypes), tuple(worlds), shapes, conserves)
+    trial.alone(compressor)
+    checked = _sorted({str(each): trial.refused(compressor, each) for each in topologies})
+    assert checked.accepted, f"every topology refused {compressor}: {checked.refused}"
+    return checked
 
 
 def check_topology(
@@ -107,7 +90,7 @@ def check_topology(
     worlds: Iterable[int] = WORLDS,
     shapes: Mapping[str, tuple[int, ...]] = SHAPES,
 ) -> Checked:
-    """Hold a topology to the laws of `check_compressor`, with every compressor that it takes.
+    """Hold a topology to the laws that `check_compressor` tries under it, for each compressor that it takes.
 
     Returns:
         The compressors that were tried, and those that it refused.
@@ -115,20 +98,48 @@ def check_topology(
     Raises:
         AssertionError: a law does not hold; or it refused all compressors.
     """
-    accepted, refused = [], {}
-    for compressor in compressors:
+    trial = _Trial(tuple(dtypes), tuple(worlds), shapes)
+    checked = _sorted({str(each): trial.refused(each, topology) for each in compressors})
+    assert checked.accepted, f"{topology} refused every compressor: {checked.refused}"
+    return checked
+
+
+def _sorted(tried: Mapping[str, str | None]) -> Checked:
+    """What was tried, by what it says where it was refused."""
+    refused = {name: why for name, why in tried.items() if why is not None}
+    return Checked(tuple(name for name in tried if name not in refused), refused)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """In which types, with how many ranks, and on which parameters the laws are tried."""
+
+    dtypes: tuple[torch.dtype, ...]
+    worlds: tuple[int, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    conserves: bool | None = None
+
+    def alone(self, compressor: Compressor) -> None:
+        """The laws that need no topology."""
+        for dtype in self.dtypes:
+            with naming(compressor, "alone", dtype):
+                _check_alone(compressor, dtype, self.shapes)
+
+    def refused(self, compressor: Compressor, topology: Topology) -> str | None:
+        """The laws of both together; or the sentence by which one refuses the other."""
         try:
-            check = check_compressor(
-                compressor, topologies=[topology], dtypes=dtypes, worlds=worlds, shapes=shapes
-            )
-        except AssertionError as error:
-            if "every topology refused" not in str(error):
-                raise
-            refused[str(compressor)] = str(error)
-        else:
-            accepted += [str(compressor)] * len(check.accepted)
-    assert accepted, f"{topology} refused every compressor: {refused}"
-    return Checked(tuple(accepted), refused)
+            strategy = Strategy(compressor=compressor, topology=topology)
+            group = RanksInProcess(strategy, max(self.worlds), self.dtypes[0], self.shapes)
+        except ConfigError as error:
+            return str(error)
+        for dtype in self.dtypes:
+            for world in self.worlds:
+                with naming(compressor, topology, dtype, world):
+                    _check_pair(strategy, world, dtype, self.shapes, self.conserves)
+        if max(self.worlds) > 1:
+            with naming(compressor, topology, "NaN"):
+                _check_nan(group)
+        return None
 
 
 def _check_alone(compressor: Compressor, dtype: torch.dtype, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -165,10 +176,7 @@ def _check_pair(
     conserves: bool | None,
 ) -> None:
     group = RanksInProcess(strategy, world, dtype, shapes)
-    given, arrived = (
-        torch.zeros(group.numel, dtype=torch.float64),
-        torch.zeros(group.numel, dtype=torch.float64),
-    )
+    given, arrived = torch.zeros((2, group.numel), dtype=torch.float64)
     for seed in range(ROUNDS):
         before = list(group.net.sent)
         xs = group.tensors(seed)
