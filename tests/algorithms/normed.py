@@ -11,7 +11,7 @@ import torch
 from in_threads import in_threads
 from torch import Tensor, nn
 
-from tacit.contracts import SERVER, WORLD, Collective, Posted, PushPull
+from tacit.contracts import Collective, Posted, PushPull
 from tacit.hooks import checkpoint
 from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.fragments import fragments
@@ -24,7 +24,8 @@ from tacit.parameter_server.service import Sender
 from tacit.session import Session
 from tacit.session.buckets import group_names
 from tacit.strategy import Strategy
-from tacit.transports.loopback import Answer, Loopback, LoopbackTransport
+from tacit.testing.ranks import RankWithServer
+from tacit.transports.loopback import Answer, Loopback
 
 LR = 0.1
 
@@ -34,15 +35,12 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3))
 
 
-class WithServer(LoopbackTransport):
+class WithServer(RankWithServer):
     """The transport of a worker that has a parameter server too, in the same process."""
 
     def __init__(self, net: Loopback, rank: int, buckets: dict[str, AtServer]) -> None:
         super().__init__(net, rank)
         self._me, self._buckets = rank, buckets
-
-    def ranks(self, axis: str) -> list[int]:
-        return super().ranks(WORLD if axis == SERVER else axis)
 
     def post(self, request: Collective, stage: int, key: str) -> Posted:
         if not isinstance(request, PushPull):
