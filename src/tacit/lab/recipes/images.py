@@ -178,7 +178,22 @@ class ImageRecipe(Recipe):
 
     def evaluate(self, model: nn.Module, rank: int = 0, world: int = 1) -> tuple[float, float]:
         """Loss and accuracy on this rank's share of the test images, as they are."""
-        images, targets = (tensor[rank::world] for tensor in self._images.test)
+        return self._judged(model, *(tensor[rank::world] for tensor in self._images.test))
+
+    def evaluate_unseen(self, model: nn.Module, count: int) -> tuple[float, float]:
+        """Loss and accuracy on the `count` training images behind the first `limit`, as they are.
+
+        Raises:
+            ConfigError: there are not so many.
+        """
+        start, there = self._samples, len(self._images.train.targets)
+        if start + count > there:
+            raise ConfigError(
+                f"{count} images behind the first {start} are more than the {there} there are: lower limit"
+            )
+        return self._judged(model, *(tensor[start : start + count] for tensor in self._images.train))
+
+    def _judged(self, model: nn.Module, images: Tensor, targets: Tensor) -> tuple[float, float]:
         was_training = model.training
         model.eval()
         with torch.inference_mode():

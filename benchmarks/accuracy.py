@@ -1,0 +1,409 @@
+"""What each algorithm costs in accuracy, against the length of training: the gap to plain training.
+
+    python benchmarks/accuracy.py --data PATH            # hours; goes on where it was interrupted
+    python benchmarks/accuracy.py --task mnist --steps 600 --arms dense,topk --data PATH
+    python benchmarks/accuracy.py --quick                # under 10 minutes: digits, and nothing is claimed
+    python benchmarks/accuracy.py --table                # of what was trained until now
+
+Four workers train in one process (`replicas.py`): an algorithm whose course does not depend on the network
+has the same trajectory there as on real ranks, which --check shows once. Each arm is trained with three
+learning rates, and the best by a validation split (training images that no arm trains on) is taken for all
+its seeds; plain training (`dense`) likewise. Gaps are paired by seed: equal weights, order and augmentation.
+Bytes are by the formulas of ring collectives, against a dense fp32 all-reduce after every step.
+
+PATH holds cifar10 (an archive or a folder, as `tacit compare cifar10 --data` takes it) and mnist.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from grid import RUNS, Mean
+from paired import RESULTS, conclude, hardware
+from runs import append, lines
+
+WORKERS = 4
+FILE = "accuracy-runs.jsonl"
+RATES = (0.5, 1.0, 2.0)
+"""What the recipe's own learning rate is multiplied by, to choose from."""
+CHOOSING = 1000
+"""The seed with which learning rates are chosen; no claim is made of it."""
+SEARCHED = 2400
+"""The longest training whose learning rate is searched; a longer one takes this one's."""
+VALIDATION = 2000
+"""Training images that only learning rates are chosen by."""
+PLAIN = "dense"
+ARMS = (
+    PLAIN,
+    # About 10 % of the bytes.
+    "mp2",
+    "topk:ratio=0.03",
+    "localsgd:sync_every=10",
+    "qsgd:bits=2",
+    "mp2:form=paper",
+    # About 3 %.
+    "mp2:sync_every=2",
+    "mp2:bits=2",
+    "topk:ratio=0.01",
+    "topk:ratio=0.01,warmup_steps={tenth}",
+    "dgc:ratio=0.01,warmup_steps={tenth},masking=false",
+    "efsign",
+    "localsgd:sync_every=32",
+    "diloco:sync_every=32",
+    "streaming-diloco",
+    "powersgd:rank=2",
+    "predictive",
+    # About 1 % and below.
+    "mp2:bits=2,sync_every=2",
+    "topk:ratio=0.003",
+    "dgc:ratio=0.003,warmup_steps={tenth}",
+    "diloco:sync_every=100",
+    # As their papers have them.
+    "bf16",
+    "int8",
+    "qsgd",
+    "terngrad",
+    "onebit",
+    "powersgd:rank=4",
+    "dgc:warmup_steps={tenth}",
+    "stc",
+    "slowmo",
+    "ednncomm",
+    "daso",
+)
+BY_NODE = ("ednncomm", "daso")
+"""Trained on two nodes of two ranks; all others on four nodes."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained.
+
+    Attributes:
+        kind: the recipe's name; `model`: the network, where the recipe leaves it open.
+        side: of the images that the network gets; 32 where they are as they are.
+        limit: training images.
+    """
+
+    kind: str
+    model: str = ""
+    side: int = 32
+    limit: int = 0
+
+
+TASKS = {
+    "cifar10": Task("cifar10", "resnet8", 16, 48_000),
+    "cifar10-large": Task("cifar10", "resnet8", 32, 10_000),
+    "mnist": Task("mnist", "lenet", 32, 58_000),
+    "text": Task("bytes"),
+    "digits": Task("digits"),
+}
+STEPS = (600, 2400, 9600)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training."""
+
+    task: str
+    arm: str
+    steps: int
+    seed: int
+    rate: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What came of a training.
+
+    Attributes:
+        accuracy: on the test set, 0..1; `validation`: on the validation split, or minus the training loss
+            of the last tenth where the task has no split.
+        loss: of training, over the last tenth of the steps.
+        share: of plain training's bytes; `seconds`: of processor time.
+    """
+
+    job: Job
+    accuracy: float
+    validation: float
+    loss: float
+    share: float
+    seconds: float
+    hardware: Mapping[str, object]
+
+    @classmethod
+    def from_json(cls, line: str) -> Ended:
+        values = json.loads(line)
+        return cls(**{**values, "job": Job(**values["job"])})
+
+
+def trained(job: Job, data: str | None) -> Ended:
+    """Train it, in this process."""
+    import torch
+
+    from replicas import Replicas
+    from tacit.algorithms import parse
+
+    torch.set_num_threads(1)
+    about, start = hardware(), time.process_time()
+    recipe = recipe_of(TASKS[job.task], data)
+    strategy = parse(job.arm.format(tenth=job.steps // 10))
+    nodes = 2 if job.arm.partition(":")[0] in BY_NODE else 1
+    done = Replicas(
+        recipe, strategy, steps=job.steps, seed=job.seed, rate=job.rate, workers=WORKERS, ranks_per_node=nodes
+    ).train()
+    accuracy = recipe.evaluate(done.model)[1] if done.finite else 0.0
+    judge: Callable[[Any], float] | None = getattr(recipe, "validate", None)
+    validation = -done.loss if judge is None else judge(done.model)
+    if not done.finite:
+        validation = -math.inf if judge is None else 0.0
+    return Ended(
+        job, accuracy, validation, done.loss, done.sent / done.plain, time.process_time() - start, about
+    )
+
+
+def recipe_of(task: Task, data: str | None) -> Any:
+    """The recipe of a task; of images with `validate`, the accuracy on images that are not trained on."""
+    from torch import nn
+
+    from tacit.lab.recipes import bytes as text
+    from tacit.lab.recipes import digits, images
+
+    if task.kind == "bytes":
+        return text.Bytes()
+    if task.kind == "digits":
+        return digits.Digits()
+    assert data is not None
+    dataset = {"cifar10": images.CIFAR10, "mnist": images.MNIST}[task.kind]
+
+    class Held(images.ImageRecipe):
+        """Images, of which some are held back for choosing."""
+
+        def model(self, seed: int) -> nn.Module:
+            network = super().model(seed)
+            return network if task.side == 32 else nn.Sequential(nn.AvgPool2d(32 // task.side), network)
+
+        def validate(self, model: nn.Module) -> float:
+            return self.evaluate_unseen(model, VALIDATION)[1]
+
+    folder = Path(data)
+    there = [
+        path for path in (folder / task.kind, *sorted(folder.glob(f"{task.kind}*")), folder) if path.exists()
+    ]
+    precision = "bf16" if task.kind == "cifar10" else "fp32"
+    return Held(dataset, model=task.model, data=there[0], limit=task.limit, precision=precision)
+
+
+# ---- what is to be trained ----------------------------------------------------------------------------
+
+
+def read(path: Path) -> dict[Job, Ended]:
+    """All that a file holds."""
+    return {ended.job: ended for ended in lines(path, Ended.from_json)}
+
+
+def searched(task: str, arm: str, steps: int) -> list[Job]:
+    """The trainings by which the learning rate of an arm is chosen."""
+    return [Job(task, arm, min(steps, SEARCHED), CHOOSING, rate) for rate in RATES]
+
+
+def best(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> float | None:
+    """The learning rate that was best; None where it has not been searched yet."""
+    found = [done[job] for job in searched(task, arm, steps) if job in done]
+    if len(found) < len(RATES):
+        return None
+    return max(found, key=lambda each: each.validation).job.rate
+
+
+def missing(done: Mapping[Job, Ended], wanted: Sequence[tuple[str, str, int]], seeds: int) -> Iterator[Job]:
+    """What is still to be trained, of (task, arm, steps); seeds of an arm as soon as its rate is known."""
+    for task, arm, steps in wanted:
+        yield from (job for job in searched(task, arm, steps) if job not in done)
+    for seed in range(seeds):
+        for task, arm, steps in wanted:
+            rate = best(done, task, arm, steps)
+            if rate is not None and (job := Job(task, arm, steps, seed, rate)) not in done:
+                yield job
+
+
+def carry_out(
+    wanted: Sequence[tuple[str, str, int]],
+    seeds: int,
+    data: str | None,
+    path: Path,
+    jobs: int,
+    minutes: float,
+) -> dict[Job, Ended]:
+    """Train what is missing, `jobs` at once, until all is there or the time is over."""
+    done, until = read(path), time.monotonic() + 60 * minutes
+    tried: set[Job] = set()
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(jobs, _quiet) as pool:
+        running: dict[Job, Any] = {}
+        while True:
+            for job in missing(done, wanted, seeds):
+                if len(running) >= jobs or time.monotonic() > until:
+                    break
+                if job not in tried:
+                    tried.add(job)
+                    running[job] = pool.apply_async(trained, (job, data))
+            if not running:
+                return done
+            time.sleep(0.2)
+            for job in [job for job, result in running.items() if result.ready()]:
+                try:
+                    ended = running.pop(job).get()
+                except Exception as error:
+                    print(f"{job}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                    continue
+                done[job] = ended
+                append(path, json.dumps(asdict(ended)))
+                print(_told(ended), file=sys.stderr, flush=True)
+
+
+def _quiet() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def _told(ended: Ended) -> str:
+    job = ended.job
+    return (
+        f"{job.task} {job.steps} steps, {job.arm}, seed {job.seed}, rate x {job.rate:g}: "
+        f"{ended.accuracy:.4f}, loss {ended.loss:.4f}, {ended.share:.2%} of the bytes, {ended.seconds:.0f} s"
+    )
+
+
+# ---- what came of it ----------------------------------------------------------------------------------
+
+
+def rows(
+    done: Mapping[Job, Ended], wanted: Sequence[tuple[str, str, int]], seeds: int
+) -> list[dict[str, Any]]:
+    """A row for each (task, arm, steps) that has a pair of seeds; `gap` is to plain training."""
+    found = []
+    for task, arm, steps in wanted:
+        mine, plain = best(done, task, arm, steps), best(done, task, PLAIN, steps)
+        if mine is None or plain is None:
+            continue
+        pairs = [
+            (done[a], done[b])
+            for seed in range(seeds)
+            for a, b in [(Job(task, arm, steps, seed, mine), Job(task, PLAIN, steps, seed, plain))]
+            if a in done and b in done
+        ]
+        accuracy = Mean.of([a.accuracy for a, _ in pairs])
+        gap = Mean.of([a.accuracy - b.accuracy for a, b in pairs])
+        if accuracy is None or gap is None:
+            continue
+        found.append(
+            {
+                "task": task,
+                "arm": arm,
+                "steps": steps,
+                "rate": mine,
+                "bytes": statistics.mean(a.share for a, _ in pairs),
+                "accuracy": accuracy.to_dict(),
+                "gap": gap.to_dict(),
+                "loss_gap": statistics.mean(a.loss - b.loss for a, b in pairs),
+            }
+        )
+    return found
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as text, task by task and length by length."""
+    lines_ = []
+    for task, steps in dict.fromkeys((row["task"], row["steps"]) for row in found):
+        here = [row for row in found if (row["task"], row["steps"]) == (task, steps)]
+        lines_ += ["", f"{task}, {steps} steps", f"{'':50} {'bytes':>7} {'accuracy':>8} {'gap, points':>16}"]
+        for row in here:
+            half, gap = row["gap"]["half"], 100 * row["gap"]["mean"]
+            width = "one seed" if half is None else f"± {100 * half:.2f}"
+            lines_.append(
+                f"{row['arm']:44} x{row['rate']:<4g} {row['bytes']:7.2%} {row['accuracy']['mean']:8.4f} "
+                f"{gap:+7.2f} {width:>8}"
+            )
+    return "\n".join(lines_).strip()
+
+
+def check(data: str | None) -> None:
+    """Train `digits` with some arms here and on real ranks, and print how far they are apart."""
+    from comparing import by_compare
+    from runs import Run
+    from tacit.lab.recipes.digits import Digits
+
+    steps = 2 * Digits().steps_per_epoch(WORKERS)
+    arms = (PLAIN, "topk", "powersgd", "mp2")
+    real = {
+        done.run.algorithm: done
+        for done in by_compare(Run(("digits",), "", f"{WORKERS}x1", seed=0, epochs=2), arms)
+    }
+    for arm in arms:
+        here, there = trained(Job("digits", arm, steps, 0, 1.0), data), real[arm]
+        print(f"{arm}: {here.accuracy:.4f} here, {there.accuracy or math.nan:.4f} on real ranks")
+
+
+def parsed() -> argparse.Namespace:
+    """What the command was given."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", default=os.environ.get("TACIT_DATA"), help="the folder of the images")
+    parser.add_argument("--task", help="some of " + ", ".join(TASKS), default="cifar10,mnist,text")
+    parser.add_argument("--steps", default=",".join(map(str, STEPS)), help="lengths of training")
+    parser.add_argument("--arms", help="algorithms, divided by ';'; left out: all")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="trainings at once")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after so many")
+    parser.add_argument("--quick", action="store_true", help="a few arms on digits, two seeds")
+    parser.add_argument("--table", action="store_true", help="train nothing")
+    parser.add_argument("--check", action="store_true", help="compare with real ranks, and no more")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-accuracy.json")
+    options = parser.parse_args()
+    options.only = None
+    unknown = [each for each in options.task.split(",") if each not in TASKS]
+    if unknown:
+        parser.error(f"--task {','.join(unknown)}: there are {', '.join(TASKS)}")
+    return options
+
+
+def main() -> None:
+    """Train what is missing, and print the gaps."""
+    options = parsed()
+    if options.check:
+        return check(options.data)
+    tasks = ["digits"] if options.quick else options.task.split(",")
+    lengths = [66] if options.quick else [int(each) for each in options.steps.split(",")]
+    arms = options.arms.split(";") if options.arms else list(ARMS)
+    if options.quick and not options.arms:
+        arms = [PLAIN, "mp2", "topk", "powersgd", "localsgd"]
+    if not options.quick and not options.table and not options.data and set(tasks) - {"text", "digits"}:
+        raise SystemExit("there are no images: write --data PATH, or set TACIT_DATA")
+    arms = list(dict.fromkeys([PLAIN, *arms]))
+    wanted = [(task, arm, steps) for steps in lengths for task in tasks for arm in arms]
+    path = (RUNS if options.quick else RESULTS) / FILE
+    seeds = 2 if options.quick else options.seeds
+    if options.table:
+        done = read(path)
+    else:
+        done = carry_out(wanted, seeds, options.data, path, options.jobs, options.minutes)
+    found = rows(done, wanted, seeds)
+    result = {"benchmark": "accuracy", "quick": options.quick, "hardware": hardware(), "rows": found}
+    conclude(result, table(found), options)
+    return None
+
+
+if __name__ == "__main__":
+    main()

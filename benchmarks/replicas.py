@@ -1,0 +1,271 @@
+"""Workers of one process that train together: what they exchange is tacit's own, without a network.
+
+    Replicas(recipe, parse("topk"), steps=600, seed=0).train()
+
+Each worker has a model, an optimizer and the sessions that `attach` would make, on a transport that hands
+tensors over in memory. The trajectory is that of as many processes under DDP, up to the order of sums. It is
+for accuracy alone, and for no algorithm whose course depends on time.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+from torch import Tensor, nn
+
+from tacit.contracts import FollowingRounds
+from tacit.hooks import momentum
+from tacit.hooks.assembly import fully_named, replicates_in_node
+from tacit.hooks.learning_rates import Rates
+from tacit.hooks.level import Level
+from tacit.lab.recipes.recipe import Batch, Recipe
+from tacit.overlap import Delayed
+from tacit.strategy import AnyStrategy
+from tacit.transports.loopback import Loopback, LoopbackTransport
+
+T = TypeVar("T")
+PATIENCE = 60.0
+"""Seconds that a round of all workers may take."""
+CAP = 25 << 20
+"""Bytes of a bucket, as of DDP."""
+
+
+class Crew:
+    """A thread for each worker, as each waits for the others inside an exchange."""
+
+    def __init__(self, size: int) -> None:
+        self._queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(size)]
+        for each in self._queues:
+            threading.Thread(target=_serve, args=(each,), daemon=True).start()
+
+    def all(self, work: Callable[[int], T]) -> list[T]:
+        """Have each worker do it with its number; raises what the first of them raised."""
+        futures: list[Future[T]] = []
+        for rank, each in enumerate(self._queues):
+            futures.append(Future())
+            each.put((futures[-1], work, rank))
+        return [future.result(PATIENCE) for future in futures]
+
+    def close(self) -> None:
+        """End the threads."""
+        for each in self._queues:
+            each.put(None)
+
+
+def _serve(tasks: queue.SimpleQueue[Any]) -> None:
+    while (task := tasks.get()) is not None:
+        future, work, rank = task
+        try:
+            future.set_result(work(rank))
+        except BaseException as error:
+            future.set_exception(error)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a training.
+
+    Attributes:
+        model: the first worker's, once all replicas are equal.
+        loss: the mean of the training losses of the last tenth of the steps.
+        sent: bytes that all workers have sent, by the formulas of ring collectives; `plain`: what a dense
+            all-reduce of fp32 after every step would have been.
+        finite: whether the last loss was a number.
+    """
+
+    model: nn.Module
+    loss: float
+    sent: int
+    plain: float
+    finite: bool
+
+
+class Worker:
+    """One replica."""
+
+    def __init__(
+        self,
+        rank: int,
+        recipe: Recipe,
+        strategy: AnyStrategy,
+        nets: list[Loopback],
+        *,
+        seed: int,
+        rate: float,
+        known: Mapping[str, float],
+    ) -> None:
+        self.net = recipe.model(seed)
+        self.optimizer = recipe.optimizer(self.net)
+        for group in self.optimizer.param_groups:
+            group["lr"] *= rate
+        self.first = [group["lr"] for group in self.optimizer.param_groups]
+        self.named: dict[str, Tensor] = {
+            name: p for name, p in self.net.named_parameters() if p.requires_grad
+        }
+        # What a level asks of a DDP object.
+        ddp: Any = SimpleNamespace(
+            module=self.net,
+            process_group=SimpleNamespace(size=lambda: nets[0].world, rank=lambda: rank),
+            bucket_bytes_cap=CAP,
+            find_unused_parameters=False,
+            parameters_to_ignore=set(),
+        )
+        taken = momentum.planned(strategy, None, [self.optimizer], self.named)
+        self.levels: list[Level] = []
+        for net, level in zip(nets, fully_named(strategy), strict=True):
+            with patch(
+                "tacit.hooks.device_placement.TorchTransport",
+                lambda *_, net=net: LoopbackTransport(net, rank),
+            ):
+                self.levels.append(
+                    Level(
+                        level,
+                        ddp,
+                        self.named,
+                        nodes=nets[0].groups("node"),
+                        timeout=None,  # type: ignore[arg-type]  # nothing here can be late
+                        rates=Rates([self.optimizer], self.named),
+                        schedule_state=known,
+                        optimizers=[self.optimizer],
+                        taken=taken,
+                        replicated_in_node=replicates_in_node(strategy),
+                        seed=seed,
+                    )
+                )
+        for made in self.levels:
+            if isinstance(made.strategy.rounds, FollowingRounds):
+                made.session.schedule.follow(self.levels[-1].session.schedule)
+        if taken is not None:
+            taken.take()
+        self._late: list[Tensor] | None = None
+
+    @property
+    def near(self) -> Level:
+        """The level that exchanges gradients, if one does."""
+        return self.levels[0]
+
+    def backward(self, recipe: Recipe, batch: Batch, factor: float) -> float:
+        """Gradients of this worker's own; its loss."""
+        for group, rate in zip(self.optimizer.param_groups, self.first, strict=True):
+            group["lr"] = rate * factor
+        self.optimizer.zero_grad(set_to_none=False)
+        loss = recipe.loss(self.net(batch[0]), batch[1])
+        loss.backward()  # type: ignore[no-untyped-call]
+        for level in self.levels:
+            if level.progress is not None:
+                level.progress.facts.observe(loss)
+        return float(loss.detach())
+
+    def step(self) -> None:
+        """Means in place of gradients where they are exchanged; the optimizer's step; a round behind it."""
+        if self.near.gradient is not None and self.near.session.communicates():
+            self._exchange()
+        self.optimizer.step()
+        for level in self.levels:
+            level.after_step()
+
+    def _exchange(self) -> None:
+        session = self.near.session
+        session.discard()
+        flats = [bucket.like("cpu").zero_() for bucket in session.buckets]
+        for i, (bucket, flat) in enumerate(zip(session.buckets, flats, strict=True)):
+            for param in bucket.slices:
+                grad = self.named[param.name].grad
+                if grad is not None:
+                    flat[param.start : param.stop].view_as(grad).copy_(grad)
+            session.submit(i, flat, lambda: None)
+        session.flush()
+        if isinstance(session.strategy.overlap, Delayed):
+            flats, self._late = flats if self._late is None else self._late, [each.clone() for each in flats]
+        for bucket, flat in zip(session.buckets, flats, strict=True):
+            for param in bucket.slices:
+                grad = self.named[param.name].grad
+                if grad is not None:
+                    grad.copy_(flat[param.start : param.stop].view_as(grad))
+
+    def finish(self) -> None:
+        """Make the replicas equal."""
+        for level in self.levels:
+            level.session.flush()
+        self.levels[-1].sync()
+        for level in self.levels:
+            level.consolidate()
+
+
+class Replicas:
+    """Workers that train one recipe with one strategy.
+
+    Args:
+        workers: how many; `ranks_per_node`: how many of them share a node, for strategies of two levels.
+        steps: of the whole run, which the learning rate's course is made for.
+        rate: what the recipe's learning rate is multiplied by.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        strategy: AnyStrategy,
+        *,
+        steps: int,
+        seed: int = 0,
+        rate: float = 1.0,
+        workers: int = 4,
+        ranks_per_node: int = 1,
+    ) -> None:
+        self._recipe, self._steps, self._seed = recipe, steps, seed
+        each = recipe.steps_per_epoch(workers)
+        known = {"steps_per_epoch": float(each), "epochs": float(math.ceil(steps / each))}
+        self._nets = [Loopback.of_nodes(workers // ranks_per_node, ranks_per_node) for _ in strategy.levels]
+        self._workers = [
+            Worker(rank, recipe, strategy, self._nets, seed=seed, rate=rate, known=known)
+            for rank in range(workers)
+        ]
+        self._crew = Crew(workers)
+
+    def train(self) -> Trained:
+        """Train to the end."""
+        workers, tail = self._workers, max(1, self._steps // 10)
+        losses: list[float] = []
+        shares_buffers = workers[0].near.gradient is not None and len(workers[0].levels) == 1
+        for step, batches in zip(range(self._steps), self._batches(), strict=False):
+            if shares_buffers:
+                self._broadcast_buffers()
+            factor = self._recipe.rate((step + 0.5) / self._steps)
+            for worker, batch in zip(workers, batches, strict=True):
+                losses.append(worker.backward(self._recipe, batch, factor))
+            self._crew.all(lambda rank: workers[rank].step())
+            if not math.isfinite(losses[-1]):
+                break
+        last = losses[-tail * len(workers) :]
+        self._crew.all(lambda rank: workers[rank].finish())
+        sent = sum(sum(net.sent) for net in self._nets)
+        entries = sum(p.numel() for p in workers[0].named.values())
+        plain = 8.0 * entries * (len(workers) - 1) * self._steps
+        for worker in workers:
+            for level in worker.levels:
+                level.session.close()
+        self._crew.close()
+        return Trained(workers[0].net, sum(last) / len(last), sent, plain, math.isfinite(losses[-1]))
+
+    def _batches(self) -> Iterator[list[Batch]]:
+        """What each worker is given in a step, epoch after epoch."""
+        size = len(self._workers)
+        for epoch in count():
+            streams = [self._recipe.train_batches(epoch, rank, size, self._seed) for rank in range(size)]
+            yield from map(list, zip(*streams, strict=True))
+
+    def _broadcast_buffers(self) -> None:
+        """The first worker's to all, as DDP does before every forward pass."""
+        first = [*self._workers[0].net.buffers()]
+        for worker in self._workers[1:]:
+            for mine, theirs in zip(worker.net.buffers(), first, strict=True):
+                mine.copy_(theirs)
