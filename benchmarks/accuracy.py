@@ -5,8 +5,8 @@
     python benchmarks/accuracy.py --quick                # under 10 minutes: digits, and nothing is claimed
     python benchmarks/accuracy.py --table                # of what was trained until now
 
-Four workers train in one process (`replicas.py`): an algorithm whose course does not depend on the network
-has the same trajectory there as on real ranks, which --check shows once. Each arm is trained with three
+Four workers train in one process (`in_one_process.py`): an algorithm whose course does not depend on the
+network has the same trajectory there as on real ranks, which --check shows once. Each arm is trained with three
 learning rates, and the best by a validation split (training images that no arm trains on) is taken for all
 its seeds; plain training (`dense`) likewise. Gaps are paired by seed: equal weights, order and augmentation.
 Bytes are by the formulas of ring collectives, against a dense fp32 all-reduce after every step.
@@ -152,7 +152,7 @@ def trained(job: Job, data: str | None) -> Ended:
     """Train it, in this process."""
     import torch
 
-    from replicas import Replicas
+    from in_one_process import Replicas
     from tacit.algorithms import parse
 
     torch.set_num_threads(1)

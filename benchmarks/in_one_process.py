@@ -20,11 +20,13 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from tacit.contracts import FollowingRounds
 from tacit.hooks import momentum
 from tacit.hooks.assembly import fully_named, replicates_in_node
+from tacit.hooks.ddp import SETTLED
 from tacit.hooks.learning_rates import Rates
 from tacit.hooks.level import Level
 from tacit.lab.recipes.recipe import Batch, Recipe
@@ -35,8 +37,8 @@ from tacit.transports.loopback import Loopback, LoopbackTransport
 T = TypeVar("T")
 PATIENCE = 60.0
 """Seconds that a round of all workers may take."""
-CAP = 25 << 20
-"""Bytes of a bucket, as of DDP."""
+CAP, FIRST = 25 << 20, 1 << 20
+"""Bytes of a bucket, and of the one that is ready first, as of DDP."""
 
 
 class Crew:
@@ -176,6 +178,8 @@ class Worker:
     def _exchange(self) -> None:
         session = self.near.session
         session.discard()
+        if session.round == SETTLED:
+            session.rebucket(_as_ddp_fills_them(self.named))
         flats = [bucket.like("cpu").zero_() for bucket in session.buckets]
         for i, (bucket, flat) in enumerate(zip(session.buckets, flats, strict=True)):
             for param in bucket.slices:
@@ -199,6 +203,14 @@ class Worker:
         self.levels[-1].sync()
         for level in self.levels:
             level.consolidate()
+
+
+def _as_ddp_fills_them(named: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names in each bucket of DDP: the last parameters first, as their gradients are ready first."""
+    names = [*named][::-1]
+    cut: Any = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]  # not in its stub
+    found, _ = cut([named[name] for name in names], [FIRST, CAP])
+    return [[names[i] for i in bucket] for bucket in found]
 
 
 class Replicas:

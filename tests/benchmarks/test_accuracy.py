@@ -1,0 +1,108 @@
+"""Gaps to plain training: what is trained, in which order, and what is said of it."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+
+import accuracy
+from accuracy import CHOOSING, Ended, Job
+from in_one_process import Crew, Replicas
+from tacit.algorithms import parse
+from tacit.lab.recipes.digits import Digits
+
+WANTED = [("digits", "dense", 66), ("digits", "topk", 66)]
+
+
+def ended(job: Job, found: float, validation: float = 0.5) -> Ended:
+    return Ended(job, found, validation, 0.1, 0.03, 1.0, {})
+
+
+def searched(arm: str, validations: tuple[float, float, float]) -> dict[Job, Ended]:
+    return {
+        job: ended(job, 0.0, each)
+        for job, each in zip(accuracy.searched("digits", arm, 66), validations, strict=True)
+    }
+
+
+def test_an_arm_takes_the_rate_that_is_best_on_the_validation_split() -> None:
+    done = searched("topk", (0.7, 0.9, 0.8))
+    assert accuracy.best(done, "digits", "topk", 66) == 1.0
+    assert accuracy.best(done, "digits", "dense", 66) is None
+    done.popitem()
+    assert accuracy.best(done, "digits", "topk", 66) is None, "not before all were tried"
+
+
+def test_rates_are_searched_first_and_with_a_seed_of_their_own() -> None:
+    assert {job.seed for job in accuracy.missing({}, WANTED, 3)} == {CHOOSING}
+    done = searched("dense", (0.7, 0.9, 0.8))
+    jobs = list(accuracy.missing(done, WANTED, 3))
+    assert jobs[:3] == accuracy.searched("digits", "topk", 66)
+    assert jobs[3:] == [Job("digits", "dense", 66, seed, 1.0) for seed in range(3)]
+
+
+def test_the_longest_trainings_take_the_rate_of_shorter_ones() -> None:
+    assert {job.steps for job in accuracy.searched("digits", "topk", 9600)} == {accuracy.SEARCHED}
+
+
+def test_gaps_are_paired_by_seed() -> None:
+    done = searched("dense", (0.9, 0.8, 0.8)) | searched("topk", (0.7, 0.9, 0.8))
+    for arm, rate, found in [("dense", 0.5, (0.9, 0.8, 0.7)), ("topk", 1.0, (0.8, 0.7))]:
+        done |= {
+            job: ended(job, each)
+            for seed, each in enumerate(found)
+            for job in [Job("digits", arm, 66, seed, rate)]
+        }
+    plain, topk = accuracy.rows(done, WANTED, 3)
+    assert plain["gap"]["mean"] == 0
+    assert plain["gap"]["count"] == 3
+    assert topk["gap"]["mean"] == pytest.approx(-0.1)
+    assert topk["gap"]["count"] == 2
+    assert topk["gap"]["half"] == pytest.approx(0, abs=1e-9)
+    assert "-10.00" in accuracy.table([plain, topk])
+
+
+def test_what_was_trained_is_read_back() -> None:
+    one = ended(Job("digits", "topk", 66, 0, 1.0), 0.9)
+    assert Ended.from_json(json.dumps(asdict(one))) == one
+
+
+def test_dense_replicas_are_one_model_with_the_mean_of_all_gradients() -> None:
+    recipe = Digits()
+    found = Replicas(recipe, parse("dense"), steps=3).train()
+    model = recipe.model(0)
+    optimizer = recipe.optimizer(model)
+    first = [group["lr"] for group in optimizer.param_groups]
+    streams = [recipe.train_batches(0, rank, 4, 0) for rank in range(4)]
+    for step, batches in zip(range(3), zip(*streams, strict=True), strict=False):
+        for group, rate in zip(optimizer.param_groups, first, strict=True):
+            group["lr"] = rate * recipe.rate((step + 0.5) / 3)
+        optimizer.zero_grad()
+        for inputs, targets in batches:
+            (recipe.loss(model(inputs), targets) / 4).backward()
+        optimizer.step()
+    for mine, theirs in zip(found.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
+    assert found.sent == found.plain
+
+
+@pytest.mark.parametrize("algorithm", ["topk", "localsgd:sync_every=2", "dgc", "odsgd"])
+def test_replicas_end_equal(algorithm: str) -> None:
+    replicas = Replicas(Digits(), parse(algorithm), steps=5)
+    replicas.train()
+    first, *others = ([*worker.net.parameters()] for worker in replicas._workers)
+    for other in others:
+        for mine, theirs in zip(first, other, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_an_error_of_one_worker_is_raised() -> None:
+    def work(rank: int) -> None:
+        if rank == 1:
+            raise ValueError("rank 1")
+
+    crew = Crew(2)
+    with pytest.raises(ValueError, match="rank 1"):
+        crew.all(work)
+    crew.close()
