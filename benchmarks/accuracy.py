@@ -6,10 +6,10 @@
     python benchmarks/accuracy.py --table                # of what was trained until now
 
 Four workers train in one process (`in_one_process.py`): an algorithm whose course does not depend on the
-network has the same trajectory there as on real ranks, which --check shows once. Each arm is trained with three
-learning rates, and the best by a validation split (training images that no arm trains on) is taken for all
-its seeds; plain training (`dense`) likewise. Gaps are paired by seed: equal weights, order and augmentation.
-Bytes are by the formulas of ring collectives, against a dense fp32 all-reduce after every step.
+network has the same trajectory there as on real ranks, which --check shows once. Each arm is trained with
+three learning rates, and the best by a validation split (training images that no arm trains on) is taken for
+all its seeds; plain training (`dense`) likewise. Gaps are paired by seed: equal weights, order and
+augmentation. Bytes are by the formulas of ring collectives, against a dense fp32 all-reduce after every step.
 
 PATH holds cifar10 (an archive or a folder, as `tacit compare cifar10 --data` takes it) and mnist.
 """
