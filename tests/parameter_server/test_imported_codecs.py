@@ -72,6 +72,9 @@ def test_without_it_workers_are_told_what_to_write(tmp_path: Path) -> None:
     for each in said:
         assert "was told of my_codecs.OneScale: use one of tacit.compressors" in str(each["says"])
         assert "start the server with --import" in str(each["says"])
+        assert "server 0 (127.0.0.1:" in str(each["says"])
+        assert "has refused a message: a server can read only" in str(each["says"])
+        assert "network" not in str(each["says"]), "no link is to blame"
 
 
 def test_a_module_that_cannot_be_imported_ends_the_server_with_a_sentence() -> None:

@@ -150,6 +150,13 @@ def test_one_who_leaves_with_an_error_is_named(three: Ranks) -> None:
         assert "rank 1 has left in round 0: ValueError: a bad batch" in str(each.result(timeout=10))
 
 
+def test_an_error_of_a_ranks_own_is_told_to_all_as_it_is(three: Ranks) -> None:
+    found = three.calls[1].alarm("a payload of 5 bytes, where 4 belong", own=True)
+    assert str(found) == "round 0 failed on rank 1: a payload of 5 bytes, where 4 belong"
+    assert type(found) is PeerLost
+    assert str(three.calls[0].alarm("a connection broke")) == str(found), "the first alarm stands"
+
+
 def test_threads_end(three: Ranks) -> None:
     before = threading.active_count()
     assert three.all_close([0.0] * 3) == [None] * 3

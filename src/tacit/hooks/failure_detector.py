@@ -22,6 +22,8 @@ COMPARED = 3
 """Of these looks, with how many ranks compare their notes: one more message."""
 GRACE_SECONDS = 5.0
 """How long a rank may take to answer an alarm, and the store once a round has failed."""
+OWN = "own: "
+"""Before an alarm that names its rank and the reason: no peer and no network is to blame."""
 
 
 class PostedCount(NamedTuple):
@@ -93,10 +95,11 @@ class FailureDetector:
         self._thread = threading.Thread(target=self._watch, name="tacit-rollcall", daemon=True)
         self._thread.start()
 
-    def alarm(self, reason: str) -> PeerLost:
-        """Raise the alarm, and say who is missing."""
+    def alarm(self, reason: str, own: bool = False) -> PeerLost:
+        """Raise the alarm, and say who is missing; nobody is, where the error is this rank's `own`."""
+        failed = f"{OWN}round {self._round()} failed on rank {self._rank}: {reason}"
         try:
-            self._raise(f"rank {self._rank}: {reason}", self._soon)
+            self._raise(failed if own else f"rank {self._rank}: {reason}", self._soon)
         except dist.DistError as error:
             self._found = self._found or _gone(error, reason)
         else:
@@ -207,6 +210,8 @@ class FailureDetector:
             return UnevenData(alarm.removeprefix(UNEVEN))
         if alarm.startswith(DIFFERENT):
             return RatesDiffer(alarm.removeprefix(DIFFERENT))
+        if alarm.startswith(OWN):
+            return PeerLost(alarm.removeprefix(OWN))
         now, posted = time.monotonic(), self._posted()
         lately = now - self._stood_at - self._stood < self._timeout + GRACE_SECONDS
         here = _Here(self._round(), posted.number, now - posted.since, self._stood if lately else 0.0)

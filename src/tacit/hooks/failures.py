@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from tacit.errors import PeerLost
+from tacit.errors import PeerLost, RoundError, TacitError
 from tacit.hooks.close_barrier import Reached
 from tacit.hooks.failure_detector import FailureDetector, PostedCount
 from tacit.hooks.learning_rates import RateHistory
@@ -122,7 +122,8 @@ class Failures:
         if isinstance(self.first, PeerLost):
             return self.first
         assert self._detector is not None
-        found = self._detector.alarm(first_line(error))
+        own = isinstance(error, TacitError) and not isinstance(error, RoundError)
+        found = self._detector.alarm(first_line(error), own)
         found.__cause__ = error
         return found
 

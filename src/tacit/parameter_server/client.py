@@ -298,7 +298,8 @@ class ServerClient:
         else:
             found = self._channel.text(header, encoding.MOST_BYTES, self._patience)
             kind = _ERRORS.get(FrameKind(header.kind)) if header.kind in _ALL_KINDS else None
-            error = None if kind is None else kind(found.decode(errors="replace"))
+            says = f"{self.name} has refused a message: " if kind is PayloadError else ""
+            error = None if kind is None else kind(says + found.decode(errors="replace"))
             if error is not None and header.spec == ALL:
                 raise error
         with self._changed:
