@@ -104,7 +104,7 @@ class FP8(OneShot):
     on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        checks.word("format", self.format, tuple(_FORMATS))
+        checks.one_of("format", self.format, tuple(_FORMATS))
 
     def exempts(self, shape: torch.Size) -> bool:
         """Biases and norms stay dense, as their scale differs from that of weights."""

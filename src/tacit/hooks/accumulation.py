@@ -23,7 +23,7 @@ def linear(session: Session) -> bool:
     return all(each.linear for bucket in session.buckets for each in bucket.chosen)
 
 
-class Accumulating:
+class AccumulationCheck:
     """Refuses to exchange gradients on top of means.
 
     DDP adds the gradients of a second backward to the means of the first, and hands the sum to its hook. A

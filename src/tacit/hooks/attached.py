@@ -25,7 +25,7 @@ from tacit.hooks.level import Level
 from tacit.hooks.memory import too_large
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.step_hooks import StepHooks, differ_since
-from tacit.hooks.uneven_data import Backwards
+from tacit.hooks.uneven_data import SyncedBackwards
 from tacit.session import Session, joined, timeline
 from tacit.timelines import Timeline
 from tacit.torch_compat import in_join
@@ -57,7 +57,7 @@ class Attached:
         levels: of it, at work, near to far.
     """
 
-    def __init__(self, options: AttachOptions, board: HookDispatcher | None = None) -> None:
+    def __init__(self, options: AttachOptions, dispatcher: HookDispatcher | None = None) -> None:
         self.strategy = options.strategy
         self.levels: list[Level] = []
         self._options = options
@@ -66,16 +66,16 @@ class Attached:
         # A replica that moves on its own may pass over steps of its own with a scaler.
         own_steps = options.scaler is not None and options.periodic
         self._notes = RateHistory(rates) if optimizers and not own_steps and not in_join(model) else None
-        self._frozen, backwards = FrozenCheck(model), Backwards(model)
+        self._frozen, backwards = FrozenCheck(model), SyncedBackwards(model)
         self._hooks = StepHooks(options, self.levels, backwards, self._frozen, self._notes)
         self._failures = Failures(options, self.levels, backwards, self._notes)
         self._momentum = momentum.planned(self.strategy, options.policy, optimizers, options.named)
         self._scaled: ScaledSteps | None = None
         agree(options)
         if not options.leaves_ddp_alone:
-            board = board or HookDispatcher.of(model)
+            dispatcher = dispatcher or HookDispatcher.of(model)
         try:
-            self._begin(rates, board)
+            self._begin(rates, dispatcher)
         except torch.OutOfMemoryError as error:
             self._leave()
             raise AttachError(
@@ -89,14 +89,14 @@ class Attached:
         tensorboard.began(self)
         exit.began(self)
 
-    def _begin(self, rates: Rates, board: HookDispatcher | None) -> None:
+    def _begin(self, rates: Rates, dispatcher: HookDispatcher | None) -> None:
         options = self._options
         for level in levels_of(options, rates, self._momentum):
             self.levels.append(level)
         if options.scaler is not None and options.scaled:
             self._scaled = ScaledSteps(options.scaler, self.levels, options.named, options.optimizers)
         self._failures.watch()
-        self._hooks.register(board, self._momentum, self._scaled)
+        self._hooks.register(dispatcher, self._momentum, self._scaled)
         exit.watch(ranks_of(options.group))
 
     @property
@@ -243,7 +243,7 @@ class Attached:
 
     def _make_equal(self) -> None:
         """The last round, and the mean of what has stayed local beside the parameters."""
-        self._failures.meet()
+        self._failures.enter_barrier()
         self.flush()  # what is under way is training's
         for level in self.levels:
             level.session.stats.begin_closing()
@@ -254,7 +254,7 @@ class Attached:
                 _log.warning("%s", note)
         if self._scaled is not None:
             self._scaled.consolidate()
-        self._failures.part()
+        self._failures.leave_barrier()
 
     def _leave(self) -> None:
         """Take everything away that is of this rank alone."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
-__all__ = ["BoundedStore", "Keys", "Unreachable"]
+__all__ = ["BoundedStore", "KeyValueStore", "Unreachable"]
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ class Unreachable(dist.DistNetworkError):
     """The launcher's store has not answered in time."""
 
 
-class Keys(Protocol):
+class KeyValueStore(Protocol):
     """The methods of torch's stores that are used here."""
 
     def get(self, key: str, /) -> bytes:
@@ -50,7 +50,7 @@ class BoundedStore:
         seconds: how long an answer is waited for.
     """
 
-    def __init__(self, store: Keys, seconds: float) -> None:
+    def __init__(self, store: KeyValueStore, seconds: float) -> None:
         self._caller = _Caller(store)
         self._seconds = seconds
 
@@ -65,39 +65,41 @@ class BoundedStore:
         self._caller.close()
 
     def get(self, key: str) -> bytes:
-        """See `Keys.get`."""
+        """See `KeyValueStore.get`."""
         return self._ask(lambda store: store.get(key))
 
     def set(self, key: str, value: str) -> None:
-        """See `Keys.set`."""
+        """See `KeyValueStore.set`."""
         self._ask(lambda store: store.set(key, value))
 
     def add(self, key: str, amount: int) -> int:
-        """See `Keys.add`."""
+        """See `KeyValueStore.add`."""
         return self._ask(lambda store: store.add(key, amount))
 
     def check(self, keys: list[str]) -> bool:
-        """See `Keys.check`."""
+        """See `KeyValueStore.check`."""
         return self._ask(lambda store: store.check(keys))
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """See `Keys.compare_set`."""
+        """See `KeyValueStore.compare_set`."""
         return self._ask(lambda store: store.compare_set(key, expected, value))
 
-    def _ask(self, call: Callable[[Keys], T]) -> T:
+    def _ask(self, call: Callable[[KeyValueStore], T]) -> T:
         return self._caller.ask(call, self._seconds)
 
 
 class _Caller:
     """The thread that makes the calls, and its queue."""
 
-    def __init__(self, store: Keys) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[Keys], Any], Future[Any]] | None] = queue.SimpleQueue()
+    def __init__(self, store: KeyValueStore) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[KeyValueStore], Any], Future[Any]] | None] = (
+            queue.SimpleQueue()
+        )
         self._store = store
         self._unreachable = self._closed = False
         threading.Thread(target=self._run, name="tacit-store", daemon=True).start()
 
-    def ask(self, call: Callable[[Keys], T], seconds: float) -> T:
+    def ask(self, call: Callable[[KeyValueStore], T], seconds: float) -> T:
         answer: Future[T] = Future()
         self._calls.put((call, answer))
         self._unreachable = self._unreachable or self._closed or bool(wait([answer], seconds).not_done)

@@ -22,7 +22,7 @@ from tacit.errors import AttachError
 from tacit.hooks.delayed import DelayedMeans
 from tacit.hooks.frozen_check import misfit, sparse
 from tacit.hooks.host_copies import HostCopies
-from tacit.hooks.unused_parameters import Used
+from tacit.hooks.unused_parameters import UsedParameters
 from tacit.session import Session
 from tacit.session.buckets import Bucket
 from tacit.torch_compat import GradBucket, at_end_of_backward
@@ -54,15 +54,15 @@ class HookDispatcher:
             AttachError: the object has a foreign communication hook.
         """
         if ddp not in _DISPATCHERS:
-            board = HookDispatcher(plain_mean(ddp.process_group))
+            dispatcher = HookDispatcher(plain_mean(ddp.process_group))
             try:
-                ddp.register_comm_hook(board, _hook)
+                ddp.register_comm_hook(dispatcher, _hook)
             except RuntimeError as error:
                 raise AttachError(
                     "this DDP object has a communication hook already, and torch takes only one: attach "
                     f"before, or instead of, register_comm_hook ({error})"
                 ) from error
-            _DISPATCHERS[ddp] = board
+            _DISPATCHERS[ddp] = dispatcher
         return _DISPATCHERS[ddp]
 
     @staticmethod
@@ -83,8 +83,8 @@ class HookDispatcher:
 _DISPATCHERS: WeakKeyDictionary[DistributedDataParallel, HookDispatcher] = WeakKeyDictionary()
 
 
-def _hook(board: HookDispatcher, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    return board.answer(bucket)  # DDP wants this parameter to be called `bucket`
+def _hook(dispatcher: HookDispatcher, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    return dispatcher.answer(bucket)  # DDP wants this parameter to be called `bucket`
 
 
 def plain_mean(group: dist.ProcessGroup) -> Answer:
@@ -181,7 +181,9 @@ class GradientHook:
         used: notes which of them took part in backward.
     """
 
-    def __init__(self, session: Session, named: dict[str, Tensor], used: Used | None = None) -> None:
+    def __init__(
+        self, session: Session, named: dict[str, Tensor], used: UsedParameters | None = None
+    ) -> None:
         self._session = session
         self._used = used
         self._names = {id(p): name for name, p in named.items()}

@@ -91,7 +91,7 @@ def _check_period(rounds: Rounds, steps: float) -> None:
     )
 
 
-class Passes:
+class BackwardPasses:
     """Counts how many backward passes make a step, and warns once where `steps_per_epoch` may be batches.
 
     Passes under `no_sync` count too, so DDP's own hook would not do.
@@ -112,7 +112,7 @@ class Passes:
     @classmethod
     def of(
         cls, strategy: AnyStrategy, named: Mapping[str, Tensor], schedule_state: ScheduleState
-    ) -> Passes | None:
+    ) -> BackwardPasses | None:
         """A counter; None where no strategy goes by epochs, or their length was not given."""
         needed = any("steps_per_epoch" in level.rounds.needs for level in strategy.levels)
         told = schedule_state.get("steps_per_epoch")

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from tacit.errors import PeerLost, RatesDiffer, UnevenData, of_ranks
 from tacit.hooks.bounded_store import BoundedStore, Unreachable
-from tacit.hooks.close_barrier import UNEVEN, Reached, Rendezvous
-from tacit.hooks.store_comparison import DIFFERENT, Comparing, StepHistory
+from tacit.hooks.close_barrier import UNEVEN, CloseBarrier, StepsReached
+from tacit.hooks.store_comparison import DIFFERENT, StepComparison, StepHistory
 from tacit.torch_compat import PrefixStore, Store
 
 POLL_SECONDS = 1.0
@@ -70,7 +70,7 @@ class FailureDetector:
         rank: int,
         ranks: list[int],
         round: Callable[[], int],
-        reached: Callable[[], Reached],
+        reached: Callable[[], StepsReached],
         on_alarm: Callable[[PeerLost], None],
         timeout: float = 60.0,
         posted: Callable[[], PostedCount] | None = None,
@@ -83,8 +83,8 @@ class FailureDetector:
         self._soon = self._store.within(GRACE_SECONDS)
         self._rank, self._ranks, self._round, self._on_alarm = rank, ranks, round, on_alarm
         self._reached = reached
-        self._rendezvous = Rendezvous(self._store, rank, ranks)
-        self._comparing = None if notes is None else Comparing(self._store, rank, notes)
+        self._barrier = CloseBarrier(self._store, rank, ranks)
+        self._comparison = None if notes is None else StepComparison(self._store, rank, notes)
         self._timeout = timeout
         self._posted = posted or self._begun
         self._last = PostedCount(-1, time.monotonic())
@@ -112,7 +112,7 @@ class FailureDetector:
         self._try(lambda: self._raise(f"rank {self._rank} has left: {reason}", self._soon))
         self.close()
 
-    def meet(self) -> None:
+    def enter_barrier(self) -> None:
         """Wait until all ranks have come here, after the same number of steps.
 
         Raises:
@@ -121,23 +121,23 @@ class FailureDetector:
             PeerLost: a rank is gone or frozen.
         """
         try:
-            differs = (lambda: None) if self._comparing is None else self._comparing.end
-            wrong = self._rendezvous.arrive(self._reached(), differs)
+            differs = (lambda: None) if self._comparison is None else self._comparison.end
+            wrong = self._barrier.arrive(self._reached(), differs)
             self._store.set("news", "")
             if wrong is not None:
                 self._raise(wrong, self._store)
             delay = 0.001
-            while not (self._told.wait(delay) or self._rendezvous.complete()):
+            while not (self._told.wait(delay) or self._barrier.complete()):
                 delay = min(2 * delay, 0.05)
         except dist.DistError as error:
             self._found = self._found or _gone(error)
         if self._found is not None:
             raise self._found
 
-    def part(self) -> None:
+    def leave_barrier(self) -> None:
         """Leave the close barrier, and end the threads."""
         self._end()
-        self._try(lambda: self._rendezvous.part(GRACE_SECONDS))
+        self._try(lambda: self._barrier.leave(GRACE_SECONDS))
         self._store.close()
 
     def close(self) -> None:
@@ -186,14 +186,14 @@ class FailureDetector:
 
     def _look(self, compares: bool) -> PeerLost | None:
         self._posted()
-        if compares and self._comparing is not None:
-            different = self._comparing.look()
+        if compares and self._comparison is not None:
+            different = self._comparison.look()
             if different is not None:
                 self._raise(different, self._store)
         if not self._store.check(["news"]):
             return None
         if not self._store.check(["alarm"]):
-            wrong = self._rendezvous.look(self._reached())
+            wrong = self._barrier.look(self._reached())
             if wrong is None:
                 return None
             self._raise(wrong, self._store)
@@ -214,7 +214,7 @@ class FailureDetector:
             return PeerLost(alarm.removeprefix(OWN))
         now, posted = time.monotonic(), self._posted()
         lately = now - self._stood_at - self._stood < self._timeout + GRACE_SECONDS
-        here = _Here(self._round(), posted.number, now - posted.since, self._stood if lately else 0.0)
+        here = _RankStatus(self._round(), posted.number, now - posted.since, self._stood if lately else 0.0)
         self._store.set(f"here/{self._rank}", here.to_text())
         deadline = time.monotonic() + GRACE_SECONDS
         answers: dict[int, str] = {}
@@ -225,7 +225,7 @@ class FailureDetector:
                         answers[rank] = key[0] + self._store.get(key).decode()
             time.sleep(0.05)
         blamed = _blamed(self._ranks, answers, alarm, self._timeout)
-        if blamed is None and (uneven := self._rendezvous.left_behind(alarm)) is not None:
+        if blamed is None and (uneven := self._barrier.left_behind(alarm)) is not None:
             return UnevenData(uneven.removeprefix(UNEVEN))
         return PeerLost(blamed or _nobody(answers, alarm))
 
@@ -241,7 +241,7 @@ def _gone(error: dist.DistError, reason: str = "") -> PeerLost:
     return PeerLost(f"the launcher's store is gone, and with it the node that held it: {error}{after}")
 
 
-class _Here(NamedTuple):
+class _RankStatus(NamedTuple):
     """How a rank answers: rounds that have ended, what it has posted and how many seconds ago, and for how
     many seconds it stood still lately."""
 
@@ -254,7 +254,7 @@ class _Here(NamedTuple):
         return f"{self.round} {self.posted} {self.age:.3f} {self.stood:.3f}"
 
     @classmethod
-    def from_text(cls, text: str) -> _Here:
+    def from_text(cls, text: str) -> _RankStatus:
         round, posted, *seconds = text.split()
         return cls(int(round), int(posted), *map(float, seconds))
 
@@ -288,8 +288,8 @@ def _blamed(ranks: list[int], answers: dict[int, str], alarm: str, timeout: floa
     return None
 
 
-def _present(answers: dict[int, str]) -> dict[int, _Here]:
-    return {rank: _Here.from_text(text[1:]) for rank, text in answers.items() if text[0] == "h"}
+def _present(answers: dict[int, str]) -> dict[int, _RankStatus]:
+    return {rank: _RankStatus.from_text(text[1:]) for rank, text in answers.items() if text[0] == "h"}
 
 
 def _nobody(answers: dict[int, str], alarm: str) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tacit.hooks.store_comparison import Noted
+from tacit.hooks.store_comparison import StepNote
 
 
 class Rates:
@@ -78,8 +78,8 @@ class _Rated(NamedTuple):
     sum: float
     loads: int
 
-    def noted(self) -> Noted:
-        return Noted(self.step, f"{', '.join(map(repr, self.now))}; {self.sum!r}", self.loads)
+    def noted(self) -> StepNote:
+        return StepNote(self.step, f"{', '.join(map(repr, self.now))}; {self.sum!r}", self.loads)
 
 
 class RateHistory:
@@ -119,16 +119,16 @@ class RateHistory:
             self._offered = self._last
 
     @property
-    def last(self) -> Noted | None:
+    def last(self) -> StepNote | None:
         """See `store_comparison.StepHistory.last`."""
         return None if self._last is None else self._last.noted()
 
-    def take(self) -> Noted | None:
+    def take(self) -> StepNote | None:
         """See `store_comparison.StepHistory.take`."""
         offered, self._offered = self._offered, None
         return None if offered is None else offered.noted()
 
-    def alike(self, ones: Noted, others: Noted) -> bool:
+    def alike(self, ones: StepNote, others: StepNote) -> bool:
         """Whether all rates, and their sums, are the same but for rounding."""
         if ones.text == others.text:
             return True
@@ -137,7 +137,7 @@ class RateHistory:
             math.isclose(a, b, rel_tol=_ROUNDING) for a, b in zip(one, other, strict=True)
         )
 
-    def differ(self, one: int, ones: Noted, other: int, others: Noted) -> str:
+    def differ(self, one: int, ones: StepNote, other: int, others: StepNote) -> str:
         """What to say of two ranks whose notes differ."""
         if one > other:
             one, ones, other, others = other, others, one, ones

@@ -12,7 +12,7 @@ from tacit.kernels.dispatch import on_host
 from tacit.session.nonfinite_origin import Origin
 
 
-class Broken:
+class NonfiniteSince:
     """Looks at one small gradient before every step, and at everything once that is not finite.
 
     A parameter that is not finite makes the next output so, and with it all gradients. They are looked at

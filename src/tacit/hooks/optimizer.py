@@ -105,8 +105,8 @@ class OptimizerHook:
         self._parts = _parts(session, self._named)
         if self._buffers is not None:
             self._buffers.forget()
-        self._met_at: int | None = None
-        self._met_before = met
+        self._equal_at: int | None = None
+        self._equal_before = met
         self._same_at: int | None = None
         self.under_way: list[UnappliedRound] = list(under_way)
 
@@ -154,15 +154,15 @@ class OptimizerHook:
     def independent(self) -> int | None:
         """How many steps the replicas have taken since they were equal; None where they are."""
         session = self._session
-        met = self.last_met
+        met = self.last_equal
         if session.step == met or session.schedule.inactive(session.step):
             return None
         return session.step - met
 
     @property
-    def last_met(self) -> int:
+    def last_equal(self) -> int:
         """After how many steps the replicas were last equal, as far as that is known."""
-        return self._met_before if self._met_at is None else self._met_at
+        return self._equal_before if self._equal_at is None else self._equal_at
 
     def sync(self) -> None:
         """A round of all parts, now: afterwards every replica stands at the anchor.
@@ -174,12 +174,12 @@ class OptimizerHook:
             RoundError: the round failed; no parameter has changed.
         """
         session = self._session
-        if session.step != self._met_at:
+        if session.step != self._equal_at:
             with ranges.within(session.strategy.name, "sync"):
                 self._sync()
-            self._met_at = session.step
+            self._equal_at = session.step
         if self._buffers is not None and session.step != self._same_at:
-            self._buffers.meet_others()
+            self._buffers.copy_first()
             self._same_at = session.step
 
     def _sync(self) -> None:
@@ -200,7 +200,7 @@ class OptimizerHook:
             session.ask(partial(average_, self._flat[i], scope), bucket.name, of=self._flat[i])
             self._replica.write(i, anchor.add_(self._replica.widened(i, self._flat[i])))
         if self._buffers is not None:
-            self._buffers.meet()
+            self._buffers.average()
 
     def _consolidate(self, last: int) -> None:
         """Put all replicas at the anchor, by a round."""
@@ -243,7 +243,7 @@ class OptimizerHook:
         if way.apply_at <= step:
             self._apply(way, step)
             everything = len(buckets) == len(session.buckets)
-            self._met_at = step + 1 if everything and session.strategy.merge.meets else None
+            self._equal_at = step + 1 if everything and session.strategy.merge.meets else None
 
     def _leave(
         self, step: int, buckets: Sequence[int], apply_at: int, read: Collection[int] = ()

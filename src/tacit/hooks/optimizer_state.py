@@ -21,7 +21,7 @@ _log = logging.getLogger("tacit")
 _NOT_FROM_ZERO = (ASGD, LBFGS, Adafactor, NAdam, Rprop)
 
 
-class Moments:
+class OptimizerState:
     """The optimizers' own state of the parameters: momentum, Adam's moments.
 
     The strategy says what becomes of it in every round, when its answer is applied.

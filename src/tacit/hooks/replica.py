@@ -13,7 +13,7 @@ from tacit.session.buckets import Bucket
 from tacit.torch_compat import copy_each_
 
 
-class Present(Mapping[str, Tensor]):
+class LiveTensors(Mapping[str, Tensor]):
     """Parameters and buffers by name, each looked up in its module when it is asked for.
 
     A module may assign a buffer anew in every step, `self.ema = 0.9 * self.ema + ...`.

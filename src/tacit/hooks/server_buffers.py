@@ -23,7 +23,7 @@ def homes_of(names: Sequence[str], servers: int) -> dict[str, int]:
     return {name: i % servers for i, name in enumerate(names)}
 
 
-class Beside:
+class ServerBuffers:
     """The floating-point buffers of a model, and what the servers have of them.
 
     Args:
@@ -58,7 +58,7 @@ class Beside:
             have.copy_(self._servers.of(bucket[0]).enter(have, f"{bucket[0]}/0", _whole(have)))
             self._write(bucket, have)
 
-    def meet(self) -> None:
+    def average(self) -> None:
         """Overwrite the buffers by the mean of all workers'. A collective call.
 
         Raises:

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 
-class Used:
+class UsedParameters:
     """The parameters that have had a gradient since the last exchange; as DDP itself counts them.
 
     With `find_unused_parameters` DDP leaves alone the gradient of a parameter that no rank has used, and
@@ -26,9 +26,9 @@ class Used:
             self._handles.append(p.register_hook(self._noted(name)))  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def of(model: DistributedDataParallel, named: Mapping[str, Tensor]) -> Used | None:
+    def of(model: DistributedDataParallel, named: Mapping[str, Tensor]) -> UsedParameters | None:
         """None where DDP applies whatever its hook answers."""
-        return Used(named) if model.find_unused_parameters else None
+        return UsedParameters(named) if model.find_unused_parameters else None
 
     def _noted(self, name: str) -> Callable[[Tensor], None]:
         return lambda gradient: self._used.add(name)

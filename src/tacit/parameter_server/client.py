@@ -263,8 +263,8 @@ class ServerClient:
         try:
             while True:
                 while not self._channel.ready(_LOOK_SECONDS):
-                    heard = max(self._channel.heard, self._opened)
-                    if self._open and time.monotonic() - heard > self._patience:
+                    received_at = max(self._channel.received_at, self._opened)
+                    if self._open and time.monotonic() - received_at > self._patience:
                         raise TimeoutError
                 self._hear()
         except BaseException as error:

@@ -86,10 +86,10 @@ class Connection:
         """Its HELLO has come."""
         self.introduced = True
 
-    def note_alive(self, heard: float) -> None:
-        """It has said that it is there, and since `heard` nothing else: that is silence all the same."""
+    def note_alive(self, received_at: float) -> None:
+        """It says that it is there. If nothing else came since `received_at`, it still counts as silent."""
         self.alive = time.monotonic()
-        self.channel.discount(heard)
+        self.channel.discount(received_at)
 
     def note_leave(self) -> None:
         """It has said goodbye."""

@@ -65,11 +65,11 @@ def _who(connection: Connection) -> str:
 
 def _frame(connection: Connection, allowed: AllowedTypes) -> Arrival | None:
     """The next frame; None where the main thread need not know of it."""
-    heard = connection.channel.heard
+    received_at = connection.channel.received_at
     header = connection.channel.header()
     kind = _checked(connection, header)
     if kind == FrameKind.HERE:
-        connection.note_alive(heard)
+        connection.note_alive(received_at)
         return None
     if kind == FrameKind.DECLARE:
         return (

@@ -61,7 +61,7 @@ class Hierarchical(NodeTopology):
     meets = NET
 
     def __post_init__(self) -> None:
-        checks.word("by", self.by, ("slices", "leaders", "turns"))
+        checks.one_of("by", self.by, ("slices", "leaders", "turns"))
         if not isinstance(self.far, OnAxis) or self.far.axis != NET:
             raise ConfigError(
                 f"far={self.far} is not on the axis between nodes: write Flat(axis='net') or "
