@@ -174,7 +174,7 @@ class Normed:
                 module.zero_grad()
                 loss = nn.functional.cross_entropy(module(x), y)
                 loss.backward()
-                member.progress.facts.observe(1.0)
+                member.progress.observations.observe(1.0)
                 with torch.no_grad():
                     for p in module.parameters():
                         p.sub_(LR * p.grad)  # type: ignore[operator]

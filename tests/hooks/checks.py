@@ -757,7 +757,11 @@ def parameters_without_elements_and_of_two_types_work() -> None:
 def a_strategy_that_does_not_reach_all_is_refused() -> None:
     model = wrapped()
     alone = tacit.Strategy(topology=tacit.Flat(axis="node"))
-    raises(tacit.AttachError, lambda: tacit.attach(model, sgd(model), alone), "would drift apart for good")
+    raises(
+        tacit.AttachError,
+        lambda: tacit.attach(model, sgd(model), alone),
+        "so they would never be equal again",
+    )
 
 
 @check

@@ -1,4 +1,4 @@
-"""A store whose calls end: torch's own wait for ever where its node cannot be reached any more."""
+"""A store whose calls time out: torch's own wait for ever where its node cannot be reached any more."""
 
 from __future__ import annotations
 

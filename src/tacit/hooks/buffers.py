@@ -36,7 +36,7 @@ _BufferExchange = Generator[Request, Any, dict[int, Tensor]]
 
 
 class ReplicaBuffers:
-    """Averages floating-point buffers beside the rounds of progress.
+    """Averages floating-point buffers along with the rounds that exchange deltas.
 
     A buffer is not trained, so it has nothing to do with merges, outer steps and compressors: what travels is
     its value, densely, and what comes back is the mean, which lies between the smallest value and the
@@ -169,7 +169,7 @@ class ReplicaBuffers:
                     b.copy_(x[at : at + len(row)].clone().view(b.dtype).view(b.shape))
                 at += len(row)
 
-    # ---- the conversation -----------------------------------------------------------------------------
+    # ---- the exchange ---------------------------------------------------------------------------------
 
     def _talk(self) -> _BufferExchange:
         """The mean of each buffer that has changed on any rank, by the buffer's number."""
@@ -317,7 +317,7 @@ def variances_in(module: nn.Module) -> list[str]:
 
 
 def _bits(x: Tensor) -> Tensor:
-    """The same memory as integers: of them equal bits are equal, NaN too."""
+    """The same memory as integers, so that equal bits compare equal, NaN too."""
     return x.view(_BITS[x.element_size()])
 
 
@@ -342,7 +342,7 @@ def _of_the_first(x: Tensor, peers: int, scope: str) -> Generator[Request, Any, 
 
 
 class BufferBroadcasts:
-    """Takes over DDP's broadcast of buffers, which is a barrier across all nodes before every forward."""
+    """Switches off DDP's broadcast of buffers, which is a barrier across all nodes before every forward."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp: Any = ddp

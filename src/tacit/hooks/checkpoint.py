@@ -1,4 +1,4 @@
-"""What an attached session keeps in a checkpoint, and how it comes back."""
+"""An attached session in a checkpoint: how it is saved, joined and loaded."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _KEYS = {"version", "strategy", "strategy_without_rounds", "schedules", "ranks",
 
 
 class ActiveLevel(Protocol):
-    """One level of a strategy at work, as far as a checkpoint needs it."""
+    """What a checkpoint needs of one level."""
 
     session: Session
     gradient: GradientHook | None
@@ -97,7 +97,7 @@ def saved(
         for (name, field), kept in {**whole, **_of_hook(level)}.items():
             state[_key(i, level.session, name, field, kept.shared)] = kept.tensor.clone()
         if level.progress is not None:
-            state[_losses(i, level)] = level.progress.facts.losses.clone()
+            state[_losses(i, level)] = level.progress.observations.losses.clone()
     return state
 
 
@@ -194,7 +194,7 @@ def _resume(
         ]
         level.progress.follow_buckets(ways, json.loads(state.get(LAST_EQUAL, "{}")).get(str(i), 0))
         if _losses(i, level) in state:
-            level.progress.facts.losses.copy_(state[_losses(i, level)])
+            level.progress.observations.losses.copy_(state[_losses(i, level)])
     taken_over = session.store.restore(found)
     for both, kept in _of_hook(level).items():
         kept.tensor.copy_(found[both])

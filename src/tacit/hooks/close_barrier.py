@@ -24,8 +24,8 @@ class StepsReached(NamedTuple):
 
     Attributes:
         steps: attempts of the optimizer.
-        begun: what it has begun that ranks can end only together; one more than a rank had that has closed
-            means that this one waits for it.
+        begun: how many collective operations it has begun. One more than a rank had that has closed means
+            that this one waits for it.
     """
 
     steps: int

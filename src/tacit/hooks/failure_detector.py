@@ -41,15 +41,18 @@ class PostedCount(NamedTuple):
 class FailureDetector:
     """One rank's part in finding out which rank has failed.
 
-    A rank whose round fails raises the alarm. Every rank that still lives answers it with the round that it
-    has reached, from a thread of its own, so that a rank that hangs in a collective answers too. Who does not
-    answer is gone or frozen; who answers with an error has left; who has posted less than others that had
-    waited for him is late, and so is who has posted as much, but only when they had waited long enough; and
-    who finds that his own clock jumped had been stopped. Else it is nobody's fault that is known.
-    Before they close, all ranks meet: who closes earlier than others go on has other data than they.
-    The first alarm stands: what comes later is often only that a connection broke, as the first rank went.
+    A rank whose round fails raises the alarm. Every rank that is alive answers with the round that it has
+    reached. It does so in a thread of its own, so a rank that hangs in a collective answers too. A rank
 
-    Where the store's node cannot be reached, that is what was found, some seconds after the time-out.
+    * that does not answer is gone or frozen;
+    * that answers with an error has left;
+    * that has posted fewer messages than others, which waited for it, is late; so is one that has posted as
+      many, but long after the others;
+    * whose clock has jumped had been stopped.
+
+    Before they close, all ranks wait for each other: one that closes earlier has other data than the rest.
+    The first alarm stands: later ones are often only connections that the first rank's end has broken.
+    Where the store's node cannot be reached, the error says so, some seconds after the time-out.
 
     Args:
         store: of the process group; its host is the launcher, which outlives the ranks.
@@ -58,7 +61,7 @@ class FailureDetector:
         round: reads how many rounds this rank has entered.
         reached: reads how many steps it has taken, and begun.
         posted: reads what it has given to collectives; what it has begun, where not said.
-        notes: what ranks must have noted alike.
+        notes: what all ranks must have noted the same after each step.
         on_alarm: called once, in this thread, with what was found; must end what hangs.
         timeout: seconds after which a peer that does not answer is an error.
     """

@@ -30,7 +30,7 @@ class Failures:
         options: what the session was attached with.
         levels: near to far; the list may still be filled until `watch` is called.
         backwards: counts the backward passes.
-        notes: what ranks must have noted alike.
+        notes: what all ranks must have noted the same after each step.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Failures:
     # ---- called by sessions and by the detector -------------------------------------------------------
 
     def _tell(self, error: BaseException) -> None:
-        """Tell ranks that take no part in the round in which it failed."""
+        """Tell the ranks that take no part in the failed round."""
         if self._detector is not None and not isinstance(error, PeerLost):
             self._detector.leave(f"{type(error).__name__}: {error}")
 

@@ -41,9 +41,9 @@ class Level:
     Attributes:
         gradient: the hook in backward, where gradients are exchanged.
         progress: the hook after `optimizer.step`, where replicas move on their own.
-        stepped: the hook around it, where a server steps.
-        moments: what the optimizers keep of the parameters there.
-        buffers: what the model has beside its parameters there; None where servers have it.
+        stepped: the hook around `optimizer.step`, where a server steps.
+        moments: the optimizers' state there.
+        buffers: averages the model's buffers there; None where servers have them.
         placing: where its exchanges run.
         taken: the momentum that was taken from the optimizers of the gradients' level.
     """

@@ -1,4 +1,4 @@
-"""Since when a replica that moves on its own holds NaN, and where: until the next round nobody looks."""
+"""In which step and parameter NaN began in a replica that moves on its own: only rounds look for it."""
 
 from __future__ import annotations
 

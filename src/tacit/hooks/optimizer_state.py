@@ -62,8 +62,8 @@ class OptimizerState:
     def consolidate(self) -> None:
         """Average what has stayed local. A collective call.
 
-        Whoever goes on with plain DDP would otherwise step from equal parameters with unequal momenta, and
-        drift apart for good.
+        Plain DDP, which may follow, gives all replicas the same gradients: with unequal momenta their
+        parameters would become different.
         """
         if self._kind == "local":
             for bucket in self._session.buckets:

@@ -1,8 +1,8 @@
-"""What stands beside the parameters where a server steps: buffers, which no gradient moves.
+"""The model's buffers where a server steps: no gradient moves them.
 
-Each worker's own forward passes move them (BatchNorm's statistics), and a server has their mean: whenever all
-workers meet, at `sync` and as a session closes, each pushes how far its own have moved since they last met,
-of which the server adds the share 1 / P, and takes what came of it.
+Each worker's own forward passes change them (BatchNorm's statistics), and a server keeps their mean. At
+`sync` and as a session closes, all workers push by how much their own have changed since the last time. The
+server adds 1 / P of each, and the workers take the result.
 """
 
 from __future__ import annotations

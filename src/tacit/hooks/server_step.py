@@ -23,7 +23,7 @@ _SENT: dict[type[Optimizer], tuple[str, ...]] = {
 
 
 class OptimizerGroups:
-    """The worker's optimizer, for a server to step each parameter as its group would.
+    """The worker's optimizer, by whose groups a server steps each parameter.
 
     Args:
         optimizers: of the parameters; one.
@@ -70,7 +70,7 @@ class OptimizerGroups:
         return float(self._optimizer.param_groups[group]["lr"])
 
     def check(self) -> None:
-        """Refuse a schedule of what a server got once, at attach.
+        """Refuse hyper-parameters other than those that the servers got at attach; learning rates may change.
 
         Raises:
             ConfigError: names what has changed, and its group.
@@ -163,7 +163,7 @@ class ServerStepHook:
         self._beside.average()  # now that all have come so far, none of them waits for a push of another
 
     def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
-        """Go on from what a server has. `bring` gives it this rank's values of a bucket, and returns its."""
+        """Take a server's parameters. `bring` offers it this rank's values of a bucket; returns its own."""
         for i, bucket in enumerate(self._session.buckets):
             self._write(i, bring(bucket.name, self._have[i]), whole=True)
         self._beside.enter()

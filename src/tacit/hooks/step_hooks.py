@@ -26,7 +26,7 @@ _log = logging.getLogger("tacit")
 
 
 class StepHooks:
-    """What happens in backward, before every optimizer step and behind it.
+    """What happens in backward, and before and after every optimizer step.
 
     Args:
         options: what the session was attached with.

@@ -42,7 +42,7 @@ class StepHistory(Protocol):
 
 
 class StepComparison:
-    """One rank's part: the first that has noted a step says what, and all others compare with it.
+    """One rank's part: the first rank to note a step stores its note, and the others compare theirs with it.
 
     So the store serves one message a rank and question, and keeps one text for each.
 

@@ -1,4 +1,4 @@
-"""What must be seen of backward so that uneven data is an error and no hang."""
+"""Counts backward passes, so that uneven data is an error and no hang."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def refuse_join(model: DistributedDataParallel) -> None:
 
 
 def untouched(model: DistributedDataParallel, steps: int) -> StepsReached:
-    """How far a rank is whose DDP object is left alone: the collectives on its group tell of a backward."""
+    """How far a rank is where DDP exchanges gradients itself, by the number of collectives on its group."""
     if in_join(model):
         return StepsReached(0)  # there ranks may take different numbers of steps
     return StepsReached(steps, sequence_number(model.process_group))

@@ -34,14 +34,14 @@ class UsedParameters:
         return lambda gradient: self._used.add(name)
 
     def idle(self, name: str) -> bool:
-        """Whether it has had none."""
+        """Whether the parameter has had no gradient since the last exchange."""
         return name not in self._used
 
     def clear(self) -> None:
-        """An exchange is over: count anew."""
+        """An exchange is over: forget the gradients seen."""
         self._used.clear()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()

@@ -1,4 +1,4 @@
-"""A worker's connection to one parameter server: it sends messages, and hears the replies."""
+"""A worker's connection to one parameter server: it sends messages, and receives the replies."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class ClientCounters:
 
 
 class ServerClient:
-    """A connection to one server. Messages leave from any thread; a thread of its own hears the replies.
+    """A connection to one server. Any thread may send; a thread of its own receives the replies.
 
     Args:
         number: which of the servers it is.
@@ -215,7 +215,7 @@ class ServerClient:
                 self._clocks[key] = reply.header.sequence
                 found: Tensor = reply.found[0][0]
                 return found.clone()
-        raise AssertionError(f"{self.name} has not said what it has of {key}")
+        raise AssertionError(f"{self.name} did not send the parameters of {key}")
 
     def clock(self, key: str) -> int:
         """How many pushes to the bucket `key` the worker has made, over all of its lives."""
@@ -259,7 +259,7 @@ class ServerClient:
     # ---- replies --------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Hear replies until the connection ends, or nothing comes for too long while some are due."""
+        """Receive replies until the connection ends, or nothing comes for too long while some are due."""
         try:
             while True:
                 while not self._channel.ready(_LOOK_SECONDS):
@@ -290,7 +290,7 @@ class ServerClient:
         ):
             if header.nbytes != reply.buffer.nbytes:
                 raise PayloadError(
-                    f"it answered {header.nbytes} bytes, where {reply.buffer.nbytes} were asked"
+                    f"it answered {header.nbytes} bytes, and {reply.buffer.nbytes} were expected"
                 )
             self._channel.body(reply.buffer.buffer, self._patience)
             found, error = reply.buffer.unpack(), None
@@ -313,7 +313,7 @@ class ServerClient:
         if isinstance(error, ServerLost):
             return ServerLost(f"{self.name} has ended the connection: {error}")
         if isinstance(error, TimeoutError) and error.errno is None:
-            return ServerLost(f"{self.name} said nothing for {self._patience:g} s: gone or frozen")
+            return ServerLost(f"{self.name} sent nothing for {self._patience:g} s: it is gone or frozen")
         return ServerLost(f"{self.name} is gone: {_first_line(error)}")
 
     def abort(self, error: BaseException) -> None:

@@ -15,7 +15,7 @@ _HELLO_SECONDS = 10.0
 
 
 class Liveness:
-    """Looks at the clock for a server.
+    """Finds the workers that have been silent for too long.
 
     Args:
         registry: its workers.

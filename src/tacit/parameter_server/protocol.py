@@ -152,7 +152,7 @@ class Channel:
             self._changed.notify_all()
 
     def _send_now(self, parts: list[memoryview]) -> list[memoryview]:
-        """What is left of them when the kernel has taken what it has room for."""
+        """Send what the kernel has room for; returns what is left."""
         try:
             sent = self._socket.sendmsg(parts, [], socket.MSG_DONTWAIT | _NO_SIGNAL)
         except BlockingIOError:
@@ -191,7 +191,7 @@ class Channel:
     # ---- receiving ------------------------------------------------------------------------------------
 
     def discount(self, received_at: float) -> None:
-        """Take what has come since `received_at` for silence."""
+        """Count what has come since `received_at` as silence."""
         self.received_at = received_at
 
     def ready(self, seconds: float) -> bool:

@@ -66,7 +66,7 @@ class DeviceRounds(PendingRounds):
         return [*self._pending.values(), *self._unverified]
 
     def wait(self, pending: PendingRound) -> None:
-        """Also until the device has run it: that waits on the host, and for no later round."""
+        """Wait until the device has run the round too: only the host waits, and for no later round."""
         super().wait(pending)
         if pending in self._unverified:
             self._verify(pending)

@@ -136,7 +136,7 @@ class StateStore:
                     self._workspaces[i].spares[name] = old[name]
 
     def _keep(self, i: int, old: State, new: State, idle: Set[str]) -> None:
-        """DDP throws the answer for these away, so that nothing of their state may have changed."""
+        """Keep the old state of idle parameters, as DDP throws their answer away."""
         before, after = self._views(i, old), self._views(i, new)
         for key, kept in after.items():
             if key[0] in idle and kept.tensor.data_ptr() != before[key].tensor.data_ptr():

@@ -130,7 +130,7 @@ def _fold(peers: int) -> Ends:
 
 
 def result_step(peers: int) -> Ends:
-    """Who sends the result to whom in the end; empty where P is a power of two."""
+    """The last step: the ranks of the core send the result to the others; empty where P is a power of two."""
     core = 1 << peers.bit_length() - 1
     return tuple(end if rank < core else None for rank, end in enumerate(_fold(peers)))
 
