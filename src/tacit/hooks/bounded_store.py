@@ -38,7 +38,7 @@ class KeyValueStore(Protocol):
         """Give a key a value if it has the expected one; returns the value that it has then."""
 
 
-class BoundedStore:
+class BoundedStore(KeyValueStore):
     """A store whose calls end after a given time: they are made in a thread of their own.
 
     `set_timeout` of torch's stores bounds `get` and `wait` alone; an answer to anything else is waited for
@@ -65,23 +65,18 @@ class BoundedStore:
         self._caller.close()
 
     def get(self, key: str) -> bytes:
-        """See `KeyValueStore.get`."""
         return self._ask(lambda store: store.get(key))
 
     def set(self, key: str, value: str) -> None:
-        """See `KeyValueStore.set`."""
         self._ask(lambda store: store.set(key, value))
 
     def add(self, key: str, amount: int) -> int:
-        """See `KeyValueStore.add`."""
         return self._ask(lambda store: store.add(key, amount))
 
     def check(self, keys: list[str]) -> bool:
-        """See `KeyValueStore.check`."""
         return self._ask(lambda store: store.check(keys))
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """See `KeyValueStore.compare_set`."""
         return self._ask(lambda store: store.compare_set(key, expected, value))
 
     def _ask(self, call: Callable[[KeyValueStore], T]) -> T:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tacit.hooks.store_comparison import StepNote
+from tacit.hooks.store_comparison import StepHistory, StepNote
 
 
 class Rates:
@@ -82,7 +82,7 @@ class _Rated(NamedTuple):
         return StepNote(self.step, f"{', '.join(map(repr, self.now))}; {self.sum!r}", self.loads)
 
 
-class RateHistory:
+class RateHistory(StepHistory):
     """Notes the rates after every step; ranks compare now and then what they noted after the same one.
 
     Nobody tells anybody which step that will be. Of the steps since it was asked last, a rank offers the one
@@ -120,11 +120,9 @@ class RateHistory:
 
     @property
     def last(self) -> StepNote | None:
-        """See `store_comparison.StepHistory.last`."""
         return None if self._last is None else self._last.noted()
 
     def take(self) -> StepNote | None:
-        """See `store_comparison.StepHistory.take`."""
         offered, self._offered = self._offered, None
         return None if offered is None else offered.noted()
 

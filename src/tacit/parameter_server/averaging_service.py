@@ -64,7 +64,6 @@ class AveragingService(Service[AveragingState]):
     enters_workers: ClassVar[bool] = False
 
     def start(self) -> AveragingState:
-        """All workers are expected."""
         return AveragingState((WorkerRecord(),) * self.workers)
 
     def on(

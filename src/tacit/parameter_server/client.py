@@ -48,7 +48,7 @@ _KINDS = {"push": FrameKind.PUSH, "pull": FrameKind.PULL, "meet": FrameKind.MEET
 
 
 @dataclass(eq=False)
-class PendingReply:
+class PendingReply(Posted):
     """The reply to a frame that was sent; `contracts.Posted`.
 
     Attributes:
@@ -66,7 +66,6 @@ class PendingReply:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def on_done(self, call: Callable[[], None]) -> None:
-        """See `contracts.Posted`."""
         with self._lock:
             self._call = call
             now = self.done.is_set()
@@ -87,7 +86,6 @@ class PendingReply:
             call()
 
     def answer(self) -> Any:
-        """See `contracts.Posted`."""
         if self.error is not None:
             raise self.error
         return self.found

@@ -72,7 +72,6 @@ class DeviceRounds(PendingRounds):
             self._verify(pending)
 
     def verify(self, buckets: Collection[int] | None = None) -> None:
-        """See `PendingRounds.verify`."""
         for pending in [*self._unverified]:
             report = pending.device_report
             assert report is not None
@@ -82,7 +81,6 @@ class DeviceRounds(PendingRounds):
                 self._verify(pending)
 
     def check(self) -> None:
-        """See `PendingRounds.check`."""
         for pending in [*self._unverified]:
             self._check(pending)
 
@@ -151,7 +149,6 @@ class DeviceRounds(PendingRounds):
 
     @property
     def broken(self) -> Tensor | None:
-        """See `PendingRounds.broken`."""
         if not self._unverified:
             return None
         self._lanes.join()
