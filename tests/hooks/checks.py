@@ -208,7 +208,7 @@ def momentum_that_cannot_be_taken_over_is_refused() -> None:
 
     model = wrapped()
     parameters = model.parameters
-    refused(torch.optim.Adam(parameters()), "Adam has one that cannot be taken from it: use torch.optim.SGD")
+    refused(torch.optim.Adam(parameters()), "that of Adam cannot be switched off: use torch.optim.SGD")
     refused(sgd(model, 0.8), "dgc:momentum=0.8,nesterov=false")
     refused(torch.optim.SGD(parameters(), lr=0.1, momentum=0.9, nesterov=True), "nesterov=true")
     refused(torch.optim.SGD(parameters(), lr=0.1, momentum=0.9, dampening=0.1), "without dampening")

@@ -382,7 +382,7 @@ def daso_refuses_what_it_cannot_know() -> None:
             loss_of(ddp, batch).backward()
             optimizer.step()
 
-    raises(ConfigError, without_a_loss, "write session.observe(loss)")
+    raises(ConfigError, without_a_loss, "session.observe(loss) was not called at all: call it in every step")
     session.close()
 
 
