@@ -373,6 +373,30 @@ def classes_of_one_name(tree: Tree) -> Found:
     yield from ((path, node.name) for path, node in found if times[node.name] > 1)
 
 
+def methods_without_docstring(tree: Tree) -> Found:
+    """Public ones of public classes, unless they override a method of a class that is here."""
+    by_name = {node.name: node for _, node in classes(tree)}
+
+    def inherited(node: ast.ClassDef) -> set[str]:
+        above = [by_name[name] for name in bases(node) & by_name.keys()]
+        return set().union(*(members(base) | inherited(base) for base in above))
+
+    for path, module in tree.items():
+        for node in module.body:
+            if not isinstance(node, ast.ClassDef) or private(node.name):
+                continue
+            for each in node.body:
+                if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) or ast.get_docstring(each):
+                    continue
+                marks = {dotted(mark).split(".")[-1] for mark in each.decorator_list}
+                if not (
+                    each.name.startswith("_")
+                    or marks & {"overload", "setter"}
+                    or each.name in inherited(node)
+                ):
+                    yield path, f"{node.name}.{each.name}"
+
+
 RULES: tuple[Rule, ...] = (
     imports_point_up,
     the_core_imports_the_lab,
@@ -384,6 +408,7 @@ RULES: tuple[Rule, ...] = (
     attributes_assigned_from_outside,
     members_that_one_class_overrides,
     classes_of_one_name,
+    methods_without_docstring,
 )
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 
@@ -527,6 +552,15 @@ OFFENCES: dict[str, tuple[dict[str, str], list[tuple[str, str]]]] = {
     "classes_of_one_name": (
         {"a.py": "class A: ...\nclass B: ...", "b.py": "def f():\n    class A: ..."},
         [("a.py", "A"), ("b.py", "A")],
+    ),
+    "methods_without_docstring": (
+        {
+            "a.py": "class A:\n    def f(self): 'Told.'\n    def g(self): ...\n    def _h(self): ...",
+            "b.py": "class B(a.A):\n    def f(self): ...\n    def i(self): ...\n"
+            "class C(B[int]):\n    def g(self): ...",
+            "c.py": "class _D:\n    def f(self): ...\nclass E(_D):\n    @overload\n    def k(self): ...",
+        },
+        [("a.py", "A.g"), ("b.py", "B.i")],
     ),
 }
 """For each rule a tree that breaks it, and what it finds there."""

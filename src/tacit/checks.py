@@ -66,7 +66,7 @@ def flag(name: str, given: object) -> None:
         raise ConfigError(f"{name}={given!r} is neither True nor False: write one of them")
 
 
-def word(name: str, given: object, known: Sequence[str]) -> None:
+def one_of(name: str, given: object, known: Sequence[str]) -> None:
     """Check that `given` is one of the `known` strings.
 
     Raises:

@@ -72,7 +72,7 @@ class Strategy:
     def __post_init__(self) -> None:
         if str(self.subject) == "progress":
             raise ConfigError("subject='progress' was renamed: write subject='delta'")
-        checks.word("subject", self.subject, ("nothing", "gradient", "delta"))
+        checks.one_of("subject", self.subject, ("nothing", "gradient", "delta"))
         checks.compressor("compressor", self.compressor)
         for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
@@ -93,7 +93,7 @@ class Strategy:
         self._check_beside("buffers", self.buffers, Buffers, "averaged")
 
     def _check_beside(self, what: str, given: str, kinds: Any, default: str) -> None:
-        checks.word(what, given, typing.get_args(kinds))
+        checks.one_of(what, given, typing.get_args(kinds))
         if self.server is not None and self.server.optimizer == "server" and given != default:
             raise ConfigError(
                 f"{what}={given!r} with optimizer='server' would do nothing, as workers take no steps: the "

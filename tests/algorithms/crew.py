@@ -123,7 +123,7 @@ class Crew:
             for _ in range(steps):
                 step = replica.session.step
                 if loss is not None:
-                    replica.progress.facts.observe(loss(step))
+                    replica.progress.observations.observe(loss(step))
                 start = 0
                 whole = gradient(replica.flat, rank, step)
                 for p in replica.named.values():

@@ -16,7 +16,7 @@ from tacit.hooks import checkpoint
 from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.fragments import fragments
 from tacit.hooks.optimizer import OptimizerHook
-from tacit.hooks.replica import Present
+from tacit.hooks.replica import LiveTensors
 from tacit.parameter_server.messages import Message
 from tacit.parameter_server.parameter_service import ParameterService
 from tacit.parameter_server.protocol import FrameKind
@@ -114,7 +114,7 @@ class Normed:
         self.members = [self._member(rank, services) for rank in range(peers)]
         apart = strategy.independent
         for bucket in self.members[0].session.buckets if apart else ():
-            named = Present(self.members[0].module, [param.name for param in bucket.slices])
+            named = LiveTensors(self.members[0].module, [param.name for param in bucket.slices])
             x = torch.cat([each.detach().reshape(-1) for each in named.values()])
             services[bucket.name] = AtServer(strategy, x, peers)
 
@@ -123,7 +123,7 @@ class Normed:
         named = dict(module.named_parameters())
         apart = strategy.independent
         floats = [name for name, b in module.named_buffers() if b.is_floating_point()]
-        tensors = {**named, **(dict(Present(module, floats)) if apart else {})}
+        tensors = {**named, **(dict(LiveTensors(module, floats)) if apart else {})}
         buckets = [
             bucket
             for part in fragments(tensors, strategy.parts)
@@ -141,11 +141,11 @@ class Normed:
             schedule_state=self._memory,
         )
         names = [name for name, _ in module.named_buffers()]
-        buffers = None if apart else ReplicaBuffers(session, Present(module, names), self._share(rank))
+        buffers = None if apart else ReplicaBuffers(session, LiveTensors(module, names), self._share(rank))
         variances = [name for name in floats if name.endswith("running_var")]
         door = OptimizerHook(
             session,
-            Present(module, tensors),
+            LiveTensors(module, tensors),
             self._share(rank),
             lambda: rates,
             buffers,
@@ -174,7 +174,7 @@ class Normed:
                 module.zero_grad()
                 loss = nn.functional.cross_entropy(module(x), y)
                 loss.backward()
-                member.progress.facts.observe(1.0)
+                member.progress.observations.observe(1.0)
                 with torch.no_grad():
                     for p in module.parameters():
                         p.sub_(LR * p.grad)  # type: ignore[operator]

@@ -6,7 +6,7 @@ import pytest
 from crew import Crew
 
 from cases import for_each
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, of_ranks
 from tacit.merges import Average, StaleMean
 from tacit.rounds import AdaComm, Cycling
 from tacit.strategy import Strategy
@@ -34,10 +34,10 @@ def test_who_has_not_told_the_loss_is_named(silent: tuple[int, ...]) -> None:
     def work(rank: int, replica) -> None:  # type: ignore[no-untyped-def]
         for _ in range(2):
             if rank not in silent:
-                replica.progress.facts.observe(1.0)
+                replica.progress.observations.observe(1.0)
             replica.progress.after_step()
 
-    who = "no rank has" if len(silent) == 7 else f"ranks {[*silent]} have not"
-    says = re.escape(f"{who} told it: write session.observe(loss)")
+    where = "at all" if len(silent) == 7 else f"on {of_ranks(silent)}"
+    says = re.escape(f"session.observe(loss) was not called {where}: call it in every step, on every rank")
     with pytest.raises(ConfigError, match=says):
         crew.each(work)

@@ -53,7 +53,7 @@ def run(crew: Crew, steps: int, step_: Callable[[int, int, Tensor], None]) -> li
         for _ in range(steps):
             for p in replica.named.values():  # type: ignore[attr-defined]
                 step_(rank, replica.session.step, p)  # type: ignore[attr-defined]
-            replica.progress.facts.observe(1.0)  # type: ignore[attr-defined]
+            replica.progress.observations.observe(1.0)  # type: ignore[attr-defined]
             replica.progress.after_step()  # type: ignore[attr-defined]
 
     crew.each(work)

@@ -71,7 +71,7 @@ def test_asking_for_facts_is_waiting_for_the_round_that_is_under_way() -> None:
 
     def late(rank: int, replica: Replica) -> None:
         for _ in range(2):
-            replica.progress.facts.observe(1.0)
+            replica.progress.observations.observe(1.0)
             if replica.session.step == 1 and rank == 2:
                 while not waits(crew.replicas[0]):
                     time.sleep(0.001)

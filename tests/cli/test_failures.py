@@ -20,7 +20,7 @@ ATTACH = f"""Traceback (most recent call last):
     return Attached(
            ^^^^^^^^^
   File "<frozen runpy>", line 88, in _run_code
-tacit.errors.AttachError: the strategy has momentum in itself: use torch.optim.SGD"""
+tacit.errors.AttachError: the strategy applies momentum: use torch.optim.SGD"""
 LOST = """Traceback (most recent call last):
   File "/home/me/train.py", line 1, in <module>
     raise RuntimeError("of Gloo")
@@ -47,7 +47,7 @@ def test_an_error_of_all_ranks_is_told_once() -> None:
         '  File "/home/me/train.py", line 12, in <module>',
         "    with tacit.attach(model, opt, alg) as s:",
         "         ^^^^^^^^^^^^",
-        "tacit.errors.AttachError: the strategy has momentum in itself: use torch.optim.SGD",
+        "tacit.errors.AttachError: the strategy applies momentum: use torch.optim.SGD",
     ]
 
 

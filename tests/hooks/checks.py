@@ -208,7 +208,7 @@ def momentum_that_cannot_be_taken_over_is_refused() -> None:
 
     model = wrapped()
     parameters = model.parameters
-    refused(torch.optim.Adam(parameters()), "Adam has one that cannot be taken from it: use torch.optim.SGD")
+    refused(torch.optim.Adam(parameters()), "that of Adam cannot be switched off: use torch.optim.SGD")
     refused(sgd(model, 0.8), "dgc:momentum=0.8,nesterov=false")
     refused(torch.optim.SGD(parameters(), lr=0.1, momentum=0.9, nesterov=True), "nesterov=true")
     refused(torch.optim.SGD(parameters(), lr=0.1, momentum=0.9, dampening=0.1), "without dampening")
@@ -757,7 +757,11 @@ def parameters_without_elements_and_of_two_types_work() -> None:
 def a_strategy_that_does_not_reach_all_is_refused() -> None:
     model = wrapped()
     alone = tacit.Strategy(topology=tacit.Flat(axis="node"))
-    raises(tacit.AttachError, lambda: tacit.attach(model, sgd(model), alone), "would drift apart for good")
+    raises(
+        tacit.AttachError,
+        lambda: tacit.attach(model, sgd(model), alone),
+        "so they would never be equal again",
+    )
 
 
 @check

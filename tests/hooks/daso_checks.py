@@ -367,7 +367,7 @@ def daso_refuses_what_it_cannot_know() -> None:
     raises(
         tacit.AttachError,
         lambda: tacit.attach(ddp, optimizer, "daso", steps_per_epoch=5),
-        "how many there will be was not said: write attach(..., epochs=10), and session.observe(loss) before",
+        "not given the number of epochs: write attach(..., epochs=10), and session.observe(loss) before",
     )
     raises(
         tacit.AttachError,
@@ -382,7 +382,7 @@ def daso_refuses_what_it_cannot_know() -> None:
             loss_of(ddp, batch).backward()
             optimizer.step()
 
-    raises(ConfigError, without_a_loss, "write session.observe(loss)")
+    raises(ConfigError, without_a_loss, "session.observe(loss) was not called at all: call it in every step")
     session.close()
 
 

@@ -82,7 +82,7 @@ class Member:
         loss = passes(self.feature, self.net, self.net, self.data, lambda loss: loss)
         for level in self.levels:
             if level.progress is not None:
-                level.progress.facts.observe(loss)
+                level.progress.observations.observe(loss)
 
     def exchange(self, layout: Sequence[Sequence[str]]) -> None:
         """Means in place of gradients, where gradients are exchanged in this step."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import AttachError, ConfigError
-from tacit.hooks.server_step import Groups
+from tacit.hooks.server_step import OptimizerGroups
 from tacit.parameter_server.optimizers import ServerAdam, ServerSGD, optimizer_from
 
 
@@ -26,7 +26,7 @@ def test_each_group_is_a_rule_and_has_its_own_rate() -> None:
         lr=0.25,
         momentum=0.9,
     )
-    groups = Groups([optimizer], named(net))
+    groups = OptimizerGroups([optimizer], named(net))
     assert groups.of == {"0.weight": 0, "0.bias": 0, "1.weight": 1, "1.bias": 1}
     assert [optimizer_from(rule) for rule in groups.rules] == [
         ServerSGD(0.9, weight_decay=0.1),
@@ -43,7 +43,7 @@ def test_hyper_parameters_that_are_tensors_are_numbers(kind: type[torch.optim.Ad
     net = model()
     betas = (torch.tensor(0.5), torch.tensor(0.75))
     rule = optimizer_from(
-        Groups([kind(net.parameters(), betas=betas, weight_decay=0.0)], named(net)).rules[0]
+        OptimizerGroups([kind(net.parameters(), betas=betas, weight_decay=0.0)], named(net)).rules[0]
     )
     assert rule == ServerAdam((0.5, 0.75), decoupled=kind is torch.optim.AdamW)
 
@@ -62,14 +62,14 @@ def test_hyper_parameters_that_are_tensors_are_numbers(kind: type[torch.optim.Ad
 def test_what_a_server_cannot_do_is_refused(make: object, says: str) -> None:
     net = model()
     with pytest.raises(AttachError, match=says):
-        Groups(make([*net.parameters()]), named(net))  # type: ignore[operator]
+        OptimizerGroups(make([*net.parameters()]), named(net))  # type: ignore[operator]
 
 
 def test_a_schedule_of_more_than_the_rate_is_refused_by_name() -> None:
     """OneCycleLR moves the momentum too, of which a server would not learn."""
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    groups = Groups([optimizer], named(net))
+    groups = OptimizerGroups([optimizer], named(net))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=10)
     optimizer.step()
     schedule.step()

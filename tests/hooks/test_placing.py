@@ -15,7 +15,7 @@ import tacit
 from tacit.algorithms import parse
 from tacit.errors import AttachError, ConfigError
 from tacit.hooks import memory
-from tacit.hooks.device_placement import HOST, Placing, check_backend, device_of, placed
+from tacit.hooks.device_placement import HOST, Placement, check_backend, device_of, placed
 from tacit.kernels.dispatch import emulated_device
 from tacit.session import Session
 from tacit.session.buckets import fitting
@@ -108,14 +108,14 @@ def test_a_group_must_reach_the_models_device(world: dist.ProcessGroup) -> None:
 
 def where(
     algorithm: str, wanted: str | None = None, named: Mapping[str, Tensor] = NAMED, **backends: str
-) -> Placing:
+) -> Placement:
     """As `attach` places the nearest level."""
     strategy = parse(algorithm).levels[0]
     policy = fitting(strategy.compressor, named)
     return placed(strategy, named, policy, Group(**(backends or {"cpu": "gloo"})), wanted)  # type: ignore[arg-type]
 
 
-IN_STREAM = Placing(None, True, "on the GPU in stream order")
+IN_STREAM = Placement(None, True, "on the GPU in stream order")
 ON_DEVICE = [
     "dense",
     "topk:ratio=0.1",
@@ -138,10 +138,10 @@ ON_HOST = {
 
 @pytest.mark.parametrize("algorithm", ON_DEVICE)
 def test_what_asks_the_host_nothing_runs_in_stream_order(algorithm: str) -> None:
-    assert where(algorithm) == Placing()
+    assert where(algorithm) == Placement()
     with emulated_device():
         assert where(algorithm) == where(algorithm, "device") == IN_STREAM
-        assert where(algorithm, HOST) == Placing(CPU, False, "on the host by gloo (as told)")
+        assert where(algorithm, HOST) == Placement(CPU, False, "on the host by gloo (as told)")
 
 
 @pytest.mark.parametrize("algorithm", ON_HOST)
@@ -167,7 +167,7 @@ def test_on_a_gpu_only_nccl_runs_in_stream_order() -> None:
 
 
 def test_a_model_on_the_cpu_is_exchanged_where_it_is() -> None:
-    assert where("topk", HOST) == Placing()
+    assert where("topk", HOST) == Placement()
     with pytest.raises(
         AttachError, match=r"is for a model on a GPU, and this one is on the CPU: leave it out"
     ):

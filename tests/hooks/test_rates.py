@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
 from tacit.hooks.learning_rates import RateHistory, Rates
-from tacit.hooks.store_comparison import DIFFERENT, Comparing
+from tacit.hooks.store_comparison import DIFFERENT, StepComparison
 
 
 def named() -> dict[str, nn.Parameter]:
@@ -81,7 +81,7 @@ class Rank:
         groups = [{"params": [each], "lr": lr} for each, lr in zip(p.values(), rates, strict=False)]
         self.optimizer = SGD(groups, lr=0.1)
         self.notes = RateHistory(Rates([self.optimizer], p))
-        self.comparing = Comparing(board, number, self.notes)
+        self.comparing = StepComparison(board, number, self.notes)
 
     def steps(self, first: int, last: int, factor: float = 1.0) -> list[str]:
         """Of which differences it learns."""

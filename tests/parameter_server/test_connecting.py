@@ -178,12 +178,12 @@ def test_a_worker_of_another_version_is_said(serve: Serve, caplog: pytest.LogCap
 def test_something_else_on_the_port_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         speaking(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n") as port,
-        pytest.raises(AttachError, match="is something else than a parameter server of tacit"),
+        pytest.raises(AttachError, match="is no parameter server of tacit: check its address"),
     ):
         join(At(port), 0, 1)  # type: ignore[arg-type]
     monkeypatch.setattr(handshake, "SECONDS", 0.5)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
-    with pytest.raises(ServerLost, match=r"cannot be reached: .*Is it at work there"):
+    with pytest.raises(ServerLost, match=r"cannot be reached: .*Start it there"):
         join(At(store.port), 0, 1, seconds=-2)  # type: ignore[arg-type]
 
 

@@ -86,5 +86,5 @@ def test_another_version_is_named_by_both(where: int) -> None:
 
 
 def test_what_is_no_server_is_said() -> None:
-    with pytest.raises(AttachError, match="is something else than a parameter server of tacit"):
+    with pytest.raises(AttachError, match="is no parameter server of tacit: check its address"):
         handshake.check_greeting(b"HTTP/1.1 400 Bad Request".ljust(44), NAME)

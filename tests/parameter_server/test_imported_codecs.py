@@ -70,8 +70,11 @@ def test_without_it_workers_are_told_what_to_write(tmp_path: Path) -> None:
     said, _ = ran(tmp_path / "store", "averages")
     assert len(said) == WORLD
     for each in said:
-        assert "was told of my_codecs.OneScale: use one of tacit.compressors" in str(each["says"])
+        assert "my_codecs.OneScale is none of them: use one of tacit.compressors" in str(each["says"])
         assert "start the server with --import" in str(each["says"])
+        assert "server 0 (127.0.0.1:" in str(each["says"])
+        assert "has refused a message: a parameter server can read only" in str(each["says"])
+        assert "network" not in str(each["says"]), "no link is to blame"
 
 
 def test_a_module_that_cannot_be_imported_ends_the_server_with_a_sentence() -> None:

@@ -201,7 +201,7 @@ def test_a_compressor_of_the_users_own_is_refused(serve: Callable[..., ServerPro
     asked = server.post(PushPull(((torch.ones(N),),), (piece,), (BACK,)), "a/0")
     assert asked.done.wait(30)
     with pytest.raises(
-        PayloadError, match=r"was told of .*Mine: use one of tacit.compressors, or start .* with --import"
+        PayloadError, match=r"Mine is none of them: use one of tacit.compressors, or start .* with --import"
     ):
         asked.answer()
 

@@ -210,10 +210,10 @@ class ForeignValues(Foreign):
 @pytest.mark.parametrize(
     ("predictor", "says"),
     [
-        (Foreign(), "a server can read only compressors and predictors that are dataclasses"),
+        (Foreign(), "a parameter server can read only compressors and predictors that are dataclasses"),
         (
             ForeignValues(),
-            r"a server can read only tacit's own .* was told of .*\.ForeignValues: .* --import",
+            r"a parameter server can read only tacit's own .*\.ForeignValues is none of them: .* --import",
         ),
     ],
 )

@@ -76,7 +76,7 @@ def test_what_a_rank_ends_by_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> 
     launcher.says("after", f"{HEAD}", "  torchrun's own", "ChildFailedError")
     launcher.output.flush()
     assert launcher.lines == ["before", "between", "after"]
-    assert launcher.node.heard[1].traceback == text
+    assert launcher.node.reports[1].traceback == text
 
 
 def test_a_rank_that_goes_on_has_its_traceback_printed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_stopped_ranks_and_those_that_ended_well_are_known() -> None:
     node.hear({"rank": 1, "stopped": False})
     node.hear({"rank": 1, "well": True})
     assert (node.well.keys(), node.halted.keys()) == ({0, 1}, set())
-    assert not node.heard
+    assert not node.reports
 
 
 def test_a_plain_script_whose_rank_is_stopped() -> None:

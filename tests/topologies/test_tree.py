@@ -32,7 +32,7 @@ from tacit.kernels.layout import position_bytes
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.topologies import GlobalTopK
-from tacit.topologies.tree import meetings, telling
+from tacit.topologies.tree import reduce_steps, result_step
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "compressors"))
@@ -188,16 +188,16 @@ def test_momentum_is_forgotten_only_where_entries_arrived() -> None:
 @for_each("peers", range(1, 20))
 def test_everybody_hears_of_everybody_once(peers: int) -> None:
     heard = [{rank} for rank in range(peers)]
-    for ends in meetings(peers):
+    for ends in reduce_steps(peers):
         assert all(ends[end] == rank for rank, end in enumerate(ends) if end is not None)
         pairs = [(heard[rank], heard[end]) for rank, end in enumerate(ends) if end is not None]
         assert all(not one & other for one, other in pairs)
         heard = [heard[i] if end is None else heard[i] | heard[end] for i, end in enumerate(ends)]
-    for rank, end in enumerate(telling(peers)):
+    for rank, end in enumerate(result_step(peers)):
         if end is not None:
             heard[end] = heard[rank]
     assert heard == [set(range(peers))] * peers
-    assert len(meetings(peers)) == (peers - 1).bit_length()
+    assert len(reduce_steps(peers)) == (peers - 1).bit_length()
 
 
 NAMED = {"w": torch.zeros(512, 40), "b": torch.zeros(40)}

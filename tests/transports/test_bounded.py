@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tacit.errors import PeerLost
 from tacit.hooks import failure_detector
 from tacit.hooks.bounded_store import BoundedStore, Unreachable
-from tacit.hooks.close_barrier import Reached
+from tacit.hooks.close_barrier import StepsReached
 from tacit.hooks.failure_detector import FailureDetector
 
 
@@ -101,7 +101,9 @@ def call(store: CutOff, monkeypatch: pytest.MonkeyPatch) -> Iterator[FailureDete
     monkeypatch.setattr(failure_detector, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(failure_detector, "GRACE_SECONDS", 0.3)
     monkeypatch.setattr(failure_detector, "PrefixStore", lambda prefix, inner: inner)
-    made = FailureDetector(store, "key", 1, [0, 1], lambda: 3, lambda: Reached(3), lambda error: None, 1.0)  # type: ignore[arg-type]
+    made = FailureDetector(
+        store, "key", 1, [0, 1], lambda: 3, lambda: StepsReached(3), lambda error: None, 1.0
+    )  # type: ignore[arg-type]
     yield made
     store.linked.set()
     made.close()
@@ -126,7 +128,7 @@ def test_one_that_closes_is_not_left_waiting(call: FailureDetector, store: CutOf
     store.linked.clear()
     began = time.monotonic()
     with pytest.raises(PeerLost, match=r"cannot be reached: no answer within 1\.3 s"):
-        call.meet()
+        call.enter_barrier()
     assert time.monotonic() - began < 3
 
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from tacit.errors import PeerLost, RatesDiffer, UnevenData
 from tacit.hooks import close_barrier, failure_detector
-from tacit.hooks.close_barrier import Reached
+from tacit.hooks.close_barrier import StepsReached
 from tacit.hooks.failure_detector import FailureDetector
-from tacit.hooks.store_comparison import Comparing, Noted
+from tacit.hooks.store_comparison import StepComparison, StepNote
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ class Ranks:
 
     def __init__(self, count: int) -> None:
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=5))
-        self.reached = [Reached(0)] * count
+        self.reached = [StepsReached(0)] * count
         self.alarms: dict[int, PeerLost] = {}
         self.calls = [
             FailureDetector(
@@ -39,7 +39,7 @@ class Ranks:
         ]
         self.pool = ThreadPoolExecutor(count)
 
-    def _reader(self, rank: int) -> Callable[[], Reached]:
+    def _reader(self, rank: int) -> Callable[[], StepsReached]:
         return lambda: self.reached[rank]
 
     def _alarm(self, rank: int) -> Callable[[PeerLost], None]:
@@ -49,8 +49,8 @@ class Ranks:
         """What this rank is told when it closes."""
         time.sleep(after)
         try:
-            self.calls[rank].meet()
-            self.calls[rank].part()
+            self.calls[rank].enter_barrier()
+            self.calls[rank].leave_barrier()
         except PeerLost as error:
             return error
         return None
@@ -69,7 +69,7 @@ def three() -> Iterator[Ranks]:
 
 
 def test_ranks_that_close_at_different_times_wait_for_each_other(three: Ranks) -> None:
-    three.reached = [Reached(7, 3)] * 3
+    three.reached = [StepsReached(7, 3)] * 3
     began = time.monotonic()
     assert three.all_close([0.0, 2.5, 1.0]) == [None] * 3  # longer than a silence, but not silent
     assert time.monotonic() - began >= 2.5
@@ -78,11 +78,11 @@ def test_ranks_that_close_at_different_times_wait_for_each_other(three: Ranks) -
 
 def test_the_one_who_trains_on_tells_all(three: Ranks) -> None:
     """It need not close for that, nor finish its step."""
-    three.reached = [Reached(95, 5), Reached(95, 5), Reached(95, 5)]
+    three.reached = [StepsReached(95, 5), StepsReached(95, 5), StepsReached(95, 5)]
     first = three.pool.submit(three.close, 2)
     time.sleep(0.3)
     assert not three.alarms
-    three.reached[0] = Reached(95, 6)
+    three.reached[0] = StepsReached(95, 6)
     error = first.result(timeout=5)
     assert isinstance(error, UnevenData)
     assert str(error).startswith("rank 2 closed its session after 95 steps, rank 0 is at step 96: ranks have")
@@ -94,7 +94,7 @@ def test_the_one_who_trains_on_tells_all(three: Ranks) -> None:
 
 
 def test_one_who_closes_later_after_fewer_steps_is_short(three: Ranks) -> None:
-    three.reached = [Reached(96), Reached(96), Reached(94)]
+    three.reached = [StepsReached(96), StepsReached(96), StepsReached(94)]
     errors = three.all_close([0.0, 0.2, 0.4])
     assert all(isinstance(error, UnevenData) for error in errors)
     assert len({str(error) for error in errors}) == 1
@@ -102,12 +102,12 @@ def test_one_who_closes_later_after_fewer_steps_is_short(three: Ranks) -> None:
 
 
 def test_one_who_is_behind_may_catch_up(three: Ranks) -> None:
-    three.reached = [Reached(9), Reached(4), Reached(9)]
+    three.reached = [StepsReached(9), StepsReached(4), StepsReached(9)]
 
     def train_on() -> PeerLost | None:
         for steps in range(5, 10):
             time.sleep(0.1)
-            three.reached[1] = Reached(steps)
+            three.reached[1] = StepsReached(steps)
         return three.close(1)
 
     late = three.pool.submit(train_on)
@@ -117,7 +117,7 @@ def test_one_who_is_behind_may_catch_up(three: Ranks) -> None:
 
 def test_one_who_closes_while_others_wait_for_it_elsewhere_is_named(three: Ranks) -> None:
     """DDP takes the buffers over from rank 0 in each forward, before a round of ours begins."""
-    three.reached = [Reached(5, 5)] * 3
+    three.reached = [StepsReached(5, 5)] * 3
     close_barrier = threading.Thread(target=three.close, args=(0,), daemon=True)
     close_barrier.start()
     while not three.calls[1]._store.check(["closing"]):
@@ -132,7 +132,7 @@ def test_one_who_closes_while_others_wait_for_it_elsewhere_is_named(three: Ranks
 
 
 def test_one_who_is_silent_is_named(three: Ranks) -> None:
-    three.reached = [Reached(5)] * 3
+    three.reached = [StepsReached(5)] * 3
     three.calls[1].close()  # its thread ends, as if its process were gone
     errors = [each.result(timeout=15) for each in [three.pool.submit(three.close, rank) for rank in (0, 2)]]
     for error in errors:
@@ -142,12 +142,19 @@ def test_one_who_is_silent_is_named(three: Ranks) -> None:
 
 
 def test_one_who_leaves_with_an_error_is_named(three: Ranks) -> None:
-    three.reached = [Reached(5)] * 3
+    three.reached = [StepsReached(5)] * 3
     waiting = [three.pool.submit(three.close, rank) for rank in (0, 2)]
     time.sleep(0.2)
     three.calls[1].leave("ValueError: a bad batch")
     for each in waiting:
         assert "rank 1 has left in round 0: ValueError: a bad batch" in str(each.result(timeout=10))
+
+
+def test_an_error_of_a_ranks_own_is_told_to_all_as_it_is(three: Ranks) -> None:
+    found = three.calls[1].alarm("a payload of 5 bytes, where 4 belong", own=True)
+    assert str(found) == "round 0 failed on rank 1: a payload of 5 bytes, where 4 belong"
+    assert type(found) is PeerLost
+    assert str(three.calls[0].alarm("a connection broke")) == str(found), "the first alarm stands"
 
 
 def test_threads_end(three: Ranks) -> None:
@@ -214,7 +221,7 @@ def test_a_rank_whose_process_was_stopped_says_so_itself(
     three: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All have given the same, at the same time; the clock of one thread jumps."""
-    three.reached = [Reached(5, 5)] * 3
+    three.reached = [StepsReached(5, 5)] * 3
     for call in three.calls:
         call._timeout = 1.0
     stopped = three.calls[1]._closing
@@ -240,26 +247,26 @@ class Notes:
     """What a rank notes: after each step the same text, or another."""
 
     def __init__(self, text: str) -> None:
-        self.last: Noted | None = Noted(8, text)
+        self.last: StepNote | None = StepNote(8, text)
 
-    def take(self) -> Noted | None:
+    def take(self) -> StepNote | None:
         return self.last
 
-    def alike(self, ones: Noted, others: Noted) -> bool:
+    def alike(self, ones: StepNote, others: StepNote) -> bool:
         return ones.text == others.text
 
-    def differ(self, one: int, ones: Noted, other: int, others: Noted) -> str:
+    def differ(self, one: int, ones: StepNote, other: int, others: StepNote) -> str:
         return f"{sorted([(one, ones.text), (other, others.text)])} by step {ones.step}"
 
 
 @pytest.mark.parametrize("when", ["while they train", "as they close"])
 def test_notes_that_differ_are_told_to_all(three: Ranks, when: str) -> None:
-    three.reached = [Reached(8, 8)] * 3
+    three.reached = [StepsReached(8, 8)] * 3
     for call, text in zip(three.calls, ("0.1", "0.1", "0.2"), strict=True):
-        comparing = Comparing(call._store, call._rank, Notes(text))
+        comparing = StepComparison(call._store, call._rank, Notes(text))
         if when == "as they close":
             comparing.look = lambda: None  # type: ignore[method-assign]
-        call._comparing = comparing
+        call._comparison = comparing
     if when == "as they close":
         told = three.all_close([0.0, 0.1, 0.2])
     else:
@@ -275,9 +282,9 @@ def test_notes_that_differ_are_told_to_all(three: Ranks, when: str) -> None:
 
 
 def test_notes_that_are_alike_are_no_news(three: Ranks) -> None:
-    three.reached = [Reached(8, 8)] * 3
+    three.reached = [StepsReached(8, 8)] * 3
     for call in three.calls:
-        call._comparing = Comparing(call._store, call._rank, Notes("0.1"))
+        call._comparison = StepComparison(call._store, call._rank, Notes("0.1"))
     time.sleep(0.5)
     assert three.all_close([0.0, 0.1, 0.2]) == [None] * 3
     assert not three.alarms
@@ -285,12 +292,12 @@ def test_notes_that_are_alike_are_no_news(three: Ranks) -> None:
 
 def test_a_rank_that_begins_late_is_told_from_those_that_waited(three: Ranks) -> None:
     """It has begun as much as they have when it is asked."""
-    three.reached = [Reached(5, 5)] * 3
+    three.reached = [StepsReached(5, 5)] * 3
     for call in three.calls:
         call._timeout = 1.0
     time.sleep(0.2)
-    three.reached[0] = three.reached[2] = Reached(5, 6)
+    three.reached[0] = three.reached[2] = StepsReached(5, 6)
     time.sleep(1.2)
-    three.reached[1] = Reached(5, 6)
+    three.reached[1] = StepsReached(5, 6)
     time.sleep(0.2)
     assert "rank 1 did not enter round 0 in time, but some 1 s late" in str(three.calls[0].alarm("timed out"))

@@ -37,7 +37,7 @@ def values_of(values: str, bits: int | None) -> OneShot:
     Raises:
         ConfigError: there is no such word, or its entries do not come in so many bits.
     """
-    checks.word("values", values, tuple(_VALUES))
+    checks.one_of("values", values, tuple(_VALUES))
     if bits is None:
         return _VALUES[values]
     if values != "qsgd":

@@ -73,8 +73,8 @@ def mp2(
 ) -> Strategy:
     """Send the share `budget` of what plain training would, every `sync_every` steps; predict the rest."""
     checks.whole("full_rounds", full_rounds, 0, None, "2 are usual")
-    checks.word("values", values, tuple(_VALUES))
-    checks.word("pull", pull, ("subset", "full"))
+    checks.one_of("values", values, tuple(_VALUES))
+    checks.one_of("pull", pull, ("subset", "full"))
     if pull == "full" and predictor == "own":
         raise ConfigError(
             "pull='full' with predictor='own' would pull nothing but zeros: leave one of them out"
@@ -101,7 +101,7 @@ def mp2(
 
 def predictor_of(which: Which, weights: str | None) -> Predictor:
     """The predictor of this name; its file is read now, so that an error in it is raised now."""
-    checks.word("predictor", which, typing.get_args(Which))
+    checks.one_of("predictor", which, typing.get_args(Which))
     plain: dict[str, Predictor] = {
         "linear": Linear(),
         "exponential": Exponential(),

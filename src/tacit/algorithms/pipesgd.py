@@ -51,7 +51,7 @@ def pipesgd(
     warmup_steps: int = 0, compressor: Literal["none", "bf16", "int8"] = "none", topology: Way = "auto"
 ) -> Strategy:
     """Gradients travel during the next step, which applies the mean of the step before it."""
-    checks.word("compressor", compressor, list(COMPRESSORS))
+    checks.one_of("compressor", compressor, list(COMPRESSORS))
     return Strategy(
         overlap=Delayed(1, warmup_steps=warmup_steps),
         compressor=COMPRESSORS[compressor],

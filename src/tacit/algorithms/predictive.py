@@ -47,7 +47,7 @@ def predictive(
     """Every `sync_every` steps send the largest `ratio` of what is not predicted, and keep the rest."""
     hint = "write 0.3, as is usual, or 0 to foretell nothing"
     checks.real("trust", trust, hint, least=0, most=1)
-    checks.word("values", values, ("fp32", "bf16"))
+    checks.one_of("values", values, ("fp32", "bf16"))
     largest = TopK(ratio=ratio, values=Dense() if values == "fp32" else BF16())
     return Strategy(
         subject="delta",

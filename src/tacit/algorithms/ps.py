@@ -194,7 +194,7 @@ def _ways(
 ) -> tuple[Compressor, Compressor | None]:
     """What compresses on the way to the server, and on the way back; None there: nothing."""
     for name, given in (("push", push), ("pull", pull)):
-        checks.word(name, given, tuple(_COMPRESSORS))
+        checks.one_of(name, given, tuple(_COMPRESSORS))
     for name, number, of in (("ratio", ratio, "topk"), ("bits", bits, "qsgd")):
         if number is not None and of not in (push, pull):
             raise ConfigError(

@@ -82,7 +82,7 @@ def algorithm(*, family: Family, paper: str, compresses: bool, changes: str) -> 
     Raises:
         ConfigError: The family is unknown, or another function has the name.
     """
-    checks.word("family", family, typing.get_args(Family))
+    checks.one_of("family", family, typing.get_args(Family))
 
     def register(build: Build) -> Build:
         name = build.__name__.replace("_", "-")

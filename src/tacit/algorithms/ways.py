@@ -26,5 +26,5 @@ def way(topology: str) -> OnAxis:
     Raises:
         ConfigError: there is none.
     """
-    checks.word("topology", topology, tuple(_WAYS))
+    checks.one_of("topology", topology, tuple(_WAYS))
     return _WAYS[topology]

@@ -43,29 +43,23 @@ class Cascade(Compressor):
 
     @property
     def on_device(self) -> bool:
-        """Whether both are."""
         return self.first.on_device and self.second.on_device
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """The steps of both, rising."""
         return tuple(sorted({*self.first.changes, *self.second.changes}))
 
     def exempts(self, shape: torch.Size) -> bool:
-        """Whether either one does."""
         return self.first.exempts(shape) or self.second.exempts(shape)
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """Both compressors for this layout."""
         return replace(self, first=self.first.with_layout(matrices), second=self.second.with_layout(matrices))
 
     def is_shared(self, field: str) -> bool:
-        """Asks the compressor that the field belongs to."""
         part, _, short = field.partition(".")
         return (self.first if part == "first" else self.second).is_shared(short)
 
     def widths(self, field: str) -> tuple[int, ...] | None:
-        """Asks the compressor that the field belongs to."""
         part, _, short = field.partition(".")
         return (self.first if part == "first" else self.second).widths(short)
 

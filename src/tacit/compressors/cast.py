@@ -42,16 +42,13 @@ class Cast(OneShot):
         return (wire,)
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Expects n entries of the type."""
         expect_parts(payload, out.numel(), ("entries", out.numel(), self.dtype))
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """Convert to the type of `out`."""
         self.check(payload, out)
         out.copy_(payload[0])
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Convert and add in one pass."""
         self.check(payload, out)
         for start, stop in _pieces(out):  # of mixed types torch would widen all of it at once
             out[start:stop].add_(payload[0][start:stop].to(out.dtype), alpha=weight)
@@ -104,7 +101,7 @@ class FP8(OneShot):
     on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        checks.word("format", self.format, tuple(_FORMATS))
+        checks.one_of("format", self.format, tuple(_FORMATS))
 
     def exempts(self, shape: torch.Size) -> bool:
         """Biases and norms stay dense, as their scale differs from that of weights."""
@@ -124,12 +121,10 @@ class FP8(OneShot):
         return wire, scale
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Expects n bytes, and a scale."""
         bytes_ = ("bytes", out.numel(), torch.uint8)
         expect_parts(payload, out.numel(), bytes_, ("scale", 1, torch.float32))
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """Convert to the type of `out`, and multiply by the scale."""
         self.check(payload, out)
         out.zero_()
         self.decode_add_(payload, out, 1.0)
@@ -146,7 +141,6 @@ class FP8(OneShot):
             out[start:stop] += wire[start:stop].view(_FORMATS[self.format]).to(wide).mul_(factor)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """The payload, decoded on demand."""
         return Decoded(self, payload)
 
 

@@ -41,11 +41,9 @@ class Clip(Wrapper):
 
     @property
     def on_device(self) -> bool:
-        """Whether the inner compressor is."""
         return self.inner.on_device
 
     def init(self, like: Tensor) -> State:
-        """The inner compressor's state."""
         return outer_state(self.inner.init(like), "inner")
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:

@@ -39,7 +39,6 @@ class Dense(OneShot):
         return (ctx.out,)
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Expects n entries of the type of `out`."""
         expect_parts(payload, out.numel(), ("entries", out.numel(), out.dtype))
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
@@ -49,7 +48,6 @@ class Dense(OneShot):
             out.copy_(payload[0])
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Add the payload in one pass."""
         self.check(payload, out)
         out.add_(payload[0], alpha=weight)
 

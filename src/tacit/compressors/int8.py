@@ -52,21 +52,16 @@ class Int8(OneShot):
         return codes, ctx.scratch("units", x, (block_count(x.numel()),), torch.float32)
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Expects levels, and units."""
         check_int8(payload, out.numel())
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """Multiply levels by units."""
         add_int8_([payload], 1.0, out, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Multiply and add in one pass."""
         add_int8_([payload], weight, out, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        """Multiply and add all payloads in one pass."""
         add_int8_(payloads, 1 / len(payloads), out, fresh=True)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """The payload, decoded on demand."""
         return Decoded(self, payload)

@@ -61,7 +61,6 @@ class LAG(Compressor):
         return False
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """The same with these parameters as `matrices`."""
         return replace(self, matrices=matrices)
 
     def widths(self, field: str) -> tuple[int, ...] | None:

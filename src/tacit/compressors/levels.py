@@ -56,21 +56,16 @@ class StochasticLevels(OneShot):
         return codes, units
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Expects levels, and units."""
         check_levels(payload, self.width, self.bucket, out.numel())
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """Multiply levels by units."""
         add_levels_([payload], self.width, self.bucket, 1.0, out, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Unpack and add in one pass."""
         add_levels_([payload], self.width, self.bucket, weight, out, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        """Unpack and add all payloads in one pass."""
         add_levels_(payloads, self.width, self.bucket, 1 / len(payloads), out, fresh=True)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """The payload, decoded on demand."""
         return Decoded(self, payload)

@@ -79,7 +79,6 @@ class MajoritySign(OneShot):
         self._count([payload], 1.0, out, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Add `weight` times this payload's votes."""
         self._count([payload], weight, out, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:

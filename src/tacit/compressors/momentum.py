@@ -60,7 +60,6 @@ class MomentumCorrection(Wrapper):
 
     @property
     def on_device(self) -> bool:
-        """Whether the inner compressor is."""
         return self.inner.on_device
 
     def exempted(self) -> Compressor:

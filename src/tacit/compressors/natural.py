@@ -41,7 +41,6 @@ class Natural(OverflowShown):
         return exponents, bits
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Expects exponents, and signs."""
         check_exponents(payload, out.numel())
 
     def may_overflow(self, payload: Payload) -> bool:
@@ -50,17 +49,13 @@ class Natural(OverflowShown):
         return bool(exponents.numel()) and int(exponents.max()) >= 127 + 100
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        """Combine exponents and signs."""
         add_exponents_([payload], 1.0, out, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Combine and add in one pass."""
         add_exponents_([payload], weight, out, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        """Combine and add all payloads in one pass."""
         add_exponents_(payloads, 1 / len(payloads), out, fresh=True)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
-        """The payload, decoded on demand."""
         return Decoded(self, payload)

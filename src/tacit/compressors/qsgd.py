@@ -34,7 +34,7 @@ class QSGD(StochasticLevels):
     def __post_init__(self) -> None:
         checks.whole("bits", self.bits, 2, 8, "it is the length of a level with its sign; write 4")
         check_bucket(self.bucket)
-        checks.word("scale", self.scale, ("largest", "norm"))
+        checks.one_of("scale", self.scale, ("largest", "norm"))
 
     @property
     def width(self) -> int:

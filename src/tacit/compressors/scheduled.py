@@ -58,7 +58,6 @@ class Scheduled(Compressor):
 
     @property
     def on_device(self) -> bool:
-        """Whether all of them are."""
         return all(compressor.on_device for compressor in self._all)
 
     @property
@@ -73,28 +72,22 @@ class Scheduled(Compressor):
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """The first steps of all phases but the first."""
         return tuple(accumulate(steps for steps, _ in self.phases))
 
     def one_shot(self, step: int) -> OneShotUse | None:
-        """That of the phase of this step."""
         return self._at(step).one_shot(step)
 
     def exempts(self, shape: torch.Size) -> bool:
-        """Whether `then` does, in all phases."""
         return self.then.exempts(shape)
 
     def exempted(self) -> Compressor | None:
-        """That of `then`."""
         return self.then.exempted()
 
     def for_model(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """All phases for this model."""
         phases = tuple((steps, compressor.for_model(matrices)) for steps, compressor in self.phases)
         return replace(self, phases=phases, then=self.then.for_model(matrices))
 
     def for_training(self, schedule_state: ScheduleState) -> Compressor:
-        """All phases for this training."""
         phases = tuple((steps, compressor.for_training(schedule_state)) for steps, compressor in self.phases)
         return replace(self, phases=phases, then=self.then.for_training(schedule_state))
 
@@ -103,16 +96,13 @@ class Scheduled(Compressor):
         return self._at(steps).ended(steps)
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """All phases for this layout."""
         phases = tuple((steps, compressor.with_layout(matrices)) for steps, compressor in self.phases)
         return replace(self, phases=phases, then=self.then.with_layout(matrices))
 
     def is_shared(self, field: str) -> bool:
-        """As for `then`, whose fields are those of all."""
         return self.then.is_shared(field)
 
     def widths(self, field: str) -> tuple[int, ...] | None:
-        """As for `then`, whose fields are those of all."""
         return self.then.widths(field)
 
     def init(self, like: Tensor) -> State:
@@ -133,7 +123,6 @@ class Scheduled(Compressor):
         return state
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """The exchange of the phase of this step."""
         return self._at(ctx.step).exchange(x, state, ctx)
 
     def _at(self, step: int) -> Compressor:

@@ -39,7 +39,6 @@ class Signed(OneShot):
         """(name, number of elements, type) of each tensor of a payload for `numel` entries."""
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        """Expects the tensors of `parts`."""
         expect_parts(payload, out.numel(), *self.parts(out.numel()))
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
@@ -48,12 +47,10 @@ class Signed(OneShot):
         add_signs_([_values(payload)], 1.0, out, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Unpack and add in one pass."""
         self.check(payload, out)
         add_signs_([_values(payload)], weight, out, fresh=False)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
-        """Unpack and add all payloads in one pass."""
         for payload in payloads:
             self.check(payload, out)
         add_signs_([_values(payload) for payload in payloads], 1 / len(payloads), out, fresh=True)

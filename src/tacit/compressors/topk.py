@@ -74,7 +74,6 @@ class TopK(Entries):
 
     @property
     def on_device(self) -> bool:
-        """Whether the compressor of the values is."""
         return self.values.on_device
 
     def of_sums(self, numel: int, peers: int) -> TopK | None:
@@ -93,7 +92,6 @@ class TopK(Entries):
         return select_in_chunks(x, self._per_chunk, self.chunk, room, residual, new_residual)
 
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
-        """The entries, encoded by `values`."""
         if self.exact:
             return (values,)
         return self.values.encode(values, ctx.inside("values", out=values))
@@ -105,12 +103,10 @@ class TopK(Entries):
             self.values.check(payload[:-1], out.new_empty(self.most(out.numel()), device="meta"))
 
     def read(self, written: Payload, like: Tensor, weight: float) -> Tensor:
-        """The entries, decoded by `values`."""
         entries = zeros(like)
         self.values.decode_add_(written, entries, weight)
         return entries
 
     @property
     def exact(self) -> bool:
-        """Whether `values` is exact."""
         return isinstance(self.values, Dense)

@@ -65,53 +65,41 @@ class Wrapper(Compressor):
 
     @property
     def needs_server(self) -> bool:
-        """Whether the inner compressor does."""
         return self.inner.needs_server
 
     def exempts(self, shape: torch.Size) -> bool:
-        """Whether the inner compressor does."""
         return self.inner.exempts(shape)
 
     def exempted(self) -> Compressor | None:
-        """That of the inner compressor, without this wrapper."""
         return self.inner.exempted()
 
     @property
     def takes_momentum(self) -> Momentum | None:
-        """That of the inner compressor."""
         return self.inner.takes_momentum
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """Those of the inner compressor."""
         return self.inner.changes
 
     def one_shot(self, step: int) -> OneShotUse | None:
-        """That of the inner compressor."""
         return self.inner.one_shot(step)
 
     def for_model(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """This wrapper around the inner compressor for this model."""
         return replace(self, inner=self.inner.for_model(matrices))
 
     def for_training(self, schedule_state: ScheduleState) -> Compressor:
-        """This wrapper around the inner compressor for this training."""
         return replace(self, inner=self.inner.for_training(schedule_state))
 
     def ended(self, steps: int) -> str:
-        """The inner compressor's warning."""
         return self.inner.ended(steps)
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        """This wrapper around the inner compressor for this layout."""
         return replace(self, inner=self.inner.with_layout(matrices))
 
     def is_shared(self, field: str) -> bool:
-        """As for the inner compressor; False for the wrapper's own fields."""
         return field.startswith("inner.") and self.inner.is_shared(field.removeprefix("inner."))
 
     def widths(self, field: str) -> tuple[int, ...] | None:
-        """As for the inner compressor; None for the wrapper's own fields."""
         return self.inner.widths(field.removeprefix("inner.")) if field.startswith("inner.") else None
 
 
@@ -144,7 +132,6 @@ class ErrorFeedback(Wrapper):
 
     @property
     def on_device(self) -> bool:
-        """Whether the inner compressor is."""
         return self.inner.on_device
 
     def one_shot(self, step: int) -> OneShotUse | None:
@@ -246,12 +233,10 @@ class Partition(PartitionedCompressor):
 
     @property
     def on_device(self) -> bool:
-        """Whether all of them are."""
         return self.main.on_device and all(part.compressor.on_device for part in self.parts)
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """The steps of all of them, rising."""
         parts = {step for part in self.parts for step in part.compressor.changes}
         return tuple(sorted({*self.main.changes, *parts}))
 

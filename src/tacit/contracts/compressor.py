@@ -139,11 +139,11 @@ class Compressor(ABC):
 
 
 class PartitionedCompressor(Compressor):
-    """Several compressors, each for stretches of its own."""
+    """Several compressors, each for spans of its own."""
 
     @abstractmethod
     def inside(self) -> Mapping[str, tuple[Compressor, Spans | None]]:
-        """Each of them and its stretches, by the part of its context; None: all that the others leave."""
+        """Each of them and its spans, by the part of its context; None: all that the others leave."""
 
 
 class OneShot(Compressor):
@@ -221,7 +221,7 @@ class OneShot(Compressor):
 
 
 class SparseEntries(OneShot):
-    """Says some entries, whose positions are the last tensor of a payload (see `kernels.positions`)."""
+    """A codec of some entries, whose positions are the last tensor of a payload (see `kernels.positions`)."""
 
     @property
     @abstractmethod
@@ -234,7 +234,7 @@ class SparseEntries(OneShot):
 
 
 class OverflowShown(OneShot):
-    """Its payloads have no floating-point parts by which an overflow shows."""
+    """A codec whose payloads have no floating-point parts in which an overflow would show."""
 
     @abstractmethod
     def may_overflow(self, payload: Payload) -> bool:
@@ -242,7 +242,7 @@ class OverflowShown(OneShot):
 
 
 class ServerAnswer(OneShot):
-    """What a server says where it answers with more than a mean."""
+    """A codec of a server's answers that are more than the mean of what was pushed."""
 
     @abstractmethod
     def answer(self, mean: Tensor, memory: State | None, ctx: Context) -> tuple[Payload, State]:

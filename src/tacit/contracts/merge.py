@@ -70,26 +70,23 @@ class Merge(ABC):
 
 
 class LearningRateMerge(Merge):
-    """Goes by the learning rate, and so is given parameters of one rate at a time."""
+    """A merge that uses the learning rate: `apply_` is called for parameters of one rate at a time."""
 
 
 class UnsentMerge(Merge):
-    """Is given as `local_delta` only what of it the peers have not seen."""
+    """A merge whose `local_delta` is only the part of this rank's delta that was not sent."""
 
 
 class ConsolidatingMerge(Merge):
-    """Says itself what replicas become where they are to agree out of turn."""
+    """A merge that says what all replicas become at the end and at `session.sync()`: not their mean."""
 
     @abstractmethod
     def consolidate_(self, anchor: Tensor, mean: Tensor) -> None:
-        """See the function."""
+        """Overwrite the anchor by what all replicas become; `mean`: their mean delta."""
 
 
 def consolidate_(merge: Merge, anchor: Tensor, mean: Tensor) -> None:
-    """Overwrite the anchor, which every replica then becomes, where they are to agree out of turn.
-
-    At the end, say, or before an evaluation: the mean of the replicas, with no outer step.
-    """
+    """Overwrite the anchor by what all replicas become at the end and at `session.sync()`; no outer step."""
     if isinstance(merge, ConsolidatingMerge):
         merge.consolidate_(anchor, mean)
     else:

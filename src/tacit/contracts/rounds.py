@@ -103,7 +103,7 @@ class PeriodicRounds(Rounds):
 
 
 class FollowingRounds(Rounds):
-    """Rounds that go by the schedule state of the farthest level.
+    """Rounds that depend on the schedule state of the farthest level.
 
     Attributes:
         schedule: the rounds of that level.

@@ -102,13 +102,13 @@ class NodeTopology(Topology):
 
 
 class ServerTopology(Topology):
-    """By way of parameter servers, which keep state bucket by bucket: buckets stay as they are cut at first.
+    """By way of parameter servers. They keep state by bucket, so buckets stay as they were first made.
 
     Attributes:
         consistency: when a server answers.
         pull: compresses what comes back; None: densely.
         optimizer: whose steps are taken: each worker's own, or the server's.
-        compensation, by_staleness: how a push counts that is stale.
+        compensation, by_staleness: how a stale push counts.
     """
 
     consistency: object
@@ -130,7 +130,7 @@ class ServerTopology(Topology):
     @property
     @abstractmethod
     def has_feedback(self) -> bool:
-        """Whether an answer also says what the ones before it did not."""
+        """Whether answers have error feedback."""
 
     @abstractmethod
     def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
@@ -138,7 +138,7 @@ class ServerTopology(Topology):
 
     @abstractmethod
     def agree(self, x: Tensor) -> Generator[Request, Any, None]:
-        """What makes replicas that are independent equal out of turn: overwrites `x` by their anchor."""
+        """Requests that make independent replicas equal, as at `session.sync()`: `x` becomes their anchor."""
 
     @abstractmethod
     def back(self, x: Tensor) -> PayloadSpec:
@@ -146,6 +146,6 @@ class ServerTopology(Topology):
 
 
 class ServerOption(Topology):
-    """Leaves its place to parameter servers, where `at_servers` is set and the launcher tells of some."""
+    """A topology that `Star` replaces, where `at_servers` is set and there are parameter servers."""
 
     at_servers: bool

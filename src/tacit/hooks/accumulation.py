@@ -1,4 +1,4 @@
-"""A second backward before the optimizer steps: it would compress what the ranks have agreed on already."""
+"""Refuses a second backward before the optimizer steps: it would compress means as if they were gradients."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _log = logging.getLogger("tacit")
 
 
 def linear(session: Session) -> bool:
-    """Whether the sum of two gradients may be exchanged: no compressor leaves out or keeps anything."""
+    """Whether a gradient on top of a mean may be exchanged: no compressor drops entries or keeps state."""
     return all(each.linear for bucket in session.buckets for each in bucket.chosen)
 
 
-class Accumulating:
-    """Refuses to exchange gradients on top of means.
+class AccumulationCheck:
+    """Refuses to exchange gradients that were added to means.
 
     DDP adds the gradients of a second backward to the means of the first, and hands the sum to its hook. A
     compressor that leaves something out, votes, or remembers would take the mean for a gradient. Passes
@@ -38,7 +38,7 @@ class Accumulating:
         session: exchanges the gradients.
         named: the parameters.
         scaled: whether a GradScaler may pass over a step.
-        unseen: whether steps of the optimizer are not seen.
+        unseen: whether the optimizer's steps cannot be observed.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Accumulating:
         self._handle = model.register_forward_pre_hook(self._before_forward)
 
     def around(self, answer: Answer) -> Answer:
-        """The same answer to DDP's hook; notes that means have been handed out."""
+        """The same answer to DDP's hook; it also notes that DDP was given means."""
 
         def noted(ddp_bucket: Any) -> BucketFuture:
             if ddp_bucket.is_last():
@@ -66,7 +66,7 @@ class Accumulating:
         return noted
 
     def stepped(self) -> None:
-        """To be called after every step, in which the optimizer has used the means."""
+        """To be called after every step of the optimizer, which has used the means."""
         self._exchanged = self._looking = False
         self._stop_watching()
 

@@ -1,4 +1,4 @@
-"""Whether all ranks attach the same: compared before anything else, so that a mismatch is no hang later."""
+"""Ranks compare what they give `attach`, before anything else: a mismatch would make them hang later."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _Compared:
     """Something that must be the same on all ranks.
 
     Attributes:
-        text: all of it.
-        shown: what to say of it where it is not.
+        text: the value, as it is compared.
+        shown: what the error shows of it where ranks differ.
     """
 
     text: str
@@ -62,7 +62,7 @@ def agree(options: AttachOptions) -> None:
 
 
 def _compared(options: AttachOptions) -> dict[str, _Compared]:
-    """In the order in which they are looked at: what comes first explains what follows."""
+    """What is compared, in this order: a difference in an earlier one explains those in later ones."""
     strategy, named = options.strategy, options.named
     numbers = sum(p.numel() for p in named.values())
     return {
@@ -117,7 +117,7 @@ def _buffers(strategy: AnyStrategy, model: DistributedDataParallel) -> Iterator[
 
 
 def _chosen(strategy: AnyStrategy, named: Mapping[str, Tensor], policy: Policy | None) -> Iterator[str]:
-    """Which compressor each parameter came to, level by level."""
+    """Which compressor handles each parameter, level by level."""
     if strategy.levels[0].subject == "nothing":
         return
     for level in strategy.levels:
@@ -135,8 +135,8 @@ def _gathered(group: dist.ProcessGroup, mine: Tensor) -> list[Tensor]:
         return gathered(mine, group)
     except RuntimeError as error:
         raise AttachError(
-            "not every rank attaches to its model, or one is gone: call tacit.attach on all ranks, and "
-            f"before the first step. The group said: {next(iter(str(error).splitlines()), 'nothing')}"
+            "a rank did not answer when the ranks compared their arguments of tacit.attach: call it on all "
+            f"ranks, before the first step. The group said: {next(iter(str(error).splitlines()), 'nothing')}"
         ) from error
 
 
@@ -149,7 +149,7 @@ def _gathered_texts(group: dist.ProcessGroup, text: str) -> list[str]:
 
 
 def _by_rank(each: Sequence[str]) -> str:
-    """Which ranks gave which text: as much of each text as tells them apart."""
+    """Which ranks gave which text, shortened to its first word where this tells them apart."""
     heads = [text.split(" ", 1)[0] for text in each] if each[0].startswith("'") else list(each)
     if len(set(heads)) == 1:
         heads = list(each)

@@ -1,4 +1,4 @@
-"""What users give `attach`: unwrapped where that is plain, refused by name where not."""
+"""The arguments of `attach`: models and optimizers are unwrapped, or refused with what to write."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def optimizers_of(optimizer: object) -> list[Optimizer]:
     """The optimizers: one, several, or none; those that Accelerate or Lightning have wrapped, unwrapped.
 
     Raises:
-        AttachError: one is none; says what to write.
+        AttachError: one of them is no optimizer; says what to write.
     """
     if optimizer is None:
         return []

@@ -19,15 +19,15 @@ from tacit.transports.process_groups import gathered
 
 
 def levels_of(options: AttachOptions, rates: Rates, taken: TakenMomentum | None) -> Iterator[Level]:
-    """The levels at work, near to far, each as soon as it is made; a collective call, until it is exhausted.
+    """Make the strategy's levels, near to far. A generator: all ranks must exhaust it, as a collective call.
 
     Args:
-        options: of ranks that agree on them.
-        rates: of the parameters.
+        options: the same on all ranks.
+        rates: reads the parameters' learning rates.
         taken: the momentum that the strategy takes from the optimizers.
 
     Raises:
-        AttachError: the nodes cannot be told, or only some ranks give a weight.
+        AttachError: nothing says which ranks share a node, or only some ranks give a weight.
     """
     strategy, group = options.strategy, options.group
     nodes = read_nodes(group, options.mesh) if _goes_by_node(strategy) else ()
@@ -80,7 +80,7 @@ def fully_named(strategy: AnyStrategy) -> Sequence[Strategy]:
 
 
 def _share(options: AttachOptions) -> float:
-    """What this rank counts for in a mean of replicas; 1 on average. A collective call."""
+    """This rank's weight in a mean of replicas; 1 on average. A collective call."""
     if not options.periodic:
         return 1.0
     mine = torch.tensor([0.0 if options.weight is None else options.weight], dtype=torch.float64)

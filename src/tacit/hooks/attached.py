@@ -1,4 +1,4 @@
-"""An attached session: what the user calls while it is at work, and the ways in which it ends."""
+"""An attached session: what the user calls during training, and how it is closed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tacit.hooks.level import Level
 from tacit.hooks.memory import too_large
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.step_hooks import StepHooks, differ_since
-from tacit.hooks.uneven_data import Backwards
+from tacit.hooks.uneven_data import SyncedBackwards
 from tacit.session import Session, joined, timeline
 from tacit.timelines import Timeline
 from tacit.torch_compat import in_join
@@ -50,14 +50,14 @@ class Attached:
 
     Args:
         options: what to attach, and to what; checked.
-        board: stands behind the communication hook that the user registers; None where it is tacit's own.
+        dispatcher: answers the communication hook that the user registers; None: tacit registers its own.
 
     Attributes:
         strategy: as given.
-        levels: of it, at work, near to far.
+        levels: the strategy's, near to far.
     """
 
-    def __init__(self, options: AttachOptions, board: HookDispatcher | None = None) -> None:
+    def __init__(self, options: AttachOptions, dispatcher: HookDispatcher | None = None) -> None:
         self.strategy = options.strategy
         self.levels: list[Level] = []
         self._options = options
@@ -66,16 +66,16 @@ class Attached:
         # A replica that moves on its own may pass over steps of its own with a scaler.
         own_steps = options.scaler is not None and options.periodic
         self._notes = RateHistory(rates) if optimizers and not own_steps and not in_join(model) else None
-        self._frozen, backwards = FrozenCheck(model), Backwards(model)
+        self._frozen, backwards = FrozenCheck(model), SyncedBackwards(model)
         self._hooks = StepHooks(options, self.levels, backwards, self._frozen, self._notes)
         self._failures = Failures(options, self.levels, backwards, self._notes)
         self._momentum = momentum.planned(self.strategy, options.policy, optimizers, options.named)
         self._scaled: ScaledSteps | None = None
         agree(options)
         if not options.leaves_ddp_alone:
-            board = board or HookDispatcher.of(model)
+            dispatcher = dispatcher or HookDispatcher.of(model)
         try:
-            self._begin(rates, board)
+            self._begin(rates, dispatcher)
         except torch.OutOfMemoryError as error:
             self._leave()
             raise AttachError(
@@ -89,14 +89,14 @@ class Attached:
         tensorboard.began(self)
         exit.began(self)
 
-    def _begin(self, rates: Rates, board: HookDispatcher | None) -> None:
+    def _begin(self, rates: Rates, dispatcher: HookDispatcher | None) -> None:
         options = self._options
         for level in levels_of(options, rates, self._momentum):
             self.levels.append(level)
         if options.scaler is not None and options.scaled:
             self._scaled = ScaledSteps(options.scaler, self.levels, options.named, options.optimizers)
         self._failures.watch()
-        self._hooks.register(board, self._momentum, self._scaled)
+        self._hooks.register(dispatcher, self._momentum, self._scaled)
         exit.watch(ranks_of(options.group))
 
     @property
@@ -107,16 +107,16 @@ class Attached:
     # ---- while it is at work --------------------------------------------------------------------------
 
     def observe(self, loss: Tensor | float) -> None:
-        """Tell the loss of this step, for strategies that go by it; others do not look at it.
+        """Give the loss of this step to strategies that depend on it; others ignore it.
 
         To be called once a step, before `optimizer.step`.
         """
         for level in self.levels:
             if level.progress is not None:
-                level.progress.facts.observe(loss)
+                level.progress.observations.observe(loss)
 
     def flush(self) -> None:
-        """Wait until nothing is on the wire; before a checkpoint, say. Raises what went wrong.
+        """Wait until no message is in flight, as before a checkpoint. Raises what went wrong.
 
         An answer that is to be applied later is kept until then.
         """
@@ -159,7 +159,7 @@ class Attached:
     # ---- what it tells --------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        """The session in numbers, of this rank and up to now.
+        """This rank's numbers since the session began.
 
         * `steps`, and `rounds`; `void_rounds`: of these, how many came to nothing as a scaled gradient
           overflowed;
@@ -178,7 +178,7 @@ class Attached:
         return each[0] if len(each) == 1 else joined(each)
 
     def servers(self) -> list[dict[str, Any]]:
-        """What each parameter server tells of itself; nothing where there are none.
+        """The counters of each parameter server; empty where there are none.
 
         `pushes` and `pulls`, and their `push_bytes` and `pull_bytes`, of all workers; `stale`: how many
         pushes were how many updates old; `late`: how many were dropped; `queue_seconds`: how long messages
@@ -191,7 +191,7 @@ class Attached:
         return [facts for level in self.levels for facts in level.servers()]
 
     def timeline(self) -> Timeline:
-        """What this rank was doing when: its last thousand steps, and the last thousand rounds of each level.
+        """When this rank computed and waited: its last thousand steps, and each level's last thousand rounds.
 
         Of each round: when it began and ended, when training waited for it, its bytes. What of a step is no
         waiting is computing, tacit's own included. Ranks of one machine have one clock. With `ddp` only steps
@@ -203,11 +203,11 @@ class Attached:
 
     @property
     def active_path(self) -> str:
-        """What is really at work, in one sentence: the strategy, how it travels, the ranks, the kernels."""
+        """What runs, in one sentence: the strategy, its messages, the ranks, the kernels."""
         return status.active_path(self._options, self.levels, self._momentum)
 
     def describe(self) -> str:
-        """What is really at work, in lines: `active_path`, and the whole of what it sums up.
+        """What runs, in lines: `active_path`, and all that it summarises.
 
         Of each level its strategy as a value; which topology was chosen, and by which numbers: the bytes of
         the busiest rank, as sent and as weighed by what a second compression loses; and each bucket with its
@@ -242,8 +242,8 @@ class Attached:
             self._leave()
 
     def _make_equal(self) -> None:
-        """The last round, and the mean of what has stayed local beside the parameters."""
-        self._failures.meet()
+        """Hold a last round, and average the optimizer state that has stayed local."""
+        self._failures.enter_barrier()
         self.flush()  # what is under way is training's
         for level in self.levels:
             level.session.stats.begin_closing()
@@ -254,10 +254,10 @@ class Attached:
                 _log.warning("%s", note)
         if self._scaled is not None:
             self._scaled.consolidate()
-        self._failures.part()
+        self._failures.leave_barrier()
 
     def _leave(self) -> None:
-        """Take everything away that is of this rank alone."""
+        """Remove the hooks and close the levels of this rank; no collective call."""
         _ATTACHED.pop(self._options.model, None)
         self._hooks.remove()
         self._failures.close()
@@ -269,7 +269,7 @@ class Attached:
         tensorboard.ended(self)
 
     def end(self, where: str, error: BaseException | None) -> None:
-        """Close what nobody has closed, at `where`; see `hooks.exit`. Says what it did, or could not do."""
+        """Close a session that nobody has closed, at `where`; see `hooks.exit`. Logs what it did."""
         since = differ_since(self.levels)
         try:
             if error is not None:

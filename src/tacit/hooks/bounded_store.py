@@ -1,4 +1,4 @@
-"""A store whose calls end: torch's own wait for ever where its node cannot be reached any more."""
+"""A store whose calls time out: torch's own wait for ever where its node cannot be reached any more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
-__all__ = ["BoundedStore", "Keys", "Unreachable"]
+__all__ = ["BoundedStore", "KeyValueStore", "Unreachable"]
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ class Unreachable(dist.DistNetworkError):
     """The launcher's store has not answered in time."""
 
 
-class Keys(Protocol):
+class KeyValueStore(Protocol):
     """The methods of torch's stores that are used here."""
 
     def get(self, key: str, /) -> bytes:
@@ -38,7 +38,7 @@ class Keys(Protocol):
         """Give a key a value if it has the expected one; returns the value that it has then."""
 
 
-class BoundedStore:
+class BoundedStore(KeyValueStore):
     """A store whose calls end after a given time: they are made in a thread of their own.
 
     `set_timeout` of torch's stores bounds `get` and `wait` alone; an answer to anything else is waited for
@@ -50,7 +50,7 @@ class BoundedStore:
         seconds: how long an answer is waited for.
     """
 
-    def __init__(self, store: Keys, seconds: float) -> None:
+    def __init__(self, store: KeyValueStore, seconds: float) -> None:
         self._caller = _Caller(store)
         self._seconds = seconds
 
@@ -65,39 +65,36 @@ class BoundedStore:
         self._caller.close()
 
     def get(self, key: str) -> bytes:
-        """See `Keys.get`."""
         return self._ask(lambda store: store.get(key))
 
     def set(self, key: str, value: str) -> None:
-        """See `Keys.set`."""
         self._ask(lambda store: store.set(key, value))
 
     def add(self, key: str, amount: int) -> int:
-        """See `Keys.add`."""
         return self._ask(lambda store: store.add(key, amount))
 
     def check(self, keys: list[str]) -> bool:
-        """See `Keys.check`."""
         return self._ask(lambda store: store.check(keys))
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """See `Keys.compare_set`."""
         return self._ask(lambda store: store.compare_set(key, expected, value))
 
-    def _ask(self, call: Callable[[Keys], T]) -> T:
+    def _ask(self, call: Callable[[KeyValueStore], T]) -> T:
         return self._caller.ask(call, self._seconds)
 
 
 class _Caller:
     """The thread that makes the calls, and its queue."""
 
-    def __init__(self, store: Keys) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[Keys], Any], Future[Any]] | None] = queue.SimpleQueue()
+    def __init__(self, store: KeyValueStore) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[KeyValueStore], Any], Future[Any]] | None] = (
+            queue.SimpleQueue()
+        )
         self._store = store
         self._unreachable = self._closed = False
         threading.Thread(target=self._run, name="tacit-store", daemon=True).start()
 
-    def ask(self, call: Callable[[Keys], T], seconds: float) -> T:
+    def ask(self, call: Callable[[KeyValueStore], T], seconds: float) -> T:
         answer: Future[T] = Future()
         self._calls.put((call, answer))
         self._unreachable = self._unreachable or self._closed or bool(wait([answer], seconds).not_done)

@@ -32,11 +32,11 @@ _IGNORE = (
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _log = logging.getLogger("tacit")
 
-Talk = Generator[Request, Any, dict[int, Tensor]]
+_BufferExchange = Generator[Request, Any, dict[int, Tensor]]
 
 
 class ReplicaBuffers:
-    """Averages floating-point buffers beside the rounds of progress.
+    """Averages floating-point buffers along with the rounds that exchange deltas.
 
     A buffer is not trained, so it has nothing to do with merges, outer steps and compressors: what travels is
     its value, densely, and what comes back is the mean, which lies between the smallest value and the
@@ -144,7 +144,7 @@ class ReplicaBuffers:
         self._moved.zero_()
         self._unlike = frozenset()
 
-    def meet(self) -> None:
+    def average(self) -> None:
         """Average the buffers now. A collective call.
 
         Raises:
@@ -155,7 +155,7 @@ class ReplicaBuffers:
             self._note(self._ask(self._talk()))
             self.complete(0)
 
-    def meet_others(self) -> None:
+    def copy_first(self) -> None:
         """Overwrite buffers that have no mean (counters, flags) by the first rank's. A collective call."""
         if unlike := self._differing(self._others):
             names = [self._others[i] for i in unlike]
@@ -169,9 +169,9 @@ class ReplicaBuffers:
                     b.copy_(x[at : at + len(row)].clone().view(b.dtype).view(b.shape))
                 at += len(row)
 
-    # ---- the conversation -----------------------------------------------------------------------------
+    # ---- the exchange ---------------------------------------------------------------------------------
 
-    def _talk(self) -> Talk:
+    def _talk(self) -> _BufferExchange:
         """The mean of each buffer that has changed on any rank, by the buffer's number."""
         message, n = self._message, len(self._names)
         if self._session.context.by_node:
@@ -186,7 +186,7 @@ class ReplicaBuffers:
             found |= yield from self._compared(rest)
         return found
 
-    def _compared(self, which: Sequence[int]) -> Talk:
+    def _compared(self, which: Sequence[int]) -> _BufferExchange:
         """The means of these buffers; entries that are not finite must be the same on all ranks."""
         began = torch.tensor([self._session.nonfinite.origin_code(self._step)], dtype=self._kind)
         mine = torch.cat([*(self._mine(i) * self._share for i in which), began])
@@ -317,7 +317,7 @@ def variances_in(module: nn.Module) -> list[str]:
 
 
 def _bits(x: Tensor) -> Tensor:
-    """The same memory as integers: of them equal bits are equal, NaN too."""
+    """The same memory as integers, so that equal bits compare equal, NaN too."""
     return x.view(_BITS[x.element_size()])
 
 
@@ -341,8 +341,8 @@ def _of_the_first(x: Tensor, peers: int, scope: str) -> Generator[Request, Any, 
     yield AllGatherInto(x, ((0, len(x)), *[(len(x), len(x))] * (peers - 1)), scope)
 
 
-class OwnBuffers:
-    """Takes over DDP's broadcast of buffers, which is a barrier across all nodes before every forward."""
+class BufferBroadcasts:
+    """Switches off DDP's broadcast of buffers, which is a barrier across all nodes before every forward."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp: Any = ddp

@@ -1,4 +1,4 @@
-"""What an attached session keeps in a checkpoint, and how it comes back."""
+"""An attached session in a checkpoint: how it is saved, joined and loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.old_checkpoints import VERSION as OLD_VERSION
 from tacit.hooks.old_checkpoints import renewed
 from tacit.hooks.optimizer import RANKS_OWN, OptimizerHook, UnappliedRound
-from tacit.hooks.resize import Shares
+from tacit.hooks.resize import SavedShares
 from tacit.rounds import EveryStep
 from tacit.session import Session
 from tacit.session.buckets import StateSlice
@@ -46,8 +46,8 @@ _KEYS = {"version", "strategy", "strategy_without_rounds", "schedules", "ranks",
 }
 
 
-class AtWork(Protocol):
-    """One level of a strategy at work, as far as a checkpoint needs it."""
+class ActiveLevel(Protocol):
+    """What a checkpoint needs of one level."""
 
     session: Session
     gradient: GradientHook | None
@@ -55,7 +55,7 @@ class AtWork(Protocol):
     taken: TakenMomentum | None
 
 
-def save(strategy: AnyStrategy, levels: Sequence[AtWork]) -> dict[str, Any]:
+def save(strategy: AnyStrategy, levels: Sequence[ActiveLevel]) -> dict[str, Any]:
     """The state as a dict of plain values and tensors (copies). A collective call where ranks
     share buckets out.
 
@@ -67,7 +67,9 @@ def save(strategy: AnyStrategy, levels: Sequence[AtWork]) -> dict[str, Any]:
 
 
 def saved(
-    strategy: AnyStrategy, levels: Sequence[AtWork], wholes: Sequence[Mapping[tuple[str, str], StateSlice]]
+    strategy: AnyStrategy,
+    levels: Sequence[ActiveLevel],
+    wholes: Sequence[Mapping[tuple[str, str], StateSlice]],
 ) -> dict[str, Any]:
     """What `save` returns, from what `Session.gathered` gave for each level; no collective call."""
     transport = levels[0].session.transport
@@ -86,7 +88,7 @@ def saved(
         "schedule_state": json.dumps([dict(level.session.schedule.state) for level in levels]),
         "pending_rounds": json.dumps([_pending_rounds(level) for level in levels]),
         LAST_EQUAL: json.dumps(
-            {i: at.progress.last_met for i, at in enumerate(levels) if at.progress is not None}
+            {i: at.progress.last_equal for i, at in enumerate(levels) if at.progress is not None}
         ),
         "layouts": [level.gradient.layout if level.gradient is not None else None for level in levels],
         RATES: json.dumps([_rates(level) for level in levels]),
@@ -95,7 +97,7 @@ def saved(
         for (name, field), kept in {**whole, **_of_hook(level)}.items():
             state[_key(i, level.session, name, field, kept.shared)] = kept.tensor.clone()
         if level.progress is not None:
-            state[_losses(i, level)] = level.progress.facts.losses.clone()
+            state[_losses(i, level)] = level.progress.observations.losses.clone()
     return state
 
 
@@ -120,7 +122,7 @@ def join_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return whole
 
 
-def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWork]) -> None:
+def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[ActiveLevel]) -> None:
     """Go on from a saved state.
 
     Where it was saved by another number of ranks, or with another topology, the residuals are shared out anew
@@ -135,7 +137,7 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWor
     transport = levels[0].session.transport
     peers, nodes = transport.place(WORLD).peers, [list(node) for node in transport.nodes]
     resized = state["ranks"] != peers or state["nodes"] != nodes
-    shares = Shares(state)
+    shares = SavedShares(state)
     for i, level in enumerate(levels):
         if level.progress is None and level.taken is not None:
             level.taken.decay.expect(shares.names(i, DECAY))
@@ -169,7 +171,7 @@ def _on(nodes: Sequence[Sequence[int]]) -> str:
 
 
 def _resume(
-    i: int, level: AtWork, state: Mapping[str, Any], found: Mapping[tuple[str, str], Tensor]
+    i: int, level: ActiveLevel, state: Mapping[str, Any], found: Mapping[tuple[str, str], Tensor]
 ) -> set[str]:
     """Give a level its state; returns the parameters whose residuals now hold the topology's too."""
     session = level.session
@@ -192,14 +194,14 @@ def _resume(
         ]
         level.progress.follow_buckets(ways, json.loads(state.get(LAST_EQUAL, "{}")).get(str(i), 0))
         if _losses(i, level) in state:
-            level.progress.facts.losses.copy_(state[_losses(i, level)])
+            level.progress.observations.losses.copy_(state[_losses(i, level)])
     taken_over = session.store.restore(found)
     for both, kept in _of_hook(level).items():
         kept.tensor.copy_(found[both])
     return taken_over
 
 
-def _of_hook(level: AtWork) -> dict[tuple[str, str], StateSlice]:
+def _of_hook(level: ActiveLevel) -> dict[tuple[str, str], StateSlice]:
     """What the hook keeps beside the session: anchors, means, the decay's momentum."""
     if level.progress is not None:
         return level.progress.kept()
@@ -213,16 +215,16 @@ def _of_hook(level: AtWork) -> dict[tuple[str, str], StateSlice]:
     }
 
 
-def _rates(level: AtWork) -> dict[str, list[float]]:
+def _rates(level: ActiveLevel) -> dict[str, list[float]]:
     return {} if level.session.rescaling is None else level.session.rescaling.state()
 
 
-def _pending_rounds(level: AtWork) -> list[list[Any]]:
+def _pending_rounds(level: ActiveLevel) -> list[list[Any]]:
     ways = level.progress.under_way if level.progress is not None else []
     return [[list(way.buckets), way.step, way.apply_at] for way in ways]
 
 
-def _losses(i: int, level: AtWork) -> str:
+def _losses(i: int, level: ActiveLevel) -> str:
     return f"rank{level.session.transport.place(WORLD).rank}/{i}//losses"
 
 
@@ -256,7 +258,7 @@ def _owner(session: Session, shared: bool) -> str:
 
 
 def _found(
-    i: int, level: AtWork, state: Mapping[str, Any], shares: Shares, resized: bool
+    i: int, level: ActiveLevel, state: Mapping[str, Any], shares: SavedShares, resized: bool
 ) -> dict[tuple[str, str], Tensor]:
     """The saved tensors of which this rank keeps a part, and the topology's residuals."""
     session = level.session
@@ -286,7 +288,7 @@ def _found(
     return found
 
 
-def _of_topology(i: int, session: Session, shares: Shares) -> dict[tuple[str, str], Tensor]:
+def _of_topology(i: int, session: Session, shares: SavedShares) -> dict[tuple[str, str], Tensor]:
     """The residuals that the topology kept; refused where no compressor here has residuals."""
     expected = session.store.widths()
     found = shares.of_topology(i)
@@ -301,7 +303,7 @@ def _of_topology(i: int, session: Session, shares: Shares) -> dict[tuple[str, st
     return found
 
 
-def _check(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[AtWork]) -> None:
+def _check(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[ActiveLevel]) -> None:
     _check_version(state.get("version", VERSION))
     if not state.keys() >= _KEYS:
         raise CheckpointError(
@@ -347,5 +349,5 @@ def _check_version(version: int) -> None:
         )
 
 
-def _names(level: AtWork) -> list[list[str]]:
+def _names(level: ActiveLevel) -> list[list[str]]:
     return [[param.name for param in bucket.slices] for bucket in level.session.buckets]

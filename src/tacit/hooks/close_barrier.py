@@ -19,13 +19,13 @@ HINT = (
 )
 
 
-class Reached(NamedTuple):
+class StepsReached(NamedTuple):
     """How far a rank is.
 
     Attributes:
         steps: attempts of the optimizer.
-        begun: what it has begun that ranks can end only together; one more than a rank had that has closed
-            means that this one waits for it.
+        begun: how many collective operations it has begun. One more than a rank had that has closed means
+            that this one waits for it.
     """
 
     steps: int
@@ -34,10 +34,10 @@ class Reached(NamedTuple):
 
 class _First(NamedTuple):
     rank: int
-    reached: Reached
+    reached: StepsReached
 
 
-class Rendezvous:
+class CloseBarrier:
     """One rank's part in the barrier. The first to close writes its number of steps; all compare with it.
 
     So the store serves a few messages a rank and second, and only while some have closed and others have not.
@@ -54,7 +54,7 @@ class Rendezvous:
         self._beats = 0
         self._heard: dict[int, tuple[str, float]] = {}
 
-    def arrive(self, here: Reached, differs: Callable[[], str | None] = lambda: None) -> str | None:
+    def arrive(self, here: StepsReached, differs: Callable[[], str | None] = lambda: None) -> str | None:
         """Enter the barrier. Returns what is uneven, or None; if it is, the barrier never completes.
 
         `differs`: called where the steps are equal; returns what else differs, or None.
@@ -73,7 +73,7 @@ class Rendezvous:
         """Whether all ranks have entered."""
         return self._all("closed", self._store)
 
-    def look(self, here: Reached) -> str | None:
+    def look(self, here: StepsReached) -> str | None:
         """To be called each second, by a thread that lives as long as training.
 
         Returns what is wrong, or None: a rank has closed and this one goes on, or a rank is silent.
@@ -87,7 +87,7 @@ class Rendezvous:
         if self._arrived:
             return None if self.complete() else self._missed()
         if here > self._first.reached:
-            now = Reached(max(here.steps, self._first.reached.steps + 1))
+            now = StepsReached(max(here.steps, self._first.reached.steps + 1))
             return _uneven(self._first, _First(self._rank, now), "is at")
         return None
 
@@ -108,7 +108,7 @@ class Rendezvous:
             f"not follow but failed: {HINT} ({alarm})"
         )
 
-    def part(self, seconds: float) -> None:
+    def leave(self, seconds: float) -> None:
         """Leave the barrier; rank 0, whose process may hold the store, last. It waits at most `seconds`."""
         store = self._store.within(seconds)
         self._count("parted", store)
@@ -144,7 +144,7 @@ UNEVEN = "uneven: "
 
 def _read(text: bytes) -> _First:
     rank, steps, begun = map(int, text.split())
-    return _First(rank, Reached(steps, begun))
+    return _First(rank, StepsReached(steps, begun))
 
 
 def _uneven(one: _First, other: _First, how: str) -> str:

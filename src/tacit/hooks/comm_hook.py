@@ -71,7 +71,7 @@ class CommState:
         named = checked(model, [], strategy)
         check_seed(seed)
         where = find_servers(strategy, None)
-        self._board = HookDispatcher.unregistered(model)
+        self._dispatcher = HookDispatcher.unregistered(model)
         options = AttachOptions(
             model=model,
             optimizers=[],
@@ -84,13 +84,13 @@ class CommState:
             servers=where,
             seed=seed,
         )
-        self._attached = Attached(options, self._board)
+        self._attached = Attached(options, self._dispatcher)
         self._known = {id(p) for p in model.parameters()}
 
     def _answer(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         if not self._known.issuperset(map(id, bucket.parameters())):
             raise AttachError("this CommState was made for another model: make one for each DDP object")
-        return self._board.answer(bucket)
+        return self._dispatcher.answer(bucket)
 
     def metrics(self) -> dict[str, float]:
         """The session in numbers; see `Session.metrics`."""

@@ -22,7 +22,7 @@ from tacit.errors import AttachError
 from tacit.hooks.delayed import DelayedMeans
 from tacit.hooks.frozen_check import misfit, sparse
 from tacit.hooks.host_copies import HostCopies
-from tacit.hooks.unused_parameters import Used
+from tacit.hooks.unused_parameters import UsedParameters
 from tacit.session import Session
 from tacit.session.buckets import Bucket
 from tacit.torch_compat import GradBucket, at_end_of_backward
@@ -38,12 +38,12 @@ the second on; changing at a fixed round is the same whether or not a run was re
 
 @dataclass
 class HookDispatcher:
-    """What the one hook of a DDP object answers with."""
+    """Answers the one hook of a DDP object, by a function that can be replaced."""
 
     answer: Answer
 
     def use(self, answer: Answer) -> None:
-        """Answer so from now on."""
+        """Answer by this function from now on."""
         self.answer = answer
 
     @staticmethod
@@ -54,15 +54,15 @@ class HookDispatcher:
             AttachError: the object has a foreign communication hook.
         """
         if ddp not in _DISPATCHERS:
-            board = HookDispatcher(plain_mean(ddp.process_group))
+            dispatcher = HookDispatcher(plain_mean(ddp.process_group))
             try:
-                ddp.register_comm_hook(board, _hook)
+                ddp.register_comm_hook(dispatcher, _hook)
             except RuntimeError as error:
                 raise AttachError(
                     "this DDP object has a communication hook already, and torch takes only one: attach "
                     f"before, or instead of, register_comm_hook ({error})"
                 ) from error
-            _DISPATCHERS[ddp] = board
+            _DISPATCHERS[ddp] = dispatcher
         return _DISPATCHERS[ddp]
 
     @staticmethod
@@ -83,8 +83,8 @@ class HookDispatcher:
 _DISPATCHERS: WeakKeyDictionary[DistributedDataParallel, HookDispatcher] = WeakKeyDictionary()
 
 
-def _hook(board: HookDispatcher, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    return board.answer(bucket)  # DDP wants this parameter to be called `bucket`
+def _hook(dispatcher: HookDispatcher, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    return dispatcher.answer(bucket)  # DDP wants this parameter to be called `bucket`
 
 
 def plain_mean(group: dist.ProcessGroup) -> Answer:
@@ -148,7 +148,7 @@ class _Staged:
     waiting: list["_DdpBucket"] = field(default_factory=list)
 
     def complete_with(self, slices: int) -> bool:
-        """So many parameters more are there; whether these were the last."""
+        """Note that so many more parameters have been copied; returns whether these were the last."""
         self.missing -= slices
         return self.missing == 0
 
@@ -181,7 +181,9 @@ class GradientHook:
         used: notes which of them took part in backward.
     """
 
-    def __init__(self, session: Session, named: dict[str, Tensor], used: Used | None = None) -> None:
+    def __init__(
+        self, session: Session, named: dict[str, Tensor], used: UsedParameters | None = None
+    ) -> None:
         self._session = session
         self._used = used
         self._names = {id(p): name for name, p in named.items()}
@@ -245,7 +247,7 @@ class GradientHook:
         return waiting.future
 
     def resume(self, layout: list[list[str]] | None) -> None:
-        """Go on from a checkpoint; the single bucket of DDP's next iteration is not what it will be."""
+        """Go on from a checkpoint. The single bucket of DDP's next iteration is not its final layout."""
         self.layout, self._fresh = layout, True
         if self.late is not None:
             self.late.resume()
@@ -285,7 +287,7 @@ class GradientHook:
                 self.late.follow_buckets()
 
     def _note(self, parameters: list[Tensor], last: bool) -> None:
-        """Learn DDP's layout: what it is in the round before the buckets settle is what it stays."""
+        """Note DDP's layout, which is final in the round before the session takes over DDP's buckets."""
         if self._session.round >= SETTLED:
             return
         if self._fresh:
@@ -321,7 +323,7 @@ class GradientHook:
             raise misfit([name for i, name in self._names.items() if i not in self._arrived], "unfrozen")
 
     def _flat(self, i: int) -> Tensor:
-        """Where a bucket is put together: the same memory in all rounds if DDP's buckets are never ours."""
+        """The memory of a bucket; the same in all rounds if the session never takes over DDP's buckets."""
         if self.late is not None:
             return self.late.flats[i]
         bucket = self._session.buckets[i]

@@ -26,7 +26,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Placing:
+class Placement:
     """Where the exchanges of a level run.
 
     Attributes:
@@ -83,7 +83,7 @@ def placed(
     policy: Policy,
     group: dist.ProcessGroup,
     wanted: str | None,
-) -> Placing:
+) -> Placement:
     """Where the exchanges of a level run; `wanted`: "device" or "host", if the user has said so.
 
     On the GPU where its backend launches collectives in stream order (NCCL) and neither compressors nor
@@ -93,17 +93,17 @@ def placed(
         AttachError: it was to be on the GPU, and cannot.
     """
     if wanted is not None:
-        checks.word("exchange_on", wanted, (HOST, DEVICE))
+        checks.one_of("exchange_on", wanted, (HOST, DEVICE))
     first = next(iter(named.values()), None)
     if first is None or on_host(first):
         if wanted == DEVICE:
             raise AttachError(
                 "exchange_on='device' is for a model on a GPU, and this one is on the CPU: leave it out"
             )
-        return Placing()
+        return Placement()
     why = "as told" if wanted == HOST else _needs_host(strategy, named, policy, group, first.device)
     if not why:
-        return Placing(None, True, "on the GPU in stream order")
+        return Placement(None, True, "on the GPU in stream order")
     if wanted == DEVICE:
         raise AttachError(
             f"exchange_on='device' is not possible for {strategy.name!r}, as {why}: leave it out, and it "
@@ -111,7 +111,7 @@ def placed(
         )
     if not gloo_is_built():
         raise AttachError(f"{strategy.name!r} runs on the host ({why}), and this build of torch has no Gloo")
-    return Placing(_CPU, False, f"on the host by gloo ({why})")
+    return Placement(_CPU, False, f"on the host by gloo ({why})")
 
 
 def _needs_host(
@@ -144,7 +144,7 @@ def _culprit(compressor: Compressor) -> Compressor:
 
 
 def transport_for(
-    placing: Placing, group: dist.ProcessGroup, timeout: timedelta, nodes: Sequence[Sequence[int]]
+    placing: Placement, group: dist.ProcessGroup, timeout: timedelta, nodes: Sequence[Sequence[int]]
 ) -> TorchTransport | ByDevice:
     """The transport of a level's exchanges, as they were placed."""
     if placing.in_stream:

@@ -22,15 +22,15 @@ LOOKED_AT = 32
 
 SAID = {"steps_per_epoch": "len(loader) // accumulation", "epochs": "10"}
 """What to write."""
-_WORDS = {"steps_per_epoch": "how long an epoch is", "epochs": "how many there will be"}
+_WORDS = {"steps_per_epoch": "the length of an epoch", "epochs": "the number of epochs"}
 
 
 def given(strategy: AnyStrategy, steps_per_epoch: int | None, epochs: int | None) -> ScheduleState:
-    """What `attach` was given of epochs, as the first schedule state.
+    """The first schedule state: the length and number of epochs, as far as `attach` was given them.
 
     Raises:
         ConfigError: a number is no length.
-        AttachError: the strategy goes by epochs and was not told of them; says all that it needs.
+        AttachError: the strategy depends on epochs, and a number is missing; says all that it needs.
     """
     known = {"steps_per_epoch": steps_per_epoch, "epochs": epochs}
     for name, hint in SAID.items():
@@ -42,7 +42,7 @@ def given(strategy: AnyStrategy, steps_per_epoch: int | None, epochs: int | None
 
 
 def check(strategy: AnyStrategy, schedule_state: ScheduleState) -> None:
-    """Refuse a strategy that goes by epochs and was not told of them.
+    """Refuse a strategy that depends on epochs if their length or number is missing.
 
     Raises:
         AttachError: says all that it needs.
@@ -56,8 +56,9 @@ def check(strategy: AnyStrategy, schedule_state: ScheduleState) -> None:
                 else ""
             )
             raise AttachError(
-                f"{strategy.name!r} goes by epochs, and {' and '.join(_WORDS[name] for name in unsaid)} "
-                f"was not said: write attach(..., {', '.join(f'{name}={SAID[name]}' for name in unsaid)})"
+                f"{strategy.name!r} depends on epochs, and attach was not given "
+                f"{' and '.join(_WORDS[name] for name in unsaid)}: write "
+                f"attach(..., {', '.join(f'{name}={SAID[name]}' for name in unsaid)})"
                 f"{by_steps}{_more(level.rounds, unsaid)}"
             )
         _check_period(level.rounds, schedule_state.get("steps_per_epoch", math.inf))
@@ -91,15 +92,15 @@ def _check_period(rounds: Rounds, steps: float) -> None:
     )
 
 
-class Passes:
+class BackwardPasses:
     """Counts how many backward passes make a step, and warns once where `steps_per_epoch` may be batches.
 
     Passes under `no_sync` count too, so DDP's own hook would not do.
 
     Args:
         named: the parameters; the last one has a gradient in most passes.
-        strategy: the name of who goes by epochs.
-        told: how many steps an epoch was said to have.
+        strategy: the name of the strategy that depends on epochs.
+        told: how many steps an epoch has, as `attach` was given it.
     """
 
     def __init__(self, named: Mapping[str, Tensor], strategy: str, told: int) -> None:
@@ -112,7 +113,7 @@ class Passes:
     @classmethod
     def of(
         cls, strategy: AnyStrategy, named: Mapping[str, Tensor], schedule_state: ScheduleState
-    ) -> Passes | None:
+    ) -> BackwardPasses | None:
         """A counter; None where no strategy goes by epochs, or their length was not given."""
         needed = any("steps_per_epoch" in level.rounds.needs for level in strategy.levels)
         told = schedule_state.get("steps_per_epoch")

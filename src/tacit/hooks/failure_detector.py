@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from tacit.errors import PeerLost, RatesDiffer, UnevenData, of_ranks
 from tacit.hooks.bounded_store import BoundedStore, Unreachable
-from tacit.hooks.close_barrier import UNEVEN, Reached, Rendezvous
-from tacit.hooks.store_comparison import DIFFERENT, Comparing, StepHistory
+from tacit.hooks.close_barrier import UNEVEN, CloseBarrier, StepsReached
+from tacit.hooks.store_comparison import DIFFERENT, StepComparison, StepHistory
 from tacit.torch_compat import PrefixStore, Store
 
 POLL_SECONDS = 1.0
@@ -22,6 +22,8 @@ COMPARED = 3
 """Of these looks, with how many ranks compare their notes: one more message."""
 GRACE_SECONDS = 5.0
 """How long a rank may take to answer an alarm, and the store once a round has failed."""
+OWN = "own: "
+"""Before an alarm that names its rank and the reason: no peer and no network is to blame."""
 
 
 class PostedCount(NamedTuple):
@@ -39,15 +41,18 @@ class PostedCount(NamedTuple):
 class FailureDetector:
     """One rank's part in finding out which rank has failed.
 
-    A rank whose round fails raises the alarm. Every rank that still lives answers it with the round that it
-    has reached, from a thread of its own, so that a rank that hangs in a collective answers too. Who does not
-    answer is gone or frozen; who answers with an error has left; who has posted less than others that had
-    waited for him is late, and so is who has posted as much, but only when they had waited long enough; and
-    who finds that his own clock jumped had been stopped. Else it is nobody's fault that is known.
-    Before they close, all ranks meet: who closes earlier than others go on has other data than they.
-    The first alarm stands: what comes later is often only that a connection broke, as the first rank went.
+    A rank whose round fails raises the alarm. Every rank that is alive answers with the round that it has
+    reached. It does so in a thread of its own, so a rank that hangs in a collective answers too. A rank
 
-    Where the store's node cannot be reached, that is what was found, some seconds after the time-out.
+    * that does not answer is gone or frozen;
+    * that answers with an error has left;
+    * that has posted fewer messages than others, which waited for it, is late; so is one that has posted as
+      many, but long after the others;
+    * whose clock has jumped had been stopped.
+
+    Before they close, all ranks wait for each other: one that closes earlier has other data than the rest.
+    The first alarm stands: later ones are often only connections that the first rank's end has broken.
+    Where the store's node cannot be reached, the error says so, some seconds after the time-out.
 
     Args:
         store: of the process group; its host is the launcher, which outlives the ranks.
@@ -56,7 +61,7 @@ class FailureDetector:
         round: reads how many rounds this rank has entered.
         reached: reads how many steps it has taken, and begun.
         posted: reads what it has given to collectives; what it has begun, where not said.
-        notes: what ranks must have noted alike.
+        notes: what all ranks must have noted the same after each step.
         on_alarm: called once, in this thread, with what was found; must end what hangs.
         timeout: seconds after which a peer that does not answer is an error.
     """
@@ -68,7 +73,7 @@ class FailureDetector:
         rank: int,
         ranks: list[int],
         round: Callable[[], int],
-        reached: Callable[[], Reached],
+        reached: Callable[[], StepsReached],
         on_alarm: Callable[[PeerLost], None],
         timeout: float = 60.0,
         posted: Callable[[], PostedCount] | None = None,
@@ -81,8 +86,8 @@ class FailureDetector:
         self._soon = self._store.within(GRACE_SECONDS)
         self._rank, self._ranks, self._round, self._on_alarm = rank, ranks, round, on_alarm
         self._reached = reached
-        self._rendezvous = Rendezvous(self._store, rank, ranks)
-        self._comparing = None if notes is None else Comparing(self._store, rank, notes)
+        self._barrier = CloseBarrier(self._store, rank, ranks)
+        self._comparison = None if notes is None else StepComparison(self._store, rank, notes)
         self._timeout = timeout
         self._posted = posted or self._begun
         self._last = PostedCount(-1, time.monotonic())
@@ -93,10 +98,11 @@ class FailureDetector:
         self._thread = threading.Thread(target=self._watch, name="tacit-rollcall", daemon=True)
         self._thread.start()
 
-    def alarm(self, reason: str) -> PeerLost:
-        """Raise the alarm, and say who is missing."""
+    def alarm(self, reason: str, own: bool = False) -> PeerLost:
+        """Raise the alarm, and say who is missing; nobody is, where the error is this rank's `own`."""
+        failed = f"{OWN}round {self._round()} failed on rank {self._rank}: {reason}"
         try:
-            self._raise(f"rank {self._rank}: {reason}", self._soon)
+            self._raise(failed if own else f"rank {self._rank}: {reason}", self._soon)
         except dist.DistError as error:
             self._found = self._found or _gone(error, reason)
         else:
@@ -109,7 +115,7 @@ class FailureDetector:
         self._try(lambda: self._raise(f"rank {self._rank} has left: {reason}", self._soon))
         self.close()
 
-    def meet(self) -> None:
+    def enter_barrier(self) -> None:
         """Wait until all ranks have come here, after the same number of steps.
 
         Raises:
@@ -118,23 +124,23 @@ class FailureDetector:
             PeerLost: a rank is gone or frozen.
         """
         try:
-            differs = (lambda: None) if self._comparing is None else self._comparing.end
-            wrong = self._rendezvous.arrive(self._reached(), differs)
+            differs = (lambda: None) if self._comparison is None else self._comparison.end
+            wrong = self._barrier.arrive(self._reached(), differs)
             self._store.set("news", "")
             if wrong is not None:
                 self._raise(wrong, self._store)
             delay = 0.001
-            while not (self._told.wait(delay) or self._rendezvous.complete()):
+            while not (self._told.wait(delay) or self._barrier.complete()):
                 delay = min(2 * delay, 0.05)
         except dist.DistError as error:
             self._found = self._found or _gone(error)
         if self._found is not None:
             raise self._found
 
-    def part(self) -> None:
+    def leave_barrier(self) -> None:
         """Leave the close barrier, and end the threads."""
         self._end()
-        self._try(lambda: self._rendezvous.part(GRACE_SECONDS))
+        self._try(lambda: self._barrier.leave(GRACE_SECONDS))
         self._store.close()
 
     def close(self) -> None:
@@ -183,14 +189,14 @@ class FailureDetector:
 
     def _look(self, compares: bool) -> PeerLost | None:
         self._posted()
-        if compares and self._comparing is not None:
-            different = self._comparing.look()
+        if compares and self._comparison is not None:
+            different = self._comparison.look()
             if different is not None:
                 self._raise(different, self._store)
         if not self._store.check(["news"]):
             return None
         if not self._store.check(["alarm"]):
-            wrong = self._rendezvous.look(self._reached())
+            wrong = self._barrier.look(self._reached())
             if wrong is None:
                 return None
             self._raise(wrong, self._store)
@@ -207,9 +213,11 @@ class FailureDetector:
             return UnevenData(alarm.removeprefix(UNEVEN))
         if alarm.startswith(DIFFERENT):
             return RatesDiffer(alarm.removeprefix(DIFFERENT))
+        if alarm.startswith(OWN):
+            return PeerLost(alarm.removeprefix(OWN))
         now, posted = time.monotonic(), self._posted()
         lately = now - self._stood_at - self._stood < self._timeout + GRACE_SECONDS
-        here = _Here(self._round(), posted.number, now - posted.since, self._stood if lately else 0.0)
+        here = _RankStatus(self._round(), posted.number, now - posted.since, self._stood if lately else 0.0)
         self._store.set(f"here/{self._rank}", here.to_text())
         deadline = time.monotonic() + GRACE_SECONDS
         answers: dict[int, str] = {}
@@ -220,7 +228,7 @@ class FailureDetector:
                         answers[rank] = key[0] + self._store.get(key).decode()
             time.sleep(0.05)
         blamed = _blamed(self._ranks, answers, alarm, self._timeout)
-        if blamed is None and (uneven := self._rendezvous.left_behind(alarm)) is not None:
+        if blamed is None and (uneven := self._barrier.left_behind(alarm)) is not None:
             return UnevenData(uneven.removeprefix(UNEVEN))
         return PeerLost(blamed or _nobody(answers, alarm))
 
@@ -236,7 +244,7 @@ def _gone(error: dist.DistError, reason: str = "") -> PeerLost:
     return PeerLost(f"the launcher's store is gone, and with it the node that held it: {error}{after}")
 
 
-class _Here(NamedTuple):
+class _RankStatus(NamedTuple):
     """How a rank answers: rounds that have ended, what it has posted and how many seconds ago, and for how
     many seconds it stood still lately."""
 
@@ -249,7 +257,7 @@ class _Here(NamedTuple):
         return f"{self.round} {self.posted} {self.age:.3f} {self.stood:.3f}"
 
     @classmethod
-    def from_text(cls, text: str) -> _Here:
+    def from_text(cls, text: str) -> _RankStatus:
         round, posted, *seconds = text.split()
         return cls(int(round), int(posted), *map(float, seconds))
 
@@ -283,8 +291,8 @@ def _blamed(ranks: list[int], answers: dict[int, str], alarm: str, timeout: floa
     return None
 
 
-def _present(answers: dict[int, str]) -> dict[int, _Here]:
-    return {rank: _Here.from_text(text[1:]) for rank, text in answers.items() if text[0] == "h"}
+def _present(answers: dict[int, str]) -> dict[int, _RankStatus]:
+    return {rank: _RankStatus.from_text(text[1:]) for rank, text in answers.items() if text[0] == "h"}
 
 
 def _nobody(answers: dict[int, str], alarm: str) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from tacit.errors import PeerLost
-from tacit.hooks.close_barrier import Reached
+from tacit.errors import PeerLost, RoundError, TacitError
+from tacit.hooks.close_barrier import StepsReached
 from tacit.hooks.failure_detector import FailureDetector, PostedCount
 from tacit.hooks.learning_rates import RateHistory
 from tacit.hooks.level import Level
 from tacit.hooks.options import AttachOptions
-from tacit.hooks.uneven_data import Backwards, untouched
+from tacit.hooks.uneven_data import SyncedBackwards, untouched
 from tacit.torch_compat import default_store
 from tacit.transports.process_groups import abort, rank_in, ranks_of
 
@@ -30,11 +30,15 @@ class Failures:
         options: what the session was attached with.
         levels: near to far; the list may still be filled until `watch` is called.
         backwards: counts the backward passes.
-        notes: what ranks must have noted alike.
+        notes: what all ranks must have noted the same after each step.
     """
 
     def __init__(
-        self, options: AttachOptions, levels: Sequence[Level], backwards: Backwards, notes: RateHistory | None
+        self,
+        options: AttachOptions,
+        levels: Sequence[Level],
+        backwards: SyncedBackwards,
+        notes: RateHistory | None,
     ) -> None:
         self._options, self._levels = options, levels
         self._backwards, self._notes = backwards, notes
@@ -70,7 +74,7 @@ class Failures:
         errors = (level.session.failure.error for level in self._levels)
         return next((error for error in errors if error is not None), None)
 
-    def meet(self) -> None:
+    def enter_barrier(self) -> None:
         """Wait until all ranks close their sessions, after the same steps; unless something has failed.
 
         Raises:
@@ -79,12 +83,12 @@ class Failures:
             PeerLost: a rank is gone or frozen.
         """
         if self._detector is not None and self.first is None:
-            self._detector.meet()
+            self._detector.enter_barrier()
 
-    def part(self) -> None:
+    def leave_barrier(self) -> None:
         """Stop comparing, as the other ranks do now."""
         if self._detector is not None:
-            self._detector.part()
+            self._detector.leave_barrier()
 
     def close(self) -> None:
         """Stop comparing, whatever others do."""
@@ -114,7 +118,7 @@ class Failures:
     # ---- called by sessions and by the detector -------------------------------------------------------
 
     def _tell(self, error: BaseException) -> None:
-        """Tell ranks that take no part in the round in which it failed."""
+        """Tell the ranks that take no part in the failed round."""
         if self._detector is not None and not isinstance(error, PeerLost):
             self._detector.leave(f"{type(error).__name__}: {error}")
 
@@ -122,7 +126,8 @@ class Failures:
         if isinstance(self.first, PeerLost):
             return self.first
         assert self._detector is not None
-        found = self._detector.alarm(first_line(error))
+        own = isinstance(error, TacitError) and not isinstance(error, RoundError)
+        found = self._detector.alarm(first_line(error), own)
         found.__cause__ = error
         return found
 
@@ -139,14 +144,14 @@ class Failures:
         since = max(session.lanes.posted_at for session in sessions)
         return PostedCount(sum(session.lanes.posted for session in sessions) + begun, since)
 
-    def _reached(self) -> Reached:
+    def _reached(self) -> StepsReached:
         """How far this rank is, as ranks compare it when one closes its session."""
         steps = self._levels[-1].session.step
         if self._options.leaves_ddp_alone:
             return untouched(self._options.model, steps)
         begun = sum(level.session.pending.begun for level in self._levels)
         # With a scaler the ranks ask each other in backward, before a round begins.
-        return Reached(steps, begun + (self._backwards.begun if self._options.scaled else 0))
+        return StepsReached(steps, begun + (self._backwards.begun if self._options.scaled else 0))
 
     def _peer_lost(self, error: PeerLost) -> None:
         if self._options.leaves_ddp_alone:

@@ -29,7 +29,7 @@ def at_work(scaler: object, strategy: AnyStrategy) -> GradScaler | None:
     """The scaler, if it is one and scales.
 
     Raises:
-        AttachError: it is none, or the strategy cannot have one.
+        AttachError: it is no GradScaler, or the strategy does not work with one.
     """
     if scaler is not None and not isinstance(scaler, GradScaler):
         raise AttachError(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tacit.hooks.store_comparison import Noted
+from tacit.hooks.store_comparison import StepHistory, StepNote
 
 
 class Rates:
@@ -78,11 +78,11 @@ class _Rated(NamedTuple):
     sum: float
     loads: int
 
-    def noted(self) -> Noted:
-        return Noted(self.step, f"{', '.join(map(repr, self.now))}; {self.sum!r}", self.loads)
+    def noted(self) -> StepNote:
+        return StepNote(self.step, f"{', '.join(map(repr, self.now))}; {self.sum!r}", self.loads)
 
 
-class RateHistory:
+class RateHistory(StepHistory):
     """Notes the rates after every step; ranks compare now and then what they noted after the same one.
 
     Nobody tells anybody which step that will be. Of the steps since it was asked last, a rank offers the one
@@ -119,16 +119,14 @@ class RateHistory:
             self._offered = self._last
 
     @property
-    def last(self) -> Noted | None:
-        """See `store_comparison.StepHistory.last`."""
+    def last(self) -> StepNote | None:
         return None if self._last is None else self._last.noted()
 
-    def take(self) -> Noted | None:
-        """See `store_comparison.StepHistory.take`."""
+    def take(self) -> StepNote | None:
         offered, self._offered = self._offered, None
         return None if offered is None else offered.noted()
 
-    def alike(self, ones: Noted, others: Noted) -> bool:
+    def alike(self, ones: StepNote, others: StepNote) -> bool:
         """Whether all rates, and their sums, are the same but for rounding."""
         if ones.text == others.text:
             return True
@@ -137,7 +135,7 @@ class RateHistory:
             math.isclose(a, b, rel_tol=_ROUNDING) for a, b in zip(one, other, strict=True)
         )
 
-    def differ(self, one: int, ones: Noted, other: int, others: Noted) -> str:
+    def differ(self, one: int, ones: StepNote, other: int, others: StepNote) -> str:
         """What to say of two ranks whose notes differ."""
         if one > other:
             one, ones, other, others = other, others, one, ones

@@ -14,15 +14,15 @@ from tacit.contracts import ScheduleState
 from tacit.hooks import buffers
 from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.ddp import GradientHook
-from tacit.hooks.device_placement import Placing, placed, transport_for
+from tacit.hooks.device_placement import Placement, placed, transport_for
 from tacit.hooks.fragments import fragments
 from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.optimizer import OptimizerHook
-from tacit.hooks.optimizer_state import Moments
-from tacit.hooks.replica import Present
-from tacit.hooks.server_buffers import Beside, homes_of
-from tacit.hooks.server_step import Groups, ServerStepHook
-from tacit.hooks.unused_parameters import Used
+from tacit.hooks.optimizer_state import OptimizerState
+from tacit.hooks.replica import LiveTensors
+from tacit.hooks.server_buffers import ServerBuffers, homes_of
+from tacit.hooks.server_step import OptimizerGroups, ServerStepHook
+from tacit.hooks.unused_parameters import UsedParameters
 from tacit.kernels.dispatch import warm_up_for
 from tacit.parameter_server import placement
 from tacit.parameter_server.transport import StarTransport
@@ -41,9 +41,9 @@ class Level:
     Attributes:
         gradient: the hook in backward, where gradients are exchanged.
         progress: the hook after `optimizer.step`, where replicas move on their own.
-        stepped: the hook around it, where a server steps.
-        moments: what the optimizers keep of the parameters there.
-        buffers: what the model has beside its parameters there; None where servers have it.
+        stepped: the hook around `optimizer.step`, where a server steps.
+        moments: the optimizers' state there.
+        buffers: averages the model's buffers there; None where servers have them.
         placing: where its exchanges run.
         taken: the momentum that was taken from the optimizers of the gradients' level.
     """
@@ -51,7 +51,7 @@ class Level:
     gradient: GradientHook | None = None
     progress: OptimizerHook | None = None
     stepped: ServerStepHook | None = None
-    moments: Moments | None = None
+    moments: OptimizerState | None = None
     buffers: ReplicaBuffers | None = None
 
     def __init__(
@@ -77,7 +77,7 @@ class Level:
         self.taken = taken if strategy.subject == "gradient" else None
         quiet = strategy.subject == "nothing"
         chosen = _of_parameters(policy or fitting(strategy.compressor, named), named)
-        self.placing = Placing()
+        self.placing = Placement()
         if not quiet:
             self.placing = placed(strategy, named, chosen, model.process_group, exchange_on)
         peers = transport_for(self.placing, model.process_group, timeout, nodes)
@@ -91,12 +91,12 @@ class Level:
             for group in _apart(part, named)
             for bucket in group_names(group, tensors, cap)
         ]
-        groups: Groups | None = None
-        beside: Beside | None = None
+        groups: OptimizerGroups | None = None
+        beside: ServerBuffers | None = None
         if strategy.server is not None:
             stepped = strategy.server.optimizer == "server"
-            groups = Groups(optimizers, named) if stepped else None
-            still = dict(Present(model.module, buffers.numbers_in(model))) if stepped else {}
+            groups = OptimizerGroups(optimizers, named) if stepped else None
+            still = dict(LiveTensors(model.module, buffers.numbers_in(model))) if stepped else {}
             homes = placement.homes(tensors, len(servers)) | homes_of([*still], len(servers))
             cap = placement.message_cap(strategy, tensors, len(servers), model.process_group.size(), cap)
             kinds = groups.of if groups is not None else dict.fromkeys(tensors)
@@ -112,9 +112,9 @@ class Level:
                 *(groups.rules if groups is not None else (), kinds),
             )
             if groups is not None:
-                beside = Beside(model.module, [*still], self.transport.servers, homes, cap)
+                beside = ServerBuffers(model.module, [*still], self.transport.servers, homes, cap)
         lr = _largest(rates)
-        self.used = Used.of(model, named) if strategy.subject == "gradient" else None
+        self.used = UsedParameters.of(model, named) if strategy.subject == "gradient" else None
         idle = None if self.used is None else self.used.idle
         with warm_up_for(_kernels_on(self.placing, named)):
             self.session = Session(
@@ -145,12 +145,12 @@ class Level:
             self.gradient = GradientHook(self.session, tensors, self.used)
         else:
             if together:
-                self.moments = Moments(self.session, optimizers, named)
-                present = Present(model.module, buffers.found_in(model))
+                self.moments = OptimizerState(self.session, optimizers, named)
+                present = LiveTensors(model.module, buffers.found_in(model))
                 self.buffers = ReplicaBuffers(self.session, present, share)
             self.progress = OptimizerHook(
                 self.session,
-                Present(model.module, tensors),
+                LiveTensors(model.module, tensors),
                 share,
                 rates,
                 self.buffers if strategy.buffers == "averaged" else None,
@@ -201,8 +201,8 @@ class Level:
         if self.moments is not None:
             self.moments.consolidate()
         if self.buffers is not None and self.strategy.buffers == "local":
-            self.buffers.meet()
-            self.buffers.meet_others()
+            self.buffers.average()
+            self.buffers.copy_first()
 
     def close(self, failed: bool = False) -> None:
         """Wait for exchanges, or after a failure end them, and leave the process groups to other sessions."""
@@ -220,10 +220,10 @@ def _at_servers(strategy: Strategy, model: DistributedDataParallel) -> dict[str,
     """The buffers that servers keep beside the parameters, as workers do not wait for each other."""
     if strategy.subject != "delta" or not strategy.independent:
         return {}
-    return dict(Present(model.module, buffers.numbers_in(model)))
+    return dict(LiveTensors(model.module, buffers.numbers_in(model)))
 
 
-def _kernels_on(placing: Placing, named: Mapping[str, Tensor]) -> str:
+def _kernels_on(placing: Placement, named: Mapping[str, Tensor]) -> str:
     """The type of device on which compressors run."""
     first = next(iter(named.values()), None)
     return first.device.type if placing.in_stream and first is not None else "cpu"

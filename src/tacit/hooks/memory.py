@@ -1,4 +1,4 @@
-"""What a strategy keeps beside the model, in bytes: for who finds that there is no room for it."""
+"""What a strategy keeps beside the model, in bytes: for the error where a GPU has no room for it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def kept(strategy: Strategy, named: Mapping[str, Tensor], policy: Policy | None 
 def too_large(
     strategy: AnyStrategy, named: Mapping[str, Tensor], policy: Policy | None, exchange_on: str | None
 ) -> str:
-    """What to say where the GPU has no room for it."""
+    """The error's text where the GPU has no room for it."""
     parts: dict[str, int] = {}
     for level in strategy.levels:
         for name, size in kept(level, named, policy).items():

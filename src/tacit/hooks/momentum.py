@@ -1,4 +1,4 @@
-"""Momentum that the compressor has is taken from the optimizer, and given back in the end."""
+"""Where the compressor applies momentum, that of the optimizer is set to 0, and restored in the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tacit.strategy import AnyStrategy
 def planned(
     strategy: AnyStrategy, policy: Policy | None, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]
 ) -> TakenMomentum | None:
-    """The momentum to take from the optimizers, which nothing has been taken from yet; None where none is.
+    """The momentum that `take` will take from the optimizers; None where no compressor applies any.
 
     Raises:
         AttachError: it cannot be taken.
@@ -27,8 +27,8 @@ def planned(
     for level in strategy.levels:
         if level.subject == "delta" and level.compressor.takes_momentum is not None:
             raise AttachError(
-                f"{level.compressor} has momentum in itself, and replicas that step alone need their "
-                "optimizer's: leave MomentumCorrection out where subject='delta'"
+                f"{level.compressor} applies momentum to gradients, and with subject='delta' the optimizer "
+                "applies it in every local step: leave MomentumCorrection out"
             )
     nearest = strategy.levels[0]
     if nearest.subject != "gradient":
@@ -39,7 +39,7 @@ def planned(
 
 
 def _common(chosen: Mapping[str, Compressor]) -> Momentum | None:
-    """The momentum that all of the parameters' compressors have in themselves."""
+    """The momentum that all of the parameters' compressors apply."""
     found: dict[Momentum | None, str] = {}
     for name, compressor in chosen.items():
         found.setdefault(compressor.takes_momentum, name)
@@ -56,7 +56,7 @@ def _common(chosen: Mapping[str, Compressor]) -> Momentum | None:
 class TakenMomentum:
     """The momentum of these optimizers' groups that hold any of the parameters; 0 from `take` to `restore`.
 
-    In between, a step with momentum in such a group is an error: it would come twice.
+    In between, a step with momentum in such a group is an error: momentum would be applied twice.
 
     Raises:
         AttachError: an optimizer is not SGD, or its momentum is another one.
@@ -77,8 +77,8 @@ class TakenMomentum:
         ]
         if not self._groups:
             raise AttachError(
-                "the strategy has momentum in itself, and the optimizer's would come on top: give attach the "
-                "optimizer, so that it can be taken over"
+                "the strategy applies momentum, and the optimizer would apply its own too: give attach the "
+                "optimizer, so that its momentum can be set to 0"
             )
         for optimizer, group in self._groups:
             _check(momentum, optimizer, group)
@@ -99,8 +99,8 @@ class TakenMomentum:
         for mine, group in self._groups:
             if mine is optimizer and group["momentum"] != 0:
                 raise AttachError(
-                    f"the optimizer's momentum was set to {group['momentum']}, and the strategy has momentum "
-                    "in itself: leave it at 0; schedulers such as OneCycleLR take cycle_momentum=False"
+                    f"the optimizer's momentum was set to {group['momentum']}, and the strategy applies "
+                    "momentum: leave it at 0; schedulers such as OneCycleLR take cycle_momentum=False"
                 )
         self.decay.before_step(optimizer, [group for mine, group in self._groups if mine is optimizer])
 
@@ -117,9 +117,9 @@ class TakenMomentum:
 def _check(momentum: Momentum, optimizer: Optimizer, group: Mapping[str, Any]) -> None:
     if not isinstance(optimizer, SGD):
         raise AttachError(
-            f"the strategy has momentum in itself, and {type(optimizer).__name__} has one that cannot be "
-            "taken from it: use torch.optim.SGD; or attach 'topk:warmup_steps=N', which sends the largest "
-            "entries as well, sets in as gently over N steps, and leaves the optimizer as it is"
+            f"the strategy applies momentum, and that of {type(optimizer).__name__} cannot be switched off: "
+            "use torch.optim.SGD; or attach 'topk:warmup_steps=N', which also sends the largest entries, "
+            "lowers their number over N steps too, and leaves the optimizer as it is"
         )
     theirs = group["momentum"]
     if theirs == 0:

@@ -1,4 +1,4 @@
-"""Since when a replica that moves on its own holds NaN, and where: until the next round nobody looks."""
+"""In which step and parameter NaN began in a replica that moves on its own: only rounds look for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tacit.kernels.dispatch import on_host
 from tacit.session.nonfinite_origin import Origin
 
 
-class Broken:
+class NonfiniteSince:
     """Looks at one small gradient before every step, and at everything once that is not finite.
 
     A parameter that is not finite makes the next output so, and with it all gradients. They are looked at

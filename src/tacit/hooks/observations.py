@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Sync
-from tacit.errors import ConfigError
+from tacit.errors import ConfigError, of_ranks
 from tacit.exchange.combinators import gather
 from tacit.session import PendingRound, Session
 
@@ -47,7 +47,7 @@ class Observations:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Training waits for an answer: that is not the time that a step takes."""
+        """Training waits for an answer: that time is no part of a step's."""
         start = time.perf_counter()
         yield
         self._waited += time.perf_counter() - start
@@ -58,7 +58,7 @@ class Observations:
             self._transfers.append(pending.seconds)
 
     def observe_times(self, step: int, sync: Sync) -> None:
-        """Observe for how many steps transfers take, before the round of `step` leaves."""
+        """Observe how many steps transfers take, before the round of `step` leaves."""
         if "transfer" not in self._metrics:
             return
         session, now = self._session, time.perf_counter()
@@ -102,10 +102,10 @@ class Observations:
         silent = [rank for rank, each in zip(self._session.ranks, given, strict=True) if not each]
         if not silent:
             return
-        who = "no rank has" if len(silent) == len(given) else f"ranks {silent} have not"
+        where = "at all" if len(silent) == len(given) else f"on {of_ranks(silent)}"
         raise ConfigError(
-            f"rounds={self._session.strategy.rounds} go by the loss, and up to step {step} {who} told it: "
-            "write session.observe(loss) in every step, on every rank"
+            f"rounds={self._session.strategy.rounds} depend on the loss, and up to step {step} "
+            f"session.observe(loss) was not called {where}: call it in every step, on every rank"
         )
 
 
@@ -115,7 +115,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _ratio(transfers: Sequence[float], steps: Sequence[float]) -> float:
-    """For how many steps a transfer was on its way. Of the steps a low one: others may hold an evaluation."""
+    """How many steps a transfer took. Of the steps' times a low one counts: others may hold an evaluation."""
     if not transfers or not steps:
         return 0.0
     step = sorted(steps)[(len(steps) - 1) // 2]

@@ -47,13 +47,13 @@ class UnappliedRound:
 
 
 class OptimizerHook:
-    """Keeps the anchor of every bucket, and moves it by what the peers agreed on.
+    """Keeps the anchor of every bucket, and has the merge move it by the peers' mean delta.
 
-    A round leaves with this rank's progress since the anchor. At once or some steps later, the strategy's
+    A round sends this rank's delta: parameters less anchor. At once or some steps later, the strategy's
     merge applies its mean to the anchor and to the parameters as they are then.
 
     Args:
-        session: exchanges the progress; its buckets are those of the parts, one part after the other.
+        session: exchanges the deltas; its buckets are those of the parts, one part after the other.
         named: the parameters, looked up anew in each round; where nobody waits for others, buffers too.
         share: how much this rank counts for in the mean; 1 on average over the ranks.
         rates: reads the present learning rate of each parameter.
@@ -75,7 +75,7 @@ class OptimizerHook:
         self._session = session
         self._named, self._share, self._rates = named, share, rates
         self._buffers, self._variances = buffers, frozenset(variances)
-        self.facts = Observations(session, lambda: max(rates().values(), default=0.0))
+        self.observations = Observations(session, lambda: max(rates().values(), default=0.0))
         self._completed = completed
         self.follow_buckets()
 
@@ -105,8 +105,8 @@ class OptimizerHook:
         self._parts = _parts(session, self._named)
         if self._buffers is not None:
             self._buffers.forget()
-        self._met_at: int | None = None
-        self._met_before = met
+        self._equal_at: int | None = None
+        self._equal_before = met
         self._same_at: int | None = None
         self.under_way: list[UnappliedRound] = list(under_way)
 
@@ -154,18 +154,18 @@ class OptimizerHook:
     def independent(self) -> int | None:
         """How many steps the replicas have taken since they were equal; None where they are."""
         session = self._session
-        met = self.last_met
+        met = self.last_equal
         if session.step == met or session.schedule.inactive(session.step):
             return None
         return session.step - met
 
     @property
-    def last_met(self) -> int:
+    def last_equal(self) -> int:
         """After how many steps the replicas were last equal, as far as that is known."""
-        return self._met_before if self._met_at is None else self._met_at
+        return self._equal_before if self._equal_at is None else self._equal_at
 
     def sync(self) -> None:
-        """A round of all parts, now: afterwards every replica stands at the anchor.
+        """A round of all parts, now: afterwards every replica equals the anchor.
 
         That is the mean of the replicas, or what the merge has in its place. What is under way is applied
         first. No round where no step was taken since the last time.
@@ -174,12 +174,12 @@ class OptimizerHook:
             RoundError: the round failed; no parameter has changed.
         """
         session = self._session
-        if session.step != self._met_at:
+        if session.step != self._equal_at:
             with ranges.within(session.strategy.name, "sync"):
                 self._sync()
-            self._met_at = session.step
+            self._equal_at = session.step
         if self._buffers is not None and session.step != self._same_at:
-            self._buffers.meet_others()
+            self._buffers.copy_first()
             self._same_at = session.step
 
     def _sync(self) -> None:
@@ -200,10 +200,10 @@ class OptimizerHook:
             session.ask(partial(average_, self._flat[i], scope), bucket.name, of=self._flat[i])
             self._replica.write(i, anchor.add_(self._replica.widened(i, self._flat[i])))
         if self._buffers is not None:
-            self._buffers.meet()
+            self._buffers.average()
 
     def _consolidate(self, last: int) -> None:
-        """Put all replicas at the anchor, by a round."""
+        """Set all replicas to the anchor, by a round."""
         way = self._leave(last, range(len(self._session.buckets)), apply_at=last)
         if way.pending is not None:
             self._session.pending.wait(way.pending)
@@ -219,7 +219,7 @@ class OptimizerHook:
         self._end(way)
 
     def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
-        """Go on from what a server has. `bring` gives it this rank's values of a bucket, and returns its."""
+        """Take a server's parameters. `bring` offers it this rank's values of a bucket; returns its own."""
         for i, bucket in enumerate(self._session.buckets):
             self._replica.read(i, self._flat[i])
             self._anchor[i].copy_(bring(bucket.name, self._flat[i]))
@@ -236,26 +236,26 @@ class OptimizerHook:
             self._apply(way, step, leaves=leaves_first)
             read |= set(way.buckets) if leaves_first else set()
         if leaves_first:
-            self.facts.observe_times(step, sync)
+            self.observations.observe_times(step, sync)
             sync = session.schedule.sync_at(step)  # the period may be another one now
         way = self._leave(step, buckets, sync.apply_at, read)
-        self.facts.observe_round(step, sync, way.pending, [self._flat[i] for i in buckets])
+        self.observations.observe_round(step, sync, way.pending, [self._flat[i] for i in buckets])
         if way.apply_at <= step:
             self._apply(way, step)
             everything = len(buckets) == len(session.buckets)
-            self._met_at = step + 1 if everything and session.strategy.merge.meets else None
+            self._equal_at = step + 1 if everything and session.strategy.merge.meets else None
 
     def _leave(
         self, step: int, buckets: Sequence[int], apply_at: int, read: Collection[int] = ()
     ) -> UnappliedRound:
-        """Start a round. `read`: the buckets whose progress is there already."""
+        """Start a round. `read`: the buckets whose delta has been computed already."""
         session, beside = self._session, self._beside(buckets)
         if beside is not None:
             beside.collect()
         for i in buckets:
             exact = self._flat[i] if i in read else self._replica.progress(i, self._anchor[i], self._flat[i])
             self._note_local_delta(i, exact)
-        self.facts.measure([self._flat[i] for i in buckets])
+        self.observations.measure([self._flat[i] for i in buckets])
         pending = session.begin(buckets)
         if beside is not None:
             beside.leave(pending)
@@ -268,7 +268,7 @@ class OptimizerHook:
         return way
 
     def _note_local_delta(self, i: int, exact: Tensor) -> None:
-        """Keep this rank's part, if the merge asks for it: what is sent, or what in the end is not."""
+        """Keep this rank's own delta, if the merge needs it: all of it, or what of it is not sent."""
         mine, new_residual = self._local_delta[i], self._owed[i]
         if mine is None:
             return
@@ -287,10 +287,10 @@ class OptimizerHook:
             self._apply(way, step)
 
     def _apply(self, way: UnappliedRound, step: int, leaves: bool = False) -> None:
-        """Apply an answer. `leaves`: what leaves next is the progress as it was before."""
+        """Apply an answer. `leaves`: the next round sends the delta as it was before."""
         session = self._session
         if way.pending is not None:
-            with self.facts.waiting():
+            with self.observations.waiting():
                 session.pending.wait(way.pending)
         lag = max(0, step - way.step)
         rates = self._rates()
@@ -298,7 +298,7 @@ class OptimizerHook:
             len(session.ranks), lag, max(rates.values(), default=0.0), session.context.coordinate.here.peers
         )
         session.stats.applied(at.lag)
-        self.facts.note_transfer(way.pending, at.lag)
+        self.observations.note_transfer(way.pending, at.lag)
         diverged_in_node = (
             at.lag > 0 and session.context.by_node and session.schedule.sync_at(step).diverged_in_node
         )

@@ -21,7 +21,7 @@ _log = logging.getLogger("tacit")
 _NOT_FROM_ZERO = (ASGD, LBFGS, Adafactor, NAdam, Rprop)
 
 
-class Moments:
+class OptimizerState:
     """The optimizers' own state of the parameters: momentum, Adam's moments.
 
     The strategy says what becomes of it in every round, when its answer is applied.
@@ -62,8 +62,8 @@ class Moments:
     def consolidate(self) -> None:
         """Average what has stayed local. A collective call.
 
-        Whoever goes on with plain DDP would otherwise step from equal parameters with unequal momenta, and
-        drift apart for good.
+        Plain DDP, which may follow, gives all replicas the same gradients: with unequal momenta their
+        parameters would become different.
         """
         if self._kind == "local":
             for bucket in self._session.buckets:

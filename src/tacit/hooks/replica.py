@@ -13,7 +13,7 @@ from tacit.session.buckets import Bucket
 from tacit.torch_compat import copy_each_
 
 
-class Present(Mapping[str, Tensor]):
+class LiveTensors(Mapping[str, Tensor]):
     """Parameters and buffers by name, each looked up in its module when it is asked for.
 
     A module may assign a buffer anew in every step, `self.ema = 0.9 * self.ema + ...`.
@@ -42,7 +42,7 @@ class Present(Mapping[str, Tensor]):
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """In which type what adds up over many rounds is kept, for parameters of this one: float32 at least."""
+    """The type of anchors and of sums over rounds, for parameters of this type: float32 at least."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -71,15 +71,14 @@ class _Parameter:
 class Replica:
     """Reads and writes this rank's parameters, bucket by bucket, in the order of their dimensions.
 
-    Parameters in types of two bytes are put where the nearest number of that type is. What this rounding
-    takes away is added again when they are read, so that a step below half a unit in the last place is not
-    undone.
+    Parameters in types of two bytes are rounded to the nearest number. The rounding error is added again when
+    they are read, so that a step below half a unit in the last place is not undone.
 
     Args:
         buckets: which parameters travel together.
         named: the parameters, looked up anew in each round.
         common: the anchor of each bucket, in the `wide` type; overwritten with the parameters.
-        stays: whether replicas are always put at it, and so need not remember where they were put.
+        stays: whether replicas are always set to the anchor, and so need not remember what they were set to.
     """
 
     def __init__(
@@ -148,13 +147,13 @@ class Replica:
         return x if self.put[i] is None else self._rounded[self._buckets[i].dtype][: len(x)].copy_(x)
 
     def write(self, i: int, params: Tensor) -> None:
-        """Put the parameters of bucket `i` there."""
+        """Set the parameters of bucket `i` to these values."""
         with torch.no_grad():
             _copy_(*reversed([*zip(*self._pairs(i, params), strict=True)]))
         self._remember(i, params)
 
     def anchor_here(self, i: int, anchor: Tensor) -> None:
-        """Take the parameters of bucket `i` as they are for where they were put, and for the anchor."""
+        """Take the present parameters of bucket `i` as the anchor, and as the values last written."""
         self.read(i, anchor)
         self._remember(i, anchor)
 

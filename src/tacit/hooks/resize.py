@@ -25,7 +25,7 @@ from tacit.session.state import is_topologys
 _KEY = re.compile(r"(?P<owner>[^/]+)/(?P<level>\d+)/(?P<name>.*)/(?P<field>[^/]+)")
 
 
-class Shares:
+class SavedShares:
     """A checkpoint's tensors, whoever saved them.
 
     Args:

@@ -1,8 +1,8 @@
-"""What stands beside the parameters where a server steps: buffers, which no gradient moves.
+"""The model's buffers where a server steps: no gradient moves them.
 
-Each worker's own forward passes move them (BatchNorm's statistics), and a server has their mean: whenever all
-workers meet, at `sync` and as a session closes, each pushes how far its own have moved since they last met,
-of which the server adds the share 1 / P, and takes what came of it.
+Each worker's own forward passes change them (BatchNorm's statistics), and a server keeps their mean. At
+`sync` and as a session closes, all workers push by how much their own have changed since the last time. The
+server adds 1 / P of each, and the workers take the result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def homes_of(names: Sequence[str], servers: int) -> dict[str, int]:
     return {name: i % servers for i, name in enumerate(names)}
 
 
-class Beside:
+class ServerBuffers:
     """The floating-point buffers of a model, and what the servers have of them.
 
     Args:
@@ -58,7 +58,7 @@ class Beside:
             have.copy_(self._servers.of(bucket[0]).enter(have, f"{bucket[0]}/0", _whole(have)))
             self._write(bucket, have)
 
-    def meet(self) -> None:
+    def average(self) -> None:
         """Overwrite the buffers by the mean of all workers'. A collective call.
 
         Raises:

@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tacit.contracts import PayloadSpec
 from tacit.errors import AttachError, ConfigError
-from tacit.hooks.server_buffers import Beside
+from tacit.hooks.server_buffers import ServerBuffers
 from tacit.session import Session
 
 _SENT: dict[type[Optimizer], tuple[str, ...]] = {
@@ -22,8 +22,8 @@ _SENT: dict[type[Optimizer], tuple[str, ...]] = {
 """Which hyper-parameters a server gets at attach; the learning rate goes with each push."""
 
 
-class Groups:
-    """The worker's optimizer, for a server to step each parameter as its group would.
+class OptimizerGroups:
+    """The worker's optimizer, by whose groups a server steps each parameter.
 
     Args:
         optimizers: of the parameters; one.
@@ -70,7 +70,7 @@ class Groups:
         return float(self._optimizer.param_groups[group]["lr"])
 
     def check(self) -> None:
-        """Refuse a schedule of what a server got once, at attach.
+        """Refuse hyper-parameters other than those that the servers got at attach; learning rates may change.
 
         Raises:
             ConfigError: names what has changed, and its group.
@@ -109,8 +109,8 @@ class ServerStepHook:
         session: Session,
         named: Mapping[str, Tensor],
         back: Callable[[Tensor], PayloadSpec],
-        groups: Groups,
-        beside: Beside,
+        groups: OptimizerGroups,
+        beside: ServerBuffers,
     ) -> None:
         self._session, self._named = session, named
         self._groups, self._beside = groups, beside
@@ -160,10 +160,10 @@ class ServerStepHook:
         if self._session.agree(self._flat):
             for i, flat in enumerate(self._flat):
                 self._write(i, flat, whole=True)
-        self._beside.meet()  # now that all have come so far, none of them waits for a push of another
+        self._beside.average()  # now that all have come so far, none of them waits for a push of another
 
     def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
-        """Go on from what a server has. `bring` gives it this rank's values of a bucket, and returns its."""
+        """Take a server's parameters. `bring` offers it this rank's values of a bucket; returns its own."""
         for i, bucket in enumerate(self._session.buckets):
             self._write(i, bring(bucket.name, self._have[i]), whole=True)
         self._beside.enter()

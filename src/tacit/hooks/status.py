@@ -1,4 +1,4 @@
-"""What an attached session says of itself: in one sentence, and in lines."""
+"""The texts of `Attached.active_path` and `Attached.describe`."""
 
 from __future__ import annotations
 

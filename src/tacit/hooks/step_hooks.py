@@ -8,25 +8,25 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from tacit.hooks.accumulation import Accumulating, linear
-from tacit.hooks.buffers import OwnBuffers
+from tacit.hooks.accumulation import AccumulationCheck, linear
+from tacit.hooks.buffers import BufferBroadcasts
 from tacit.hooks.ddp import Answer, HookDispatcher, no_exchange, plain_mean
-from tacit.hooks.epochs import Passes
+from tacit.hooks.epochs import BackwardPasses
 from tacit.hooks.frozen_check import FrozenCheck
 from tacit.hooks.grad_scaler import ScaledSteps
 from tacit.hooks.learning_rates import RateHistory
 from tacit.hooks.level import Level
 from tacit.hooks.momentum import TakenMomentum
-from tacit.hooks.nonfinite_since import Broken
+from tacit.hooks.nonfinite_since import NonfiniteSince
 from tacit.hooks.options import AttachOptions
-from tacit.hooks.uneven_data import Backwards
+from tacit.hooks.uneven_data import SyncedBackwards
 from tacit.transports.process_groups import rank_in
 
 _log = logging.getLogger("tacit")
 
 
 class StepHooks:
-    """What happens in backward, before every optimizer step and behind it.
+    """What happens in backward, and before and after every optimizer step.
 
     Args:
         options: what the session was attached with.
@@ -40,21 +40,21 @@ class StepHooks:
         self,
         options: AttachOptions,
         levels: Sequence[Level],
-        backwards: Backwards,
+        backwards: SyncedBackwards,
         frozen: FrozenCheck,
         notes: RateHistory | None,
     ) -> None:
         self._options, self._levels = options, levels
         self._backwards, self._frozen, self._notes = backwards, frozen, notes
-        self._passes = Passes.of(options.strategy, options.named, options.schedule_state)
+        self._passes = BackwardPasses.of(options.strategy, options.named, options.schedule_state)
         self._handles: list[Any] = []
         self._undo: list[Callable[[], None]] = []
-        self._accumulating: Accumulating | None = None
+        self._accumulating: AccumulationCheck | None = None
         self._scaled: ScaledSteps | None = None
         self._warned = False
 
     def register(
-        self, board: HookDispatcher | None, taken: TakenMomentum | None, scaled: ScaledSteps | None
+        self, dispatcher: HookDispatcher | None, taken: TakenMomentum | None, scaled: ScaledSteps | None
     ) -> None:
         """Register them, in the order in which they are to be called.
 
@@ -65,17 +65,17 @@ class StepHooks:
         """
         self._scaled = scaled
         optimizers, near, far = self._options.optimizers, self._levels[0], self._levels[-1]
-        if board is not None:
-            self._answer_ddp(board)
+        if dispatcher is not None:
+            self._answer_ddp(dispatcher)
         if any(level.progress is not None or level.stepped is not None for level in self._levels):
-            self._undo.append(OwnBuffers(self._options.model).restore)
+            self._undo.append(BufferBroadcasts(self._options.model).restore)
         if not self._options.leaves_ddp_alone:
             self._before_steps(self._frozen)
         for level in self._levels:
             if level.stepped is not None:
                 self._before_steps(level.stepped.before_step)
         if far.progress is not None and scaled is None:
-            broken = Broken(self._options.named, lambda: far.session.step)
+            broken = NonfiniteSince(self._options.named, lambda: far.session.step)
             far.session.nonfinite.use_origin(broken.origin)
             self._before_steps(broken)
         if far.progress is not None:
@@ -106,19 +106,19 @@ class StepHooks:
 
     # ---- in backward ----------------------------------------------------------------------------------
 
-    def _answer_ddp(self, board: HookDispatcher) -> None:
+    def _answer_ddp(self, dispatcher: HookDispatcher) -> None:
         """Have the nearest level answer DDP's hook, and what looks at every backward around it."""
         options, near = self._options, self._levels[0]
-        self._undo.append(lambda: board.use(plain_mean(options.group)))
+        self._undo.append(lambda: dispatcher.use(plain_mean(options.group)))
         answer: Answer = near.gradient or no_exchange
         if near.gradient is not None and self._refuses_sums():
             scaled, unseen = self._scaled is not None, not options.optimizers
-            self._accumulating = Accumulating(options.model, near.session, options.named, scaled, unseen)
+            self._accumulating = AccumulationCheck(options.model, near.session, options.named, scaled, unseen)
             self._undo.append(self._accumulating.close)
             answer = self._accumulating.around(answer)
         if self._scaled is not None:
             answer = self._scaled.around(answer)
-        board.use(self._backwards.around(answer))
+        dispatcher.use(self._backwards.around(answer))
 
     def _refuses_sums(self) -> bool:
         """Whether a gradient on top of a mean is refused; delayed means look at the optimizer's steps."""

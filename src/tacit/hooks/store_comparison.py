@@ -10,7 +10,7 @@ DIFFERENT = "different: "
 """How an alarm begins that needs no further search for who failed."""
 
 
-class Noted(NamedTuple):
+class StepNote(NamedTuple):
     """What a rank noted, which must say the same on every rank.
 
     Attributes:
@@ -28,21 +28,21 @@ class StepHistory(Protocol):
     """What a rank has noted, step by step."""
 
     @property
-    def last(self) -> Noted | None:
+    def last(self) -> StepNote | None:
         """What was noted after the last step."""
 
-    def take(self) -> Noted | None:
+    def take(self) -> StepNote | None:
         """What to compare now, of what was noted since the last time; called in another thread."""
 
-    def alike(self, ones: Noted, others: Noted) -> bool:
+    def alike(self, ones: StepNote, others: StepNote) -> bool:
         """Whether two notes of the same step say the same."""
 
-    def differ(self, one: int, ones: Noted, other: int, others: Noted) -> str:
+    def differ(self, one: int, ones: StepNote, other: int, others: StepNote) -> str:
         """What to say of two ranks whose notes differ."""
 
 
-class Comparing:
-    """One rank's part: the first that has noted a step says what, and all others compare with it.
+class StepComparison:
+    """One rank's part: the first rank to note a step stores its note, and the others compare theirs with it.
 
     So the store serves one message a rank and question, and keeps one text for each.
 
@@ -65,7 +65,7 @@ class Comparing:
         mine = self._notes.last
         return None if mine is None else self._with_the_first(mine)
 
-    def _with_the_first(self, mine: Noted) -> str | None:
+    def _with_the_first(self, mine: StepNote) -> str | None:
         key = f"noted/{mine.loads}/{mine.step}"
         said = self._store.compare_set(key, "", f"{self._rank} {mine.text}").decode()
         rank, _, text = said.partition(" ")

@@ -1,16 +1,16 @@
-"""What must be seen of backward so that uneven data is an error and no hang."""
+"""Counts backward passes, so that uneven data is an error and no hang."""
 
 from __future__ import annotations
 
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit.errors import AttachError
-from tacit.hooks.close_barrier import Reached
+from tacit.hooks.close_barrier import StepsReached
 from tacit.hooks.ddp import Answer, BucketFuture
 from tacit.torch_compat import GradBucket, in_join, sequence_number
 
 
-class Backwards:
+class SyncedBackwards:
     """Counts the backward passes in which DDP synchronises.
 
     Attributes:
@@ -47,8 +47,8 @@ def refuse_join(model: DistributedDataParallel) -> None:
         )
 
 
-def untouched(model: DistributedDataParallel, steps: int) -> Reached:
-    """How far a rank is whose DDP object is left alone: the collectives on its group tell of a backward."""
+def untouched(model: DistributedDataParallel, steps: int) -> StepsReached:
+    """How far a rank is where DDP exchanges gradients itself, by the number of collectives on its group."""
     if in_join(model):
-        return Reached(0)  # there ranks may take different numbers of steps
-    return Reached(steps, sequence_number(model.process_group))
+        return StepsReached(0)  # there ranks may take different numbers of steps
+    return StepsReached(steps, sequence_number(model.process_group))

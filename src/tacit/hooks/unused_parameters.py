@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 
-class Used:
+class UsedParameters:
     """The parameters that have had a gradient since the last exchange; as DDP itself counts them.
 
     With `find_unused_parameters` DDP leaves alone the gradient of a parameter that no rank has used, and
@@ -26,22 +26,22 @@ class Used:
             self._handles.append(p.register_hook(self._noted(name)))  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def of(model: DistributedDataParallel, named: Mapping[str, Tensor]) -> Used | None:
+    def of(model: DistributedDataParallel, named: Mapping[str, Tensor]) -> UsedParameters | None:
         """None where DDP applies whatever its hook answers."""
-        return Used(named) if model.find_unused_parameters else None
+        return UsedParameters(named) if model.find_unused_parameters else None
 
     def _noted(self, name: str) -> Callable[[Tensor], None]:
         return lambda gradient: self._used.add(name)
 
     def idle(self, name: str) -> bool:
-        """Whether it has had none."""
+        """Whether the parameter has had no gradient since the last exchange."""
         return name not in self._used
 
     def clear(self) -> None:
-        """An exchange is over: count anew."""
+        """An exchange is over: forget the gradients seen."""
         self._used.clear()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()

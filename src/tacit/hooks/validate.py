@@ -25,20 +25,12 @@ _TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def check_seed(seed: int) -> None:
-    """Refuse what is no seed.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Raise a `ConfigError` if it is no seed."""
     checks.whole("seed", seed, 0, MOST_SEED, "it is the same on every rank")
 
 
 def check_weight(strategy: AnyStrategy, weight: float | None) -> None:
-    """Refuse a rank's weight that is no weight, or that the strategy has no use for.
-
-    Raises:
-        AttachError: it is so.
-    """
+    """Raise an `AttachError` if it is no weight, or if the strategy does not weigh replicas."""
     if weight is None:
         return
     if not is_periodic(strategy):
@@ -78,17 +70,17 @@ def checked(
 
 
 def _check_strategy(strategy: AnyStrategy, optimizers: Sequence[Optimizer]) -> None:
-    """Refuse what would leave replicas apart for good, and what needs an optimizer where there is none."""
+    """Refuse what would never make replicas equal again, and what lacks the optimizer that it needs."""
     subjects = {level.subject for level in strategy.levels}
     last = strategy.levels[-1]
     if last.topology.scope != WORLD and subjects != {"nothing"}:
         raise AttachError(
-            f"topology={last.topology} does not reach all replicas, and they would drift apart for good: "
+            f"topology={last.topology} does not reach all replicas, so they would never be equal again: "
             "write Flat() or Hierarchical(), or join it by Levels with one that does"
         )
     if last.subject == "gradient" and not last.rounds.every_step:
         raise AttachError(
-            f"rounds={last.rounds} would leave replicas to drift apart for good afterwards: "
+            f"rounds={last.rounds} end while training goes on, so replicas would never be equal again: "
             "join it by Levels with one that exchanges their deltas"
         )
     if not optimizers and ("delta" in subjects or last.independent):

@@ -18,7 +18,7 @@ Group = dict[str, Any]
 class DecayMomentum:
     """Gives weight decay the momentum that SGD would have given it.
 
-    SGD adds decay to the gradient, and both go through its momentum. A compressor that has momentum in itself
+    SGD adds decay to the gradient, and both go through its momentum. A compressor that applies momentum
     sees the gradient alone. So the decay has a velocity of its own here, as in the authors' optimizer for
     DGC: d <- m d + decay * x. SGD, which now has no momentum, adds decay * x itself; this adds the rest, m
     times the velocity, to the gradient before the step. Parameters are equal on all ranks, and so is d:
@@ -43,7 +43,7 @@ class DecayMomentum:
                     self._velocity(p)
 
     def expect(self, names: AbstractSet[str]) -> None:
-        """Have one for each of these: a checkpoint holds theirs, which die away where nothing decays now."""
+        """Have one for each of these: a checkpoint holds theirs, which shrink where nothing decays now."""
         for name in self._named.keys() & names:
             self._velocity(self._named[name])
 

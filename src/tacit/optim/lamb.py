@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from tacit.optim.checking import checked_lr, fraction, not_negative
+from tacit.optim.layerwise import LayerwiseOptimizer
 from tacit.optim.sizes import add_, norm, unless_zero
 
 
-class LAMB(Optimizer):
+class LAMB(LayerwiseOptimizer):
     """Adam, with steps scaled to the norm of the parameter.
 
     The paper's step t, for a parameter w with gradient g:
@@ -58,25 +57,6 @@ class LAMB(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._rooms = {}
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step. `closure`, where given, computes the loss again, which is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._update(p, p.grad, group)
-        return loss
 
     def _update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
         state = self.state[p]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from tacit.optim.checking import checked_lr, fraction, not_negative
+from tacit.optim.layerwise import LayerwiseOptimizer
 from tacit.optim.sizes import add_, norm, unless_zero
 
 
-class LARS(Optimizer):
+class LARS(LayerwiseOptimizer):
     """SGD with momentum, with a learning rate for each parameter.
 
     The paper's step, for a parameter w with gradient g:
@@ -53,25 +52,6 @@ class LARS(Optimizer):
         not_negative("trust", trust, zero=False)
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
         super().__init__(params, defaults)
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step. `closure`, where given, computes the loss again, which is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._update(p, p.grad, group)
-        return loss
 
     def _update(self, p: Tensor, g: Tensor, group: dict[str, Any]) -> None:
         rate: float | Tensor = float(group["lr"])

@@ -35,8 +35,7 @@ class AveragingState:
         records: the workers.
         pushed: of each worker that has pushed, in which life, and its message.
         number: of this round.
-        owed: for each piece of the answer, what the answers so far have not said, in two buffers that change
-            places.
+        owed: for each piece of the answer, the residual of the answers so far, in two buffers that swap.
         memory: for each piece of the answer that is more than a mean, the state that it is made from.
     """
 
@@ -51,7 +50,7 @@ class AveragingState:
 class AveragingService(Service[AveragingState]):
     """Answers a round when all have pushed: all with the same bits, in whatever order they came.
 
-    With error feedback in the answer, what it does not say is owed to the next one.
+    With error feedback, what an answer leaves out is added to the next one.
 
     Attributes:
         workers: how many there are.
@@ -65,7 +64,6 @@ class AveragingService(Service[AveragingState]):
     enters_workers: ClassVar[bool] = False
 
     def start(self) -> AveragingState:
-        """All workers are expected."""
         return AveragingState((WorkerRecord(),) * self.workers)
 
     def on(

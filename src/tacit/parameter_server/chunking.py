@@ -54,7 +54,7 @@ def rest(request: PushPull, i: int) -> PushPull:
 
 
 @dataclass(eq=False)
-class JoinedReply:
+class JoinedReply(Posted):
     """The reply to a push that was cut; `contracts.Posted`.
 
     Attributes:
@@ -71,7 +71,6 @@ class JoinedReply:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def on_done(self, call: Callable[[], None]) -> None:
-        """See `contracts.Posted`."""
         self._open = len(self.parts)
 
         def one() -> None:
@@ -85,7 +84,6 @@ class JoinedReply:
             part.on_done(one)
 
     def answer(self) -> tuple[Payload, ...]:
-        """See `contracts.Posted`."""
         answers: list[Any] = [part.answer() for part in self.parts]
         others = answers[-1] if self.others else ()
         return (*others[: self.i], (self.whole,), *others[self.i :])

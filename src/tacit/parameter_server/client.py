@@ -1,4 +1,4 @@
-"""A worker's connection to one parameter server: it sends messages, and hears the replies."""
+"""A worker's connection to one parameter server: it sends messages, and receives the replies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _KINDS = {"push": FrameKind.PUSH, "pull": FrameKind.PULL, "meet": FrameKind.MEET
 
 
 @dataclass(eq=False)
-class PendingReply:
+class PendingReply(Posted):
     """The reply to a frame that was sent; `contracts.Posted`.
 
     Attributes:
@@ -66,7 +66,6 @@ class PendingReply:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def on_done(self, call: Callable[[], None]) -> None:
-        """See `contracts.Posted`."""
         with self._lock:
             self._call = call
             now = self.done.is_set()
@@ -87,7 +86,6 @@ class PendingReply:
             call()
 
     def answer(self) -> Any:
-        """See `contracts.Posted`."""
         if self.error is not None:
             raise self.error
         return self.found
@@ -123,7 +121,7 @@ class ClientCounters:
 
 
 class ServerClient:
-    """A connection to one server. Messages leave from any thread; a thread of its own hears the replies.
+    """A connection to one server. Any thread may send; a thread of its own receives the replies.
 
     Args:
         number: which of the servers it is.
@@ -215,7 +213,7 @@ class ServerClient:
                 self._clocks[key] = reply.header.sequence
                 found: Tensor = reply.found[0][0]
                 return found.clone()
-        raise AssertionError(f"{self.name} has not said what it has of {key}")
+        raise AssertionError(f"{self.name} did not send the parameters of {key}")
 
     def clock(self, key: str) -> int:
         """How many pushes to the bucket `key` the worker has made, over all of its lives."""
@@ -259,12 +257,12 @@ class ServerClient:
     # ---- replies --------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Hear replies until the connection ends, or nothing comes for too long while some are due."""
+        """Receive replies until the connection ends, or nothing comes for too long while some are due."""
         try:
             while True:
                 while not self._channel.ready(_LOOK_SECONDS):
-                    heard = max(self._channel.heard, self._opened)
-                    if self._open and time.monotonic() - heard > self._patience:
+                    received_at = max(self._channel.received_at, self._opened)
+                    if self._open and time.monotonic() - received_at > self._patience:
                         raise TimeoutError
                 self._hear()
         except BaseException as error:
@@ -290,7 +288,7 @@ class ServerClient:
         ):
             if header.nbytes != reply.buffer.nbytes:
                 raise PayloadError(
-                    f"it answered {header.nbytes} bytes, where {reply.buffer.nbytes} were asked"
+                    f"it answered {header.nbytes} bytes, and {reply.buffer.nbytes} were expected"
                 )
             self._channel.body(reply.buffer.buffer, self._patience)
             found, error = reply.buffer.unpack(), None
@@ -298,7 +296,8 @@ class ServerClient:
         else:
             found = self._channel.text(header, encoding.MOST_BYTES, self._patience)
             kind = _ERRORS.get(FrameKind(header.kind)) if header.kind in _ALL_KINDS else None
-            error = None if kind is None else kind(found.decode(errors="replace"))
+            says = f"{self.name} has refused a message: " if kind is PayloadError else ""
+            error = None if kind is None else kind(says + found.decode(errors="replace"))
             if error is not None and header.spec == ALL:
                 raise error
         with self._changed:
@@ -312,7 +311,7 @@ class ServerClient:
         if isinstance(error, ServerLost):
             return ServerLost(f"{self.name} has ended the connection: {error}")
         if isinstance(error, TimeoutError) and error.errno is None:
-            return ServerLost(f"{self.name} said nothing for {self._patience:g} s: gone or frozen")
+            return ServerLost(f"{self.name} sent nothing for {self._patience:g} s: it is gone or frozen")
         return ServerLost(f"{self.name} is gone: {_first_line(error)}")
 
     def abort(self, error: BaseException) -> None:

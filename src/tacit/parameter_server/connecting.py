@@ -14,7 +14,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5
 
 
 def open_channel(address: tuple[str, int], secret: Secret, seconds: float, server: str) -> Channel:
-    """Connect to a server, which may start later than its workers: it is tried for that many seconds.
+    """Connect to a server, which may start later than its workers: try for so many seconds.
 
     Raises:
         ServerLost: there is none.
@@ -28,8 +28,8 @@ def open_channel(address: tuple[str, int], secret: Secret, seconds: float, serve
         except OSError as error:
             if time.monotonic() + pause > deadline:
                 raise ServerLost(
-                    f"{server} cannot be reached: {error.strerror or error}. Is it at work there, and "
-                    "started with a --host and --port that lead to it?"
+                    f"{server} cannot be reached: {error.strerror or error}. Start it there, with a --host "
+                    "and --port that this machine can reach"
                 ) from error
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
@@ -61,6 +61,6 @@ def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
         part = connection.recv(size - len(got))
         if not part:
-            raise ConnectionError("it closed the connection before it had said who it is")
+            raise ConnectionError("it closed the connection during the handshake")
         got += part
     return got

@@ -80,16 +80,16 @@ class Connection:
         """For how many seconds it has not said whether it is still there."""
         return now - self.asked if self.alive < self.asked else 0.0
 
-    # ---- what the thread notes that receives ----------------------------------------------------------
+    # ---- called by the thread that receives -----------------------------------------------------------
 
     def note_hello(self) -> None:
         """Its HELLO has come."""
         self.introduced = True
 
-    def note_alive(self, heard: float) -> None:
-        """It has said that it is there, and since `heard` nothing else: that is silence all the same."""
+    def note_alive(self, received_at: float) -> None:
+        """It says that it is there. If nothing else came since `received_at`, it still counts as silent."""
         self.alive = time.monotonic()
-        self.channel.discount(heard)
+        self.channel.discount(received_at)
 
     def note_leave(self) -> None:
         """It has said goodbye."""
@@ -111,10 +111,10 @@ class Connection:
         """Refuse messages of this number by the error from now on."""
         self.refused[number] = error
 
-    # ---- what the server's main thread notes ----------------------------------------------------------
+    # ---- called by the server's main thread ----------------------------------------------------------
 
     def begin_hello(self) -> None:
-        """Its HELLO has its turn; one that is refused may stay for a while, and not for ever."""
+        """Its HELLO is handled now. If it is refused, the connection may stay for a while."""
         self.introduced, self.since = False, time.monotonic()
 
     def welcome(self, sender: Sender, hello: Hello) -> None:
@@ -124,7 +124,7 @@ class Connection:
         self.channel.set_patience(1.5 * hello.timeout + 5)
 
     def lose(self, why: str) -> bool:
-        """It is gone; False where it has left, or others know already."""
+        """Note that it is gone; returns False where it has left, or this was noted before."""
         if self.left or self.lost:
             return False
         self.lost = why

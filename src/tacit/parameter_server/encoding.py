@@ -40,11 +40,11 @@ def write(value: Any) -> bytes:
     try:
         text = json.dumps(_plain(value), allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{value!r:.200} cannot be told to a server: {error}") from error
+        raise ConfigError(f"{value!r:.200} cannot be sent to a parameter server: {error}") from error
     if len(text) > MOST_BYTES:
         raise ConfigError(
-            f"{len(text)} bytes are more than a server is told at once ({MOST_BYTES}): give the model fewer "
-            "parameters, or shorter names"
+            f"{len(text)} bytes are more than a parameter server takes in a message ({MOST_BYTES}): give the "
+            "model fewer parameters, or shorter names"
         )
     return text
 
@@ -62,8 +62,8 @@ def _plain(value: Any) -> Any:
         given = {each.name: _plain(getattr(value, each.name)) for each in fields(value) if each.init}
         return {"is": name_of(type(value)), **given}
     raise ConfigError(
-        "a server can read only compressors and predictors that are dataclasses of plain values, and was to "
-        f"be told of {name_of(type(value))}: use one of tacit.compressors, or make it such a dataclass"
+        "a parameter server can read only compressors and predictors that are dataclasses of plain values, "
+        f"and {name_of(type(value))} is not: use one of tacit.compressors, or make it such a dataclass"
     )
 
 
@@ -159,8 +159,8 @@ def _built(plain: Mapping[str, Any], wanted: Any, known: Mapping[str, type], whe
     cls = known.get(plain["is"])
     if cls is None:
         raise ConfigError(
-            f"a server can read only tacit's own compressors and those of modules that its operator imports, "
-            f"and was told of {plain['is']:.100}: use one of tacit.compressors, or start the server with "
+            "a parameter server can read only tacit's own compressors and those of modules that it imports, "
+            f"and {plain['is']:.100} is none of them: use one of tacit.compressors, or start the server with "
             "--import and the module that has the class"
         )
     if not issubclass(cls, wanted):

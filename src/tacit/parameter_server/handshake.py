@@ -35,7 +35,7 @@ VERDICT_BYTES = 1 + _PROOF
 
 
 class Verdict(IntEnum):
-    """What a server makes of a reply."""
+    """A server's judgement of a worker's reply."""
 
     WELCOME = 0
     WRONG_SECRET = 1
@@ -72,7 +72,7 @@ def versions(reply: bytes) -> bytes:
 
 
 def judged(secret: Secret, greeting: bytes, reply: bytes) -> tuple[Verdict, bytes]:
-    """What the server makes of it, and the message that says so."""
+    """The server's verdict on a reply, and the message that tells the worker."""
     verdict = _judged(secret, greeting, reply)
     proof = secret.proof("server", greeting, reply) if verdict is Verdict.WELCOME else bytes(_PROOF)
     return verdict, bytes([verdict]) + proof
@@ -90,14 +90,14 @@ def _judged(secret: Secret, greeting: bytes, reply: bytes) -> Verdict:
 
 
 def check_greeting(greeting: bytes, server: str) -> None:
-    """Refuse to go on with something else than a server of this version.
+    """Refuse a greeting that is not of a server of this version.
 
     Raises:
         AttachError: says what it is.
     """
     magic, version, format_, _ = _HEAD.unpack(greeting)
     if magic != _MAGIC:
-        raise AttachError(f"{server} is something else than a parameter server of tacit: look at its address")
+        raise AttachError(f"{server} is no parameter server of tacit: check its address and port")
     if (version, format_) != (VERSION, FORMAT):
         raise AttachError(
             f"{server} is of another version of tacit (its frames are {version}.{format_}, and this tacit's "
@@ -106,7 +106,7 @@ def check_greeting(greeting: bytes, server: str) -> None:
 
 
 def check_verdict(secret: Secret, greeting: bytes, reply: bytes, verdict: bytes, server: str) -> None:
-    """Refuse to go on with a server that does not let this worker in, or does not know the secret.
+    """Refuse a verdict that does not let this worker in, or of a server that does not know the secret.
 
     Raises:
         AttachError: says which.

@@ -196,8 +196,7 @@ class Listener:
         self._selector.unregister(stranger.connection)
         if close:
             with contextlib.suppress(OSError):
-                # What it has sent and nobody read would make the system reset the connection, and take back
-                # our last word.
+                # Unread bytes would make the system reset the connection, and drop the verdict.
                 stranger.connection.recv(1 << 16)
             stranger.connection.close()
 

@@ -15,7 +15,7 @@ _HELLO_SECONDS = 10.0
 
 
 class Liveness:
-    """Looks at the clock for a server.
+    """Finds the workers that have been silent for too long.
 
     Args:
         registry: its workers.
@@ -74,7 +74,7 @@ class Liveness:
             if not connections:  # it never came, or is gone from here already
                 sender = Sender(worker, bucket.incarnation(worker))
                 self._services.leave(sender, f"rank {worker} {said}: gone or frozen")
-            silent += [each for each in connections if now - each.channel.heard > timeout]
+            silent += [each for each in connections if now - each.channel.received_at > timeout]
         frozen = [each for each in silent if each.unanswered(now) > timeout / 8]
         for connection in frozen or silent:
             how = ": gone or frozen" if frozen else ", though it is there"

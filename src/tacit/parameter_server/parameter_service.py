@@ -93,12 +93,10 @@ class ParameterService(Service[ServiceState]):
         object.__setattr__(self, "work", tuple(BufferWorkspace() for _ in range(self.workers + 1)))
 
     def start(self) -> ServiceState:
-        """All workers are expected."""
         return ServiceState((WorkerRecord(),) * self.workers)
 
     @property
     def numel(self) -> int:
-        """How many parameters there are."""
         return self.back.numel
 
     def on(
@@ -370,7 +368,6 @@ class ParameterService(Service[ServiceState]):
         )
 
     def staleness(self, state: ServiceState) -> tuple[Mapping[int, int], int]:
-        """As counted in the state."""
         return dict(state.stale), state.late
 
 

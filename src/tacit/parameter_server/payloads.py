@@ -7,23 +7,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Payload, PayloadSpec
+from tacit.contracts import Context, Payload, PayloadSpec, Workspace
 from tacit.errors import PayloadError
 from tacit.parameter_server.messages import Message
 
 
-class BufferWorkspace:
+class BufferWorkspace(Workspace):
     """A `contracts.Workspace` that allocates each buffer when it is first asked for, and keeps it."""
 
     def __init__(self) -> None:
         self._scratch: dict[str, Tensor] = {}
 
     def spare(self, field: str, like: Tensor) -> Tensor:
-        """See `contracts.Workspace`."""
         return self.scratch(f"spare {field}", like, like.shape, like.dtype)
 
     def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """See `contracts.Workspace`."""
         buffer = self._scratch.get(key)
         if buffer is None or buffer.shape != torch.Size(shape) or buffer.dtype != dtype:
             buffer = self._scratch[key] = torch.empty(tuple(shape), dtype=dtype, device=like.device)

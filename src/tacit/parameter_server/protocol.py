@@ -94,11 +94,11 @@ class Channel:
         connection: on which both ends have proved themselves.
 
     Attributes:
-        heard: when bytes last came, on the clock of `time.monotonic`.
+        received_at: when bytes last came, on the clock of `time.monotonic`.
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        self.heard = time.monotonic()
+        self.received_at = time.monotonic()
         self._socket = connection
         self._unsent: deque[memoryview] = deque()
         self._changed = threading.Condition()
@@ -152,7 +152,7 @@ class Channel:
             self._changed.notify_all()
 
     def _send_now(self, parts: list[memoryview]) -> list[memoryview]:
-        """What is left of them when the kernel has taken what it has room for."""
+        """Send what the kernel has room for; returns what is left."""
         try:
             sent = self._socket.sendmsg(parts, [], socket.MSG_DONTWAIT | _NO_SIGNAL)
         except BlockingIOError:
@@ -190,9 +190,9 @@ class Channel:
 
     # ---- receiving ------------------------------------------------------------------------------------
 
-    def discount(self, heard: float) -> None:
-        """Take what has come since `heard` for silence."""
-        self.heard = heard
+    def discount(self, received_at: float) -> None:
+        """Count what has come since `received_at` as silence."""
+        self.received_at = received_at
 
     def ready(self, seconds: float) -> bool:
         """Wait until something has come, or the other end is gone; False after so many seconds."""
@@ -249,7 +249,7 @@ class Channel:
                 continue
             if not got:
                 raise ConnectionError("connection closed by peer")
-            since = self.heard = time.monotonic()
+            since = self.received_at = time.monotonic()
             room = room[got:]
 
     # ---- the end --------------------------------------------------------------------------------------

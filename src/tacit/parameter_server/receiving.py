@@ -37,7 +37,7 @@ def receive(
 
     Args:
         put: gets each frame that the main thread is to see, and last that the connection has ended.
-        rejections: where to say that it has sent what cannot be.
+        rejections: where to log an invalid frame.
         allowed: the classes that it may name.
     """
     try:
@@ -49,12 +49,12 @@ def receive(
         put(Disconnection(connection, str(error.strerror or error)))
     except Exception as error:
         why = f"{type(error).__name__}: {error}" if not isinstance(error, TacitError) else str(error)
-        text = f"{_who(connection)} sent what cannot be: {why:.300}"
+        text = f"{_who(connection)} sent an invalid frame: {why:.300}"
         rejections.of(connection.address, text)
         with contextlib.suppress(OSError):
             connection.channel.send(Header(FrameKind.DROPPED, ALL), as_body(text.encode(errors="replace")))
             connection.channel.drain(_ERROR_SECONDS)
-        put(Disconnection(connection, "it sent what cannot be"))
+        put(Disconnection(connection, "it sent an invalid frame"))
     finally:
         connection.channel.close()
 
@@ -65,11 +65,11 @@ def _who(connection: Connection) -> str:
 
 def _frame(connection: Connection, allowed: AllowedTypes) -> Arrival | None:
     """The next frame; None where the main thread need not know of it."""
-    heard = connection.channel.heard
+    received_at = connection.channel.received_at
     header = connection.channel.header()
     kind = _checked(connection, header)
     if kind == FrameKind.HERE:
-        connection.note_alive(heard)
+        connection.note_alive(received_at)
         return None
     if kind == FrameKind.DECLARE:
         return (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from tacit.contracts import SERVER, WORLD, AxisRank, Collective, Posted, PushPull
+from tacit.contracts import SERVER, WORLD, AxisRank, Collective, Posted, PushPull, Transport
 from tacit.parameter_server import encoding
 from tacit.parameter_server.client import ServerClient
 from tacit.parameter_server.messages import RunSpec, ServerStats
@@ -76,7 +76,7 @@ class ServerGroup:
 
 
 @dataclass(eq=False)
-class StarTransport:
+class StarTransport(Transport):
     """A transport whose requests of the axis SERVER go to the servers, and all others to `peers`."""
 
     peers: TorchTransport
@@ -84,7 +84,6 @@ class StarTransport:
 
     @property
     def nodes(self) -> Sequence[Sequence[int]]:
-        """See `contracts.Transport`."""
         return self.peers.nodes
 
     def open(self, stages: Mapping[str, int]) -> None:
@@ -92,11 +91,9 @@ class StarTransport:
         self.peers.open({axis: count for axis, count in stages.items() if axis != SERVER})
 
     def ranks(self, axis: str) -> Sequence[int]:
-        """See `contracts.Transport`."""
         return self.peers.ranks(WORLD if axis == SERVER else axis)
 
     def place(self, axis: str) -> AxisRank:
-        """See `contracts.Transport`."""
         return self.peers.place(WORLD if axis == SERVER else axis)
 
     def post(self, request: Collective, stage: int, key: str) -> Posted:

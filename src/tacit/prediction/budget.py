@@ -36,7 +36,7 @@ from tacit.prediction.subsets import at_random, beside, by_layers, in_turn, plac
 
 _log = logging.getLogger("tacit")
 
-UNTOLD = 100
+DEFAULT_HORIZON = 100
 """The number of steps that a budget is for, if nobody gives one."""
 DRAWN = 16
 """One in this many entries of a round is drawn at random, where predictions are evaluated."""
@@ -48,7 +48,7 @@ Answered: TypeAlias = Generator[Request, Any, tuple[Tensor, Tensor, Tensor, Tens
 """Returns (positions, mean there, this rank's values there, which drawn entries stand for those not sent)."""
 
 
-class Turn(NamedTuple):
+class SentEntries(NamedTuple):
     """Which entries are sent in a round, rising.
 
     Attributes:
@@ -108,7 +108,7 @@ class Budgeted(Compressor):
 
     def __post_init__(self) -> None:
         ratio.check(self.budget, "budget")
-        checks.word("subset", self.subset, ("rotating", "random", "layers", "magnitude"))
+        checks.one_of("subset", self.subset, ("rotating", "random", "layers", "magnitude"))
         if self.values not in (Dense(), BF16(), FP16()):
             raise ConfigError(f"values={self.values!r} is not possible: write Dense(), BF16() or FP16()")
         if self.subset == "magnitude" and self.values != Dense():
@@ -137,7 +137,7 @@ class Budgeted(Compressor):
     @property
     def planned(self) -> int:
         """The number of steps that the budget is for."""
-        return UNTOLD if self.horizon is None else self.horizon
+        return DEFAULT_HORIZON if self.horizon is None else self.horizon
 
     @property
     def full(self) -> float:
@@ -176,7 +176,7 @@ class Budgeted(Compressor):
             "budget=%g cannot be kept in %d steps, as rounds that send everything take all of it: more will "
             "be sent, as if it were the beginning of %d steps. Write full_steps=0 (mp2: full_rounds=0), or a "
             "larger budget",
-            *(self.budget, steps, UNTOLD),
+            *(self.budget, steps, DEFAULT_HORIZON),
         )
         return self
 
@@ -234,19 +234,19 @@ class Budgeted(Compressor):
         """The bytes of a round that does not send everything, as a share of a dense one's."""
         return (self.room - self.full) / (1 - self.full) if self.full < self.room else 1.0
 
-    def entries_of_round(self, full: bool, ctx: Context) -> Turn:
+    def entries_of_round(self, full: bool, ctx: Context) -> SentEntries:
         """The entries of a round that sends everything (`full`) or not; equal on all peers."""
         always = zlib.crc32(f"{ctx.seed}|{ctx.name}|{ctx.prefix}|whose turn".encode())
         now = zlib.crc32(f"{always}|{ctx.round}".encode())
         chosen = torch.empty(0, dtype=torch.int64)
         if not full:
             count = self._room - self._drawn
-            chosen = _whose_turn(self.subset, self._turning, count, ctx.round, always, now)
+            chosen = _rotated(self.subset, self._turning, count, ctx.round, always, now)
         drawn = beside(self._turning, self._drawn, chosen, zlib.crc32(f"{now}|drawn".encode()))
         if full:
-            return Turn(True, places(self.matrices), placed(self._taking_turns, drawn))
+            return SentEntries(True, places(self.matrices), placed(self._taking_turns, drawn))
         both = placed(self._taking_turns, torch.cat((chosen, drawn)))
-        return Turn(False, torch.cat((self._always, both)).sort().values, both[len(chosen) :])
+        return SentEntries(False, torch.cat((self._always, both)).sort().values, both[len(chosen) :])
 
     @cached_property
     def _room(self) -> int:
@@ -279,7 +279,7 @@ class Budgeted(Compressor):
 
     # ---- the exchange ---------------------------------------------------------------------------------
 
-    def heard(self, x: Tensor, selected: Turn, marks: Tensor, ctx: Context) -> Answered:
+    def averaged(self, x: Tensor, selected: SentEntries, marks: Tensor, ctx: Context) -> Answered:
         """Average what travels in this round, and `marks` beside it."""
         if self.subset != "magnitude" or selected.full or not self.turns:
             return _selected_mean(self.values, x, selected, marks, ctx)
@@ -315,7 +315,7 @@ def _left(each: float, n: int, always: int) -> float:
     return left if left > 0 else each
 
 
-def _whose_turn(subset: Subset, total: int, count: int, round_: int, always: int, now: int) -> Tensor:
+def _rotated(subset: Subset, total: int, count: int, round_: int, always: int, now: int) -> Tensor:
     """Of all entries that take turns, counted one after the other. Seeds: of the bucket, of the round."""
     if subset == "layers":
         return by_layers(total, count, round_)
@@ -339,7 +339,9 @@ def _dropped(rates: Tensor, drops: int) -> bool:
     return bool(count < drops and last <= DROP * then)
 
 
-def _selected_mean(codec: Dense | Cast, x: Tensor, selected: Turn, marks: Tensor, ctx: Context) -> Answered:
+def _selected_mean(
+    codec: Dense | Cast, x: Tensor, selected: SentEntries, marks: Tensor, ctx: Context
+) -> Answered:
     """Average all entries, or those whose turn it is."""
     index, drawn = selected.where.to(x.device), selected.drawn.to(x.device)
     values = x[index]
@@ -354,7 +356,7 @@ def _selected_mean(codec: Dense | Cast, x: Tensor, selected: Turn, marks: Tensor
 
 
 def _largest_mean(
-    most: int, turning: Tensor, x: Tensor, selected: Turn, marks: Tensor, ctx: Context
+    most: int, turning: Tensor, x: Tensor, selected: SentEntries, marks: Tensor, ctx: Context
 ) -> Answered:
     """Average the `most` largest of the entries at `turning`, and those that travel whatever their size."""
     turning, index, drawn = turning.to(x.device), selected.where.to(x.device), selected.drawn

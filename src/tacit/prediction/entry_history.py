@@ -42,7 +42,7 @@ def remembered(state: State, index: Tensor, values: Tensor, ctx: Context) -> dic
 
 
 @dataclass(frozen=True)
-class Heard:
+class ReceivedHistory:
     """The state before a round, and how the size of layers' changes moves in it.
 
     Attributes:
@@ -77,7 +77,7 @@ def _seen(before: Tensor, last: Tensor, age: Tensor, gap: Tensor, ratio: Callabl
 
 
 def swings_after(state: State, values: Sequence[Tensor], ctx: Context) -> tuple[Tensor, Tensor]:
-    """The state field `SWINGS` after a round, and the ratios of `Heard`.
+    """The state field `SWINGS` after a round, and the ratios of `ReceivedHistory`.
 
     Args:
         values: the received changes of each parameter.

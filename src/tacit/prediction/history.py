@@ -17,7 +17,7 @@ def fields(depth: int, round_: int) -> list[str]:
     return [f"past{(round_ + i) % depth}" for i in range(depth)]
 
 
-def foretell_(
+def predict_(
     out: Tensor, predictor: Predictor, past: Sequence[Tensor], matrices: Sequence[Matrix], scale: float = 1.0
 ) -> None:
     """Overwrite these parameters in `out` (flat) with `scale` times the predicted changes.

@@ -18,7 +18,15 @@ from tacit.errors import ConfigError
 from tacit.exchange.health import refuse_overflow
 from tacit.prediction.agreement_check import MARKS, Mirrored, checksum, compare, mark
 from tacit.prediction.budget import Budgeted
-from tacit.prediction.entry_history import FIELDS, ROUNDS, SWINGS, Heard, first, remembered, swings_after
+from tacit.prediction.entry_history import (
+    FIELDS,
+    ROUNDS,
+    SWINGS,
+    ReceivedHistory,
+    first,
+    remembered,
+    swings_after,
+)
 from tacit.prediction.extrapolation import Stale
 from tacit.prediction.gain import SUMS, gains, judged
 from tacit.prediction.predictor import Predictor, Seen, kind_of
@@ -110,7 +118,7 @@ class Predicted(Budgeted):
         marks = ctx.scratch("marks", x, (MARKS,), torch.float32)
         mark(marks, state["answered"], ctx.lr)
         selected = self.entries_of_round(self.is_full(state["rates"], ctx), ctx)
-        index, values, mine, drawn = yield from self.heard(x, selected, marks, ctx)
+        index, values, mine, drawn = yield from self.averaged(x, selected, marks, ctx)
         compare(marks, ctx)
         after = dict(state)
         ctx.out.zero_()
@@ -131,13 +139,13 @@ class Predicted(Budgeted):
     ) -> dict[str, Tensor]:
         """Write predictions to `ctx.out`, of all rotating entries; return the new state."""
         swings, ratios = swings_after(state, self._by_parameter(index, values), ctx)
-        heard = Heard(state, ratios)
+        history = ReceivedHistory(state, ratios)
         sums = ctx.spare("judged", state["judged"])
-        sums.view(-1, SUMS).copy_(self._judged(index, values, drawn, heard))
+        sums.view(-1, SUMS).copy_(self._judged(index, values, drawn, history))
         for i, gain in enumerate(gains(sums.view(-1, SUMS))):
             m = self.matrices[i]
             if gain and self.takes_turns(m):
-                self._write(i, m, gain, heard, ctx.out)
+                self._write(i, m, gain, history, ctx.out)
         return {SWINGS: swings, "judged": sums, **remembered(state, index, values, ctx)}
 
     def _by_parameter(self, index: Tensor, values: Tensor) -> Sequence[Tensor]:
@@ -146,11 +154,11 @@ class Predicted(Budgeted):
         ends = torch.searchsorted(index, stops).tolist()
         return torch.split(values, [end - start for start, end in pairwise([0, *ends])])
 
-    def _judged(self, index: Tensor, values: Tensor, drawn: Tensor, heard: Heard) -> Tensor:
+    def _judged(self, index: Tensor, values: Tensor, drawn: Tensor, history: ReceivedHistory) -> Tensor:
         """The sums behind the gains, with the means of the drawn entries."""
         stops = torch.tensor([m.start + size(m) for m in self.matrices], device=index.device)
         owner = torch.searchsorted(stops, drawn, right=True)
-        seen, known = heard.judging(drawn, owner)
+        seen, known = history.judging(drawn, owner)
         true = values[torch.searchsorted(index, drawn)]
         guess = torch.zeros_like(true)
         kinds = [kind_of(m.dims) for m in self.matrices]
@@ -158,12 +166,12 @@ class Predicted(Budgeted):
             mine = known & torch.tensor([each == kind for each in kinds], device=index.device)[owner]
             if bool(mine.any()):
                 guess[mine] = self.predictor.change(Seen(*(each[:, mine] for each in seen)), kind)
-        sums = heard.state["judged"].view(-1, SUMS)
+        sums = history.state["judged"].view(-1, SUMS)
         return judged(sums, owner[known], guess[known] * self.shrink, true[known])
 
-    def _write(self, i: int, m: Matrix, gain: float, heard: Heard, out: Tensor) -> None:
+    def _write(self, i: int, m: Matrix, gain: float, history: ReceivedHistory, out: Tensor) -> None:
         def seen(piece: slice) -> Seen:
-            return heard.seen(slice(m.start + piece.start, m.start + piece.stop), i)
+            return history.seen(slice(m.start + piece.start, m.start + piece.stop), i)
 
         span = slice(m.start, m.start + size(m))
         self.predictor.write(seen, kind_of(m.dims), out[span], gain * self.shrink)

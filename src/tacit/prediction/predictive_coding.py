@@ -12,7 +12,7 @@ from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
 from tacit.contracts import Context, Exchange, Matrix, State
 from tacit.errors import ConfigError
 from tacit.prediction.extrapolation import Persistent
-from tacit.prediction.history import Shifted, fields, foretell_
+from tacit.prediction.history import Shifted, fields, predict_
 from tacit.prediction.predictor import Predictor
 
 
@@ -90,4 +90,4 @@ class PredictiveCoding(Wrapper):
         depth = self.predictor.depth
         if not guess.is_meta and ctx.round >= depth:
             past = [state[field] for field in fields(depth, ctx.round)]
-            foretell_(guess, self.predictor, past, self.matrices)
+            predict_(guess, self.predictor, past, self.matrices)

@@ -19,7 +19,6 @@ class EveryStep(Rounds):
 
     @property
     def summary(self) -> str:
-        """So it says."""
         return "every step"
 
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync:
@@ -89,7 +88,6 @@ class EveryEpoch(Rounds):
 
     @property
     def summary(self) -> str:
-        """So it says."""
         return "every epoch"
 
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:

@@ -124,7 +124,6 @@ class DeviceExchanges(BucketExchanges):
         self._healths = healths
 
     def open(self, i: int, x: Tensor, pending: PendingRound) -> Generator[Request, Any, Outcome]:
-        """The exchange of bucket `i` in a round; its mean overwrites `x`, which is flat."""
         bucket, health = self._store.buckets[i], self._healths[i]
         scale = self._nonfinite.scale_of(bucket)
         scaled = isinstance(scale, Tensor) or scale != 1.0

@@ -66,13 +66,12 @@ class DeviceRounds(PendingRounds):
         return [*self._pending.values(), *self._unverified]
 
     def wait(self, pending: PendingRound) -> None:
-        """Also until the device has run it: that waits on the host, and for no later round."""
+        """Wait until the device has run the round too: only the host waits, and for no later round."""
         super().wait(pending)
         if pending in self._unverified:
             self._verify(pending)
 
     def verify(self, buckets: Collection[int] | None = None) -> None:
-        """See `PendingRounds.verify`."""
         for pending in [*self._unverified]:
             report = pending.device_report
             assert report is not None
@@ -82,7 +81,6 @@ class DeviceRounds(PendingRounds):
                 self._verify(pending)
 
     def check(self) -> None:
-        """See `PendingRounds.check`."""
         for pending in [*self._unverified]:
             self._check(pending)
 
@@ -151,7 +149,6 @@ class DeviceRounds(PendingRounds):
 
     @property
     def broken(self) -> Tensor | None:
-        """See `PendingRounds.broken`."""
         if not self._unverified:
             return None
         self._lanes.join()

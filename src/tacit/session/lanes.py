@@ -83,7 +83,7 @@ class Lanes:
         completed: Callable[[T, int], None],
         failed: Callable[[], None],
     ) -> Job:
-        """One that is none of a bucket.
+        """A job that exchanges something else than a bucket.
 
         `completed` is called in the lane with its answer and the bytes sent; `failed`, after a failure.
         """
@@ -98,7 +98,7 @@ class Lanes:
     def ask(
         self, asked: Sequence[tuple[Open[T], str]], sent: Callable[[int], None], on_host: bool = False
     ) -> list[T]:
-        """The answers to exchanges that are none of a bucket: behind all that was submitted, and at once.
+        """Run exchanges of something else than buckets side by side, behind all that was submitted.
 
         `sent` is called with the bytes of each.
 

@@ -111,7 +111,7 @@ class PendingRound:
         self.device_report = report
 
     def took(self, seconds: float) -> None:
-        """It is over, and was under way for so long."""
+        """Note that it is over, and for how many seconds it was under way."""
         self.seconds = seconds
 
 
@@ -223,7 +223,7 @@ class PendingRounds:
         """
 
     def check(self) -> None:
-        """As `verify` of all, but nothing is kept yet: for who launches something now, and has time later.
+        """As `verify` of all rounds, but keeps nothing yet: for a caller that has kernels to launch first.
 
         Raises:
             NonFinite, Overflow: as `verify`.

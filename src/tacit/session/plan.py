@@ -35,7 +35,7 @@ class Coordinate(NamedTuple):
 
 @dataclass(frozen=True)
 class SessionContext:
-    """What stays when buckets are cut anew.
+    """What stays the same when other buckets are made.
 
     Attributes:
         tensors: the trainable parameters, by name.

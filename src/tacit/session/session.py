@@ -270,7 +270,7 @@ class Session:
     def submit_beside(
         self, pending: PendingRound, open: Open[T], key: str, completed: Callable[[T], None]
     ) -> None:
-        """Exchange in this round what is none of its buckets, of which none has been submitted yet.
+        """Exchange something else than buckets in this round, before any of its buckets is submitted.
 
         `completed` is called in the lane, with the answer.
         """
@@ -368,5 +368,5 @@ class Session:
 
 
 def _always(x: T) -> Callable[[], T]:
-    """What gives just this."""
+    """A function that returns this value."""
     return lambda: x

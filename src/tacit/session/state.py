@@ -12,7 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.contracts import NODE, AllGatherInto, AxisRank, Outcome, Request, Spans, State, state_dtype
+from tacit.contracts import (
+    NODE,
+    AllGatherInto,
+    AxisRank,
+    Outcome,
+    Request,
+    Spans,
+    State,
+    Workspace,
+    state_dtype,
+)
 from tacit.session.buckets import Bucket, StateSlice, group_names, named_state, topology_state
 from tacit.session.plan import Coordinate, Plan, SessionContext
 from tacit.transports.meter import DryRun
@@ -21,7 +31,7 @@ Fields = dict[tuple[str, str], StateSlice]
 """(parameter, field) -> what is kept of it."""
 
 
-class BucketWorkspace:
+class BucketWorkspace(Workspace):
     """A bucket's second state buffers and scratch memory, allocated at attach as the dry run asked."""
 
     def __init__(self, bucket: Bucket, state: State, dry_run: DryRun) -> None:
@@ -36,11 +46,9 @@ class BucketWorkspace:
         }
 
     def spare(self, field: str, like: Tensor) -> Tensor:
-        """See `contracts.Workspace`."""
         return self.spares[field]
 
     def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """See `contracts.Workspace`."""
         return self._scratch[key]
 
 
@@ -136,7 +144,7 @@ class StateStore:
                     self._workspaces[i].spares[name] = old[name]
 
     def _keep(self, i: int, old: State, new: State, idle: Set[str]) -> None:
-        """DDP throws the answer for these away, so that nothing of their state may have changed."""
+        """Keep the old state of idle parameters, as DDP throws their answer away."""
         before, after = self._views(i, old), self._views(i, new)
         for key, kept in after.items():
             if key[0] in idle and kept.tensor.data_ptr() != before[key].tensor.data_ptr():

@@ -201,7 +201,7 @@ _SUMS = ("rounds", "void_rounds", "bytes_out", "closing_bytes_out", "exchange_se
 
 
 def _ratio(dense: float, sent: float) -> float:
-    """How many times less was sent; 1 where there was nothing to send. Nothing counts as one byte."""
+    """How many times less was sent; 1 where there was nothing to send. No bytes count as one byte."""
     return dense / max(sent, 1) if dense else 1.0
 
 

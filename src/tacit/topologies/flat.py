@@ -44,7 +44,6 @@ class Flat(OnAxis):
         return f"{'all-gather' if gathered else 'all-reduce'}{within}"
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
-        """As in the first step."""
         return "all-reduce" if gathered_use(compressors[0], 0) is None else "all-gather"
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:

@@ -61,7 +61,7 @@ class Hierarchical(NodeTopology):
     meets = NET
 
     def __post_init__(self) -> None:
-        checks.word("by", self.by, ("slices", "leaders", "turns"))
+        checks.one_of("by", self.by, ("slices", "leaders", "turns"))
         if not isinstance(self.far, OnAxis) or self.far.axis != NET:
             raise ConfigError(
                 f"far={self.far} is not on the axis between nodes: write Flat(axis='net') or "
@@ -70,7 +70,6 @@ class Hierarchical(NodeTopology):
 
     @property
     def on_device(self) -> bool:
-        """Whether the topology between nodes is."""
         return self.far.on_device
 
     def check(self, compressor: Compressor) -> None:
@@ -83,21 +82,17 @@ class Hierarchical(NodeTopology):
             )
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
-        """As the way across."""
         return f"{self.far.summary(compressors)} between nodes"
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
-        """Those of the way across."""
         return self.far.collectives(compressors)
 
     def options(self, compressors: Iterable[Compressor]) -> Options:
-        """One for each option of the topology between nodes."""
         options = self.far.options(compressors)
         ways = [far for far in options.topologies if isinstance(far, OnAxis)]
         return options._replace(topologies=tuple(replace(self, far=far) for far in ways))
 
     def fields(self, compressor: Compressor) -> tuple[str, ...]:
-        """Those of the topology between nodes."""
         return self.far.fields(compressor)
 
     def keeps(self, numel: int, compressor: Compressor, here: AxisRank) -> Mapping[str, tuple[int, int]]:

@@ -20,7 +20,7 @@ class OnAxis(Topology):
     axis: str = WORLD
 
     def __post_init__(self) -> None:
-        checks.word("axis", self.axis, (WORLD, NODE, NET))
+        checks.one_of("axis", self.axis, (WORLD, NODE, NET))
 
     @property
     def scope(self) -> str:  # type: ignore[override]

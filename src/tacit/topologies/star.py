@@ -120,7 +120,7 @@ class Star(ServerTopology):
                 f"consistency={self.consistency!r} is not known: write Synchronous(), Asynchronous() or "
                 "StaleSynchronous(bound=3)"
             )
-        checks.word("optimizer", self.optimizer, ("worker", "server"))
+        checks.one_of("optimizer", self.optimizer, ("worker", "server"))
         checks.real("compensation", self.compensation, "write DC-ASGD's lambda, such as 0.04", least=0)
         checks.flag("by_staleness", self.by_staleness)
         if self.pull is not None:

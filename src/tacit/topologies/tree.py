@@ -111,7 +111,7 @@ def _entries(codec: OneShot, numel: int) -> int | None:
 # ---- who swaps with whom -----------------------------------------------------------------------------------
 
 
-def meetings(peers: int) -> list[Ends]:
+def reduce_steps(peers: int) -> list[Ends]:
     """The swaps of each step, until the first 2^m ranks have merged the entries of all."""
     core = 1 << peers.bit_length() - 1
     pairs = [_swap(core, step, peers) for step in (1 << i for i in range(core.bit_length() - 1))]
@@ -129,8 +129,8 @@ def _fold(peers: int) -> Ends:
     )
 
 
-def telling(peers: int) -> Ends:
-    """Who sends the result to whom in the end; empty where P is a power of two."""
+def result_step(peers: int) -> Ends:
+    """The last step: the ranks of the core send the result to the others; empty where P is a power of two."""
     core = 1 << peers.bit_length() - 1
     return tuple(end if rank < core else None for rank, end in enumerate(_fold(peers)))
 
@@ -159,7 +159,7 @@ def _merged(
     without a message, which of its own entries were kept.
     """
     whole, arrived, places = mine, mine.positions, mine.positions
-    for round_index, ends in enumerate(meetings(peers)):
+    for round_index, ends in enumerate(reduce_steps(peers)):
         theirs = yield Permute(payload, ends)
         if theirs is None:  # this rank has no peer in this step
             continue
@@ -169,7 +169,7 @@ def _merged(
         before = merged.positions if whole is mine else arrived
         arrived, places = common_positions(before, merged.positions, *buffers.lists)
         whole, payload = merged, buffers.payload(merged)
-    ends = telling(peers)
+    ends = result_step(peers)
     if any(end is not None for end in ends):
         result = yield Permute((*payload, buffers.marks(places)), ends)
         if result is not None:

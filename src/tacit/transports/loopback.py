@@ -191,7 +191,7 @@ def _collect(tensors: list[torch.Tensor], spans: Spans) -> None:
             tensor[start:stop] = owner[start:stop]
 
 
-class Answer:
+class Answer(Posted):
     """What a rank in a thread of its own waits for."""
 
     def __init__(self) -> None:
@@ -213,7 +213,6 @@ class Answer:
         return bool(self._given)
 
     def on_done(self, call: Callable[[], None]) -> None:
-        """See `contracts.Posted`."""
         with self._lock:
             if not self._given:
                 self._calls.append(call)
@@ -221,7 +220,6 @@ class Answer:
         call()
 
     def answer(self) -> Any:
-        """See `contracts.Posted`."""
         return self._given[0]
 
 

@@ -49,7 +49,7 @@ def train(
     Raises:
         ConfigError: a parameter cannot be, or no layer is long enough.
     """
-    checks.word("loss", loss, LOSSES)
+    checks.one_of("loss", loss, LOSSES)
     checks.whole("steps", steps, 1, None, "3000 are usual")
     reach(share)
     weights: weight_files.Weights = {}

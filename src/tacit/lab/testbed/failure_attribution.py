@@ -73,7 +73,7 @@ class Node:
         ended: When.
         stopped: Whether we ended it, because another node failed or the time was up.
         last_lines: What its launcher and ranks printed last on stderr.
-        heard: By rank, the report of one that ended badly.
+        reports: By rank, the report of one that ended badly.
         well: By rank, when it ended well.
         halted: By rank, since when it has been stopped (by SIGSTOP).
     """
@@ -84,7 +84,7 @@ class Node:
     ended: float = 0.0
     stopped: bool = False
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
-    heard: dict[int, RankReport] = field(default_factory=dict)
+    reports: dict[int, RankReport] = field(default_factory=dict)
     well: dict[int, float] = field(default_factory=dict)
     halted: dict[int, float] = field(default_factory=dict)
     _reports: dict[int, RankReport] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Node:
             return None
         trace, frozen = self._tracebacks.pop(rank, None), bool(message.get("frozen"))
         report = RankReport(rank, int(message["code"]), float(message["time"]), trace, frozen)
-        self.heard[rank] = report
+        self.reports[rank] = report
         if not self.stopped:
             self._reports[rank] = report
         return report
@@ -151,7 +151,7 @@ class Node:
         """The reports of its ranks that ended badly, with their endings."""
         return [
             (report, Ending(rank, self.number, reason(report.code), report.traceback, report.lost))
-            for rank, report in self.heard.items()
+            for rank, report in self.reports.items()
         ]
 
 
@@ -160,7 +160,7 @@ def silent(nodes: Sequence[Node], ranks_per_node: int) -> Failure | None:
 
     It is named by the survivors' errors, or by its own rank.py, which found it stopped.
     """
-    reports = {report.rank: report for node in nodes for report in node.heard.values()}
+    reports = {report.rank: report for node in nodes for report in node.reports.values()}
     failed = [report for node in nodes for report in node._reports.values()]
     if not failed or not all(report.lost for report in failed):
         return None
@@ -199,7 +199,7 @@ def parted(nodes: Sequence[Node]) -> Failure | None:
     lost = [
         node
         for node in others
-        if any(_NO_STORE in (report.traceback or "") for report in node.heard.values())
+        if any(_NO_STORE in (report.traceback or "") for report in node.reports.values())
     ]
     if not others or len(lost) < len(others):
         return None

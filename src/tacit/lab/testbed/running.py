@@ -221,7 +221,7 @@ class RunMonitor:
 
     def _grace(self) -> float:
         """Seconds to print errors; fewer once all ranks but stopped ones have ended."""
-        over = sum(len({*node.halted, *node.well, *node.heard}) for node in self._workers)
+        over = sum(len({*node.halted, *node.well, *node.reports}) for node in self._workers)
         return RETURN if over >= self._ranks else GRACE
 
     def _bearable(self, failed: Node) -> bool:
