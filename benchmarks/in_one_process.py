@@ -164,7 +164,7 @@ class Worker:
         loss.backward()  # type: ignore[no-untyped-call]
         for level in self.levels:
             if level.progress is not None:
-                level.progress.facts.observe(loss)
+                level.progress.observations.observe(loss)
         return float(loss.detach())
 
     def step(self) -> None:
