@@ -7,9 +7,10 @@
 
 Four workers train in one process (`in_one_process.py`): an algorithm whose course does not depend on the
 network has the same trajectory there as on real ranks, which --check shows once. Each arm is trained with
-three learning rates, and the best by a validation split (training images that no arm trains on) is taken for
-all its seeds; plain training (`dense`) likewise. Gaps are paired by seed: equal weights, order and
-augmentation. Bytes are by the formulas of ring collectives, against a dense fp32 all-reduce after every step.
+three learning rates, and more where the best is at an end; the best by a validation split (training images
+that no arm trains on) is taken for all its seeds; plain training (`dense`) likewise. Gaps are paired by seed:
+equal weights, order and augmentation. Bytes are by the formulas of ring collectives, against a dense fp32
+all-reduce after every step.
 
 PATH holds cifar10 (an archive or a folder, as `tacit compare cifar10 --data` takes it) and mnist.
 """
@@ -25,7 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ from runs import append, lines
 WORKERS = 4
 FILE = "accuracy-runs.jsonl"
 RATES = (0.5, 1.0, 2.0)
-"""What the recipe's own learning rate is multiplied by, to choose from."""
+"""What the recipe's own learning rate is multiplied by, to choose from; more where the best is at an end."""
+LIMITS = (1 / 16, 16.0)
 CHOOSING = 1000
 """The seed with which learning rates are chosen; no claim is made of it."""
 SEARCHED = 2400
@@ -213,23 +215,31 @@ def read(path: Path) -> dict[Job, Ended]:
     return {ended.job: ended for ended in lines(path, Ended.from_json)}
 
 
-def searched(task: str, arm: str, steps: int) -> list[Job]:
-    """The trainings by which the learning rate of an arm is chosen."""
-    return [Job(task, arm, min(steps, SEARCHED), CHOOSING, rate) for rate in RATES]
+def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list[Job]:
+    """The trainings by which an arm's learning rate is chosen: until the best is between two that are not."""
+    jobs = [Job(task, arm, min(steps, SEARCHED), CHOOSING, rate) for rate in RATES]
+    while all(job in done for job in jobs):
+        found = max(jobs, key=lambda job: done[job].validation).rate
+        rates = [job.rate for job in jobs]
+        beyond = {min(rates): found / 2, max(rates): 2 * found}.get(found)
+        if beyond is None or not LIMITS[0] <= beyond <= LIMITS[1]:
+            break
+        jobs.append(replace(jobs[0], rate=beyond))
+    return jobs
 
 
 def best(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> float | None:
     """The learning rate that was best; None where it has not been searched yet."""
-    found = [done[job] for job in searched(task, arm, steps) if job in done]
-    if len(found) < len(RATES):
+    jobs = searched(done, task, arm, steps)
+    if not all(job in done for job in jobs):
         return None
-    return max(found, key=lambda each: each.validation).job.rate
+    return max(jobs, key=lambda job: done[job].validation).rate
 
 
 def missing(done: Mapping[Job, Ended], wanted: Sequence[tuple[str, str, int]], seeds: int) -> Iterator[Job]:
     """What is still to be trained, of (task, arm, steps); seeds of an arm as soon as its rate is known."""
     for task, arm, steps in wanted:
-        yield from (job for job in searched(task, arm, steps) if job not in done)
+        yield from (job for job in searched(done, task, arm, steps) if job not in done)
     for seed in range(seeds):
         for task, arm, steps in wanted:
             rate = best(done, task, arm, steps)

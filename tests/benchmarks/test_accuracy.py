@@ -22,7 +22,7 @@ def ended(job: Job, found: float, validation: float = 0.5) -> Ended:
 def searched(arm: str, validations: tuple[float, float, float]) -> dict[Job, Ended]:
     return {
         job: ended(job, 0.0, each)
-        for job, each in zip(accuracy.searched("digits", arm, 66), validations, strict=True)
+        for job, each in zip(accuracy.searched({}, "digits", arm, 66), validations, strict=True)
     }
 
 
@@ -34,21 +34,31 @@ def test_an_arm_takes_the_rate_that_is_best_on_the_validation_split() -> None:
     assert accuracy.best(done, "digits", "topk", 66) is None, "not before all were tried"
 
 
+def test_the_search_goes_on_where_the_best_is_at_an_end() -> None:
+    done = searched("topk", (0.7, 0.8, 0.9))
+    assert accuracy.best(done, "digits", "topk", 66) is None
+    *_, beyond = accuracy.searched(done, "digits", "topk", 66)
+    assert beyond.rate == 4.0
+    assert accuracy.best(done | {beyond: ended(beyond, 0.0, 0.6)}, "digits", "topk", 66) == 2.0
+    done |= {beyond: ended(beyond, 0.0, 1.0)}
+    assert accuracy.searched(done, "digits", "topk", 66)[-1].rate == 8.0
+
+
 def test_rates_are_searched_first_and_with_a_seed_of_their_own() -> None:
     assert {job.seed for job in accuracy.missing({}, WANTED, 3)} == {CHOOSING}
     done = searched("dense", (0.7, 0.9, 0.8))
     jobs = list(accuracy.missing(done, WANTED, 3))
-    assert jobs[:3] == accuracy.searched("digits", "topk", 66)
+    assert jobs[:3] == accuracy.searched({}, "digits", "topk", 66)
     assert jobs[3:] == [Job("digits", "dense", 66, seed, 1.0) for seed in range(3)]
 
 
 def test_the_longest_trainings_take_the_rate_of_shorter_ones() -> None:
-    assert {job.steps for job in accuracy.searched("digits", "topk", 9600)} == {accuracy.SEARCHED}
+    assert {job.steps for job in accuracy.searched({}, "digits", "topk", 9600)} == {accuracy.SEARCHED}
 
 
 def test_gaps_are_paired_by_seed() -> None:
-    done = searched("dense", (0.9, 0.8, 0.8)) | searched("topk", (0.7, 0.9, 0.8))
-    for arm, rate, found in [("dense", 0.5, (0.9, 0.8, 0.7)), ("topk", 1.0, (0.8, 0.7))]:
+    done = searched("dense", (0.8, 0.9, 0.8)) | searched("topk", (0.7, 0.9, 0.8))
+    for arm, rate, found in [("dense", 1.0, (0.9, 0.8, 0.7)), ("topk", 1.0, (0.8, 0.7))]:
         done |= {
             job: ended(job, each)
             for seed, each in enumerate(found)
