@@ -3,7 +3,7 @@
     python benchmarks/accuracy.py --data PATH            # hours; goes on where it was interrupted
     python benchmarks/accuracy.py --task mnist --steps 600 --arms dense,topk --data PATH
     python benchmarks/accuracy.py --quick                # under 10 minutes: digits, and nothing is claimed
-    python benchmarks/accuracy.py --table                # of what was trained until now
+    python benchmarks/accuracy.py --table --publish      # of what was trained until now; docs/accuracy.md
 
 Four workers train in one process (`in_one_process.py`): an algorithm whose course does not depend on the
 network has the same trajectory there as on real ranks, which --check shows once. Each arm is trained with
@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from accuracy_page import publish
 from grid import RUNS, Mean
 from paired import RESULTS, conclude, hardware
 from runs import append, lines
@@ -379,6 +380,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a few arms on digits, two seeds")
     parser.add_argument("--table", action="store_true", help="train nothing")
     parser.add_argument("--check", action="store_true", help="compare with real ranks, and no more")
+    parser.add_argument(
+        "--publish", action="store_true", help="write the page docs/accuracy.md and what it holds"
+    )
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-accuracy.json")
     options = parser.parse_args()
@@ -410,6 +414,9 @@ def main() -> None:
     else:
         done = carry_out(wanted, seeds, options.data, path, options.jobs, options.minutes)
     found = rows(done, wanted, seeds)
+    if options.publish:
+        for written in publish(found, hardware(), PLAIN):
+            print(f"wrote {written}", file=sys.stderr)
     result = {"benchmark": "accuracy", "quick": options.quick, "hardware": hardware(), "rows": found}
     conclude(result, table(found), options)
     return None

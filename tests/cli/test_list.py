@@ -63,7 +63,16 @@ def test_json_lists_what_is_known() -> None:
     told = {each["name"]: each for each in json.loads(done.stdout)}
     assert list(told) == algorithms.known()
     for each in told.values():
-        assert set(each) == {"name", "paper", "family", "compresses", "changes", "collective", "parameters"}
+        assert set(each) == {
+            "name",
+            "paper",
+            "family",
+            "compresses",
+            "changes",
+            "collective",
+            "parameters",
+            "accuracy",
+        }
     assert told["topk"]["compresses"] is True
     assert told["localsgd"]["family"] == "periodic"
     assert told["ddp"]["collective"] == "DDP's own all-reduce"

@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from tacit.algorithms.measured import MeasuredGap
     from tacit.algorithms.registry import Parameter
 
 __all__ = ["command"]
@@ -22,7 +23,7 @@ def command(
         typer.Option("--json", help="Print a list of JSON objects, e.g. tacit list --json | jq '.[].name'"),
     ] = False,
 ) -> None:
-    """List the algorithms: what each changes, its parameters with their defaults, and its paper.
+    """List the algorithms: what each changes, its parameters, its paper, and what it costs in accuracy.
 
     E.g. tacit list
     """
@@ -37,6 +38,7 @@ def command(
 def _objects() -> list[dict[str, Any]]:
     from tacit import algorithms
     from tacit.algorithms import registry
+    from tacit.algorithms.measured import gaps_of
 
     return [
         {
@@ -44,6 +46,7 @@ def _objects() -> list[dict[str, Any]]:
             **asdict(registry.ENTRIES[name]),
             "collective": registry.collective_of(name),
             "parameters": [asdict(each) for each in registry.parameters_of(name)],
+            "accuracy": [asdict(each) for each in gaps_of(name)],
         }
         for name in algorithms.known()
     ]
@@ -55,16 +58,24 @@ def _table() -> Table:
 
     from tacit import algorithms
     from tacit.algorithms import registry
+    from tacit.algorithms.measured import gaps_of
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 1, 0), show_edge=False)
-    for heading in ("algorithm", "family", "what it changes, and the paper"):
+    costs = "points of accuracy against plain training, as docs/accuracy.md has them"
+    for heading in ("algorithm", "family", "what it changes, and the paper", costs):
         table.add_column(heading, overflow="fold")
     for name in algorithms.known():
         entry = registry.ENTRIES[name]
         names = "\n".join([f"[bold]{name}[/bold]", *map(_format, registry.parameters_of(name))])
         changes = f"{entry.changes}; by {registry.collective_of(name)}"
-        table.add_row(names, entry.family, f"{changes}\n[dim]{entry.paper}[/dim]")
+        lost = "\n".join(map(_cost, gaps_of(name)))
+        table.add_row(names, entry.family, f"{changes}\n[dim]{entry.paper}[/dim]", lost)
     return table
+
+
+def _cost(gap: MeasuredGap) -> str:
+    """What was attached, and below it what it cost."""
+    return f"{gap.attached}\n  {gap}"
 
 
 def _format(parameter: Parameter) -> str:

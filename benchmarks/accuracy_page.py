@@ -1,0 +1,188 @@
+"""What accuracy.py has found, as a page of the site, as a figure, and as the facts of `tacit list`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markdown_tables import markdown
+from paired import ROOT
+from tacit.files import put
+
+PAGE = ROOT / "docs" / "accuracy.md"
+FIGURE = ROOT / "docs" / "images" / "accuracy.svg"
+FACTS = ROOT / "src" / "tacit" / "algorithms" / "accuracy.json"
+TITLES = {
+    "cifar10": "resnet8 on 48,000 images of CIFAR-10 (JPEG q75), 16 x 16 pixels",
+    "cifar10-large": "resnet8 on 10,000 images of CIFAR-10 (JPEG q75), 32 x 32 pixels",
+    "mnist": "LeNet-5 on 58,000 images of MNIST",
+    "text": "a byte-level GPT on the source of Python's library",
+    "digits": "digits",
+}
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666", "#8c564b")
+WIDTH, HEIGHT, LEFT, TOP, RIGHT = 720, 320, 60, 30, 250
+Row = Mapping[str, Any]
+
+
+def publish(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> list[Path]:
+    """Write the page, its figure, and the facts; which files were written."""
+    shown = [row for row in rows if row["arm"] != plain]
+    put(FACTS, json.dumps(facts(shown), indent=1) + "\n")
+    put(FIGURE, figure(shown))
+    put(PAGE, page(rows, about, plain))
+    return [PAGE, FIGURE, FACTS]
+
+
+def facts(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Of each arm and task the longest training: what `tacit list` tells."""
+    longest: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        key = (row["task"], row["arm"])
+        if key not in longest or row["steps"] > longest[key]["steps"]:
+            longest[key] = row
+    return [
+        {
+            "algorithm": row["arm"].partition(":")[0],
+            "attached": _attached(row),
+            "task": row["task"],
+            "steps": row["steps"],
+            "bytes": round(row["bytes"], 5),
+            "gap": round(row["gap"]["mean"], 5),
+            "half": None if row["gap"]["half"] is None else round(row["gap"]["half"], 5),
+            "seeds": row["gap"]["count"],
+        }
+        for row in longest.values()
+    ]
+
+
+def _attached(row: Row) -> str:
+    return str(row["arm"]).format(tenth=row["steps"] // 10)
+
+
+def points(mean: Mapping[str, Any]) -> str:
+    """A gap in points with its interval."""
+    half = mean["half"]
+    return f"{100 * mean['mean']:+.2f}" + (" (one seed)" if half is None else f" ± {100 * half:.2f}")
+
+
+# ---- the page -----------------------------------------------------------------------------------------
+
+
+def page(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> str:
+    """The whole page."""
+    parts = [_head(rows, about)]
+    for task in dict.fromkeys(row["task"] for row in rows):
+        parts.append(f"## {TITLES[task].capitalize()}")
+        for steps in sorted({row["steps"] for row in rows if row["task"] == task}):
+            here = [row for row in rows if (row["task"], row["steps"]) == (task, steps)]
+            base = next((row for row in here if row["arm"] == plain), None)
+            others = sorted((row for row in here if row["arm"] != plain), key=lambda row: row["bytes"])
+            if base is None or not others:
+                continue
+            parts.append(
+                f"{steps:,} steps. Plain training reaches {base['accuracy']['mean']:.2%} in the mean of "
+                f"{base['accuracy']['count']} seeds, at {base['rate']:g} times the recipe's learning rate."
+            )
+            head = ["attached", "bytes", "accuracy", "gap, points (95 %)", "learning rate"]
+            body = [
+                [
+                    f"`{_attached(row)}`",
+                    f"{row['bytes']:.2%}",
+                    f"{row['accuracy']['mean']:.2%}",
+                    points(row["gap"]),
+                    f"x {row['rate']:g}",
+                ]
+                for row in others
+            ]
+            parts.append(markdown(head, body))
+    return "\n\n".join(parts) + "\n"
+
+
+def _head(rows: Sequence[Row], about: Mapping[str, object]) -> str:
+    seeds = [row["gap"]["count"] for row in rows]
+    return f"""# What each algorithm costs in accuracy
+
+A compressed run may end at a lower accuracy than plain training, and how much lower depends on how long one
+trains: what is sent late has less time to arrive in a short run. So each table here says for how many steps.
+
+The gap is the accuracy with the algorithm minus that of plain training, in points (hundredths), from equal
+weights, equal batches and equal augmentation; with the 95 % interval over {min(seeds)} to {max(seeds)} seeds.
+Both are trained at their own best learning rate: three multiples of the recipe's rate are tried, more where
+the best is at an end, and 2,000 training images that nobody trains on decide. An interval that holds 0 does
+not show that nothing is lost: it shows how much at most.
+
+Four workers train inside one process and exchange what tacit sends (`benchmarks/in_one_process.py`); `python
+benchmarks/accuracy.py --check` compares that with real ranks. Bytes are those of ring collectives on four
+workers, without the headers of a network, and 100 % is a dense fp32 all-reduce after every step.
+
+![The gap to plain training against the number of steps, a line for each algorithm](images/accuracy.svg)
+
+Measured with `python benchmarks/accuracy.py --data PATH` on {about["cpu"]}, {about["cores"]} cores, torch
+{about["torch"]}. Each training is a line of
+[accuracy-runs.jsonl](https://github.com/tacit-training/tacit/blob/main/benchmarks/results/accuracy-runs.jsonl)."""
+
+
+# ---- the figure ---------------------------------------------------------------------------------------
+
+
+def figure(rows: Sequence[Row]) -> str:
+    """Gaps against steps as SVG, on a logarithmic axis: a panel for each task that has two lengths."""
+    tasks = [
+        task
+        for task in dict.fromkeys(row["task"] for row in rows)
+        if len({row["steps"] for row in rows if row["task"] == task}) > 1
+    ]
+    panels = [_panel([row for row in rows if row["task"] == task], i) for i, task in enumerate(tasks)]
+    size = f'width="{WIDTH}" height="{max(1, len(panels)) * HEIGHT}"'
+    view = f'viewBox="0 0 {WIDTH} {max(1, len(panels)) * HEIGHT}"'
+    style = "font: 12px sans-serif"
+    inside = "".join(panels) or f'<text x="{LEFT}" y="{TOP}">trained for one length so far</text>'
+    background = '<rect width="100%" height="100%" fill="white"/>'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} style="{style}">{background}{inside}</svg>\n'
+    )
+
+
+def _panel(rows: Sequence[Row], number: int) -> str:
+    steps = sorted({row["steps"] for row in rows})
+    lines = {arm: [row for row in rows if row["arm"] == arm] for arm in dict.fromkeys(r["arm"] for r in rows)}
+    lines = {arm: sorted(each, key=lambda row: row["steps"]) for arm, each in lines.items() if len(each) > 1}
+    gaps = [100 * row["gap"]["mean"] for each in lines.values() for row in each]
+    low, high = min([-1.0, *gaps]), max([0.5, *gaps])
+
+    def x(value: float) -> float:
+        share = math.log(value / steps[0]) / math.log(steps[-1] / steps[0])
+        return LEFT + float(share) * (WIDTH - LEFT - RIGHT)
+
+    def y(value: float) -> float:
+        return TOP + float((high - value) / (high - low)) * (HEIGHT - 2 * TOP - 20)
+
+    parts = [f'<text x="{LEFT}" y="16" font-weight="bold">{TITLES[rows[0]["task"]]}: gap in points</text>']
+    for mark in _marks(low, high):
+        parts.append(f'<text x="{LEFT - 8}" y="{y(mark) + 4:.1f}" text-anchor="end">{mark:g}</text>')
+        parts.append(
+            f'<path d="M{LEFT} {y(mark):.1f}H{WIDTH - RIGHT}" stroke="{"#444" if mark == 0 else "#ddd"}"/>'
+        )
+    parts += [
+        f'<text x="{x(each):.1f}" y="{HEIGHT - 18}" text-anchor="middle">{each:,} steps</text>'
+        for each in steps
+    ]
+    names = sorted(lines, key=lambda arm: -lines[arm][-1]["gap"]["mean"])
+    for i, arm in enumerate(names):
+        colour = COLOURS[i % len(COLOURS)]
+        dash = "" if i < len(COLOURS) else ' stroke-dasharray="5 3"'
+        path = "L".join(f"{x(row['steps']):.1f} {y(100 * row['gap']['mean']):.1f}" for row in lines[arm])
+        parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
+        at = TOP + 8 + i * min(16, (HEIGHT - 2 * TOP) / max(1, len(names)))
+        parts.append(f'<path d="M{WIDTH - RIGHT + 12} {at - 4:.1f}h20" stroke="{colour}"{dash}/>')
+        parts.append(f'<text x="{WIDTH - RIGHT + 38}" y="{at:.1f}" font-size="11">{arm}</text>')
+    return f'<g transform="translate(0 {number * HEIGHT})">{"".join(parts)}</g>'
+
+
+def _marks(low: float, high: float) -> list[float]:
+    """Round numbers between the two, 0 among them."""
+    step = next(each for each in (0.25, 0.5, 1, 2, 5, 10, 20, 50) if (high - low) / each <= 8)
+    return [step * i for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
