@@ -74,6 +74,9 @@ PROCESSES = (
     "tests/testbed/",
     "tests/transports/test_settling.py",
 )
+TWO_BYTES = (
+    "tests/compressors/test_error_feedback.py::test_in_two_bytes_nothing_small_is_lost_round_after_round"
+)
 LONG = (
     "tests/algorithms/test_buffers.py::test_a_run_that_is_resumed_is_the_run_that_never_stopped",
     "tests/algorithms/test_buffers.py::test_a_variance_is_never_below_zero",
@@ -83,9 +86,11 @@ LONG = (
     "tests/cli/test_odd_input.py",
     "tests/cli/test_predictor.py",
     "tests/compressors/test_allocation.py",
+    *(f"{TWO_BYTES}[{name}" for name in ("gtopk", "onebit", "select", "topk in int8")),
     "tests/compressors/test_predicted.py::test_many_ranks_that_agree_are_never_told_to_differ",
     "tests/compressors/test_predicting.py::test_steady_motion_is_predicted",
     "tests/hooks/test_resize.py",
+    "tests/laws/test_on_device.py::test_by_nodes_all_others_too",
     "tests/recipes/test_image_recipes.py::test_every_network_learns",
     "tests/recipes/test_prediction.py",
     "tests/parameter_server/test_waiting.py",

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -120,6 +121,12 @@ class Gpu:
                 self.races.append(f"{what} on {who} {verb} what {each.what} on {each.who} {theirs}")
         if wrote:
             found[:] = [each for each in found if each.start < start or each.stop > stop]
+        else:  # a later read of the same stream stands for those before it
+            found[:] = [
+                each
+                for each in found
+                if each.wrote or (each.who, each.start, each.stop) != (who, start, stop)
+            ]
         found.append(Access(start, stop, who, tick, wrote, what))
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -210,18 +217,27 @@ def _touched(
     """What an operation reads, and what it overwrites, by its schema."""
     reads: list[Tensor] = []
     writes: list[Tensor] = []
-    for i, argument in enumerate(func._schema.arguments):
-        value = args[i] if i < len(args) else given.get(argument.name)
+    for i, (label, is_write, is_out, is_view) in enumerate(_arguments(func)):
+        value = args[i] if i < len(args) else given.get(label)
+        if value is None or isinstance(value, int | float | torch.dtype | torch.device):
+            continue
         tensors = flat_tensors(value)
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        if is_write:
             writes += tensors
-            if not (
-                argument.is_out or name in ("copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_")
-            ):
+            if not (is_out or name in ("copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_")):
                 reads += tensors
-        elif argument.alias_info is None and name not in SHAPES and name != "_unsafe_view":
+        elif not is_view and name not in SHAPES and name != "_unsafe_view":
             reads += tensors
     return reads, writes
+
+
+@cache
+def _arguments(func: Any) -> list[tuple[str, bool, bool, bool]]:
+    """Of its schema: name, whether it is overwritten, whether only that, whether the result may lie in it."""
+    return [
+        (each.name, bool(each.alias_info and each.alias_info.is_write), each.is_out, bool(each.alias_info))
+        for each in func._schema.arguments
+    ]
 
 
 class OnGpu(Tensor):

@@ -5,16 +5,16 @@ Usage: `with emulated_device(), NoHostSync(): ...`
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from types import TracebackType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -53,6 +53,7 @@ READ = {
     torch.frombuffer: "the values come from the host",
     Tensor.new_tensor: "the values come from the host",
 }
+TO = Tensor.to
 
 
 class NoHostSync:
@@ -75,24 +76,39 @@ class NoHostSync:
         self._entered.close()
 
 
-class _Functions(TorchFunctionMode):
-    """Sees calls as they are written: below, every factory has a device."""
+class _Functions:
+    """Sees calls as they are written: below, every factory has a device.
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        given = kwargs or {}
-        if func in READ:
-            raise HostSync(f"{_name(func)}: {READ[func]}")
-        if func in MADE and given.get("device") is None and given.get("out") is None:
-            raise HostSync(f"{_name(func)} without device= makes a tensor on the host")
-        if func is Tensor.to and "cpu" in (*args[1:], given.get("device")):
-            raise HostSync("Tensor.to('cpu'): it copies to the host")
-        return func(*args, **given)
+    Stands in for the few functions it asks about: a `TorchFunctionMode` is called for all others too.
+    """
+
+    def __init__(self) -> None:
+        self._thread, self._patch = threading.get_ident(), pytest.MonkeyPatch()
+
+    def __enter__(self) -> None:
+        for func in {*READ, *MADE, TO}:
+            of_tensors = func is getattr(Tensor, func.__name__, None)
+            self._patch.setattr(Tensor if of_tensors else torch, func.__name__, self._watched(func))
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+
+    def _watched(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **given: Any) -> Any:
+            if threading.get_ident() == self._thread:
+                _refuse(func, args, given)
+            return func(*args, **given)
+
+        return watched
+
+
+def _refuse(func: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any]) -> None:
+    if func in READ:
+        raise HostSync(f"{_name(func)}: {READ[func]}")
+    if func in MADE and given.get("device") is None and given.get("out") is None:
+        raise HostSync(f"{_name(func)} without device= makes a tensor on the host")
+    if func is TO and "cpu" in (*args[1:], given.get("device")):
+        raise HostSync("Tensor.to('cpu'): it copies to the host")
 
 
 class _Operations(TorchDispatchMode):
@@ -111,7 +127,7 @@ class _Operations(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = kwargs or {}
-        if _may_wait(func):
+        if id(func) not in _NEVER and _may_wait(func):
             name = func.overloadpacket.__name__
             why = WAITS.get(name) or _why(name, args, given)
             if why:
@@ -123,11 +139,17 @@ INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_inde
 BY_ARGUMENTS = {*INDEXED, "repeat_interleave", "_to_copy", "copy_"}
 
 
-@cache
+_NEVER: dict[int, Any] = {}
+"""Functions no call of which waits, by their ids: they are called a million times, and their hash is slow."""
+
+
 def _may_wait(func: Any) -> bool:
-    """Whether some call of it waits; asked once for each function, as it is called a million times."""
+    """Whether some call of it waits."""
     name = func.overloadpacket.__name__
-    return name in WAITS or name in BY_ARGUMENTS or "unique" in name
+    found = name in WAITS or name in BY_ARGUMENTS or "unique" in name
+    if not found:
+        _NEVER[id(func)] = func
+    return found
 
 
 def _why(name: str, args: Sequence[Any], given: Mapping[str, Any]) -> str:

@@ -1,3 +1,4 @@
+import functools
 import math
 
 import pytest
@@ -17,10 +18,15 @@ LARGE = 1 << 18
 TINY = 2.0**-149
 
 
-def ranked(a: Tensor, k: int) -> Tensor:
-    """The rule, by a stable sort: largest first, of equal ones the lowest position, NaN last; then rising."""
+def descending(a: Tensor) -> Tensor:
+    """Positions by a stable sort: largest first, of equal ones the lowest position, NaN last."""
     magnitudes = torch.where(a.isnan(), -1.0, a.abs().double())
-    return magnitudes.sort(descending=True, stable=True).indices[:k].sort().values
+    return magnitudes.sort(descending=True, stable=True).indices
+
+
+def ranked(a: Tensor, k: int) -> Tensor:
+    """The rule: the first of `descending`, rising."""
+    return descending(a)[:k].sort().values
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -33,13 +39,14 @@ def random(numel: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Ten
     return torch.randn(numel, dtype=dtype, generator=torch.Generator().manual_seed(seed)) ** 3
 
 
-def check(x: Tensor, k: int, residual: Tensor | None = None) -> None:
-    """What is chosen is what the rule says, and nothing is lost."""
+def check(x: Tensor, k: int, residual: Tensor | None = None, order: Tensor | None = None) -> None:
+    """What is chosen is what the rule says, and nothing is lost; `order`: of the sum, if known."""
     a = x if residual is None else x + residual
     new_residual = None if residual is None else torch.full_like(x, math.nan)
     index, values = select_largest(x, k, residual=residual, new_residual=new_residual)
     assert index.dtype == torch.int32
-    assert torch.equal(index.long(), ranked(a, k))
+    order = descending(a) if order is None else order
+    assert torch.equal(index.long(), order[:k].sort().values)
     assert same(values, a[index])
     if new_residual is not None:
         rest = a.clone()
@@ -71,19 +78,27 @@ def awkward(numel: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("ratio", [0.0001, 0.001, 0.01, 0.1, 0.3, 0.97, 1.0])
 def test_the_largest_are_chosen_and_the_rest_is_owed(numel: int, ratio: float) -> None:
     k = max(1, int(ratio * numel))
-    x = random(numel)
-    check(x, k)
-    check(x, k, random(numel, seed=2))
+    x, residual, order, order_of_sum = sorted_once(numel)
+    check(x, k, order=order)
+    check(x, k, residual, order_of_sum)
+
+
+@functools.cache
+def sorted_once(numel: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A tensor, a residual, and the order of the tensor and of the sum; not to be changed."""
+    x, residual = random(numel), random(numel, seed=2)
+    return x, residual, descending(x), descending(x + residual)
 
 
 @pytest.mark.parametrize("kind", awkward(1))
 @pytest.mark.parametrize("numel", [1, 19, 2000, LARGE + 17])
 def test_ties_zeros_and_numbers_at_the_edge(kind: str, numel: int) -> None:
-    x = awkward(numel)[kind]
+    x, zeros = awkward(numel)[kind], torch.zeros(numel)
+    order = descending(x)  # that of the sums too
     for k in {1, min(5, numel), numel // 100 or 1, numel // 2 or 1, numel}:
-        check(x, k)
-        check(x, k, torch.zeros(numel))
-        check(torch.zeros(numel), k, x)
+        check(x, k, order=order)
+        check(x, k, zeros, order)
+        check(zeros, k, x, order)
 
 
 def test_a_sum_that_overflows_is_the_largest() -> None:
@@ -257,13 +272,14 @@ def in_chunks(a: Tensor, per_chunk: int, chunk: int) -> Tensor:
 @pytest.mark.parametrize("numel", [1, 300, 4096, 4097, 50_001])
 @pytest.mark.parametrize(("per_chunk", "chunk"), [(41, 4096), (1, 1000), (256, 256), (4000, 4096)])
 def test_the_largest_of_each_chunk(per_chunk: int, chunk: int, numel: int, dtype: torch.dtype) -> None:
-    for x in (random(numel), *awkward(numel).values()):
-        for residual in (None, torch.zeros(numel, dtype=dtype), random(numel, dtype, seed=2)):
-            a = x.to(dtype) if residual is None else x.to(dtype) + residual
-            expected = in_chunks(a, per_chunk, chunk)
+    zeros, other = torch.zeros(numel, dtype=dtype), random(numel, dtype, seed=2)
+    for x in (each.to(dtype) for each in (random(numel), *awkward(numel).values())):
+        plain, of_sum = in_chunks(x, per_chunk, chunk), in_chunks(x + other, per_chunk, chunk)
+        for residual, expected in ((None, plain), (zeros, plain), (other, of_sum)):
+            a = x if residual is None else x + residual
             buffer = EntryBuffer(torch.empty_like(expected, dtype=torch.int32), a.new_empty(expected.numel()))
             new_residual = None if residual is None else torch.full_like(a, 7.0)
-            index, values = select_in_chunks(x.to(dtype), per_chunk, chunk, buffer, residual, new_residual)
+            index, values = select_in_chunks(x, per_chunk, chunk, buffer, residual, new_residual)
             assert torch.equal(index.long(), expected)
             assert torch.equal(values.nan_to_num(9.0), a[expected].nan_to_num(9.0))
             if new_residual is not None:

@@ -46,7 +46,9 @@ Entries: TypeAlias = dict[int, tuple[float, frozenset[int]]]
 
 
 def largest(entries: Entries, k: int) -> Entries:
-    kept = sorted(entries, key=lambda i: (-abs(entries[i][0]), i))[:k]
+    least = sorted((abs(value) for value, _ in entries.values()), reverse=True)[:k][-1:]
+    among = [i for i, (value, _) in entries.items() if abs(value) >= least[0]]
+    kept = sorted(among, key=lambda i: (-abs(entries[i][0]), i))[:k]
     return {i: entries[i] for i in kept}
 
 
@@ -63,7 +65,11 @@ def merged(one: Entries, other: Entries, k: int) -> Entries:
 
 def reference(xs: list[Tensor], k: int) -> tuple[Tensor, list[Tensor]]:
     """The mean, and what each rank has sent."""
-    lists = [largest({i: (v, frozenset({r})) for i, v in enumerate(x.tolist())}, k) for r, x in enumerate(xs)]
+    owners = [frozenset({rank}) for rank in range(len(xs))]
+    lists = [
+        largest({i: (v, owner) for i, v in enumerate(x.tolist())}, k)
+        for x, owner in zip(xs, owners, strict=True)
+    ]
     core = 1 << len(xs).bit_length() - 1
     for i, other in enumerate(lists[core:]):
         lists[i] = merged(lists[i], other, k)

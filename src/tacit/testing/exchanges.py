@@ -62,7 +62,8 @@ def check_compressor(
     Alone: it leaves what it is given as it is, and gives the same in place. Under each topology, in each
     type, with each number of ranks: all ranks get the same bits, and finite ones; no more bytes are sent than
     the dry run foretold; where it is under `ErrorFeedback`, what was given has arrived or is in a residual;
-    and a NaN of one rank is an error that names the parameter.
+    and a NaN of one rank is an error that names the parameter. Where a session would choose among topologies
+    that have obeyed already, only the last law is tried once more.
 
     Args:
         shapes: of the model's parameters, by name.
@@ -118,6 +119,8 @@ class _Trial:
     worlds: tuple[int, ...]
     shapes: Mapping[str, tuple[int, ...]]
     conserves: bool | None = None
+    held: set[tuple[Compressor, Topology]] = field(default_factory=set)
+    """What obeys all laws so far: where a session would choose among these, they are not tried again."""
 
     def alone(self, compressor: Compressor) -> None:
         """The laws that need no topology."""
@@ -132,13 +135,15 @@ class _Trial:
             group = RanksInProcess(strategy, max(self.worlds), self.dtypes[0], self.shapes)
         except ConfigError as error:
             return str(error)
-        for dtype in self.dtypes:
-            for world in self.worlds:
-                with naming(compressor, topology, dtype, world):
-                    _check_pair(strategy, world, dtype, self.shapes, self.conserves)
+        if not {(compressor, each) for each in group.candidates} <= self.held:
+            for dtype in self.dtypes:
+                for world in self.worlds:
+                    with naming(compressor, topology, dtype, world):
+                        _check_pair(strategy, world, dtype, self.shapes, self.conserves)
         if max(self.worlds) > 1:
             with naming(compressor, topology, "NaN"):
                 _check_nan(group)
+        self.held.add((compressor, topology))
         return None
 
 

@@ -18,6 +18,7 @@ from tacit.contracts import (
     Payload,
     PushPull,
     Request,
+    Topology,
 )
 from tacit.parameter_server.averaging_service import AveragingService, AveragingState
 from tacit.parameter_server.messages import Message
@@ -71,6 +72,12 @@ class RanksInProcess:
             _, self._served = self._service.on(Sender(rank, 1), Message(FrameKind.ENTER), self._served)
         self._asked: dict[int, Answer] = {}
         self._pushes = 0
+
+    @property
+    def candidates(self) -> list[Topology]:
+        """The topologies that the sessions have chosen from, or the only one there is."""
+        choice = self.sessions[0].choice
+        return [*choice.sent] or [choice.topology]
 
     @property
     def keeps_residuals(self) -> bool:
