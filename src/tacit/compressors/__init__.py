@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tacit import _moved
+from tacit.compressors.blockwise import Blockwise
 from tacit.compressors.cascade import Cascade
 from tacit.compressors.cast import BF16, FP8, FP16
 from tacit.compressors.clip import Clip
@@ -30,6 +31,7 @@ __all__ = [
     "FP16",
     "LAG",
     "QSGD",
+    "Blockwise",
     "Cascade",
     "Clip",
     "Dense",
