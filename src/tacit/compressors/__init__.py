@@ -11,6 +11,7 @@ from tacit.compressors.dense import Dense
 from tacit.compressors.int8 import Int8
 from tacit.compressors.lag import LAG
 from tacit.compressors.majority import MajoritySign
+from tacit.compressors.mean_feedback import MeanFeedback
 from tacit.compressors.momentum import MomentumCorrection
 from tacit.compressors.natural import Natural
 from tacit.compressors.onebit import OneBit
@@ -38,6 +39,7 @@ __all__ = [
     "ErrorFeedback",
     "Int8",
     "MajoritySign",
+    "MeanFeedback",
     "MomentumCorrection",
     "Natural",
     "OneBit",

@@ -77,6 +77,13 @@ class UnsentMerge(Merge):
     """Is given as `local_delta` only what of it the peers have not seen."""
 
 
+class AnchorMerge(UnsentMerge):
+    """Has the anchor as its result: replicas that are to agree go there, and keep what is unsent aside.
+
+    Its answers may be late. It is given with them what the peers have not seen, and the steps since.
+    """
+
+
 class ConsolidatingMerge(Merge):
     """Says itself what replicas become where they are to agree out of turn."""
 

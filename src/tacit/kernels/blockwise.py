@@ -1,9 +1,9 @@
 """The nearest of a few levels, packed, with a unit for each block of 512; in one pass.
 
 An entry becomes the nearest whole number of units from -top to top, top = 2^(bits - 1) - 1; halfway, the even
-one. The unit is the block's largest magnitude / top in bf16, rounded up, so that none lies beyond the top. It is
-bf16, and not fp16, as that has the range of fp32. A block whose unit would be below 2^-126 sends zeros;
-magnitudes count as the largest number of bf16 at most.
+one. The unit is the block's largest magnitude / top in bf16, rounded up, so that none lies beyond the top.
+(fp16 would lack the range of fp32.) A block whose unit would be below 2^-126 sends zeros; magnitudes count as
+the largest number of bf16 at most.
 
 Codes (level + top) are packed as `layout` tells: of 2 bits, whose levels are three, five a byte.
 """
