@@ -44,10 +44,10 @@ ARMS = {
     "localsgd": "localsgd:sync_every=9",
     "qsgd": "qsgd",
     "wnn": "wnn:period={period}",
-    "mp2": "mp2",
-    "mp2, nothing predicted": "mp2:predictor=stale",
-    "mp2, exponential": "mp2:predictor=exponential",
-    "mp2, own steps kept": "mp2:predictor=own",
+    "mp2": "mp2:form=paper",
+    "mp2, nothing predicted": "mp2:form=paper,predictor=stale",
+    "mp2, exponential": "mp2:form=paper,predictor=exponential",
+    "mp2, own steps kept": "mp2:form=paper,predictor=own",
     "predictive": "predictive:ratio=0.13",
     "predictive, by default": "predictive",
 }
@@ -184,7 +184,9 @@ def cost(rounds: int = 20) -> dict[str, float]:
 
     It is what a round of `mp2` takes more than one in which nothing is predicted, without a network.
     """
-    predicted, stale = (_round_seconds(text, rounds) for text in ("mp2", "mp2:predictor=stale"))
+    predicted, stale = (
+        _round_seconds(text, rounds) for text in ("mp2:form=paper", "mp2:form=paper,predictor=stale")
+    )
     each, every = max(0.0, predicted[0] - stale[0]), predicted[1]
     return {"round_seconds": each, "step_seconds_of_all": each * WORKERS / every, "entries": predicted[2]}
 

@@ -117,6 +117,8 @@ def test_a_compressor_refuses_what_cannot_be(name: str) -> None:
         (lambda: Threshold(tau=1.0, capacity=2), r"capacity=2 is not in \(0, 1\]"),
         (lambda: Clip(Dense(), 0), "max_norm=0 is not a finite number above 0"),
         (lambda: MomentumCorrection(Dense(), momentum=1.0), r"momentum=1.0 is not in \(0, 1\)"),
+        (lambda: tacit.compressors.Blockwise(bits=1), "bits=1 is not a whole number, from 2 to 8: .*write 3"),
+        (lambda: tacit.compressors.Blockwise(bits=9), "bits=9 is not a whole number, from 2 to 8: .*write 3"),
         (lambda: tacit.compressors.QSGD(bits=99), "bits=99 is not a whole number, from 2 to 8: .*write 4"),
         (lambda: tacit.compressors.QSGD(bucket=1 << 17), "bucket=131072 is not a power of two"),
         (lambda: tacit.compressors.TernGrad(clip=0.99), "clip=0.99 is not a finite number, 1 or more"),

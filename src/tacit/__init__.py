@@ -101,9 +101,11 @@ _HOMES = {
     "tacit.lab.cluster": "Cluster",
     "tacit.strategy": "Levels Strategy",
     # The answers' names stand here too, unseen, so that scripts that write `tacit.TopK` go on to work.
-    "tacit.compressors": "BF16 FP8 FP16 LAG QSGD Cascade Clip Dense ErrorFeedback Int8 MajoritySign "
-    "MomentumCorrection Natural OneBit Partition PowerSGD RandomK Scheduled Sign TernGrad Threshold TopK",
-    "tacit.merges": "Average Elastic LocalResidual OuterStep Replace ServerParams SlowMo StaleMean",
+    "tacit.compressors": "BF16 FP8 FP16 LAG QSGD Blockwise Cascade Clip Dense ErrorFeedback Int8 "
+    "MajoritySign MeanFeedback MomentumCorrection Natural OneBit Partition PowerSGD RandomK Scheduled Sign "
+    "TernGrad Threshold TopK",
+    "tacit.merges": "Average CommonPoint Elastic LocalResidual OuterStep Replace ServerParams SlowMo "
+    "StaleMean",
     "tacit.optim": "LAMB LARS GrowingBatches scale_lr",
     "tacit.overlap": "Bucketwise Delayed",
     "tacit.rounds": "AdaComm ByVariance Cycling Every EveryEpoch EveryStep NodeRounds OnPlateau Until",

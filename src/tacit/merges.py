@@ -11,11 +11,20 @@ import torch
 from torch import Tensor
 
 from tacit import _moved, checks
-from tacit.contracts import Application, ConsolidatingMerge, LearningRateMerge, Merge, State, UnsentMerge
+from tacit.contracts import (
+    AnchorMerge,
+    Application,
+    ConsolidatingMerge,
+    LearningRateMerge,
+    Merge,
+    State,
+    UnsentMerge,
+)
 from tacit.errors import ConfigError
 
 __all__ = [
     "Average",
+    "CommonPoint",
     "Elastic",
     "LocalResidual",
     "OuterStep",
@@ -105,6 +114,16 @@ class LocalResidual(UnsentMerge):
         assert local_delta is not None
         anchor.add_(mean)
         torch.add(anchor, local_delta, out=params)
+
+
+@dataclass(frozen=True)
+class CommonPoint(LocalResidual, AnchorMerge):
+    """`LocalResidual` whose result is the anchor, with answers that may come late.
+
+    Where replicas are to agree, in `sync` and at the end, they stand at the anchor, without a round: what
+    each has not sent is put aside, and added again after the next step. The answer about a round that left
+    some steps ago is added to the replica as it is then: params <- params + (mean - what this rank sent).
+    """
 
 
 @dataclass(frozen=True)

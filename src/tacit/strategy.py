@@ -11,6 +11,7 @@ from tacit.compressors.dense import Dense
 from tacit.compressors.scheduled import Scheduled
 from tacit.contracts import (
     WORLD,
+    AnchorMerge,
     Compressor,
     FollowingRounds,
     LateOverlap,
@@ -32,7 +33,7 @@ from tacit.topologies.auto import Auto
 
 Subject = Literal["nothing", "gradient", "delta"]
 Beside = Literal["local", "averaged", "reset"]
-Buffers = Literal["averaged", "local"]
+Buffers = Literal["averaged", "local", "on_sync"]
 
 
 _KINDS = {"rounds": Rounds, "topology": Topology, "overlap": Overlap, "merge": Merge}
@@ -55,6 +56,7 @@ class Strategy:
             when the session closes.
         buffers: floating-point buffers (BatchNorm's statistics). "averaged": they travel with the delta;
             "local": each replica keeps its own until the session closes, when they are averaged once.
+            "on_sync": the same, and they are averaged by `session.sync()` too.
         name: the text form it was made from; without effect.
     """
 
@@ -83,6 +85,7 @@ class Strategy:
         self.topology.check(self.compressor)
         if self.server is not None:
             self.server.admit(self.subject, self.rounds, self.merge, self.overlap)
+        self._check_mean_feedback()
         if self.subject == "gradient":
             self._check_gradient()
         if self.subject == "delta":
@@ -161,6 +164,14 @@ class Strategy:
                 f"starts, with rounds={self.rounds}: write Delayed(steps={self.rounds.sync_every}) at most"
             )
 
+    def _check_mean_feedback(self) -> None:
+        one_shot = self.compressor.one_shot(0)
+        if one_shot is not None and one_shot.has_mean_feedback and not isinstance(self.merge, UnsentMerge):
+            raise ConfigError(
+                f"{self.compressor} with merge={self.merge} would lose what a rank does not send: write "
+                "ErrorFeedback for MeanFeedback, or subject='delta', merge=CommonPoint()"
+            )
+
     def _check_unsent(self) -> None:
         """For `LocalResidual`: there is no second residual, and what was sent is this rank's own."""
         one_shot = self.compressor.one_shot(0)
@@ -169,10 +180,11 @@ class Strategy:
                 f"merge={self.merge} with {self.compressor} would keep what was not sent twice: leave "
                 "ErrorFeedback out, or write merge=Average()"
             )
-        if self.late:
+        allowed = isinstance(self.merge, AnchorMerge) and not isinstance(self.rounds, PhasedRounds)
+        if self.late and not allowed:
             raise ConfigError(
                 f"merge={self.merge} with answers applied late is not possible: leave overlap and late "
-                "rounds out, or write merge=Average()"
+                "rounds out, or write merge=CommonPoint() with overlap=Delayed(1), or merge=Average()"
             )
         if self.topology.scope != self.topology.meets:
             raise ConfigError(

@@ -15,7 +15,17 @@ from cases import for_each
 from tacit.compressors import QSGD, ErrorFeedback, Sign, TopK
 from tacit.contracts import Merge
 from tacit.errors import AttachError, NonFinite
-from tacit.merges import Average, Elastic, LocalResidual, OuterStep, Replace, ServerParams, SlowMo, StaleMean
+from tacit.merges import (
+    Average,
+    CommonPoint,
+    Elastic,
+    LocalResidual,
+    OuterStep,
+    Replace,
+    ServerParams,
+    SlowMo,
+    StaleMean,
+)
 from tacit.overlap import Delayed
 from tacit.rounds import Cycling, Every
 from tacit.strategy import Strategy
@@ -39,6 +49,8 @@ WAYS: dict[str, Strategy] = {
     "average, sparse": progress(Average(), compressor=ErrorFeedback(TopK(ratio=0.1))),
     "average, by signs": progress(Average(), compressor=ErrorFeedback(Sign())),
     "keep": progress(LocalResidual(), compressor=TopK(ratio=0.3), topology=Flat()),
+    "keep, to the common point": progress(CommonPoint(), compressor=TopK(ratio=0.3), topology=Flat()),
+    "keep, to the common point, late": progress(CommonPoint(), 1, 2),
     "stale mean": Strategy(
         subject="delta", rounds=Cycling(3, warmup_epochs=1, cooldown_epochs=0), merge=StaleMean()
     ),

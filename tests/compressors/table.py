@@ -10,6 +10,7 @@ from tacit.compressors import (
     FP16,
     LAG,
     QSGD,
+    Blockwise,
     Cascade,
     Clip,
     Dense,
@@ -240,6 +241,19 @@ TABLE = {
     "terngrad": Row(TernGrad(), gather(2 * 125 + 2 * 4), 1.0),
     "terngrad, not clipped, + ef": Row(
         ErrorFeedback(TernGrad(clip=None)), gather(2 * 125 + 2 * 4), 1.0, conserves=True
+    ),
+    "blockwise": Row(Blockwise(), gather(3 * 125 + 2 * 2), 1 / 5.9),
+    "blockwise + ef": Row(ErrorFeedback(Blockwise()), gather(3 * 125 + 2 * 2), 1 / 5.9, conserves=True),
+    "blockwise 2 bits + ef": Row(
+        ErrorFeedback(Blockwise(bits=2)), gather(103 + 98 + 2 * 2), 1 / 1.9, conserves=True
+    ),
+    "blockwise 5 bits + ef": Row(
+        ErrorFeedback(Blockwise(bits=5)), gather(5 * 125 + 2 * 2), 1 / 29, conserves=True
+    ),
+    "blockwise, biases in 8 bits + ef": Row(
+        Partition(ErrorFeedback(Blockwise()), (Part(ErrorFeedback(Blockwise(bits=8)), BIASES),)),
+        gather(3 * 125 + 2 * 2 + 30 + 2),
+        1 / 5.9,
     ),
     "int8": Row(Int8(), gather(NUMEL + 2 * 4), 1 / 250),
     "int8 + ef": Row(ErrorFeedback(Int8()), gather(NUMEL + 2 * 4), 1 / 250, conserves=True),

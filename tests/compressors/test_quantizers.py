@@ -8,7 +8,7 @@ from laws import Peers, tensors
 from torch import Tensor
 
 from cases import for_each
-from tacit.compressors import FP8, FP16, QSGD, Int8, MajoritySign, Natural, OneBit, Sign, TernGrad
+from tacit.compressors import FP8, FP16, QSGD, Blockwise, Int8, MajoritySign, Natural, OneBit, Sign, TernGrad
 from tacit.contracts import Compressor
 from tacit.errors import ConfigError
 
@@ -77,7 +77,18 @@ def test_the_majority_decides_and_a_tie_is_zero() -> None:
 
 def test_a_lot_near_the_largest_float_stays_finite() -> None:
     x = torch.full((700,), 3.4e38)
-    for compressor in (QSGD(), TernGrad(), Int8(), Natural(), Sign(), Sign(block=512), OneBit(), FP8()):
+    small = Blockwise(2), Blockwise(3), Blockwise(8)
+    for compressor in (
+        *small,
+        QSGD(),
+        TernGrad(),
+        Int8(),
+        Natural(),
+        Sign(),
+        Sign(block=512),
+        OneBit(),
+        FP8(),
+    ):
         mean = Peers(compressor, 3, 700).exchange([x.clone() for _ in range(3)])[0].mean
         assert bool(mean.isfinite().all()), compressor
         assert float(mean.min()) > 1e38, compressor

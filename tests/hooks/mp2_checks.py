@@ -62,7 +62,7 @@ def it_trains_in_every_type() -> None:
         optimizer = sgd(model)
         generator = torch.Generator().manual_seed(dist.get_rank())
         losses = []
-        with tacit.attach(model, optimizer, "mp2:sync_every=1,budget=0.4"):
+        with tacit.attach(model, optimizer, "mp2:form=paper,sync_every=1,budget=0.4"):
             for _ in range(12):
                 optimizer.zero_grad()
                 x = torch.randn(64, 20, generator=generator)
@@ -73,6 +73,48 @@ def it_trains_in_every_type() -> None:
                 losses.append(float(loss.detach()))
         assert same_on_all_ranks(flat(model).view(torch.uint8)), dtype
         assert losses[-1] < losses[0], dtype
+
+
+@CHECKS.add
+def a_few_bits_train_in_every_type_and_end_equal() -> None:
+    for dtype in TYPES:
+        for algorithm in ("mp2", "mp2:bits=2,sync_every=2", "mp2:late=1"):
+            model = wrapped(network().to(dtype))
+            optimizer = sgd(model)
+            generator = torch.Generator().manual_seed(dist.get_rank())
+            losses = []
+            with tacit.attach(model, optimizer, algorithm):
+                for _ in range(12):
+                    optimizer.zero_grad()
+                    x = torch.randn(64, 20, generator=generator)
+                    loss = nn.functional.cross_entropy(model(x.to(dtype)).float(), x[:, :5].argmax(1))
+                    loss.backward()
+                    optimizer.step()
+                    losses.append(float(loss.detach()))
+                assert not same_on_all_ranks(flat(model).view(torch.uint8)), "each keeps its own"
+            assert same_on_all_ranks(flat(model).view(torch.uint8)), (dtype, algorithm)
+            assert losses[-1] < losses[0], (dtype, algorithm)
+
+
+@CHECKS.add
+def statistics_are_each_ranks_own_until_replicas_meet() -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(20, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 5))
+    model = wrapped(layers)
+    optimizer, norm = sgd(model), layers[1]
+    with tacit.attach(model, optimizer, "mp2") as session:
+        steps(model, optimizer, 4)
+        own, before = norm.running_mean.clone(), session.metrics()["bytes_out"]
+        assert not same_on_all_ranks(own)
+        session.sync()
+        sent = session.metrics()["bytes_out"] - before
+        assert sent <= 4096, f"{sent} bytes: parameters take no round"
+        torch.testing.assert_close(norm.running_mean, torch.stack(everywhere(own)).mean(0))
+        assert same_on_all_ranks(flat(model))
+        steps(model, optimizer, 2, seed=1)
+        assert not same_on_all_ranks(norm.running_mean)
+    assert same_on_all_ranks(norm.running_mean)
+    assert same_on_all_ranks(norm.running_var)
 
 
 class Notes(logging.Handler):
@@ -100,7 +142,7 @@ def ended(algorithm: str, count: int, **known: int) -> tuple[list[int | None], l
 
 @CHECKS.add
 def the_budget_is_for_as_many_steps_as_attach_was_told() -> None:
-    mp2, short = "mp2:sync_every=1,predictor=stale", "the budget was for"
+    mp2, short = "mp2:form=paper,sync_every=1,predictor=stale", "the budget was for"
     buckets, said = ended(mp2, 40, steps_per_epoch=20, epochs=2)
     assert set(buckets) == {40}
     assert not said

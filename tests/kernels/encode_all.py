@@ -26,8 +26,8 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import tacit  # noqa: E402
-from tacit.kernels import exponents, int8, levels, positions, select, signs  # noqa: E402
-from tacit.kernels.layout import position_bytes  # noqa: E402
+from tacit.kernels import blockwise, exponents, int8, levels, positions, select, signs  # noqa: E402
+from tacit.kernels.layout import blocks_bytes, position_bytes  # noqa: E402
 
 
 def bits() -> str:
@@ -46,11 +46,19 @@ def bits() -> str:
     int8.add_int8_([(bytes8, units8)], 0.3, out, fresh=False)
     exponents.encode_exponents(x, 12, powers, ups)
     exponents.add_exponents_([(powers, ups)], 0.3, out, fresh=False)
+    threes, scales = (
+        torch.empty(blocks_bytes(5000, 3), dtype=torch.uint8),
+        torch.empty(10, dtype=torch.bfloat16),
+    )
+    after = torch.empty(5000)
+    blockwise.encode_blocks_with_residual(x, residual, after, 3, threes, scales)
+    blockwise.add_blocks_([(threes, scales)] * 2, 3, 0.3, out, fresh=False)
     chosen = select.select_largest(x, 50, residual=residual, new_residual=torch.empty(5000))
     where = torch.empty(position_bytes(5000, 50), dtype=torch.uint8)
     positions.pack_positions(chosen.positions, 5000, 50, where)
     positions.scatter_add_(positions.unpack_positions(where, 5000, 50), chosen.values, out, 0.3)
     parts = (packed, means, codes, units, bytes8, units8, powers, ups, where, chosen.values, *residuals, out)
+    parts = *parts, threes, scales.view(torch.uint8), after
     return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()
 
 

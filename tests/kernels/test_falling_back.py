@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from tacit.kernels import dispatch, exponents, int8, levels, merge, orthogonal, positions, select, signs
+from tacit.kernels import (
+    blockwise,
+    dispatch,
+    exponents,
+    int8,
+    levels,
+    merge,
+    orthogonal,
+    positions,
+    select,
+    signs,
+)
 from tacit.kernels.reference import int8 as int8_reference
 from tacit.kernels.sparse import Selection, new_buffer
 
@@ -72,6 +83,7 @@ BEFOREHAND: list[tuple[str, Callable[[torch.Tensor], None]]] = [
     ("signs", lambda x: signs.encode_sign(x, x, x, x)),
     ("levels", lambda x: levels.quantize(x, 4, 512, 0.0, 1, x, x)),
     ("int8", lambda x: int8.encode_int8(x, x, x)),
+    ("blockwise", lambda x: blockwise.encode_blocks(x, 3, x, x)),
     ("exponents", lambda x: exponents.encode_exponents(x, 1, x, x)),
     ("positions", lambda x: positions.pack_positions(x, 100, 10, x)),
     ("orthogonal", lambda x: orthogonal.scale_(x, (10,), 2)),

@@ -9,9 +9,16 @@ import torch
 from host_sync import HostSync, NoHostSync
 from torch import Tensor
 
-from tacit.kernels import exponents, int8, levels, orthogonal, philox, select, signs
+from tacit.kernels import blockwise, exponents, int8, levels, orthogonal, philox, select, signs
 from tacit.kernels.dispatch import emulated_device
-from tacit.kernels.layout import block_count, bucket_count, code_bytes, position_bytes, position_format
+from tacit.kernels.layout import (
+    block_count,
+    blocks_bytes,
+    bucket_count,
+    code_bytes,
+    position_bytes,
+    position_format,
+)
 from tacit.kernels.positions import clear_, pack_positions, scatter_add_, unpack_positions
 from tacit.kernels.sparse import EntryBuffer, Selection, new_buffer
 from tacit.kernels.thread_scratch import thread_scratch
@@ -232,6 +239,13 @@ def test_int8_and_exponents(numel: int, dtype: torch.dtype) -> None:
     same(lambda c, u, o: int8.encode_int8_with_residual(x, residual, o, c, u), codes, units, new_residual)
     int8.encode_int8(x, codes, units)
     same(lambda o: int8.add_int8_([(codes, units)] * 2, 1 / 3, o, fresh=False), residual)
+    packed, scales = rubbish(blocks_bytes(numel, 3)), torch.zeros(block_count(numel), dtype=torch.bfloat16)
+    same(
+        lambda c, u, o: blockwise.encode_blocks_with_residual(x, residual, o, 3, c, u),
+        *(packed, scales, new_residual),
+    )
+    blockwise.encode_blocks(x, 3, packed, scales)
+    same(lambda o: blockwise.add_blocks_([(packed, scales)] * 2, 3, 1 / 3, o, fresh=False), residual)
     bits = rubbish(-(-numel // 8))
     same(lambda e, b: exponents.encode_exponents(x, 7, e, b), codes, bits)
     exponents.encode_exponents(x, 7, codes, bits)

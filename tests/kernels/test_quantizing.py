@@ -9,10 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tacit.kernels import exponents, int8, levels, signs
+from tacit.kernels import blockwise, exponents, int8, levels, signs
 from tacit.kernels.dispatch import active_backend
-from tacit.kernels.layout import block_count, bucket_count, code_bytes, pack_codes, unpack_codes
+from tacit.kernels.layout import (
+    block_count,
+    blocks_bytes,
+    bucket_count,
+    code_bytes,
+    pack_codes,
+    pack_trits,
+    unpack_codes,
+    unpack_trits,
+)
 from tacit.kernels.philox import philox
+from tacit.kernels.reference import blockwise as blockwise_reference
 from tacit.kernels.reference import exponents as exponents_reference
 from tacit.kernels.reference import int8 as int8_reference
 from tacit.kernels.reference import levels as levels_reference
@@ -199,6 +209,45 @@ def test_int8(kind: str, numel: int) -> None:
         )
 
 
+@settings(max_examples=20, deadline=None)
+@given(SIZES, st.integers(2, 8))
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks(kind: str, numel: int, bits: int) -> None:
+    x, residual = numbers(numel, kind), 0.5 * numbers(numel, kind, seed=1)
+
+    def buffers() -> list[Tensor]:
+        return [rubbish(blocks_bytes(numel, bits)), rubbish(block_count(numel), torch.bfloat16)]
+
+    payload = same(
+        lambda c, u: blockwise.encode_blocks(x, bits, c, u),
+        lambda c, u: blockwise_reference.encode_blocks(x, bits, c, u),
+        buffers,
+    )
+    (mean,) = same(
+        lambda out: blockwise.add_blocks_([payload] * 3, bits, 1 / 3, out, fresh=True),
+        lambda out: blockwise_reference.add_blocks_([payload] * 3, bits, 1 / 3, out, fresh=True),
+        lambda: [torch.full((numel,), math.nan)],
+    )
+    top = (1 << (bits - 1)) - 1
+    if kind != "denormal":  # half a unit; what lies beyond the largest of bf16 is cut off
+        step = payload[1].float().repeat_interleave(512)[:numel]
+        assert bool(((mean - x).abs() <= 0.501 * step + 0.004 * x.abs() + 1e-37).all())
+        for block, unit in zip(x.split(512) if numel else (), payload[1].tolist(), strict=True):
+            assert unit * top >= min(float(block.abs().max()), 3.38e38) or unit == 0, "rounded up"
+
+    def slowly(c: Tensor, u: Tensor, new_residual: Tensor) -> None:
+        torch.add(x, residual, out=new_residual)
+        blockwise_reference.encode_blocks(new_residual, bits, c, u)
+        blockwise_reference.add_blocks_([(c, u)], bits, -1.0, new_residual, fresh=False)
+
+    if kind != "huge":
+        same(
+            lambda c, u, after: blockwise.encode_blocks_with_residual(x, residual, after, bits, c, u),
+            slowly,
+            lambda: [*buffers(), torch.full((numel,), math.nan)],
+        )
+
+
 @settings(max_examples=15, deadline=None)
 @given(SIZES, st.integers(0, 2**62))
 @pytest.mark.parametrize("kind", KINDS)
@@ -227,6 +276,15 @@ def test_codes_that_are_packed_are_unpacked(bits: int, size: int, rows: int) -> 
     packed = pack_codes(codes, bits)
     assert packed.numel() == rows * code_bytes(size, bits)
     assert torch.equal(unpack_codes(packed, bits, size), codes)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 600), st.integers(1, 3))
+def test_trits_that_are_packed_are_unpacked(size: int, rows: int) -> None:
+    codes = torch.randint(3, (rows, size))
+    packed = pack_trits(codes)
+    assert packed.numel() == rows * -(-size // 5)
+    assert torch.equal(unpack_trits(packed, size), codes)
 
 
 def test_philox_gives_the_numbers_of_its_authors() -> None:

@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="triton is not installed: pip install -e '.
 
 CHECKS = Path(__file__).with_name("triton_checks.py")
 FAMILIES = [
-    "signs or payloads or means", "levels", "int8 or exponents", "pass or chosen or chunk",
+    "signs or payloads or means", "levels", "int8 or exponents", "blocks", "pass or chosen or chunk",
     "positions or scattering or outside or orthogonal",
 ]  # fmt: skip
 
@@ -102,9 +102,10 @@ def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> lis
 
 def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """Each kernel that takes entries of this type, in the ways that differ most."""
-    from tacit.kernels.triton import exponents, int8, levels, select, signs
+    from tacit.kernels.triton import blockwise, exponents, int8, levels, select, signs
 
     x, means = torch.ones(1024, dtype=dtype), torch.ones(8)
+    units = torch.ones(8, dtype=torch.bfloat16)
     codes, index = torch.zeros(1024, dtype=torch.uint8), torch.zeros(1024, dtype=torch.int32)
     return {
         "signs": lambda: signs.encode(x, x, x, codes, means, means, subtract=True),
@@ -116,6 +117,8 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
             signs.add([(codes, means, means)], 0.5, x[:513], fresh=False),
             int8.encode(x[:513], x, x, codes, means),
             int8.add([(codes, means)], 0.5, x[:513], fresh=False),
+            blockwise.encode(x[:513], x, x, 3, codes, units),
+            blockwise.add([(codes, units)], 3, 0.5, x[:513], fresh=False),
             exponents.encode(x[:513], 7, codes, codes),
             exponents.add([(codes, codes)], 0.5, x[:513], fresh=False),
             levels.quantize(x[:513], 4, 512, 2.5, 7, codes, means),
@@ -128,6 +131,10 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
         "add levels": lambda: levels.add([(codes, means)], 3, 512, 0.5, x, fresh=False),
         "int8": lambda: int8.encode(x, x, x, codes, means),
         "add int8": lambda: int8.add([(codes, means)], 0.5, x, fresh=False),
+        "blocks of 3 bits": lambda: blockwise.encode(x, x, x, 3, codes, units),
+        "blocks of 2 bits": lambda: blockwise.encode(x, None, None, 2, codes, units),
+        "add blocks of 3 bits": lambda: blockwise.add([(codes, units)], 3, 0.5, x, fresh=False),
+        "add blocks of 2 bits": lambda: blockwise.add([(codes, units)], 2, 0.5, x, fresh=False),
         "exponents": lambda: exponents.encode(x, 7, codes, codes),
         "add exponents": lambda: exponents.add([(codes, codes)], 0.5, x, fresh=False),
         "select": lambda: select.select_largest(x, 10, index, x, x, x),

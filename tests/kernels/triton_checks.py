@@ -14,10 +14,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from tacit.kernels import exponents, int8, levels, orthogonal, select, signs
+from tacit.kernels import blockwise, exponents, int8, levels, orthogonal, select, signs
 from tacit.kernels.dispatch import active_backend, emulated_device, find_backend
-from tacit.kernels.layout import BLOCK, block_count, bucket_count, code_bytes, position_bytes, position_format
+from tacit.kernels.layout import (
+    BLOCK,
+    block_count,
+    blocks_bytes,
+    bucket_count,
+    code_bytes,
+    position_bytes,
+    position_format,
+)
 from tacit.kernels.positions import clear_, pack_positions, scatter_add_, unpack_positions
+from tacit.kernels.reference import blockwise as blockwise_reference
 from tacit.kernels.reference import exponents as exponents_reference
 from tacit.kernels.reference import int8 as int8_reference
 from tacit.kernels.reference import levels as levels_reference
@@ -181,6 +190,31 @@ def test_one_value_for_all_blocks_and_payloads_anywhere() -> None:
     signs_reference.add_signs_(slow, WEIGHT, out, fresh=False)
     same([fast_out], [out])
     assert elsewhere.numel()  # keeps the payloads from lying at equal distances by chance of allocation
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 7, 8])
+@pytest.mark.parametrize("numel", [0, 7, 1100, *LARGE])
+@TYPES
+def test_blocks(dtype: torch.dtype, numel: int, bits: int) -> None:
+    parts = (blocks_bytes(numel, bits), torch.uint8), (block_count(numel), torch.bfloat16)
+    slow = rubbish(*parts)
+    fast = there(slow)
+    for kind in ("mixed", "denormal", "huge")[: 3 if bits == 3 else 1]:
+        x, residual = numbers(numel, kind, 0, dtype), old_residual(numel, kind, dtype)
+        blockwise.encode_blocks(x.to(ON), bits, *fast)
+        blockwise_reference.encode_blocks(x, bits, *slow)
+        same(fast, slow)
+        fast_residual, new_residual = torch.empty(numel, dtype=dtype, device=ON), torch.add(x, residual)
+        blockwise.encode_blocks_with_residual(x.to(ON), residual.to(ON), fast_residual, bits, *fast)
+        blockwise_reference.encode_blocks(new_residual, bits, *slow)
+        blockwise_reference.add_blocks_([slow], bits, -1.0, new_residual, fresh=False)
+        same([*fast, fast_residual], [*slow, new_residual])
+    for fresh in (False, True):
+        out = numbers(numel, seed=2, dtype=dtype)
+        fast_out = out.clone().to(ON)
+        blockwise.add_blocks_(rows(slow, 3), bits, WEIGHT, fast_out, fresh)
+        blockwise_reference.add_blocks_([slow] * 3, bits, WEIGHT, out, fresh)
+        same([fast_out], [out])
 
 
 @pytest.mark.parametrize(

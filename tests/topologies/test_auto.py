@@ -32,8 +32,8 @@ ALONE = [
     if not isinstance(parse(name).levels[0].topology, Star)
 ]
 BOTH_WAYS = {"fp8", "int8", "sign", "efsign", "onebit", "qsgd", "terngrad", "natural"}
-BOTH_WAYS |= {"topk", "dgc", "threshold", "stc", "streaming-diloco"}
-OWES = sorted(BOTH_WAYS - {"qsgd", "terngrad", "natural", "streaming-diloco", "dgc"})
+BOTH_WAYS |= {"topk", "dgc", "threshold", "stc", "streaming-diloco", "mp2"}
+OWES = sorted(BOTH_WAYS - {"qsgd", "terngrad", "natural", "streaming-diloco", "dgc", "mp2"})
 SPARSE = {"topk", "dgc", "threshold", "stc"}
 SIGNS = {"sign", "efsign", "onebit"}
 
@@ -165,7 +165,7 @@ def test_by_their_names_algorithms_are_their_papers() -> None:
     found = {name: parse(name).levels[0].topology for name in BOTH_WAYS}
     assert {name for name, way in found.items() if way == Flat()} == {"topk", "dgc", "threshold", "sign"}
     assert {name for name, way in found.items() if way == TwoPhase()} == {"stc", "efsign", "onebit"}
-    for name in BOTH_WAYS - {"streaming-diloco"}:
+    for name in BOTH_WAYS - {"streaming-diloco", "mp2"}:
         for text, way in (("all-gather", Flat()), ("two-phase", TwoPhase()), ("auto", Auto())):
             assert parse(f"{name}:topology={text}").levels[0].topology == way
     with pytest.raises(ConfigError, match="unknown value of topk:topology 'ring'"):

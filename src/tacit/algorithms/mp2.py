@@ -1,6 +1,18 @@
-"""MP²: push a part of the parameters, predict the rest (Liu et al., Computer Networks 255, 2024, 110883).
+"""MP²: what does not travel is not lost (after Liu et al., Computer Networks 255, 2024, 110883).
 
-The paper's system, in each round:                       here, at a server or on an all-reduce:
+By default, `form=quantized`, every `sync_every` steps, with x the common point, x_r the replica of worker r,
+and q(y) = y in `bits` bits an entry:
+
+    d_r <- x_r - x; s_r <- q(d_r): sent                 Blockwise(bits); biases and norms in 8 bits
+    y   <- mean of all s_r + e; a <- q(y); e <- y - a   MeanFeedback: at a server, or by slices in two phases
+    x   <- x + a; x_r <- x_r + (a - s_r)                CommonPoint
+
+What a worker has not sent stays in its replica, and what an answer has not said in e: x + e + mean(x_r - x)
+changes by exactly the mean of the workers' own progress. The result is x. No round sends everything; momentum
+and all other state of the optimizer stay local, and BatchNorm's statistics are averaged by `session.sync()`
+and as the session closes. With `late=1` an answer is applied as the next round leaves.
+
+The paper's system, `form=paper`, in each round:         here, at a server or on an all-reduce:
     each worker steps                                    the user's optimizer
     workers push a subset of the parameters              Predicted: the delta of a subset that moves on
     the server predicts the residual parameters by a     Predicted: every rank, from what all ranks know;
@@ -17,9 +29,10 @@ The weights that come with tacit are of `tacit predictor` (their note says how),
 made-up images, in rounds of four steps of SGD with momentum, as is the default here: other optimizers, and
 other rounds, move otherwise, and want a predictor trained on them.
 
-A prediction that is good after true changes may still lead astray after other predictions. So rounds are four
-steps apart, where the paper has one after each step: as many bytes, and each round sends four times as much;
-and predictions are multiplied by a gain for each parameter, found by least squares on what arrives.
+A prediction that is good after true changes may still lead astray after other predictions. So rounds of this
+form are four steps apart, where the paper has one after each step: as many bytes, and each round sends four
+times as much; and predictions are multiplied by a gain for each parameter, found by least squares on what
+arrives.
 `predictor=own` predicts nothing that all share: each replica keeps its own delta where nothing arrived
 (`LocalResidual`); see docs/papers/mp2.md.
 """
@@ -27,14 +40,17 @@ and predictions are multiplied by a gain for each parameter, found by least squa
 from __future__ import annotations
 
 import typing
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from tacit import checks
 from tacit.algorithms.registry import algorithm
+from tacit.compressors.blockwise import Blockwise
 from tacit.compressors.cast import BF16, FP16
 from tacit.compressors.dense import Dense
+from tacit.compressors.mean_feedback import MeanFeedback
 from tacit.errors import ConfigError
-from tacit.merges import Average, LocalResidual
+from tacit.merges import Average, CommonPoint, LocalResidual
+from tacit.overlap import Bucketwise, Delayed
 from tacit.prediction.budget import Subset
 from tacit.prediction.extrapolation import Exponential, Linear, Stale
 from tacit.prediction.mp2_network import MP2
@@ -56,9 +72,82 @@ Which: TypeAlias = Literal["mp2", "wnn", "linear", "exponential", "stale", "own"
     family="predictive",
     paper="MP2: Liu et al., Computer Networks 255, 2024, 110883",
     compresses=True,
-    changes="a moving part of the progress travels; every rank predicts the rest, all alike",
+    changes="progress travels in a few bits an entry both ways; replicas keep what they have not sent",
 )
 def mp2(
+    bits: int | None = None,
+    sync_every: int | None = None,
+    late: int = 0,
+    form: Literal["quantized", "paper"] = "quantized",
+    budget: float | None = None,
+    predictor: Which | None = None,
+    weights: str | None = None,
+    subset: Subset | None = None,
+    values: Values | None = None,
+    shrink: float | None = None,
+    full_rounds: int | None = None,
+    drops: int | None = None,
+    horizon: int | None = None,
+    pull: Literal["subset", "full"] | None = None,
+) -> Strategy:
+    """Send `bits` bits an entry every `sync_every` steps, and keep the rest; `form=paper` sends a subset."""
+    checks.one_of("form", form, ("quantized", "paper"))
+    papers = {
+        "budget": budget,
+        "predictor": predictor,
+        "weights": weights,
+        "subset": subset,
+        "values": values,
+        "shrink": shrink,
+        "full_rounds": full_rounds,
+        "drops": drops,
+        "horizon": horizon,
+        "pull": pull,
+    }
+    given: dict[str, Any] = {name: value for name, value in papers.items() if value is not None}
+    if form == "paper":
+        if bits is not None or late:
+            raise ConfigError(
+                f"bits={bits}, late={late} with form='paper' would do nothing, as it sends a subset of the "
+                "entries: leave them out, or leave form out"
+            )
+        if sync_every is not None:
+            given["sync_every"] = sync_every
+        return _subsets(**given)
+    if given:
+        said = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ConfigError(
+            f"{said} with form='quantized' is not possible, as all entries are sent and none is predicted: "
+            "write form='paper' beside it, or leave it out"
+        )
+    return _quantized(3 if bits is None else bits, 1 if sync_every is None else sync_every, late)
+
+
+LATEST = 2
+"""The longest period that has a late form: answers of more steps ago cost accuracy (docs/papers/mp2.md)."""
+
+
+def _quantized(bits: int, sync_every: int, late: int) -> Strategy:
+    checks.whole("late", late, 0, 1, "write 1 to apply an answer as the next round leaves")
+    rounds = Every(sync_every)
+    if late and sync_every > LATEST:
+        raise ConfigError(
+            f"late=1 with sync_every={sync_every} is not possible, as answers would be {sync_every} steps "
+            f"old: write sync_every=1 or {LATEST}, or late=0"
+        )
+    return Strategy(
+        subject="delta",
+        rounds=rounds,
+        compressor=MeanFeedback(Blockwise(bits)),
+        topology=Auto(at_servers=True),
+        overlap=Delayed(sync_every) if late else Bucketwise(),
+        merge=CommonPoint(),
+        buffers="on_sync",
+        name="mp2",
+    )
+
+
+def _subsets(
     budget: float = 0.11,
     predictor: Which = "mp2",
     weights: str | None = None,
@@ -71,7 +160,7 @@ def mp2(
     horizon: int | None = None,
     pull: Literal["subset", "full"] = "subset",
 ) -> Strategy:
-    """Send the share `budget` of what plain training would, every `sync_every` steps; predict the rest."""
+    """The paper's form: send the share `budget` of what plain training would, and predict the rest."""
     checks.whole("full_rounds", full_rounds, 0, None, "2 are usual")
     checks.one_of("values", values, tuple(_VALUES))
     checks.one_of("pull", pull, ("subset", "full"))

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tacit import _moved
+from tacit.compressors.blockwise import Blockwise
 from tacit.compressors.cascade import Cascade
 from tacit.compressors.cast import BF16, FP8, FP16
 from tacit.compressors.clip import Clip
@@ -10,6 +11,7 @@ from tacit.compressors.dense import Dense
 from tacit.compressors.int8 import Int8
 from tacit.compressors.lag import LAG
 from tacit.compressors.majority import MajoritySign
+from tacit.compressors.mean_feedback import MeanFeedback
 from tacit.compressors.momentum import MomentumCorrection
 from tacit.compressors.natural import Natural
 from tacit.compressors.onebit import OneBit
@@ -30,12 +32,14 @@ __all__ = [
     "FP16",
     "LAG",
     "QSGD",
+    "Blockwise",
     "Cascade",
     "Clip",
     "Dense",
     "ErrorFeedback",
     "Int8",
     "MajoritySign",
+    "MeanFeedback",
     "MomentumCorrection",
     "Natural",
     "OneBit",

@@ -134,6 +134,11 @@ class ErrorFeedback(Wrapper):
     def on_device(self) -> bool:
         return self.inner.on_device
 
+    def exempted(self) -> Compressor | None:
+        """That of the inner compressor; with error feedback too where that leaves something out."""
+        inner = self.inner.exempted()
+        return replace(self, inner=inner) if isinstance(inner, OneShot) and not inner.linear else inner
+
     def one_shot(self, step: int) -> OneShotUse | None:
         """That of the inner compressor, with error feedback."""
         one_shot = self.inner.one_shot(step)

@@ -49,6 +49,7 @@ from tacit.contracts.compressor import (
 )
 from tacit.contracts.context import AxisRank, Context, Exchange, Outcome, Workspace
 from tacit.contracts.merge import (
+    AnchorMerge,
     Application,
     ConsolidatingMerge,
     LearningRateMerge,
@@ -88,6 +89,7 @@ __all__ = [
     "AllGatherInto",
     "AllReduce",
     "AllToAll",
+    "AnchorMerge",
     "Application",
     "AxisRank",
     "Collective",

@@ -139,6 +139,7 @@ class ReduceEncoded:
         residual: with error feedback, the error of earlier payloads, of the shape of `x`. It is multiplied by
             the factors of `ctx.rescale` and added to `x`. May be of a wider type.
         new_residual: of the type of `residual`; overwritten by that sum less what this payload encodes.
+        has_mean_feedback: whether what a compressed mean leaves out is added to the next mean.
     """
 
     codec: OneShot
@@ -146,6 +147,7 @@ class ReduceEncoded:
     ctx: Context
     residual: Tensor | None = None
     new_residual: Tensor | None = None
+    has_mean_feedback: bool = False
 
 
 @dataclass(frozen=True, slots=True)

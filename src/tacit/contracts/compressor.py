@@ -45,6 +45,13 @@ class OneShotUse(NamedTuple):
     """Whether its error is added to the next round (error feedback)."""
     others: Spans = ()
     """Spans of the tensor that other compressors handle; rising."""
+    has_mean_feedback: bool = False
+    """Whether the error of a compressed mean is added to the next one, though that of payloads is not."""
+
+    @property
+    def keeps_means(self) -> bool:
+        """Whether a topology that compresses means keeps what they leave out."""
+        return self.has_feedback or self.has_mean_feedback
 
 
 class Compressor(ABC):

@@ -77,6 +77,13 @@ class UnsentMerge(Merge):
     """A merge whose `local_delta` is only the part of this rank's delta that was not sent."""
 
 
+class AnchorMerge(UnsentMerge):
+    """Has the anchor as its result: replicas that are to agree go there, and keep what is unsent aside.
+
+    Its answers may be late. It is given with them what the peers have not seen, and the steps since.
+    """
+
+
 class ConsolidatingMerge(Merge):
     """A merge that says what all replicas become at the end and at `session.sync()`: not their mean."""
 

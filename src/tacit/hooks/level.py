@@ -155,7 +155,8 @@ class Level:
                 rates,
                 self.buffers if strategy.buffers == "averaged" else None,
                 () if together else buffers.variances_in(model.module),
-                *(() if self.moments is None else (self.moments.completed,)),
+                completed=(lambda names: None) if self.moments is None else self.moments.completed,
+                on_sync=self.buffers if strategy.buffers == "on_sync" else None,
             )
             self.fetch()
 

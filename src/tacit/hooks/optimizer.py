@@ -15,6 +15,7 @@ from tacit.contracts import NODE, Application, LearningRateMerge, State, Sync, U
 from tacit.exchange.combinators import average_
 from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.fragments import fragments
+from tacit.hooks.local_deltas import ASIDE, GIVEN, MINE, LocalDeltas
 from tacit.hooks.observations import Observations
 from tacit.hooks.replica import Replica, wide_like
 from tacit.session import PendingRound, Session
@@ -22,11 +23,11 @@ from tacit.session.buckets import ParamSlice, StateSlice
 
 COMMON = "anchor"
 MERGE = "merge."
-MEAN, MINE = "mean", "local_delta"
-"""The state fields of a round that is under way: its mean, once it is there, and this rank's own part."""
+MEAN = "mean"
+"""The state field of a round that is under way: its mean, once it is there."""
 PUT = "unrounded"
 """Where a replica that keeps something of its own was put, before it was rounded to the parameters' type."""
-RANKS_OWN = (MINE, PUT)
+RANKS_OWN = (MINE, PUT, GIVEN, ASIDE)
 """Fields that each rank has its own of."""
 
 
@@ -57,7 +58,7 @@ class OptimizerHook:
         named: the parameters, looked up anew in each round; where nobody waits for others, buffers too.
         share: how much this rank counts for in the mean; 1 on average over the ranks.
         rates: reads the present learning rate of each parameter.
-        buffers: averaged beside the parameters.
+        buffers: averaged beside the parameters; `met`, by `sync` alone.
         variances: names of what is never below zero, and may be so at a server.
         completed: called with the names to which a round's answer has just been applied.
     """
@@ -71,10 +72,11 @@ class OptimizerHook:
         buffers: ReplicaBuffers | None = None,
         variances: Collection[str] = (),
         completed: Callable[[list[str]], None] = lambda names: None,
+        on_sync: ReplicaBuffers | None = None,
     ) -> None:
         self._session = session
         self._named, self._share, self._rates = named, share, rates
-        self._buffers, self._variances = buffers, frozenset(variances)
+        self._buffers, self._on_sync, self._variances = buffers, on_sync, frozenset(variances)
         self.observations = Observations(session, lambda: max(rates().values(), default=0.0))
         self._completed = completed
         self.follow_buckets()
@@ -87,24 +89,20 @@ class OptimizerHook:
         session, buckets = self._session, self._session.buckets
         merge = session.strategy.merge
         self._late = session.strategy.late
-        keeps = merge.needs_local_delta in (("always", "late") if self._late else ("always",))
         self._unsent = isinstance(merge, UnsentMerge)
         self._anchor = [wide_like(bucket) for bucket in buckets]
         self._replica = Replica(buckets, self._named, self._anchor, stays=merge.meets and not self._late)
         self._flat = [torch.zeros_like(bucket.like(bucket.device)) for bucket in buckets]
-        self._local_delta = [torch.zeros_like(anchor) if keeps else None for anchor in self._anchor]
-        self._owed = [
-            None if not self._unsent else mine if flat.dtype == anchor.dtype else torch.zeros_like(flat)
-            for flat, mine, anchor in zip(self._flat, self._local_delta, self._anchor, strict=True)
-        ]
+        self._local = LocalDeltas(session.strategy, self._replica, self._anchor, self._flat)
         self._states: list[State] = [merge.init(anchor) for anchor in self._anchor]
         largest = {bucket.dtype: bucket for bucket in sorted(buckets, key=lambda bucket: bucket.numel)}
         self._before = {
             dtype: wide_like(bucket) for dtype, bucket in largest.items() if session.schedule.leaves_first
         }
         self._parts = _parts(session, self._named)
-        if self._buffers is not None:
-            self._buffers.forget()
+        for buffers in (self._buffers, self._on_sync):
+            if buffers is not None:
+                buffers.forget()
         self._equal_at: int | None = None
         self._equal_before = met
         self._same_at: int | None = None
@@ -123,7 +121,8 @@ class OptimizerHook:
         schedule = self._session.schedule
         if schedule.inactive(step):
             return not schedule.inactive(step + 1)
-        return any(way.apply_at <= step for way in self.under_way) or bool(self._due(step))
+        waits = self._local.is_aside or any(way.apply_at <= step for way in self.under_way)
+        return waits or bool(self._due(step))
 
     def act(self, step: int) -> None:
         """Apply the answers that are due after this step, and start the rounds that are."""
@@ -135,6 +134,7 @@ class OptimizerHook:
             return
         with ranges.within(self._session.strategy.name, "sync"):
             due = self._due(step)
+            self._local.take_up()
             if not (due and schedule.leaves_first):
                 self._apply_until(step)
             if due:
@@ -178,16 +178,24 @@ class OptimizerHook:
             with ranges.within(session.strategy.name, "sync"):
                 self._sync()
             self._equal_at = session.step
-        if self._buffers is not None and session.step != self._same_at:
-            self._buffers.copy_first()
-            self._same_at = session.step
+        if session.step == self._same_at:
+            return
+        if self._on_sync is not None:
+            self._on_sync.average()
+        for buffers in (self._buffers, self._on_sync):
+            if buffers is not None:
+                buffers.copy_first()
+                self._same_at = session.step
 
     def _sync(self) -> None:
         session, last = self._session, self._session.step - 1
         self._apply_until(last, every=True)
         if session.schedule.inactive(session.step):
             self._anchor_here()
-        if self._unsent:
+        if self._local.ends_at_anchor:
+            self._local.take_up()
+            self._local.put_aside()
+        elif self._unsent:
             self._average()
         else:
             self._consolidate(last)
@@ -254,7 +262,7 @@ class OptimizerHook:
             beside.collect()
         for i in buckets:
             exact = self._flat[i] if i in read else self._replica.progress(i, self._anchor[i], self._flat[i])
-            self._note_local_delta(i, exact)
+            self._local.note(i, exact, self._flat[i])
         self.observations.measure([self._flat[i] for i in buckets])
         pending = session.begin(buckets)
         if beside is not None:
@@ -262,21 +270,10 @@ class OptimizerHook:
         for i in buckets:
             if self._share != 1.0:
                 self._flat[i].mul_(self._share)
-            session.submit(i, self._flat[i], lambda: None, self._owed[i])
+            session.submit(i, self._flat[i], lambda: None, self._local.unsent[i])
         way = UnappliedRound(tuple(buckets), step, apply_at, pending)
         self.under_way.append(way)
         return way
-
-    def _note_local_delta(self, i: int, exact: Tensor) -> None:
-        """Keep this rank's own delta, if the merge needs it: all of it, or what of it is not sent."""
-        mine, new_residual = self._local_delta[i], self._owed[i]
-        if mine is None:
-            return
-        if new_residual is None or new_residual is mine:
-            mine.copy_(self._flat[i])
-        else:
-            new_residual.copy_(self._flat[i])
-            torch.sub(exact, self._replica.widened(i, new_residual), out=mine)  # rounding keeps it back
 
     def _beside(self, buckets: Iterable[int]) -> ReplicaBuffers | None:
         """The buffers, if they travel with these buckets: they do with those of the last part."""
@@ -326,9 +323,7 @@ class OptimizerHook:
     def _merge(self, i: int, params: Tensor, at: Application, rates: Mapping[str, float]) -> None:
         """Have the merge apply the answer about a bucket; if it goes by the learning rate, rate by rate."""
         merge, state, bucket = self._session.strategy.merge, self._states[i], self._session.buckets[i]
-        mine, new_residual = self._local_delta[i], self._owed[i]
-        if mine is not None and new_residual is not None and new_residual is not mine:
-            mine.add_(self._replica.widened(i, new_residual))
+        mine = self._local.of_answer(i, params)
         mean, anchor = self._replica.widened(i, self._flat[i]), self._anchor[i]
         by_rate = isinstance(merge, LearningRateMerge)
         for start, stop, lr in _runs(bucket.slices, rates) if by_rate else [(0, bucket.numel, at.lr)]:
@@ -362,7 +357,9 @@ class OptimizerHook:
                 found |= self._fields([(i, tensor)], MERGE + field)
         if self._late:
             found |= self._fields(enumerate(self._flat), MEAN)
-            found |= self._fields(enumerate(self._local_delta), MINE)
+            found |= self._fields(enumerate(self._local.mine), MINE)
+        for field, tensors in self._local.fields().items():
+            found |= self._fields(enumerate(tensors), field)
         if self._late or not self._session.strategy.merge.meets:
             found |= self._fields(enumerate(self._replica.put), PUT)
         return found if self._buffers is None else found | self._buffers.kept()

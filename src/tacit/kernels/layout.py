@@ -5,6 +5,9 @@ lowest: g = 8 / gcd(b, 8) codes make b / gcd(b, 8) bytes. With m = ceil(entries 
 the entries i, m + i, ..., (g - 1) m + i, and byte k of it lies at k * m + i. So packing is element-wise work
 on a few long vectors.
 
+Codes of three values are packed by fives, as 3^5 = 243: lane i of m = ceil(entries / 5) holds the entries i,
+m + i, ..., 4 m + i, and its byte is c0 + 3 c1 + 9 c2 + 27 c3 + 81 c4.
+
 **Positions** that rise are written in one of four formats. Which one follows from how many there are among
 how many entries, so that the size is known beforehand: a bitmap; low and high parts (Elias 1974, Fano 1971),
 with low parts of one or two bytes; or int32. The low parts are the lowest byte, or two, of each position. The
@@ -87,6 +90,41 @@ def unpack_codes(packed: Tensor, bits: int, size: int) -> Tensor:
         word |= parts[:, k] << (8 * k)
     codes = torch.stack([(word >> (bits * j)) & ((1 << bits) - 1) for j in range(count)], dim=1)
     return codes.view(len(parts), -1)[:, :size]
+
+
+TRITS = 5
+"""Codes of three values in a byte."""
+
+
+def block_bytes(size: int, bits: int) -> int:
+    """The bytes of the packed codes of a block of so many entries; of 2 bits as three values."""
+    return -(-size // TRITS) if bits == 2 else code_bytes(size, bits)
+
+
+def blocks_bytes(numel: int, bits: int) -> int:
+    """The bytes of the packed codes of `numel` entries in blocks of 512."""
+    whole, rest = divmod(numel, BLOCK)
+    return whole * block_bytes(BLOCK, bits) + block_bytes(rest, bits)
+
+
+def pack_trits(codes: Tensor) -> Tensor:
+    """The bytes (flat) of rows of codes from 0 to 2 (int64)."""
+    lanes = -(-codes.shape[1] // TRITS)
+    codes = torch.nn.functional.pad(codes, (0, TRITS * lanes - codes.shape[1])).view(-1, TRITS, lanes)
+    total = torch.zeros_like(codes[:, 0])
+    for j in range(TRITS):
+        total += codes[:, j] * 3**j
+    return total.view(-1).to(torch.uint8)
+
+
+def unpack_trits(packed: Tensor, size: int) -> Tensor:
+    """The codes (int64, rows x size) of rows whose bytes are given."""
+    rest = packed.view(-1, 1, -(-size // TRITS)).to(torch.int64)
+    codes = []
+    for _ in range(TRITS):
+        codes.append(rest % 3)
+        rest = torch.div(rest, 3, rounding_mode="floor")
+    return torch.cat(codes, dim=1).view(len(rest), -1)[:, :size]
 
 
 # ---- positions ------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class Auto(OnAxis, ServerOption):
         for side in sides:
             if not side.codec.sliceable:
                 return Options((flat,), f"{side.codec} is not sliceable")
-            if not (side.has_feedback or side.codec.unbiased):
+            if not (side.keeps_means or side.codec.unbiased):
                 return Options((flat,), f"no residual keeps what a second {side.codec} would lose")
         try:
             for each in compressors:

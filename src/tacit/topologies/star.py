@@ -99,7 +99,8 @@ class Star(ServerTopology):
         pull: compresses what comes back. Where the server averages, wrap it in `ErrorFeedback` to add the
             error of one answer to the next. Where it keeps parameters, the answer is their difference to
             the worker's, so that nothing is lost either way (Yan et al. 2020), and the server has a copy for
-            each worker. None: densely, or, where only entries were pushed, the union of these.
+            each worker. None: densely; where only entries were pushed, the union of these; under
+            `MeanFeedback` as it was pushed, with what one answer leaves out in the next.
         optimizer: who steps: each "worker" by its own, or the "server", whose optimizer is SGD, Adam or AdamW
             as the worker's is.
         compensation: lambda of DC-ASGD (Zheng et al. 2017): a gradient g that was taken at w_old counts as
@@ -211,7 +212,7 @@ class Star(ServerTopology):
                 return outcome
             parts = [self._part(each, ctx) for each in leaves(request)]
             pairs = [pair for part in parts for pair in part.pairs]
-            pulls = self._pulls([(pair, part.back) for part in parts for pair in part.pairs])
+            pulls = self._pulls([(pair, part) for part in parts for pair in part.pairs])
             answers = iter(zip(pulls, (yield _ask(pairs, pulls, ctx)), strict=True))
             answer = as_asked(
                 request, iter([part.answer([next(answers) for _ in part.pairs]) for part in parts])
@@ -222,6 +223,8 @@ class Star(ServerTopology):
             payload = encoded(request)
             _add_up(ctx.finite_probe, payload)
             piece = PayloadSpec(request.codec, request.x.numel(), request.x.dtype)
+            if request.has_mean_feedback and self.pull is None:
+                return _Part(request, ((payload, piece),), request.codec, has_feedback=True)
             return _Part(request, ((payload, piece),), request.codec.of_sums(request.x.numel(), ctx.peers))
         if isinstance(request, AllReduce):
             _add_up(request.finite_probe, request.payload)
@@ -232,13 +235,15 @@ class Star(ServerTopology):
             "leave the topology out, or use a compressor that speaks once or adds up on the way"
         )
 
-    def _pulls(self, pieces: Sequence[tuple[Pair, OneShot | None]]) -> tuple[PayloadSpec, ...]:
+    def _pulls(self, pieces: Sequence[tuple[Pair, _Part]]) -> tuple[PayloadSpec, ...]:
         """The formats of the answers: `pull` for the largest payload, for the others as they were pushed."""
-        pulls = [replace(piece, codec=back) for (_, piece), back in pieces]
+        pulls = [
+            replace(piece, codec=part.back, has_feedback=part.has_feedback) for (_, piece), part in pieces
+        ]
         if self.pull is not None:
             main = max(range(len(pulls)), key=lambda i: pulls[i].numel)
-            codec, has_feedback, _ = _one_shot(self.pull)
-            pulls[main] = replace(pulls[main], codec=codec, has_feedback=has_feedback)
+            back = _one_shot(self.pull)
+            pulls[main] = replace(pulls[main], codec=back.codec, has_feedback=back.has_feedback)
         return tuple(pulls)
 
     # ---- the server keeps the parameters --------------------------------------------------------------
@@ -280,11 +285,15 @@ Pair: TypeAlias = tuple[Payload, PayloadSpec]
 
 @dataclass(frozen=True)
 class _Part:
-    """A request as it is pushed: payloads, their formats, and the codec of the mean."""
+    """A request as it is pushed: payloads, their formats, and the codec of the mean.
+
+    `has_feedback`: whether the server adds what an answer leaves out to the next one.
+    """
 
     request: ReduceEncoded | AllReduce
     pairs: tuple[Pair, ...]
     back: OneShot | None = None
+    has_feedback: bool = False
 
     def answer(self, answers: Sequence[tuple[PayloadSpec, Payload]]) -> Any:
         """The answer to the request, from the payloads that have come back."""

@@ -47,7 +47,8 @@ class TwoPhase(OnAxis):
 
     Where the compressor is under `ErrorFeedback`, rank i adds the residual of its earlier means, and keeps
     the error of this one: error feedback on both sides, DoubleSqueeze (Tang et al., ICML 2019),
-    dist-EF-SGD (Zheng et al., NeurIPS 2019). Otherwise neither side has a residual: an unbiased compressor
+    dist-EF-SGD (Zheng et al., NeurIPS 2019). Under `MeanFeedback` only the means have one. Otherwise neither
+    side has a residual: an unbiased compressor
     is unbiased still, with the variance of two roundings; what a biased one loses is lost twice.
 
     Additive payloads go by an all-reduce, which has two phases already. An all-gather is used for
@@ -81,7 +82,7 @@ class TwoPhase(OnAxis):
                 one without, which would never send it.
         """
         refuse_unsliceable(compressor)
-        has_feedback = [side is not None and side.has_feedback for side in two_sided(compressor)]
+        has_feedback = [side is not None and side.keeps_means for side in two_sided(compressor)]
         if sorted(has_feedback) != has_feedback:
             raise ConfigError(
                 f"{compressor} has a phase that keeps a residual of the means, and after it one that adds "
@@ -163,7 +164,8 @@ def _encoded_again(request: ReduceEncoded, mean: Tensor, before: Tensor, after: 
     padded = [request.ctx.scratch(f"padded{i}", mean, mean.shape, before.dtype) for i in range(2)]
     padded[0][:short] = before
     padded[0][short:] = 0
-    payload = encoded(ReduceEncoded(request.codec, mean, request.ctx, *padded), part="again")
+    before, new = padded
+    payload = encoded(ReduceEncoded(request.codec, mean, request.ctx, before, new), part="again")
     after.copy_(padded[1][:short])
     return payload
 

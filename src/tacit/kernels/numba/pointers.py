@@ -20,13 +20,19 @@ def _pointer(kind: Any) -> Any:
 
 
 _uint8_pointer, _int32_pointer = _pointer(types.uint8), _pointer(types.int32)
-_float32_pointer = _pointer(types.float32)
+_float32_pointer, _uint16_pointer = _pointer(types.float32), _pointer(types.uint16)
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
 def bytes_at(address: Any, start: Any, size: Any) -> Any:
     """`size` bytes from index `start` on, of those at the address."""
     return carray(_uint8_pointer(address + start), size)
+
+
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def shorts_at(address: Any, start: Any, size: Any) -> Any:
+    """`size` uint16 numbers from index `start` on, of those at the address."""
+    return carray(_uint16_pointer(address + 2 * start), size)
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]

@@ -94,7 +94,9 @@ def _broadcasts(kind: Vector) -> Any:
     return act
 
 
-float_vector, int_vector, byte_vector = (_broadcasts(kind) for kind in (FLOATS, INTS, BYTES))
+float_vector, int_vector, short_vector, byte_vector = (
+    _broadcasts(kind) for kind in (FLOATS, INTS, SHORTS, BYTES)
+)
 
 
 # ---- lane by lane -------------------------------------------------------------------------------------
@@ -172,6 +174,8 @@ float_bits = _converts(INTS, "bitcast")
 """The bits of floats, as integers."""
 low_bytes = _converts(BYTES, "trunc")
 """The lowest byte of each integer."""
+widen_bytes, narrow_bytes = _converts(SHORTS, "zext"), _converts(BYTES, "trunc")
+"""Bytes as numbers of 16 bits, and back."""
 zero_extend, sign_extend = _converts(INTS, "zext"), _converts(INTS, "sext")
 to_int = _converts(INTS, "fptosi")
 to_float = _converts(FLOATS, "sitofp")

@@ -105,7 +105,11 @@ def predicting(
         ConfigError: the share is no more than what the first rounds send, which push everything.
     """
     strategy = mp2(
-        budget=share / sync_every, predictor="stale", sync_every=sync_every, horizon=max(1000, steps)
+        form="paper",
+        budget=share / sync_every,
+        predictor="stale",
+        sync_every=sync_every,
+        horizon=max(1000, steps),
     )
     return replace(strategy, compressor=with_predictor(strategy.compressor, predictor, gain))
 

@@ -1,0 +1,91 @@
+"""A few bits an entry, to the nearest level, by blocks (block-wise quantisation: Dettmers et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tacit import checks
+from tacit.contracts import Compressor, Context, Decoded, OneShot, Payload, Transmitted
+from tacit.kernels.blockwise import add_blocks_, check_blocks, encode_blocks, encode_blocks_with_residual
+from tacit.kernels.layout import block_count, blocks_bytes
+
+VECTOR_BITS = 8
+"""Of the levels of biases and norms: so few entries are cheap, and their blocks hold several parameters."""
+
+
+@dataclass(frozen=True)
+class Blockwise(OneShot):
+    """Send each entry as the nearest of 2^bits - 1 levels, to P - 1 peers.
+
+    The levels reach from minus to plus the largest magnitude of each block of 512 entries; a block's unit,
+    that magnitude / (2^(bits - 1) - 1), is sent in bf16. Bytes: bits x n / 8 + 2 x ceil(n / 512); of 2 bits
+    ceil(n / 5) + 2 x ceil(n / 512), as three levels fit into 1.6 bits. It is biased: what rounding leaves
+    out must be kept, by `ErrorFeedback` or by `LocalResidual`. Biases and norms (parameters of fewer than two
+    dimensions) are sent in 8 bits.
+    Differences from the paper (8-bit Optimizers via Block-wise Quantization, arXiv 2110.02861): equal steps,
+    fewer bits, and blocks of 512, not 2048.
+
+    Attributes:
+        bits: of a level, 2 to 8.
+    """
+
+    bits: int = 3
+
+    sliceable: ClassVar[bool] = True
+    scales: ClassVar[bool] = False
+    additive: ClassVar[bool] = False
+    on_device: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        checks.whole("bits", self.bits, 2, 8, "it is the length of a level with its sign; write 3")
+
+    def exempts(self, shape: torch.Size) -> bool:
+        """Biases and norms, as their scale differs from that of weights."""
+        return len(shape) < 2 and self.bits < VECTOR_BITS
+
+    def exempted(self) -> Compressor:
+        """The same with 8 bits."""
+        return Blockwise(VECTOR_BITS)
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        """(packed levels, one unit for each block)."""
+        codes, units = self._buffers(x, ctx)
+        encode_blocks(x, self.bits, codes, units)
+        return codes, units
+
+    def encode_with_feedback(
+        self, x: Tensor, residual: Tensor, new_residual: Tensor, ctx: Context
+    ) -> Payload:
+        """Encode and update the residual in one pass."""
+        codes, units = self._buffers(x, ctx)
+        encode_blocks_with_residual(x, residual, new_residual, self.bits, codes, units)
+        return codes, units
+
+    def _buffers(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        codes = ctx.scratch("codes", x, (blocks_bytes(x.numel(), self.bits),), torch.uint8)
+        return codes, ctx.scratch("units", x, (block_count(x.numel()),), torch.bfloat16)
+
+    def check(self, payload: Payload, out: Tensor) -> None:
+        """Expects levels, and units."""
+        check_blocks(payload, self.bits, out.numel())
+
+    def decode_(self, payload: Payload, out: Tensor) -> None:
+        """Multiply levels by units."""
+        add_blocks_([payload], self.bits, 1.0, out, fresh=True)
+
+    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
+        """Multiply and add in one pass."""
+        add_blocks_([payload], self.bits, weight, out, fresh=False)
+
+    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
+        """Multiply and add all payloads in one pass."""
+        add_blocks_(payloads, self.bits, 1 / len(payloads), out, fresh=True)
+
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
+        """The payload, decoded on demand."""
+        return Decoded(self, payload)

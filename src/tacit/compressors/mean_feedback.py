@@ -1,0 +1,56 @@
+"""Error feedback for compressed means alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
+from tacit.contracts import Compressor, Context, Exchange, OneShot, OneShotUse, Outcome, ReduceEncoded, State
+from tacit.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class MeanFeedback(Wrapper):
+    """Add what a compressed mean leaves out to the next mean; of a rank's own payload nothing is kept here.
+
+    For deltas whose merge keeps what this rank has not sent (`LocalResidual`, `CommonPoint`): with
+    `ErrorFeedback` that would be kept twice. `TwoPhase` keeps the residual of the means for each rank's
+    slice, and a parameter server that averages (`Star`) for all of it: it compresses its answer as the
+    payloads were. An all-gather compresses no mean, and there nothing changes.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.inner, OneShot):
+            raise ConfigError(
+                f"MeanFeedback({self.inner}) is not possible, as it takes several messages or keeps a "
+                "residual itself: write a one-shot compressor, such as MeanFeedback(Blockwise(bits=3))"
+            )
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the inner compressor is."""
+        return self.inner.on_device
+
+    def exempted(self) -> Compressor | None:
+        """That of the inner compressor, in this wrapper too where it leaves something out."""
+        inner = self.inner.exempted()
+        return replace(self, inner=inner) if isinstance(inner, OneShot) and not inner.linear else inner
+
+    def one_shot(self, step: int) -> OneShotUse | None:
+        """That of the inner compressor, with feedback of means."""
+        one_shot = self.inner.one_shot(step)
+        return one_shot and one_shot._replace(has_mean_feedback=True)
+
+    def init(self, like: Tensor) -> State:
+        """The inner compressor's state."""
+        return outer_state(self.inner.init(like), "inner")
+
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """One request, which the topology answers."""
+        assert isinstance(self.inner, OneShot)
+        request = ReduceEncoded(self.inner, x, ctx.inside("inner"), has_mean_feedback=True)
+        mean, sent = yield request
+        return Outcome(mean, sent, outer_state(inner_state(state, "inner"), "inner"))

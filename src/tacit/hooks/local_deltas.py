@@ -1,0 +1,92 @@
+"""What of the replicas' progress is this rank's own, where a merge asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import AnchorMerge, UnsentMerge
+from tacit.hooks.replica import Replica
+from tacit.strategy import Strategy
+
+MINE = "local_delta"
+"""This rank's own part of a round that is under way: all of it, or what the peers have not seen."""
+GIVEN = "given_delta"
+"""All that this rank had where a late round left, if `MINE` is what the peers have not seen."""
+ASIDE = "unsent"
+"""What a replica that stands at the anchor has not sent, until it takes it up again."""
+
+
+class LocalDeltas:
+    """This rank's own part of each bucket's rounds, and what is put aside where replicas are to agree.
+
+    Args:
+        strategy: whose merge asks for it.
+        replica: the parameters.
+        anchors: of each bucket, in the wide type.
+        flats: of each bucket, what is exchanged.
+    """
+
+    def __init__(
+        self, strategy: Strategy, replica: Replica, anchors: Sequence[Tensor], flats: Sequence[Tensor]
+    ) -> None:
+        merge, late = strategy.merge, strategy.late
+        keeps = merge.needs_local_delta in (("always", "late") if late else ("always",))
+        self._unsent = isinstance(merge, UnsentMerge)
+        self.ends_at_anchor = isinstance(merge, AnchorMerge)
+        self._replica, self._anchors = replica, anchors
+        self.mine = [torch.zeros_like(anchor) if keeps else None for anchor in anchors]
+        self.unsent = [
+            None if not self._unsent else mine if flat.dtype == anchor.dtype else torch.zeros_like(flat)
+            for flat, mine, anchor in zip(flats, self.mine, anchors, strict=True)
+        ]
+        """Of which the exchange subtracts what was sent; None where the merge does not ask for it."""
+        given = late and self._unsent
+        self._given = [torch.zeros_like(anchor) if given else None for anchor in anchors]
+        self._aside = [torch.zeros_like(anchor) if self.ends_at_anchor else None for anchor in anchors]
+        self.is_aside = self.ends_at_anchor
+        """Whether something may be aside: as it may come with a checkpoint, it may be so at first."""
+
+    def fields(self) -> Mapping[str, Sequence[Tensor | None]]:
+        """What a checkpoint keeps of each bucket, beside `MINE`."""
+        return {GIVEN: self._given, ASIDE: self._aside}
+
+    def note(self, i: int, exact: Tensor, flat: Tensor) -> None:
+        """Keep this rank's part of a round that leaves: `exact`, of which `flat` will be exchanged."""
+        mine, unsent, given = self.mine[i], self.unsent[i], self._given[i]
+        if given is not None:
+            given.copy_(exact)
+        if mine is None:
+            return
+        if unsent is None or unsent is mine:
+            mine.copy_(flat)
+        else:
+            unsent.copy_(flat)
+            torch.sub(exact, self._replica.widened(i, unsent), out=mine)  # rounding keeps it back
+
+    def of_answer(self, i: int, params: Tensor) -> Tensor | None:
+        """What the merge is given with the answer of bucket `i`, whose parameters now are `params`."""
+        mine, unsent, given = self.mine[i], self.unsent[i], self._given[i]
+        if mine is not None and unsent is not None and unsent is not mine:
+            mine.add_(self._replica.widened(i, unsent))
+        if mine is not None and given is not None:
+            mine.add_(params).sub_(self._anchors[i]).sub_(given)  # the steps since
+        return mine
+
+    def put_aside(self) -> None:
+        """Put the replica at the anchor, and keep what it has beside it."""
+        for i, (anchor, aside) in enumerate(zip(self._anchors, self._aside, strict=True)):
+            assert aside is not None
+            torch.sub(self._replica.params(i), anchor, out=aside)
+            self._replica.write(i, anchor)
+        self.is_aside = True
+
+    def take_up(self) -> None:
+        """Add what was put aside to the replica again."""
+        for i, aside in enumerate(self._aside if self.is_aside else ()):
+            assert aside is not None
+            self._replica.write(i, self._replica.params(i).add_(aside))
+            aside.zero_()
+        self.is_aside = False

@@ -1,0 +1,139 @@
+"""`kernels.blockwise` by Triton: levels, packed, and the residual; adds any number of peers in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import triton.language as tl
+from torch import Tensor
+from triton.language import tensor
+
+from tacit.kernels.layout import BLOCK, TRITS, block_bytes, codes_per_group
+from tacit.kernels.triton.launch import jit, launch_by_rows, payload_stacks
+from tacit.kernels.triton.primitives import (
+    largest_magnitude,
+    load,
+    load_sum,
+    round_to,
+    safe_inverse,
+    store,
+)
+
+ROWS_AT_A_TIME = 4
+ROUNDER = tl.constexpr(12582912.0)
+"""1.5 * 2^23. Added and subtracted again, it rounds to the nearest integer, to the even one of two."""
+LARGEST_BF16 = tl.constexpr(2.0**127 * (2 - 2.0**-7))
+
+
+@jit
+def encode_kernel(
+    x: tensor, residual: tensor, new_residual: tensor, codes: tensor, units: tensor,
+    first: tensor, count: tensor, size: tensor, lanes: tensor,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
+    BYTES: tl.constexpr, WORD: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+) -> None:  # fmt: skip
+    """A unit for each block; then the nearest levels, packed lane by lane, and what they leave out."""
+    top: tl.constexpr = (1 << (BITS - 1)) - 1
+    row = first + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = (row < first + count)[:, None]
+    wide = row.to(tl.int64)[:, None]
+    begin, all_of = wide * BLOCK, tl.arange(0, BLOCK)[None, :]
+    most = largest_magnitude(load_sum(x, residual, begin + all_of, there & (all_of < size), HAS_RESIDUAL))
+    unit = tl.div_rn(tl.where(most > LARGEST_BF16, LARGEST_BF16, most), 1.0 * top)
+    bits = (unit.to(tl.int32, bitcast=True) + 0xFFFF) & -65536
+    unit = bits.to(tl.float32, bitcast=True)
+    inverse = safe_inverse(unit)
+    unit = tl.where(inverse > 0, unit, 0.0)
+    tl.store(units + row, (unit.to(tl.int32, bitcast=True) >> 16).to(tl.int16), row < first + count)
+    i = tl.arange(0, WIDE)[None, :]
+    word = tl.zeros((ROWS, WIDE), WORD)
+    for j in tl.static_range(GROUP):
+        place = j * lanes + i
+        mask = there & (i < lanes) & (place < size)
+        a = load_sum(x, residual, begin + place, mask, HAS_RESIDUAL)
+        level = tl.minimum(tl.maximum(a * inverse[:, None], -1.0 * top), 1.0 * top)
+        level = (level + ROUNDER) - ROUNDER
+        code = tl.where(mask, level.to(tl.int32) + top, 0).to(WORD)
+        word += code * 3**j if BITS == 2 else code << (BITS * j)
+        if HAS_RESIDUAL:
+            store(new_residual, begin + place, a - round_to(round_to(unit, x)[:, None] * level, x), mask)
+    for k in tl.static_range(1 if BITS == 2 else BITS * GROUP // 8):
+        tl.store(codes + wide * BYTES + k * lanes + i, (word >> (8 * k)) & 255, there & (i < lanes))
+
+
+@jit
+def code_of(
+    codes: tensor, at: tensor, lanes: tensor, mask: tensor, J: tl.constexpr, BITS: tl.constexpr
+) -> tensor:
+    """Code `J` of each lane, whose first byte is at `at`."""
+    if BITS == 2:
+        return (tl.load(codes + at, mask, 0).to(tl.int32) // 3**J) % 3
+    low = at + (BITS * J // 8) * lanes
+    word = tl.load(codes + low, mask, 0).to(tl.int32) >> (BITS * J % 8)
+    if BITS * J % 8 + BITS > 8:
+        word |= tl.load(codes + low + lanes, mask, 0).to(tl.int32) << (8 - BITS * J % 8)
+    return word & ((1 << BITS) - 1)
+
+
+@jit
+def add_kernel(
+    codes: tensor, units: tensor, out: tensor, codes_step: tensor, units_step: tensor, peers: tensor,
+    weight: tensor, first: tensor, count: tensor, size: tensor, lanes: tensor,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
+    BYTES: tl.constexpr, FRESH: tl.constexpr,
+) -> None:  # fmt: skip
+    """Add `weight` times what each peer sent, decoded, in order."""
+    row = first + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = (row < first + count)[:, None]
+    wide, i = row.to(tl.int64)[:, None], tl.arange(0, WIDE)[None, :]
+    for j in tl.static_range(GROUP):
+        place = j * lanes + i
+        mask = there & (i < lanes) & (place < size)
+        at = wide * BLOCK + place
+        total = tl.zeros((ROWS, WIDE), tl.float32)
+        if not FRESH:
+            total = load(out, at, mask)
+        codes_at, units_at = codes, units
+        for _ in range(peers):
+            code = code_of(codes_at, wide * BYTES + i, lanes, mask, j, BITS)
+            level = (code - ((1 << (BITS - 1)) - 1)).to(tl.float32)
+            unit = round_to(round_to(load(units_at, wide, there), out) * weight, out)
+            total = round_to(total + round_to(unit * level, out), out)
+            codes_at += codes_step
+            units_at += units_step
+        store(out, at, total, mask)
+
+
+def _packing(bits: int) -> dict[str, int]:
+    group = TRITS if bits == 2 else codes_per_group(bits)
+    wide = 1 << (-(-BLOCK // group) - 1).bit_length()
+    return {"BLOCK": BLOCK, "BITS": bits, "GROUP": group, "WIDE": wide, "BYTES": block_bytes(BLOCK, bits)}
+
+
+def encode(
+    x: Tensor,
+    residual: Tensor | None,
+    new_residual: Tensor | None,
+    bits: int,
+    codes: Tensor,
+    units: Tensor,
+) -> None:
+    """`blockwise.encode_blocks`; `encode_blocks_with_residual` where there is a residual."""
+    packing, has_residual = _packing(bits), residual is not None and new_residual is not None
+    before, after = (residual, new_residual) if has_residual else (x, x)
+    launch_by_rows(
+        encode_kernel, x, BLOCK, packing["GROUP"], x, before, after, codes, units, **packing,
+        WORD=tl.int32 if bits * packing["GROUP"] <= 32 else tl.int64, HAS_RESIDUAL=has_residual,
+        rows=ROWS_AT_A_TIME,
+    )  # fmt: skip
+
+
+def add(payloads: Sequence[Sequence[Tensor]], bits: int, weight: float, out: Tensor, fresh: bool) -> None:
+    """`blockwise.add_blocks_`."""
+    packing = _packing(bits)
+    for stack in payload_stacks(payloads):
+        launch_by_rows(
+            add_kernel, out, BLOCK, packing["GROUP"], *stack.first, out, *stack.strides, stack.peers, weight,
+            **packing, FRESH=fresh, rows=ROWS_AT_A_TIME,
+        )  # fmt: skip
+        fresh = False
