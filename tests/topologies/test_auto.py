@@ -377,3 +377,12 @@ def test_a_parameter_that_becomes_a_small_part_takes_its_debt_along() -> None:
         assert told == {"c"}
     for name, new_residual in group.new_residual(3).items():
         torch.testing.assert_close(new_residual, before[name])
+
+
+@for_each("bits", [2, 3, 4])
+def test_few_bits_with_feedback_of_means_go_by_two_phases(bits: int) -> None:
+    """Under error feedback three levels are dear to compress twice; here nothing that waits is lost."""
+    session = undecided(
+        f"mp2:bits={bits}", {"w": torch.zeros(256, 512)}, LoopbackTransport(Loopback(4), 0), [["w"]]
+    )
+    assert isinstance(session.strategy.topology, TwoPhase)
