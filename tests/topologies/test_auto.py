@@ -382,7 +382,7 @@ def test_a_parameter_that_becomes_a_small_part_takes_its_debt_along() -> None:
 @for_each("bits", [2, 3, 4])
 def test_few_bits_with_feedback_of_means_go_by_two_phases(bits: int) -> None:
     """Under error feedback three levels are dear to compress twice; here nothing that waits is lost."""
-    session = undecided(
-        f"mp2:bits={bits}", {"w": torch.zeros(256, 512)}, LoopbackTransport(Loopback(4), 0), [["w"]]
-    )
+    (level,) = parse(f"mp2:bits={bits}").levels
+    named = {"w": torch.zeros(256, 512)}
+    session = Session(replace(level, topology=Auto()), named, LoopbackTransport(Loopback(4), 0), [["w"]])
     assert isinstance(session.strategy.topology, TwoPhase)

@@ -22,12 +22,12 @@ class Auto(OnAxis, ServerOption):
 
     Decided by the bytes that the busiest rank sends in a round, predicted by a dry run. Those of
     `TwoPhase` are weighted by what a second compression loses (`topologies.recompression`): 1.0 for `Int8`,
-    1.6 for signs, 2 for `TernGrad`, 12 for the largest hundredth of the entries, and
-    1.0 for what is under `MeanFeedback`. A tie,
-    and one or two ranks, go to `Flat`. Latency (`TwoPhase` has two messages for one) is not weighed. It is `Flat` too where both
-    are the same, as payloads are additive or the compressor needs several messages; and where the error of a
-    second compression would be lost: for a compressor, such as a vote, that is neither unbiased nor under
-    `ErrorFeedback`. `session.active_path` tells what was chosen, and the bytes of each.
+    1.6 for signs, 2 for `TernGrad`, 12 for the largest hundredth of the entries, and 1.0 for what is under
+    `MeanFeedback`. A tie, and one or two ranks, go to `Flat`. Latency (`TwoPhase` has two messages for one)
+    is not weighed. It is `Flat` too where both are the same, as payloads are additive or the compressor needs
+    several messages; and where the error of a second compression would be lost: for a compressor, such as a
+    vote, that is neither unbiased nor under `ErrorFeedback`. `session.active_path` tells what was
+    chosen, and the bytes of each.
 
     Unbiased compressors (`QSGD`, `TernGrad`, `Natural`) stay right in the mean when the mean is compressed
     too, and grow noisier: what the second rounding adds is not averaged over the ranks. Write `Flat()` to
