@@ -284,7 +284,12 @@ def carry_out(
 
 
 def _quiet() -> None:
+    import signal
+
+    from tacit.lab.testbed.linux import die_with_parent
+
     os.environ["OMP_NUM_THREADS"] = "1"
+    die_with_parent(signal.SIGKILL)
 
 
 def _told(ended: Ended) -> str:
