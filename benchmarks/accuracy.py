@@ -337,6 +337,12 @@ def rows(
     return found
 
 
+def there(done: Mapping[Job, Ended]) -> list[tuple[str, str, int]]:
+    """Each (task, arm, steps) that was trained, in the order of the tasks, and of their lengths."""
+    found = {(job.task, job.arm, job.steps) for job in done if job.seed != CHOOSING}
+    return sorted(found, key=lambda each: (list(TASKS).index(each[0]), each[2], each[1] != PLAIN, each[1]))
+
+
 def table(found: Sequence[Mapping[str, Any]]) -> str:
     """Rows as text, task by task and length by length."""
     lines_ = []
@@ -383,7 +389,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="trainings at once")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after so many")
     parser.add_argument("--quick", action="store_true", help="a few arms on digits, two seeds")
-    parser.add_argument("--table", action="store_true", help="train nothing")
+    parser.add_argument("--table", action="store_true", help="train nothing; all that was trained until now")
     parser.add_argument("--check", action="store_true", help="compare with real ranks, and no more")
     parser.add_argument(
         "--publish", action="store_true", help="write the page docs/accuracy.md and what it holds"
@@ -416,6 +422,7 @@ def main() -> None:
     seeds = 2 if options.quick else options.seeds
     if options.table:
         done = read(path)
+        wanted, seeds = there(done), len(done)
     else:
         done = carry_out(wanted, seeds, options.data, path, options.jobs, options.minutes)
     found = rows(done, wanted, seeds)

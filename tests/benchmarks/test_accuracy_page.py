@@ -1,0 +1,75 @@
+"""The page of what algorithms cost in accuracy: its tables, its figure, and what `tacit list` tells of it."""
+
+import json
+from typing import Any
+from xml.etree import ElementTree
+
+import accuracy
+import accuracy_page
+from paired import RESULTS
+from tacit import algorithms
+from tacit.algorithms.measured import MeasuredGap, gaps, gaps_of
+
+
+def row(arm: str, steps: int, gap: float, half: float | None = 0.002, rate: float = 1.0) -> dict[str, Any]:
+    return {
+        "task": "mnist",
+        "arm": arm,
+        "steps": steps,
+        "rate": rate,
+        "bytes": 1.0 if arm == "dense" else 0.05,
+        "accuracy": {"mean": 0.98 + gap, "half": half, "count": 3},
+        "gap": {"mean": gap, "half": half, "count": 3},
+        "loss_gap": 0.0,
+    }
+
+
+ROWS = [
+    *(row("dense", steps, 0.0) for steps in (600, 2400)),
+    *(row("topk:ratio=0.01,warmup_steps={tenth}", steps, -6 / steps) for steps in (600, 2400)),
+    row("dgc", 600, 0.001, None),
+]
+
+
+def test_a_fact_is_of_the_longest_training() -> None:
+    topk, dgc = accuracy_page.facts(ROWS[2:])
+    assert (topk["algorithm"], topk["attached"]) == ("topk", "topk:ratio=0.01,warmup_steps=240")
+    assert (topk["steps"], topk["gap"]) == (2400, -0.0025)
+    assert dgc["half"] is None
+    assert str(MeasuredGap(**topk)) == "-0.2 ± 0.2 at 5.0% of the bytes (mnist)"
+    assert str(MeasuredGap(**dgc)) == "+0.1 at 5.0% of the bytes (mnist)"
+
+
+def test_the_page_has_a_table_for_each_length() -> None:
+    page = accuracy_page.page(ROWS, {"cpu": "one", "cores": 2, "torch": "2"}, "dense")
+    assert "| `topk:ratio=0.01,warmup_steps=60` | 5.00% | 97.00% | -1.00 ± 0.20 | x 1 |" in page
+    assert "| `topk:ratio=0.01,warmup_steps=240` | 5.00% | 97.75% | -0.25 ± 0.20 | x 1 |" in page
+    assert "+0.10 (one seed)" in page
+    assert page.count("| attached |") == 2
+
+
+def test_the_figure_has_a_line_for_what_was_trained_for_two_lengths() -> None:
+    figure = accuracy_page.figure(ROWS[2:])
+    words = [each.text for each in ElementTree.fromstring(figure).iter() if each.text]
+    assert sum("topk" in word for word in words) == 1
+    assert not any("dgc" in word for word in words)
+    assert "2,400 steps" in words
+    assert "one length" in accuracy_page.figure([])
+
+
+def test_what_is_told_is_what_was_measured() -> None:
+    """The facts that are committed are those of the trainings that are."""
+    done = accuracy.read(RESULTS / accuracy.FILE)
+    rows = accuracy.rows(done, accuracy.there(done), len(done))
+    found = [each for each in rows if each["arm"] != accuracy.PLAIN]
+    told = json.loads(accuracy_page.FACTS.read_text())
+    assert told
+    assert all(each in accuracy_page.facts(found) for each in told)
+    page = accuracy_page.PAGE.read_text()
+    assert all(f"`{each['attached']}`" in page for each in told)
+
+
+def test_each_fact_is_of_an_algorithm_that_there_is() -> None:
+    for each in gaps():
+        algorithms.parse(each.attached)
+        assert each in gaps_of(each.algorithm)
