@@ -29,10 +29,11 @@ The weights that come with tacit are of `tacit predictor` (their note says how),
 made-up images, in rounds of four steps of SGD with momentum, as is the default here: other optimizers, and
 other rounds, move otherwise, and want a predictor trained on them.
 
-A prediction that is good after true changes may still lead astray after other predictions. So rounds of this
-form are four steps apart, where the paper has one after each step: as many bytes, and each round sends four
-times as much; and predictions are multiplied by a gain for each parameter, found by least squares on what
-arrives.
+A round sends a share rho of the entries, and what a worker knew of the others is lost: replicas would move
+rho times as far as those of plain training. With `rescale`, as by default, what is sent of an entry beyond
+its prediction counts 1 / rho times. A prediction that is good after true changes may still lead astray after
+other predictions; so predictions are multiplied by a gain for each parameter, found by least squares on what
+arrives, of entries of all ages.
 `predictor=own` predicts nothing that all share: each replica keeps its own delta where nothing arrived
 (`LocalResidual`); see docs/papers/mp2.md.
 """
@@ -89,6 +90,7 @@ def mp2(
     drops: int | None = None,
     horizon: int | None = None,
     pull: Literal["subset", "full"] | None = None,
+    rescale: bool | None = None,
 ) -> Strategy:
     """Send `bits` bits an entry every `sync_every` steps, and keep the rest; `form=paper` sends a subset."""
     checks.word("form", form, ("quantized", "paper"))
@@ -103,6 +105,7 @@ def mp2(
         "drops": drops,
         "horizon": horizon,
         "pull": pull,
+        "rescale": rescale,
     }
     given: dict[str, Any] = {name: value for name, value in papers.items() if value is not None}
     if form == "paper":
@@ -153,16 +156,22 @@ def _subsets(
     weights: str | None = None,
     subset: Subset = "rotating",
     values: Values = "fp32",
-    sync_every: int = 4,
+    sync_every: int = 1,
     shrink: float = 1.0,
     full_rounds: int = 2,
     drops: int = 0,
     horizon: int | None = None,
     pull: Literal["subset", "full"] = "subset",
+    rescale: bool | None = None,
 ) -> Strategy:
     """The paper's form: send the share `budget` of what plain training would, and predict the rest."""
     checks.whole("full_rounds", full_rounds, 0, None, "2 are usual")
     checks.word("values", values, tuple(_VALUES))
+    if predictor == "own" and rescale:
+        raise ConfigError(
+            "rescale=true with predictor='own' would count twice what replicas keep of their own: leave one "
+            "of them out"
+        )
     checks.word("pull", pull, ("subset", "full"))
     if pull == "full" and predictor == "own":
         raise ConfigError(
@@ -181,6 +190,7 @@ def _subsets(
             drops=drops,
             every=sync_every,
             horizon=horizon,
+            rescale=predictor != "own" and subset != "magnitude" if rescale is None else rescale,
         ),
         topology=Star() if pull == "full" else Auto(at_servers=True),
         merge=LocalResidual() if predictor == "own" else Average(),
