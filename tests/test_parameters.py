@@ -76,6 +76,7 @@ MAY_BE_NONE = (
     "cooldown_epochs",
     "full_rounds",
     "drops",
+    "late",
     "backup_workers",
     "bound",
 )

@@ -196,7 +196,10 @@ def test_another_number_of_workers_goes_on_with_all_that_is_owed() -> None:
             lambda: parse("mp2:form=paper,subset=magnitude,rescale=true"),
             "the largest entries do not stand for others",
         ),
-        (lambda: parse("mp2:form=paper,bits=3"), "bits=3, late=0 with form='paper' would do nothing"),
+        (
+            lambda: parse("mp2:form=paper,bits=3"),
+            "bits=3, late=0, entropy=False with form='paper' would do nothing",
+        ),
         (lambda: MeanFeedback(ErrorFeedback(Blockwise())), "keeps a residual itself: write a one-shot"),
         (lambda: Strategy(compressor=MeanFeedback(Blockwise())), "would lose what a rank does not send"),
         (

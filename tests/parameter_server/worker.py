@@ -145,6 +145,7 @@ LEARN = [
     "ps-ssp:push=qsgd,pull=int8",
     "mp2:bits=2,sync_every=2",
     "mp2:late=1",
+    "mp2:entropy=true",
     "ps-async:optimizer=server,compensation=0.04,pull=bf16",
 ]
 

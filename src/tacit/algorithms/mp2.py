@@ -48,6 +48,7 @@ from tacit.algorithms.registry import algorithm
 from tacit.compressors.blockwise import Blockwise
 from tacit.compressors.cast import BF16, FP16
 from tacit.compressors.dense import Dense
+from tacit.compressors.entropy_coded import EntropyCoded
 from tacit.compressors.mean_feedback import MeanFeedback
 from tacit.errors import ConfigError
 from tacit.merges import Average, CommonPoint, LocalResidual
@@ -79,6 +80,7 @@ def mp2(
     bits: int | None = None,
     sync_every: int | None = None,
     late: int = 0,
+    entropy: bool = False,
     form: Literal["quantized", "paper"] = "quantized",
     budget: float | None = None,
     predictor: Which | None = None,
@@ -109,10 +111,10 @@ def mp2(
     }
     given: dict[str, Any] = {name: value for name, value in papers.items() if value is not None}
     if form == "paper":
-        if bits is not None or late:
+        if bits is not None or late or entropy:
             raise ConfigError(
-                f"bits={bits}, late={late} with form='paper' would do nothing, as it sends a subset of the "
-                "entries: leave them out, or leave form out"
+                f"bits={bits}, late={late}, entropy={entropy} with form='paper' would do nothing, as it "
+                "sends a subset of the entries: leave them out, or leave form out"
             )
         if sync_every is not None:
             given["sync_every"] = sync_every
@@ -123,14 +125,15 @@ def mp2(
             f"{said} with form='quantized' is not possible, as all entries are sent and none is predicted: "
             "write form='paper' beside it, or leave it out"
         )
-    return _quantized(3 if bits is None else bits, 1 if sync_every is None else sync_every, late)
+    return _quantized(3 if bits is None else bits, 1 if sync_every is None else sync_every, late, entropy)
 
 
 LATEST = 2
 """The longest period that has a late form: answers of more steps ago cost accuracy (docs/papers/mp2.md)."""
 
 
-def _quantized(bits: int, sync_every: int, late: int) -> Strategy:
+def _quantized(bits: int, sync_every: int, late: int, entropy: bool) -> Strategy:
+    checks.flag("entropy", entropy)
     checks.whole("late", late, 0, 1, "write 1 to apply an answer as the next round leaves")
     rounds = Every(sync_every)
     if late and sync_every > LATEST:
@@ -141,7 +144,7 @@ def _quantized(bits: int, sync_every: int, late: int) -> Strategy:
     return Strategy(
         subject="delta",
         rounds=rounds,
-        compressor=MeanFeedback(Blockwise(bits)),
+        compressor=MeanFeedback(EntropyCoded(bits) if entropy else Blockwise(bits)),
         topology=Auto(at_servers=True),
         overlap=Delayed(sync_every) if late else Bucketwise(),
         merge=CommonPoint(),

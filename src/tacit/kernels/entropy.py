@@ -1,9 +1,9 @@
 """An entropy coder for the packed codes of `blockwise`: rANS (Duda 2013, arXiv 1311.2540).
 
 Levels near zero are frequent, so that a code takes fewer bits than its packed width. A message says how
-often each code occurs, in 4096ths, and then all of them in as many bits as these shares ask for. Eight streams
-take turns, so that a processor works at them side by side. It is for the host alone, and its length is known
-only when it is made.
+often each code occurs, in 4096ths, and then all of them in as many bits as these shares ask for. There are
+eight streams that take turns, so that a processor works at them side by side. It is for the host alone, and
+its length is known only when it is made.
 
     kind: a byte       0: the packed codes follow, as they would be no longer; 1: what stands below
     shares             uint16 for each of 2^bits - 1 codes; their sum is 4096
