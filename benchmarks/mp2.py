@@ -44,10 +44,10 @@ ARMS = {
     "localsgd": "localsgd:sync_every=9",
     "qsgd": "qsgd",
     "wnn": "wnn:period={period}",
-    "mp2": "mp2:form=paper",
-    "mp2, nothing predicted": "mp2:form=paper,predictor=stale",
-    "mp2, exponential": "mp2:form=paper,predictor=exponential",
-    "mp2, own steps kept": "mp2:form=paper,predictor=own",
+    "mp2": "mp2:form=paper,rescale=false,sync_every=4",
+    "mp2, nothing predicted": "mp2:form=paper,rescale=false,sync_every=4,predictor=stale",
+    "mp2, exponential": "mp2:form=paper,rescale=false,sync_every=4,predictor=exponential",
+    "mp2, own steps kept": "mp2:form=paper,sync_every=4,predictor=own",
     "predictive": "predictive:ratio=0.13",
     "predictive, by default": "predictive",
 }
@@ -185,7 +185,7 @@ def cost(rounds: int = 20) -> dict[str, float]:
     It is what a round of `mp2` takes more than one in which nothing is predicted, without a network.
     """
     predicted, stale = (
-        _round_seconds(text, rounds) for text in ("mp2:form=paper", "mp2:form=paper,predictor=stale")
+        _round_seconds(text, rounds) for text in (ARMS["mp2"], ARMS["mp2, nothing predicted"])
     )
     each, every = max(0.0, predicted[0] - stale[0]), predicted[1]
     return {"round_seconds": each, "step_seconds_of_all": each * WORKERS / every, "entries": predicted[2]}

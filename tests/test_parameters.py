@@ -18,6 +18,7 @@ from tacit.compressors import (
     Clip,
     Dense,
     ErrorFeedback,
+    MeanFeedback,
     MomentumCorrection,
     Partition,
     Scheduled,
@@ -33,6 +34,7 @@ from tacit.strategy import Strategy
 NEEDY = {
     "Clip": Clip(Dense(), 1.0),
     "ErrorFeedback": ErrorFeedback(Dense()),
+    "MeanFeedback": MeanFeedback(Dense()),
     "MomentumCorrection": MomentumCorrection(Dense()),
     "Nowcast": Nowcast(Dense()),
     "Scheduled": Scheduled(((3, Dense()),), Dense()),
@@ -74,6 +76,7 @@ MAY_BE_NONE = (
     "cooldown_epochs",
     "full_rounds",
     "drops",
+    "late",
     "backup_workers",
     "bound",
 )

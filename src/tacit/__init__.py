@@ -101,9 +101,9 @@ _HOMES = {
     "tacit.lab.cluster": "Cluster",
     "tacit.strategy": "Levels Strategy",
     # The answers' names stand here too, unseen, so that scripts that write `tacit.TopK` go on to work.
-    "tacit.compressors": "BF16 FP8 FP16 LAG QSGD Blockwise Cascade Clip Dense ErrorFeedback Int8 "
-    "MajoritySign MeanFeedback MomentumCorrection Natural OneBit Partition PowerSGD RandomK Scheduled Sign "
-    "TernGrad Threshold TopK",
+    "tacit.compressors": "BF16 FP8 FP16 LAG QSGD Blockwise Cascade Clip Dense EntropyCoded ErrorFeedback "
+    "Int8 MajoritySign MeanFeedback MomentumCorrection Natural OneBit Partition PowerSGD RandomK Scheduled "
+    "Sign TernGrad Threshold TopK",
     "tacit.merges": "Average CommonPoint Elastic LocalResidual OuterStep Replace ServerParams SlowMo "
     "StaleMean",
     "tacit.optim": "LAMB LARS GrowingBatches scale_lr",

@@ -191,7 +191,15 @@ def test_another_number_of_workers_goes_on_with_all_that_is_owed() -> None:
         (lambda: parse("mp2:late=1,sync_every=4"), "late=1 with sync_every=4 is not possible"),
         (lambda: parse("mp2:predictor=own"), "predictor='own' with form='quantized' is not possible"),
         (lambda: parse("mp2:budget=0.1,drops=2"), "budget=0.1, drops=2 with form='quantized'"),
-        (lambda: parse("mp2:form=paper,bits=3"), "bits=3, late=0 with form='paper' would do nothing"),
+        (lambda: parse("mp2:form=paper,predictor=own,rescale=true"), "rescale=true with predictor='own'"),
+        (
+            lambda: parse("mp2:form=paper,subset=magnitude,rescale=true"),
+            "the largest entries do not stand for others",
+        ),
+        (
+            lambda: parse("mp2:form=paper,bits=3"),
+            "bits=3, late=0, entropy=False with form='paper' would do nothing",
+        ),
         (lambda: MeanFeedback(ErrorFeedback(Blockwise())), "keeps a residual itself: write a one-shot"),
         (lambda: Strategy(compressor=MeanFeedback(Blockwise())), "would lose what a rank does not send"),
         (

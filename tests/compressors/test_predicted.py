@@ -44,6 +44,22 @@ def payload_of(*requests: Request) -> list[Tensor]:
     return [tensor for wish in wishes for tensor in wish.payload]  # type: ignore[union-attr]
 
 
+def test_what_is_sent_stands_for_the_rounds_in_which_it_is_not() -> None:
+    """In the mean over rounds an entry moves as far as if it had been sent in all of them."""
+    x, rounds = torch.randn(N, generator=torch.Generator().manual_seed(1)), 400
+    for compressor in (STALE, TENTH):
+        peers = Peers(replace(compressor, rescale=True), 2, N)
+        moved = torch.zeros(N)
+        for _ in range(rounds):
+            mean = peers.exchange([x.clone(), x.clone()])[0].mean
+            moved += mean
+        assert torch.equal(mean[920:], x[920:]), "vectors are always sent"
+        # A span of seven has its turn more often than one of eight.
+        torch.testing.assert_close(moved / rounds, x, rtol=0.16, atol=0.02)
+        without = Peers(compressor, 2, N).exchange([x.clone(), x.clone()])[0].mean
+        assert float(without[:920].norm()) < 0.6 * float(x[:920].norm())
+
+
 def test_every_entry_has_its_turn_equally_often_and_vectors_always_travel() -> None:
     turns = STALE.turns
     assert turns == 200 - 80 - 3
@@ -104,7 +120,7 @@ EPOCHS = {"steps_per_epoch": 78.0, "epochs": 8.0}
 
 
 def test_a_budget_is_for_as_many_steps_as_are_known() -> None:
-    (mp2,) = algorithms.parse("mp2:form=paper").levels
+    (mp2,) = algorithms.parse("mp2:form=paper,rescale=false,sync_every=4").levels
     assert planned(mp2.compressor) == 100
     assert (
         planned(mp2.for_training({}).compressor)
@@ -112,7 +128,7 @@ def test_a_budget_is_for_as_many_steps_as_are_known() -> None:
         == 100
     )
     assert planned(mp2.for_training(EPOCHS).compressor) == 624
-    (explicit,) = algorithms.parse("mp2:form=paper,horizon=200").levels
+    (explicit,) = algorithms.parse("mp2:form=paper,rescale=false,sync_every=4,horizon=200").levels
     assert planned(explicit.for_training(EPOCHS).compressor) == 200
     # Of 624 steps fewer are spent on rounds that send everything, so that more is left for the others.
     large = (Matrix(0, 64, 200),)
@@ -138,13 +154,17 @@ def test_what_is_around_it_passes_on_how_long_the_training_is() -> None:
 
 
 def test_a_training_that_ends_early_says_that_more_was_sent_than_the_budget() -> None:
-    (mp2,) = algorithms.parse("mp2:form=paper").levels
+    (mp2,) = algorithms.parse("mp2:form=paper,rescale=false,sync_every=4").levels
     known = mp2.for_training(EPOCHS).compressor
     assert "the budget was for 624 steps, and training ended after 60" in known.ended(60)
     assert [known.ended(steps) for steps in (624, 625, 6240)] == [""] * 3
     assert "was for 100 steps, and training ended after 40" in mp2.compressor.ended(40)
     assert not mp2.compressor.ended(100)
-    assert not algorithms.parse("mp2:form=paper,budget=1.0").levels[0].compressor.ended(5)
+    assert (
+        not algorithms.parse("mp2:form=paper,rescale=false,sync_every=4,budget=1.0")
+        .levels[0]
+        .compressor.ended(5)
+    )
     assert not Dense().ended(3)
 
 
@@ -160,7 +180,7 @@ def test_what_it_says_of_an_early_end_is_what_was_sent(steps: int) -> None:
 
 
 def test_so_few_steps_that_no_budget_can_be_kept_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    (mp2,) = algorithms.parse("mp2:form=paper").levels
+    (mp2,) = algorithms.parse("mp2:form=paper,rescale=false,sync_every=4").levels
     told = mp2.for_training({"steps_per_epoch": 10.0, "epochs": 2.0}).compressor
     assert planned(told) == 100
     assert "budget=0.11 cannot be kept in 20 steps" in caplog.text

@@ -62,7 +62,7 @@ def it_trains_in_every_type() -> None:
         optimizer = sgd(model)
         generator = torch.Generator().manual_seed(dist.get_rank())
         losses = []
-        with tacit.attach(model, optimizer, "mp2:form=paper,sync_every=1,budget=0.4"):
+        with tacit.attach(model, optimizer, "mp2:form=paper,rescale=false,sync_every=1,budget=0.4"):
             for _ in range(12):
                 optimizer.zero_grad()
                 x = torch.randn(64, 20, generator=generator)
@@ -142,7 +142,7 @@ def ended(algorithm: str, count: int, **known: int) -> tuple[list[int | None], l
 
 @CHECKS.add
 def the_budget_is_for_as_many_steps_as_attach_was_told() -> None:
-    mp2, short = "mp2:form=paper,sync_every=1,predictor=stale", "the budget was for"
+    mp2, short = "mp2:form=paper,rescale=false,sync_every=1,predictor=stale", "the budget was for"
     buckets, said = ended(mp2, 40, steps_per_epoch=20, epochs=2)
     assert set(buckets) == {40}
     assert not said

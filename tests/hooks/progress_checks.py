@@ -78,7 +78,7 @@ PROGRESS = (
     "easgd:sync_every=4",
     "odsgd",
     "predictive:sync_every=4",
-    "mp2:form=paper,budget=0.5",
+    "mp2:form=paper,rescale=false,sync_every=4,budget=0.5",
     "adacomm:sync_every=4,interval=4",
     "ednncomm:sync_every=4",
     "daso:warmup_epochs=1",

@@ -71,6 +71,13 @@ def test_a_strategys_text_gets_the_present_names() -> None:
     assert all(hasattr(tacit, name) for name in CLASSES.values())
 
 
+def test_a_predictor_of_before_rescaling_is_one_that_does_not() -> None:
+    (level,) = tacit.parse("mp2:form=paper,rescale=false,sync_every=4").levels
+    assert renewed({"version": 4, "strategy": repr(level).replace(", rescale=False", "")})[
+        "strategy"
+    ] == repr(level)
+
+
 def test_states_of_both_versions_are_joined_by_the_present_names(saved: dict[str, dict[str, Any]]) -> None:
     old = saved["diloco"]
     one = {key: each for key, each in old.items() if not key.startswith(("rank2/", "rank3/"))}

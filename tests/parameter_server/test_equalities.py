@@ -39,7 +39,7 @@ def test_with_servers_it_is_what_it_is_without() -> None:
 
 def test_every_way_of_using_servers_trains_and_ends_equal() -> None:
     with Crowd() as crowd:
-        assert_passed(together(crowd, "learns", [1] * 10), 10)
+        assert_passed(together(crowd, "learns", [1] * 11), 11)
 
 
 def test_what_stands_beside_the_parameters_is_averaged_where_a_server_steps() -> None:

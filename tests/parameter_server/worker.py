@@ -100,17 +100,25 @@ def equal(groups: list[list[str]]) -> None:
         ("ps-ssp:bound=0", "localsgd:sync_every=1", 2e-6),
         (replace(powersgd, topology=tacit.Star()), powersgd, 1e-3),  # orthogonalizing enlarges rounding
         # These go by servers where there are some.
-        ("mp2:form=paper,predictor=exponential", "mp2:form=paper,predictor=exponential", 1e-5),
         (
-            "mp2:form=paper,predictor=own,subset=random,values=bf16",
-            "mp2:form=paper,predictor=own,subset=random,values=bf16",
+            "mp2:form=paper,rescale=false,sync_every=4,predictor=exponential",
+            "mp2:form=paper,rescale=false,sync_every=4,predictor=exponential",
+            1e-5,
+        ),
+        (
+            "mp2:form=paper,sync_every=4,predictor=own,subset=random,values=bf16",
+            "mp2:form=paper,sync_every=4,predictor=own,subset=random,values=bf16",
             1e-2,
         ),
         ("predictive:ratio=0.2", "predictive:ratio=0.2", 1e-3),
         # A server's blocks are those of two phases; of biases it compresses the mean too.
         ("mp2", replace(parse("mp2").levels[0], topology=tacit.topologies.TwoPhase()), 2e-2),
         # A server that predicts, and ranks that do.
-        ("mp2:form=paper,predictor=exponential,pull=full", "mp2:form=paper,predictor=exponential", 1e-5),
+        (
+            "mp2:form=paper,rescale=false,sync_every=4,predictor=exponential,pull=full",
+            "mp2:form=paper,rescale=false,sync_every=4,predictor=exponential",
+            1e-5,
+        ),
     ]
     for (ours, theirs, tolerance), servers in zip(pairs, groups, strict=True):
         # Where a server steps, a worker sees no mean that it could clip.
@@ -137,6 +145,7 @@ LEARN = [
     "ps-ssp:push=qsgd,pull=int8",
     "mp2:bits=2,sync_every=2",
     "mp2:late=1",
+    "mp2:entropy=true",
     "ps-async:optimizer=server,compensation=0.04,pull=bf16",
 ]
 

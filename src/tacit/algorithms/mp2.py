@@ -29,10 +29,11 @@ The weights that come with tacit are of `tacit predictor` (their note says how),
 made-up images, in rounds of four steps of SGD with momentum, as is the default here: other optimizers, and
 other rounds, move otherwise, and want a predictor trained on them.
 
-A prediction that is good after true changes may still lead astray after other predictions. So rounds of this
-form are four steps apart, where the paper has one after each step: as many bytes, and each round sends four
-times as much; and predictions are multiplied by a gain for each parameter, found by least squares on what
-arrives.
+A round sends a share rho of the entries, and what a worker knew of the others is lost: replicas would move
+rho times as far as those of plain training. With `rescale`, as by default, what is sent of an entry beyond
+its prediction counts 1 / rho times. A prediction that is good after true changes may still lead astray after
+other predictions; so predictions are multiplied by a gain for each parameter, found by least squares on what
+arrives, of entries of all ages.
 `predictor=own` predicts nothing that all share: each replica keeps its own delta where nothing arrived
 (`LocalResidual`); see docs/papers/mp2.md.
 """
@@ -47,6 +48,7 @@ from tacit.algorithms.registry import algorithm
 from tacit.compressors.blockwise import Blockwise
 from tacit.compressors.cast import BF16, FP16
 from tacit.compressors.dense import Dense
+from tacit.compressors.entropy_coded import EntropyCoded
 from tacit.compressors.mean_feedback import MeanFeedback
 from tacit.errors import ConfigError
 from tacit.merges import Average, CommonPoint, LocalResidual
@@ -78,6 +80,7 @@ def mp2(
     bits: int | None = None,
     sync_every: int | None = None,
     late: int = 0,
+    entropy: bool = False,
     form: Literal["quantized", "paper"] = "quantized",
     budget: float | None = None,
     predictor: Which | None = None,
@@ -89,6 +92,7 @@ def mp2(
     drops: int | None = None,
     horizon: int | None = None,
     pull: Literal["subset", "full"] | None = None,
+    rescale: bool | None = None,
 ) -> Strategy:
     """Send `bits` bits an entry every `sync_every` steps, and keep the rest; `form=paper` sends a subset."""
     checks.one_of("form", form, ("quantized", "paper"))
@@ -103,13 +107,14 @@ def mp2(
         "drops": drops,
         "horizon": horizon,
         "pull": pull,
+        "rescale": rescale,
     }
     given: dict[str, Any] = {name: value for name, value in papers.items() if value is not None}
     if form == "paper":
-        if bits is not None or late:
+        if bits is not None or late or entropy:
             raise ConfigError(
-                f"bits={bits}, late={late} with form='paper' would do nothing, as it sends a subset of the "
-                "entries: leave them out, or leave form out"
+                f"bits={bits}, late={late}, entropy={entropy} with form='paper' would do nothing, as it "
+                "sends a subset of the entries: leave them out, or leave form out"
             )
         if sync_every is not None:
             given["sync_every"] = sync_every
@@ -120,14 +125,15 @@ def mp2(
             f"{said} with form='quantized' is not possible, as all entries are sent and none is predicted: "
             "write form='paper' beside it, or leave it out"
         )
-    return _quantized(3 if bits is None else bits, 1 if sync_every is None else sync_every, late)
+    return _quantized(3 if bits is None else bits, 1 if sync_every is None else sync_every, late, entropy)
 
 
 LATEST = 2
 """The longest period that has a late form: answers of more steps ago cost accuracy (docs/papers/mp2.md)."""
 
 
-def _quantized(bits: int, sync_every: int, late: int) -> Strategy:
+def _quantized(bits: int, sync_every: int, late: int, entropy: bool) -> Strategy:
+    checks.flag("entropy", entropy)
     checks.whole("late", late, 0, 1, "write 1 to apply an answer as the next round leaves")
     rounds = Every(sync_every)
     if late and sync_every > LATEST:
@@ -138,7 +144,7 @@ def _quantized(bits: int, sync_every: int, late: int) -> Strategy:
     return Strategy(
         subject="delta",
         rounds=rounds,
-        compressor=MeanFeedback(Blockwise(bits)),
+        compressor=MeanFeedback(EntropyCoded(bits) if entropy else Blockwise(bits)),
         topology=Auto(at_servers=True),
         overlap=Delayed(sync_every) if late else Bucketwise(),
         merge=CommonPoint(),
@@ -153,16 +159,22 @@ def _subsets(
     weights: str | None = None,
     subset: Subset = "rotating",
     values: Values = "fp32",
-    sync_every: int = 4,
+    sync_every: int = 1,
     shrink: float = 1.0,
     full_rounds: int = 2,
     drops: int = 0,
     horizon: int | None = None,
     pull: Literal["subset", "full"] = "subset",
+    rescale: bool | None = None,
 ) -> Strategy:
     """The paper's form: send the share `budget` of what plain training would, and predict the rest."""
     checks.whole("full_rounds", full_rounds, 0, None, "2 are usual")
     checks.one_of("values", values, tuple(_VALUES))
+    if predictor == "own" and rescale:
+        raise ConfigError(
+            "rescale=true with predictor='own' would count twice what replicas keep of their own: leave one "
+            "of them out"
+        )
     checks.one_of("pull", pull, ("subset", "full"))
     if pull == "full" and predictor == "own":
         raise ConfigError(
@@ -181,6 +193,7 @@ def _subsets(
             drops=drops,
             every=sync_every,
             horizon=horizon,
+            rescale=predictor != "own" and subset != "magnitude" if rescale is None else rescale,
         ),
         topology=Star() if pull == "full" else Auto(at_servers=True),
         merge=LocalResidual() if predictor == "own" else Average(),

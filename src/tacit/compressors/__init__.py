@@ -8,6 +8,7 @@ from tacit.compressors.cascade import Cascade
 from tacit.compressors.cast import BF16, FP8, FP16
 from tacit.compressors.clip import Clip
 from tacit.compressors.dense import Dense
+from tacit.compressors.entropy_coded import EntropyCoded
 from tacit.compressors.int8 import Int8
 from tacit.compressors.lag import LAG
 from tacit.compressors.majority import MajoritySign
@@ -36,6 +37,7 @@ __all__ = [
     "Cascade",
     "Clip",
     "Dense",
+    "EntropyCoded",
     "ErrorFeedback",
     "Int8",
     "MajoritySign",

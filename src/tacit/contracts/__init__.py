@@ -46,6 +46,7 @@ from tacit.contracts.compressor import (
     PayloadSpec,
     ServerAnswer,
     SparseEntries,
+    VariableLength,
 )
 from tacit.contracts.context import AxisRank, Context, Exchange, Outcome, Workspace
 from tacit.contracts.merge import (
@@ -141,6 +142,7 @@ __all__ = [
     "Transmitted",
     "Transport",
     "UnsentMerge",
+    "VariableLength",
     "Workspace",
     "add_rescaled",
     "consolidate_",

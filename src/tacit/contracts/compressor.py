@@ -248,6 +248,26 @@ class OverflowShown(OneShot):
         """Whether the payload shows that an entry may be infinite."""
 
 
+class VariableLength(OneShot):
+    """Its payloads may travel in fewer bytes, where both ends can say how many: by a parameter server."""
+
+    @abstractmethod
+    def longest(self, numel: int) -> int:
+        """The most bytes of a message about `numel` entries."""
+
+    @abstractmethod
+    def shortened(self, payload: Payload, numel: int) -> Tensor:
+        """The message (uint8) of a payload of `numel` entries, which does not change."""
+
+    @abstractmethod
+    def restore_(self, message: Tensor, numel: int, payload: Payload) -> None:
+        """Overwrite `payload` with that of a message.
+
+        Raises:
+            PayloadError: it is none of `numel` entries, or damaged.
+        """
+
+
 class ServerAnswer(OneShot):
     """A codec of a server's answers that are more than the mean of what was pushed."""
 

@@ -286,11 +286,12 @@ class ServerClient:
             and reply.buffer is not None
             and header.nbytes
         ):
-            if header.nbytes != reply.buffer.nbytes:
-                raise PayloadError(
-                    f"it answered {header.nbytes} bytes, and {reply.buffer.nbytes} were expected"
-                )
-            self._channel.body(reply.buffer.buffer, self._patience)
+            least, most = reply.buffer.least, reply.buffer.most
+            if not least <= header.nbytes <= most:
+                wanted = f"{least}" if least == most else f"{least} to {most}"
+                raise PayloadError(f"it answered {header.nbytes} bytes, where {wanted} were asked")
+            self._channel.body(reply.buffer.room(header.nbytes), self._patience)
+            reply.buffer.arrived()
             found, error = reply.buffer.unpack(), None
             self.counters.got(header)
         else:

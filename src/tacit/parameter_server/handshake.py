@@ -21,7 +21,7 @@ from tacit.errors import AttachError
 from tacit.kernels.payloads import FORMAT
 from tacit.parameter_server.secret import Secret
 
-VERSION = 4
+VERSION = 5
 """Of the handshake and of the frames behind it; one more when either changes."""
 SECONDS = 10.0
 """How long a handshake may take, in all."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tacit.contracts import Payload, PayloadSpec, ServerTopology
+from tacit.contracts import Payload, PayloadSpec, ServerTopology, VariableLength
+from tacit.errors import PayloadError
 from tacit.parameter_server.protocol import FrameKind, Header
 from tacit.transports.meter import like
 from tacit.transports.wire import nbytes, pack_, unpack
@@ -115,20 +117,47 @@ class Message:
     lr: float = 0.0
 
 
+_LENGTH = 4
+"""Bytes of the length of a message."""
+
+
+def _extent(piece: PayloadSpec, payload: Payload) -> tuple[int, int]:
+    """The least and the most bytes of a payload in a body."""
+    if isinstance(piece.codec, VariableLength):
+        return _LENGTH, _LENGTH + piece.codec.longest(piece.numel)
+    return nbytes(payload), nbytes(payload)
+
+
+def _cut(body: Tensor, at: int, size: int) -> Tensor:
+    if at + size > len(body):
+        raise PayloadError(
+            f"a body of {len(body)} bytes is cut short: {size} were expected from byte {at} on"
+        )
+    return body[at : at + size]
+
+
 class PayloadBuffer:
     """Payloads as the body of a frame, in memory that is kept from one frame to the next.
 
     Args:
         pieces: how each payload is read; their sizes follow from these.
 
+    A payload of variable length is its length in 4 bytes, and its message.
+
     Attributes:
-        nbytes: of the body.
+        nbytes: of the payloads.
+        least, most: bytes of the body.
     """
 
     def __init__(self, pieces: Sequence[PayloadSpec]) -> None:
+        self._pieces = tuple(pieces)
         self._likes = [like(piece) for piece in pieces]
         self._flat: Payload = tuple(part for each in self._likes for part in each)
         self.nbytes = nbytes(self._flat)
+        self._varies = any(isinstance(piece.codec, VariableLength) for piece in pieces)
+        sizes = [_extent(*each) for each in zip(pieces, self._likes, strict=True)]
+        self.least, self.most = sum(least for least, _ in sizes), sum(most for _, most in sizes)
+        self._body: Tensor | None = None
         self._buffer: Tensor | None = None
 
     @property
@@ -148,10 +177,51 @@ class PayloadBuffer:
         flat = tuple(part for payload in payloads for part in payload)
         if nbytes(flat) != self.nbytes:
             raise AssertionError(f"payloads of {nbytes(flat)} bytes, where {self.nbytes} were declared")
+        if self._varies:
+            return [torch.cat([*self._written(payloads)])]
         if len(flat) == 1 and flat[0].is_contiguous():
             return [flat[0].view(-1).view(torch.uint8)]
         pack_(flat, self.buffer)
         return [self.buffer]
+
+    def _written(self, payloads: Sequence[Payload]) -> Iterator[Tensor]:
+        for payload, piece in zip(payloads, self._pieces, strict=True):
+            if isinstance(piece.codec, VariableLength):
+                message = piece.codec.shortened(payload, piece.numel)
+                yield torch.tensor([message.numel()], dtype=torch.int32).view(torch.uint8)
+                yield message
+            else:
+                yield from (part.contiguous().view(-1).view(torch.uint8) for part in payload)
+
+    def room(self, size: int) -> Tensor:
+        """Where a body of so many bytes, from `least` to `most`, is to be read into; `arrived` comes next."""
+        if not self._varies:
+            return self.buffer
+        self._body = torch.empty(size, dtype=torch.uint8)
+        return self._body
+
+    def arrived(self) -> None:
+        """Put the payloads of the body that was read into the buffer.
+
+        Raises:
+            PayloadError: it is none of these pieces; nothing is to be read from the buffer then.
+        """
+        body, self._body = self._body, None
+        if body is None:
+            return
+        at = 0
+        for payload, piece in zip(self.unpack(), self._pieces, strict=True):
+            if isinstance(piece.codec, VariableLength):
+                size = int.from_bytes(_cut(body, at, _LENGTH).numpy().tobytes(), sys.byteorder)
+                piece.codec.restore_(_cut(body, at + _LENGTH, size), piece.numel, payload)
+                at += _LENGTH + size
+                continue
+            for part in payload:
+                size = part.numel() * part.element_size()
+                part.view(-1).view(torch.uint8).copy_(_cut(body, at, size))
+                at += size
+        if at != len(body):
+            raise PayloadError(f"a body of {len(body)} bytes, of which {at} belong to its payloads")
 
     def unpack(self) -> tuple[Payload, ...]:
         """The payloads that lie in the buffer, as views."""

@@ -80,7 +80,9 @@ def _frame(connection: Connection, allowed: AllowedTypes) -> Arrival | None:
     connection.open.add(header.spec)
     body: object = None
     if kind == FrameKind.PUSH and header.spec in connection.declared:
-        connection.channel.body(connection.declared[header.spec].pushed.buffer)
+        pushed = connection.declared[header.spec].pushed
+        connection.channel.body(pushed.room(header.nbytes))
+        pushed.arrived()
     elif kind == FrameKind.HELLO:
         body = encoding.read(connection.channel.text(header, encoding.MOST_BYTES), Hello, allowed)
         connection.note_hello()
@@ -138,7 +140,8 @@ def _sizes(connection: Connection, kind: FrameKind, header: Header) -> tuple[int
     elif header.spec not in connection.declared:
         raise PayloadError(f"a {kind.name} of message {header.spec}, which it has not declared")
     elif kind == FrameKind.PUSH:
-        size = connection.declared[header.spec].pushed.nbytes
+        pushed = connection.declared[header.spec].pushed
+        return pushed.least, pushed.most
     else:
         back = connection.declared[header.spec].spec.back
         size = 0 if back is None else back.numel * back.dtype.itemsize

@@ -44,7 +44,9 @@ class Predicted(Budgeted):
         S     <- the w, and k of the others, chosen by `Budgeted`
         a     <- mean of x over S                                2 (P - 1) / P x (w + k) bytes of `values`
         p     <- gain x shrink x predictor(the last two received changes, and their ages)
-        result: a on S, p elsewhere
+        result: a on S, p elsewhere; with `rescale` p + (a - p) / rho on those of S that take turns
+
+    where rho is the share of the entries taking turns that is sent.
 
     With three numbers beside them. A prediction is not sent, as its inputs are equal on all ranks, and so
     are its bits: in every round ranks compare a checksum of the last answer.
@@ -68,10 +70,13 @@ class Predicted(Budgeted):
     Attributes:
         predictor: computes the next change; `Stale` leaves as it is what is not sent.
         shrink: a factor on predictions besides the gain, in (0, 1]. Less trusts them less.
+        rescale: whether an entry that is sent stands for the rounds too in which it is not. In the mean
+            replicas then move as far as if all were sent; otherwise rho times as far.
     """
 
     predictor: Predictor = Stale()
     shrink: float = 1.0
+    rescale: bool = False
 
     shared: ClassVar[frozenset[str]] = frozenset({"rates", "answered", SWINGS, "judged", *FIELDS})
 
@@ -80,6 +85,12 @@ class Predicted(Budgeted):
         if not isinstance(self.predictor, Predictor):
             raise ConfigError(
                 f"predictor={self.predictor!r} is no Predictor: write Stale(), Linear() or MP2()"
+            )
+        checks.flag("rescale", self.rescale)
+        if self.rescale and self.subset == "magnitude":
+            raise ConfigError(
+                "rescale=True with subset='magnitude' is not possible, as the largest entries do not stand "
+                "for others: leave one of them out"
             )
         checks.real("shrink", self.shrink, "write 1, or less to trust predictions less", above=0, most=1)
 
@@ -124,6 +135,8 @@ class Predicted(Budgeted):
         ctx.out.zero_()
         if self.judges and not x.is_meta:
             after |= self._predict(index, values, drawn, state, ctx)
+        if self.rescale and not selected.full and not x.is_meta:
+            values = self._rescaled(index, values, ctx.out)
         ctx.out.index_copy_(0, index, values)
         refuse_overflow(ctx.out, ctx)
         after["answered"] = self._checksums(state["answered"], ctx)
@@ -131,6 +144,13 @@ class Predicted(Budgeted):
         after["rates"] = self.rates_after(state["rates"], lr, selected.full, ctx)
         answer = ctx.scratch("answer", x, x.shape, x.dtype).copy_(ctx.out)
         return Outcome(ctx.out, Mirrored(answer, index, mine), after)
+
+    def _rescaled(self, index: Tensor, values: Tensor, predicted: Tensor) -> Tensor:
+        """What stands for all rounds of these entries, where `predicted` holds what the others move by."""
+        turning = ~torch.isin(index, self._always.to(index.device), assume_unique=True)
+        share = int(turning.sum()) / max(1, self._turning)
+        foretold = predicted.index_select(0, index)
+        return torch.where(turning, foretold + (values - foretold) / max(share, 1e-30), values)
 
     # ---- the other entries ----------------------------------------------------------------------------
 

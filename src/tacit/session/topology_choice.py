@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tacit.contracts import Topology
+from tacit.contracts import Compressor, ServerTopology, Topology, VariableLength
+from tacit.errors import ConfigError
 from tacit.session.buckets import choice
 from tacit.session.plan import Coordinate, Plan, SessionContext
 from tacit.transports.meter import DryRun
@@ -52,6 +53,8 @@ def choose(session_context: SessionContext, names: Sequence[Sequence[str]]) -> C
     compressors = dict.fromkeys(
         choice(name, p, session_context.policy) for name, p in session_context.tensors.items()
     )
+    for compressor in compressors:
+        _refuse_variable(compressor, session_context.topology)
     options, because, prices = session_context.topology.options(compressors)
     counts = dict(zip(options, prices or [1.0] * len(options), strict=True))
     sent: dict[Topology, int] = {}
@@ -64,6 +67,18 @@ def choose(session_context: SessionContext, names: Sequence[Sequence[str]]) -> C
     for compressor in compressors:
         found.topology.fields(compressor)
     return found
+
+
+def _refuse_variable(compressor: Compressor, topology: Topology) -> None:
+    """Refuse payloads of variable length where no server is told how long they are."""
+    one_shot = compressor.one_shot(0)
+    varies = one_shot is not None and isinstance(one_shot.codec, VariableLength)
+    if varies and not isinstance(topology, ServerTopology):
+        raise ConfigError(
+            f"{compressor} with topology={topology} is not possible, as ranks expect payloads of a known "
+            "length: "
+            "start a parameter server (--servers 1), or write Blockwise (mp2: entropy=false)"
+        )
 
 
 def foretold(session_context: SessionContext, names: Sequence[Sequence[str]]) -> int:

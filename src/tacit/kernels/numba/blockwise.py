@@ -222,6 +222,14 @@ def unpack(packed: Any, size: Any, bits: Any, group: Any, plain: Any) -> Any:
     return lanes * group * bits >> 3
 
 
+@inline
+def _group(bits: Any) -> Any:
+    """How many codes make whole bytes; see `layout`."""
+    if bits == 8:
+        return 1
+    return 4 if bits == 2 or bits == 6 else 2 if bits == 4 else 8
+
+
 # ---- the kernels --------------------------------------------------------------------------------------
 
 
@@ -284,5 +292,27 @@ def _add(
                 target[i] += unit[peer] * np.float32(np.int32(plain[peer, i]) - np.int32(top))
 
 
+def _unpack_all(codes: Any, numel: Any, bits: Any, symbols: Any) -> None:
+    """All codes of a payload, a byte each."""
+    group = _group(bits)
+    plain = np.empty(BLOCK + 8, np.uint8)
+    for start in range(0, numel, BLOCK):
+        size = min(BLOCK, numel - start)
+        codes += unpack(codes, size, bits, group, plain)
+        bytes_at(symbols, start, size)[:] = plain[:size]
+
+
+def _pack_all(symbols: Any, numel: Any, bits: Any, codes: Any) -> None:
+    """`_unpack_all`, back."""
+    group = _group(bits)
+    plain = np.empty(BLOCK + 8, np.uint8)
+    for start in range(0, numel, BLOCK):
+        size = min(BLOCK, numel - start)
+        plain[:size] = bytes_at(symbols, start, size)
+        codes += pack(plain, size, bits, group, codes)
+
+
 encode = compile_now(_encode, [f"void({', '.join(['int64'] * 8)})"])
 add = compile_now(_add, ["void(int64[::1], int64[::1], int64, int64, float32, boolean, int64, int64)"])
+unpack_all = compile_now(_unpack_all, ["void(int64, int64, int64, int64)"])
+pack_all = compile_now(_pack_all, ["void(int64, int64, int64, int64)"])

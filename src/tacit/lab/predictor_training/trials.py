@@ -106,6 +106,7 @@ def predicting(
     """
     strategy = mp2(
         form="paper",
+        rescale=False,
         budget=share / sync_every,
         predictor="stale",
         sync_every=sync_every,
