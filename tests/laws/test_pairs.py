@@ -14,8 +14,8 @@ ROWS = {
     if not isinstance(row.compressor, Partition | MeanFeedback)
     and not getattr(row.compressor, "matrices", ())
 }
-"""But those that are laid out for one tensor already: a session does that itself. And but `MeanFeedback`, which
-is for merges that keep what is not sent: `algorithms/test_mp2.py` has its law."""
+"""But those that are laid out for one tensor already: a session does that itself. And but `MeanFeedback`,
+which is for merges that keep what is not sent: `algorithms/test_mp2.py` has its law."""
 
 
 @pytest.mark.parametrize("name", ROWS)
