@@ -14,9 +14,11 @@ from tacit.compressors import (
     Cascade,
     Clip,
     Dense,
+    EntropyCoded,
     ErrorFeedback,
     Int8,
     MajoritySign,
+    MeanFeedback,
     MomentumCorrection,
     Natural,
     OneBit,
@@ -254,6 +256,12 @@ TABLE = {
         Partition(ErrorFeedback(Blockwise()), (Part(ErrorFeedback(Blockwise(bits=8)), BIASES),)),
         gather(3 * 125 + 2 * 2 + 30 + 2),
         1 / 5.9,
+    ),
+    "blockwise, with feedback of means": Row(
+        MeanFeedback(Blockwise(bits=4)), gather(4 * 125 + 2 * 2), 1 / 13.8
+    ),
+    "entropy coded + ef": Row(
+        ErrorFeedback(EntropyCoded()), gather(3 * 125 + 2 * 2), 1 / 5.9, conserves=True
     ),
     "int8": Row(Int8(), gather(NUMEL + 2 * 4), 1 / 250),
     "int8 + ef": Row(ErrorFeedback(Int8()), gather(NUMEL + 2 * 4), 1 / 250, conserves=True),

@@ -3,22 +3,28 @@
 import pytest
 from table import TABLE
 
-from tacit.compressors import Partition
+from tacit.compressors import MeanFeedback, Partition
+from tacit.contracts import VariableLength
 from tacit.testing import check_compressor
 
 SHAPES = {"weight": (24, 18), "bias": (24,), "last": (7, 24)}
 ROWS = {
     name: row
     for name, row in TABLE.items()
-    if not isinstance(row.compressor, Partition) and not getattr(row.compressor, "matrices", ())
+    if not isinstance(row.compressor, Partition | MeanFeedback)
+    and not getattr(row.compressor, "matrices", ())
 }
-"""But those that are laid out for one tensor already: a session does that itself."""
+"""But those that are laid out for one tensor already: a session does that itself. And but `MeanFeedback`,
+which is for merges that keep what is not sent: `algorithms/test_mp2.py` has its law."""
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_obeys_under_every_topology(name: str) -> None:
     row = ROWS[name]
     checked = check_compressor(row.compressor, worlds=(4,), shapes=SHAPES, conserves=row.conserves)
-    assert any(text.startswith("Flat") for text in checked.accepted)
+    one_shot = row.compressor.one_shot(0)
+    varies = one_shot is not None and isinstance(one_shot.codec, VariableLength)
+    assert any(text.startswith("Star" if varies else "Flat") for text in checked.accepted)
+    assert not (varies and any(text.startswith("Flat") for text in checked.accepted))
     for why in checked.refused.values():
         assert "write" in why or "leave" in why, "a refusal says what to write instead"
