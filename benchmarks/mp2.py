@@ -36,23 +36,37 @@ from tacit.files import put
 FAST, SLOW = "4x1@1gbit", "4x1@100mbit"
 WORKERS = 4
 SEEDS = 3
-FILE = "mp2-runs-2.jsonl"
-"""Not mp2-runs.jsonl: that holds runs of other arms, or of what these names stood for then."""
+FILE = "mp2-runs-3.jsonl"
+"""Not mp2-runs.jsonl and mp2-runs-2.jsonl: they hold runs of what these names stood for then."""
 ARMS = {
     "ps-topk": "ps-topk:ratio=0.033",
     "ps-dgc": "ps-dgc:ratio=0.033,masking=false,warmup_steps={warmup}",
     "localsgd": "localsgd:sync_every=9",
     "qsgd": "qsgd",
     "wnn": "wnn:period={period}",
-    "mp2": "mp2:form=paper,rescale=false,sync_every=4",
-    "mp2, nothing predicted": "mp2:form=paper,rescale=false,sync_every=4,predictor=stale",
-    "mp2, exponential": "mp2:form=paper,rescale=false,sync_every=4,predictor=exponential",
-    "mp2, own steps kept": "mp2:form=paper,sync_every=4,predictor=own",
+    "mp2": "mp2",
+    "mp2, every second step": "mp2:sync_every=2",
+    "mp2, two bits": "mp2:bits=2",
+    "the paper's form": "mp2:form=paper",
+    "the paper's form, every fourth step": "mp2:form=paper,rescale=false,sync_every=4",
+    "the same, nothing predicted": "mp2:form=paper,rescale=false,sync_every=4,predictor=stale",
+    "the same, exponential": "mp2:form=paper,rescale=false,sync_every=4,predictor=exponential",
+    "the same, own steps kept": "mp2:form=paper,sync_every=4,predictor=own",
     "predictive": "predictive:ratio=0.13",
     "predictive, by default": "predictive",
 }
-QUICK = ("ps-topk", "mp2", "mp2, own steps kept", "predictive")
-MAIN = ("ps-topk", "ps-dgc", "localsgd", "qsgd", "wnn", "mp2", "mp2, own steps kept", "predictive")
+QUICK = ("ps-topk", "mp2", "mp2, two bits", "the paper's form")
+MAIN = (
+    "ps-topk",
+    "ps-dgc",
+    "localsgd",
+    "qsgd",
+    "wnn",
+    "mp2",
+    "mp2, two bits",
+    "the paper's form",
+    "predictive",
+)
 """On the networks beside the first two."""
 HALVED = ("wnn",)
 """Trained for half as many epochs."""
@@ -182,10 +196,11 @@ def of_communication(done: Sequence[Done]) -> float | None:
 def cost(rounds: int = 20) -> dict[str, float]:
     """Seconds of predicting for the parameters of `digits`: a round on one rank, a step on all together.
 
-    It is what a round of `mp2` takes more than one in which nothing is predicted, without a network.
+    It is what a round of the paper's form takes more than one in which nothing is predicted.
     """
     predicted, stale = (
-        _round_seconds(text, rounds) for text in (ARMS["mp2"], ARMS["mp2, nothing predicted"])
+        _round_seconds(ARMS[arm], rounds)
+        for arm in ("the paper's form, every fourth step", "the same, nothing predicted")
     )
     each, every = max(0.0, predicted[0] - stale[0]), predicted[1]
     return {"round_seconds": each, "step_seconds_of_all": each * WORKERS / every, "entries": predicted[2]}
