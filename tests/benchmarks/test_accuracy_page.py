@@ -36,8 +36,7 @@ def test_a_fact_is_of_the_longest_training() -> None:
     assert (topk["algorithm"], topk["attached"]) == ("topk", "topk:ratio=0.01,warmup_steps=240")
     assert (topk["steps"], topk["gap"]) == (2400, -0.0025)
     assert dgc["half"] is None
-    assert str(MeasuredGap(**topk)) == "-0.2 ± 0.2 at 5.0% of the bytes (mnist)"
-    assert str(MeasuredGap(**dgc)) == "+0.1 at 5.0% of the bytes (mnist)"
+    assert MeasuredGap(**topk).seeds == 3
 
 
 def test_the_page_has_a_table_for_each_length() -> None:

@@ -31,10 +31,6 @@ class MeasuredGap:
     half: float | None
     seeds: int
 
-    def __str__(self) -> str:
-        width = "" if self.half is None else f" ± {100 * self.half:.1f}"
-        return f"{100 * self.gap:+.1f}{width} at {self.bytes:.1%} of the bytes ({self.task})"
-
 
 @cache
 def gaps() -> tuple[MeasuredGap, ...]:

@@ -24,7 +24,7 @@ from tacit.strategy import Strategy
     compresses=True,
     changes="each matrix travels as a product of two thin ones; the rest is sent later (error feedback)",
 )
-def powersgd(rank: int = 2, min_compression_rate: float = 2.0) -> Strategy:
+def powersgd(rank: int = 4, min_compression_rate: float = 2.0) -> Strategy:
     """Every matrix as a product of two with `rank` columns; the rest stays in the residual."""
     inner = PowerSGD(rank=rank, min_compression_rate=min_compression_rate)
     return Strategy(compressor=ErrorFeedback(inner), name="powersgd")

@@ -61,21 +61,22 @@ def _table() -> Table:
     from tacit.algorithms.measured import gaps_of
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 1, 0), show_edge=False)
-    costs = "points of accuracy against plain training, as docs/accuracy.md has them"
-    for heading in ("algorithm", "family", "what it changes, and the paper", costs):
+    for heading in ("algorithm", "family: what it changes, and the paper"):
         table.add_column(heading, overflow="fold")
+    table.add_column("accuracy, points docs/accuracy.md", width=16, overflow="fold")
     for name in algorithms.known():
         entry = registry.ENTRIES[name]
         names = "\n".join([f"[bold]{name}[/bold]", *map(_format, registry.parameters_of(name))])
-        changes = f"{entry.changes}; by {registry.collective_of(name)}"
-        lost = "\n".join(map(_cost, gaps_of(name)))
-        table.add_row(names, entry.family, f"{changes}\n[dim]{entry.paper}[/dim]", lost)
+        changes = f"{entry.family}: {entry.changes}; by {registry.collective_of(name)}"
+        table.add_row(names, f"{changes}\n[dim]{entry.paper}[/dim]", "\n".join(map(_cost, gaps_of(name))))
     return table
 
 
 def _cost(gap: MeasuredGap) -> str:
-    """What was attached, and below it what it cost."""
-    return f"{gap.attached}\n  {gap}"
+    """What it cost; where, at how many bytes; and which parameters it had."""
+    width = "" if gap.half is None else f" ± {100 * gap.half:.1f}"
+    given = gap.attached.partition(":")[2].replace(",", " ")
+    return f"{100 * gap.gap:+.1f}{width}\n[dim]{gap.task}, {gap.bytes:.1%} {given}[/dim]"
 
 
 def _format(parameter: Parameter) -> str:

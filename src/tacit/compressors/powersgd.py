@@ -52,12 +52,13 @@ class PowerSGD(Compressor):
     the difference to the mean instead, and aborts on Gloo where DDP has more than one bucket.
 
     Attributes:
-        rank: columns of P and Q. More send more and follow the gradient more closely.
+        rank: columns of P and Q. More send more and follow the gradient more closely; short trainings need
+            more of them, as what is late has less time to arrive (docs/accuracy.md).
         min_compression_rate: a matrix is left dense unless this many times fewer numbers would travel.
         matrices: where the matrices lie in the flat tensor; filled in when it is attached.
     """
 
-    rank: int = 2
+    rank: int = 4
     min_compression_rate: float = 2.0
     matrices: tuple[Matrix, ...] = ()
 
