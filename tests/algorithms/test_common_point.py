@@ -18,6 +18,7 @@ from tacit.errors import ConfigError
 from tacit.hooks.checkpoint import join_states
 from tacit.merges import Average, CommonPoint, LocalResidual
 from tacit.overlap import Bucketwise, Delayed
+from tacit.prediction import FittedCoding
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 from tacit.topologies import Auto, Flat, TwoPhase
@@ -26,10 +27,18 @@ P = 3
 SIZES = {"a": 1700, "b": 3, "c": 530, "d": 1024}
 
 
+PREDICTORS = ["", "last", "least-squares"]
+
+
 def strategy(
-    bits: int = 3, every: int = 1, topology: Auto | Flat | TwoPhase | None = None, late: bool = False
+    bits: int = 3,
+    every: int = 1,
+    topology: Auto | Flat | TwoPhase | None = None,
+    late: bool = False,
+    predictor: str = "",
 ) -> Strategy:
-    (level,) = parse(f"mp2:bits={bits},sync_every={every},late={int(late)}").levels
+    beside = f",predictor={predictor}" if predictor else ""
+    (level,) = parse(f"mp2:bits={bits},sync_every={every},late={int(late)}{beside}").levels
     return replace(level, topology=topology or TwoPhase())
 
 
@@ -66,10 +75,11 @@ def progress(before: list[Tensor], step: int) -> Tensor:
 @for_each("topology", [TwoPhase(), Flat()], ids=str)
 @for_each("every", [1, 2])
 @for_each("bits", [2, 3, 4, 8])
+@for_each("predictor", PREDICTORS)
 def test_all_that_workers_do_is_in_the_point_or_owed(
-    bits: int, every: int, topology: TwoPhase | Flat
+    predictor: str, bits: int, every: int, topology: TwoPhase | Flat
 ) -> None:
-    crew = Crew(strategy(bits, every, topology), P, sizes=SIZES)
+    crew = Crew(strategy(bits, every, topology, predictor=predictor), P, sizes=SIZES)
     for step in range(8):
         before, was = [replica.flat.clone() for replica in crew.replicas], total(crew)
         crew.train(1)
@@ -79,12 +89,31 @@ def test_all_that_workers_do_is_in_the_point_or_owed(
         "an all-gather compresses no mean"
     )
     assert not torch.equal(crew.replicas[0].flat, crew.replicas[1].flat)
+    assert_alike(crew, bool(predictor))
     crew.close()
 
 
+def assert_alike(crew: Crew, predicts: bool) -> None:
+    """All ranks have the same past and the same sums, to the bit, and some are not zero."""
+    mine, *others = (
+        {name: part.tensor for name, part in replica.session.store.named_state().items() if shared(name)}
+        for replica in crew.replicas
+    )
+    assert bool(mine) == predicts
+    assert all(bool(tensor.any()) for tensor in mine.values())
+    for other in others:
+        assert mine.keys() == other.keys()
+        assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+def shared(name: tuple[str, str]) -> bool:
+    return name[1] == "fit" or name[1].startswith("past")
+
+
 @for_each("every", [1, 2])
-def test_nothing_is_lost_where_answers_come_late(every: int) -> None:
-    crew = Crew(strategy(3, every, late=True), P, sizes=SIZES)
+@for_each("predictor", PREDICTORS)
+def test_nothing_is_lost_where_answers_come_late(predictor: str, every: int) -> None:
+    crew = Crew(strategy(3, every, late=True, predictor=predictor), P, sizes=SIZES)
     expected = total(crew)
     for step in range(9):
         before = [replica.flat.clone() for replica in crew.replicas]
@@ -135,12 +164,30 @@ def test_sync_puts_what_is_unsent_aside_and_training_takes_it_up(late: bool) -> 
     crew.close()
 
 
+def test_a_prediction_decides_what_is_rounded_and_nothing_else() -> None:
+    """Where all is sent as it is, replicas go where they would; in few bits, not quite."""
+    plain = replace(strategy(), compressor=Dense())
+    guessing = replace(plain, compressor=FittedCoding(Dense(), 3))
+    for one, other, near in (
+        (plain, guessing, True),
+        (strategy(), strategy(predictor="last"), False),
+    ):
+        crews = [Crew(each, P, sizes=SIZES) for each in (one, other)]
+        ends = [torch.stack([trace[-1] for trace in crew.train(12)]) for crew in crews]
+        assert (float((ends[0] - ends[1]).abs().max()) < 1e-5) == near
+        for crew in crews:
+            crew.close()
+
+
 @for_each("late", [False, True])
 @for_each("stop", [(4, True), (5, False)])
-def test_a_resumed_run_is_the_run_that_never_stopped(stop: tuple[int, bool], late: bool) -> None:
+@for_each("predictor", PREDICTORS)
+def test_a_resumed_run_is_the_run_that_never_stopped(
+    predictor: str, stop: tuple[int, bool], late: bool
+) -> None:
     """Saved at the common point, and in between."""
     steps, at_point = stop
-    saving, resumed = (Crew(strategy(3, late=late), P, sizes=SIZES) for _ in range(2))
+    saving, resumed = (Crew(strategy(3, late=late, predictor=predictor), P, sizes=SIZES) for _ in range(2))
     saving.train(steps)
     if at_point:
         saving.sync()
@@ -159,8 +206,9 @@ def test_a_resumed_run_is_the_run_that_never_stopped(stop: tuple[int, bool], lat
         crew.close()
 
 
-def test_another_number_of_workers_goes_on_with_all_that_is_owed() -> None:
-    saving, resumed = Crew(strategy(2), P, sizes=SIZES), Crew(strategy(2), 2, sizes=SIZES)
+@for_each("predictor", PREDICTORS)
+def test_another_number_of_workers_goes_on_with_all_that_is_owed(predictor: str) -> None:
+    saving, resumed = (Crew(strategy(2, predictor=predictor), ranks, sizes=SIZES) for ranks in (P, 2))
     saving.train(5)
     saving.sync()
     saved: list[dict[str, object]] = [{} for _ in range(P)]
@@ -176,7 +224,11 @@ def test_another_number_of_workers_goes_on_with_all_that_is_owed() -> None:
     own = [kept(replica, "unsent") for replica in resumed.replicas]
     assert torch.equal(own[0], own[1])
     assert float(own[0].abs().max()) > 1e-4
+    kept_alike = [crew.replicas[0].session.store.named_state() for crew in (saving, resumed)]
+    for name in filter(shared, kept_alike[0]):
+        assert torch.equal(*(state[name].tensor for state in kept_alike))
     resumed.train(2)
+    assert_alike(resumed, bool(predictor))
     for crew in (saving, resumed):
         crew.close()
 
@@ -190,6 +242,13 @@ def test_another_number_of_workers_goes_on_with_all_that_is_owed() -> None:
         (lambda: parse("mp2:late=2"), "late=2 is not a whole number, from 0 to 1"),
         (lambda: parse("mp2:late=1,sync_every=4"), "late=1 with sync_every=4 is not possible"),
         (lambda: parse("mp2:predictor=own"), "predictor='own' with form='quantized' is not possible"),
+        (lambda: parse("mp2:predictor=linear"), "predictor may be 'last' or 'least-squares'"),
+        (lambda: parse("mp2:predictor=last,weights=a.pt"), "weights='a.pt' with form='quantized'"),
+        (
+            lambda: parse("mp2:form=paper,predictor=last"),
+            "predictor='last' with form='paper' is not possible, as it predicts from changes of all entries: "
+            "leave form out, or write predictor='linear'",
+        ),
         (lambda: parse("mp2:budget=0.1,drops=2"), "budget=0.1, drops=2 with form='quantized'"),
         (lambda: parse("mp2:form=paper,predictor=own,rescale=true"), "rescale=true with predictor='own'"),
         (

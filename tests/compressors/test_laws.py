@@ -33,6 +33,7 @@ def test_every_compressor_has_a_row() -> None:
     served = {tacit.prediction.Pulled}  # it has no peers but a server: tests/server/test_pulled.py
     every = {getattr(tacit.compressors, name) for name in tacit.compressors.__all__}
     every |= {
+        tacit.prediction.FittedCoding,
         tacit.prediction.Nowcast,
         tacit.prediction.Predicted,
         tacit.prediction.PredictiveCoding,

@@ -54,6 +54,8 @@ ON_HOST = {
     "lag",
     "lag, momentum corrected",
     "lag, biases dense",
+    # How many bytes travel depends on them.
+    "entropy coded + ef",
     # Predictors were written for the host.
     "predicted",
     "predicted + ef",

@@ -34,7 +34,7 @@ def assert_passed(ended: list[Ended], checks: int) -> None:
 
 def test_with_servers_it_is_what_it_is_without() -> None:
     with Crowd() as crowd:
-        assert_passed(together(crowd, "equal", [2, 1, 1, 2, 2, 1, 1, 1, 1, 1, 1]), 11)
+        assert_passed(together(crowd, "equal", [2, 1, 1, 2, 2, 1, 1, 1, 1, 1, 1, 1]), 12)
 
 
 def test_every_way_of_using_servers_trains_and_ends_equal() -> None:

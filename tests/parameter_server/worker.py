@@ -113,6 +113,11 @@ def equal(groups: list[list[str]]) -> None:
         ("predictive:ratio=0.2", "predictive:ratio=0.2", 1e-3),
         # A server's blocks are those of two phases; of biases it compresses the mean too.
         ("mp2", replace(parse("mp2").levels[0], topology=tacit.topologies.TwoPhase()), 2e-2),
+        (
+            "mp2:predictor=last",
+            replace(parse("mp2:predictor=last").levels[0], topology=tacit.topologies.TwoPhase()),
+            2e-2,
+        ),
         # A server that predicts, and ranks that do.
         (
             "mp2:form=paper,rescale=false,sync_every=4,predictor=exponential,pull=full",
@@ -144,7 +149,7 @@ LEARN = [
     "ps-async:sync_every=3",
     "ps-ssp:push=qsgd,pull=int8",
     "mp2:bits=2,sync_every=2",
-    "mp2:late=1",
+    "mp2:late=1,predictor=last",
     "mp2:entropy=true",
     "ps-async:optimizer=server,compensation=0.04,pull=bf16",
 ]

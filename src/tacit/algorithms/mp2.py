@@ -11,6 +11,12 @@ What a worker has not sent stays in its replica, and what an answer has not said
 changes by exactly the mean of the workers' own progress. The result is x. No round sends everything; momentum
 and all other state of the optimizer stay local, and BatchNorm's statistics are averaged by `session.sync()`
 and as the session closes. With `late=1` an answer is applied as the next round leaves.
+With `predictor=last`, or `least-squares` (of the last three changes of x), q is of what is not predicted:
+
+    p   <- the last change of x, times a gain for each layer and the change of the learning rate
+    s_r <- q(d_r - p); y and a as above; x <- x + p + a                                    FittedCoding
+
+and a prediction cancels in a replica. Matrices and convolutions alone are predicted.
 
 The paper's system, `form=paper`, in each round:         here, at a server or on an all-reduce:
     each worker steps                                    the user's optimizer
@@ -55,6 +61,7 @@ from tacit.merges import Average, CommonPoint, LocalResidual
 from tacit.overlap import Bucketwise, Delayed
 from tacit.prediction.budget import Subset
 from tacit.prediction.extrapolation import Exponential, Linear, Stale
+from tacit.prediction.fitted_coding import FittedCoding
 from tacit.prediction.mp2_network import MP2
 from tacit.prediction.predicted import Predicted
 from tacit.prediction.predictor import Predictor
@@ -68,6 +75,9 @@ Values: TypeAlias = Literal["fp32", "bf16", "fp16"]
 _VALUES: dict[str, Dense | BF16 | FP16] = {"fp32": Dense(), "bf16": BF16(), "fp16": FP16()}
 
 Which: TypeAlias = Literal["mp2", "wnn", "linear", "exponential", "stale", "own"]
+Fitted: TypeAlias = Literal["last", "least-squares"]
+FITTED = {"last": 1, "least-squares": 3}
+"""How many past changes they predict from."""
 
 
 @algorithm(
@@ -83,7 +93,7 @@ def mp2(
     entropy: bool = False,
     form: Literal["quantized", "paper"] = "quantized",
     budget: float | None = None,
-    predictor: Which | None = None,
+    predictor: Which | Fitted | None = None,
     weights: str | None = None,
     subset: Subset | None = None,
     values: Values | None = None,
@@ -110,29 +120,38 @@ def mp2(
         "rescale": rescale,
     }
     given: dict[str, Any] = {name: value for name, value in papers.items() if value is not None}
+    fitted = FITTED.get(predictor) if isinstance(predictor, str) else None
     if form == "paper":
         if bits is not None or late or entropy:
             raise ConfigError(
                 f"bits={bits}, late={late}, entropy={entropy} with form='paper' would do nothing, as it "
                 "sends a subset of the entries: leave them out, or leave form out"
             )
+        if fitted:
+            raise ConfigError(
+                f"predictor={predictor!r} with form='paper' is not possible, as it predicts from changes "
+                "of all entries: leave form out, or write predictor='linear'"
+            )
         if sync_every is not None:
             given["sync_every"] = sync_every
         return _subsets(**given)
+    if fitted:
+        del given["predictor"]
     if given:
         said = ", ".join(f"{name}={value!r}" for name, value in given.items())
         raise ConfigError(
-            f"{said} with form='quantized' is not possible, as all entries are sent and none is predicted: "
-            "write form='paper' beside it, or leave it out"
+            f"{said} with form='quantized' is not possible, as all entries are sent: write form='paper' "
+            "beside it, or leave it out; predictor may be 'last' or 'least-squares'"
         )
-    return _quantized(3 if bits is None else bits, 1 if sync_every is None else sync_every, late, entropy)
+    bits, sync_every = 3 if bits is None else bits, 1 if sync_every is None else sync_every
+    return _quantized(bits, sync_every, late, entropy, fitted)
 
 
 LATEST = 2
 """The longest period that has a late form: answers of more steps ago cost accuracy (docs/papers/mp2.md)."""
 
 
-def _quantized(bits: int, sync_every: int, late: int, entropy: bool) -> Strategy:
+def _quantized(bits: int, sync_every: int, late: int, entropy: bool, answers: int | None) -> Strategy:
     checks.flag("entropy", entropy)
     checks.whole("late", late, 0, 1, "write 1 to apply an answer as the next round leaves")
     rounds = Every(sync_every)
@@ -141,10 +160,11 @@ def _quantized(bits: int, sync_every: int, late: int, entropy: bool) -> Strategy
             f"late=1 with sync_every={sync_every} is not possible, as answers would be {sync_every} steps "
             f"old: write sync_every=1 or {LATEST}, or late=0"
         )
+    coded = MeanFeedback(EntropyCoded(bits) if entropy else Blockwise(bits))
     return Strategy(
         subject="delta",
         rounds=rounds,
-        compressor=MeanFeedback(EntropyCoded(bits) if entropy else Blockwise(bits)),
+        compressor=FittedCoding(coded, answers) if answers else coded,
         topology=Auto(at_servers=True),
         overlap=Delayed(sync_every) if late else Bucketwise(),
         merge=CommonPoint(),

@@ -47,6 +47,8 @@ class OneShotUse(NamedTuple):
     """Spans of the tensor that other compressors handle; rising."""
     has_mean_feedback: bool = False
     """Whether the error of a compressed mean is added to the next one, though that of payloads is not."""
+    is_predicted: bool = False
+    """Whether payloads are of errors of a prediction, which only the ranks can make."""
 
     @property
     def keeps_means(self) -> bool:

@@ -1,6 +1,7 @@
 """Predictors of parameter changes, and compressors that send only what is not predicted."""
 
 from tacit.prediction.extrapolation import Exponential, Linear, Persistent, Stale
+from tacit.prediction.fitted_coding import FittedCoding
 from tacit.prediction.loading import trained
 from tacit.prediction.mp2_network import MP2
 from tacit.prediction.nowcaster import Nowcast
@@ -15,6 +16,7 @@ __all__ = [
     "MP2",
     "WNN",
     "Exponential",
+    "FittedCoding",
     "Linear",
     "Nowcast",
     "Persistent",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,15 +10,60 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
-from tacit.contracts import Context, Exchange, Matrix, State
+from tacit.contracts import Context, Exchange, Matrix, OneShotUse, State
 from tacit.errors import ConfigError
 from tacit.prediction.extrapolation import Persistent
 from tacit.prediction.history import Shifted, fields, predict_
 from tacit.prediction.predictor import Predictor
 
 
+class SharedPrediction(Wrapper):
+    """Base of compressors of the error of a prediction that all ranks make alike from the last answers."""
+
+    @property
+    @abstractmethod
+    def depth(self) -> int:
+        """The number of past answers that it predicts from."""
+
+    @abstractmethod
+    def predict_(self, guess: Tensor, state: State, ctx: Context) -> None:
+        """Overwrite `guess` with the prediction of this round's answer, the same bits on all ranks."""
+
+    def learnt(self, state: State, ctx: Context) -> State:
+        """The new values of fields of its own, from the answer, `ctx.out`, and the state before."""
+        return {}
+
+    def one_shot(self, step: int) -> OneShotUse | None:
+        """That of the inner compressor, of errors: a payload tells nothing without the prediction."""
+        one_shot = self.inner.one_shot(step)
+        return one_shot and one_shot._replace(is_predicted=True)
+
+    def is_shared(self, field: str) -> bool:
+        """Past answers are equal on all ranks."""
+        return field.startswith("past") or super().is_shared(field)
+
+    def init(self, like: Tensor) -> State:
+        """The inner compressor's state, and zeros."""
+        past = {field: torch.zeros_like(like) for field in fields(self.depth, 0)}
+        return {**past, **outer_state(self.inner.init(like), "inner")}
+
+    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
+        """Predict, run the inner exchange on the error, and record the answer."""
+        guess = ctx.scratch("guess", x, x.shape, x.dtype)
+        rest = ctx.scratch("rest", x, x.shape, x.dtype)
+        self.predict_(guess, state, ctx)
+        torch.sub(x, guess, out=rest)
+        done = yield from self.inner.exchange(rest, inner_state(state, "inner"), ctx.inside("inner"))
+        torch.add(done.mean, guess, out=ctx.out)
+        oldest, *others = fields(self.depth, ctx.round)
+        answer = ctx.spare(oldest, state[oldest]).copy_(ctx.out)
+        past = {oldest: answer, **{field: state[field] for field in others}}
+        after = {**past, **self.learnt(state, ctx), **outer_state(done.state, "inner")}
+        return done._replace(mean=ctx.out, sent=Shifted(guess, done.sent), state=after)
+
+
 @dataclass(frozen=True)
-class PredictiveCoding(Wrapper):
+class PredictiveCoding(SharedPrediction):
     """Compress the error of a prediction, and add the prediction to the mean error. Ours.
 
     In a round, with a_1 .. a_d the last d answers, equal on all ranks:
@@ -54,40 +100,16 @@ class PredictiveCoding(Wrapper):
             )
         checks.matrices(self.matrices)
 
-    def one_shot(self, step: int) -> None:
-        """None: a payload cannot be decoded without the prediction."""
-        return
+    @property
+    def depth(self) -> int:
+        return self.predictor.depth
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> PredictiveCoding:
         """The same with these parameters as `matrices`."""
         return replace(self, inner=self.inner.with_layout(matrices), matrices=matrices)
 
-    def is_shared(self, field: str) -> bool:
-        """Its own fields are equal on all ranks."""
-        return field.startswith("past") or super().is_shared(field)
-
-    def init(self, like: Tensor) -> State:
-        """The inner compressor's state, and zeros."""
-        past = {field: torch.zeros_like(like) for field in fields(self.predictor.depth, 0)}
-        return {**past, **outer_state(self.inner.init(like), "inner")}
-
-    def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Predict, run the inner exchange on the error, and record the answer."""
-        guess = ctx.scratch("guess", x, x.shape, x.dtype)
-        rest = ctx.scratch("rest", x, x.shape, x.dtype)
-        self._predict(guess, state, ctx)
-        torch.sub(x, guess, out=rest)
-        done = yield from self.inner.exchange(rest, inner_state(state, "inner"), ctx.inside("inner"))
-        torch.add(done.mean, guess, out=ctx.out)
-        oldest, *others = fields(self.predictor.depth, ctx.round)
-        answer = ctx.spare(oldest, state[oldest]).copy_(ctx.out)
-        past = {oldest: answer, **{field: state[field] for field in others}}
-        after = {**past, **outer_state(done.state, "inner")}
-        return done._replace(mean=ctx.out, sent=Shifted(guess, done.sent), state=after)
-
-    def _predict(self, guess: Tensor, state: State, ctx: Context) -> None:
+    def predict_(self, guess: Tensor, state: State, ctx: Context) -> None:
         guess.zero_()
-        depth = self.predictor.depth
-        if not guess.is_meta and ctx.round >= depth:
-            past = [state[field] for field in fields(depth, ctx.round)]
+        if not guess.is_meta and ctx.round >= self.depth:
+            past = [state[field] for field in fields(self.depth, ctx.round)]
             predict_(guess, self.predictor, past, self.matrices)

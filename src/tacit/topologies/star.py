@@ -181,7 +181,13 @@ class Star(ServerTopology):
         """Refuse compressors with several messages where the server keeps parameters."""
         if not self.averages or self.pull is not None:
             super().check(compressor)
-        if self.independent and compressor.one_shot(0) is None:
+        one_shot = compressor.one_shot(0)
+        if not self.averages and one_shot is not None and one_shot.is_predicted:
+            raise ConfigError(
+                f"{compressor} sends errors of a prediction, which the server of {self} cannot make: leave "
+                "the prediction out, or write consistency=Synchronous() and optimizer='worker'"
+            )
+        if self.independent and one_shot is None:
             raise ConfigError(
                 f"{compressor} sends several messages a round, and {self.consistency} answers each one "
                 "alone: use a one-shot compressor, such as TopK, or consistency=Synchronous()"
@@ -333,7 +339,7 @@ def _one_shot(pull: Compressor) -> OneShotUse:
         ConfigError: it is neither one-shot nor a one-shot compressor in `ErrorFeedback`.
     """
     one_shot = pull.one_shot(0)
-    if one_shot is None or pull.changes or pull.takes_momentum is not None:
+    if one_shot is None or one_shot.is_predicted or pull.changes or pull.takes_momentum is not None:
         raise ConfigError(
             f"pull={pull} is not one-shot, and a server sends all workers one message: write a compressor "
             "such as QSGD(), or ErrorFeedback(TopK(ratio=0.01))"
