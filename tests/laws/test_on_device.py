@@ -40,8 +40,6 @@ ON_HOST = {
     "threshold + ef",
     "threshold that most reach + ef",
     "threshold that none reaches + ef",
-    # How long a payload is depends on its codes.
-    "entropy coded + ef",
     # A merge keeps as many entries as there are.
     "gtopk 1%",
     "gtopk 1% + ef",
