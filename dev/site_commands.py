@@ -65,6 +65,8 @@ def _parameters(command: Callable[..., object]) -> Iterator[tuple[str, str, Para
 
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in signature(command).parameters.items():
+        if not get_args(hints[name]):
+            continue  # typer's own context, which nobody types
         kind, told = get_args(hints[name])
         if not isinstance(told, OptionInfo):
             yield told.metavar or name.upper(), told.help, parameter, False

@@ -32,6 +32,9 @@ NODES = "TACIT_NODES"
 NOTES = "TACIT_NOTES"
 """How a line on stderr begins that is a note for the command. Set by the testbed; read by ranks."""
 
+RECORD = "TACIT_RECORD"
+"""What of a script is recorded, as JSON. Set by `tacit predictor record`; read by the script's recorder."""
+
 RESTORE = "TACIT_RESTORE"
 """Variables that ranks have otherwise than their launcher, as JSON. Set and read by the testbed."""
 

@@ -13,24 +13,27 @@ RIDGE = 1e-6
 """Added to the squares, as a share of their mean, so that equal inputs have weights too."""
 
 
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of products of two vectors, in fp64; of fp32 each product is exact."""
-    lanes = torch.zeros(min(LANES, len(a)), dtype=torch.float64, device=a.device)
-    for start in range(0, len(a), LANES):
-        part = a[start : start + LANES].double() * b[start : start + LANES].double()
-        lanes[: len(part)].add_(part)
+def products(vectors: Sequence[Tensor]) -> Tensor:
+    """The sums of products of each vector with each, (k, k) in fp64; of fp32 each product is exact."""
+    first, count = vectors[0], len(vectors)
+    pairs = [(i, j) for i in range(count) for j in range(i + 1)]
+    size = min(LANES, len(first))
+    lanes = [torch.zeros(size, dtype=torch.float64, device=first.device) for _ in pairs]
+    for start in range(0, len(first), LANES):
+        parts = [each[start : start + LANES].double() for each in vectors]
+        for lane, (i, j) in zip(lanes, pairs, strict=True):
+            lane[: len(parts[0])].add_(parts[i] * parts[j])  # not fused, as devices would round otherwise
+    sums = {pair: _halved(lane) for pair, lane in zip(pairs, lanes, strict=True)}
+    each = range(count)
+    return torch.stack([torch.stack([sums[max(i, j), min(i, j)] for j in each]) for i in each])
+
+
+def _halved(lanes: Tensor) -> Tensor:
     while len(lanes) > 1:
         short = len(lanes) // 2
         half = len(lanes) - short
         lanes = torch.cat((lanes[:short] + lanes[half:], lanes[short:half]))
     return lanes.sum()
-
-
-def products(vectors: Sequence[Tensor]) -> Tensor:
-    """The sums of products of each with each, (k, k) in fp64."""
-    found = {(i, j): dot(a, b) for i, a in enumerate(vectors) for j, b in enumerate(vectors[: i + 1])}
-    each = range(len(vectors))
-    return torch.stack([torch.stack([found[max(i, j), min(i, j)] for j in each]) for i in each])
 
 
 def weights(sums: Tensor) -> Tensor:

@@ -29,8 +29,23 @@ def _print_note(line: str) -> None:
     typer.echo(line, err=True)
 
 
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 @app.command()
 def record(
+    context: typer.Context,
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- SCRIPT ARGS",
+            help="After --: a training script of yours to record instead, with its arguments, or torchrun "
+            "with its options before it, e.g. -- train.py --epochs 3",
+            show_default=False,
+        ),
+    ] = None,
     data: Annotated[
         str,
         typer.Option(
@@ -103,10 +118,18 @@ def record(
 ) -> None:
     """Record how single elements of every layer change in ordinary trainings, for predictors to learn from.
 
-    The runs of one network and of one recipe are held out. E.g. tacit predictor record --rounds 120
+    The runs of one network and of one recipe are held out. E.g. tacit predictor record --rounds 120.
+    After -- it runs a script of yours, and records the first optimizer that steps in it: on rank 0, after
+    every --every steps. The exit code is then the script's.
     """
     from tacit.cli.predictor import options, runner
 
+    if script:
+        given = [name for name in context.params if _is_typed(context, name)]
+        sizes = {"rounds": rounds, "phases": phases, "length": length, "every": every}
+        sampling = {**sizes, "elements": elements, "share": share}
+        of_script = options.check_script(script, given, seeds=seeds, sampling=sampling, out=out)
+        raise typer.Exit(runner.record_script(of_script, _print_note))
     checked = options.check_record(
         recipes=data,
         models=models,

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tacit.cli import parsing
+from tacit.cli.run.options import checked_script
 from tacit.errors import ConfigError, unknown
 from tacit.files import output
-from tacit.lab.predictor_training import dataset
+from tacit.lab.predictor_training import dataset, script
 from tacit.lab.predictor_training.evaluation import check
 from tacit.lab.predictor_training.layers import Layer
 from tacit.lab.predictor_training.runs import Sampling, TrainingRun, plan, recipe_of
@@ -22,7 +23,7 @@ from tacit.prediction.mp2_network import MP2
 from tacit.prediction.predictor import Predictor
 from tacit.prediction.wnn_network import WNN
 
-__all__ = ["EvaluateOptions", "GainTrials", "RecordOptions", "TrainOptions"]
+__all__ = ["EvaluateOptions", "GainTrials", "RecordOptions", "ScriptOptions", "TrainOptions"]
 
 NETWORKS = ("mp2", "wnn")
 CANDIDATES: dict[str, Callable[[], Predictor]] = {
@@ -52,6 +53,24 @@ class RecordOptions:
     runs: Sequence[TrainingRun]
     sampling: Sampling
     images: Path | None
+    out: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptOptions:
+    """What `tacit predictor record -- SCRIPT` does.
+
+    Attributes:
+        command: What is run.
+        run: What the run is called in the record.
+        sampling: What is recorded of it.
+        out: The file to write.
+    """
+
+    command: Sequence[str]
+    run: str
+    sampling: Sampling
+    seed: int
     out: Path
 
 
@@ -146,6 +165,56 @@ def check_record(
     if file is not None:
         what = _with_predictions(what, file)
     return RecordOptions(runs=runs, sampling=what, images=images, out=target)
+
+
+OF_RECIPES = {
+    "data": "--recipes",
+    "models": "--models",
+    "path": "--data",
+    "hold_model": "--hold-model",
+    "hold_data": "--hold-data",
+    "rates": "--rates",
+    "workers": "--workers",
+    "loop": "--predictor",
+}
+"""Options that a script has no use for, by the names of the parameters."""
+
+
+def check_script(
+    words: Sequence[str], given: Sequence[str], *, seeds: str, sampling: Mapping[str, Any], out: str
+) -> ScriptOptions:
+    """Parse and check what was typed with a script.
+
+    Args:
+        given: The names of the parameters that were typed.
+
+    Raises:
+        ConfigError: Something is not possible; the message says what to write instead.
+    """
+    useless = [OF_RECIPES[name] for name in given if name in OF_RECIPES]
+    if useless:
+        raise ConfigError(
+            f"{', '.join(useless)} with a script would do nothing, as it decides itself what it trains: "
+            "leave them out"
+        )
+    numbers = [parsing.seed("--seeds", each) for each in parsing.numbers("--seeds", seeds, int)]
+    if len(numbers) != 1:
+        raise ConfigError(
+            f"--seeds {seeds} with a script: it runs once, and one seed decides which elements are recorded: "
+            "write --seeds 0"
+        )
+    for name, value in sampling.items():
+        if name != "share" and value is not None:
+            parsing.at_most(f"--{name}", value)
+    if words[0] != "torchrun":
+        checked_script(tuple(words), "write for example tacit predictor record -- train.py --epochs 3")
+    target = parsing.path("--out", out)
+    assert target is not None
+    what = Sampling(**sampling)
+    output(target, "--out")
+    return ScriptOptions(
+        command=script.command(words), run=" ".join(words), sampling=what, seed=numbers[0], out=target
+    )
 
 
 def _with_predictions(what: Sampling, predictor: Path) -> Sampling:

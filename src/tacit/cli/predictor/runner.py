@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import typer
 
-from tacit.cli.predictor.options import EvaluateOptions, RecordOptions, TrainOptions
+from tacit.cli.interrupts import interruptible
+from tacit.cli.predictor.options import EvaluateOptions, RecordOptions, ScriptOptions, TrainOptions
 from tacit.files import put
-from tacit.lab.predictor_training import dataset, mp2, wnn
+from tacit.lab.predictor_training import dataset, mp2, script, wnn
 from tacit.lab.predictor_training.evaluation import judge
 from tacit.lab.predictor_training.gain_search import best
+from tacit.lab.predictor_training.layers import Layer
 from tacit.lab.predictor_training.runs import record as recorded
 from tacit.lab.reports import predictors as reports
 from tacit.prediction import weight_files
 
-__all__ = ["evaluate", "record", "train"]
+__all__ = ["evaluate", "record", "record_script", "train"]
 
 Tell = Callable[[str], None]
 """Prints a line for the user."""
@@ -26,8 +32,40 @@ def record(options: RecordOptions, tell: Tell) -> None:
     """Train, and write how elements changed into a file."""
     layers = list(recorded(options.runs, options.sampling, path=options.images, tell=tell))
     dataset.save(options.out, layers)
+    _tell_of(layers, options.out, tell)
+
+
+def record_script(options: ScriptOptions, tell: Tell) -> int:
+    """Run a script, and write how elements changed into a file; the script's exit code."""
+    with TemporaryDirectory(prefix="tacit-record-") as made, interruptible():
+        folder = Path(made)
+        variables = script.variables(folder, options.run, options.sampling, options.seed)
+        code = _ended(options.command, variables)
+        if code:
+            tell(f"the script failed with exit code {code}: {options.out} is not written")
+            return code
+        layers, others = script.collected(folder, options.sampling)
+    dataset.save(options.out, layers)
+    if others:
+        tell(f"{others} more optimizers made steps, which are not recorded: only the first is")
+    _tell_of(layers, options.out, tell)
+    return 0
+
+
+def _ended(command: Sequence[str], variables: Mapping[str, str]) -> int:
+    """The exit code of a command, which is ended where this one is; 128 + n after signal n."""
+    with subprocess.Popen(command, env={**os.environ, **variables}) as process:
+        try:
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+    return code if code >= 0 else 128 - code
+
+
+def _tell_of(layers: Sequence[Layer], out: Path, tell: Tell) -> None:
     changes = sum(layer.changes.numel() for layer in layers)
-    tell(f"{len(layers)} stretches of layers, {changes:,} changes: {options.out}")
+    tell(f"{len(layers)} stretches of layers, {changes:,} changes: {out}")
 
 
 def train(options: TrainOptions, tell: Tell) -> None:

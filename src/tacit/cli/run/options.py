@@ -93,7 +93,7 @@ def check(
     Raises:
         ConfigError: Something is not possible; the message says what to write instead.
     """
-    words, strategy = _script(tuple(script)), _strategy(algorithm)
+    words, strategy = checked_script(tuple(script)), _strategy(algorithm)
     parsed = _cluster(cluster, servers, strategy)
     return RunOptions(
         script=words,
@@ -107,18 +107,23 @@ def check(
     )
 
 
-def _script(words: tuple[str, ...]) -> tuple[str, ...]:
+def checked_script(words: tuple[str, ...], example: str = _EXAMPLE) -> tuple[str, ...]:
+    """A script that exists and parses, or `-m` and a module; and its arguments.
+
+    Raises:
+        ConfigError: it does not.
+    """
     if not words:
-        raise ConfigError(f"no script was given: {_EXAMPLE}")
+        raise ConfigError(f"no script was given: {example}")
     if words[0] == "-m":
         if len(words) == 1:
-            raise ConfigError(f"no module was given after -m: {_EXAMPLE}, or -m package.train --epochs 3")
+            raise ConfigError(f"no module was given after -m: {example}, or -m package.train --epochs 3")
         if not _is_module(words[1]):
             raise ConfigError(f"there is no module {words[1]!r}: run tacit where python -m {words[1]} works")
     elif words[0].startswith("-"):
-        raise ConfigError(f"{words[0]!r} is in the place of the script: {_EXAMPLE}")
+        raise ConfigError(f"{words[0]!r} is in the place of the script: {example}")
     elif not os.path.isfile(words[0]):  # also False if a name is too long
-        raise ConfigError(f"there is no script {words[0]!r} in {Path.cwd()}: {_EXAMPLE}")
+        raise ConfigError(f"there is no script {words[0]!r} in {Path.cwd()}: {example}")
     elif words[0].endswith(".py"):
         _check_syntax(Path(words[0]))
     return words

@@ -18,13 +18,15 @@ from tacit.lab.recipes import models as networks
 from tacit.lab.recipes.recipe import Recipe
 from tacit.strategy import AnyStrategy
 
-__all__ = ["MADE_UP", "Sampling", "TrainingRun", "plan", "recipe_of", "record"]
+__all__ = ["LEAST", "MADE_UP", "Sampling", "TrainingRun", "plan", "recipe_of", "record"]
 
 MADE_UP = "made-up"
 """Beside the recipes of `tacit compare`: a network of choice on made-up images."""
 OF_IMAGES = (MADE_UP, "cifar10", "mnist")
 """What takes a network of choice."""
 WITH_FILES = ("cifar10", "mnist")
+LEAST = 6
+"""Rounds of a phase."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         checks.whole("phases", self.phases, 1, None, "3 are usual: the beginning, the middle, the end")
-        least = 6 * self.phases
+        least = LEAST * self.phases
         checks.whole("rounds", self.rounds, least, None, "a phase of 40 is usual, and 6 are the least")
         if self.length is not None:
             checks.whole(
