@@ -22,6 +22,7 @@ TITLES = {
     "text": "a byte-level GPT on the source of Python's library",
     "digits": "digits",
 }
+IMAGE = "![The gap to plain training against the number of steps](images/accuracy.svg)"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666", "#8c564b")
 WIDTH, HEIGHT, LEFT, TOP, RIGHT = 720, 320, 60, 30, 250
 Row = Mapping[str, Any]
@@ -31,8 +32,10 @@ def publish(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> lis
     """Write the page, its figure, and the facts; which files were written."""
     shown = [row for row in rows if row["arm"] != plain]
     put(FACTS, json.dumps(facts(shown), indent=1) + "\n")
-    put(FIGURE, figure(shown))
     put(PAGE, page(rows, about, plain))
+    if not _drawn(rows):
+        return [PAGE, FACTS]
+    put(FIGURE, figure(shown))
     return [PAGE, FIGURE, FACTS]
 
 
@@ -75,7 +78,7 @@ def page(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> str:
     """The whole page."""
     parts = [_head(rows, about)]
     for task in dict.fromkeys(row["task"] for row in rows):
-        parts.append(f"## {TITLES[task].capitalize()}")
+        parts.append(f"## {TITLES[task][0].upper()}{TITLES[task][1:]}")
         for steps in sorted({row["steps"] for row in rows if row["task"] == task}):
             here = [row for row in rows if (row["task"], row["steps"]) == (task, steps)]
             base = next((row for row in here if row["arm"] == plain), None)
@@ -102,14 +105,16 @@ def page(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> str:
 
 
 def _head(rows: Sequence[Row], about: Mapping[str, object]) -> str:
-    seeds = [row["gap"]["count"] for row in rows]
+    counts = sorted({row["gap"]["count"] for row in rows})
+    seeds = " to ".join(str(each) for each in (counts[0], counts[-1])[: len(counts)])
+    drawn = f"{IMAGE}\n\n" if _drawn(rows) else ""
     return f"""# What each algorithm costs in accuracy
 
 A compressed run may end at a lower accuracy than plain training, and how much lower depends on how long one
 trains: what is sent late has less time to arrive in a short run. So each table here says for how many steps.
 
 The gap is the accuracy with the algorithm minus that of plain training, in points (hundredths), from equal
-weights, equal batches and equal augmentation; with the 95 % interval over {min(seeds)} to {max(seeds)} seeds.
+weights, equal batches and equal augmentation; with the 95 % interval over {seeds} seeds.
 Both are trained at their own best learning rate: three multiples of the recipe's rate are tried, more where
 the best is at an end, and 2,000 training images that nobody trains on decide. An interval that holds 0 does
 not show that nothing is lost: it shows how much at most.
@@ -118,11 +123,9 @@ Four workers train inside one process and exchange what tacit sends (`benchmarks
 benchmarks/accuracy.py --check` compares that with real ranks. Bytes are those of ring collectives on four
 workers, without the headers of a network, and 100 % is a dense fp32 all-reduce after every step.
 
-![The gap to plain training against the number of steps, a line for each algorithm](images/accuracy.svg)
-
-Measured with `python benchmarks/accuracy.py --data PATH` on {about["cpu"]}, {about["cores"]} cores, torch
-{about["torch"]}. Each training is a line of
-[accuracy-runs.jsonl](https://github.com/tacit-training/tacit/blob/main/benchmarks/results/accuracy-runs.jsonl)."""
+{drawn}Measured with `python benchmarks/accuracy.py --data PATH` on {about["cpu"]}, {about["cores"]} cores,
+torch {about["torch"]}; [each training](../benchmarks/results/accuracy-runs.jsonl) is kept with its date and
+hardware."""
 
 
 # ---- the figure ---------------------------------------------------------------------------------------
@@ -130,20 +133,24 @@ Measured with `python benchmarks/accuracy.py --data PATH` on {about["cpu"]}, {ab
 
 def figure(rows: Sequence[Row]) -> str:
     """Gaps against steps as SVG, on a logarithmic axis: a panel for each task that has two lengths."""
-    tasks = [
-        task
-        for task in dict.fromkeys(row["task"] for row in rows)
-        if len({row["steps"] for row in rows if row["task"] == task}) > 1
-    ]
+    tasks = _drawn(rows)
     panels = [_panel([row for row in rows if row["task"] == task], i) for i, task in enumerate(tasks)]
-    size = f'width="{WIDTH}" height="{max(1, len(panels)) * HEIGHT}"'
-    view = f'viewBox="0 0 {WIDTH} {max(1, len(panels)) * HEIGHT}"'
+    size = f'width="{WIDTH}" height="{len(panels) * HEIGHT}"'
+    view = f'viewBox="0 0 {WIDTH} {len(panels) * HEIGHT}"'
     style = "font: 12px sans-serif"
-    inside = "".join(panels) or f'<text x="{LEFT}" y="{TOP}">trained for one length so far</text>'
+    inside = "".join(panels)
     background = '<rect width="100%" height="100%" fill="white"/>'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} style="{style}">{background}{inside}</svg>\n'
     )
+
+
+def _drawn(rows: Sequence[Row]) -> list[str]:
+    """The tasks that were trained for more than one length."""
+    lengths: dict[str, set[int]] = {}
+    for row in rows:
+        lengths.setdefault(row["task"], set()).add(row["steps"])
+    return [task for task, steps in lengths.items() if len(steps) > 1]
 
 
 def _panel(rows: Sequence[Row], number: int) -> str:
