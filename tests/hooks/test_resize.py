@@ -28,7 +28,9 @@ LOTS = [["c"], ["b", "a"]]
 STRATEGIES: dict[str, Strategy] = {
     name: parsed
     for name in algorithms.known()
-    for parsed in algorithms.parse(name).levels[:1]
+    for parsed in algorithms.parse({"powersgd": "powersgd:rank=2"}.get(name, name)).levels[
+        :1
+    ]  # small matrices
     if parsed.subject == "gradient" and len(algorithms.parse(name).levels) == 1
     if not isinstance(parsed.topology, Star)
 }
