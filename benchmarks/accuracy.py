@@ -260,7 +260,7 @@ def carry_out(
     done, until = read(path), time.monotonic() + 60 * minutes
     tried: set[Job] = set()
     context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs, _quiet) as pool:
+    with context.Pool(jobs, _begin) as pool:
         running: dict[Job, Any] = {}
         while True:
             for job in missing(done, wanted, seeds):
@@ -283,7 +283,8 @@ def carry_out(
                 print(_told(ended), file=sys.stderr, flush=True)
 
 
-def _quiet() -> None:
+def _begin() -> None:
+    """In a process that trains: one thread, and no longer than the command."""
     import signal
 
     from tacit.lab.testbed.linux import die_with_parent

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
-from tacit.contracts import Compressor, Context, Exchange, OneShot, OneShotUse, Outcome, ReduceEncoded, State
+from tacit.compressors.wrappers import Feedback, inner_state, outer_state
+from tacit.contracts import Context, Exchange, OneShot, OneShotUse, Outcome, ReduceEncoded, State
 from tacit.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class MeanFeedback(Wrapper):
+class MeanFeedback(Feedback):
     """Add what a compressed mean leaves out to the next mean; of a rank's own payload nothing is kept here.
 
     For deltas whose merge keeps what this rank has not sent (`LocalResidual`, `CommonPoint`): with
@@ -28,16 +28,6 @@ class MeanFeedback(Wrapper):
                 f"MeanFeedback({self.inner}) is not possible, as it takes several messages or keeps a "
                 "residual itself: write a one-shot compressor, such as MeanFeedback(Blockwise(bits=3))"
             )
-
-    @property
-    def on_device(self) -> bool:
-        """Whether the inner compressor is."""
-        return self.inner.on_device
-
-    def exempted(self) -> Compressor | None:
-        """That of the inner compressor, in this wrapper too where it leaves something out."""
-        inner = self.inner.exempted()
-        return replace(self, inner=inner) if isinstance(inner, OneShot) and not inner.linear else inner
 
     def one_shot(self, step: int) -> OneShotUse | None:
         """That of the inner compressor, with feedback of means."""

@@ -104,7 +104,21 @@ class Wrapper(Compressor):
 
 
 @dataclass(frozen=True)
-class ErrorFeedback(Wrapper):
+class Feedback(Wrapper):
+    """Base of what adds errors of one round to the next, of payloads or of means."""
+
+    @property
+    def on_device(self) -> bool:
+        return self.inner.on_device
+
+    def exempted(self) -> Compressor | None:
+        """That of the inner compressor; in this wrapper too where it leaves something out."""
+        inner = self.inner.exempted()
+        return replace(self, inner=inner) if isinstance(inner, OneShot) and not inner.linear else inner
+
+
+@dataclass(frozen=True)
+class ErrorFeedback(Feedback):
     """Add the error of each round to the next (Seide 2014; Stich 2018; Karimireddy 2019).
 
     State: `residual`, rank-local, of the tensor's shape, in fp32 where that is of two bytes. Nothing is lost:
@@ -129,15 +143,6 @@ class ErrorFeedback(Wrapper):
         checks.flag("rescale", self.rescale)
         hint = "write 1.0 to keep the whole residual, or SparseLoCo's 0.95"
         checks.real("decay", self.decay, hint, above=0, most=1)
-
-    @property
-    def on_device(self) -> bool:
-        return self.inner.on_device
-
-    def exempted(self) -> Compressor | None:
-        """That of the inner compressor; with error feedback too where that leaves something out."""
-        inner = self.inner.exempted()
-        return replace(self, inner=inner) if isinstance(inner, OneShot) and not inner.linear else inner
 
     def one_shot(self, step: int) -> OneShotUse | None:
         """That of the inner compressor, with error feedback."""
