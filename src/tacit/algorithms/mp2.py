@@ -88,7 +88,7 @@ FITTED = {"last": 1, "least-squares": 3}
 )
 def mp2(
     bits: int | None = None,
-    sync_every: int | None = None,
+    sync_every: int = 1,
     late: int = 0,
     entropy: bool = False,
     form: Literal["quantized", "paper"] = "quantized",
@@ -132,9 +132,7 @@ def mp2(
                 f"predictor={predictor!r} with form='paper' is not possible, as it predicts from changes "
                 "of all entries: leave form out, or write predictor='linear'"
             )
-        if sync_every is not None:
-            given["sync_every"] = sync_every
-        return _subsets(**given)
+        return _subsets(sync_every=sync_every, **given)
     if fitted:
         del given["predictor"]
     if given:
@@ -143,8 +141,7 @@ def mp2(
             f"{said} with form='quantized' is not possible, as all entries are sent: write form='paper' "
             "beside it, or leave it out; predictor may be 'last' or 'least-squares'"
         )
-    bits, sync_every = 3 if bits is None else bits, 1 if sync_every is None else sync_every
-    return _quantized(bits, sync_every, late, entropy, fitted)
+    return _quantized(3 if bits is None else bits, sync_every, late, entropy, fitted)
 
 
 LATEST = 2
