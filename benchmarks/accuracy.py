@@ -42,8 +42,6 @@ RATES = (0.5, 1.0, 2.0)
 LIMITS = (1 / 16, 16.0)
 CHOOSING = 1000
 """The seed with which learning rates are chosen; no claim is made of it."""
-SEARCHED = 2400
-"""The longest training whose learning rate is searched; a longer one takes this one's."""
 VALIDATION = 2000
 """Training images that only learning rates are chosen by."""
 PLAIN = "dense"
@@ -97,17 +95,19 @@ class Task:
         kind: the recipe's name; `model`: the network, where the recipe leaves it open.
         side: of the images that the network gets; 32 where they are as they are.
         limit: training images.
+        searched: steps of the longest training whose learning rate is searched; a longer one takes its rate.
     """
 
     kind: str
     model: str = ""
     side: int = 32
     limit: int = 0
+    searched: int = 600
 
 
 TASKS = {
     "cifar10": Task("cifar10", "resnet8", 16, 48_000),
-    "cifar10-large": Task("cifar10", "resnet8", 32, 10_000),
+    "cifar10-large": Task("cifar10", "resnet8", 32, 10_000, searched=624),
     "mnist": Task("mnist", "lenet", 32, 58_000),
     "text": Task("bytes"),
     "digits": Task("digits"),
@@ -218,7 +218,7 @@ def read(path: Path) -> dict[Job, Ended]:
 
 def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list[Job]:
     """The trainings by which an arm's learning rate is chosen: until the best is between two that are not."""
-    jobs = [Job(task, arm, min(steps, SEARCHED), CHOOSING, rate) for rate in RATES]
+    jobs = [Job(task, arm, min(steps, TASKS[task].searched), CHOOSING, rate) for rate in RATES]
     while all(job in done for job in jobs):
         found = max(jobs, key=lambda job: done[job].validation).rate
         rates = [job.rate for job in jobs]
