@@ -19,7 +19,7 @@ demo: setup  ## Train with five algorithms on an emulated slow network and compa
 	$(BIN)/tacit compare
 
 quick: setup  ## The laws, and the tests that start no process: two and a half minutes on two cores.
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not processes and not long"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not processes and not long"
 
 test: setup  ## The whole test suite; tests that need network namespaces say so where they cannot run.
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder

@@ -78,12 +78,16 @@ PROCESSES = (
 TWO_BYTES = (
     "tests/compressors/test_error_feedback.py::test_in_two_bytes_nothing_small_is_lost_round_after_round"
 )
+RESUMED = "tests/algorithms/test_trajectories.py::test_a_run_that_is_saved_and_resumed_is_the_run_that_never"
 LONG = (
     "tests/algorithms/test_buffers.py::test_a_run_that_is_resumed_is_the_run_that_never_stopped",
     "tests/algorithms/test_buffers.py::test_a_variance_is_never_below_zero",
+    "tests/algorithms/test_common_point.py::test_it_is_so_in_every_combination",
+    "tests/algorithms/test_common_point.py::test_every_run_that_is_resumed",
     "tests/algorithms/test_facts.py::test_a_loss_that_every_rank_has_told",
     "tests/algorithms/test_precision.py::test_a_checkpoint_holds_what_rounding_took_away",
     "tests/algorithms/test_precision.py::test_what_one_rank_in_eight_does_arrives",
+    *(f"{RESUMED}_stopped[{stop}-" for stop in (5, 8)),
     "tests/cli/test_odd_input.py",
     "tests/cli/test_predictor.py",
     "tests/compressors/test_allocation.py",
@@ -92,6 +96,7 @@ LONG = (
     "tests/compressors/test_predicting.py::test_steady_motion_is_predicted",
     "tests/hooks/test_resize.py",
     "tests/laws/test_on_device.py::test_by_nodes_all_others_too",
+    "tests/recipes/test_cifar10_files.py::test_the_real_images",
     "tests/recipes/test_image_recipes.py::test_every_network_learns",
     "tests/recipes/test_prediction.py",
     "tests/parameter_server/test_waiting.py",

@@ -1,5 +1,6 @@
 """Where files may be written, and what a failure to write does."""
 
+import contextlib
 import io
 import json
 import os
@@ -109,22 +110,29 @@ def test_a_link_is_followed_and_stays_one(tmp_path: Path, there: bool) -> None:
     assert real.read_bytes() == b"new"
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_files() -> Iterator[None]:
-    """Nothing that this process writes may be larger than 4 KiB, as on a disk that is full."""
+    """Nothing that this process writes may be larger than 4 KiB, as on a disk that is full.
+
+    Not a fixture: pytest writes that a test has passed before it takes fixtures down, perhaps to a file.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-@pytest.mark.usefixtures("small_files")
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     for before in (None, "old"):
-        with pytest.raises(ConfigError, match=r"cannot write .*run.json: File too large"):
+        with (
+            small_files(),
+            pytest.raises(ConfigError, match=r"cannot write .*run.json: File too large"),
+        ):
             files.put(path, "x" * 5000)
         assert [each.read_text() for each in tmp_path.iterdir()] == ([] if before is None else [before])
         path.write_text("old")

@@ -72,13 +72,26 @@ def progress(before: list[Tensor], step: int) -> Tensor:
     )
 
 
+@for_each(("every", "topology"), [(1, TwoPhase()), (2, TwoPhase()), (1, Flat())])
+@for_each(("bits", "predictor"), [(2, ""), (3, ""), (8, ""), (3, "last"), (2, "least-squares")])
+def test_all_that_workers_do_is_in_the_point_or_owed(
+    predictor: str, bits: int, every: int, topology: TwoPhase | Flat
+) -> None:
+    assert_nothing_is_lost(predictor, bits, every, topology)
+
+
 @for_each("topology", [TwoPhase(), Flat()], ids=str)
 @for_each("every", [1, 2])
 @for_each("bits", [2, 3, 4, 8])
 @for_each("predictor", PREDICTORS)
-def test_all_that_workers_do_is_in_the_point_or_owed(
+def test_it_is_so_in_every_combination(
     predictor: str, bits: int, every: int, topology: TwoPhase | Flat
 ) -> None:
+    assert_nothing_is_lost(predictor, bits, every, topology)
+
+
+def assert_nothing_is_lost(predictor: str, bits: int, every: int, topology: TwoPhase | Flat) -> None:
+    """After each step the total has changed by the mean progress."""
     crew = Crew(strategy(bits, every, topology, predictor=predictor), P, sizes=SIZES)
     for step in range(8):
         before, was = [replica.flat.clone() for replica in crew.replicas], total(crew)
@@ -179,12 +192,26 @@ def test_a_prediction_decides_what_is_rounded_and_nothing_else() -> None:
             crew.close()
 
 
-@for_each("late", [False, True])
-@for_each("stop", [(4, True), (5, False)])
-@for_each("predictor", PREDICTORS)
+@for_each(
+    ("predictor", "stop", "late"),
+    [("", (4, True), False), ("last", (5, False), False), ("", (5, False), True), ("last", (4, True), True)],
+)
 def test_a_resumed_run_is_the_run_that_never_stopped(
     predictor: str, stop: tuple[int, bool], late: bool
 ) -> None:
+    assert_resumes(predictor, stop, late)
+
+
+@for_each("late", [False, True])
+@for_each("stop", [(4, True), (5, False)])
+@for_each("predictor", PREDICTORS)
+def test_every_run_that_is_resumed_is_the_run_that_never_stopped(
+    predictor: str, stop: tuple[int, bool], late: bool
+) -> None:
+    assert_resumes(predictor, stop, late)
+
+
+def assert_resumes(predictor: str, stop: tuple[int, bool], late: bool) -> None:
     """Saved at the common point, and in between."""
     steps, at_point = stop
     saving, resumed = (Crew(strategy(3, late=late, predictor=predictor), P, sizes=SIZES) for _ in range(2))
