@@ -61,8 +61,13 @@ def facts(rows: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
+def written(arm: str, steps: int) -> str:
+    """What is attached in a training of so many steps, some of whose arguments follow its length."""
+    return arm.format(tenth=steps // 10, thirtieth=steps // 30)
+
+
 def _attached(row: Row) -> str:
-    return str(row["arm"]).format(tenth=row["steps"] // 10)
+    return written(row["arm"], row["steps"])
 
 
 def points(mean: Mapping[str, Any]) -> str:
