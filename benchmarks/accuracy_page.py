@@ -70,6 +70,17 @@ def _attached(row: Row) -> str:
     return written(row["arm"], row["steps"])
 
 
+def safest(rows: Sequence[Row]) -> Row | None:
+    """Of the fewest bytes among those whose interval lies above minus half a point; None without any."""
+    found = [row for row in rows if row["gap"]["half"] is not None and lower(row["gap"]) >= -0.005]
+    return min(found, key=lambda row: float(row["bytes"]), default=None)
+
+
+def lower(gap: Mapping[str, Any]) -> float:
+    """The lower end of a gap's interval."""
+    return float(gap["mean"]) - float(gap["half"])
+
+
 def points(mean: Mapping[str, Any]) -> str:
     """A gap in points with its interval."""
     half = mean["half"]
@@ -84,7 +95,7 @@ def page(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> str:
     parts = [_head(rows, about)]
     for task in dict.fromkeys(row["task"] for row in rows):
         parts.append(f"## {TITLES[task][0].upper()}{TITLES[task][1:]}")
-        for steps in sorted({row["steps"] for row in rows if row["task"] == task}):
+        for steps in sorted({row["steps"] for row in rows if row["task"] == task}, reverse=True):
             here = [row for row in rows if (row["task"], row["steps"]) == (task, steps)]
             base = next((row for row in here if row["arm"] == plain), None)
             others = sorted((row for row in here if row["arm"] != plain), key=lambda row: row["bytes"])
@@ -106,7 +117,18 @@ def page(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> str:
                 for row in others
             ]
             parts.append(markdown(head, body))
+            parts.append(_least(others))
     return "\n\n".join(parts) + "\n"
+
+
+def _least(rows: Sequence[Row]) -> str:
+    row = safest(rows)
+    if row is None:
+        return f"A loss of more than half a point is excluded for none of these {len(rows)}."
+    return (
+        f"The fewest bytes for which a loss of more than half a point is excluded, of {len(rows)} looked at, "
+        f"are {row['bytes']:.2%}: `{_attached(row)}`."
+    )
 
 
 def _head(rows: Sequence[Row], about: Mapping[str, object]) -> str:
@@ -191,8 +213,13 @@ def _panel(rows: Sequence[Row], number: int) -> str:
         parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
         at = TOP + 8 + i * min(16, (HEIGHT - 2 * TOP) / max(1, len(names)))
         parts.append(f'<path d="M{WIDTH - RIGHT + 12} {at - 4:.1f}h20" stroke="{colour}"{dash}/>')
-        parts.append(f'<text x="{WIDTH - RIGHT + 38}" y="{at:.1f}" font-size="11">{arm}</text>')
+        parts.append(f'<text x="{WIDTH - RIGHT + 38}" y="{at:.1f}" font-size="11">{_in_words(arm)}</text>')
     return f'<g transform="translate(0 {number * HEIGHT})">{"".join(parts)}</g>'
+
+
+def _in_words(arm: str) -> str:
+    """What is attached, whatever the length."""
+    return arm.format(tenth="steps/10", thirtieth="steps/30")
 
 
 def _marks(low: float, high: float) -> list[float]:

@@ -27,7 +27,7 @@ README = ROOT / "README.md"
 INDEX = ROOT / "docs" / "papers" / "index.md"
 PICTURE = ROOT / "docs" / "images" / "report.png"
 SIZE = "1200,1500"
-DEMO = ("digits", "2x2@100mbit", 0, 5)
+DEMO = ("digits", "2x2@100mbit", 0, 8)
 """Recipe, cluster, seed and epochs."""
 ALGORITHMS = ("ddp", "bf16", "topk", "powersgd", "ednncomm")
 

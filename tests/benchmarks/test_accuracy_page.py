@@ -45,12 +45,27 @@ def test_the_page_has_a_table_for_each_length() -> None:
     assert "| `topk:ratio=0.01,warmup_steps=240` | 5.00% | 97.75% | -0.25 ± 0.20 | x 1 |" in page
     assert "+0.10 (one seed)" in page
     assert page.count("| attached |") == 2
+    assert page.index("2,400 steps") < page.index("600 steps"), "the longest first"
+
+
+def test_the_fewest_bytes_are_told_where_a_loss_is_excluded() -> None:
+    found = [(0.03, -0.001, 0.003), (0.02, 0.004, None), (0.01, 0.002, 0.008), (0.1, 0.0, 0.001)]
+    rows = [
+        {**ROWS[3], "bytes": share, "gap": {"mean": gap, "half": half, "count": 3}}
+        for share, gap, half in found
+    ]
+    chosen = accuracy_page.safest(rows)
+    assert chosen is not None
+    assert chosen["bytes"] == 0.03, "not one seed, and not a wide interval, whatever its mean"
+    about = {"cpu": "one", "cores": 2, "torch": "2"}
+    assert "of 4 looked at, are 3.00%: `topk:" in accuracy_page.page([ROWS[1], *rows], about, "dense")
+    assert "is excluded for none of these 1." in accuracy_page.page([ROWS[1], rows[2]], about, "dense")
 
 
 def test_the_figure_has_a_line_for_what_was_trained_for_two_lengths() -> None:
     figure = accuracy_page.figure(ROWS[2:])
     words = [each.text for each in ElementTree.fromstring(figure).iter() if each.text]
-    assert sum("topk" in word for word in words) == 1
+    assert words.count("topk:ratio=0.01,warmup_steps=steps/10") == 1
     assert not any("dgc" in word for word in words)
     assert "2,400 steps" in words
     about = {"cpu": "one", "cores": 2, "torch": "2"}

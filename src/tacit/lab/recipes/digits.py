@@ -26,7 +26,7 @@ class Digits(Recipe):
     """Ten classes; most of the parameters sit in one matrix, as they did in VGG and AlexNet."""
 
     name = "digits"
-    epochs = 5
+    epochs = 8
     target = 0.95
     batch = 16
 
