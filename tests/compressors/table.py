@@ -32,7 +32,7 @@ from tacit.compressors import (
     TopK,
 )
 from tacit.compressors.wrappers import Part
-from tacit.contracts import Compressor, Matrix, Topology
+from tacit.contracts import Compressor, Matrix, Topology, VariableLength
 from tacit.prediction import FittedCoding, Nowcast, Predicted, PredictiveCoding
 from tacit.prediction.extrapolation import Linear
 from tacit.topologies import Flat, GlobalTopK
@@ -46,6 +46,7 @@ class Row:
 
     Attributes:
         sent: the exact bytes that a rank sends among P peers; where not all send equally many, by rank too.
+            Of payloads of variable length, the most.
         error: the largest error of the mean that a single round may have, relative to the largest entry.
         conserves: whether what was not sent is kept.
         rounding: the relative error of the arithmetic in the type that travels.
@@ -59,6 +60,12 @@ class Row:
     rounding: float = 1e-6
     votes: bool = False
     topology: Topology = Flat()
+
+    @property
+    def varies(self) -> bool:
+        """Whether the length of a payload follows from its values."""
+        one_shot = self.compressor.one_shot(0)
+        return one_shot is not None and isinstance(one_shot.codec, VariableLength)
 
     def bytes(self, peers: int) -> list[int]:
         """What each rank sends."""
@@ -261,7 +268,7 @@ TABLE = {
         MeanFeedback(Blockwise(bits=4)), gather(4 * 125 + 2 * 2), 1 / 13.8
     ),
     "entropy coded + ef": Row(
-        ErrorFeedback(EntropyCoded()), gather(3 * 125 + 2 * 2), 1 / 5.9, conserves=True
+        ErrorFeedback(EntropyCoded()), gather(1 + 3 * 125 + 2 * 2 + 4), 1 / 5.9, conserves=True
     ),
     "int8": Row(Int8(), gather(NUMEL + 2 * 4), 1 / 250),
     "int8 + ef": Row(ErrorFeedback(Int8()), gather(NUMEL + 2 * 4), 1 / 250, conserves=True),

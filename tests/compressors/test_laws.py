@@ -114,7 +114,11 @@ def test_error_feedback_loses_nothing(row: Row) -> None:
 def test_bytes_equal_the_formula(row: Row, peers: int) -> None:
     group = Peers(row.compressor, peers, NUMEL, row.topology)
     group.exchange(tensors(peers, NUMEL))
-    assert group.net.sent == row.bytes(peers)
+    if row.varies:
+        assert all(a <= b for a, b in zip(group.net.sent, row.bytes(peers), strict=True))
+        assert sum(group.net.sent) < 0.5 * sum(row.bytes(peers)) or peers == 1
+    else:
+        assert group.net.sent == row.bytes(peers)
 
 
 @every_row

@@ -117,6 +117,24 @@ def statistics_are_each_ranks_own_until_replicas_meet() -> None:
     assert same_on_all_ranks(norm.running_var)
 
 
+@CHECKS.add
+def entropy_coding_changes_bytes_alone() -> None:
+    """Also where the messages of ranks are of different lengths, and with answers that come late."""
+    for beside in ("bits=3", "bits=2", "bits=3,late=1"):
+        ends, sent = [], []
+        for coded in ("false", "true"):
+            torch.manual_seed(0)
+            model = wrapped(nn.Sequential(nn.Linear(20, 400), nn.ReLU(), nn.Linear(400, 5)))
+            optimizer = sgd(model)
+            with tacit.attach(model, optimizer, f"mp2:{beside},entropy={coded}") as session:
+                steps(model, optimizer, 6)
+                sent.append(session.metrics()["bytes_out"])
+            ends.append(flat(model))
+        assert torch.equal(*ends), beside
+        assert same_on_all_ranks(ends[0])
+        assert sent[1] < 0.85 * sent[0], (beside, sent)
+
+
 class Notes(logging.Handler):
     """What tacit has logged."""
 

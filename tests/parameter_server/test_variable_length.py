@@ -5,14 +5,11 @@ import torch
 from torch import Tensor
 
 from cases import for_each
-from tacit.algorithms import parse
 from tacit.compressors import Blockwise, EntropyCoded
 from tacit.contracts import Context, Payload, PayloadSpec
-from tacit.errors import ConfigError, PayloadError
+from tacit.errors import PayloadError
 from tacit.parameter_server.messages import PayloadBuffer
 from tacit.parameter_server.payloads import BufferWorkspace
-from tacit.session import Session
-from tacit.transports.loopback import Loopback, LoopbackTransport
 
 N, BESIDE = 5000, 40
 PIECES = (
@@ -76,12 +73,3 @@ def test_a_body_that_is_too_long_is_refused() -> None:
     body = body_of(payloads())
     with pytest.raises(PayloadError, match="belong to its payloads"):
         read(torch.cat((body, body[:5])))
-
-
-def test_without_a_server_it_is_refused() -> None:
-    (strategy,) = parse("mp2:entropy=true").levels
-    named = {"weight": torch.zeros(40, 30)}
-    with pytest.raises(
-        ConfigError, match=r"payloads of a known length: start a parameter server.*entropy=false"
-    ):
-        Session(strategy, named, LoopbackTransport(Loopback(1), 0), [["weight"]])

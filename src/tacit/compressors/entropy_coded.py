@@ -1,4 +1,4 @@
-"""A few bits an entry, entropy coded on the way to a parameter server and back."""
+"""A few bits an entry, entropy coded on the way."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class EntropyCoded(Blockwise, VariableLength):
     """`Blockwise` of 2 to 4 bits, whose codes take the bits that their frequencies ask for (rANS: Duda 2013).
 
     The same bits arrive, in fewer bytes: of normally distributed entries 2.0 bits an entry in place of 3, and
-    0.6 in place of 1.6. How many follows from the values, so that only a parameter server takes it, which is
-    told the length of each message; what `Blockwise` would send is the most, but for five bytes. Biases and
-    norms are sent in 8 bits as they are.
+    0.6 in place of 1.6. How many follows from the values. A parameter server is told the length of each
+    message; ranks tell each other first, and pad their messages to the longest. What `Blockwise` would send
+    is the most, but for five bytes. Biases and norms are sent in 8 bits as they are.
     """
 
     on_device: ClassVar[bool] = False

@@ -251,7 +251,7 @@ class OverflowShown(OneShot):
 
 
 class VariableLength(OneShot):
-    """Its payloads may travel in fewer bytes, where both ends can say how many: by a parameter server."""
+    """Its payloads may travel in fewer bytes, where the other end is told how many."""
 
     @abstractmethod
     def longest(self, numel: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -42,6 +42,11 @@ class Topology(ABC):
     @property
     def on_device(self) -> bool:
         """Whether `conduct` never needs a value on the host; see `Compressor.on_device`."""
+        return False
+
+    @property
+    def takes_variable_length(self) -> bool:
+        """Whether the payloads of a `VariableLength` codec travel in their own length."""
         return False
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
@@ -110,6 +115,8 @@ class ServerTopology(Topology):
         optimizer: whose steps are taken: each worker's own, or the server's.
         compensation, by_staleness: how a stale push counts.
     """
+
+    takes_variable_length: ClassVar[bool] = True
 
     consistency: object
     pull: Compressor | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tacit.contracts import Compressor, ServerTopology, Topology, VariableLength
+from tacit.contracts import Compressor, Topology, VariableLength
 from tacit.errors import ConfigError
 from tacit.session.buckets import choice
 from tacit.session.plan import Coordinate, Plan, SessionContext
@@ -70,14 +70,13 @@ def choose(session_context: SessionContext, names: Sequence[Sequence[str]]) -> C
 
 
 def _refuse_variable(compressor: Compressor, topology: Topology) -> None:
-    """Refuse payloads of variable length where no server is told how long they are."""
+    """Refuse payloads of variable length where nobody is told how long they are."""
     one_shot = compressor.one_shot(0)
     varies = one_shot is not None and isinstance(one_shot.codec, VariableLength)
-    if varies and not isinstance(topology, ServerTopology):
+    if varies and not topology.takes_variable_length:
         raise ConfigError(
             f"{compressor} with topology={topology} is not possible, as ranks expect payloads of a known "
-            "length: "
-            "start a parameter server (--servers 1), or write Blockwise (mp2: entropy=false)"
+            "length there: write topology=Auto(), or Blockwise in its place (mp2: entropy=false)"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -37,6 +38,8 @@ class Auto(OnAxis, ServerOption):
         axis: as of `Flat`.
         at_servers: use parameter servers (`Star()`) if the launcher has started some.
     """
+
+    takes_variable_length: ClassVar[bool] = True
 
     at_servers: bool = False
 

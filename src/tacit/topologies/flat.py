@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tacit.contracts import (
     NODE,
-    AllGather,
     AllReduce,
     Compressor,
     Context,
@@ -24,6 +23,7 @@ from tacit.contracts import (
 from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded, transmitted
 from tacit.topologies.on_axis import OnAxis
+from tacit.topologies.variable_length import all_gathered
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Flat(OnAxis):
     """
 
     on_device: ClassVar[bool] = True
+    takes_variable_length: ClassVar[bool] = True
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
         """An all-gather where a payload does not add up."""
@@ -70,5 +71,6 @@ def reduce_flat(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor,
         codec.decode_((yield AllReduce(payload)), out)
     else:
         # In rank order on every rank, so that rounding is the same on all.
-        codec.decode_mean_((yield AllGather(payload)), out)
+        payloads = yield from all_gathered(codec, payload, request.x.numel())
+        codec.decode_mean_(payloads, out)
     return out, transmitted(request, payload)

@@ -72,6 +72,10 @@ class Hierarchical(NodeTopology):
     def on_device(self) -> bool:
         return self.far.on_device
 
+    @property
+    def takes_variable_length(self) -> bool:
+        return self.far.takes_variable_length
+
     def check(self, compressor: Compressor) -> None:
         """Refuse by="turns" for compressors with state: each rank of a node would keep another residual."""
         super().check(compressor)

@@ -10,8 +10,6 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from tacit.contracts import (
-    AllGather,
-    AllToAll,
     AxisRank,
     Compressor,
     Context,
@@ -29,6 +27,7 @@ from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded
 from tacit.topologies.flat import gathered_use, reduce_flat, two_sided
 from tacit.topologies.on_axis import OnAxis
+from tacit.topologies.variable_length import all_gathered, all_to_all
 
 SECOND = "topology.second"
 """The state field of the error of compressed means, for this rank's slice, in units of the mean."""
@@ -60,6 +59,7 @@ class TwoPhase(OnAxis):
     """
 
     on_device: ClassVar[bool] = True
+    takes_variable_length: ClassVar[bool] = True
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
         """As its name says."""
@@ -133,7 +133,7 @@ def _in_two_phases(
 ) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
     codec, out, spans = request.codec, request.ctx.out, _stretches(request.x.numel(), ctx.peers)
     payloads = tuple(encoded(request, *span, part=f"to{i}") for i, span in enumerate(spans))
-    theirs = yield AllToAll(payloads)
+    theirs = yield from all_to_all(codec, payloads, [stop - start for start, stop in spans], ctx.rank)
     start, stop = spans[ctx.rank]
     mean = request.ctx.scratch("mean", request.x, (spans[0][1],), request.x.dtype)
     codec.decode_mean_(theirs, mean[: stop - start])
@@ -147,7 +147,8 @@ def _in_two_phases(
         _clear(new_residual[SECOND], not_ours)
     else:
         payload = codec.encode(mean, request.ctx.inside("again"))
-    for (start, stop), each in zip(spans, (yield AllGather(payload)), strict=True):
+    answers = yield from all_gathered(codec, payload, mean.numel())
+    for (start, stop), each in zip(spans, answers, strict=True):
         if stop - start == mean.numel():
             codec.decode_(each, out[start:stop])
         else:
