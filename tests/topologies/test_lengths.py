@@ -78,7 +78,7 @@ def test_the_same_bits_arrive_in_fewer_bytes(
     assert coded.sent < plain.sent
 
 
-@for_each(("bits", "share"), [(2, 0.5), (3, 0.7)])
+@for_each(("bits", "share"), [(2, 0.34), (3, 0.69)])
 def test_of_a_large_tensor_little_more_is_sent_than_its_entropy(bits: int, share: float) -> None:
     """Of normally distributed numbers 0.6 and 2.0 bits an entry, where packed ones take 1.6 and 3."""
     named = {"w": torch.zeros(400, 500)}
@@ -87,7 +87,7 @@ def test_of_a_large_tensor_little_more_is_sent_than_its_entropy(bits: int, share
     )
     for group in (plain, coded):
         group.round(0)
-    assert 0.8 * share < coded.sent / plain.sent < share
+    assert 0.95 * share < coded.sent / plain.sent < share
 
 
 def test_numbers_that_cannot_be_shortened_arrive_too() -> None:
