@@ -79,6 +79,8 @@ TWO_BYTES = (
     "tests/compressors/test_error_feedback.py::test_in_two_bytes_nothing_small_is_lost_round_after_round"
 )
 LONG = (
+    "tests/algorithms/test_anchor_comparison.py::test_a_bit_that_differs_is_an_error_on_every_rank",
+    "tests/algorithms/test_anchor_comparison.py::test_ranks_that_agree_are_never_told_to_differ",
     "tests/algorithms/test_buffers.py::test_a_run_that_is_resumed_is_the_run_that_never_stopped",
     "tests/algorithms/test_buffers.py::test_a_variance_is_never_below_zero",
     "tests/algorithms/test_facts.py::test_a_loss_that_every_rank_has_told",
