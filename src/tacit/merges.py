@@ -123,6 +123,10 @@ class CommonPoint(LocalResidual, AnchorMerge):
     Where replicas are to agree, in `sync` and at the end, they stand at the anchor, without a round: what
     each has not sent is put aside, and added again after the next step. The answer about a round that left
     some steps ago is added to the replica as it is then: params <- params + (mean - what this rank sent).
+
+    With a server that keeps the parameters and answers how far off they are (`Star` with a `pull`), the
+    anchor is this worker's own, as the server knows it; where replicas are to agree, they stand at the
+    server's parameters.
     """
 
 

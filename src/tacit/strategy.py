@@ -145,11 +145,7 @@ class Strategy:
                 f"warmup_steps={self.overlap.warmup_steps} is for gradients, and subject='delta': "
                 f"write Delayed({self.overlap.steps})"
             )
-        server = self.server if self.independent else None
-        fits = ServerParams(whole=server.pull is None) if server is not None else None
-        if self.merge != fits and (fits is not None or self.merge.subject == "server"):
-            write = f"merge={fits}" if fits else "merge=Average(), or topology=Star(Asynchronous())"
-            raise ConfigError(f"merge={self.merge} does not fit topology={self.topology}: write {write}")
+        self._check_server_merge()
         lag = self.overlap.apply_at(0)
         if isinstance(self.rounds, PhasedRounds) and lag:
             raise ConfigError(
@@ -162,6 +158,29 @@ class Strategy:
             raise ConfigError(
                 f"overlap={self.overlap} would be applied after the next round of the same parameters "
                 f"starts, with rounds={self.rounds}: write Delayed(steps={self.rounds.sync_every}) at most"
+            )
+
+    def _check_server_merge(self) -> None:
+        """Where a server keeps the parameters, its answers are these, or how they differ from a worker's."""
+        server = self.server if self.independent else None
+        if server is None:
+            if self.merge.subject == "server":
+                raise ConfigError(
+                    f"merge={self.merge} does not fit topology={self.topology}: write merge=Average(), or "
+                    "topology=Star(Asynchronous())"
+                )
+            return
+        fits = ServerParams(whole=server.pull is None)
+        if self.merge == fits:
+            return
+        if not isinstance(self.merge, AnchorMerge):
+            raise ConfigError(f"merge={self.merge} does not fit topology={self.topology}: write merge={fits}")
+        if server.pull is None or not server.counts_all:
+            raise ConfigError(
+                f"merge={self.merge} does not fit topology={self.topology}, as a replica that keeps what it "
+                "has not sent needs answers that say how far it is from the server's parameters, and pushes "
+                "that all count: write topology=Star(StaleSynchronous(0), pull=Blockwise(3)), as "
+                "mp2:bound=0 does, or Star(), where all wait for all"
             )
 
     def _check_mean_feedback(self) -> None:

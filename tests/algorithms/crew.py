@@ -74,13 +74,17 @@ class Crew:
         self._sizes, self._dtype, self._start = sizes, dtype, start
         strategy = parse(strategy) if isinstance(strategy, str) else strategy
         (level,) = strategy.levels
-        net = Loopback(peers)
+        self.strategy: Strategy = level
+        transports = self.transports(peers)
         self.replicas = [
-            self._replica(
-                level, LoopbackTransport(net, rank), shares[rank] if shares else 1.0, schedule_state
-            )
-            for rank in range(peers)
+            self._replica(level, transport, shares[rank] if shares else 1.0, schedule_state)
+            for rank, transport in enumerate(transports)
         ]
+
+    def transports(self, peers: int) -> Sequence[LoopbackTransport]:
+        """One for each rank."""
+        net = Loopback(peers)
+        return [LoopbackTransport(net, rank) for rank in range(peers)]
 
     def _replica(
         self,

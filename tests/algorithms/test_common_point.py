@@ -284,7 +284,12 @@ def test_another_number_of_workers_goes_on_with_all_that_is_owed(predictor: str)
         ),
         (
             lambda: parse("mp2:form=paper,bits=3"),
-            "bits=3, late=0, entropy=False with form='paper' would do nothing",
+            "bits=3 with form='paper' would do nothing, as it sends a subset of the entries: leave it out",
+        ),
+        (
+            lambda: parse("mp2:form=paper,late=1,entropy=true,bound=0"),
+            "late=1, entropy=True, bound=0 with form='paper' would do nothing, as it sends a subset of the "
+            "entries: leave them out, or leave form out",
         ),
         (lambda: MeanFeedback(ErrorFeedback(Blockwise())), "keeps a residual itself: write a one-shot"),
         (lambda: Strategy(compressor=MeanFeedback(Blockwise())), "would lose what a rank does not send"),

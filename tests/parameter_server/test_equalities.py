@@ -34,12 +34,12 @@ def assert_passed(ended: list[Ended], checks: int) -> None:
 
 def test_with_servers_it_is_what_it_is_without() -> None:
     with Crowd() as crowd:
-        assert_passed(together(crowd, "equal", [2, 1, 1, 2, 2, 1, 1, 1, 1, 1, 1, 1]), 12)
+        assert_passed(together(crowd, "equal", [2, 1, 1, 2, 2, 1, 1, 1, 1, 1, 2, 1, 1]), 13)
 
 
 def test_every_way_of_using_servers_trains_and_ends_equal() -> None:
     with Crowd() as crowd:
-        assert_passed(together(crowd, "learns", [1] * 11), 11)
+        assert_passed(together(crowd, "learns", [1] * 13), 13)
 
 
 def test_what_stands_beside_the_parameters_is_averaged_where_a_server_steps() -> None:

@@ -54,7 +54,10 @@ TIMEOUT = 8
 """Of the workers; the server follows it."""
 
 
-@pytest.mark.parametrize(("algorithm", "how"), [*product(ALGORITHMS, ENDS), ("ps-ssp:bound=0", "exits")])
+MORE = [("ps-ssp:bound=0", "exits"), ("mp2", "killed"), ("mp2:bound=0", "killed"), ("mp2:bound=1", "early")]
+
+
+@pytest.mark.parametrize(("algorithm", "how"), [*product(ALGORITHMS, ENDS), *MORE])
 def test_however_a_worker_ends_all_end_in_time(algorithm: str, how: str) -> None:
     """Where all wait for all, by an error that names it; elsewhere the others train to the end."""
     with Crowd() as crowd:
@@ -66,7 +69,7 @@ def test_however_a_worker_ends_all_end_in_time(algorithm: str, how: str) -> None
         ended = [crowd.ended(workers[rank]) for rank in (0, 2)]
         for each in ended:
             assert float(str(each.said[-1]["seconds"])) < TIMEOUT + 10, each.said
-        in_step = algorithm == "ps" or (algorithm == "ps:optimizer=server" and how != "early")
+        in_step = algorithm in ("ps", "mp2") or (algorithm == "ps:optimizer=server" and how != "early")
         if in_step:
             assert [each.code for each in ended] == [1, 1], ended[0].text + ended[1].text
             assert all("rank 1" in str(each.said[-1]["says"]) for each in ended), [
@@ -104,18 +107,21 @@ def test_when_a_server_is_killed_every_worker_says_so(algorithm: str) -> None:
             assert str(said["says"]).startswith("server 1 (127.0.0.1:"), said
 
 
-def test_a_killed_worker_comes_back_and_no_update_is_lost_or_counted_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["ps-async", "mp2:bound=0"])
+def test_a_killed_worker_comes_back_and_no_update_is_lost_or_counted_twice(
+    algorithm: str, tmp_path: Path
+) -> None:
     file = tmp_path / "server.pt"
     with Crowd() as crowd:
         address, _ = crowd.server(2, "--timeout", "20", "--checkpoint", str(file))
         back = tmp_path / "back"
-        steady = crowd.alone(0, 2, "counts", "1", "0.1", str(back), TACIT_SERVERS=address)
-        first = crowd.alone(1, 2, "counts", "1000", "0.05", TACIT_SERVERS=address)
+        steady = crowd.alone(0, 2, "counts", "1", "0.1", str(back), algorithm, TACIT_SERVERS=address)
+        first = crowd.alone(1, 2, "counts", "1000", "0.05", "", algorithm, TACIT_SERVERS=address)
         assert first.stdout is not None
         for _ in ("began", "at 3"):
             first.stdout.readline()
         first.kill()
-        again = crowd.alone(1, 2, "counts", "5", "0.01", TACIT_SERVERS=address)
+        again = crowd.alone(1, 2, "counts", "5", "0.01", "", algorithm, TACIT_SERVERS=address)
         assert again.stdout is not None
         began = json.loads(again.stdout.readline())["began"]
         back.touch()

@@ -113,6 +113,7 @@ def equal(groups: list[list[str]]) -> None:
         ("predictive:ratio=0.2", "predictive:ratio=0.2", 1e-3),
         # A server's blocks are those of two phases; of biases it compresses the mean too.
         ("mp2", replace(parse("mp2").levels[0], topology=tacit.topologies.TwoPhase()), 2e-2),
+        ("mp2:bound=0", replace(parse("mp2").levels[0], topology=tacit.topologies.TwoPhase()), 2e-2),
         (
             "mp2:predictor=last",
             replace(parse("mp2:predictor=last").levels[0], topology=tacit.topologies.TwoPhase()),
@@ -151,6 +152,8 @@ LEARN = [
     "mp2:bits=2,sync_every=2",
     "mp2:late=1,predictor=last",
     "mp2:entropy=true",
+    "mp2:bound=0",
+    "mp2:bound=1,entropy=true,late=1",
     "ps-async:optimizer=server,compensation=0.04,pull=bf16",
 ]
 
@@ -329,8 +332,8 @@ def go_wrong(how: str, model: DDP) -> None:
         [*model.parameters()][-1].register_hook(lambda g: g * float("nan"))
 
 
-def counts(steps: int, pause: float, until: str = "") -> None:
-    """Each step moves every parameter by 1 / P exactly, so that steps can be counted in the end.
+def counts(steps: int, pause: float, until: str = "", algorithm: str = "ps-async") -> None:
+    """Each step moves every parameter by 1 / P (with ps-async exactly), so that steps can be counted.
 
     So many steps, and more until the file is there that is named.
     """
@@ -339,7 +342,7 @@ def counts(steps: int, pause: float, until: str = "") -> None:
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
-    with tacit.attach(model, optimizer, "ps-async", timeout=PATIENCE) as session:
+    with tacit.attach(model, optimizer, algorithm, timeout=PATIENCE) as session:
         say(began=float(flat(model).mean()))
         number = 0
         while number < steps or (until and not Path(until).exists()):

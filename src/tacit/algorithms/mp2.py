@@ -18,6 +18,19 @@ With `predictor=last`, or `least-squares` (of the last three changes of x), q is
 
 and a prediction cancels in a replica. Matrices and convolutions alone are predicted.
 
+All wait for all, and where a worker is lost all end with an error that names it. With `bound`, at parameter
+servers, workers may miss rounds, go and come back: the server keeps X = x + e, and of each worker the point
+z_r from which that goes on, and answers how far it is off:
+
+    worker r: d_r <- x_r - z_r; s_r <- q(d_r): sent
+    server: X <- X + s_r / P, of all P workers, whoever came; when no other worker is more than `bound` rounds
+        behind, a <- q(X - z_r): sent; z_r <- z_r + a          Star(StaleSynchronous, pull)
+    worker r: z_r <- z_r + a; x_r <- x_r + (a - s_r)           CommonPoint
+
+X + mean(d_r) changes by exactly the mean of the workers' own progress: one that misses a round counts as 0,
+keeps its d_r, and is told of all rounds that it has missed by its next answer. One that comes back, or joins
+late, gets X whole, and starts there; what the dead one had not sent is lost.
+
 The paper's system, `form=paper`, in each round:         here, at a server or on an all-reduce:
     each worker steps                                    the user's optimizer
     workers push a subset of the parameters              Predicted: the delta of a subset that moves on
@@ -69,7 +82,7 @@ from tacit.prediction.server_prediction import Pulled
 from tacit.prediction.wnn_network import WNN
 from tacit.rounds import Every
 from tacit.strategy import Strategy
-from tacit.topologies import Auto, Star
+from tacit.topologies import Auto, StaleSynchronous, Star
 
 Values: TypeAlias = Literal["fp32", "bf16", "fp16"]
 _VALUES: dict[str, Dense | BF16 | FP16] = {"fp32": Dense(), "bf16": BF16(), "fp16": FP16()}
@@ -91,6 +104,7 @@ def mp2(
     sync_every: int = 1,
     late: int = 0,
     entropy: bool = False,
+    bound: int | None = None,
     form: Literal["quantized", "paper"] = "quantized",
     budget: float | None = None,
     predictor: Which | Fitted | None = None,
@@ -104,7 +118,11 @@ def mp2(
     pull: Literal["subset", "full"] | None = None,
     rescale: bool | None = None,
 ) -> Strategy:
-    """Send `bits` bits an entry every `sync_every` steps, and keep the rest; `form=paper` sends a subset."""
+    """Send `bits` bits an entry every `sync_every` steps, and keep the rest; `form=paper` sends a subset.
+
+    `bound`: by how many rounds a worker may be ahead of the slowest, at a parameter server; workers may then
+    go and come back. Without it all wait for all.
+    """
     checks.one_of("form", form, ("quantized", "paper"))
     papers = {
         "budget": budget,
@@ -122,10 +140,11 @@ def mp2(
     given: dict[str, Any] = {name: value for name, value in papers.items() if value is not None}
     fitted = FITTED.get(predictor) if isinstance(predictor, str) else None
     if form == "paper":
-        if bits is not None or late or entropy:
+        idle = {"bits": bits, "late": late or None, "entropy": entropy or None, "bound": bound}
+        if said := ", ".join(f"{name}={value!r}" for name, value in idle.items() if value is not None):
             raise ConfigError(
-                f"bits={bits}, late={late}, entropy={entropy} with form='paper' would do nothing, as it "
-                "sends a subset of the entries: leave them out, or leave form out"
+                f"{said} with form='paper' would do nothing, as it sends a subset of the entries: leave "
+                f"{'it' if ',' not in said else 'them'} out, or leave form out"
             )
         if fitted:
             raise ConfigError(
@@ -141,14 +160,16 @@ def mp2(
             f"{said} with form='quantized' is not possible, as all entries are sent: write form='paper' "
             "beside it, or leave it out; predictor may be 'last' or 'least-squares'"
         )
-    return _quantized(3 if bits is None else bits, sync_every, late, entropy, fitted)
+    return _quantized(3 if bits is None else bits, sync_every, late, entropy, bound, fitted)
 
 
 LATEST = 2
 """The longest period that has a late form: answers of more steps ago cost accuracy (docs/papers/mp2.md)."""
 
 
-def _quantized(bits: int, sync_every: int, late: int, entropy: bool, answers: int | None) -> Strategy:
+def _quantized(
+    bits: int, sync_every: int, late: int, entropy: bool, bound: int | None, answers: int | None
+) -> Strategy:
     checks.flag("entropy", entropy)
     checks.whole("late", late, 0, 1, "write 1 to apply an answer as the next round leaves")
     rounds = Every(sync_every)
@@ -157,13 +178,30 @@ def _quantized(bits: int, sync_every: int, late: int, entropy: bool, answers: in
             f"late=1 with sync_every={sync_every} is not possible, as answers would be {sync_every} steps "
             f"old: write sync_every=1 or {LATEST}, or late=0"
         )
-    coded = MeanFeedback(EntropyCoded(bits) if entropy else Blockwise(bits))
+    codec = EntropyCoded(bits) if entropy else Blockwise(bits)
+    overlap = Delayed(sync_every) if late else Bucketwise()
+    if bound is not None:
+        if answers:
+            raise ConfigError(
+                f"bound={bound} with a predictor is not possible, as it predicts from answers that all "
+                "workers have in common, and the server then answers each one alone: leave one of them out"
+            )
+        return Strategy(
+            subject="delta",
+            rounds=rounds,
+            compressor=codec,
+            topology=Star(StaleSynchronous(bound), pull=codec),
+            overlap=overlap,
+            merge=CommonPoint(),
+            name="mp2",
+        )
+    coded = MeanFeedback(codec)
     return Strategy(
         subject="delta",
         rounds=rounds,
         compressor=FittedCoding(coded, answers) if answers else coded,
         topology=Auto(at_servers=True),
-        overlap=Delayed(sync_every) if late else Bucketwise(),
+        overlap=overlap,
         merge=CommonPoint(),
         buffers="on_sync",
         name="mp2",

@@ -130,6 +130,11 @@ class ServerTopology(Topology):
         """Whether a server only averages; else it keeps the parameters."""
 
     @property
+    @abstractmethod
+    def counts_all(self) -> bool:
+        """Whether each push of a worker counts, in full, whenever it comes."""
+
+    @property
     def independent(self) -> bool:
         """Whether each replica goes on without the others, so that none of them is asked anything."""
         return not self.averages

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from tacit.errors import AttachError
+from tacit.session.buckets import Bucket
 
 
 def fragments(named: Mapping[str, Tensor], count: int) -> list[list[str]]:
@@ -27,4 +28,13 @@ def fragments(named: Mapping[str, Tensor], count: int) -> list[list[str]]:
             parts.append([])
         parts[-1].append(name)
         done += p.numel()
+    return parts
+
+
+def buckets_of_parts(buckets: Sequence[Bucket], named: Mapping[str, Tensor], count: int) -> list[list[int]]:
+    """The numbers of the buckets of each of the `count` parts."""
+    homes = {name: part for part, names in enumerate(fragments(named, count)) for name in names}
+    parts: list[list[int]] = [[] for _ in range(count)]
+    for i, bucket in enumerate(buckets):
+        parts[homes[bucket.slices[0].name]].append(i)
     return parts

@@ -83,6 +83,12 @@ class LocalDeltas:
             self._replica.write(i, anchor)
         self.is_aside = True
 
+    def forget(self) -> None:
+        """Have nothing aside, whatever a checkpoint says."""
+        for aside in self._aside:
+            if aside is not None:
+                aside.zero_()
+
     def take_up(self) -> None:
         """Add what was put aside to the replica again."""
         for i, aside in enumerate(self._aside if self.is_aside else ()):

@@ -13,8 +13,9 @@ from torch import Tensor
 from tacit import ranges
 from tacit.contracts import NODE, Application, LearningRateMerge, State, Sync, UnsentMerge, consolidate_
 from tacit.exchange.combinators import average_
+from tacit.hooks.anchor_comparison import AnchorComparison
 from tacit.hooks.buffers import ReplicaBuffers
-from tacit.hooks.fragments import fragments
+from tacit.hooks.fragments import buckets_of_parts
 from tacit.hooks.local_deltas import ASIDE, GIVEN, MINE, LocalDeltas
 from tacit.hooks.observations import Observations
 from tacit.hooks.replica import Replica, wide_like
@@ -94,12 +95,13 @@ class OptimizerHook:
         self._replica = Replica(buckets, self._named, self._anchor, stays=merge.meets and not self._late)
         self._flat = [torch.zeros_like(bucket.like(bucket.device)) for bucket in buckets]
         self._local = LocalDeltas(session.strategy, self._replica, self._anchor, self._flat)
+        self._comparison = AnchorComparison(session, self._anchor)
         self._states: list[State] = [merge.init(anchor) for anchor in self._anchor]
         largest = {bucket.dtype: bucket for bucket in sorted(buckets, key=lambda bucket: bucket.numel)}
         self._before = {
             dtype: wide_like(bucket) for dtype, bucket in largest.items() if session.schedule.leaves_first
         }
-        self._parts = _parts(session, self._named)
+        self._parts = buckets_of_parts(buckets, self._named, session.strategy.parts)
         for buffers in (self._buffers, self._on_sync):
             if buffers is not None:
                 buffers.forget()
@@ -195,6 +197,7 @@ class OptimizerHook:
         if self._local.ends_at_anchor:
             self._local.take_up()
             self._local.put_aside()
+            self._agree()
         elif self._unsent:
             self._average()
         else:
@@ -215,19 +218,29 @@ class OptimizerHook:
         way = self._leave(last, range(len(self._session.buckets)), apply_at=last)
         if way.pending is not None:
             self._session.pending.wait(way.pending)
-        agreed = self._session.agree(self._flat)
-        for i, anchor in enumerate(self._anchor):
-            if agreed:
-                anchor.copy_(self._flat[i])
-            else:
+        if not self._agree():
+            for i, anchor in enumerate(self._anchor):
                 consolidate_(self._session.strategy.merge, anchor, self._replica.widened(i, self._flat[i]))
-            self._replica.write(i, anchor)
+                self._replica.write(i, anchor)
         if self._buffers is not None:
             self._buffers.complete(lag=0)
         self._end(way)
 
+    def _agree(self) -> bool:
+        """Whether servers keep the parameters; then replicas are at theirs now, once all have asked."""
+        agreed = self._session.agree(self._flat)
+        for i, anchor in enumerate(self._anchor if agreed else ()):
+            anchor.copy_(self._flat[i])
+            self._replica.write(i, anchor)
+        return agreed
+
     def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
-        """Take a server's parameters. `bring` offers it this rank's values of a bucket; returns its own."""
+        """Take a server's parameters. `bring` offers it this rank's values of a bucket; returns its own.
+
+        What was under way or unsent is forgotten, as the server may have it already.
+        """
+        self.under_way.clear()
+        self._local.forget()
         for i, bucket in enumerate(self._session.buckets):
             self._replica.read(i, self._flat[i])
             self._anchor[i].copy_(bring(bucket.name, self._flat[i]))
@@ -257,6 +270,7 @@ class OptimizerHook:
         self, step: int, buckets: Sequence[int], apply_at: int, read: Collection[int] = ()
     ) -> UnappliedRound:
         """Start a round. `read`: the buckets whose delta has been computed already."""
+        self._comparison.before_round()
         session, beside = self._session, self._beside(buckets)
         if beside is not None:
             beside.collect()
@@ -383,13 +397,3 @@ def _runs(slices: Sequence[ParamSlice], rates: Mapping[str, float]) -> Iterator[
     for lr, run in groupby(slices, lambda param: rates.get(param.name, 0.0)):
         same = list(run)
         yield same[0].start, same[-1].stop, lr
-
-
-def _parts(session: Session, named: Mapping[str, Tensor]) -> list[list[int]]:
-    """The buckets of each part."""
-    cut = enumerate(fragments(named, session.strategy.parts))
-    homes = {name: part for part, names in cut for name in names}
-    parts: list[list[int]] = [[] for _ in range(session.strategy.parts)]
-    for i, bucket in enumerate(session.buckets):
-        parts[homes[bucket.slices[0].name]].append(i)
-    return parts

@@ -11,6 +11,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tacit.contracts import PayloadSpec
 from tacit.errors import AttachError, ConfigError
+from tacit.hooks.replica import wide_like
 from tacit.hooks.server_buffers import ServerBuffers
 from tacit.session import Session
 
@@ -115,7 +116,7 @@ class ServerStepHook:
         self._session, self._named = session, named
         self._groups, self._beside = groups, beside
         self._flat = [torch.zeros_like(bucket.like(bucket.device)) for bucket in session.buckets]
-        self._have = [torch.zeros_like(flat) for flat in self._flat]
+        self._have = [wide_like(bucket) for bucket in session.buckets]  # as the server has it, to the bit
         self._whole = all(back(flat).codec is None for flat in self._flat)
         self._taken: dict[str, Tensor] = {}
         for i, have in enumerate(self._have):
@@ -165,7 +166,7 @@ class ServerStepHook:
     def enter(self, bring: Callable[[str, Tensor], Tensor]) -> None:
         """Take a server's parameters. `bring` offers it this rank's values of a bucket; returns its own."""
         for i, bucket in enumerate(self._session.buckets):
-            self._write(i, bring(bucket.name, self._have[i]), whole=True)
+            self._write(i, bring(bucket.name, self._flat[i].copy_(self._have[i])), whole=True)
         self._beside.enter()
 
     def _write(self, i: int, answer: Tensor, whole: bool) -> None:

@@ -39,7 +39,8 @@ class ServiceState:
     Attributes:
         records: the workers.
         x: the parameters, in fp32 at least; None before the first worker has brought them.
-        taken: for each worker that has pulled, the parameters as it has them, in its own type.
+        taken: for each worker that has pulled, the parameters as it has them: in its own type where they come
+            back whole, else as `x`.
         version: how many updates there were.
         optimizer: the state of the server's optimizer.
         pushed: with rounds, what has been pushed in this one.
@@ -299,9 +300,9 @@ class ParameterService(Service[ServiceState]):
     def _whole(self, worker: int, state: ServiceState) -> tuple[ServiceState, Payload]:
         """The parameters as they are; the worker has them from now on."""
         assert state.x is not None
-        taken = state.taken.get(worker)
-        taken = state.x.to(self.back.dtype, copy=True) if taken is None else taken.copy_(state.x)
-        return self._has(worker, taken, state), (taken,)
+        taken, plain = state.taken.get(worker), self.back.codec is None
+        whole = state.x.to(self.back.dtype, copy=True) if taken is None or not plain else taken.copy_(state.x)
+        return self._has(worker, whole if plain else whole.to(state.x.dtype, copy=True), state), (whole,)
 
     def _pulled(self, worker: int, state: ServiceState) -> tuple[ServiceState, tuple[Payload, ...]]:
         """The parameters, or how they differ from what the worker has."""
@@ -310,15 +311,13 @@ class ParameterService(Service[ServiceState]):
             return state, (whole,)
         assert state.x is not None
         taken, work = state.taken[worker], self.work[worker]
-        independent = work.scratch("apart", taken, taken.shape, taken.dtype)
-        if independent.dtype == state.x.dtype:
-            torch.sub(state.x, taken, out=independent)
-        else:
-            wide = work.scratch("wide", taken, taken.shape, state.x.dtype)
-            independent.copy_(torch.sub(state.x, taken, out=wide))
-        ctx = work.context(independent, f"{self.name}/{worker}", state.version)
-        payload = self.back.codec.encode(independent, ctx)
-        self.back.codec.decode_add_(payload, taken, 1.0)
+        apart = work.scratch("apart", taken, taken.shape, taken.dtype)
+        said = work.scratch("said", taken, taken.shape, self.back.dtype)
+        said.copy_(torch.sub(state.x, taken, out=apart))
+        ctx = work.context(said, f"{self.name}/{worker}", state.version)
+        payload = self.back.codec.encode(said, ctx)
+        self.back.codec.decode_(payload, said)
+        taken.add_(said)  # as the worker does, to the bit
         return self._has(worker, taken, state), (payload,)
 
     @staticmethod

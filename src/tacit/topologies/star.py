@@ -99,8 +99,9 @@ class Star(ServerTopology):
         pull: compresses what comes back. Where the server averages, wrap it in `ErrorFeedback` to add the
             error of one answer to the next. Where it keeps parameters, the answer is their difference to
             the worker's, so that nothing is lost either way (Yan et al. 2020), and the server has a copy for
-            each worker. None: densely; where only entries were pushed, the union of these; under
-            `MeanFeedback` as it was pushed, with what one answer leaves out in the next.
+            each worker; with merge=CommonPoint() replicas keep what they have not sent. None: densely; where
+            only entries were pushed, the union of these; under `MeanFeedback` as it was pushed, with what one
+            answer leaves out in the next.
         optimizer: who steps: each "worker" by its own, or the "server", whose optimizer is SGD, Adam or AdamW
             as the worker's is.
         compensation: lambda of DC-ASGD (Zheng et al. 2017): a gradient g that was taken at w_old counts as
@@ -144,6 +145,11 @@ class Star(ServerTopology):
     def averages(self) -> bool:
         """Whether the server only averages; otherwise it keeps the parameters."""
         return self.consistency == Synchronous() and self.optimizer == "worker"
+
+    @property
+    def counts_all(self) -> bool:
+        """False with backup workers, whose late pushes are dropped, and where stale ones count less."""
+        return self.averages or not (isinstance(self.consistency, Synchronous) or self.by_staleness)
 
     @property
     def has_feedback(self) -> bool:
