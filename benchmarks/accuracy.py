@@ -39,6 +39,8 @@ WORKERS = 4
 FILE = "accuracy-runs.jsonl"
 RATES = (0.5, 1.0, 2.0)
 """What the recipe's own learning rate is multiplied by, to choose from; more where the best is at an end."""
+SEARCHED = 2400
+"""The longest training whose learning rate is searched; a longer one takes this one's."""
 LIMITS = (1 / 16, 16.0)
 CHOOSING = 1000
 """The seed with which learning rates are chosen; no claim is made of it."""
@@ -99,7 +101,8 @@ class Task:
         kind: the recipe's name; `model`: the network, where the recipe leaves it open.
         side: of the images that the network gets; 32 where they are as they are.
         limit: training images.
-        searched: steps of the longest training whose learning rate is searched; a longer one takes its rate.
+        searched: steps up to which a training's learning rate is searched among `RATES`; that of a longer one
+            is searched around the rate that was best there.
     """
 
     kind: str
@@ -222,11 +225,18 @@ def read(path: Path) -> dict[Job, Ended]:
 
 def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list[Job]:
     """The trainings by which an arm's learning rate is chosen: until the best is between two that are not."""
-    jobs = [Job(task, arm, min(steps, TASKS[task].searched), CHOOSING, rate) for rate in RATES]
+    short, rates = TASKS[task].searched, RATES
+    if steps > short:
+        middle = best(done, task, arm, short)
+        if middle is None:
+            return searched(done, task, arm, short)
+        rates = (middle / 2, middle, 2 * middle)
+    steps = min(steps, max(short, SEARCHED))
+    jobs = [Job(task, arm, steps, CHOOSING, rate) for rate in rates if LIMITS[0] <= rate <= LIMITS[1]]
     while all(job in done for job in jobs):
         found = max(jobs, key=lambda job: done[job].validation).rate
-        rates = [job.rate for job in jobs]
-        beyond = {min(rates): found / 2, max(rates): 2 * found}.get(found)
+        tried = [job.rate for job in jobs]
+        beyond = {min(tried): found / 2, max(tried): 2 * found}.get(found)
         if beyond is None or not LIMITS[0] <= beyond <= LIMITS[1]:
             break
         jobs.append(replace(jobs[0], rate=beyond))
@@ -236,7 +246,8 @@ def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list
 def best(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> float | None:
     """The learning rate that was best; None where it has not been searched yet."""
     jobs = searched(done, task, arm, steps)
-    if not all(job in done for job in jobs):
+    short = TASKS[task].searched
+    if not all(job in done for job in jobs) or (steps > short and best(done, task, arm, short) is None):
         return None
     return max(jobs, key=lambda job: done[job].validation).rate
 

@@ -52,8 +52,20 @@ def test_rates_are_searched_first_and_with_a_seed_of_their_own() -> None:
     assert jobs[3:] == [Job("digits", "dense", 66, seed, 1.0) for seed in range(3)]
 
 
-def test_the_longest_trainings_take_the_rate_of_shorter_ones() -> None:
-    assert {job.steps for job in accuracy.searched({}, "digits", "topk", 9600)} == {600}
+def test_in_longer_trainings_rates_are_searched_around_the_one_that_was_best_in_the_shortest() -> None:
+    assert {job.steps for job in accuracy.searched({}, "digits", "topk", 2400)} == {600}
+    rates = {0.5: 0.7, 1.0: 0.8, 2.0: 0.9, 4.0: 0.8}
+    done = {
+        job: ended(job, 0.0, each)
+        for job, each in ((Job("digits", "topk", 600, CHOOSING, r), v) for r, v in rates.items())
+    }
+    assert accuracy.best(done, "digits", "topk", 600) == 2.0
+    assert accuracy.best(done, "digits", "topk", 2400) is None
+    longer = accuracy.searched(done, "digits", "topk", 2400)
+    assert [(job.steps, job.rate) for job in longer] == [(2400, 1.0), (2400, 2.0), (2400, 4.0)]
+    assert accuracy.searched(done, "digits", "topk", 9600) == longer, "none is longer than 2,400 steps"
+    done |= {job: ended(job, 0.0, each) for job, each in zip(longer, (0.9, 0.8, 0.7), strict=True)}
+    assert accuracy.searched(done, "digits", "topk", 2400)[-1].rate == 0.5
 
 
 def test_gaps_are_paired_by_seed() -> None:
