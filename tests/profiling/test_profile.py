@@ -34,6 +34,7 @@ PROFILE = RankProfile(
     process_ns=(7 * MS, 8 * MS),
     threads=(MAIN, LANE),
     stacks={"main;forward;run;copy": 3, "main;forward;run": 1},
+    timing_ns=4 * MS,
     notes=("a note",),
 )
 
@@ -100,7 +101,7 @@ def numbers(lines: list[str], head: str, end: str = "") -> dict[tuple[str, str],
     return {
         (line[:26].strip(), line[26 : column - 9].strip()): float(line[column - 9 : column])
         for line in lines[start:stop]
-        if not line.startswith("Note")
+        if not line.startswith(("Note", "Timing"))
     }
 
 
@@ -115,7 +116,10 @@ def test_the_tables_show_every_thread_and_stage_and_add_up() -> None:
     assert sum(numbers(lines, "cause").values()) == pytest.approx(7.5)
     (forward,) = [line for line in lines if " forward " in line]
     assert forward.endswith("copies 3.00, Python 1.00")
-    assert lines[-1] == "Note: a note"
+    assert lines[-2:] == [
+        "Timing the stages took about 2.00 of all; it counts as Python in them.",
+        "Note: a note",
+    ]
 
 
 def test_small_stages_are_told_together_and_nothing_is_lost() -> None:

@@ -74,6 +74,8 @@ class RankProfile:
         wall_ns: How long each took by the clock.
         process_ns: The processor time of the process in each.
         stacks: How many samples were taken in each chain `thread;stage;outermost;...;innermost`.
+        timing_ns: About how much of all that went into timing the stages, in all steps. It counts as Python
+            in the stages.
         notes: What could not be measured, and why.
     """
 
@@ -83,6 +85,7 @@ class RankProfile:
     process_ns: tuple[int, ...]
     threads: tuple[ThreadProfile, ...]
     stacks: Mapping[str, int] = field(default_factory=dict)
+    timing_ns: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -160,6 +163,7 @@ class Summary:
         wall_ms: How long a step took; `cpu_ms`: the processor time of a process in it.
         rows: Where that went; they add up to `cpu_ms`.
         threads: Of each thread its counts, by the names of `Counts`, times in ms.
+        timing_ms: About how much of it was spent on timing the stages.
         notes: What could not be measured, and why.
     """
 
@@ -170,6 +174,7 @@ class Summary:
     cpu_ms: float
     rows: tuple[ProfileRow, ...]
     threads: Mapping[str, Mapping[str, float]]
+    timing_ms: float = 0.0
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -199,6 +204,7 @@ class Summary:
             cpu_ms=sum(sum(each.process_ns) / each.steps for each in profiles) / count / 1e6,
             rows=tuple(ProfileRow(*key, ms) for key, ms in sums.items()),
             threads={name: dict(values) for name, values in threads.items()},
+            timing_ms=sum(each.timing_ns / each.steps for each in profiles) / count / 1e6,
             notes=tuple(dict.fromkeys(note for each in profiles for note in each.notes)),
         )
 
@@ -227,6 +233,7 @@ class Summary:
             "",
             f"{'cause, in all threads':26}{'CPU':>9}",
             *(f"{cause:26}{_ms(ms)}" for cause, ms in self.by_cause().items()),
+            f"Timing the stages took about {self.timing_ms:.2f} of all; it counts as Python in them.",
             *(f"Note: {note}" for note in self.notes),
         ]
 

@@ -156,7 +156,7 @@ class ProfileRecorder:
             for tid in sorted(named)
             if tid in kept[-1].stages
         ]
-        notes = [*self._notes, self._own_cost(kept[0].wall, kept[-1].wall, len(spans))]
+        notes = [*self._notes]
         if self._sampler is not None and self._sampler.lost:
             notes.append(f"{self._sampler.lost} samples of rank {rank} found no room")
         return RankProfile(
@@ -170,16 +170,13 @@ class ProfileRecorder:
                 for (tid, rest), number in sampled.stacks.items()
                 if tid in named
             },
+            timing_ns=self._timing_ns(kept[0].wall, kept[-1].wall),
             notes=tuple(notes),
         )
 
-    def _own_cost(self, begun: int, ended: int, steps: int) -> str:
+    def _timing_ns(self, begun: int, ended: int) -> int:
         moments = [each.at for thread in self.clock.threads.values() for each in thread.moments]
-        count = sum(begun <= at < ended for at in moments) / steps
-        return (
-            f"timing the stages took about {count * _cost_of_a_moment() / 1e6:.2f} ms a step, which count as "
-            "Python in the stages"
-        )
+        return round(sum(begun <= at < ended for at in moments) * _cost_of_a_moment())
 
     def _sampled(self, begun: int, ended: int) -> SortedSamples:
         samples = [] if self._sampler is None else self._sampler.samples()
