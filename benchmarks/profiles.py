@@ -13,6 +13,7 @@ Processor time means something on a loaded machine too, but caches and cores tha
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -44,6 +45,8 @@ ARMS = {
     "diloco": "diloco:sync_every=5",
 }
 """The arms, and what is attached. Rounds of several steps are short, so that whole ones are measured."""
+WITHOUT = {("bytes", "dgc"): "dgc takes over the momentum of SGD, and this recipe trains by AdamW"}
+"""What cannot be, and why."""
 QUICK = {"models": ("vgg11",), "arms": ("ddp", "topk")}
 SKIPPED, STEPS, QUICK_STEPS = 5, 10, 5
 """Steps that are left out, and measured. These are whole numbers of rounds."""
@@ -199,7 +202,11 @@ def main() -> None:
         return
     models, arms = _chosen(options.only, options.quick)
     steps = QUICK_STEPS if options.quick else STEPS
-    rows = [measure(options.cluster, model, arm, steps) for model in models for arm in arms]
+    pairs = [(model, arm) for model in models for arm in arms]
+    for model, arm in pairs:
+        if (model, arm) in WITHOUT:
+            print(f"{model} without {arm}: {WITHOUT[model, arm]}", file=sys.stderr)
+    rows = [measure(options.cluster, *pair, steps) for pair in pairs if pair not in WITHOUT]
     result = {"benchmark": "profiles", "quick": options.quick, "hardware": hardware(), "rows": rows}
     conclude(result, table(rows), options)
 

@@ -63,6 +63,16 @@ def test_a_kernel_that_does_not_permit_it_is_told_with_its_setting(monkeypatch: 
         Sampler()
 
 
+def test_a_process_that_may_lock_no_memory_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(sampler, "_open", lambda cpu, kernel: os.open("/dev/zero", os.O_RDONLY))
+    monkeypatch.setattr(sampler.mmap, "mmap", refuse)
+    with pytest.raises(Denied, match=r"kernel\.perf_event_mlock_kb=2000 as root"):
+        Sampler()
+
+
 def test_without_the_right_to_see_the_kernel_the_program_is_still_sampled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

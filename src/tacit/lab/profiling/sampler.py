@@ -87,6 +87,9 @@ class Sampler:
             for cpu in sorted(os.sched_getaffinity(0)):
                 handle = _open(cpu, self.sees_kernel)
                 self._buffers.append((handle, _shared(handle)))
+        except Denied:
+            self.close()
+            raise
         except PermissionError:
             if self.sees_kernel:
                 raise
@@ -188,7 +191,10 @@ def _shared(handle: int) -> mmap.mmap:
     for pages in _PAGES:
         with suppress(PermissionError):
             return mmap.mmap(handle, mmap.PAGESIZE * (1 + pages))
-    raise PermissionError(errno.EPERM, "no memory may be locked")
+    raise Denied(
+        "this process may lock no memory for samples: write sysctl kernel.perf_event_mlock_kb=2000 as root, "
+        "or raise ulimit -l"
+    )
 
 
 def _why() -> str:
