@@ -164,7 +164,7 @@ def _by_kind(summary: Any) -> str:
     kinds = dict.fromkeys(("main", "tacit: lane", "Gloo", ""), 0.0)
     for thread, ms in summary.by_thread().items():
         kinds[next(kind for kind in kinds if thread.startswith(kind))] += ms
-    return "".join(f"{ms + 0.0:9.1f}" for ms in kinds.values())
+    return "".join(f"{round(ms, 1) + 0.0:9.1f}" for ms in kinds.values())
 
 
 def _chosen(only: str | None, quick: bool) -> tuple[Sequence[str], Sequence[str]]:
