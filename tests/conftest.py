@@ -63,6 +63,8 @@ PROCESSES = (
     "tests/hooks/test_uneven.py",
     "tests/kernels/test_dispatch.py",
     "tests/kernels/test_triton.py",
+    "tests/profiling/test_recorder.py::test_a_profile_is_written",
+    "tests/profiling/test_recorder.py::test_stages_of_an_exchange",
     "tests/recipes/test_cache.py::test_of_many_processes",
     "tests/reports/test_browser.py",
     "tests/reports/test_page.py::test_plotly_is_not_imported",

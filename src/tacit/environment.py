@@ -32,6 +32,9 @@ NODES = "TACIT_NODES"
 NOTES = "TACIT_NOTES"
 """How a line on stderr begins that is a note for the command. Set by the testbed; read by ranks."""
 
+PROFILE = "TACIT_PROFILE"
+"""The folder for each rank's profile. Set by `tacit run --profile`; read by what runs the script."""
+
 RECORD = "TACIT_RECORD"
 """What of a script is recorded, as JSON. Set by `tacit predictor record`; read by the script's recorder."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tacit.cli.interrupts import interruptible
-from tacit.environment import ALGORITHM, FOOTPRINT, TENSORBOARD, WORKER, WORKERS
+from tacit.environment import ALGORITHM, FOOTPRINT, PROFILE, TENSORBOARD, WORKER, WORKERS
 from tacit.files import put, spared
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ EPILOG = (
     "folder of run.json, in errors."
 )
 _RANK_COUNTER = Path(__file__).with_name("rank_counter.py")
+_PROFILER = ("-m", "tacit.lab.profiling.script")
 
 
 def command(
@@ -103,6 +104,14 @@ def command(
             show_default=False,
         ),
     ] = None,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="Tell apart the ranks' processor time by thread, stage and cause, and draw a flame graph, "
+            "profile.svg beside run.json, e.g. tacit run --profile -- train.py",
+        ),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -129,6 +138,7 @@ def command(
         timeout=timeout,
         out=parsing.path("--out", out),
         tensorboard=parsing.path("--tensorboard", tensorboard),
+        profile=profile,
     )
     with interruptible():
         result = _run(options)
@@ -151,11 +161,18 @@ def _run(options: RunOptions) -> RunResult:
     variables = {ALGORITHM: options.algorithm, FOOTPRINT: str(options.footprint)}
     if options.tensorboard is not None:
         variables[TENSORBOARD] = str(options.tensorboard)
+    if options.profile:
+        variables[PROFILE] = str(options.footprint)
     _write(options, results.unfinished(options))
     try:
         with Testbed(options.cluster) as bed:
             ended = bed.run(
-                [str(_RANK_COUNTER), str(options.footprint), *options.script],
+                [
+                    str(_RANK_COUNTER),
+                    str(options.footprint),
+                    *_PROFILER[: 2 * options.profile],
+                    *options.script,
+                ],
                 env=variables,
                 timeout=options.timeout,
                 servers=options.serving,
@@ -167,16 +184,32 @@ def _run(options: RunOptions) -> RunResult:
         raise
     result = results.summarize(options, ended)
     _write(options, result)
+    if result.profile is not None:
+        _draw(options)
     return result
 
 
+def _draw(options: RunOptions) -> None:
+    """Draw the flame graph of what the ranks have told."""
+    from tacit.lab.profiling import flame, profile
+
+    chains = flame.merged(profile.read(options.footprint))
+    title = (
+        f"{options.algorithm} on {options.cluster}: ms of processor time a rank and step, mean over the ranks"
+    )
+    with spared(f"{options.flame_graph} is not written"):
+        put(options.flame_graph, flame.draw(chains, title))
+
+
 def _where(options: RunOptions, result: RunResult) -> list[str]:
-    """A line that says where the result is; none if it could not be written, as a note has said so."""
+    """Lines that say where the results are; of what could not be written, a note has said so."""
     try:
         whole = options.record.read_text(encoding="utf-8") == result.to_json() + "\n"
     except OSError:
         whole = False
-    return [f"Record: {options.record}"] if whole else []
+    drawn = result.profile is not None and options.flame_graph.exists()
+    graph = [f"Flame graph: {options.flame_graph}"] if drawn else []
+    return [*graph, *([f"Record: {options.record}"] if whole else [])]
 
 
 def _write(options: RunOptions, result: RunResult) -> None:

@@ -43,6 +43,7 @@ class RunOptions:
         serving: How the cluster's parameter servers are run; None if it has none.
         restarts: How often each worker, which then is a world of its own, is started again. None: all
             workers are one world.
+        profile: Whether the ranks' processor time is told apart.
     """
 
     script: tuple[str, ...]
@@ -53,6 +54,7 @@ class RunOptions:
     tensorboard: Path | None = None
     serving: Serving | None = None
     restarts: int | None = None
+    profile: bool = False
 
     @property
     def algorithm(self) -> str:
@@ -68,6 +70,11 @@ class RunOptions:
     def record(self) -> Path:
         """The file for the result."""
         return self.folder / "run.json"
+
+    @property
+    def flame_graph(self) -> Path:
+        """The file for the picture of the profile."""
+        return self.folder / "profile.svg"
 
     @property
     def footprint(self) -> Path:
@@ -87,6 +94,7 @@ def check(
     checkpoint: Path | None = None,
     checkpoint_every: float = 30.0,
     restarts: int | None = None,
+    profile: bool = False,
 ) -> RunOptions:
     """Parse and check what was typed. The folder is made last, if all else is right.
 
@@ -101,6 +109,7 @@ def check(
         strategy=strategy,
         timeout=None if timeout is None else parsing.seconds("--timeout", timeout, 600),
         tensorboard=_curves(tensorboard),
+        profile=profile,
         restarts=_restarts(restarts, parsed, strategy, tensorboard),
         serving=_serving(parsed, checkpoint, checkpoint_every),
         folder=_folder(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-run"),

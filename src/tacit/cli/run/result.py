@@ -15,6 +15,7 @@ from tacit.cli.interrupts import Interrupted
 from tacit.cli.run.failures import FailureGroup, format_groups, group_endings, write_tracebacks
 from tacit.cli.run.options import DEFAULT, RunOptions
 from tacit.lab.cluster import Cluster
+from tacit.lab.profiling import profile as profiles
 from tacit.lab.records import Environment, Status
 from tacit.lab.testbed import Failure, Result
 from tacit.lab.testbed.results import verb
@@ -57,6 +58,7 @@ class RunResult:
         error: Why the run failed, in one line; None if it did not.
         ranks: What each rank wrote: which functions of tacit it called, and its sessions' numbers.
         servers: What each parameter server wrote: its counts.
+        profile: Where the ranks' processor time went; None without --profile.
         environment: The machine and the versions of the software.
     """
 
@@ -76,6 +78,7 @@ class RunResult:
     error: str | None = None
     ranks: tuple[Mapping[str, Any], ...] = ()
     servers: tuple[Mapping[str, Any], ...] = ()
+    profile: profiles.Summary | None = None
     environment: Environment
 
     def to_json(self) -> str:
@@ -92,7 +95,9 @@ class RunResult:
         )
         named = zip(MEANINGS.items(), numbers, strict=True)
         table = [f"  {name:<18}{number:>9}  {meaning}" for (name, meaning), number in named]
-        return [*self._failure(), f"{self.algorithm} on {self.cluster}: {' '.join(self.script)}", *table]
+        head = f"{self.algorithm} on {self.cluster}: {' '.join(self.script)}"
+        told = ["", *self.profile.lines()] if self.profile else []
+        return [*self._failure(), head, *table, *told]
 
     def _failure(self) -> list[str]:
         if self.error is None:
@@ -113,7 +118,8 @@ def summarize(options: RunOptions, result: Result) -> RunResult:
     sent = [each["bytes_out"] + each["closing_bytes_out"] for each in counted]
     shares = [each["compute_share"] for each in counted if each["rounds"] > 1]
     attached = sorted({session["strategy"] for session in sessions})
-    error = _error(options, result, ranks, attached)
+    profiled = profiles.read(options.footprint) if options.profile else []
+    error = _error(options, result, ranks, attached) or _without_profile(options, profiled)
     names = write_tracebacks(result.endings, options.folder / "errors")
     return RunResult(
         script=options.script,
@@ -132,6 +138,7 @@ def summarize(options: RunOptions, result: Result) -> RunResult:
         error=error,
         ranks=tuple(ranks),
         servers=tuple(servers),
+        profile=profiles.Summary.of(profiled) if profiled else None,
         environment=Environment.here(),
     )
 
@@ -203,6 +210,16 @@ def _without_curves(options: RunOptions, called: set[str]) -> str | None:
     if options.tensorboard is None or called - {"from_env"}:
         return None
     return f"{options.name} attached nothing, so --tensorboard had no effect: attach in it, or leave it out"
+
+
+def _without_profile(options: RunOptions, found: Sequence[profiles.RankProfile]) -> str | None:
+    """Why --profile had no effect; None if it had one, or was not given."""
+    if not options.profile or found:
+        return None
+    return (
+        f"{options.name} told no profile, so --profile had no effect: have an optimizer of torch.optim make "
+        "two steps or more in the rank's own process, and end the process as usual, without os._exit"
+    )
 
 
 def _exit_code(result: Result) -> int:

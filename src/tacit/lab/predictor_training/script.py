@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from tacit.environment import RECORD
 from tacit.errors import ConfigError
 from tacit.files import put
+from tacit.lab import scripts
 from tacit.lab.predictor_training import dataset
 from tacit.lab.predictor_training.layers import Layer, Recorder
 from tacit.lab.predictor_training.runs import LEAST, Sampling
@@ -171,12 +171,12 @@ def main(words: Sequence[str]) -> None:
     """Run a script, or `-m` and a module, as Python would; rank 0 records it."""
     told = json.loads(os.environ.pop(RECORD))
     if int(os.environ.get("RANK", "0")) != 0:
-        _run(words)
+        scripts.run(words)
         return
     recorder = ScriptRecorder(told["run"], Sampling(**told["sampling"]), told["seed"])
     with recorder.watching():
         try:
-            _run(words)
+            scripts.run(words)
         except SystemExit as end:
             if end.code:
                 raise
@@ -186,16 +186,6 @@ def main(words: Sequence[str]) -> None:
         dataset.save(Path(told["folder"], LAYERS), layers)
     notes = {"steps": recorder.steps, "others": recorder.others, "layers": len(layers), "finite": finite}
     put(Path(told["folder"], NOTES), json.dumps(notes))
-
-
-def _run(words: Sequence[str]) -> None:
-    if words[0] == "-m":
-        sys.argv = [*words[1:]]
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = [*words]
-        sys.path[0] = str(Path(words[0]).resolve().parent)
-        runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":

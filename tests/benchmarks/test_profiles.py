@@ -1,0 +1,39 @@
+"""The benchmark of profiles: what is chosen, and that its last table adds up."""
+
+from dataclasses import asdict
+
+import pytest
+
+import profiles
+from tacit.lab.profiling.profile import RankProfile, Summary, ThreadProfile
+
+MS = 1_000_000
+
+
+def test_what_is_profiled_can_be_chosen() -> None:
+    assert profiles._chosen(None, quick=False) == (tuple(profiles.MODELS), tuple(profiles.ARMS))
+    assert profiles._chosen(None, quick=True) == (("vgg11",), ("ddp", "topk"))
+    assert profiles._chosen("bytes,dgc", quick=True) == (["bytes"], ["dgc"])
+    assert profiles._chosen("dgc", quick=False) == (tuple(profiles.MODELS), ["dgc"])
+    with pytest.raises(SystemExit, match="--only vgg,tpk: write some of vgg11"):
+        profiles._chosen("vgg,tpk,topk", quick=False)
+
+
+def test_whole_rounds_are_measured() -> None:
+    from tacit.algorithms import parse
+
+    for algorithm in filter(None, profiles.ARMS.values()):
+        parse(algorithm)
+        _, _, period = algorithm.partition("sync_every=")
+        for steps in (profiles.STEPS, profiles.QUICK_STEPS):
+            assert steps % int(period or 1) == 0
+
+
+def test_the_last_table_has_all_processor_time_by_kind_of_thread() -> None:
+    names = {"main": 5, "tacit: lane": 3, "Gloo: sockets 1": 2, "Gloo: collectives 1": 1, "tacit-store": 0.5}
+    threads = tuple(ThreadProfile(name, ({"any": int(ms * MS)},)) for name, ms in names.items())
+    profile = RankProfile(rank=0, first=7, wall_ns=(9 * MS,), process_ns=(12 * MS,), threads=threads)
+    row = {"model": "vgg11", "arm": "topk", "attached": "topk:ratio=0.01", "cluster": "4x1"}
+    text = profiles.table([{**row, **asdict(Summary.of([profile]))}])
+    assert "== vgg11 with topk:ratio=0.01 on 4x1" in text
+    assert text.splitlines()[-1].split() == ["vgg11", "topk", "9.0", "12.0", "5.0", "3.0", "3.0", "1.0"]
