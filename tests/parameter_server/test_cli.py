@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -34,6 +35,10 @@ def test_a_cluster_with_servers_is_written_as_it_is_read() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (
+            ("run", "--import", "my_codecs", "--", __file__),
+            "--import my_codecs is for parameter servers, and there are none: leave it out",
+        ),
         (
             ("compare", "--algorithms", "ps"),
             "ps needs a parameter server, and there is none",
@@ -148,6 +153,31 @@ def test_a_script_runs_unchanged_with_servers(tmp_path: Path) -> None:
     assert [each["server"] for each in told["servers"]] == [0, 1]
     # Five steps of two workers, and what each pushes as it closes.
     assert all(each["pushes"] == 12 for each in told["servers"])
+
+
+OWN = "from my_codecs import OneScale\n" + SCRIPT.replace(
+    "tacit.from_env()",
+    "tacit.Strategy(compressor=tacit.ErrorFeedback(OneScale()), topology=tacit.Star())",
+)
+
+
+def test_servers_read_a_compressor_that_lies_beside_the_script(tmp_path: Path) -> None:
+    home = tmp_path / "elsewhere"
+    home.mkdir()
+    shutil.copy(Path(__file__).with_name("my_codecs.py"), home)
+    (home / "train.py").write_text(OWN)
+    words = ["run", "--cluster", "local:2", "--servers", "1", "--json", "--out", "o"]
+    done = tacit(*words, "--import", "my_codecs", "--", "elsewhere/train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["ranks"][0]["sessions"][0]["metrics"]["push_bytes"] > 0
+    for name, says in (
+        ("no_codecs", "--import 'no_codecs' is no module that Python finds in"),
+        ("my codecs", "write for example --import my_codecs"),
+    ):
+        done = tacit(*words, "--import", name, "--", "elsewhere/train.py", cwd=tmp_path)
+        assert done.returncode == 2
+        assert says in " ".join(done.stderr.split())
 
 
 def test_a_port_in_use_is_said_by_the_server(tmp_path: Path) -> None:

@@ -73,6 +73,16 @@ def command(
     checkpoint_every: Annotated[
         float, typer.Option(help="Seconds between two checkpoints of a parameter server, e.g. 10")
     ] = 30,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            help="Module with compressors of your own, which the parameter servers then can read; beside the "
+            "script or in the current folder; may be given several times, e.g. my_codecs",
+            metavar="MODULE",
+            show_default=False,
+        ),
+    ] = None,
     restarts: Annotated[
         int | None,
         typer.Option(
@@ -139,6 +149,7 @@ def command(
         out=parsing.path("--out", out),
         tensorboard=parsing.path("--tensorboard", tensorboard),
         profile=profile,
+        modules=modules or [],
     )
     with interruptible():
         result = _run(options)

@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -95,6 +95,7 @@ def check(
     checkpoint_every: float = 30.0,
     restarts: int | None = None,
     profile: bool = False,
+    modules: Sequence[str] = (),
 ) -> RunOptions:
     """Parse and check what was typed. The folder is made last, if all else is right.
 
@@ -111,7 +112,7 @@ def check(
         tensorboard=_curves(tensorboard),
         profile=profile,
         restarts=_restarts(restarts, parsed, strategy, tensorboard),
-        serving=_serving(parsed, checkpoint, checkpoint_every),
+        serving=_serving(parsed, checkpoint, checkpoint_every, tuple(modules), words),
         folder=_folder(out or Path("tacit-out") / f"{datetime.now():%Y%m%d-%H%M%S}-run"),
     )
 
@@ -138,12 +139,12 @@ def checked_script(words: tuple[str, ...], example: str = _EXAMPLE) -> tuple[str
     return words
 
 
-def _is_module(name: str) -> bool:
-    """Whether this module exists, or at least its top-level package does."""
+def _is_module(name: str, places: Sequence[str] = ()) -> bool:
+    """Whether this module exists, here or in other places, or at least its top-level package does."""
     top = name.partition(".")[0]
     if not all(part.isidentifier() for part in name.split(".")):
         return False
-    return bool(PathFinder.find_spec(top, [str(Path.cwd())]) or find_spec(top))
+    return bool(PathFinder.find_spec(top, [str(Path.cwd()), *places]) or find_spec(top))
 
 
 def _check_syntax(script: Path) -> None:
@@ -188,18 +189,37 @@ def _cluster(text: str, servers: int, strategy: AnyStrategy | None) -> Cluster:
     return cluster
 
 
-def _serving(cluster: Cluster, checkpoint: Path | None, every: float) -> Serving | None:
+def _serving(
+    cluster: Cluster, checkpoint: Path | None, every: float, modules: tuple[str, ...], script: Sequence[str]
+) -> Serving | None:
     parsing.seconds("--checkpoint-every", every, 30)
-    if checkpoint is None:
-        return Serving() if cluster.servers else None
+    given = [f"--checkpoint {checkpoint}"] if checkpoint is not None else []
+    given += [f"--import {module}" for module in modules]
     if not cluster.servers:
-        raise ConfigError(
-            f"--checkpoint {checkpoint} is for parameter servers, and there are none: leave it out, or write "
-            "--servers 1 and an algorithm that needs one"
-        )
-    serving = Serving(checkpoint=checkpoint.absolute(), every=every)
+        if given:
+            raise ConfigError(
+                f"{given[0]} is for parameter servers, and there are none: leave it out, or write "
+                "--servers 1 and an algorithm that needs one"
+            )
+        return None
+    folder = None if script[0] == "-m" else Path(script[0]).resolve().parent
+    for module in modules:
+        _check_module(module, folder)
+    serving = Serving(every=every, modules=modules, folder=folder if modules else None)
+    if checkpoint is None:
+        return serving
+    serving = replace(serving, checkpoint=checkpoint.absolute())
     _check_files(checkpoint, serving, cluster.servers)
     return serving
+
+
+def _check_module(name: str, folder: Path | None) -> None:
+    places = [str(Path.cwd())] + ([] if folder is None else [str(folder)])
+    if not _is_module(name, places):
+        raise ConfigError(
+            f"--import {name!r} is no module that Python finds in {' or '.join(places)}: write for example "
+            "--import my_codecs for my_codecs.py beside the script"
+        )
 
 
 def _restarts(

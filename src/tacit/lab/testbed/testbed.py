@@ -173,7 +173,7 @@ class Testbed:
     ) -> None:
         for number, point in enumerate(points):
             command = launch.server_arguments(self.cluster, number, point, serving)
-            path = {**env, "PYTHONPATH": _path()}
+            path = {**env, "PYTHONPATH": _path(serving.folder)}
             self._begin(run, self.cluster.nodes + number, command, path)
 
     def _begin(self, run: RunMonitor, node: int, command: Sequence[str], env: Mapping[str, str]) -> None:
@@ -214,7 +214,7 @@ class Testbed:
         return received[0]
 
 
-def _path() -> str:
-    """A PYTHONPATH on which the new interpreter finds this very tacit."""
-    root = str(Path(__file__).parents[2])
-    return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+def _path(beside: Path | None = None) -> str:
+    """A PYTHONPATH on which the new interpreter finds this very tacit, and what lies in a folder."""
+    folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""), str(beside or "")]
+    return os.pathsep.join(filter(None, folders))
