@@ -25,11 +25,14 @@ SMALLER = 25, 40
 FEW = re.compile("topk|threshold|qsgd|phases|powersgd|low rank")
 """Rows with buffers of far fewer entries than there are, which are above LARGEST only in the larger shape."""
 
+BY_NUMPY = {"entropy coded + ef"}
+"""Of those that allocate, the ones that do it by NumPy too."""
 ALLOCATES = {
     "dense, momentum corrected": "what was sent, to clear momentum where it was: all entries",
     "bf16, momentum corrected, + ef": "what was sent, to clear momentum where it was: all entries",
     "lag, momentum corrected": "what was sent, to clear momentum where it was: all entries",
     "dense, clipped, + ef": "the multiple that was sent: all entries",
+    "entropy coded + ef": "messages, whose length is another one in every round, and the peers' codes",
     "randomk 5%": "positions, drawn anew in every round",
     "randomk 5% + ef": "positions, drawn anew in every round",
     "randomk 100%": "positions, drawn anew in every round",
@@ -139,7 +142,7 @@ def test_nothing_large_is_allocated_after_the_second_step(name: str) -> None:
         assert found, f"{name} allocates nothing large any more: take it out of the list"
     else:
         assert not found
-    assert by_numpy(step) <= 2 * LARGEST
+    assert (by_numpy(step) <= 2 * LARGEST) == (name not in BY_NUMPY)
 
 
 def test_what_is_allocated_is_seen() -> None:

@@ -70,7 +70,8 @@ def agrees_with_the_loopback(rows: Mapping[str, Row]) -> None:
                 outcome.mean, expected.mean, max(1e-5, 10 * row.rounding * float(expected.mean.abs().max()))
             )
             assert same_on_all_ranks(outcome.mean), name
-            assert transport.sent - before == row.bytes(peers)[rank], name
+            sent, most = transport.sent - before, row.bytes(peers)[rank]
+            assert (0 < sent <= most) if row.varies else sent == most, name
 
 
 @check
