@@ -68,7 +68,11 @@ ARMS = (
     "predictive",
     # About 1 % and below.
     "mp2:bits=2,sync_every=2",
+    "mp2:bits=2,sync_every=2,entropy=true",
+    "mp2:bits=2,sync_every=3,entropy=true",
     "mp2:bits=2,sync_every=6",
+    "localsgd:sync_every=100",
+    "powersgd:rank=1",
     "diloco:sync_every=13,bits=4",
     "streaming-diloco",
     "topk:ratio=0.003",
