@@ -40,6 +40,16 @@ def test_a_box_is_as_wide_as_its_share_and_as_all_that_stands_on_it() -> None:
     assert "f: 6.000 ms, 75.0%" in found
 
 
+def test_callers_are_above_what_they_call_and_the_largest_is_left() -> None:
+    groups = ElementTree.fromstring(draw({"main;a": 1.0, "main;b": 3.0}, "title")).iter(f"{SVG}g")
+    rects = {str(g.get("data-n")): g.find(f"{SVG}rect") for g in groups}
+    places = {
+        name: (float(r.attrib["x"]), float(r.attrib["y"])) for name, r in rects.items() if r is not None
+    }
+    assert places["all"][1] < places["main"][1] < places["a"][1] == places["b"][1]
+    assert places["b"][0] == places["main"][0] < places["a"][0]
+
+
 def test_names_of_functions_may_hold_anything() -> None:
     text = draw({"main;a<b>&\"c\";'d' ]]> </script>": 1.0}, "x < y & z")
     assert any(told.startswith('a<b>&"c"') for told in boxes(text))

@@ -55,7 +55,7 @@ class _Box:
             self.inner.setdefault(names[0], _Box(names[0])).add(names[1:], ms)
 
     def depth(self) -> int:
-        """How many boxes stand on each other."""
+        """How many boxes hang below each other, this one included."""
         return 1 + max((each.depth() for each in self.inner.values()), default=0)
 
 
@@ -82,7 +82,9 @@ def merged(profiles: Sequence[RankProfile]) -> Mapping[str, float]:
 
 
 def draw(chains: Mapping[str, float], title: str) -> str:
-    """The graph as SVG. A box is as wide as what it stands for has taken; a click on one widens it.
+    """The graph as SVG, callers above what they call, and the largest on the left.
+
+    A box is as wide as what it stands for has taken; a click on one widens it.
 
     Args:
         chains: What each has taken, in ms.
@@ -92,13 +94,13 @@ def draw(chains: Mapping[str, float], title: str) -> str:
         root.add(chain.split(";"), ms)
     height = (root.depth() + 3) * _HEIGHT
     boxes: list[str] = []
-    _place(root, 0.0, height - 2 * _HEIGHT, _WIDTH / root.ms if root.ms else 0.0, root.ms, boxes)
+    _place(root, 0.0, 2.0 * _HEIGHT, _WIDTH / root.ms if root.ms else 0.0, root.ms, boxes)
     script = _SCRIPT % {"width": _WIDTH, "margin": _MARGIN, "letter": _LETTER}
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH + 2 * _MARGIN} {height}" '
-        f'width="{_WIDTH + 2 * _MARGIN}" height="{height}" font-family="monospace" font-size="11">\n'
+        f'width="100%" height="{height}" preserveAspectRatio="xMinYMin" font-family="monospace" font-size="11">\n'
         f'<rect width="100%" height="100%" fill="#fff"/>\n'
-        f'<text x="{_MARGIN}" y="{_HEIGHT}" font-size="13">{escape(title)}</text>\n'
+        f'<text x="{_MARGIN}" y="{_HEIGHT}" font-size="13">{escape(title)}; a click widens a box</text>\n'
         + "\n".join(boxes)
         + f"\n<script>{escape(script)}</script>\n</svg>\n"
     )
@@ -118,8 +120,8 @@ def _place(box: _Box, x: float, y: float, scale: float, total: float, into: list
         f'fill="{_colour(box.name)}" rx="2"/>'
         f'<text x="{x + _MARGIN + 3:.2f}" y="{y + _HEIGHT - 5:.0f}">{escape(label)}</text></g>'
     )
-    for each in sorted(box.inner.values(), key=lambda inner: inner.name):
-        _place(each, x, y - _HEIGHT, scale, total, into)
+    for each in sorted(box.inner.values(), key=lambda inner: (-inner.ms, inner.name)):
+        _place(each, x, y + _HEIGHT, scale, total, into)
         x += each.ms * scale
 
 
