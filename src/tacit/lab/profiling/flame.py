@@ -98,7 +98,8 @@ def draw(chains: Mapping[str, float], title: str) -> str:
     script = _SCRIPT % {"width": _WIDTH, "margin": _MARGIN, "letter": _LETTER}
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH + 2 * _MARGIN} {height}" '
-        f'width="100%" height="{height}" preserveAspectRatio="xMinYMin" font-family="monospace" font-size="11">\n'
+        f'width="100%" height="{height}" preserveAspectRatio="xMinYMin" '
+        'font-family="monospace" font-size="11">\n'
         f'<rect width="100%" height="100%" fill="#fff"/>\n'
         f'<text x="{_MARGIN}" y="{_HEIGHT}" font-size="13">{escape(title)}; a click widens a box</text>\n'
         + "\n".join(boxes)
