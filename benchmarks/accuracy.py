@@ -248,12 +248,23 @@ def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list
 
 
 def best(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> float | None:
-    """The learning rate that was best; None where it has not been searched yet."""
+    """The learning rate that was best, and with which no seed has collapsed; None while it is searched."""
     jobs = searched(done, task, arm, steps)
     short = TASKS[task].searched
     if not all(job in done for job in jobs) or (steps > short and best(done, task, arm, short) is None):
         return None
-    return max(jobs, key=lambda job: done[job].validation).rate
+    tried = sorted(jobs, key=lambda job: -done[job].validation)
+    stable = [job.rate for job in tried if not _collapsed(done, replace(job, steps=steps), done[tried[0]])]
+    return stable[0] if stable else tried[-1].rate
+
+
+def _collapsed(done: Mapping[Job, Ended], chosen: Job, leading: Ended) -> bool:
+    """Whether a training with this rate has ended at less than half of the best accuracy."""
+    return any(
+        ended.accuracy < leading.accuracy / 2
+        for job, ended in done.items()
+        if replace(job, seed=chosen.seed) == chosen and job.seed != CHOOSING
+    )
 
 
 def missing(done: Mapping[Job, Ended], wanted: Sequence[tuple[str, str, int]], seeds: int) -> Iterator[Job]:

@@ -144,8 +144,9 @@ The gap is the accuracy with the algorithm minus that of plain training, in poin
 weights, equal batches and equal augmentation; with the 95 % interval over {seeds} seeds.
 Both are trained at their own best learning rate: three multiples of the recipe's rate are tried, more where
 the best is at an end, and 2,000 training images that nobody trains on decide. In longer trainings they are
-tried around the one that was best in the shortest. An interval that holds 0 does not show that nothing is
-lost: it shows how much at most.
+tried around the one that was best in the shortest. A rate with which one of the seeds collapses is given up
+for the next best, for all seeds. An interval that holds 0 does not show that nothing is lost: it shows how
+much at most.
 
 Four workers train inside one process and exchange what tacit sends (`benchmarks/in_one_process.py`); `python
 benchmarks/accuracy.py --check` compares that with real ranks. Bytes are those of ring collectives on four

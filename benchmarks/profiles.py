@@ -41,6 +41,8 @@ ARMS = {
     "efsign": "efsign",
     "int8": "int8",
     "qsgd": "qsgd",
+    "mp2": "mp2",
+    "mp2-entropy": "mp2:entropy=true",
     "ednncomm": "ednncomm:sync_every=5",
     "diloco": "diloco:sync_every=5",
 }

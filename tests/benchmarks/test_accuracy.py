@@ -1,7 +1,7 @@
 """Gaps to plain training: what is trained, in which order, and what is said of it."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -66,6 +66,17 @@ def test_in_longer_trainings_rates_are_searched_around_the_one_that_was_best_in_
     assert accuracy.searched(done, "digits", "topk", 9600) == longer, "none is longer than 2,400 steps"
     done |= {job: ended(job, 0.0, each) for job, each in zip(longer, (0.9, 0.8, 0.7), strict=True)}
     assert accuracy.searched(done, "digits", "topk", 2400)[-1].rate == 0.5
+
+
+def test_a_rate_with_which_a_seed_collapses_is_given_up_for_all() -> None:
+    done = searched("topk", (0.7, 0.9, 0.8))
+    done = {job: replace(each, accuracy=each.validation) for job, each in done.items()}
+    good, bad = Job("digits", "topk", 66, 0, 1.0), Job("digits", "topk", 66, 1, 1.0)
+    assert accuracy.best(done | {good: ended(good, 0.9)}, "digits", "topk", 66) == 1.0
+    done |= {good: ended(good, 0.9), bad: ended(bad, 0.1)}
+    assert accuracy.best(done, "digits", "topk", 66) == 2.0
+    elsewhere = {replace(bad, arm="dense"): ended(bad, 0.1), replace(bad, steps=67): ended(bad, 0.1)}
+    assert accuracy.best({**done, bad: ended(bad, 0.8)} | elsewhere, "digits", "topk", 66) == 1.0
 
 
 def test_gaps_are_paired_by_seed() -> None:
