@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## Train with five algorithms on an emulated slow network and compare them.
 	$(BIN)/tacit compare
 
-quick: setup  ## The laws, and the tests that start no process: two and a half minutes on two cores.
+quick: setup  ## The laws, and the tests that start no process: two minutes on two cores.
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not processes and not long"
 
 test: setup  ## The whole test suite; tests that need network namespaces say so where they cannot run.

@@ -74,7 +74,8 @@ def _parameters(command: Callable[..., object]) -> Iterator[tuple[str, str, Para
         said = [each for each in (told.default, *(told.param_decls or ())) if isinstance(each, str)]
         word = ", ".join(said or [f"--{name.replace('_', '-')}"])
         (single,) = {*(get_args(kind) or [kind])} - {NoneType}
-        yield f"{word} {_KINDS[single]}".rstrip(), told.help, parameter, True
+        (each,) = get_args(single) or (single,)  # of an option that may be given several times
+        yield f"{word} {told.metavar or _KINDS[each]}".rstrip(), told.help, parameter, True
 
 
 def _row(word: str, told: str, parameter: Parameter) -> str:

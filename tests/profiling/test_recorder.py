@@ -50,7 +50,9 @@ def test_all_that_a_process_uses_is_in_the_rows() -> None:
     assert (profile.rank, profile.first, profile.steps) == (3, 4, 4)
     by_name = {thread.name: thread for thread in profile.threads}
     assert {"forward", "optimizer", "the profile itself"} <= by_name["main"].totals().keys()
-    assert by_name["tacit: lane"].totals()["beside"] > 0
+    # Numbered, where sessions of other tests have left lanes of theirs.
+    lanes = [thread.totals() for name, thread in by_name.items() if name.startswith("tacit: lane")]
+    assert [each["beside"] > 0 for each in lanes if "beside" in each] == [True]
     for step in range(4):
         named = sum(sum(thread.stages[step].values()) for thread in profile.threads)
         assert named <= profile.process_ns[step] * 1.5 + 5e6  # clocks are read one after the other
