@@ -250,8 +250,7 @@ def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list
 def best(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> float | None:
     """The learning rate that was best, and with which no seed has collapsed; None while it is searched."""
     jobs = searched(done, task, arm, steps)
-    short = TASKS[task].searched
-    if not all(job in done for job in jobs) or (steps > short and best(done, task, arm, short) is None):
+    if not all(job in done for job in jobs):
         return None
     tried = sorted(jobs, key=lambda job: -done[job].validation)
     stable = [job.rate for job in tried if not _collapsed(done, replace(job, steps=steps), done[tried[0]])]
@@ -293,7 +292,7 @@ def carry_out(
     with context.Pool(jobs, _begin) as pool:
         running: dict[Job, Any] = {}
         while True:
-            for job in missing(done, wanted, seeds):
+            for job in missing(done, wanted, seeds) if len(running) < jobs else ():
                 if len(running) >= jobs or time.monotonic() > until:
                     break
                 if job not in tried:

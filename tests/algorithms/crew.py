@@ -139,6 +139,16 @@ class Crew:
         self.each(work)
         return trace
 
+    def save(self) -> list[dict[str, object]]:
+        """What each rank keeps, in rank order; all save at once, as some have to agree."""
+        saved: list[dict[str, object]] = [{} for _ in self.replicas]
+
+        def work(rank: int, replica: Replica) -> None:
+            saved[rank] = replica.save()
+
+        self.each(work)
+        return saved
+
     def sync(self) -> None:
         self.each(lambda _, replica: replica.progress.sync())
 

@@ -23,13 +23,12 @@ from tacit.contracts import (
     ServerTopology,
 )
 from tacit.parameter_server.averaging_service import AveragingService
+from tacit.parameter_server.client import KINDS
 from tacit.parameter_server.messages import Message, PayloadBuffer
 from tacit.parameter_server.parameter_service import ParameterService
 from tacit.parameter_server.protocol import FrameKind
 from tacit.parameter_server.service import Reply, Sender, Service
 from tacit.transports.loopback import Answer, Loopback, LoopbackTransport
-
-KINDS = {"push": FrameKind.PUSH, "pull": FrameKind.PULL, "meet": FrameKind.MEET}
 
 
 class Due(Answer):

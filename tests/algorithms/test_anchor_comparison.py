@@ -146,13 +146,7 @@ def test_checkpoints_of_two_moments_are_told_apart_at_once() -> None:
     saved: list[list[dict[str, object]]] = []
     for _ in range(2):
         saving.train(3)
-        moment: list[dict[str, object]] = [{} for _ in range(P)]
-
-        def save(rank: int, replica: Replica, into: list[dict[str, object]] = moment) -> None:
-            into[rank] = replica.save()
-
-        saving.each(save)
-        saved.append(moment)
+        saved.append(saving.save())
     resumed.each(lambda rank, replica: replica.load(saved[rank == 1][rank]))
     assert all("has other bits on rank 1 than on rank 0" in text for text in said(resumed, 1))
     for group in (saving, resumed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -72,19 +73,23 @@ def progress(before: list[Tensor], step: int) -> Tensor:
     )
 
 
-@for_each(("every", "topology"), [(1, TwoPhase()), (2, TwoPhase()), (1, Flat())])
-@for_each(("bits", "predictor"), [(2, ""), (3, ""), (8, ""), (3, "last"), (2, "least-squares")])
+ROUNDS = [(1, TwoPhase()), (2, TwoPhase()), (1, Flat())]
+CODES = [(2, ""), (3, ""), (8, ""), (3, "last"), (2, "least-squares")]
+SOME = [(*code, *round_) for code, round_ in product(CODES, ROUNDS)]
+OTHERS = [
+    each for each in product([2, 3, 4, 8], PREDICTORS, [1, 2], [TwoPhase(), Flat()]) if each not in SOME
+]
+
+
+@for_each(("bits", "predictor", "every", "topology"), SOME)
 def test_all_that_workers_do_is_in_the_point_or_owed(
     predictor: str, bits: int, every: int, topology: TwoPhase | Flat
 ) -> None:
     assert_nothing_is_lost(predictor, bits, every, topology)
 
 
-@for_each("topology", [TwoPhase(), Flat()], ids=str)
-@for_each("every", [1, 2])
-@for_each("bits", [2, 3, 4, 8])
-@for_each("predictor", PREDICTORS)
-def test_it_is_so_in_every_combination(
+@for_each(("bits", "predictor", "every", "topology"), OTHERS)
+def test_it_is_so_in_every_other_combination(
     predictor: str, bits: int, every: int, topology: TwoPhase | Flat
 ) -> None:
     assert_nothing_is_lost(predictor, bits, every, topology)
@@ -192,20 +197,26 @@ def test_a_prediction_decides_what_is_rounded_and_nothing_else() -> None:
             crew.close()
 
 
-@for_each(
-    ("predictor", "stop", "late"),
-    [("", (4, True), False), ("last", (5, False), False), ("", (5, False), True), ("last", (4, True), True)],
-)
+RESUMED = [
+    ("", (4, True), False),
+    ("last", (5, False), False),
+    ("", (5, False), True),
+    ("last", (4, True), True),
+]
+RESUMED_TOO = [
+    each for each in product(PREDICTORS, [(4, True), (5, False)], [False, True]) if each not in RESUMED
+]
+
+
+@for_each(("predictor", "stop", "late"), RESUMED)
 def test_a_resumed_run_is_the_run_that_never_stopped(
     predictor: str, stop: tuple[int, bool], late: bool
 ) -> None:
     assert_resumes(predictor, stop, late)
 
 
-@for_each("late", [False, True])
-@for_each("stop", [(4, True), (5, False)])
-@for_each("predictor", PREDICTORS)
-def test_every_run_that_is_resumed_is_the_run_that_never_stopped(
+@for_each(("predictor", "stop", "late"), RESUMED_TOO)
+def test_every_other_run_that_is_resumed_is_the_run_that_never_stopped(
     predictor: str, stop: tuple[int, bool], late: bool
 ) -> None:
     assert_resumes(predictor, stop, late)
@@ -218,12 +229,7 @@ def assert_resumes(predictor: str, stop: tuple[int, bool], late: bool) -> None:
     saving.train(steps)
     if at_point:
         saving.sync()
-    saved: list[dict[str, object]] = [{} for _ in range(P)]
-
-    def save(rank: int, replica: Replica) -> None:
-        saved[rank] = replica.save()
-
-    saving.each(save)
+    saved = saving.save()
     after = saving.train(4)
     resumed.each(lambda rank, replica: replica.load(saved[rank]))
     again = resumed.train(4)
@@ -238,12 +244,7 @@ def test_another_number_of_workers_goes_on_with_all_that_is_owed(predictor: str)
     saving, resumed = (Crew(strategy(2, predictor=predictor), ranks, sizes=SIZES) for ranks in (P, 2))
     saving.train(5)
     saving.sync()
-    saved: list[dict[str, object]] = [{} for _ in range(P)]
-
-    def save(rank: int, replica: Replica) -> None:
-        saved[rank] = replica.save()
-
-    saving.each(save)
+    saved = saving.save()
     parameters = saved[0]["parameters"]
     whole = join_states({k: v for k, v in each.items() if k != "parameters"} for each in saved)
     resumed.each(lambda _, replica: replica.load({**whole, "parameters": parameters}))

@@ -95,16 +95,20 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
+def assert_steps_add_up(crew: ServedCrew, whole: Callable[[ServedCrew], Tensor], steps: int) -> None:
+    """In each step of all workers the whole moves by the mean of what their optimizers have done."""
+    for _ in range(steps):
+        expected = whole(crew) + step(crew, range(P))
+        assert_close(whole(crew), expected)
+
+
 # ---- a server that keeps X: rounds without some of the workers ------------------------------------------
 
 
 @for_each("text", APART)
 def test_where_nobody_misses_anything_nothing_is_lost(text: str) -> None:
     crew = apart(text)
-    for _ in range(8):
-        expected = total(crew)
-        expected += step(crew, range(P))
-        assert_close(total(crew), expected)
+    assert_steps_add_up(crew, total, 8)
     assert all(float(unsent(crew, rank).abs().max()) > 1e-5 for rank in range(P)), "nothing is kept back"
     assert float((kept_by(crew) - kept(crew.replicas[0], "anchor")).abs().max()) > 1e-5, "all was answered"
     crew.close()
@@ -240,12 +244,7 @@ def test_what_a_checkpoint_has_not_sent_is_not_sent_twice(synced: bool, text: st
         step(crew, range(P))
     if synced:
         crew.sync()
-    saved: list[dict[str, object]] = [{} for _ in range(P)]
-
-    def save(rank: int, replica: Replica) -> None:
-        saved[rank] = replica.save()
-
-    crew.each(save)
+    saved = crew.save()
     for _ in range(3):
         step(crew, range(P))
     crew.sync()
@@ -338,10 +337,7 @@ def averaged_total(crew: ServedCrew) -> Tensor:
 @for_each("text", [text for text in ALL if "late" not in text])
 def test_where_a_server_averages_nothing_is_lost(text: str) -> None:
     crew = averaging(text)
-    for _ in range(6):
-        expected = averaged_total(crew)
-        expected += step(crew, range(P))
-        assert_close(averaged_total(crew), expected)
+    assert_steps_add_up(crew, averaged_total, 6)
     assert float(owed(crew).abs().max()) > 1e-5
     crew.close()
 
@@ -379,12 +375,7 @@ def test_all_go_on_together_from_checkpoints_of_one_moment(text: str) -> None:
     for _ in range(5):
         step(crew, range(P))
     crew.sync()
-    saved: list[dict[str, object]] = [{} for _ in range(P)]
-
-    def save(rank: int, replica: Replica) -> None:
-        saved[rank] = replica.save()
-
-    crew.each(save)
+    saved = crew.save()
     crew.server.restart()
     states = copy.deepcopy(crew.server.states)
     ends = []

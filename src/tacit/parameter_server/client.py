@@ -44,7 +44,8 @@ _ERRORS = {
 _ALL_KINDS = frozenset(FrameKind)
 _FROM_SERVERS = {encoding.name_of(Welcome): Welcome}
 _LOOK_SECONDS = 1.0
-_KINDS = {"push": FrameKind.PUSH, "pull": FrameKind.PULL, "meet": FrameKind.MEET}
+KINDS = {"push": FrameKind.PUSH, "pull": FrameKind.PULL, "meet": FrameKind.MEET}
+"""How each `PushPull.do` is asked for."""
 
 
 @dataclass(eq=False)
@@ -191,7 +192,7 @@ class ServerClient:
 
     def post(self, request: PushPull, key: str, into: Tensor | None = None) -> PendingReply:
         """Send a request to the service of the bucket `key`; `into`: where the reply's bytes are to lie."""
-        kind, sequence = _KINDS[request.do], 0
+        kind, sequence = KINDS[request.do], 0
         if kind == FrameKind.PUSH:
             sequence = self._clocks[key] = self._clocks.get(key, 0) + 1
         message = Message(kind, sequence, request.payloads, request.pieces, request.pulls, request.lr)

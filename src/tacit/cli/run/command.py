@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from tacit.files import put, spared
 if TYPE_CHECKING:
     from tacit.cli.run.options import RunOptions
     from tacit.cli.run.result import RunResult
+    from tacit.lab.profiling.profile import RankProfile
 
 __all__ = ["EPILOG", "command"]
 
@@ -167,23 +169,20 @@ def _run(options: RunOptions) -> RunResult:
         Interrupted: A signal came; the testbed is removed.
     """
     from tacit.cli.run import result as results
+    from tacit.lab.profiling import profile
     from tacit.lab.testbed import Testbed
 
     variables = {ALGORITHM: options.algorithm, FOOTPRINT: str(options.footprint)}
     if options.tensorboard is not None:
         variables[TENSORBOARD] = str(options.tensorboard)
+    profiler = _PROFILER if options.profile else ()
     if options.profile:
         variables[PROFILE] = str(options.footprint)
     _write(options, results.unfinished(options))
     try:
         with Testbed(options.cluster) as bed:
             ended = bed.run(
-                [
-                    str(_RANK_COUNTER),
-                    str(options.footprint),
-                    *_PROFILER[: 2 * options.profile],
-                    *options.script,
-                ],
+                [str(_RANK_COUNTER), str(options.footprint), *profiler, *options.script],
                 env=variables,
                 timeout=options.timeout,
                 servers=options.serving,
@@ -193,18 +192,19 @@ def _run(options: RunOptions) -> RunResult:
     except BaseException as error:
         _write(options, results.cut_off(options, error))
         raise
-    result = results.summarize(options, ended)
+    profiled = profile.read(options.footprint) if options.profile else []
+    result = results.summarize(options, ended, profiled)
     _write(options, result)
-    if result.profile is not None:
-        _draw(options)
+    if profiled:
+        _draw(options, profiled)
     return result
 
 
-def _draw(options: RunOptions) -> None:
+def _draw(options: RunOptions, profiled: Sequence[RankProfile]) -> None:
     """Draw the flame graph of what the ranks have told."""
-    from tacit.lab.profiling import flame, profile
+    from tacit.lab.profiling import flame
 
-    chains = flame.merged(profile.read(options.footprint))
+    chains = flame.merged(profiled)
     title = (
         f"{options.algorithm} on {options.cluster}: ms of processor time a rank and step, mean over the ranks"
     )

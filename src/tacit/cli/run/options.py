@@ -139,12 +139,13 @@ def checked_script(words: tuple[str, ...], example: str = _EXAMPLE) -> tuple[str
     return words
 
 
-def _is_module(name: str, places: Sequence[str] = ()) -> bool:
-    """Whether this module exists, here or in other places, or at least its top-level package does."""
+def _is_module(name: str, beside: Path | None = None) -> bool:
+    """Whether this module exists, here or in another folder, or at least its top-level package does."""
     top = name.partition(".")[0]
     if not all(part.isidentifier() for part in name.split(".")):
         return False
-    return bool(PathFinder.find_spec(top, [str(Path.cwd()), *places]) or find_spec(top))
+    places = [str(each) for each in (Path.cwd(), beside) if each is not None]
+    return bool(PathFinder.find_spec(top, places) or find_spec(top))
 
 
 def _check_syntax(script: Path) -> None:
@@ -204,22 +205,18 @@ def _serving(
         return None
     folder = None if script[0] == "-m" else Path(script[0]).resolve().parent
     for module in modules:
-        _check_module(module, folder)
+        if not _is_module(module, folder):
+            raise ConfigError(
+                f"--import {module!r} is no module that Python finds in {Path.cwd()}"
+                f"{f' or {folder}' if folder else ''}: write for example --import my_codecs for my_codecs.py "
+                "beside the script"
+            )
     serving = Serving(every=every, modules=modules, folder=folder if modules else None)
     if checkpoint is None:
         return serving
     serving = replace(serving, checkpoint=checkpoint.absolute())
     _check_files(checkpoint, serving, cluster.servers)
     return serving
-
-
-def _check_module(name: str, folder: Path | None) -> None:
-    places = [str(Path.cwd())] + ([] if folder is None else [str(folder)])
-    if not _is_module(name, places):
-        raise ConfigError(
-            f"--import {name!r} is no module that Python finds in {' or '.join(places)}: write for example "
-            "--import my_codecs for my_codecs.py beside the script"
-        )
 
 
 def _restarts(

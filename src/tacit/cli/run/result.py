@@ -110,7 +110,9 @@ class RunResult:
         return [*lines, ""]
 
 
-def summarize(options: RunOptions, result: Result) -> RunResult:
+def summarize(
+    options: RunOptions, result: Result, profiled: Sequence[profiles.RankProfile] = ()
+) -> RunResult:
     """The result of a run that has ended, or that was ended at its time limit."""
     ranks, processes, servers = (_reports(options.footprint, kind) for kind in ("rank", "process", "server"))
     sessions = [session for rank in ranks for session in rank["sessions"]]
@@ -118,7 +120,6 @@ def summarize(options: RunOptions, result: Result) -> RunResult:
     sent = [each["bytes_out"] + each["closing_bytes_out"] for each in counted]
     shares = [each["compute_share"] for each in counted if each["rounds"] > 1]
     attached = sorted({session["strategy"] for session in sessions})
-    profiled = profiles.read(options.footprint) if options.profile else []
     error = _error(options, result, ranks, attached) or _without_profile(options, profiled)
     names = write_tracebacks(result.endings, options.folder / "errors")
     return RunResult(
