@@ -254,7 +254,7 @@ def main() -> None:
         rank_main(options.rank, options.quick)
         return
     if options.accuracy:
-        rows = accuracies(["digits"], 3, "2x2@100mbit")
+        rows = accuracies(["digits"], 3, "2x2@100mbit", epochs=5)
         if options.data:
             cifar = ["cifar10", "--data", options.data, "--limit", "10000", "--model", "resnet8"]
             cifar += ["--precision", "bf16", "--target", "0.4"]
