@@ -18,6 +18,7 @@ from tacit.hooks.agreement import agree
 from tacit.hooks.assembly import levels_of
 from tacit.hooks.ddp import HookDispatcher
 from tacit.hooks.failures import Failures, first_line
+from tacit.hooks.footprint import footprint
 from tacit.hooks.frozen_check import FrozenCheck
 from tacit.hooks.grad_scaler import ScaledSteps
 from tacit.hooks.learning_rates import RateHistory, Rates
@@ -189,6 +190,15 @@ class Attached:
         """
         self.flush()
         return [facts for level in self.levels for facts in level.servers()]
+
+    def footprint(self) -> dict[str, int]:
+        """Bytes that this rank keeps beside the model, its gradients and the optimizer, by what they are.
+
+        E.g. `residual` and `anchor`; `second buffers`: what a round writes while the old state is kept, so
+        that a round that fails leaves no trace; `messages`: what is sent and received, used again in the next
+        round; `scratch`: what encoding and decoding use, in the threads of all sessions.
+        """
+        return footprint([self.levels, self._momentum], self._options.model, self._options.optimizers)
 
     def timeline(self) -> Timeline:
         """When this rank computed and waited: its last thousand steps, and each level's last thousand rounds.

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import threading
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 
-class _Buffers(threading.local):
+class _Kept:
+    """What one thread keeps."""
+
     def __init__(self) -> None:
         self.tensors: dict[tuple[str, torch.dtype, torch.device, int], Tensor] = {}
 
 
+class _Buffers(threading.local):
+    def __init__(self) -> None:
+        self.kept = _Kept()
+        _OF_THREADS.add(self.kept)
+
+
+_OF_THREADS: WeakSet[_Kept] = WeakSet()
 _BUFFERS = _Buffers()
+
+
+def all_scratch() -> list[Tensor]:
+    """What all threads keep now."""
+    return [tensor for kept in [*_OF_THREADS] for tensor in [*kept.tensors.values()]]
 
 
 def thread_scratch(key: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -21,9 +36,9 @@ def thread_scratch(key: str, numel: int, dtype: torch.dtype, device: torch.devic
     if device.type == "meta":
         return torch.empty(numel, dtype=dtype, device=device)
     full_key = key, dtype, device, current_stream(device)
-    kept = _BUFFERS.tensors.get(full_key)
+    kept = _BUFFERS.kept.tensors.get(full_key)
     if kept is None or kept.numel() < numel:
-        kept = _BUFFERS.tensors[full_key] = torch.empty(numel, dtype=dtype, device=device)
+        kept = _BUFFERS.kept.tensors[full_key] = torch.empty(numel, dtype=dtype, device=device)
     return kept[:numel]
 
 
