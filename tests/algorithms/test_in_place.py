@@ -107,12 +107,13 @@ def test_two_bytes_are_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert params.dtype == anchor.dtype == torch.float32
 
 
-def test_what_rounding_left_out_stays_in_the_replica() -> None:
+@for_each("dtype", [torch.float32, torch.float16])
+def test_what_rounding_left_out_stays_in_the_replica(dtype: torch.dtype) -> None:
     strategy = Strategy(
         subject="delta", rounds=Every(1), merge=LocalResidual(), compressor=BF16(), topology=Flat()
     )
-    crew = Crew(strategy, 2)
-    deltas = [torch.full((21,), 0.001 * (1 + rank)) for rank in range(2)]
+    crew = Crew(strategy, 2, dtype=dtype, start=0.0)
+    deltas = [torch.full((21,), 0.0101 * (1 + rank), dtype=dtype) for rank in range(2)]
 
     def step(rank: int, each: object) -> None:
         for p in each.named.values():  # type: ignore[attr-defined]
@@ -122,6 +123,8 @@ def test_what_rounding_left_out_stays_in_the_replica() -> None:
     crew.each(step)
     for rank, each in enumerate(crew.replicas):
         anchor = torch.cat(each.progress._anchor)
-        exact = (torch.ones(21) + deltas[rank]) - 1.0
-        assert torch.equal(each.flat, anchor + (exact - exact.bfloat16().float()))
+        exact = deltas[rank].float()
+        unsent = exact - exact.bfloat16().float()
+        assert bool((unsent != 0).all())
+        assert torch.equal(each.flat, (anchor + unsent).to(dtype))
     crew.close()

@@ -44,10 +44,10 @@ class LocalDeltas:
         ]
         """Of which the exchange subtracts what was sent; None where the merge does not ask for it."""
         self.outgoing = [
-            mine if mine is not None and mine.dtype == flat.dtype else flat
-            for mine, flat in zip(self.mine, flats, strict=True)
+            unsent if unsent is not None else mine if mine is not None and mine.dtype == flat.dtype else flat
+            for unsent, mine, flat in zip(self.unsent, self.mine, flats, strict=True)
         ]
-        """What is exchanged. Where it is this rank's own part itself, the mean must not overwrite it."""
+        """What is exchanged. Where this rank's own part is kept, it is that, and no mean overwrites it."""
         given = late and self._unsent
         self._given = [torch.zeros_like(anchor) if given else None for anchor in anchors]
         self._aside = [torch.zeros_like(anchor) if self.ends_at_anchor else None for anchor in anchors]
@@ -60,16 +60,15 @@ class LocalDeltas:
 
     def note(self, i: int, exact: Tensor) -> None:
         """Keep this rank's part of a round that leaves: `exact`, rounded to what is in `outgoing`."""
-        mine, unsent, given, flat = self.mine[i], self.unsent[i], self._given[i], self.outgoing[i]
+        mine, given, out = self.mine[i], self._given[i], self.outgoing[i]
         if given is not None:
             given.copy_(exact)
-        if mine is None or mine is flat:
+        if mine is None or mine is out:
             return
-        if unsent is None:
-            mine.copy_(flat)
+        if out is self.unsent[i]:
+            torch.sub(exact, self._replica.widened(i, out), out=mine)  # rounding keeps it back
         else:
-            unsent.copy_(flat)
-            torch.sub(exact, self._replica.widened(i, unsent), out=mine)  # rounding keeps it back
+            mine.copy_(out)
 
     def reads_params(self, i: int) -> bool:
         """Whether `of_answer` needs the parameters."""
