@@ -184,6 +184,10 @@ def test_a_text_that_cannot_be_is_refused(name: str, text: str) -> None:
         ("threshold:tau=0", "tau=0.0 is not a finite number above 0"),
         ("fp8:format=e4m4", "unknown value of fp8:format 'e4m4'"),
         ("ednncomm:sync_every=0", "sync_every=0 is not possible: write 1 or more"),
+        ("ednncomm:fragments=4", "from 1 to 1: with sync_every='auto' there is no period"),
+        ("ednncomm:sync_every=4,fragments=8", "fragments=8 do not fit into sync_every=4 steps"),
+        ("localsgd:sync_every=4,fragment_sync_delay=5", r"write Delayed\(steps=4\) at most"),
+        ("localsgd:fragment_sync_delay=-1", "fragment_sync_delay=-1 is not a whole number, 0 or more"),
     ],
 )
 def test_a_text_out_of_range_says_the_range(text: str, says: str) -> None:

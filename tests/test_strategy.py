@@ -22,6 +22,7 @@ from tacit.compressors import (
 from tacit.contracts import Compressor, Sync, Topology
 from tacit.errors import ConfigError
 from tacit.merges import Average
+from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every, EveryStep
 from tacit.strategy import Strategy
 from tacit.topologies import Auto, Flat, Star, TwoPhase
@@ -113,6 +114,14 @@ def test_what_a_server_answers_can_be_told() -> None:
         assert topology.pull == QSGD(bits=2)
     assert parse("ednncomm:bits=4").levels[-1].compressor == QSGD(bits=4)
     assert parse("ednncomm").levels[-1].compressor == Dense()
+
+
+@pytest.mark.parametrize("name", ["localsgd", "ednncomm", "streaming-diloco"])
+def test_rounds_may_be_in_fragments_and_late(name: str) -> None:
+    late = parse(f"{name}:sync_every=32,fragments=4,fragment_sync_delay=2").levels[-1]
+    assert (late.rounds, late.overlap) == (Every(32, fragments=4), Delayed(2))
+    blocking = parse(f"{name}:sync_every=32,fragments=1,fragment_sync_delay=0").levels[-1]
+    assert (blocking.rounds, blocking.overlap) == (Every(32), Bucketwise())
 
 
 @pytest.mark.parametrize("name", ["signsgd", "pipesgd", "localsgd", "diloco", "streaming-diloco"])

@@ -65,6 +65,9 @@ class Average(Merge):
     CoCoD-SGD does: Shen et al., IJCAI 2019).
     """
 
+    entrywise: ClassVar[bool] = True
+    reads_params: ClassVar[Literal["late"]] = "late"
+
     def apply_(
         self,
         params: Tensor,
@@ -94,6 +97,8 @@ class LocalResidual(UnsentMerge):
     part of the entries in every round it is SPARTA (Exo Labs 2025).
     """
 
+    entrywise: ClassVar[bool] = True
+    reads_params: ClassVar[Literal["never"]] = "never"
     needs_local_delta: ClassVar[Literal["always"]] = "always"
 
     @property
@@ -141,6 +146,8 @@ class ServerParams(Merge):
             worker has.
     """
 
+    entrywise: ClassVar[bool] = True
+    reads_params: ClassVar[Literal["late"]] = "late"
     subject: ClassVar[Literal["server"]] = "server"
 
     whole: bool = True
@@ -189,6 +196,8 @@ class StaleMean(Merge):
         staleness: c, how much a step counts, above 0; the paper's is 2.
     """
 
+    entrywise: ClassVar[bool] = True
+    reads_params: ClassVar[Literal["late"]] = "late"
     needs_local_delta: ClassVar[Literal["never"]] = "never"
 
     staleness: float = 2.0
@@ -232,6 +241,8 @@ class OuterStep(Merge):
             DiLoCo's alpha: Douillard et al. 2025; one minus Overlap-Local-SGD's).
     """
 
+    entrywise: ClassVar[bool] = True
+
     lr: float = 0.7
     momentum: float = 0.9
     nesterov: bool = True
@@ -250,6 +261,10 @@ class OuterStep(Merge):
     def init(self, like: Tensor) -> State:
         """The outer momentum: zeros; nothing if `momentum` is 0."""
         return {"momentum": torch.zeros_like(like)} if self.momentum else {}
+
+    @property
+    def reads_params(self) -> Literal["always", "never"]:  # type: ignore[override]
+        return "always" if self.local else "never"
 
     def apply_(
         self,
@@ -289,6 +304,9 @@ class SlowMo(LearningRateMerge):
         slow_lr: above 0; the paper's alpha.
         momentum: from 0 to below 1; the paper's beta.
     """
+
+    entrywise: ClassVar[bool] = True
+    reads_params: ClassVar[Literal["never"]] = "never"
 
     slow_lr: float = 1.0
     momentum: float = 0.7
@@ -332,6 +350,7 @@ class Elastic(ConsolidatingMerge):
         beta: above 0, below 2; the paper's P times alpha.
     """
 
+    entrywise: ClassVar[bool] = True
     needs_local_delta: ClassVar[Literal["always"]] = "always"
 
     beta: float = 0.9

@@ -171,8 +171,8 @@ def streaming(k: int, parts: int, lag: int, alpha: float, lr: float, momentum: f
     x, trace = [each.clone() for each in start()], []
     outer, v = start()[0], torch.zeros_like(start()[0])
     pending_rounds: list[tuple[int, int, Tensor]] = []
-    for t in range(STEPS):
-        x = [each.clone() for each in stepped(x, t)]
+
+    def land(x: list[Tensor], t: int) -> None:
         while pending_rounds and pending_rounds[0][0] + lag <= t:
             _, part, average = pending_rounds.pop(0)
             where = places[part]
@@ -181,8 +181,13 @@ def streaming(k: int, parts: int, lag: int, alpha: float, lr: float, momentum: f
             outer[where] = outer[where] - lr * (g + momentum * v[where])
             for each in x:
                 each[where] = alpha * each[where] + (1 - alpha) * outer[where]
+
+    for t in range(STEPS):
+        x = [each.clone() for each in stepped(x, t)]
+        land(x, t)
         due = [part for part in range(parts) if (t + 1 - (part + 1) * k // parts) % k == 0]
         pending_rounds += [(t, part, mean(x)[places[part]]) for part in due]
+        land(x, t)
         trace.append([each.clone() for each in x])
     return trace
 
@@ -190,7 +195,7 @@ def streaming(k: int, parts: int, lag: int, alpha: float, lr: float, momentum: f
 STREAMING = Strategy(
     subject="delta", rounds=Every(6, fragments=3), overlap=Delayed(2), merge=OuterStep(0.4, 0.9, local=0.5)
 )
-COCOD = Strategy(subject="delta", rounds=Every(4), overlap=Delayed(3), merge=Average())
+COCOD = parse("localsgd:sync_every=4,fragment_sync_delay=3")
 
 KEEP = Strategy(
     subject="delta", rounds=Every(4), compressor=TopK(ratio=0.3), topology=Flat(), merge=LocalResidual()
@@ -201,6 +206,7 @@ CASES: dict[str, tuple[str | Strategy, Callable[[], Trace]]] = {
     "local sgd": ("localsgd:sync_every=4", lambda: local_sgd(4)),
     "local sgd, odd": ("localsgd:sync_every=5", lambda: local_sgd(5)),
     "every step": ("localsgd:sync_every=1", lambda: local_sgd(1)),
+    "local sgd, in turn": ("localsgd:sync_every=6,fragments=3", lambda: streaming(6, 3, 0, 0.0, 1.0, 0.0)),
     "mp2, all sent": ("mp2:form=paper,rescale=false,sync_every=4,budget=1.0", lambda: local_sgd(4)),
     "mp2, all sent, own kept": ("mp2:form=paper,sync_every=4,budget=1.0,predictor=own", lambda: local_sgd(4)),
     "keep": (KEEP, lambda: sparse(4, 0.3, 0.0)),

@@ -26,7 +26,16 @@ from tacit.contracts import (
     Transmitted,
 )
 from tacit.errors import ConfigError
-from tacit.merges import Average, OuterStep, StaleMean
+from tacit.merges import (
+    Average,
+    CommonPoint,
+    Elastic,
+    LocalResidual,
+    OuterStep,
+    ServerParams,
+    SlowMo,
+    StaleMean,
+)
 from tacit.strategy import Strategy
 from tacit.testing import check_compressor, check_merge, check_rounds, check_topology
 from tacit.topologies import Auto, Flat, Hierarchical, Star, TwoPhase
@@ -170,11 +179,43 @@ class Leaks(Merge):
         anchor.copy_(params)
 
 
+class Shortened(Average):
+    """Goes by the norm of the mean, which is another one in each stretch."""
+
+    entrywise = True
+    reads_params = "always"
+
+    def apply_(self, params: Tensor, anchor: Tensor, mean: Tensor, *rest: Any) -> None:
+        anchor.add_(mean / (1 + mean.norm()))
+        params.copy_(anchor)
+
+
+class ReadsParams(Average):
+    reads_params = "never"
+
+    def apply_(self, params: Tensor, anchor: Tensor, mean: Tensor, *rest: Any) -> None:
+        anchor.add_(mean)
+        params.lerp_(anchor, 0.5)
+
+
+class SaysNothing(Average):
+    def apply_(self, *given: Any) -> None:
+        super().apply_(*given)
+
+
 def test_merges() -> None:
-    for merge in (Average(), OuterStep(), OuterStep(local=0.5), StaleMean()):
+    steps = OuterStep(), OuterStep(local=0.5), OuterStep(momentum=0.0), SlowMo()
+    apart = LocalResidual(), CommonPoint(), Elastic(), StaleMean(), ServerParams(), ServerParams(whole=False)
+    for merge in (Average(), *steps, *apart):
+        assert merge.entrywise
         check_merge(merge)
     with pytest.raises(AssertionError, match="the anchors of ranks differ"):
         check_merge(Leaks())
+    for lies in (Shortened(), ReadsParams()):
+        with pytest.raises(AssertionError, match="it reads the parameters, or is not entrywise, and says it"):
+            check_merge(lies)
+    assert not SaysNothing.entrywise
+    assert SaysNothing.reads_params == "always"
 
 
 def test_topologies() -> None:

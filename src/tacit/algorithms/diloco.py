@@ -18,6 +18,11 @@ From 3 ranks on, where that sends less, the mean is rounded once more on its way
 `topology=all-gather` rounds once, as in the paper. The inner optimizer's state stays local and is not reset,
 as in the papers. Closing the session, and `sync`, take the mean of the replicas as they are, without an outer
 step.
+
+DiLoCo's round is of all parameters as they are after H steps, and the next step begins from its answer: none
+of it can leave before, and training waits for all of it. Who would rather not wait has `streaming_diloco`:
+with `fragment_update_alpha=0` and `fragment_sync_delay=0` it is DiLoCo fragment by fragment, each at its own
+time, and with a delay fragments travel behind the steps.
 """
 
 from __future__ import annotations
@@ -25,9 +30,8 @@ from __future__ import annotations
 from tacit import checks
 from tacit.algorithms.codecs import of_bits
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
+from tacit.algorithms.ways import Way, staggered, way
 from tacit.merges import OuterStep
-from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every
 from tacit.strategy import Strategy
 
@@ -75,16 +79,15 @@ def streaming_diloco(
 ) -> Strategy:
     """DiLoCo in fragments that take turns, and are applied `fragment_sync_delay` steps late."""
     _check(outer_lr, outer_momentum)
-    hint = "write 5, or 0 for fragments that land at once"
-    checks.whole("fragment_sync_delay", fragment_sync_delay, 0, None, hint)
+    rounds, overlap = staggered(sync_every, fragments, fragment_sync_delay)
     hint = "it is how much a replica keeps of its own; write 0.5"
     checks.real("fragment_update_alpha", fragment_update_alpha, hint, least=0, below=1)
     return Strategy(
         subject="delta",
-        rounds=Every(sync_every, fragments),
+        rounds=rounds,
         compressor=of_bits(bits),
         topology=way(topology),
-        overlap=Delayed(fragment_sync_delay) if fragment_sync_delay else Bucketwise(),
+        overlap=overlap,
         merge=OuterStep(outer_lr, outer_momentum, local=fragment_update_alpha),
         name="streaming-diloco",
     )

@@ -13,17 +13,24 @@ one after the other). What travels is the delta since the last anchor, which in 
 sends it shorter: 16 is bf16, 2 to 8 are QSGD's. Floating-point buffers (BatchNorm's statistics) are averaged
 with the parameters, and momentum stays local until the session closes, unless `buffers` and `momentum` say
 otherwise.
+
+The paper's exchange is of all parameters as they are after K' steps, and the next step begins from the mean:
+none of it can leave before. With `fragments` and `fragment_sync_delay` parts of the model take turns, and are
+applied later: another arithmetic than the paper's, see `localsgd`, which has the same.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+from tacit import checks
 from tacit.algorithms.codecs import of_bits
 from tacit.algorithms.registry import algorithm
-from tacit.contracts import NODE
+from tacit.algorithms.ways import staggered
+from tacit.contracts import NODE, Overlap, Rounds
 from tacit.merges import Average
-from tacit.rounds import Every, EveryEpoch
+from tacit.overlap import Bucketwise
+from tacit.rounds import EveryEpoch
 from tacit.strategy import Beside, Buffers, Levels, Strategy
 from tacit.topologies.flat import Flat
 from tacit.topologies.hierarchical import Hierarchical
@@ -41,14 +48,25 @@ def ednncomm(
     momentum: Beside = "local",
     buffers: Buffers = "averaged",
     bits: int = 32,
+    fragments: int = 1,
+    fragment_sync_delay: int = 0,
 ) -> Levels:
     """Gradients inside the node in every step, parameters between nodes every `sync_every` steps."""
+    if sync_every == "auto":
+        hint = "with sync_every='auto' there is no period of so many steps; write sync_every=64 beside it"
+        checks.whole("fragments", fragments, 1, 1, hint)
+        checks.whole("fragment_sync_delay", fragment_sync_delay, 0, 0, hint)
+        rounds: Rounds = EveryEpoch()
+        overlap: Overlap = Bucketwise()
+    else:
+        rounds, overlap = staggered(sync_every, fragments, fragment_sync_delay)
     near = Strategy(topology=Flat(axis=NODE), name="near")
     far = Strategy(
         subject="delta",
-        rounds=EveryEpoch() if sync_every == "auto" else Every(sync_every),
+        rounds=rounds,
         compressor=of_bits(bits),
         topology=Hierarchical(by=by),
+        overlap=overlap,
         merge=Average(),
         momentum=momentum,
         buffers=buffers,

@@ -9,15 +9,21 @@ same. With a compressor it is far better, as the delta is small where parameters
 in bf16, 2 to 8 in QSGD's levels. The optimizer's own state (momentum, Adam's moments) stays local, as in the
 paper, unless `momentum` says otherwise: "averaged" in every round (Yu, Jin & Yang, ICML 2019), or "reset" to
 zero.
+
+The paper's round is of all parameters as they are after H steps, and the next step begins from the mean: none
+of it can leave before, and training waits for all of it. With `fragments=F` one of F parts of the model has a
+round every H / F steps, so each is averaged every H steps at its own time, and replicas are never equal as a
+whole before `sync` and the end: another arithmetic than the paper's, after Streaming DiLoCo (Douillard et al.
+2025). With `fragment_sync_delay=D` a part's mean is applied D steps later, on top of what the replica has
+done since (CoCoD-SGD: Shen et al., IJCAI 2019), and training waits only for what takes longer than D steps.
 """
 
 from __future__ import annotations
 
 from tacit.algorithms.codecs import of_bits
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
+from tacit.algorithms.ways import Way, staggered, way
 from tacit.merges import Average
-from tacit.rounds import Every
 from tacit.strategy import Beside, Buffers, Strategy
 
 
@@ -33,13 +39,17 @@ def localsgd(
     buffers: Buffers = "averaged",
     bits: int = 32,
     topology: Way = "auto",
+    fragments: int = 1,
+    fragment_sync_delay: int = 0,
 ) -> Strategy:
     """Average the replicas every `sync_every` steps, and exchange nothing in between."""
+    rounds, overlap = staggered(sync_every, fragments, fragment_sync_delay)
     return Strategy(
         subject="delta",
-        rounds=Every(sync_every),
+        rounds=rounds,
         compressor=of_bits(bits),
         topology=way(topology),
+        overlap=overlap,
         merge=Average(),
         momentum=momentum,
         buffers=buffers,

@@ -1,10 +1,12 @@
-"""How compressed gradients meet, as the text form names it."""
+"""How compressed gradients meet, and when rounds of a period leave and land, as the text form names it."""
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
 from tacit import checks
+from tacit.overlap import Bucketwise, Delayed
+from tacit.rounds import Every
 from tacit.topologies.auto import Auto
 from tacit.topologies.flat import Flat
 from tacit.topologies.on_axis import OnAxis
@@ -28,3 +30,17 @@ def way(topology: str) -> OnAxis:
     """
     checks.one_of("topology", topology, tuple(_WAYS))
     return _WAYS[topology]
+
+
+def staggered(sync_every: int, fragments: int, delay: int) -> tuple[Every, Bucketwise | Delayed]:
+    """Rounds of each of so many parts of the model, every `sync_every` steps, in turn.
+
+    Args:
+        delay: how many steps after its round a part's answer is applied; training goes on until then.
+
+    Raises:
+        ConfigError: one of them is not possible.
+    """
+    hint = "write 5, or 0 for fragments that land at once"
+    checks.whole("fragment_sync_delay", delay, 0, None, hint)
+    return Every(sync_every, fragments), Delayed(delay) if delay else Bucketwise()

@@ -275,10 +275,10 @@ class Partition(PartitionedCompressor):
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Copy the parts out, run all exchanges at once, copy the parts' means back."""
         taken = [self._take(i, part, x, ctx) for i, part in enumerate(self.parts)]
-        clean = self._without_parts(x, ctx)
+        self._clear_parts(x)
         talks = [
             self.main.exchange(
-                clean,
+                x,
                 inner_state(state, "main"),
                 ctx.inside("main", of=1 - sum(part.numel for part in self.parts) / x.numel()),
             )
@@ -289,7 +289,12 @@ class Partition(PartitionedCompressor):
             if ctx.rescale:
                 inside = replace(inside, rescale=_taken(ctx.rescale, part.spans))
             talks.append(part.compressor.exchange(piece, inner_state(state, f"part{i}"), inside))
-        main, *others = yield from fuse(talks)
+        try:
+            main, *others = yield from fuse(talks)
+        finally:
+            for part, piece in zip(self.parts, taken, strict=True):
+                if x is not ctx.out:
+                    _put(piece, part.spans, x)
         for mine, done in zip(
             (self.main, *(part.compressor for part in self.parts)), (main, *others), strict=True
         ):
@@ -314,17 +319,13 @@ class Partition(PartitionedCompressor):
     def _clear(self, state: State, shape: torch.Size) -> None:
         """Clear the main compressor's state in the parts' spans, as a sign cannot encode zero."""
         for tensor in state.values():
-            for part in self.parts if tensor.shape == shape else ():
-                for start, stop in part.spans:
-                    tensor[start:stop] = 0
+            if tensor.shape == shape:
+                self._clear_parts(tensor)
 
-    def _without_parts(self, x: Tensor, ctx: Context) -> Tensor:
-        if x is not ctx.out:
-            ctx.out.copy_(x)
+    def _clear_parts(self, x: Tensor) -> None:
         for part in self.parts:
             for start, stop in part.spans:
-                ctx.out[start:stop] = 0
-        return ctx.out
+                x[start:stop] = 0
 
 
 def _taken(factors: Factors, spans: Spans) -> Factors:

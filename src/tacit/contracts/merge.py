@@ -33,6 +33,16 @@ class Merge(ABC):
     """What an answer says: a mean of gradients, a mean of deltas, or parameters that servers keep."""
     needs_local_delta: ClassVar[Literal["always", "late", "never"]] = "late"
     """For which answers `local_delta` must be kept: for all, for late ones, or for none."""
+    reads_params: ClassVar[Literal["always", "late", "never"]] = "always"
+    """With which answers `apply_` reads `params`; with others it only writes them. As `entrywise`, it counts
+    for the `apply_` of the class that says so, and not for one that overrides it."""
+    entrywise: ClassVar[bool] = False
+    """Whether no entry depends on another: `apply_` may be given stretches of a bucket, in any shape."""
+
+    def __init_subclass__(cls) -> None:
+        if "apply_" in vars(cls):
+            for said in {"reads_params", "entrywise"} - vars(cls).keys():
+                setattr(cls, said, getattr(Merge, said))
 
     @property
     def meets(self) -> bool:
@@ -53,13 +63,13 @@ class Merge(ABC):
         state: State,
         at: Application,
     ) -> None:
-        """Apply an answer to a bucket, in place. All tensors are flat and of the bucket's shape.
+        """Apply an answer to a bucket, in place. All tensors are flat and of its shape, if not `entrywise`.
 
-        They are of its type, or float32 where that has two bytes, so that changes below the precision of a
-        parameter add up in the anchor and in the state.
+        They are of the bucket's type, or float32 where that has two bytes, so that changes below the
+        precision of a parameter add up in the anchor and in the state.
 
         Args:
-            params: this rank's parameters; overwritten.
+            params: this rank's parameters, or anything if not `reads_params`; overwritten.
             anchor: equal on all ranks; overwritten by the next one, equal on all ranks too.
             mean: the mean delta, `params - anchor` at the start of the round. May be overwritten.
             local_delta: this rank's own, at the start of the round. None if `needs_local_delta` is "never",

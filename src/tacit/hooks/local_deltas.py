@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import AnchorMerge, UnsentMerge
-from tacit.hooks.replica import Replica
+from tacit.hooks.replica import Place, Replica, beside
 from tacit.strategy import Strategy
 
 MINE = "local_delta"
@@ -43,6 +43,11 @@ class LocalDeltas:
             for flat, mine, anchor in zip(flats, self.mine, anchors, strict=True)
         ]
         """Of which the exchange subtracts what was sent; None where the merge does not ask for it."""
+        self.outgoing = [
+            unsent if unsent is not None else mine if mine is not None and mine.dtype == flat.dtype else flat
+            for unsent, mine, flat in zip(self.unsent, self.mine, flats, strict=True)
+        ]
+        """What is exchanged. Where this rank's own part is kept, it is that, and no mean overwrites it."""
         given = late and self._unsent
         self._given = [torch.zeros_like(anchor) if given else None for anchor in anchors]
         self._aside = [torch.zeros_like(anchor) if self.ends_at_anchor else None for anchor in anchors]
@@ -53,26 +58,34 @@ class LocalDeltas:
         """What a checkpoint keeps of each bucket, beside `MINE`."""
         return {GIVEN: self._given, ASIDE: self._aside}
 
-    def note(self, i: int, exact: Tensor, flat: Tensor) -> None:
-        """Keep this rank's part of a round that leaves: `exact`, of which `flat` will be exchanged."""
-        mine, unsent, given = self.mine[i], self.unsent[i], self._given[i]
+    def note(self, i: int, exact: Tensor) -> None:
+        """Keep this rank's part of a round that leaves: `exact`, rounded to what is in `outgoing`."""
+        mine, given, out = self.mine[i], self._given[i], self.outgoing[i]
         if given is not None:
             given.copy_(exact)
-        if mine is None:
+        if mine is None or mine is out:
             return
-        if unsent is None or unsent is mine:
-            mine.copy_(flat)
+        if out is self.unsent[i]:
+            torch.sub(exact, self._replica.widened(i, out), out=mine)  # rounding keeps it back
         else:
-            unsent.copy_(flat)
-            torch.sub(exact, self._replica.widened(i, unsent), out=mine)  # rounding keeps it back
+            mine.copy_(out)
 
-    def of_answer(self, i: int, params: Tensor) -> Tensor | None:
-        """What the merge is given with the answer of bucket `i`, whose parameters now are `params`."""
-        mine, unsent, given = self.mine[i], self.unsent[i], self._given[i]
-        if mine is not None and unsent is not None and unsent is not mine:
-            mine.add_(self._replica.widened(i, unsent))
-        if mine is not None and given is not None:
-            mine.add_(params).sub_(self._anchors[i]).sub_(given)  # the steps since
+    def reads_params(self, i: int) -> bool:
+        """Whether `of_answer` needs the parameters."""
+        return self._given[i] is not None
+
+    def of_answer(self, i: int, places: Sequence[Place], params: Tensor) -> Tensor | None:
+        """What the merge is given with an answer about these parameters of bucket `i`, which are `params`."""
+        whole, unsent, given = self.mine[i], self.unsent[i], self._given[i]
+        if whole is None:
+            return None
+        mine = beside(params, places, whole)
+        if unsent is not None and unsent is not whole:
+            mine.add_(self._replica.widened(i, beside(params, places, unsent)))
+        if given is not None:  # the steps since
+            mine.add_(params).sub_(beside(params, places, self._anchors[i])).sub_(
+                beside(params, places, given)
+            )
         return mine
 
     def put_aside(self) -> None:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from tacit import ranges
-from tacit.contracts import NODE, Application, LearningRateMerge, State, Sync, UnsentMerge, consolidate_
+from tacit.contracts import Application, Sync, UnsentMerge, consolidate_
 from tacit.exchange.combinators import average_
 from tacit.hooks.anchor_comparison import AnchorComparison
+from tacit.hooks.answers import Answers
 from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.fragments import buckets_of_parts
 from tacit.hooks.local_deltas import ASIDE, GIVEN, MINE, LocalDeltas
 from tacit.hooks.observations import Observations
 from tacit.hooks.replica import Replica, wide_like
 from tacit.session import PendingRound, Session
-from tacit.session.buckets import ParamSlice, StateSlice
+from tacit.session.buckets import StateSlice
 
 COMMON = "anchor"
 MERGE = "merge."
@@ -96,11 +96,8 @@ class OptimizerHook:
         self._flat = [torch.zeros_like(bucket.like(bucket.device)) for bucket in buckets]
         self._local = LocalDeltas(session.strategy, self._replica, self._anchor, self._flat)
         self._comparison = AnchorComparison(session, self._anchor)
-        self._states: list[State] = [merge.init(anchor) for anchor in self._anchor]
-        largest = {bucket.dtype: bucket for bucket in sorted(buckets, key=lambda bucket: bucket.numel)}
-        self._before = {
-            dtype: wide_like(bucket) for dtype, bucket in largest.items() if session.schedule.leaves_first
-        }
+        shared = self._replica, self._anchor, self._flat, self._local
+        self._answers = Answers(session, *shared, self._variances)
         self._parts = buckets_of_parts(buckets, self._named, session.strategy.parts)
         for buffers in (self._buffers, self._on_sync):
             if buffers is not None:
@@ -275,16 +272,17 @@ class OptimizerHook:
         if beside is not None:
             beside.collect()
         for i in buckets:
-            exact = self._flat[i] if i in read else self._replica.progress(i, self._anchor[i], self._flat[i])
-            self._local.note(i, exact, self._flat[i])
-        self.observations.measure([self._flat[i] for i in buckets])
+            x = self._local.outgoing[i]
+            self._local.note(i, x if i in read else self._replica.progress(i, self._anchor[i], x))
+        self.observations.measure([self._local.outgoing[i] for i in buckets])
         pending = session.begin(buckets)
         if beside is not None:
             beside.leave(pending)
         for i in buckets:
+            x, out = self._local.outgoing[i], self._flat[i]
             if self._share != 1.0:
-                self._flat[i].mul_(self._share)
-            session.submit(i, self._flat[i], lambda: None, self._local.unsent[i])
+                x = torch.mul(x, self._share, out=out)
+            session.submit(i, x, lambda: None, self._local.unsent[i], out=out)
         way = UnappliedRound(tuple(buckets), step, apply_at, pending)
         self.under_way.append(way)
         return way
@@ -314,45 +312,10 @@ class OptimizerHook:
             at.lag > 0 and session.context.by_node and session.schedule.sync_at(step).diverged_in_node
         )
         for i in way.buckets:
-            anchor, params = self._anchor[i], self._replica.params(i)
-            if leaves:
-                before = self._before[session.buckets[i].dtype][: len(anchor)].copy_(params)
-            if diverged_in_node:
-                self._average_in_node(i, params)
-            self._merge(i, params, at, rates)
-            self._replica.write(i, params)
-            if leaves:
-                self._flat[i].copy_(before.sub_(anchor))
+            self._answers.apply(i, at, rates, diverged_in_node, leaves)
         if (beside := self._beside(way.buckets)) is not None:
             beside.complete(at.lag)
         self._end(way)
-
-    def _average_in_node(self, i: int, params: Tensor) -> None:
-        """Overwrite `params` with the mean of the replicas of this node, which have drifted apart."""
-        anchor = self._anchor[i]
-        independent = self._replica.narrowed(i, params.sub_(anchor))
-        self._session.ask(partial(average_, independent, NODE), "node", of=independent)
-        torch.add(anchor, self._replica.widened(i, independent), out=params)
-
-    def _merge(self, i: int, params: Tensor, at: Application, rates: Mapping[str, float]) -> None:
-        """Have the merge apply the answer about a bucket; if it goes by the learning rate, rate by rate."""
-        merge, state, bucket = self._session.strategy.merge, self._states[i], self._session.buckets[i]
-        mine = self._local.of_answer(i, params)
-        mean, anchor = self._replica.widened(i, self._flat[i]), self._anchor[i]
-        by_rate = isinstance(merge, LearningRateMerge)
-        for start, stop, lr in _runs(bucket.slices, rates) if by_rate else [(0, bucket.numel, at.lr)]:
-            here = slice(start, stop)
-            merge.apply_(
-                params[here],
-                anchor[here],
-                mean[here],
-                None if mine is None else mine[here],
-                {field: each[here] for field, each in state.items()},
-                at._replace(lr=lr),
-            )
-        for param in bucket.slices:
-            if param.name in self._variances:
-                params[param.start : param.stop].clamp_(min=0.0)
 
     def _end(self, way: UnappliedRound) -> None:
         self.under_way.remove(way)
@@ -366,7 +329,7 @@ class OptimizerHook:
         torch.distributed.checkpoint loads into what is there.
         """
         found = self._fields(enumerate(self._anchor), COMMON)
-        for i, state in enumerate(self._states):
+        for i, state in enumerate(self._answers.states):
             for field, tensor in state.items():
                 found |= self._fields([(i, tensor)], MERGE + field)
         if self._late:
@@ -390,10 +353,3 @@ class OptimizerHook:
             if flat is not None
             for param in self._session.buckets[i].slices
         }
-
-
-def _runs(slices: Sequence[ParamSlice], rates: Mapping[str, float]) -> Iterator[tuple[int, int, float]]:
-    """Stretches of a bucket whose parameters have one learning rate."""
-    for lr, run in groupby(slices, lambda param: rates.get(param.name, 0.0)):
-        same = list(run)
-        yield same[0].start, same[-1].stop, lr

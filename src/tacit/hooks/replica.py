@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor, nn
 
 from tacit.errors import AttachError
+from tacit.kernels.dispatch import on_host
 from tacit.session.buckets import Bucket
 from tacit.torch_compat import copy_each_
 
@@ -46,8 +48,12 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+LARGE = 1 << 14
+"""Entries from which on a parameter is worked on where it lies, and not joined with its neighbours."""
+
+
 @dataclass(slots=True)
-class _Parameter:
+class Place:
     """Where a parameter is in its bucket, and where it was found last."""
 
     name: str
@@ -86,12 +92,10 @@ class Replica:
     ) -> None:
         self._buckets, self._named = buckets, named
         self._places = [
-            [
-                _Parameter(param.name, param.start, param.stop, param.shape, bucket.dtype)
-                for param in bucket.slices
-            ]
+            [Place(param.name, param.start, param.stop, param.shape, bucket.dtype) for param in bucket.slices]
             for bucket in buckets
         ]
+        self._runs = [[*_runs(places)] for places in self._places]
         largest = {bucket.dtype: bucket for bucket in sorted(buckets, key=lambda bucket: bucket.numel)}
         narrow = {dtype: bucket for dtype, bucket in largest.items() if wide(dtype) != dtype}
         self._now = {dtype: wide_like(bucket) for dtype, bucket in largest.items()}
@@ -109,14 +113,20 @@ class Replica:
 
     def read(self, i: int, out: Tensor) -> None:
         """Overwrite `out` with the parameters of bucket `i` as they are."""
-        _copy_(*zip(*self._pairs(i, out), strict=True))
+        self._read(self._places[i], out)
 
-    def _pairs(self, i: int, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each parameter of bucket `i` its place in `flat`, and where it lies."""
-        for place in self._places[i]:
+    def _read(self, places: Sequence[Place], flat: Tensor) -> None:
+        _copy_(*zip(*self._pairs(places, flat), strict=True))
+
+    def _write(self, places: Sequence[Place], flat: Tensor) -> None:
+        with torch.no_grad():
+            _copy_(*reversed([*zip(*self._pairs(places, flat), strict=True)]))
+
+    def _pairs(self, places: Sequence[Place], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each of these parameters its place in `flat`, its bucket, and where it lies."""
+        for place in places:
             there = place.view_of(self._named[place.name])
-            here = flat[place.start : place.stop]
-            yield here if there.dim() == 1 else here.view(place.shape), there
+            yield beside(there, [place], flat), there
 
     def params(self, i: int) -> Tensor:
         """The parameters of bucket `i` before rounding; good until the next bucket is asked for."""
@@ -131,12 +141,52 @@ class Replica:
 
     def progress(self, i: int, anchor: Tensor, out: Tensor) -> Tensor:
         """Overwrite `out` with how far bucket `i` is from the anchor; returns it before rounding."""
-        if self.put[i] is None:
-            self.read(i, out)
-            return out.sub_(anchor)
-        exact = self.params(i).sub_(anchor)
-        out.copy_(exact)
-        return exact
+        if self.put[i] is not None:
+            exact = self.params(i).sub_(anchor)
+            out.copy_(exact)
+            return exact
+        for places in self._runs[i] if on_host(anchor) else [self._places[i]]:
+            view = self._direct(places, anchor)
+            if view is not None:
+                torch.sub(view, beside(view, places, anchor), out=beside(view, places, out))
+                continue
+            self._read(places, out)
+            here = stretch(places)
+            out[here].sub_(anchor[here])
+        return out
+
+    def _direct(self, places: Sequence[Place], flat: Tensor) -> Tensor | None:
+        """A large parameter where it lies, if that may be read and written beside `flat`."""
+        if places[-1].stop - places[0].start < LARGE or len(places) > 1:
+            return None
+        view = places[0].view_of(self._named[places[0].name])
+        return view if type(view) is Tensor and view.device == flat.device else None
+
+    def overwritten(self, i: int, reads: bool, entrywise: bool) -> Iterator[tuple[Sequence[Place], Tensor]]:
+        """The parameters of bucket `i` before rounding, to be overwritten before the next are asked for.
+
+        `reads`: whether they are needed, else they are anything; `entrywise`: whether they may come in
+        stretches, large ones then in their own shape, where they lie.
+        """
+        whole = self._places[i]
+        flat = self._now[self._buckets[i].dtype][: whole[-1].stop]
+        in_runs = entrywise and self.put[i] is None and on_host(flat) and not (reads and self._overlap(i))
+        for places in self._runs[i] if in_runs else [whole]:
+            view = self._direct(places, flat) if in_runs else None
+            if view is not None:
+                yield places, view
+                continue
+            if reads:
+                self._read(places, flat) if in_runs else self.params(i)
+            yield places, flat[stretch(places)]
+            self._write(places, flat)
+        if not in_runs:
+            self._remember(i, flat)
+
+    def _overlap(self, i: int) -> bool:
+        """Whether parameters of bucket `i` may share memory, so that to write one may change another."""
+        spans = sorted(_span(place.view_of(self._named[place.name])) for place in self._places[i])
+        return any(later < end for (_, end), (later, _) in pairwise(spans))
 
     def widened(self, i: int, x: Tensor) -> Tensor:
         """`x`, of bucket `i`, in the `wide` type: itself, or a copy that is good until the next."""
@@ -148,8 +198,7 @@ class Replica:
 
     def write(self, i: int, params: Tensor) -> None:
         """Set the parameters of bucket `i` to these values."""
-        with torch.no_grad():
-            _copy_(*reversed([*zip(*self._pairs(i, params), strict=True)]))
+        self._write(self._places[i], params)
         self._remember(i, params)
 
     def anchor_here(self, i: int, anchor: Tensor) -> None:
@@ -163,6 +212,30 @@ class Replica:
             put.copy_(params)
 
 
+def stretch(places: Sequence[Place]) -> slice:
+    """Where parameters lie in their bucket, of which they are neighbours."""
+    return slice(places[0].start, places[-1].stop)
+
+
+def beside(params: Tensor, places: Sequence[Place], flat: Tensor) -> Tensor:
+    """Of a bucket's flat tensor the part of these parameters, in the shape of `params`, their values."""
+    here = flat[stretch(places)]
+    return here if params.dim() == 1 else here.view(params.shape)
+
+
+def _runs(places: Iterable[Place]) -> Iterator[list[Place]]:
+    """Each large parameter by itself, and the small ones between them."""
+    for large, run in groupby(places, lambda place: place.stop - place.start >= LARGE):
+        found = [*run]
+        yield from ([place] for place in found) if large else [found]
+
+
+def _span(x: Tensor) -> tuple[int, int]:
+    """From which address on `x` lies, and to which, if it has entries."""
+    furthest = sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + (1 + furthest) * x.element_size() if x.numel() else 0
+
+
 def _copy_(into: Sequence[Tensor] = (), out_of: Sequence[Tensor] = ()) -> None:
     """Copy each; many by one launch where both are on a GPU."""
     if into and into[0].is_cuda and out_of[0].is_cuda:
@@ -172,7 +245,7 @@ def _copy_(into: Sequence[Tensor] = (), out_of: Sequence[Tensor] = ()) -> None:
         here.copy_(there)
 
 
-def _check_same(place: _Parameter, tensor: Tensor) -> None:
+def _check_same(place: Place, tensor: Tensor) -> None:
     if tensor.shape != place.shape or tensor.dtype != place.dtype:
         raise AttachError(
             f"{place.name} had the shape {tuple(place.shape)} and the type {place.dtype} when the session "

@@ -42,8 +42,10 @@ class BucketExchanges:
         self._rescaling = rescaling
         self._place = config.context.transport.place
 
-    def open(self, i: int, x: Tensor, pending: PendingRound) -> Generator[Request, Any, Outcome]:
-        """The exchange of bucket `i` in a round; its mean overwrites `x`, which is flat.
+    def open(
+        self, i: int, x: Tensor, pending: PendingRound, out: Tensor | None = None
+    ) -> Generator[Request, Any, Outcome]:
+        """The exchange of bucket `i` in a round; its mean overwrites `out`, or `x`; both are flat.
 
         Raises:
             NonFinite: `x` holds NaN or infinity on some rank, and there is no GradScaler; raised on all of
@@ -51,7 +53,7 @@ class BucketExchanges:
         """
         bucket, nonfinite_flags = self._store.buckets[i], self._store.nonfinite_flags[i]
         context, checks, step = self._config.context, self._nonfinite, pending.step
-        ranks, me = len(context.ranks), context.me
+        ranks, me, out = len(context.ranks), context.me, x if out is None else out
         scale = checks.scale_of(bucket)
         assert not isinstance(scale, Tensor), "a factor on a device is for what is in stream"
         nonfinite_flags.zero_()
@@ -64,9 +66,9 @@ class BucketExchanges:
             finite_probe = torch.zeros(MEANS)
             if scale != 1.0:
                 x.div_(scale)
-        outcome = yield from self._conduct(i, x, pending, finite_probe=finite_probe)
+        outcome = yield from self._conduct(i, x, out, pending, finite_probe=finite_probe)
         if scale != 1.0:
-            x.mul_(scale)
+            out.mul_(scale)
         nonfinite_flags, idle = nonfinite_flags[:ranks], nonfinite_flags[ranks:]
         pending.note_idle(bucket, idle, ranks)
         if finite_probe is None and checks.skips_given(nonfinite_flags, step):
@@ -86,7 +88,7 @@ class BucketExchanges:
         return outcome
 
     def _conduct(
-        self, i: int, x: Tensor, pending: PendingRound, **more: Any
+        self, i: int, x: Tensor, out: Tensor, pending: PendingRound, **more: Any
     ) -> Generator[Request, Any, Outcome]:
         config, bucket, context = self._config, self._store.buckets[i], pending.context
         if config.bucket_lr is not None:
@@ -96,7 +98,7 @@ class BucketExchanges:
         )
         rescale = self._rescaling.factors(bucket, pending.rates) if self._rescaling and pending.rates else ()
         exchange = self._store.exchange(
-            i, x, replicated_in_node=replicated_in_node, rescale=rescale, **context, **more
+            i, x, out, replicated_in_node=replicated_in_node, rescale=rescale, **context, **more
         )
         outcome, sent = yield from counted(exchange, self._place)
         pending.note_sent(sent)
@@ -123,8 +125,10 @@ class DeviceExchanges(BucketExchanges):
         super().__init__(config, store, nonfinite, rescaling)
         self._healths = healths
 
-    def open(self, i: int, x: Tensor, pending: PendingRound) -> Generator[Request, Any, Outcome]:
-        bucket, health = self._store.buckets[i], self._healths[i]
+    def open(
+        self, i: int, x: Tensor, pending: PendingRound, out: Tensor | None = None
+    ) -> Generator[Request, Any, Outcome]:
+        bucket, health, out = self._store.buckets[i], self._healths[i], x if out is None else out
         scale = self._nonfinite.scale_of(bucket)
         scaled = isinstance(scale, Tensor) or scale != 1.0
         health.begin(partial(self._idle_here, bucket) if health.reports_idle else None)
@@ -133,9 +137,11 @@ class DeviceExchanges(BucketExchanges):
         if scaled:
             x.div_(scale)
         finite_probe = None if bucket.compressor.hides_nonfinite else health.finite_probe
-        outcome = yield from self._conduct(i, x, pending, finite_probe=finite_probe, health=health.overflow)
+        outcome = yield from self._conduct(
+            i, x, out, pending, finite_probe=finite_probe, health=health.overflow
+        )
         if scaled:
-            x.mul_(scale)
+            out.mul_(scale)
         if finite_probe is not None or bucket.dtype.itemsize < 4:
             health.note_mean(outcome.mean)
         return outcome

@@ -153,7 +153,7 @@ class Plan:
         self,
         i: int,
         coordinate: Coordinate,
-        x: Tensor,
+        out: Tensor,
         work: Workspace,
         nonfinite_flags: Tensor,
         **when: Any,
@@ -167,7 +167,7 @@ class Plan:
             bucket.compressor.hides_nonfinite or self.session_context.independent or self.reports_idle(i)
         )
         return Context(
-            out=x,
+            out=out,
             work=work,
             peers=coordinate.here.peers,
             rank=coordinate.here.rank,

@@ -236,14 +236,17 @@ class Session:
         completed: Callable[[], None],
         new_residual: Tensor | None = None,
         ready: Callable[[], None] | None = None,
+        out: Tensor | None = None,
     ) -> None:
         """Exchange bucket `i` in the lane.
 
         Args:
-            i: the bucket; `x`: what it gives, flat, which the mean overwrites.
+            i: the bucket; `x`: what it gives, flat, which the mean overwrites if there is no `out`.
             completed: called in the lane when that is done, also after a failure.
-            new_residual: `x` once more, from which what was transmitted is subtracted in the end.
+            new_residual: `x` once more, or `x` itself where there is an `out`; from which what was
+                transmitted is subtracted in the end.
             ready: called in the lane before `x` is read; waits until it may be.
+            out: what the mean overwrites.
         """
         bucket, pending = self.buckets[i], self.pending.of(i) or self.begin()
         pending.submitted(self.lanes.device if self.config.in_stream else None)
@@ -251,7 +254,7 @@ class Session:
         def open() -> Generator[Request, Any, Outcome]:
             if ready is not None:
                 ready()
-            return self._exchanges.open(i, x, pending)
+            return self._exchanges.open(i, x, pending, out)
 
         def complete(outcome: Outcome) -> None:
             if new_residual is not None:

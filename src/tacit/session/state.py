@@ -82,7 +82,7 @@ class StateStore:
     # ---- exchanges ------------------------------------------------------------------------------------
 
     def exchange(
-        self, i: int, x: Tensor, finite_probe: Tensor | None = None, **when: Any
+        self, i: int, x: Tensor, out: Tensor, finite_probe: Tensor | None = None, **when: Any
     ) -> Generator[Request, Any, Outcome]:
         """The exchange of bucket `i`; `when` is what else its `Context` says of when it takes place."""
         bucket, session_context = self.buckets[i], self._context
@@ -90,7 +90,7 @@ class StateStore:
         share = bucket.numel / session_context.numel
         when = {**when, "finite_probe": finite_probe, "share": share}
         ctx = self._plan.context(
-            i, session_context.coordinate, x, self._workspaces[i], self.nonfinite_flags[i], **when
+            i, session_context.coordinate, out, self._workspaces[i], self.nonfinite_flags[i], **when
         )
         return session_context.topology.conduct(x, self._pieces[i].compressor, self._states[i], ctx)
 

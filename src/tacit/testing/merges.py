@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
-from tacit.contracts import (
-    Application,
-    Merge,
-    consolidate_,
-)
+from tacit.contracts import Application, Merge, State, consolidate_
 from tacit.testing.ranks import heavy_tailed, naming
 
 
@@ -18,7 +15,8 @@ def check_merge(merge: Merge, *, dtypes: Iterable[torch.dtype] = (torch.float32,
     """Hold a merge to its laws, for answers that come at once and for late ones.
 
     The anchor and the state are the same bits on all ranks, whatever each rank's own parameters are; all is
-    finite; where `merge.meets` and the answer comes at once, every replica is at the anchor.
+    finite; where `merge.meets` and the answer comes at once, every replica is at the anchor. What it says of
+    itself is so: that it does not read the parameters, that it goes entry by entry.
 
     Raises:
         AssertionError: a law does not hold.
@@ -38,9 +36,13 @@ def _check_merge(merge: Merge, dtype: torch.dtype, lag: int, peers: int = 3, num
         mean = torch.stack(deltas).mean(0)
         for rank in range(peers):
             params = anchors[rank] + deltas[rank] + lag * heavy_tailed(numel, dtype, 100 + rank)
-            needed = merge.needs_local_delta in (("always", "late") if lag else ("always",))
-            own = deltas[rank].clone() if needed else None
+            answers = ("always", "late") if lag else ("always",)
+            own = deltas[rank].clone() if merge.needs_local_delta in answers else None
+            given = anchors[rank].clone(), mean.clone(), own, states[rank]
+            blind = params if merge.reads_params in answers else torch.full_like(params, torch.nan)
+            found = _in_pieces(merge, blind, given, where)
             merge.apply_(params, anchors[rank], mean.clone(), own, states[rank], where)
+            assert torch.equal(found, params), "it reads the parameters, or is not entrywise, and says it is"
             assert bool(params.isfinite().all()), "the parameters are not finite"
             if merge.meets and not lag:
                 assert torch.equal(params, anchors[rank]), "it meets, and a replica is not at the anchor"
@@ -50,3 +52,27 @@ def _check_merge(merge: Merge, dtype: torch.dtype, lag: int, peers: int = 3, num
         for anchor in anchors:
             consolidate_(merge, anchor, mean.clone())
         assert all(torch.equal(anchor, anchors[0]) for anchor in anchors), "consolidate_ makes ranks differ"
+
+
+def _in_pieces(
+    merge: Merge,
+    params: Tensor,
+    given: tuple[Tensor, Tensor, Tensor | None, State],
+    where: Application,
+) -> Tensor:
+    """What becomes of the parameters where they come in stretches and as matrices, if the merge allows it."""
+    anchor, mean, own, state = given
+    params, own = params.clone(), None if own is None else own.clone()
+    state = {name: each.clone() for name, each in state.items()}
+    half = len(params) // 2
+    for here in (slice(0, half), slice(half, None)) if merge.entrywise else (slice(None),):
+        shape = (5, -1) if merge.entrywise else (-1,)
+        merge.apply_(
+            params[here].view(shape),
+            anchor[here].view(shape),
+            mean[here].view(shape),
+            None if own is None else own[here].view(shape),
+            {name: each[here].view(shape) for name, each in state.items()},
+            where,
+        )
+    return params
