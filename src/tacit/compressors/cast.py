@@ -97,6 +97,7 @@ class FP8(OneShot):
 
     sliceable: ClassVar[bool] = True
     additive: ClassVar[bool] = False
+    shows_nonfinite: ClassVar[bool] = True
     scales: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
 
