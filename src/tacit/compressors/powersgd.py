@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.contracts import AllReduce, Compressor, Context, Exchange, Matrix, Outcome, State, Transmitted
-from tacit.exchange.health import largest
 from tacit.kernels.dispatch import on_host
+from tacit.kernels.magnitudes import largest
 from tacit.kernels.orthogonal import orthogonalize_, scale_
 
 
