@@ -39,6 +39,7 @@ class Blockwise(OneShot):
     sliceable: ClassVar[bool] = True
     scales: ClassVar[bool] = False
     additive: ClassVar[bool] = False
+    shows_nonfinite: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.contracts import Context, Decoded, OneShot, Payload, Rounded, Transmitted
 from tacit.kernels.dispatch import on_host
+from tacit.kernels.magnitudes import round_to_, widen_
 from tacit.kernels.payloads import expect_parts
 
 PIECE = 1 << 14
@@ -38,7 +39,7 @@ class Cast(OneShot):
     def encode(self, x: Tensor, ctx: Context) -> Payload:
         """`x` rounded to nearest even: n entries of two bytes."""
         wire = ctx.scratch("wire", x, x.shape, self.dtype)
-        wire.copy_(x)
+        round_to_(x, wire)
         return (wire,)
 
     def check(self, payload: Payload, out: Tensor) -> None:
@@ -46,7 +47,7 @@ class Cast(OneShot):
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
         self.check(payload, out)
-        out.copy_(payload[0])
+        widen_(payload[0], out)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         self.check(payload, out)
@@ -97,6 +98,7 @@ class FP8(OneShot):
 
     sliceable: ClassVar[bool] = True
     additive: ClassVar[bool] = False
+    shows_nonfinite: ClassVar[bool] = True
     scales: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
 

@@ -27,6 +27,7 @@ class Int8(OneShot):
     sliceable: ClassVar[bool] = True
     scales: ClassVar[bool] = True
     additive: ClassVar[bool] = False
+    shows_nonfinite: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:

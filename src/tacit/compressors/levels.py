@@ -29,6 +29,7 @@ class StochasticLevels(OneShot):
 
     sliceable: ClassVar[bool] = True
     additive: ClassVar[bool] = False
+    shows_nonfinite: ClassVar[bool] = True
     scales: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
     on_device: ClassVar[bool] = True

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.contracts import AllReduce, Compressor, Context, Exchange, Matrix, Outcome, State, Transmitted
+from tacit.kernels.dispatch import on_host
+from tacit.kernels.magnitudes import largest
 from tacit.kernels.orthogonal import orthogonalize_, scale_
 
 
@@ -115,7 +117,13 @@ class PowerSGD(Compressor):
             ctx.out[start:stop] = 0
         for matrices, bases, agreed in self._parts(ctx.out, p, q):
             torch.bmm(bases.transpose(1, 2), agreed, out=matrices)
-        return Outcome(ctx.out, _Projected(self, p, own), {"q": q})
+        return Outcome(ctx.out, _Projected(self, p, own), {"q": q}, self._bounded(p, q))
+
+    def _bounded(self, p: Tensor, q: Tensor) -> bool:
+        """Whether P and Q show that no entry of P Q' is infinite; False where the host would have to wait."""
+        if p.is_meta or not on_host(p):
+            return False
+        return self.rank * largest(p) * largest(q) < torch.finfo(p.dtype).max / 2
 
     def _parts(self, x: Tensor, p: Tensor, q: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Views, batch by batch: M (count, rows, columns), P' (count, rank, rows), Q' (count, rank, columns).

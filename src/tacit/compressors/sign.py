@@ -28,6 +28,7 @@ class Signed(OneShot):
 
     sliceable: ClassVar[bool] = True
     additive: ClassVar[bool] = False
+    shows_nonfinite: ClassVar[bool] = True
     on_device: ClassVar[bool] = True
 
     def exempts(self, shape: torch.Size) -> bool:

@@ -33,7 +33,7 @@ from tacit.contracts import (
 )
 from tacit.errors import ConfigError
 from tacit.exchange.combinators import fuse
-from tacit.exchange.health import refuse_overflow
+from tacit.exchange.health import finite, refuse_overflow
 
 
 def inner_state(state: State, part: str) -> dict[str, Tensor]:
@@ -110,6 +110,11 @@ class Feedback(Wrapper):
     @property
     def on_device(self) -> bool:
         return self.inner.on_device
+
+    @property
+    def shows_nonfinite(self) -> bool:  # type: ignore[override]
+        """Whether the inner compressor does; only of one that encodes once."""
+        return isinstance(self.inner, OneShot) and self.inner.shows_nonfinite
 
     def exempted(self) -> Compressor | None:
         """That of the inner compressor; in this wrapper too where it leaves something out."""
@@ -242,6 +247,11 @@ class Partition(PartitionedCompressor):
         return self.main.hides_nonfinite or any(part.compressor.hides_nonfinite for part in self.parts)
 
     @property
+    def shows_nonfinite(self) -> bool:  # type: ignore[override]
+        """Whether the main one does."""
+        return self.main.shows_nonfinite
+
+    @property
     def on_device(self) -> bool:
         return self.main.on_device and all(part.compressor.on_device for part in self.parts)
 
@@ -275,6 +285,8 @@ class Partition(PartitionedCompressor):
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Copy the parts out, run all exchanges at once, copy the parts' means back."""
         taken = [self._take(i, part, x, ctx) for i, part in enumerate(self.parts)]
+        if ctx.look is not None and not all(map(finite, taken)):
+            ctx.look()
         self._clear_parts(x)
         talks = [
             self.main.exchange(
@@ -302,11 +314,13 @@ class Partition(PartitionedCompressor):
                 refuse_overflow(done.mean, ctx)  # later only the whole mean is checked
         for part, other in zip(self.parts, others, strict=True):
             _put(other.mean, part.spans, main.mean)
+        known = main.finite and all(other.finite or finite(other.mean) for other in others)
         self._clear(main.state, x.shape)
         after = outer_state(main.state, "main")
         for i, other in enumerate(others):
             after |= outer_state(other.state, f"part{i}")
-        return Outcome(main.mean, _SentInParts(self, main.sent, tuple(o.sent for o in others)), after)
+        sent = _SentInParts(self, main.sent, tuple(other.sent for other in others))
+        return Outcome(main.mean, sent, after, known)
 
     def _take(self, i: int, part: Part, x: Tensor, ctx: Context) -> Tensor:
         piece = ctx.scratch(f"piece{i}", x, (part.numel,), x.dtype)

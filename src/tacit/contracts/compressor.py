@@ -63,6 +63,10 @@ class Compressor(ABC):
     """State fields that are equal on all ranks of the axis; the others are rank-local."""
     hides_nonfinite: ClassVar[bool] = True
     """Whether a NaN or infinity of one rank may fail to reach the others through the payload."""
+    shows_nonfinite: ClassVar[bool] = False
+    """Whether a NaN or infinity in what is encoded shows in the payload: some floating-point part of it then
+    holds NaN, or a magnitude of 2^100 or more. Then nobody looks for it before. Not by the payload alone in a
+    `Partition`, which looks at the smaller parts itself."""
     inline: ClassVar[bool] = False
     """Whether it costs so little that backward's own thread may do it."""
     linear: ClassVar[bool] = False

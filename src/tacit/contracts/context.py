@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, fields
 from hashlib import blake2b
 from operator import attrgetter
@@ -25,6 +25,8 @@ class Outcome(NamedTuple):
     sent: Transmitted
     state: State
     """The new state. The session keeps it only if the whole round succeeds."""
+    finite: bool = False
+    """Whether the mean is known to be finite, without a look at it."""
 
 
 Exchange: TypeAlias = Generator[Request, Any, Outcome]
@@ -67,6 +69,8 @@ class Context:
         name: of the bucket. Part of every random seed, as is `seed`.
         prefix: of the names of state fields and buffers; see `inside`.
         rescale: factors for the residual, before it is added, as the learning rate has changed.
+        look: looks for NaN in what this replica gave, and notes it in `nonfinite_flags`. To be called where
+            something shows that there may be one, before the first message leaves. None: it has been done.
         replicas: the number of flags in `nonfinite_flags`; 0: all of it.
         health: where the exchange runs on a device: one number there, the largest magnitude of what may
             overflow. None: the host checks for overflow and raises at once.
@@ -92,6 +96,7 @@ class Context:
     rescale: Factors = ()
     replicas: int = 0
     health: Tensor | None = None
+    look: Callable[[], None] | None = None
 
     @property
     def knows_of_nonfinite(self) -> bool:

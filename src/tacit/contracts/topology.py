@@ -45,6 +45,11 @@ class Topology(ABC):
         return False
 
     @property
+    def encodes_first(self) -> bool:
+        """Whether all that is given has been encoded before the first message leaves."""
+        return False
+
+    @property
     def takes_variable_length(self) -> bool:
         """Whether the payloads of a `VariableLength` codec travel in their own length."""
         return False

@@ -6,11 +6,20 @@ Where an exchange runs on a device in stream order, nothing is raised here: the 
 
 from __future__ import annotations
 
+from math import isfinite
+
 import torch
 from torch import Tensor
 
 from tacit.contracts import Context, OneShot, OverflowShown, Payload
 from tacit.errors import Overflow
+from tacit.kernels.magnitudes import largest
+
+
+def finite(x: Tensor) -> bool:
+    """Whether all entries are finite: one pass that reads."""
+    return isfinite(largest(x))
+
 
 EXTREME = 2.0**100
 """No training has magnitudes of 1e30: where a payload shows one, overflow is looked for, entry by entry."""
@@ -18,10 +27,7 @@ EXTREME = 2.0**100
 
 def extreme(x: Tensor) -> bool:
     """Whether it holds NaN, or a magnitude of 2^100 or more."""
-    if not x.numel():
-        return False
-    low, high = (float(each) for each in x.aminmax())
-    return not (low > -EXTREME and high < EXTREME)
+    return not largest(x) < EXTREME
 
 
 OVERFLOWN = 3.3e38
@@ -60,9 +66,7 @@ def refuse_overflow(x: Tensor, ctx: Context) -> None:
     if ctx.health is not None:
         note_magnitude(x, ctx.health)
         return
-    if bool(x.sum().isfinite()) or bool(x.isfinite().all()):
-        return
-    if not ctx.knows_of_nonfinite:  # else a rank gave what is not finite, and says so
+    if not finite(x) and not ctx.knows_of_nonfinite:  # else a rank gave what is not finite, and says so
         raise overflow(ctx.name, ctx.step, x.dtype)
 
 
@@ -94,6 +98,8 @@ def check_payload(codec: OneShot, payload: Payload, given: Tensor, ctx: Context)
             note_magnitude(part, ctx.health)
         return payload
     if codec.may_overflow(payload) if isinstance(codec, OverflowShown) else any(map(extreme, parts)):
+        if ctx.look is not None:
+            ctx.look()
         for tensor in (given, *parts):
             refuse_overflow(tensor, ctx)
     return payload

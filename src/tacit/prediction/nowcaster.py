@@ -99,4 +99,4 @@ class Nowcast(Wrapper):
         past = [after[name].to(x.dtype) for name in fields(DEPTH, number + 1)]
         predict_(leap, self.predictor, past, self.matrices, VALUES)
         torch.add(done.mean, leap, out=ctx.out)
-        return done._replace(mean=ctx.out, sent=Shifted(leap, done.sent), state=after)
+        return done._replace(mean=ctx.out, finite=False, sent=Shifted(leap, done.sent), state=after)

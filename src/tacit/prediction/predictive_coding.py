@@ -59,7 +59,7 @@ class SharedPrediction(Wrapper):
         answer = ctx.spare(oldest, state[oldest]).copy_(ctx.out)
         past = {oldest: answer, **{field: state[field] for field in others}}
         after = {**past, **self.learnt(state, ctx), **outer_state(done.state, "inner")}
-        return done._replace(mean=ctx.out, sent=Shifted(guess, done.sent), state=after)
+        return done._replace(mean=ctx.out, finite=False, sent=Shifted(guess, done.sent), state=after)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from tacit.contracts import Outcome, Request
 from tacit.exchange.combinators import average_
+from tacit.exchange.health import finite
 from tacit.session.buckets import Bucket
 from tacit.session.config import SessionConfig
 from tacit.session.health import MEANS, BucketHealth
-from tacit.session.nonfinite import NonfiniteChecks, finite, first_infinite
+from tacit.session.nonfinite import NonfiniteChecks, first_infinite
 from tacit.session.pending import PendingRound
 from tacit.session.rescaling import Rescaling
 from tacit.session.state import StateStore
@@ -59,14 +60,17 @@ class BucketExchanges:
         nonfinite_flags.zero_()
         if len(nonfinite_flags) > ranks:
             nonfinite_flags[ranks:] = torch.tensor(self._idle_here(bucket))
-        finite_probe, independent = None, self._config.independent
+        finite_probe, look, independent = None, None, self._config.independent
         if bucket.compressor.hides_nonfinite or independent:
-            nonfinite_flags[me] = checks.divide(bucket, x, scale, step)
+            look = partial(self._look, i, x, scale, step)
+            if not self._shows_nonfinite(bucket):
+                look()
+                look = None
         else:
             finite_probe = torch.zeros(MEANS)
             if scale != 1.0:
                 x.div_(scale)
-        outcome = yield from self._conduct(i, x, out, pending, finite_probe=finite_probe)
+        outcome = yield from self._conduct(i, x, out, pending, finite_probe=finite_probe, look=look)
         if scale != 1.0:
             out.mul_(scale)
         nonfinite_flags, idle = nonfinite_flags[:ranks], nonfinite_flags[ranks:]
@@ -74,7 +78,9 @@ class BucketExchanges:
         if finite_probe is None and checks.skips_given(nonfinite_flags, step):
             pending.skip()
         # In types of two bytes a level may be beyond what the entry was, and so beyond the type.
-        if (finite_probe is not None or bucket.dtype.itemsize < 4) and not finite(outcome.mean):
+        looked_at = finite_probe is not None or bucket.dtype.itemsize < 4
+        known = outcome.finite and scale == 1.0
+        if looked_at and not known and not finite(outcome.mean):
             if independent:
                 raise checks.mean_error(bucket, outcome.mean, nonfinite_flags, step)
             if checks.scaled:  # the mean is equal on all ranks, so all of them see it
@@ -86,6 +92,18 @@ class BucketExchanges:
             yield from average_(nonfinite_flags, self._config.strategy.topology.scope)
             raise checks.mean_error(bucket, outcome.mean, nonfinite_flags, step)
         return outcome
+
+    def _shows_nonfinite(self, bucket: Bucket) -> bool:
+        """Whether encoding tells of a NaN in time, so that a pass that looks for it can be spared."""
+        if self._nonfinite.scaled or self._config.independent:
+            return False
+        return bucket.compressor.shows_nonfinite and self._config.strategy.topology.encodes_first
+
+    def _look(self, i: int, x: Tensor, scale: float, step: int) -> None:
+        """Divide `x` by the scale, and note whether it was finite, unless something was noted already."""
+        flags, context = self._store.nonfinite_flags[i], self._config.context
+        if not flags[: len(context.ranks)].any():
+            flags[context.me] = self._nonfinite.divide(self._store.buckets[i], x, scale, step)
 
     def _conduct(
         self, i: int, x: Tensor, out: Tensor, pending: PendingRound, **more: Any

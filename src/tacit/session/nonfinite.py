@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tacit.errors import NonFinite
+from tacit.exchange.health import finite
 from tacit.session.buckets import Bucket
 from tacit.session.config import SessionConfig
 from tacit.session.health import MEANS
@@ -85,7 +86,7 @@ class NonfiniteChecks:
         """
         finite_probe = torch.zeros(())
         divide_(x, scale, finite_probe)
-        if bool(finite_probe.isfinite()) or finite(x):
+        if bool(finite_probe.isfinite()):
             return 0
         broken = [finite(x[param.start : param.stop]) for param in bucket.slices].index(False)
         if self.scaled:
@@ -142,8 +143,3 @@ def first_infinite(finite_probe: Tensor) -> int:
     """1 + the index of the first number that is not finite; 0 where all are."""
     broken = finite_probe.isfinite().logical_not().nonzero()
     return 1 + int(broken[0]) if len(broken) else 0
-
-
-def finite(x: Tensor) -> bool:
-    """Whether all entries are finite: one pass that reads; a second one only if the sum is not."""
-    return x.is_meta or bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())

@@ -22,6 +22,7 @@ from tacit.contracts import (
     Workspace,
     state_dtype,
 )
+from tacit.exchange.health import finite
 from tacit.session.buckets import Bucket, Policy, make_buckets
 from tacit.transports.meter import Cost, DryRun, run_dry
 
@@ -212,6 +213,7 @@ class Plan:
             )
 
         outcome, cost = run_dry(session_context.topology.conduct(x, compressor, state, ctx), place)
+        finite(outcome.mean)  # so that what looks at means is compiled now
         before, after = ({k: v.shape for k, v in each.items()} for each in (state, outcome.state))
         assert before == after, f"{compressor} changes the shape of its state"
         return cost

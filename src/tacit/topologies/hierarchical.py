@@ -133,7 +133,7 @@ class Hierarchical(NodeTopology):
             done = yield from self.far.conduct(mine, compressor, state, here)
         yield AllGatherInto(ctx.out, spans, NODE)
         yield from _pass_on(ctx.nonfinite_flags, spans)
-        return done._replace(mean=ctx.out)
+        return done._replace(mean=ctx.out, finite=False)
 
     def _shares(self, x: Tensor, ctx: Context) -> Spans:
         """The span that each rank of the node sends between nodes in this round."""

@@ -18,7 +18,9 @@ from tacit.contracts import (
     ReduceScatter,
 )
 from tacit.exchange.health import measure_
+from tacit.kernels import magnitudes
 from tacit.kernels.dispatch import on_host
+from tacit.kernels.magnitudes import largest
 
 
 def nbytes(payload: Payload) -> int:
@@ -54,27 +56,20 @@ def unpack(message: Tensor, like: Payload) -> Payload:
     return tuple(views[i] for i in range(len(like)))
 
 
-BLOCK = 1 << 18
-"""Elements divided and added up at a time: they stay in the second-level cache between the two."""
+def divide_(flat: Tensor, by: float, finite_probe: Tensor | None) -> None:
+    """Divide in place; `finite_probe` (one element), where given, becomes the quotients' largest magnitude.
 
-
-def divide_(flat: Tensor, by: float | Tensor, finite_probe: Tensor | None) -> None:
-    """Divide in place; where `finite_probe` (one element) is given, add the sum of the quotients to it.
-
-    On a device it becomes their largest magnitude: that is finite if they are, too, and one launch.
+    On the host it is added to what is there: many may have the last one in common.
     """
-    if finite_probe is None:
-        flat.div_(by)
-        return
     flat = flat.view(-1)
     if not on_host(flat):
-        measure_(flat.div_(by), finite_probe)  # pieces would be as many launches
+        flat.div_(by)
+        if finite_probe is not None:
+            measure_(flat, finite_probe)
         return
-    for start in range(0, flat.numel(), BLOCK):
-        block = flat[start : start + BLOCK]
-        if by != 1:
-            block.div_(by)
-        finite_probe.add_(block.sum())
+    most = largest(flat) if by == 1 else magnitudes.divide_(flat, by)
+    if finite_probe is not None:
+        finite_probe.add_(most)
 
 
 def ring_bytes(request: Collective, place: AxisRank) -> int:

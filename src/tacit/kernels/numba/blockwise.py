@@ -10,7 +10,7 @@ from tacit.kernels.numba.int8 import ROUNDER
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.levels import pack_codes
 from tacit.kernels.numba.pointers import bytes_at, floats_at, shorts_at
-from tacit.kernels.numba.primitives import MAGNITUDE, safe_inverse
+from tacit.kernels.numba.primitives import MAGNITUDE, capped, safe_inverse
 from tacit.kernels.numba.vectors import (
     LANES,
     VECTOR_BYTES,
@@ -66,7 +66,9 @@ def encode_block(
             store(new_residual + at + i * VECTOR_BYTES, a)
         bits = float_bits(a) & int_vector(MAGNITUDE)
         largest = where(bits >= largest, bits, largest)
-    unit = bf16_up(min(float_from_bits(largest_lane(largest)), LARGEST_BF16) / np.float32(top), units, b)
+    unit = bf16_up(
+        min(capped(float_from_bits(largest_lane(largest))), LARGEST_BF16) / np.float32(top), units, b
+    )
     inverse = safe_inverse(unit)
     unit = unit if inverse > 0 else np.float32(0)
     source = new_residual if residual else x

@@ -8,7 +8,7 @@ import numpy as np
 
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at
-from tacit.kernels.numba.primitives import LARGEST, MAGNITUDE, safe_inverse
+from tacit.kernels.numba.primitives import MAGNITUDE, capped, safe_inverse
 from tacit.kernels.numba.vectors import (
     LANES,
     VECTOR_BYTES,
@@ -44,7 +44,7 @@ def encode_block(x: Any, residual: Any, new_residual: Any, at: Any, codes: Any, 
             store(new_residual + at + i * VECTOR_BYTES, a)
         bits = float_bits(a) & int_vector(MAGNITUDE)
         largest = where(bits >= largest, bits, largest)
-    unit = min(float_from_bits(largest_lane(largest)), LARGEST) / TOP
+    unit = capped(float_from_bits(largest_lane(largest))) / TOP
     inverse = safe_inverse(unit)
     unit = unit if inverse > 0 else np.float32(0)
     floats_at(units, b, 1)[0] = unit

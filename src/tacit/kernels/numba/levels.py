@@ -17,7 +17,7 @@ from tacit.kernels.numba.levels_wide import (
     wide_squares,
 )
 from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at, ints_at
-from tacit.kernels.numba.primitives import LARGEST, largest_pattern, philox_words, safe_inverse, sum_by_halves
+from tacit.kernels.numba.primitives import capped, largest_pattern, philox_words, safe_inverse, sum_by_halves
 from tacit.kernels.numba.vectors import float_from_bits
 
 
@@ -47,8 +47,9 @@ def top_value(piece: Any, at: Any, largest: Any, clip: Any, stride: Any, partial
     inverse = safe_inverse(largest)
     total = wide_squares(at, inverse) if whole else sum_of_squares(piece, inverse, stride, partial)
     if clip < 0:
-        return min(largest * square_root(total), LARGEST)
-    return largest * min(np.float32(1), clip * square_root(total / np.float32(piece.shape[0])))
+        return capped(largest * square_root(total))
+    share = clip * square_root(total / np.float32(piece.shape[0]))
+    return largest * (share if share < np.float32(1) else np.float32(1))  # so with NaN all of it
 
 
 @inline
@@ -96,8 +97,8 @@ def _quantize(
         whole = takes_wide(bits, bucket) and size == bucket
         at = x + 4 * b * bucket
         piece, begin = floats_at(at, 0, size), b * stride * bits
-        largest = min(
-            wide_largest(at) if whole else float_from_bits(largest_pattern(ints_at(at, 0, size))), LARGEST
+        largest = capped(
+            wide_largest(at) if whole else float_from_bits(largest_pattern(ints_at(at, 0, size)))
         )
         unit = top_value(piece, at, largest, clip, stride, partial, whole) / np.float32(top)
         inverse = safe_inverse(unit)

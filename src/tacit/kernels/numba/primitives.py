@@ -43,6 +43,12 @@ def largest_pattern(patterns: Any) -> Any:
 
 
 @inline
+def capped(magnitude: Any) -> Any:
+    """At most 3.4e38; so is NaN, so that it shows in a payload."""
+    return magnitude if magnitude <= LARGEST else LARGEST
+
+
+@inline
 def safe_inverse(unit: Any) -> Any:
     """1 / unit, or 0 where that would overflow: such a bucket sends zeros."""
     return np.float32(1) / unit if unit >= SMALLEST_UNIT else np.float32(0)

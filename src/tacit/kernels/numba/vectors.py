@@ -61,7 +61,7 @@ def _loads(kind: Vector) -> Any:
     return load
 
 
-load_floats, load_bytes = _loads(FLOATS), _loads(BYTES)
+load_floats, load_shorts, load_bytes = _loads(FLOATS), _loads(SHORTS), _loads(BYTES)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -124,6 +124,7 @@ def _operator(symbol: Any, real: str | None, whole: str | None, compared: str = 
 _operator(operator.add, "fadd", "add")
 _operator(operator.sub, "fsub", "sub")
 _operator(operator.mul, "fmul", "mul")
+_operator(operator.truediv, "fdiv", None)
 _operator(operator.and_, None, "and_")
 _operator(operator.or_, None, "or_")
 _operator(operator.xor, None, "xor")
@@ -172,8 +173,10 @@ def _converts(to: Any, method: str) -> Any:
 
 float_bits = _converts(INTS, "bitcast")
 """The bits of floats, as integers."""
-low_bytes = _converts(BYTES, "trunc")
-"""The lowest byte of each integer."""
+floats_of_bits = _converts(FLOATS, "bitcast")
+"""The floats with these bits."""
+low_bytes, low_shorts = _converts(BYTES, "trunc"), _converts(SHORTS, "trunc")
+"""The lowest byte of each integer; the lowest two."""
 widen_bytes, narrow_bytes = _converts(SHORTS, "zext"), _converts(BYTES, "trunc")
 """Bytes as numbers of 16 bits, and back."""
 zero_extend, sign_extend = _converts(INTS, "zext"), _converts(INTS, "sext")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tacit.kernels.layout import bucket_rows, code_bytes, pack_codes, unpack_codes
 from tacit.kernels.philox import random_uint16
-from tacit.kernels.reference.rounding import LARGEST, divide, inverse_of, lane_sums, largest_of
+from tacit.kernels.reference.rounding import capped, divide, inverse_of, lane_sums, largest_of
 
 
 def quantize(x: Tensor, bits: int, bucket: int, clip: float, seed: int, codes: Tensor, units: Tensor) -> None:
@@ -52,8 +52,9 @@ def _scale(row: Tensor, bucket: int, clip: float) -> Tensor:
     y = (row * inverse_of(most).unsqueeze(1)).float()
     total = lane_sums(y * y, bucket)
     if clip < 0:
-        return (most * _root(total)).clamp_(max=LARGEST)
-    return most * (clip * _root(divide(total, row.shape[1]))).clamp_(max=1)
+        return capped(most * _root(total))
+    share = clip * _root(divide(total, row.shape[1]))
+    return most * torch.where(share < 1, share, 1.0)  # so with NaN all of it
 
 
 def _root(square: Tensor) -> Tensor:

@@ -32,5 +32,10 @@ def inverse_of(unit: Tensor) -> Tensor:
 
 
 def largest_of(row: Tensor) -> Tensor:
-    """The largest magnitude of each row, at most 3.4e38, in fp32."""
-    return row.abs().amax(1).clamp_(max=LARGEST).float()
+    """The largest magnitude of each row, at most 3.4e38, in fp32; what is not finite counts as 3.4e38."""
+    return capped(row.abs().amax(1).float())
+
+
+def capped(magnitude: Tensor) -> Tensor:
+    """At most 3.4e38; so is NaN, so that it shows in a payload."""
+    return torch.where(magnitude <= LARGEST, magnitude, LARGEST)

@@ -39,7 +39,7 @@ def scale(
     if NORM:
         return cap(most * tl.sqrt_rn(total))
     share = clip * tl.sqrt_rn(tl.div_rn(total, tl.cast(size, tl.float32)))
-    return most * tl.where(share > 1.0, 1.0, share)
+    return most * tl.where(share < 1.0, share, 1.0)  # so with NaN all of it
 
 
 @jit

@@ -69,13 +69,13 @@ def negate(x: tensor) -> tensor:
 
 @jit
 def cap(x: tensor) -> tensor:
-    """At most 3.4e38; NaN stays NaN."""
-    return tl.where(x > LARGEST, LARGEST, x)
+    """At most 3.4e38; so is NaN, so that it shows in a payload."""
+    return tl.where(x <= LARGEST, x, LARGEST)
 
 
 @jit
 def largest_magnitude(x: tensor) -> tensor:
-    """The largest_magnitude magnitude of each row, at most 3.4e38; NaN, where there is one."""
+    """The largest magnitude of each row, at most 3.4e38; what is not finite counts as 3.4e38."""
     patterns = x.to(tl.int32, bitcast=True) & MAGNITUDE
     return cap(tl.max(patterns, axis=1).to(tl.float32, bitcast=True))
 

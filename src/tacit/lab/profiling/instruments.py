@@ -27,7 +27,7 @@ FUNCTIONS = {
     "exchange.error_feedback.transmitted": "error feedback",
     "exchange.health.check_payload": "look for overflow",
     "exchange.health.refuse_overflow": "look for overflow",
-    "session.nonfinite.finite": "look for NaN",
+    "exchange.health.finite": "look for NaN",
     "transports.wire.divide_": "divide and add up",
     "transports.wire.pack_": "pack a message",
     "transports.wire.unpack": "unpack a message",
