@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tacit import algorithms
 from tacit.compressors import BF16, Dense, ErrorFeedback, PowerSGD, Sign, Threshold, TopK
-from tacit.contracts import Context
+from tacit.contracts import Context, OneShot
 from tacit.errors import ConfigError
 
 N = 1000
@@ -40,6 +40,18 @@ def test_what_rounding_takes_is_owed(values: object) -> None:
     mean = group.exchange([x.clone()])[0].mean
     torch.testing.assert_close(mean + group.states[0]["residual"], x)
     assert int((mean != 0).sum()) == 10
+
+
+@pytest.mark.parametrize("values", [Dense(), Sign()])
+def test_any_number_of_peers_is_averaged_in_their_order(values: OneShot) -> None:
+    compressor = TopK(ratio=0.05, values=values)
+    ctx = [Context(out=torch.empty(N), work=Bench(), peers=19) for _ in range(19)]
+    payloads = [compressor.encode(x, ctx[i]) for i, x in enumerate(tensors(19, N))]
+    mean, expected = torch.full((N,), math.nan), torch.zeros(N)
+    compressor.decode_mean_(payloads, mean)
+    for payload in payloads:
+        compressor.decode_add_(payload, expected, 1 / 19)
+    assert torch.equal(mean, expected)
 
 
 def test_the_fused_pass_owes_what_the_two_steps_owe() -> None:

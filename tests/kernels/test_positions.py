@@ -5,8 +5,9 @@ from torch import Tensor
 from tacit.errors import TacitError
 from tacit.kernels.dispatch import active_backend
 from tacit.kernels.layout import INT32, position_bytes, position_format, position_sizes
-from tacit.kernels.positions import pack_positions, scatter_add_, unpack_positions
+from tacit.kernels.positions import pack_positions, scatter_add_, scatter_all_, unpack_positions
 from tacit.kernels.reference import positions as reference
+from tacit.kernels.sparse import Selection
 
 CASES = [
     (1, 1), (1, 0), (8, 8), (9, 9), (255, 3), (256, 3), (257, 3), (1000, 10), (1000, 999), (65_536, 40),
@@ -71,3 +72,32 @@ def test_with_a_position_outside_it_is_an_error_and_nothing_is_written() -> None
             scatter_add_(index, torch.ones(2), whole[10:110])
     assert float(whole.sum()) == 0.0
     assert active_backend() in ("numba", "torch")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("numel", [40_007, 8_192, 1])
+@pytest.mark.parametrize("fresh", [True, False])
+def test_all_peers_at_once_are_as_one_by_one(dtype: torch.dtype, numel: int, fresh: bool) -> None:
+    peers = []
+    for seed, share in enumerate((0.1, 0.0, 1.0, 0.3)):
+        index = rising(numel, int(share * numel), seed)
+        values = torch.randn(index.numel(), generator=torch.Generator().manual_seed(seed))
+        peers.append(Selection(index, values.to(dtype)))
+    peers.append(Selection(peers[0].positions.flip(0), peers[0].values))  # as no payload of ours has them
+    here = torch.randn(numel, generator=torch.Generator().manual_seed(5)).to(dtype)
+    for some in (peers, peers[:-1], peers[1:2]):
+        there = torch.zeros_like(here) if fresh else here.clone()
+        for each in some:
+            scatter_add_(*each, there, 1 / 3)
+        scatter_all_(some, here, 1 / 3, fresh)
+        assert torch.equal(here.view(torch.uint8), there.view(torch.uint8))
+
+
+def test_one_peer_with_a_position_outside_is_an_error() -> None:
+    whole = torch.ones(200)
+    for bad in (150, -3):
+        peers = [Selection(torch.tensor([5, at], dtype=torch.int32), torch.ones(2)) for at in (7, bad)]
+        with pytest.raises((TacitError, IndexError)):
+            scatter_all_(peers, whole[10:110], 1.0, fresh=True)
+    assert whole[:10].eq(1).all()
+    assert whole[110:].eq(1).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,9 +13,12 @@ from torch import Tensor
 from tacit.contracts import Context, Decoded, Payload, SparseEntries, Transmitted
 from tacit.kernels.layout import position_bytes
 from tacit.kernels.payloads import expect, expect_parts
-from tacit.kernels.positions import clear_, pack_positions, scatter_add_, unpack_positions
+from tacit.kernels.positions import clear_, pack_positions, scatter_add_, scatter_all_, unpack_positions
 from tacit.kernels.sparse import EntryBuffer, Selection, buffer_size
 from tacit.kernels.thread_scratch import thread_scratch
+
+AT_ONCE = 8
+"""Payloads that are decoded together: there is scratch memory for the entries of so many."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,8 @@ class Entries(SparseEntries):
         """The tensors that are sent for the chosen values; `most` is the room for entries."""
 
     @abstractmethod
-    def read(self, written: Payload, like: Tensor, weight: float) -> Tensor:
-        """`weight` times the decoded values, as many as `like` has and of its type."""
+    def read(self, written: Payload, out: Tensor, weight: float) -> Tensor:
+        """Overwrite `out` with `weight` times the decoded values, as many as it has; return it."""
 
     def exempts(self, shape: torch.Size) -> bool:
         """Biases and norms stay dense: they are few and matter much."""
@@ -67,7 +71,8 @@ class Entries(SparseEntries):
         pack_positions(index, numel, most, packed)
         written = self.write(values, most, ctx)
         if new_residual is not None and not self.exact:
-            said = self.read(written, values, 1.0)
+            said = thread_scratch("said", values.numel(), values.dtype, values.device)
+            said = self.read(written, said, 1.0)
             scatter_add_(index, torch.sub(values, said, out=said), new_residual)
         return (*written, packed)
 
@@ -86,26 +91,38 @@ class Entries(SparseEntries):
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """The decoded entries, among zeros."""
-        index, entries, weight = self._decoded(payload, out, 1.0)
-        out.zero_()
-        scatter_add_(index, entries, out, weight)
+        self._decode_all([payload], out, 1.0, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Scatter-add of the sent entries only."""
-        index, entries, weight = self._decoded(payload, out, weight)
-        scatter_add_(index, entries, out, weight)
+        entries, weight = self._decoded(payload, out, weight)
+        scatter_add_(*entries, out, weight)
 
-    def _decoded(self, payload: Payload, out: Tensor, weight: float) -> tuple[Tensor, Tensor, float]:
-        """(positions, values, factor of the values)."""
+    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
+        """The entries of all peers, added in rank order; on the CPU in one pass over memory."""
+        for payload in payloads:
+            self.check(payload, out)
+        for first in range(0, len(payloads), AT_ONCE):
+            some = payloads[first : first + AT_ONCE]
+            self._decode_all(some, out, 1 / len(payloads), fresh=not first)
+
+    def _decode_all(self, payloads: Sequence[Payload], out: Tensor, weight: float, fresh: bool) -> None:
+        found = [self._decoded(payload, out, weight, i) for i, payload in enumerate(payloads)]
+        scatter_all_([entries for entries, _ in found], out, found[0][1], fresh)
+
+    def _decoded(
+        self, payload: Payload, out: Tensor, weight: float, place: int = 0
+    ) -> tuple[Selection, float]:
+        """(the entries, factor of their values); in scratch memory of this `place`."""
         self.check(payload, out)
         *written, packed = payload
-        index = _positions(packed, out.numel(), self.most(out.numel()))
+        index = _positions(packed, out.numel(), self.most(out.numel()), place)
         if not self.exact:
-            like = thread_scratch("like", index.numel(), out.dtype, out.device)
-            return index, self.read(tuple(written), like, weight), 1.0
+            values = thread_scratch(f"values{place}", index.numel(), out.dtype, out.device)
+            return Selection(index, self.read(tuple(written), values, weight)), 1.0
         if not out.is_meta:
             expect(written[0], "entries", index.numel(), out.dtype, out.numel())
-        return index, written[0], weight
+        return Selection(index, written[0]), weight
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         """The chosen entries as peers decode them."""
@@ -119,12 +136,7 @@ class _SomeSent(Decoded):
         clear_(_positions(self.payload[-1], x.numel(), self.codec.most(x.numel())), x)
 
 
-def _positions(packed: Tensor, numel: int, most: int) -> Tensor:
+def _positions(packed: Tensor, numel: int, most: int, place: int = 0) -> Tensor:
     return unpack_positions(
-        packed, numel, most, thread_scratch("index", most + 1, torch.int32, packed.device)
+        packed, numel, most, thread_scratch(f"index{place}", most + 1, torch.int32, packed.device)
     )
-
-
-def zeros(like: Tensor) -> Tensor:
-    """Zeros of the shape of `like`, for `read` to add to; reused by the next call."""
-    return thread_scratch("zeros", like.numel(), like.dtype, like.device).zero_()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.compressors import ratio
-from tacit.compressors.entries import Entries, zeros
+from tacit.compressors.entries import Entries
 from tacit.contracts import Context, Payload
 from tacit.exchange.health import refuse_overflow
 from tacit.kernels.layout import block_count
@@ -73,12 +73,11 @@ class Threshold(Entries):
         super().check(payload, out)
         expect_parts(payload[:-1], out.numel(), ("signs", _bytes(self.most(out.numel())), torch.uint8))
 
-    def read(self, written: Payload, like: Tensor, weight: float) -> Tensor:
+    def read(self, written: Payload, out: Tensor, weight: float) -> Tensor:
         """Plus or minus `tau` for each entry."""
-        entries = zeros(like)
-        signs = written[0][: _bytes(like.numel())], like.new_full((1,), weight * self.tau), None
-        add_signs_([signs], 1.0, entries, fresh=False)
-        return entries
+        signs = written[0][: _bytes(out.numel())], out.new_full((1,), weight * self.tau), None
+        add_signs_([signs], 1.0, out.zero_(), fresh=False)
+        return out
 
 
 def _bytes(signs: int) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.compressors import ratio
 from tacit.compressors.dense import Dense
-from tacit.compressors.entries import Entries, zeros
+from tacit.compressors.entries import Entries
 from tacit.contracts import Context, OneShot, Payload
 from tacit.errors import ConfigError
 from tacit.kernels.layout import position_bytes
@@ -102,10 +102,9 @@ class TopK(Entries):
         if not self.exact:
             self.values.check(payload[:-1], out.new_empty(self.most(out.numel()), device="meta"))
 
-    def read(self, written: Payload, like: Tensor, weight: float) -> Tensor:
-        entries = zeros(like)
-        self.values.decode_add_(written, entries, weight)
-        return entries
+    def read(self, written: Payload, out: Tensor, weight: float) -> Tensor:
+        self.values.decode_add_(written, out.zero_(), weight)
+        return out
 
     @property
     def exact(self) -> bool:

@@ -95,7 +95,7 @@ def saved(
     }
     for i, (level, whole) in enumerate(zip(levels, wholes, strict=True)):
         for (name, field), kept in {**whole, **_of_hook(level)}.items():
-            state[_key(i, level.session, name, field, kept.shared)] = kept.tensor.clone()
+            state[_key(i, level.session, name, field, kept.shared)] = kept.tensor.reshape(-1).clone()
         if level.progress is not None:
             state[_losses(i, level)] = level.progress.observations.losses.clone()
     return state
@@ -197,7 +197,7 @@ def _resume(
             level.progress.observations.losses.copy_(state[_losses(i, level)])
     taken_over = session.store.restore(found)
     for both, kept in _of_hook(level).items():
-        kept.tensor.copy_(found[both])
+        kept.tensor.copy_(found[both].view(kept.tensor.shape))
     return taken_over
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,9 +21,10 @@ from tacit.kernels.dispatch import (
     warm_up,
 )
 from tacit.kernels.layout import INT32, position_bytes, position_format
-from tacit.kernels.numba.jit import address
+from tacit.kernels.numba.jit import address, addresses
 from tacit.kernels.payloads import expect
 from tacit.kernels.reference import positions as reference
+from tacit.kernels.sparse import Selection
 
 
 def pack_positions(positions: Tensor, numel: int, k: int, packed: Tensor) -> None:
@@ -93,6 +97,28 @@ def scatter_add_(positions: Tensor, values: Tensor, out: Tensor, weight: float =
             f"{outside} positions of a peer are not among {out.numel()} entries: its payload is not of such "
             "a tensor"
         )
+
+
+def scatter_all_(peers: Sequence[Selection], out: Tensor, weight: float, fresh: bool) -> None:
+    """Add `weight` times each peer's values to `out` (flat), in order; `fresh`: to zeros.
+
+    On the CPU one pass over memory does all. The bits are those of `scatter_add_`, peer by peer.
+
+    Raises:
+        PayloadError: on the CPU, a position is not in `out`.
+    """
+    if peers and numba_takes_fp32(out, *(peer.values for peer in peers)):
+        for positions, values in peers:
+            expect(values, "entries", positions.numel(), out.dtype, out.numel())
+        places, values_at = (addresses(each) for each in zip(*peers, strict=True))
+        counts = np.array([peer.positions.numel() for peer in peers], dtype=np.int64)
+        scatter, numel = numba_kernels("positions").scatter_all, out.numel()
+        if scatter(places, counts, values_at, len(peers), weight, address(out), numel, fresh):
+            return
+    if fresh:
+        out.zero_()
+    for peer in peers:
+        scatter_add_(peer.positions, peer.values, out, weight)
 
 
 def clear_(positions: Tensor, out: Tensor) -> None:

@@ -9,6 +9,9 @@ import numpy as np
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.pointers import bytes_at, floats_at, ints_at
 
+CACHED = 1 << 13
+"""Entries that are zeroed and added to while they are in the first-level cache."""
+
 
 def _pack(places: Any, count: Any, k: Any, low: Any, target: Any, size: Any) -> None:
     """Write low parts of `low` bytes, byte by byte of all positions, and the bits behind them. By address."""
@@ -69,6 +72,41 @@ def _scatter(index: Any, count: Any, values: Any, weight: Any, out: Any, numel: 
     return add_inside(ints_at(index, 0, count), floats_at(values, 0, count), weight, floats_at(out, 0, numel))
 
 
+def _scatter_all(
+    places: Any, counts: Any, entries: Any, peers: Any, weight: Any, out: Any, numel: Any, fresh: Any
+) -> bool:
+    """Add `weight` times the values of each peer to the fp32 `out`, block by block.
+
+    `places`, `counts` and `entries` are arrays of one number a peer; all else is by address. `fresh`: `out`
+    is overwritten with zeros first.
+
+    Returns:
+        False where the positions of a peer do not rise, or are not in `out`: then nothing is written.
+    """
+    for peer in range(peers):
+        index, last = ints_at(places[peer], 0, counts[peer]), np.int64(-1)
+        for j in range(counts[peer]):
+            if index[j] <= last:
+                return False
+            last = np.int64(index[j])
+        if last >= numel:
+            return False
+    done = np.zeros(peers, np.int64)
+    for start in range(0, numel, CACHED):
+        stop = min(start + CACHED, numel)
+        target = floats_at(out, start, stop - start)
+        if fresh:
+            target[:] = 0
+        for peer in range(peers):
+            j, count = done[peer], counts[peer]
+            index, values = ints_at(places[peer], 0, count), floats_at(entries[peer], 0, count)
+            while j < count and index[j] < stop:
+                target[index[j] - start] += weight * values[j]
+                j += 1
+            done[peer] = j
+    return True
+
+
 def _clear(index: Any, count: Any, out: Any, numel: Any) -> None:
     """Zero the fp32 `out` at the positions that are in it. By address."""
     places, target = ints_at(index, 0, count), floats_at(out, 0, numel)
@@ -85,5 +123,8 @@ def _scatter64(index: Any, values: Any, weight: Any, out: Any) -> int:
 pack = compile_now(_pack, ["void(int64, int64, int64, int64, int64, int64)"])
 unpack = compile_now(_unpack, ["int64(int64, int64, int64, int64, int64)"])
 scatter = compile_now(_scatter, ["int64(int64, int64, int64, float32, int64, int64)"])
+scatter_all = compile_now(
+    _scatter_all, ["boolean(int64[::1], int64[::1], int64[::1], int64, float32, int64, int64, boolean)"]
+)
 clear = compile_now(_clear, ["void(int64, int64, int64, int64)"])
 scatter64 = compile_now(_scatter64, ["int64(int32[::1], float64[::1], float64, float64[::1])"])

@@ -137,24 +137,22 @@ def _nth_largest(bits: Any, size: Any, n: Any) -> Any:
 
 
 def _guess_threshold(x: Any, residual: Any, numel: Any, step: Any, wanted: Any) -> Any:
-    """What `wanted` entries of a sample reach, or a little less; see `reference.select.sample`."""
-    given, before, counts = floats_at(x, 0, numel), floats_at(residual, 0, numel), np.zeros(2048, np.int32)
-    size = np.int64(RUN) if step > RUN else numel
-    part, larger = np.int64(0), np.int64(0)
-    one = np.empty(1, np.float32)
-    for part_number in range(2):
-        for start in range(0, numel - size + 1, step if step > RUN else numel):
-            for i in range(start, start + size):
-                one[0] = given[i] + before[i] if residual else given[i]
-                pattern = one.view(np.int32)[0] & MAGNITUDE
-                if part_number == 0:
-                    counts[pattern >> HIGH] += 1
-                else:
-                    counts[(pattern >> MIDDLE) & 1023] += np.int32(pattern >> HIGH == part)
-        if part_number == 0:
-            part, larger = find_rank(counts, wanted)
-    middle, _ = find_rank(counts, wanted - larger)
-    return float_from_bits(np.int32(((part << MIDDLE) | middle) << MIDDLE))
+    """What `wanted` entries of a sample reach; see `reference.select.sample`. NaN counts as the largest."""
+    given, before = floats_at(x, 0, numel), floats_at(residual, 0, numel if residual else 0)
+    size, stride = (np.int64(RUN), step) if step > RUN else (numel, numel)
+    runs = (numel - size) // stride + 1
+    entries = np.empty(runs * size, np.float32)
+    for run in range(runs):
+        start = run * stride
+        part, piece = entries[run * size : (run + 1) * size], given[start : start + size]
+        if residual:
+            others = before[start : start + size]
+            for i in range(size):
+                part[i] = piece[i] + others[i]
+        else:
+            part[:] = piece
+    bits, _ = _NTH_LARGEST(entries.ctypes.data, entries.shape[0], wanted)
+    return float_from_bits(np.int32(bits))
 
 
 # ---- the exact choice ---------------------------------------------------------------------------------
@@ -175,8 +173,8 @@ def _keep_largest(positions: Any, values: Any, least: Any, equal: int, new_resid
         positions[kept] = place
         values[kept] = value
         kept += np.int64(keep)
-        if new_residual.shape[0]:
-            new_residual[place] = values.dtype.type(0) if keep else value
+        if new_residual.shape[0] and not keep:
+            new_residual[place] = value
     return kept
 
 
