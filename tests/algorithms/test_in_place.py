@@ -9,7 +9,8 @@ from torch import Tensor
 
 from cases import for_each
 from tacit.algorithms import parse
-from tacit.compressors import BF16
+from tacit.compressors import BF16, Clip
+from tacit.contracts import Compressor
 from tacit.hooks import replica as module
 from tacit.hooks.replica import Replica
 from tacit.merges import Average, Elastic, LocalResidual, SlowMo, StaleMean
@@ -108,9 +109,10 @@ def test_two_bytes_are_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @for_each("dtype", [torch.float32, torch.float16])
-def test_what_rounding_left_out_stays_in_the_replica(dtype: torch.dtype) -> None:
+@for_each("codec", [BF16(), Clip(BF16(), max_norm=1e9)])
+def test_what_rounding_left_out_stays_in_the_replica(codec: Compressor, dtype: torch.dtype) -> None:
     strategy = Strategy(
-        subject="delta", rounds=Every(1), merge=LocalResidual(), compressor=BF16(), topology=Flat()
+        subject="delta", rounds=Every(1), merge=LocalResidual(), compressor=codec, topology=Flat()
     )
     crew = Crew(strategy, 2, dtype=dtype, start=0.0)
     deltas = [torch.full((21,), 0.0101 * (1 + rank), dtype=dtype) for rank in range(2)]

@@ -48,7 +48,9 @@ class Clip(Wrapper):
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Scale `x` down if its norm is too large, then run the inner exchange."""
-        given, cut = _shortened(x, self.max_norm * math.sqrt(ctx.share * ctx.peers), ctx.out)
+        # Where x may be overwritten, no buffer is needed; else a dry run must allocate one.
+        short = x if x is ctx.out else ctx.scratch("short", x, x.shape, x.dtype)
+        given, cut = _shortened(x, self.max_norm * math.sqrt(ctx.share * ctx.peers), short)
         done = yield from self.inner.exchange(given, inner_state(state, "inner"), ctx.inside("inner"))
         sent = _Shortened(done.sent) if cut else done.sent
         return done._replace(sent=sent, state=outer_state(done.state, "inner"))

@@ -45,6 +45,7 @@ class SessionContext:
         seed: part of every random draw.
         device: where buckets are exchanged; None: where the parameters are.
         in_stream: whether they are exchanged on a device that the host does not wait for.
+        apart: whether the mean may go elsewhere than into what was given.
     """
 
     topology: Topology
@@ -55,6 +56,7 @@ class SessionContext:
     seed: int = 0
     device: torch.device | None = None
     in_stream: bool = False
+    apart: bool = False
 
     @cached_property
     def ranks(self) -> list[int]:
@@ -201,7 +203,8 @@ class Plan:
         session_context, coordinate = self.session_context, coordinate or self.session_context.coordinate
         bucket, compressor = self.buckets[i], self.piece(i, coordinate.near).compressor
         state, x = self.first_state(i, coordinate), bucket.like()
-        ctx = replace(self.context(i, coordinate, x, dry_run, self.nonfinite_flags(i, "meta")), step=step)
+        out = bucket.like() if session_context.apart else x
+        ctx = replace(self.context(i, coordinate, out, dry_run, self.nonfinite_flags(i, "meta")), step=step)
 
         def place(axis: str) -> AxisRank:
             if axis == session_context.topology.meets:

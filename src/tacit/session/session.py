@@ -93,7 +93,8 @@ class Session:
     ) -> None:
         policy = policy or fitting(strategy.compressor, named)
         context = SessionContext(
-            strategy.topology, transport, dict(named), policy, idle, seed, device, in_stream
+            *(strategy.topology, transport, dict(named), policy, idle, seed, device, in_stream),
+            apart=strategy.subject == "delta",
         )
         self.choice = choose(context, names)
         """The topology at work, and how it compares where the strategy leaves it open; for good."""
