@@ -61,6 +61,10 @@ class Scheduled(Compressor):
         return all(compressor.on_device for compressor in self._all)
 
     @property
+    def looks(self) -> bool:
+        return all(compressor.looks for compressor in self._all)
+
+    @property
     def scales(self) -> bool:  # type: ignore[override]
         """Whether all of them do."""
         return all(compressor.scales for compressor in self._all)

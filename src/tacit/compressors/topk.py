@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -76,6 +77,10 @@ class TopK(Entries):
     def on_device(self) -> bool:
         return self.values.on_device
 
+    @property
+    def looks(self) -> bool:
+        return self.chunk is None
+
     def of_sums(self, numel: int, peers: int) -> TopK | None:
         """A `TopK` of as many entries as all payloads have together, if that takes fewer bytes than dense."""
         count = min(numel, peers * self.most(numel))
@@ -84,11 +89,16 @@ class TopK(Entries):
         return replace(self, ratio=count / numel, chunk=None)
 
     def choose(
-        self, x: Tensor, room: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
+        self,
+        x: Tensor,
+        room: EntryBuffer,
+        residual: Tensor | None,
+        new_residual: Tensor | None,
+        look: Callable[[], None] | None,
     ) -> Selection:
         """The k largest, of all entries or of each chunk."""
         if self.chunk is None:
-            return select_largest(x, self.most(x.numel()), room, residual, new_residual)
+            return select_largest(x, self.most(x.numel()), room, residual, new_residual, look)
         return select_in_chunks(x, self._per_chunk, self.chunk, room, residual, new_residual)
 
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:

@@ -149,6 +149,10 @@ class ErrorFeedback(Feedback):
         one_shot = self.inner.one_shot(step)
         return one_shot and one_shot._replace(has_feedback=True)
 
+    @property
+    def looks(self) -> bool:
+        return isinstance(self.inner, OneShot) and self.inner.looks
+
     def init(self, like: Tensor) -> State:
         """The inner compressor's state, and a residual of zeros."""
         residual = torch.zeros_like(like, dtype=state_dtype(like.dtype))
@@ -246,6 +250,11 @@ class Partition(PartitionedCompressor):
         return self.main.on_device and all(part.compressor.on_device for part in self.parts)
 
     @property
+    def looks(self) -> bool:
+        """Whether `main` does, to which their spans are zeros: those it looks at itself."""
+        return self.main.looks
+
+    @property
     def changes(self) -> tuple[int, ...]:
         parts = {step for part in self.parts for step in part.compressor.changes}
         return tuple(sorted({*self.main.changes, *parts}))
@@ -275,6 +284,8 @@ class Partition(PartitionedCompressor):
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Copy the parts out, run all exchanges at once, copy the parts' means back."""
         taken = [self._take(i, part, x, ctx) for i, part in enumerate(self.parts)]
+        if ctx.look is not None and not all(bool(piece.sum().isfinite()) for piece in taken):
+            ctx.look()
         clean = self._without_parts(x, ctx)
         talks = [
             self.main.exchange(

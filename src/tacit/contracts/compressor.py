@@ -80,6 +80,15 @@ class Compressor(ABC):
         return False
 
     @property
+    def looks(self) -> bool:
+        """Whether an exchange finds NaN and infinity in what it is given, so that nobody need look before.
+
+        Before anything is sent it reads all entries, and calls `Context.look` unless it has seen that they
+        are finite, or that sums with what it had kept are. It changes nothing of them before.
+        """
+        return False
+
+    @property
     def needs_server(self) -> bool:
         """Whether it works only with a parameter server that averages."""
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, fields
 from hashlib import blake2b
 from operator import attrgetter
@@ -68,6 +68,8 @@ class Context:
         prefix: of the names of state fields and buffers; see `inside`.
         rescale: factors for the residual, before it is added, as the learning rate has changed.
         replicas: the number of flags in `nonfinite_flags`; 0: all of it.
+        look: has the session look for NaN and infinity in what is exchanged; None: it has done so. See
+            `Compressor.looks`.
         health: where the exchange runs on a device: one number there, the largest magnitude of what may
             overflow. None: the host checks for overflow and raises at once.
     """
@@ -92,6 +94,7 @@ class Context:
     rescale: Factors = ()
     replicas: int = 0
     health: Tensor | None = None
+    look: Callable[[], None] | None = None
 
     @property
     def knows_of_nonfinite(self) -> bool:

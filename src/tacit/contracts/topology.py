@@ -45,6 +45,14 @@ class Topology(ABC):
         return False
 
     @property
+    def encodes_first(self) -> bool:
+        """Whether compressors are given a replica's own tensor, and encode all of it before any is sent.
+
+        `Compressor.looks` is of use only then.
+        """
+        return False
+
+    @property
     def takes_variable_length(self) -> bool:
         """Whether the payloads of a `VariableLength` codec travel in their own length."""
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,13 +58,17 @@ class BucketExchanges:
         if len(nonfinite_flags) > ranks:
             nonfinite_flags[ranks:] = torch.tensor(self._idle_here(bucket))
         finite_probe, independent = None, self._config.independent
+        look: Callable[[], None] | None = None
         if bucket.compressor.hides_nonfinite or independent:
-            nonfinite_flags[me] = checks.divide(bucket, x, scale, step)
+            look = partial(self._look, i, x, scale, step)
+            if not self._looks_itself(bucket):
+                look()
+                look = None
         else:
             finite_probe = torch.zeros(MEANS)
             if scale != 1.0:
                 x.div_(scale)
-        outcome = yield from self._conduct(i, x, pending, finite_probe=finite_probe)
+        outcome = yield from self._conduct(i, x, pending, finite_probe=finite_probe, look=look)
         if scale != 1.0:
             x.mul_(scale)
         nonfinite_flags, idle = nonfinite_flags[:ranks], nonfinite_flags[ranks:]
@@ -84,6 +88,18 @@ class BucketExchanges:
             yield from average_(nonfinite_flags, self._config.strategy.topology.scope)
             raise checks.mean_error(bucket, outcome.mean, nonfinite_flags, step)
         return outcome
+
+    def _looks_itself(self, bucket: Bucket) -> bool:
+        """Whether the compressor finds what is not finite, in the one pass that it makes anyway."""
+        config = self._config
+        may = config.strategy.topology.encodes_first and not config.independent
+        return may and bucket.compressor.looks and not self._nonfinite.scaled
+
+    def _look(self, i: int, x: Tensor, scale: float, step: int) -> None:
+        """Divide what this rank gives, and set its flag where that is not finite; once it is set it stays."""
+        nonfinite_flags, me = self._store.nonfinite_flags[i], self._config.context.me
+        if not bool(nonfinite_flags[me]):
+            nonfinite_flags[me] = self._nonfinite.divide(self._store.buckets[i], x, scale, step)
 
     def _conduct(
         self, i: int, x: Tensor, pending: PendingRound, **more: Any

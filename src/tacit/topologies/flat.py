@@ -36,6 +36,7 @@ class Flat(OnAxis):
     """
 
     on_device: ClassVar[bool] = True
+    encodes_first: ClassVar[bool] = True
     takes_variable_length: ClassVar[bool] = True
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
