@@ -82,7 +82,12 @@ class TopK(Entries):
         return self.chunk is None
 
     def of_sums(self, numel: int, peers: int) -> TopK | None:
-        """A `TopK` of as many entries as all payloads have together, if that takes fewer bytes than dense."""
+        """A `TopK` of as many entries as all payloads have together, if that takes fewer bytes than dense.
+
+        None where values are not exact: they would be rounded a second time, and nobody owes that error. A
+        server's `pull` asks for that, with error feedback. Where ranks meet in two phases, this is not used:
+        means come back in as many entries as went, with the same values, and their error is owed.
+        """
         count = min(numel, peers * self.most(numel))
         if not self.exact or 4 * count + position_bytes(numel, count) >= 4 * numel:
             return None
