@@ -11,8 +11,10 @@ from torch import Tensor
 from tacit.algorithms import parse
 from tacit.compressors import BF16, Dense, Partition, TopK
 from tacit.errors import AttachError, NonFinite
+from tacit.kernels.dispatch import active_backend
 from tacit.session import Session
 from tacit.session.buckets import group_names, make_buckets
+from tacit.session.nonfinite import NonfiniteChecks
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
 NAMED = {"a": torch.zeros(30, 10), "b": torch.zeros(10), "c": torch.zeros(40, 5), "d": torch.zeros(5)}
@@ -91,7 +93,29 @@ def test_a_round_that_fails_leaves_no_trace() -> None:
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("algorithm", ["dense", "bf16", "topk:ratio=0.1"])
+@pytest.mark.parametrize(
+    "algorithm", ["topk", "dgc", "topk:topology=two-phase", "topk:chunk=4", "qsgd", "clipped"]
+)
+def test_a_compressor_that_reads_all_entries_looks_for_nan_itself(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session then makes no pass of its own."""
+    passes = []
+    divide = NonfiniteChecks.divide
+    monkeypatch.setattr(NonfiniteChecks, "divide", lambda self, *a: passes.append(a) or divide(self, *a))
+    group = Group("dgc:max_norm=1.0" if algorithm == "clipped" else algorithm)
+    group.exchange(1, group.gradients(1, 1))
+    itself = algorithm in ("topk", "dgc", "topk:topology=two-phase") and active_backend() == "numba"
+    assert len(passes) == (0 if itself else 3)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *("dense", "bf16", "topk:ratio=0.1", "topk:ratio=0.1,topology=two-phase", "topk:chunk=4"),
+        *("topk:ratio=0.1,values=int8", "topk:warmup_steps=40", "dgc:ratio=0.1", "dgc:max_norm=1.0"),
+    ],
+)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_an_error_on_every_rank(algorithm: str, value: float) -> None:
     group = Group(algorithm)
@@ -108,7 +132,7 @@ def test_what_is_not_finite_is_an_error_on_every_rank(algorithm: str, value: flo
     group.net.run([guarded(s, x) for s, x in zip(group.sessions, xs, strict=True)])
     assert len(failures) == 3
     # A mean tells which parameters are broken, and a word whose they are, but not which is whose.
-    says = "b on rank 1, a on rank 2" if algorithm.startswith("topk") else "b, a on rank 1, 2"
+    says = "b on rank 1, a on rank 2" if algorithm.startswith(("topk", "dgc")) else "b, a on rank 1, 2"
     assert all(says in text for text in failures), failures
 
 

@@ -43,7 +43,12 @@ def check(x: Tensor, k: int, residual: Tensor | None = None, order: Tensor | Non
     """What is chosen is what the rule says, and nothing is lost; `order`: of the sum, if known."""
     a = x if residual is None else x + residual
     new_residual = None if residual is None else torch.full_like(x, math.nan)
-    index, values = select_largest(x, k, residual=residual, new_residual=new_residual)
+    looks: list[bool] = []
+    index, values = select_largest(
+        x, k, residual=residual, new_residual=new_residual, look=lambda: looks.append(True)
+    )
+    assert looks in ([], [True])
+    assert looks or bool(a.isfinite().all())
     assert index.dtype == torch.int32
     order = descending(a) if order is None else order
     assert torch.equal(index.long(), order[:k].sort().values)
@@ -99,6 +104,27 @@ def test_ties_zeros_and_numbers_at_the_edge(kind: str, numel: int) -> None:
         check(x, k, order=order)
         check(x, k, zeros, order)
         check(zeros, k, x, order)
+
+
+@pytest.mark.parametrize("numel", [300, 5000, 300_001])
+@pytest.mark.parametrize("owing", [False, True])
+def test_one_number_that_is_not_finite_is_looked_at_and_finite_ones_are_not(numel: int, owing: bool) -> None:
+    x, residual = random(numel), random(numel, seed=2) if owing else None
+    new_residual, looks = torch.empty(numel) if owing else None, [0]
+
+    def look() -> None:
+        looks[0] += 1
+
+    select_largest(x, numel // 100, None, residual, new_residual, look)
+    assert looks == [0] or active_backend() != "numba"
+    for value in (math.nan, -math.nan, math.inf, -math.inf):
+        for at in (0, numel // 2, numel - 1):
+            broken = x.clone()
+            broken[at] = value
+            looks = [0]
+            select_largest(broken, numel // 100, None, residual, new_residual, look)
+            assert looks == [1]
+            check(broken, numel // 100, residual)
 
 
 def test_a_sum_that_overflows_is_the_largest() -> None:

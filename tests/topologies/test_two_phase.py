@@ -5,18 +5,23 @@ import torch
 from torch import Tensor
 
 from cases import for_each
-from tacit.compressors import BF16, Dense, ErrorFeedback, PowerSGD, Sign, TopK
-from tacit.contracts import WORLD, Compressor
+from tacit.compressors import BF16, Dense, ErrorFeedback, Int8, PowerSGD, Sign, TopK
+from tacit.contracts import WORLD, Compressor, Topology
 from tacit.session import Session
 from tacit.strategy import Strategy
-from tacit.topologies import TwoPhase
+from tacit.topologies import Flat, TwoPhase
 from tacit.topologies.two_phase import SECOND
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
 NAMED = {"a": torch.zeros(100, 70), "b": torch.zeros(70), "c": torch.zeros(41, 50)}
 LOTS = [["c", "b", "a"]]
 WEIGHTS = {"a": 7000, "c": 2050}
-ONCE = {"sign": ErrorFeedback(Sign()), "topk": ErrorFeedback(TopK(ratio=0.1)), "all": TopK(ratio=1.0)}
+ONCE = {
+    "sign": ErrorFeedback(Sign()),
+    "topk": ErrorFeedback(TopK(ratio=0.1)),
+    "topk in int8": ErrorFeedback(TopK(ratio=0.1, values=Int8())),
+    "all": TopK(ratio=1.0),
+}
 
 
 class Group:
@@ -83,9 +88,12 @@ def test_the_second_side_owes_for_every_entry_once() -> None:
     assert all(torch.equal(count, torch.full_like(count, p != "b")) for p, count in covered.items())
 
 
-def bytes_of(peers: int, numel: int = 1 << 18) -> int:
+SIGNS = Strategy(compressor=Sign(), topology=TwoPhase())
+
+
+def bytes_of(peers: int, numel: int = 1 << 18, strategy: Strategy = SIGNS) -> int:
     session = Session(
-        Strategy(compressor=Sign(), topology=TwoPhase()),
+        strategy,
         {"w": torch.zeros(512, numel // 512)},
         LoopbackTransport(Loopback(peers), 0),
         [["w"]],
@@ -100,6 +108,17 @@ def test_bytes_grow_as_those_of_a_dense_ring() -> None:
         assert bytes_of(peers) == 2 * (peers - 1) * stretch
     # 2 (P - 1) / P of a payload: a quarter more from 4 ranks to 16, but for the magnitudes.
     assert 1.25 <= bytes_of(16) / bytes_of(4) < 1.26
+
+
+@pytest.mark.parametrize("topology", [Flat(), TwoPhase()])
+@pytest.mark.parametrize("ratio", [0.01, 0.003])
+def test_an_entry_in_int8_takes_two_and_a_half_bytes_at_most(topology: Topology, ratio: float) -> None:
+    """Of those that go, and of those of the means that come back in two phases."""
+    numel, peers = 1 << 20, 4
+    compressor = ErrorFeedback(TopK(ratio=ratio, values=Int8()))
+    sent = bytes_of(peers, numel, Strategy(compressor=compressor, topology=topology))
+    messages = peers - 1 if topology == Flat() else 2 * (peers - 1) / peers
+    assert 2.1 < sent / (messages * ratio * numel) <= 2.5
 
 
 def test_the_bill_is_what_is_sent() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,9 +32,14 @@ class Entries(SparseEntries):
 
     @abstractmethod
     def choose(
-        self, x: Tensor, room: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
+        self,
+        x: Tensor,
+        room: EntryBuffer,
+        residual: Tensor | None,
+        new_residual: Tensor | None,
+        look: Callable[[], None] | None,
     ) -> Selection:
-        """Choose entries of `x` + `residual`; `new_residual` gets the others."""
+        """Choose entries of `x` + `residual`; `new_residual` gets the others. `look`: `Context.look`."""
 
     @abstractmethod
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:
@@ -66,7 +71,7 @@ class Entries(SparseEntries):
         found = EntryBuffer(
             ctx.scratch("index", x, places, torch.int32), ctx.scratch("entries", x, places, x.dtype)
         )
-        index, values = self.choose(x, found, residual, new_residual)
+        index, values = self.choose(x, found, residual, new_residual, ctx.look)
         packed = ctx.scratch("positions", x, (position_bytes(numel, most),), torch.uint8)
         pack_positions(index, numel, most, packed)
         written = self.write(values, most, ctx)

@@ -62,6 +62,10 @@ class MomentumCorrection(Wrapper):
     def on_device(self) -> bool:
         return self.inner.on_device
 
+    @property
+    def shows_nonfinite(self) -> bool:  # type: ignore[override]
+        return self.inner.shows_nonfinite
+
     def exempted(self) -> Compressor:
         """Momentum without masking around the inner compressor's choice, or around `Dense`."""
         return MomentumCorrection(Dense(), self.momentum, self.nesterov, masking=False)

@@ -61,6 +61,10 @@ class Scheduled(Compressor):
         return all(compressor.on_device for compressor in self._all)
 
     @property
+    def shows_nonfinite(self) -> bool:  # type: ignore[override]
+        return all(compressor.shows_nonfinite for compressor in self._all)
+
+    @property
     def scales(self) -> bool:  # type: ignore[override]
         """Whether all of them do."""
         return all(compressor.scales for compressor in self._all)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -53,7 +54,12 @@ class Threshold(Entries):
         return ratio.count(self.capacity, numel)
 
     def choose(
-        self, x: Tensor, room: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
+        self,
+        x: Tensor,
+        room: EntryBuffer,
+        residual: Tensor | None,
+        new_residual: Tensor | None,
+        look: Callable[[], None] | None,
     ) -> Selection:
         """The entries whose magnitude is `tau` or more."""
         return select_above(x, self.tau, self.most(x.numel()), room, residual, new_residual)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -76,19 +77,33 @@ class TopK(Entries):
     def on_device(self) -> bool:
         return self.values.on_device
 
+    @property
+    def shows_nonfinite(self) -> bool:  # type: ignore[override]
+        return self.chunk is None
+
     def of_sums(self, numel: int, peers: int) -> TopK | None:
-        """A `TopK` of as many entries as all payloads have together, if that takes fewer bytes than dense."""
+        """A `TopK` of as many entries as all payloads have together, if that takes fewer bytes than dense.
+
+        None where values are not exact: they would be rounded a second time, and nobody owes that error. A
+        server's `pull` asks for that, with error feedback. Where ranks meet in two phases, this is not used:
+        means come back in as many entries as went, with the same values, and their error is owed.
+        """
         count = min(numel, peers * self.most(numel))
         if not self.exact or 4 * count + position_bytes(numel, count) >= 4 * numel:
             return None
         return replace(self, ratio=count / numel, chunk=None)
 
     def choose(
-        self, x: Tensor, room: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
+        self,
+        x: Tensor,
+        room: EntryBuffer,
+        residual: Tensor | None,
+        new_residual: Tensor | None,
+        look: Callable[[], None] | None,
     ) -> Selection:
         """The k largest, of all entries or of each chunk."""
         if self.chunk is None:
-            return select_largest(x, self.most(x.numel()), room, residual, new_residual)
+            return select_largest(x, self.most(x.numel()), room, residual, new_residual, look)
         return select_in_chunks(x, self._per_chunk, self.chunk, room, residual, new_residual)
 
     def write(self, values: Tensor, most: int, ctx: Context) -> Payload:

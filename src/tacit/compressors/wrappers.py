@@ -248,7 +248,7 @@ class Partition(PartitionedCompressor):
 
     @property
     def shows_nonfinite(self) -> bool:  # type: ignore[override]
-        """Whether the main one does."""
+        """Whether the main one does, to which the parts' spans are zeros: those it looks at itself."""
         return self.main.shows_nonfinite
 
     @property

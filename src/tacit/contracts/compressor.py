@@ -64,9 +64,11 @@ class Compressor(ABC):
     hides_nonfinite: ClassVar[bool] = True
     """Whether a NaN or infinity of one rank may fail to reach the others through the payload."""
     shows_nonfinite: ClassVar[bool] = False
-    """Whether a NaN or infinity in what is encoded shows in the payload: some floating-point part of it then
-    holds NaN, or a magnitude of 2^100 or more. Then nobody looks for it before. Not by the payload alone in a
-    `Partition`, which looks at the smaller parts itself."""
+    """Whether an exchange finds NaN and infinity in what it is given, so that nobody need look before.
+
+    Either it shows in the payload: some floating-point part of it then holds NaN, or a magnitude of 2^100 or
+    more. Or the compressor calls `Context.look` before anything is sent, unless it has seen that all entries
+    are finite, or that their sums with what it had kept are. Until then it changes none of them."""
     inline: ClassVar[bool] = False
     """Whether it costs so little that backward's own thread may do it."""
     linear: ClassVar[bool] = False

@@ -70,7 +70,8 @@ class Context:
         prefix: of the names of state fields and buffers; see `inside`.
         rescale: factors for the residual, before it is added, as the learning rate has changed.
         look: looks for NaN in what this replica gave, and notes it in `nonfinite_flags`. To be called where
-            something shows that there may be one, before the first message leaves. None: it has been done.
+            something shows that there may be one, before the first message leaves. None: it has been done;
+            see `Compressor.shows_nonfinite`.
         replicas: the number of flags in `nonfinite_flags`; 0: all of it.
         health: where the exchange runs on a device: one number there, the largest magnitude of what may
             overflow. None: the host checks for overflow and raises at once.

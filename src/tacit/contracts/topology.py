@@ -46,7 +46,10 @@ class Topology(ABC):
 
     @property
     def encodes_first(self) -> bool:
-        """Whether all that is given has been encoded before the first message leaves."""
+        """Whether compressors are given a replica's own tensor, and encode all of it before any is sent.
+
+        `Compressor.shows_nonfinite` is of use only then.
+        """
         return False
 
     @property

@@ -8,6 +8,8 @@ everything. They come in the order of their positions.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,7 +36,7 @@ LARGEST_CHUNK = 1 << 14
 
 def select_largest(
     x: Tensor, k: int, buffer: EntryBuffer | None = None, residual: Tensor | None = None,
-    new_residual: Tensor | None = None,
+    new_residual: Tensor | None = None, look: Callable[[], None] | None = None,
 ) -> Selection:  # fmt: skip
     """The `k` entries of largest magnitude of the flat tensor a = x + residual; of `x`, without `residual`.
 
@@ -42,39 +44,49 @@ def select_largest(
         buffer: is overwritten; `new_buffer` says how large.
         residual: with `new_residual`, or both are None.
         new_residual: becomes a, with zeros where entries were selected.
+        look: is called, unless all entries of a were seen to be finite.
     """
-    buffer = buffer or new_buffer(x, k)
+    found, finite = _largest(x, k, buffer or new_buffer(x, k), residual, new_residual)
+    if look is not None and not finite:
+        look()
+    return found
+
+
+def _largest(
+    x: Tensor, k: int, buffer: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None
+) -> tuple[Selection, bool]:
+    """`select_largest`, and whether all entries were seen to be finite."""
     if x.is_meta:
         warm_up("select")
     if x.is_meta or k == 0:
-        return _first(buffer, k)
+        return _first(buffer, k), False
     if not numba_takes_fp32(x) and _run_triton(
         "select.select_largest", x, k, *buffer, residual, new_residual
     ):
-        return _first(buffer, k)
+        return _first(buffer, k), False
     if not on_host(x):
         reference.select_largest(x, k, *buffer, residual, new_residual)
-        return _first(buffer, k)
+        return _first(buffer, k), False
     for effort in (1, 16):
-        found, all_but_zeros = _attempt(x, k, effort, buffer, residual, new_residual)
+        found, all_but_zeros, finite = _attempt(x, k, effort, buffer, residual, new_residual)
         if found is not None and found.positions.numel() == k:
-            return found
+            return found, finite
         if found is not None and all_but_zeros:
             filled = reference.fill_with_zeros(found, k, x, residual, new_residual)
             if filled is not None:
-                return filled
+                return filled, finite
         if sample_size(x.numel(), effort) == x.numel():
             break
     reference.select_by_kthvalue(x, k, *buffer, residual, new_residual)
-    return _first(buffer, k)
+    return _first(buffer, k), False
 
 
 def _attempt(
     x: Tensor, k: int, effort: int, buffer: EntryBuffer, residual: Tensor | None, new_residual: Tensor | None,
-) -> tuple[Selection | None, bool]:  # fmt: skip
+) -> tuple[Selection | None, bool, bool]:  # fmt: skip
     """The k largest, or all that reach a threshold if fewer do; None where the buffer is too small.
 
-    And whether all but zeros reach it.
+    And whether all but zeros reach it; and whether all entries were seen to be finite.
     """
     if numba_takes_fp32(x):
         numel, step, sample = x.numel(), sample_step(x.numel(), effort), sample_size(x.numel(), effort)
@@ -82,11 +94,11 @@ def _attempt(
         rank = 0 if rank == sample < numel else rank  # all of the sample: then all but zeros
         given = _addresses(x, residual, new_residual)
         kernel = numba_kernels("select").select_largest
-        count, all_but_zeros = kernel(*given, numel, k, step, rank, *_buffer_addresses(buffer))
-        return _first(buffer, count) if count >= 0 else None, all_but_zeros
+        count, all_but_zeros, finite = kernel(*given, numel, k, step, rank, *_buffer_addresses(buffer))
+        return _first(buffer, count) if count >= 0 else None, all_but_zeros, finite
     threshold, all_but_zeros = reference.guess_threshold(x, residual, k, effort, _nth_largest)
     found = select_reaching(x, threshold, buffer, residual, new_residual)
-    return _largest_of(found, k, new_residual), all_but_zeros
+    return _largest_of(found, k, new_residual), all_but_zeros, False
 
 
 def select_above(
@@ -145,11 +157,12 @@ def select_reaching(
         from tacit.kernels.triton import select as triton
 
         count = triton.select_reaching(x, threshold, *buffer, residual, new_residual)
-    elif not numba_takes(x):
+    elif not numba_takes(x) or math.isnan(threshold):
         count = reference.select_reaching(x, threshold, *buffer, residual, new_residual)
     elif x.dtype == torch.float32:
         at = _addresses(x, residual, new_residual)
-        count = numba_kernels("select").select_reaching(*at, x.numel(), threshold, *_buffer_addresses(buffer))
+        kernel = numba_kernels("select").select_reaching
+        count, _ = kernel(*at, x.numel(), threshold, *_buffer_addresses(buffer))
     else:
         before, after = (
             (x[:0], x[:0]) if residual is None or new_residual is None else (residual, new_residual)

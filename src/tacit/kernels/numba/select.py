@@ -35,12 +35,12 @@ HIGH, MIDDLE = 20, 10
 def collect_vector(
     x: Any, residual: Any, new_residual: Any, i: Any, threshold: Any, found: Any, positions: Any, values: Any
 ) -> Any:
-    """Append what reaches the threshold among the 64 entries from 64 i on; the new count."""
+    """Append what reaches the threshold, or is NaN, among the 64 entries from 64 i on; the new count."""
     a = load_floats(x + i * VECTOR_BYTES)
     if residual:
         a = a + load_floats(residual + i * VECTOR_BYTES)
         store(new_residual + i * VECTOR_BYTES, a)
-    hits = mask_bits(magnitude(a) >= float_vector(threshold))
+    hits = ~mask_bits(magnitude(a) < float_vector(threshold))
     entries = floats_at(new_residual if residual else x, i * LANES, LANES)
     while hits:
         j = lowest_set_bit(hits)
@@ -53,6 +53,25 @@ def collect_vector(
     return found
 
 
+@inline
+def drop_nan(found: Any, positions: Any, values: Any, new_residual: Any) -> Any:
+    """Give the NaN among the found back; how many are left, and whether all were finite."""
+    at, entries, bits = ints_at(positions, 0, found), floats_at(values, 0, found), ints_at(values, 0, found)
+    largest = np.int32(0)
+    for j in range(found):
+        largest = max(largest, bits[j] & MAGNITUDE)
+    if largest <= INFINITY:
+        return np.int64(found), largest < INFINITY
+    kept = np.int64(0)
+    for j in range(found):
+        if bits[j] & MAGNITUDE <= INFINITY:
+            at[kept], entries[kept] = at[j], entries[j]
+            kept += 1
+        elif new_residual:
+            floats_at(new_residual, at[j], 1)[0] = entries[j]
+    return kept, False
+
+
 def _select_reaching(
     x: Any, residual: Any, new_residual: Any, numel: Any, threshold: Any, positions: Any, values: Any,
     capacity: Any,
@@ -60,28 +79,29 @@ def _select_reaching(
     """`select.select_reaching` by address; `residual` is 0 where there is none.
 
     Returns:
-        How many were found, or -1 where the buffer is too small; `new_residual` is then unfinished.
+        How many were found, or -1 where the buffer is too small; `new_residual` is then unfinished. And
+        whether all entries were seen to be finite.
     """
     at, entries, found = ints_at(positions, 0, capacity), floats_at(values, 0, capacity), np.int64(0)
     whole, step = numel // LANES, PIECE // LANES
     for piece in range(0, whole, step):
         if found + PIECE > capacity:
-            return np.int64(-1)
+            return np.int64(-1), False
         for i in range(piece, min(piece + step, whole)):
             found = collect_vector(x, residual, new_residual, i, threshold, found, at, entries)
     if found + LANES > capacity:
-        return np.int64(-1)
+        return np.int64(-1), False
     given, rest = floats_at(x, 0, numel), floats_at(new_residual, 0, numel)
     before = floats_at(residual, 0, numel)
     for i in range(whole * LANES, numel):
         a = given[i] + before[i] if residual else given[i]
-        reached = abs(a) >= threshold
+        reached = not abs(a) < threshold
         if residual:
             rest[i] = np.float32(0) if reached else a
         at[found] = i
         entries[found] = a
         found += np.int64(reached)
-    return found
+    return drop_nan(found, positions, values, new_residual)
 
 
 def _select_reaching_fp64(
@@ -185,12 +205,12 @@ def _select_largest(
     """Guess a threshold, collect what reaches it, and keep the k largest; all by address.
 
     Returns:
-        How many reached the threshold, if fewer than k; else k. -1 where the buffer is too small. And whether
-        all but zeros reached it.
+        How many reached the threshold, if fewer than k; else k. -1 where the buffer is too small. Whether
+        all but zeros reached it. Whether all entries were seen to be finite.
     """
     threshold = _GUESS_THRESHOLD(x, residual, numel, step, wanted) if wanted else np.float32(0)
     at_zero = not threshold >= LEAST and threshold == threshold
-    found = _SELECT_REACHING(
+    found, finite = _SELECT_REACHING(
         x, residual, new_residual, numel, LEAST if at_zero else threshold, positions, values, capacity
     )
     if found > k:
@@ -198,7 +218,7 @@ def _select_largest(
         at, entries = ints_at(positions, 0, found), floats_at(values, 0, found)
         back = floats_at(new_residual, 0, numel if new_residual else 0)
         found = _KEEP_LARGEST(at, entries, float_from_bits(np.int32(bits)), k - larger, back)
-    return found, at_zero
+    return found, at_zero, finite
 
 
 # ---- chunk by chunk -----------------------------------------------------------------------------------
@@ -266,7 +286,7 @@ LEAST = np.float32(2.0**-149)
 INFINITY = np.int32(0x7F800000)
 _REALS = ("float32", "float64")
 select_reaching = _SELECT_REACHING = compile_now(
-    _select_reaching, ["int64(int64, int64, int64, int64, float32, int64, int64, int64)"]
+    _select_reaching, ["Tuple((int64, boolean))(int64, int64, int64, int64, float32, int64, int64, int64)"]
 )
 select_reaching_fp64 = compile_now(
     _select_reaching_fp64,
@@ -278,4 +298,6 @@ keep_largest = _KEEP_LARGEST = compile_now(
 nth_largest = _NTH_LARGEST = compile_now(_nth_largest, ["UniTuple(int64, 2)(int64, int64, int64)"])
 _GUESS_THRESHOLD = compile_now(_guess_threshold, ["float32(int64, int64, int64, int64, int64)"])
 select_in_chunks = compile_now(_select_in_chunks, [f"void({', '.join(['int64'] * 9)})"])
-select_largest = compile_now(_select_largest, [f"Tuple((int64, boolean))({', '.join(['int64'] * 10)})"])
+select_largest = compile_now(
+    _select_largest, [f"Tuple((int64, boolean, boolean))({', '.join(['int64'] * 10)})"]
+)
