@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryFile
@@ -10,6 +10,7 @@ from typing import IO
 from unittest.mock import patch
 
 import pytest
+from testbeds import forked_testbeds
 
 from tacit import cli
 
@@ -23,10 +24,11 @@ class Called:
     err: str
 
 
-def called(*words: str) -> Called:
-    """As `tacit WORDS` in a shell; what it starts are processes as ever."""
+def called(*words: str, fresh: Collection[int] = ()) -> Called:
+    """As `tacit WORDS` in a shell; what it starts are forks, but for ranks that are to be `fresh`."""
     with TemporaryFile("w+", encoding="utf-8") as out, TemporaryFile("w+", encoding="utf-8") as err:
         with (
+            forked_testbeds(fresh),
             patch.object(sys, "argv", ["tacit", *words]),
             _redirected(1, "stdout", out),
             _redirected(2, "stderr", err),

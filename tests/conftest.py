@@ -84,8 +84,6 @@ RESUMED = "tests/algorithms/test_trajectories.py::test_a_run_that_is_saved_and_r
 LONG = (
     "tests/algorithms/test_anchor_comparison.py::test_a_bit_that_differs_is_an_error_on_every_rank",
     "tests/algorithms/test_anchor_comparison.py::test_ranks_that_agree_are_never_told_to_differ",
-    "tests/algorithms/test_anchor_comparison.py::test_a_bit_that_differs_is_an_error_on_every_rank",
-    "tests/algorithms/test_anchor_comparison.py::test_ranks_that_agree_are_never_told_to_differ",
     "tests/algorithms/test_buffers.py::test_a_run_that_is_resumed_is_the_run_that_never_stopped",
     "tests/algorithms/test_buffers.py::test_a_variance_is_never_below_zero",
     "tests/algorithms/test_common_point.py::test_it_is_so_in_every_other_combination",

@@ -2,18 +2,20 @@
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from forked import Fork
 
 from tacit import cli, files
 from tacit.hooks import run_report
 
 TACIT = [sys.executable, "-m", "tacit.cli"]
+SMALL_DISK = Path(__file__).parents[1] / "hooks" / "small_disk.py"
 SCRIPT = """
 import os, shutil, sys, torch, torch.distributed as dist, tacit
 from torch import nn
@@ -41,22 +43,24 @@ sys.exit(int(os.environ.get("END_WITH", "0")))
 """
 
 
-def on_a_small_disk(tmp_path: Path, command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
+@dataclass(frozen=True)
+class Done:
+    """How a command ended, and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def on_a_small_disk(tmp_path: Path, words: list[str], beside: str = "", **env: str) -> Done:
     """Run with 256 KiB of disk at tmp_path/disk; what is on it in the end is copied to tmp_path/left."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    words = shlex.join(command)
-    steps = (
-        f"mount -t tmpfs -o size=256k tmpfs {disk} && {{ {words}; code=$?; cp -r {disk} {tmp_path}/left; "
-        "exit $code; }"
-    )
-    return subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", steps],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **env},
-    )
+    command = [sys.executable, "-u", str(SMALL_DISK), str(disk), str(tmp_path / "left"), beside, *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Fork(command, env={**os.environ, **env}, text=True, **pipes) as process:
+        out, err = process.communicate()
+    return Done(process.returncode, out, err)
 
 
 @pytest.mark.usefixtures("namespaces")
@@ -71,7 +75,7 @@ def test_a_script_trains_on_and_saves_and_the_summary_is_printed(
     script.write_text(SCRIPT)
     saved.mkdir()
     out = tmp_path / "disk" / "out"
-    command = [*TACIT, "run", "--cluster", "local:2", "--algorithm", "bf16", "--out", str(out)]
+    command = ["run", "--cluster", "local:2", "--algorithm", "bf16", "--out", str(out)]
     command += ["--tensorboard", str(out / "curves"), "--", str(script), str(out), happens, str(saved)]
     done = on_a_small_disk(tmp_path, command, END_WITH=str(code))
     assert done.returncode == code, done.stderr
@@ -95,7 +99,7 @@ def test_a_script_trains_on_and_saves_and_the_summary_is_printed(
 def test_a_comparison_goes_on_and_prints_its_table(tmp_path: Path, happens: str) -> None:
     """The disk is filled, or the folder is deleted, before the first record."""
     out = tmp_path / "disk" / "out"
-    command = [*TACIT, "compare", "digits", "--cluster", "local:2", "--algorithms", "ddp", "--epochs", "1"]
+    command = ["compare", "digits", "--cluster", "local:2", "--algorithms", "ddp", "--epochs", "1"]
     command += ["--json", "--out", str(out)]
     command += ["--tensorboard", str(out / "curves")] if happens == "full" else []
     begun = f"until test -e {out}/records.jsonl; do sleep 0.01; done"
@@ -103,8 +107,7 @@ def test_a_comparison_goes_on_and_prints_its_table(tmp_path: Path, happens: str)
         "full": f"head -c 1M /dev/zero > {out}/big",
         "deleted": f"until rm -r {out}; do sleep 0.01; done",
     }
-    spoiling = f"({begun}; {spoils[happens]}) 2>/dev/null"
-    done = on_a_small_disk(tmp_path, ["sh", "-c", f"{spoiling} & {shlex.join(command)}"])
+    done = on_a_small_disk(tmp_path, command, f"{begun}; {spoils[happens]}")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]
     assert (row["algorithm"], row["status"]) == ("ddp", "ok")

@@ -147,7 +147,7 @@ def test_a_real_comparison_prints_one_json_object_and_draws_curves(
 ) -> None:
     words = ["compare", "digits", "--cluster", "local:2", "--algorithms", "ddp", "--epochs", "1", "--json"]
     folders = ["--out", str(tmp_path / "out"), "--tensorboard", str(tmp_path / "curves")]
-    done = called(*words, *folders)
+    done = called(*words, *folders, fresh=(0,))
     assert done.code == 0, done.err
     told = json.loads(done.out)
     assert (told["cluster"], told["recipe"], told["shaped"]) == ("local:2", "digits", False)

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from testbeds import ALL
 
 from commands import called
 from tacit import cli
@@ -47,11 +48,19 @@ def train(steps):
 class Ran:
     """A script that was run: what the command said and kept."""
 
-    def __init__(self, folder: Path, text: str, *options: str, arguments: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        text: str,
+        *options: str,
+        arguments: tuple[str, ...] = (),
+        fresh: Collection[int] = (),
+    ) -> None:
         script, out = folder / "train.py", folder / "out"
         script.write_text(text)
         where = () if "--cluster" in options else ("--cluster", "local:2")
-        done = called("run", *where, *options, "--out", str(out), "--", str(script), *arguments)
+        words = (*where, *options, "--out", str(out), "--", str(script), *arguments)
+        done = called("run", *words, fresh=fresh)
         self.code, self.out, self.err = done.code, done.out, done.err
         self.kept: dict[str, Any] = json.loads((out / "run.json").read_text())
         assert left_behind(script) == []
@@ -153,7 +162,7 @@ print(f"rank {rank} says", *sys.argv[1:])
 print("to stderr", file=sys.stderr)
 """
     words = ("--algorithm", "topk:ratio=0.1", "--tensorboard", str(tmp_path / "curves"), "--json")
-    ran = Ran(tmp_path, TRAIN + script, *words, arguments=("--lr", "0.1", "--json"))
+    ran = Ran(tmp_path, TRAIN + script, *words, arguments=("--lr", "0.1", "--json"), fresh=ALL)
     assert ran.code == 0, ran.err
     *printed, last = ran.out.splitlines()
     assert sorted(printed) == ["rank 0 says --lr 0.1 --json", "rank 1 says --lr 0.1 --json"]
@@ -183,7 +192,7 @@ for _ in range(3):
 dist.destroy_process_group()
 assert "tacit" not in sys.modules
 """
-    ran = Ran(tmp_path, script, "--cluster", "2x1@1gbit")
+    ran = Ran(tmp_path, script, "--cluster", "2x1@1gbit", fresh=ALL)
     assert ran.code == 0, ran.err
     assert ran.out == "ddp\nddp\n"
     payload = 2 * 3 * 4.0  # two nodes, three times, 4 MB each
@@ -257,7 +266,7 @@ def test_a_profile_adds_up_and_is_drawn(tmp_path: Path) -> None:
         TRAIN
         + "with tacit.attach(model, optimizer, tacit.from_env()): train(12)\ndist.destroy_process_group()"
     )
-    ran = Ran(tmp_path, text, "--algorithm", "bf16", "--profile")
+    ran = Ran(tmp_path, text, "--algorithm", "bf16", "--profile", fresh=(0,))
     assert ran.code == 0, ran.err
     profile = ran.kept["profile"]
     assert (profile["ranks"], profile["steps"], profile["first"]) == (2, 6, 7)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from testbeds import ALL, forked_testbeds
 
 from tacit.lab.cluster import Cluster
 from tacit.lab.testbed import Testbed
@@ -31,7 +32,8 @@ def test_it_ends_within_seconds_of_its_time_out(
     if shutil.which("ip") is None:
         pytest.skip("there is no program ip, which takes the link down")
     lines: list[str] = []
-    with Testbed(Cluster.parse("2x1")) as bed:
+    fresh = ALL if how == "uncaught" else ()
+    with forked_testbeds(fresh), Testbed(Cluster.parse("2x1")) as bed:
         bed.run(
             [str(HERE / "cut_off.py"), algorithm, str(tmp_path), moment, how],
             env={"PYTHONPATH": ":".join(sys.path)},

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 import torch.distributed as dist
-from forked import Forked
+from forked import WARNINGS, Forked
 from launching import Ended, end, ended
 
 HERE = Path(__file__).resolve().parent
@@ -39,7 +39,8 @@ class Crowd:
         self._all: list[subprocess.Popen[str]] = []
 
     def _start(self, command: Sequence[str], **env: object) -> subprocess.Popen[str]:
-        common = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TACIT_SERVER_SECRET": self.secret}
+        common = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": WARNINGS}
+        common |= {"TACIT_SERVER_SECRET": self.secret}
         process = Forked(command, os.environ | common | {key: str(value) for key, value in env.items()})
         self._all.append(process)
         return process

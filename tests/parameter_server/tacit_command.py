@@ -3,12 +3,22 @@
 import os
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
+
+from commands import called
 
 TACIT = [sys.executable, "-m", "tacit.cli"]
 
 
-def tacit(*words: str, cwd: Path, seconds: float = 500) -> subprocess.CompletedProcess[str]:
+def tacit(
+    *words: str, cwd: Path, seconds: float = 500, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """In this folder; in a `fresh` process, or in this one with forks for servers and ranks."""
+    if not fresh:
+        with chdir(cwd):
+            done = called(*words)
+        return subprocess.CompletedProcess(["tacit", *words], done.code, done.out, done.err)
     return subprocess.run(
         [*TACIT, *words], capture_output=True, text=True, timeout=seconds, cwd=cwd, env=os.environ | {}
     )

@@ -145,7 +145,7 @@ def test_a_script_runs_unchanged_with_servers(tmp_path: Path) -> None:
         "--out",
         "o",
     ]
-    done = tacit(*words, "--", "train.py", cwd=tmp_path)
+    done = tacit(*words, "--", "train.py", cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["status"] == "ok"

@@ -128,7 +128,7 @@ def test_a_run_makes_one_of_its_own_that_nobody_sees(tmp_path: Path, monkeypatch
             out,
         ]
         words += ["--out", out, "--checkpoint", str(kept / out), "--json", "--", "train.py", str(tmp_path)]
-        done = tacit(*words, cwd=tmp_path)
+        done = tacit(*words, cwd=tmp_path, fresh=out == "a")
         assert done.returncode == 0, done.stderr
         (secret,) = {(tmp_path / f"rank{rank}").read_text() for rank in range(ranks)}
         secrets.add(secret)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from testbeds import forked_testbeds
 
 from tacit.lab.cluster import Cluster
 from tacit.lab.testbed import Result, Testbed
@@ -29,7 +31,8 @@ def run(program: Path, *arguments: str, timeout: float = 90) -> tuple[Result, li
     ],
 )
 def test_the_rank_that_failed_first_is_named(programs: Path, how: str, reason: str) -> None:
-    result, lines = run(programs / "fail.py", how)
+    with forked_testbeds(fresh=(2,)) if how in ("raise-and-linger", "exit") else nullcontext():
+        result, lines = run(programs / "fail.py", how)
     first = result.failures[0]
     assert (first.node, first.rank, first.reason) == (1, 2, reason), (result, lines)
     assert result.returncode == 1
