@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,12 +29,12 @@ def ranks(
     *arguments: str,
     seconds: float = 240,
     lost: int | None = None,
-    fresh: bool = False,
+    fresh: Collection[int] = (),
 ) -> list[Ended]:
     """Run `script` (in this folder) on `world` ranks, as if on nodes of two; this process hosts their store.
 
     The rank `lost` is not waited for: it is killed when the others have ended. Ranks are forked from a
-    process that has imported torch, unless they are to be `fresh`.
+    process that has imported torch, but those that are to be `fresh`, with a hash seed of their own.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     env = os.environ | {
@@ -46,9 +46,8 @@ def ranks(
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONWARNINGS": WARNINGS,
     }
-    start = started if fresh else Forked
     processes = [
-        start(
+        (started if rank in fresh else Forked)(
             [str(HERE / script), *arguments],
             env | {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "GROUP_RANK": str(rank // 2)},
         )

@@ -17,7 +17,7 @@ WORLD = 3
 
 def run(how: str, algorithm: str = "diloco") -> list[Ended]:
     # Of a forked process only the test's own interpreter would know the end.
-    return ranks("unclosed.py", WORLD, how, algorithm, fresh=how == "exits")
+    return ranks("unclosed.py", WORLD, how, algorithm, fresh=range(WORLD if how == "exits" else 0))
 
 
 def said(ended: list[Ended], words: str) -> list[int]:
