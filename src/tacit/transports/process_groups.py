@@ -40,8 +40,8 @@ _OPEN: dict[GroupUser, int] = {}
 """The transports at work, and the channel of each: two at once must not share a process group."""
 _CONTROL: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _NOTICES: dict[tuple[int, ...], dist.ProcessGroup] = {}
-_NOTICE = "tacit"
-"""The name of the backend that only tells of a shutdown."""
+_NOTICE, _SHARING = "tacit", "tacit-gloo"
+"""The names of a backend that only tells of a shutdown, and of Gloo with one thread for all sockets."""
 
 
 # ---- who is there -------------------------------------------------------------------------------------
@@ -180,8 +180,18 @@ def own_groups(
     if not all(map(torch_compat.is_open, kept)):
         kept.clear()
     while len(kept) < count:
-        kept.append(_new_group(ranks, timeout, backend))
+        kept.append(_new_group(ranks, timeout, _sharing_sockets(backend)))
     return kept[:count]
+
+
+def _sharing_sockets(backend: str) -> str:
+    """The backend by which a group has no thread of its own that waits for sockets, where there is one."""
+    if backend != "gloo" or not torch_compat.shares_sockets():
+        return backend
+    if _SHARING not in dist.Backend.backend_list:
+        make = torch_compat.gloo_sharing_sockets
+        dist.Backend.register_backend(_SHARING, make, devices=["cpu"])
+    return _SHARING
 
 
 def abort(groups: Collection[dist.ProcessGroup]) -> None:

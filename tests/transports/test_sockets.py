@@ -1,0 +1,33 @@
+"""Groups of our own have no thread for sockets of their own: each would wake a hundred times a second."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tacit.transports.process_groups import own_groups
+
+
+def _socket_threads() -> int:
+    tasks = (Path("/proc/self/task", each, "comm") for each in os.listdir("/proc/self/task"))
+    return sum(task.read_text().strip() == "gloo_tcp_loop" for task in tasks if task.exists())
+
+
+def test_all_groups_share_the_thread_that_waits_for_sockets() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        world = dist.group.WORLD
+        assert world is not None
+        before = _socket_threads()
+        groups = own_groups(world, [0], timedelta(seconds=9), "gloo", (0, "world"), 4)
+        assert _socket_threads() == before > 0
+        for i, group in enumerate(groups):
+            x = torch.full((3,), float(i))
+            dist.all_reduce(x, group=group)
+            assert x.tolist() == [i] * 3
+    finally:
+        dist.destroy_process_group()
