@@ -1,10 +1,13 @@
 """The largest magnitude of a tensor on the host, alone or while it is divided; and bf16, to and fro.
 
 A largest magnitude is finite if all entries are: it takes one pass, in which a division costs nothing more.
-torch needs two to four times as long for the arithmetic of bf16.
+torch needs two to four times as long for the arithmetic of bf16. Numba is not loaded for a magnitude alone:
+that is 130 MB and a second of a process, which a session that compresses nothing does not have.
 """
 
 from __future__ import annotations
+
+import sys
 
 import torch
 from torch import Tensor
@@ -17,15 +20,18 @@ from tacit.kernels.reference import magnitudes as reference
 def largest(x: Tensor) -> float:
     """The largest magnitude: NaN or infinite where one is, 0 of nothing."""
     if x.is_meta:
-        warm_up("magnitudes")
+        if _loaded():
+            warm_up("magnitudes")
         return 0.0
-    if x.is_contiguous() and numba_takes_fp32(x):
+    if _loaded() and x.is_contiguous() and numba_takes_fp32(x):
         return float(numba_kernels("magnitudes").largest(address(x), x.numel()))
     return reference.largest(x)
 
 
 def divide_(x: Tensor, by: float) -> float:
     """Divide the flat `x` in place; the quotients' `largest`."""
+    if not _loaded():
+        return reference.divide_(x, by)
     if numba_takes_fp32(x):
         return float(numba_kernels("magnitudes").divide(address(x), x.numel(), by))
     if _numba_takes_pair(x, x):
@@ -49,6 +55,10 @@ def widen_(x: Tensor, out: Tensor) -> None:
         numba_kernels("magnitudes").widen_bf16(address(x), x.numel(), address(out))
     else:
         out.copy_(x)
+
+
+def _loaded() -> bool:
+    return "numba" in sys.modules
 
 
 def _numba_takes_pair(wide: Tensor, narrow: Tensor) -> bool:
