@@ -8,9 +8,10 @@ import numpy as np
 
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.pointers import bytes_at, floats_at, ints_at
+from tacit.kernels.numba.vectors import LANES, VECTOR_BYTES, load_floats, settle, stream
 
-CACHED = 1 << 13
-"""Entries that are zeroed and added to while they are in the first-level cache."""
+CACHED = 1 << 12
+"""Entries that are zeroed and added to in the first-level cache."""
 
 
 def _pack(places: Any, count: Any, k: Any, low: Any, target: Any, size: Any) -> None:
@@ -92,9 +93,14 @@ def _scatter_all(
         if last >= numel:
             return False
     done = np.zeros(peers, np.int64)
-    for start in range(0, numel, CACHED):
-        stop = min(start + CACHED, numel)
-        target = floats_at(out, start, stop - start)
+    memory = np.empty(CACHED + LANES, np.float32)
+    here = (memory.ctypes.data + 63) & ~63
+    stop = np.int64(0)
+    while stop < numel:
+        start, before_line = stop, (-(out // 4) - stop) % 16
+        stop = min(start + (before_line if before_line else CACHED), numel)
+        streamed = fresh and stop - start == CACHED
+        target = floats_at(here if streamed else out, 0 if streamed else start, stop - start)
         if fresh:
             target[:] = 0
         for peer in range(peers):
@@ -104,6 +110,11 @@ def _scatter_all(
                 target[index[j] - start] += weight * values[j]
                 j += 1
             done[peer] = j
+        if streamed:
+            for i in range(CACHED // LANES):
+                stream(out + 4 * start + i * VECTOR_BYTES, load_floats(here + i * VECTOR_BYTES))
+    settle()
+    memory[0] = 0  # so that it lives as long as its address is used
     return True
 
 

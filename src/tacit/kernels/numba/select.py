@@ -21,7 +21,10 @@ from tacit.kernels.numba.vectors import (
     lowest_set_bit,
     magnitude,
     mask_bits,
+    settle,
     store,
+    stream,
+    where,
 )
 from tacit.kernels.sparse import MARGIN, RUN
 
@@ -39,17 +42,21 @@ def collect_vector(
     a = load_floats(x + i * VECTOR_BYTES)
     if residual:
         a = a + load_floats(residual + i * VECTOR_BYTES)
-        store(new_residual + i * VECTOR_BYTES, a)
-    hits = ~mask_bits(magnitude(a) < float_vector(threshold))
-    entries = floats_at(new_residual if residual else x, i * LANES, LANES)
+    below = magnitude(a) < float_vector(threshold)
+    hits = ~mask_bits(below)
+    given, before = floats_at(x, i * LANES, LANES), floats_at(residual, i * LANES, LANES)
     while hits:
         j = lowest_set_bit(hits)
         positions[found] = np.int32(i * LANES + j)
-        values[found] = entries[j]
-        if residual:
-            entries[j] = 0
+        values[found] = given[j] + before[j] if residual else given[j]
         found += 1
         hits &= hits - 1
+    if residual:
+        rest = where(below, a, float_vector(np.float32(0)))
+        if new_residual & 63:
+            store(new_residual + i * VECTOR_BYTES, rest)
+        else:
+            stream(new_residual + i * VECTOR_BYTES, rest)
     return found
 
 
@@ -89,6 +96,7 @@ def _select_reaching(
             return np.int64(-1), False
         for i in range(piece, min(piece + step, whole)):
             found = collect_vector(x, residual, new_residual, i, threshold, found, at, entries)
+    settle()
     if found + LANES > capacity:
         return np.int64(-1), False
     given, rest = floats_at(x, 0, numel), floats_at(new_residual, 0, numel)

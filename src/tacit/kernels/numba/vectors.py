@@ -75,6 +75,29 @@ def store(typing_context: Any, address: Any, vector: Any) -> Any:
     return types.void(types.int64, vector), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def stream(typing_context: Any, address: Any, vector: Any) -> Any:
+    """Write a vector to an address, a multiple of 64, past the caches: nothing need be read first."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        written = builder.store(args[1], builder.inttoptr(args[0], args[1].type.as_pointer()), align=64)
+        written.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, vector), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def settle(typing_context: Any) -> Any:
+    """Have all that was streamed be seen by other threads before what is written after it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
 def broadcast(builder: Any, scalar: Any, lanes: int) -> Any:
     """The instructions that put a number into all lanes."""
     vector = ir.VectorType(scalar.type, lanes)
