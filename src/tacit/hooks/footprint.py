@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -29,8 +29,8 @@ FIELDS = {
     "_messages": "messages",
 }
 """What is said of the tensors below an attribute of this name; of others "others"."""
-STATES = "_states"
-"""The attribute below which each state is said by its own name, as `residual`."""
+STATES = ("_states", "states")
+"""Attributes below which each state is said by its own name, as `residual`."""
 
 
 def footprint(holders: Iterable[object], model: nn.Module, optimizers: Iterable[Any]) -> dict[str, int]:
@@ -65,11 +65,14 @@ def _models_own(model: nn.Module, optimizers: Iterable[Any]) -> Iterator[Tensor]
 
 
 def _below(holders: Iterable[object]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that can be reached through objects of tacit, and containers; with what it is."""
+    """Every tensor that can be reached through objects of tacit, and containers; with what it is.
+
+    The nearest first, as what a tensor is called by its holder says more than what others call it.
+    """
     seen: set[int] = set()
-    waiting: list[tuple[str, object]] = [("others", each) for each in holders]
+    waiting: deque[tuple[str, object]] = deque(("others", each) for each in holders)
     while waiting:
-        label, each = waiting.pop()
+        label, each = waiting.popleft()
         if isinstance(each, Tensor):
             if not each.is_meta:
                 yield label, each
@@ -80,7 +83,7 @@ def _below(holders: Iterable[object]) -> Iterator[tuple[str, Tensor]]:
 
 def _parts(label: str, each: object) -> list[tuple[str, object]]:
     if isinstance(each, Mapping):
-        by_name = label == STATES and all(isinstance(key, str) for key in each)
+        by_name = label in STATES and all(isinstance(key, str) for key in each)
         return [(_last(key) if by_name else label, value) for key, value in each.items()]
     if isinstance(each, list | tuple | set | frozenset):
         return [(label, value) for value in each]
@@ -94,7 +97,7 @@ def _parts(label: str, each: object) -> list[tuple[str, object]]:
 
 
 def _label(attribute: str, label: str) -> str:
-    return attribute if attribute == STATES else FIELDS.get(attribute, "others" if label == STATES else label)
+    return attribute if attribute in STATES else FIELDS.get(attribute, "others" if label in STATES else label)
 
 
 def _last(key: str) -> str:
