@@ -74,7 +74,10 @@ class Average(Merge):
         state: State,
         at: Application,
     ) -> None:
-        """`anchor + mean`, the same bits on all ranks, as both are."""
+        """`anchor + mean`, the same bits on all ranks, as both are; one replica alone stays as it is."""
+        if at.peers == 1:
+            anchor.copy_(params)
+            return
         anchor.add_(mean)
         if at.lag == 0 or local_delta is None:
             params.copy_(anchor)

@@ -22,6 +22,7 @@ from typing import Any
 LONGEST = 1 << 20
 RANKS_NEED = (
     *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.device_mesh"),
+    *("torch.distributed.fsdp", "torch.distributed.tensor"),
     *("tacit.hooks", "tacit.parameter_server.transport", "tacit.transports.loopback"),
     *("pytest", "pytorch_optimizer"),
 )

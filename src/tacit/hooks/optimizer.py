@@ -218,7 +218,9 @@ class OptimizerHook:
         way = self._leave(last, range(len(self._session.buckets)), apply_at=last)
         if way.pending is not None:
             self._session.pending.wait(way.pending)
-        if not self._agree():
+        if len(self._session.ranks) == 1:
+            self._anchor_here()  # its delta is rounded, and it is the mean as it is
+        elif not self._agree():
             for i, anchor in enumerate(self._anchor):
                 consolidate_(self._session.strategy.merge, anchor, self._replica.widened(i, self._flat[i]))
                 self._replica.write(i, anchor)
@@ -310,14 +312,12 @@ class OptimizerHook:
         )
         session.stats.applied(at.lag)
         self.observations.note_transfer(way.pending, at.lag)
-        diverged_in_node = (
-            at.lag > 0 and session.context.by_node and session.schedule.sync_at(step).diverged_in_node
-        )
+        diverged = at.lag > 0 and session.context.by_node and session.schedule.sync_at(step).diverged_in_node
         for i in way.buckets:
             anchor, params = self._anchor[i], self._replica.params(i)
             if leaves:
                 before = self._before[session.buckets[i].dtype][: len(anchor)].copy_(params)
-            if diverged_in_node:
+            if diverged:
                 self._average_in_node(i, params)
             self._merge(i, params, at, rates)
             self._replica.write(i, params)
