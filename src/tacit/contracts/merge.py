@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from tacit.contracts.common import State
@@ -92,9 +93,23 @@ class ConsolidatingMerge(Merge):
         """Overwrite the anchor by what all replicas become; `mean`: their mean delta."""
 
 
-def consolidate_(merge: Merge, anchor: Tensor, mean: Tensor) -> None:
-    """Overwrite the anchor by what all replicas become at the end and at `session.sync()`; no outer step."""
+def consolidate_(merge: Merge, anchor: Tensor, mean: Tensor, alone: Tensor | None = None) -> None:
+    """Overwrite the anchor by what all replicas become at the end and at `session.sync()`; no outer step.
+
+    `alone`: the parameters, where there is one replica.
+    """
     if isinstance(merge, ConsolidatingMerge):
         merge.consolidate_(anchor, mean)
     else:
+        add_mean_(anchor, mean, alone)
+
+
+def add_mean_(anchor: Tensor, mean: Tensor, alone: Tensor | None = None) -> None:
+    """Move the anchor by the mean delta; to the parameters themselves of a replica alone that has moved so.
+
+    Its delta is rounded, and adding it to the anchor need not lead back.
+    """
+    if alone is None:
         anchor.add_(mean)
+    else:
+        anchor.copy_(torch.where(mean == alone - anchor, alone, anchor + mean))

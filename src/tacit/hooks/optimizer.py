@@ -218,11 +218,11 @@ class OptimizerHook:
         way = self._leave(last, range(len(self._session.buckets)), apply_at=last)
         if way.pending is not None:
             self._session.pending.wait(way.pending)
-        if len(self._session.ranks) == 1:
-            self._anchor_here()  # its delta is rounded, and it is the mean as it is
-        elif not self._agree():
+        if not self._agree():
             for i, anchor in enumerate(self._anchor):
-                consolidate_(self._session.strategy.merge, anchor, self._replica.widened(i, self._flat[i]))
+                alone = self._replica.params(i) if len(self._session.ranks) == 1 else None
+                mean = self._replica.widened(i, self._flat[i])
+                consolidate_(self._session.strategy.merge, anchor, mean, alone)
                 self._replica.write(i, anchor)
         if self._buffers is not None:
             self._buffers.complete(lag=0)
