@@ -59,6 +59,8 @@ PROCESSES = (
     "tests/hooks/test_old_checkpoints.py",
     "tests/hooks/test_progress.py",
     "tests/hooks/test_resize.py::test_real_processes",
+    "tests/hooks/test_sharded.py::test_on_gloo",
+    "tests/hooks/test_sharded.py::test_the_ranks",
     "tests/hooks/test_unclosed.py",
     "tests/hooks/test_uneven.py",
     "tests/kernels/test_dispatch.py",

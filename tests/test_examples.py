@@ -79,6 +79,17 @@ def test_epochs_and_the_loss_are_told(
     assert "all 7 ranks are on one node, where 'daso' is plain DDP" in capfd.readouterr().err
 
 
+def test_sharded_replicas_on_two_emulated_machines(namespaces: None, tmp_path: Path) -> None:
+    words = ("--cluster", "2x2@100mbit", "--algorithm", "diloco:sync_every=20,bits=4")
+    printed, told = run(tmp_path, "05_fsdp2_diloco.py", *words)
+    assert float(printed.partition("accuracy ")[2].split()[0]) > 0.8
+    assert "2 replicas, each on 2 ranks" in printed
+    assert told["attached"] == ["diloco:sync_every=20,bits=4"]
+    (steps,) = {rank["sessions"][0]["metrics"]["steps"] for rank in told["ranks"]}
+    dense = 2 * 4 * 107_000 * steps / 1e6  # gradients of as many parameters, from each of two nodes
+    assert 0 < told["mb_between_nodes"] < dense / 20
+
+
 def test_plain_torchrun_uses_the_algorithm_of_the_title() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     done = subprocess.run(

@@ -19,6 +19,7 @@ from tacit.contracts import (
     Merge,
     State,
     UnsentMerge,
+    add_mean_,
 )
 from tacit.errors import ConfigError
 
@@ -77,8 +78,8 @@ class Average(Merge):
         state: State,
         at: Application,
     ) -> None:
-        """`anchor + mean`, the same bits on all ranks, as both are."""
-        anchor.add_(mean)
+        """`anchor + mean`, the same bits on all ranks, as both are; one replica alone stays as it is."""
+        add_mean_(anchor, mean, params if at.peers == 1 and at.lag == 0 else None)
         if at.lag == 0 or local_delta is None:
             params.copy_(anchor)
         else:

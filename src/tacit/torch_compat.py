@@ -146,12 +146,15 @@ class ShutdownNotice(dist.ProcessGroup):
 # ---- DDP, and other modules ---------------------------------------------------------------------------
 
 
-def in_join(model: DistributedDataParallel) -> bool:
-    """Whether forward and backward take part in torch's `Join`; by `DistributedDataParallel._join_config`."""
-    return bool(model._join_config.enable)
+def in_join(model: object) -> bool:
+    """Whether forward and backward take part in torch's `Join`; by `DistributedDataParallel._join_config`.
+
+    False of what is no DDP model.
+    """
+    return isinstance(model, DistributedDataParallel) and bool(model._join_config.enable)
 
 
-def reduces_in_python(model: DistributedDataParallel) -> bool:
+def reduces_in_python(model: object) -> bool:
     """Whether compiled autograd reduces gradients, one by one; by `_use_python_reducer`.
 
     False where torch has no such name any more.

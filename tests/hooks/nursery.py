@@ -32,6 +32,7 @@ LONGEST = 1 << 20
 RANKS_NEED = (
     *("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.device_mesh"),
     *("torch.distributed.run", "torch.utils.tensorboard", "sklearn.datasets"),
+    *("torch.distributed.fsdp", "torch.distributed.tensor"),
     *("tacit.hooks", "tacit.parameter_server.transport", "tacit.transports.loopback"),
     *("tacit.cli.compare.command", "tacit.cli.run.command", "tacit.lab.recipes.worker"),
     *("tacit.lab.testbed.init", "tacit.lab.testbed.links", "tacit.lab.testbed.namespaces"),

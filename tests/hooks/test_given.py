@@ -84,7 +84,9 @@ def test_a_sharded_model_is_named() -> None:
     from torch.distributed.fsdp import FSDPModule
 
     sharded = type("FSDPLinear", (FSDPModule, nn.Linear), {"__new__": lambda cls, *_: nn.Module.__new__(cls)})
-    with pytest.raises(tacit.AttachError, match=r"the model is sharded \(FSDP\), and only"):
+    with pytest.raises(
+        tacit.AttachError, match=r"the model is sharded \(FSDP2\), which has no communication hook"
+    ):
         ddp_of(sharded(2, 2))
 
 

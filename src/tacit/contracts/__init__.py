@@ -56,6 +56,7 @@ from tacit.contracts.merge import (
     LearningRateMerge,
     Merge,
     UnsentMerge,
+    add_mean_,
     consolidate_,
 )
 from tacit.contracts.overlap import LateOverlap, Overlap
@@ -144,6 +145,7 @@ __all__ = [
     "UnsentMerge",
     "VariableLength",
     "Workspace",
+    "add_mean_",
     "add_rescaled",
     "consolidate_",
     "cut_factors",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from tacit.contracts.common import State
@@ -34,8 +35,8 @@ class Merge(ABC):
     needs_local_delta: ClassVar[Literal["always", "late", "never"]] = "late"
     """For which answers `local_delta` must be kept: for all, for late ones, or for none."""
     reads_params: ClassVar[Literal["always", "late", "never"]] = "always"
-    """With which answers `apply_` reads `params`; with others it only writes them. As `entrywise`, it counts
-    for the `apply_` of the class that says so, and not for one that overrides it."""
+    """With which answers `apply_` reads `params`; with others it only writes them, unless a replica is alone.
+    As `entrywise`, it counts for the `apply_` of the class that says so, and not for one that overrides it."""
     entrywise: ClassVar[bool] = False
     """Whether no entry depends on another: `apply_` may be given stretches of a bucket, in any shape."""
 
@@ -102,9 +103,23 @@ class ConsolidatingMerge(Merge):
         """Overwrite the anchor by what all replicas become; `mean`: their mean delta."""
 
 
-def consolidate_(merge: Merge, anchor: Tensor, mean: Tensor) -> None:
-    """Overwrite the anchor by what all replicas become at the end and at `session.sync()`; no outer step."""
+def consolidate_(merge: Merge, anchor: Tensor, mean: Tensor, alone: Tensor | None = None) -> None:
+    """Overwrite the anchor by what all replicas become at the end and at `session.sync()`; no outer step.
+
+    `alone`: the parameters, where there is one replica.
+    """
     if isinstance(merge, ConsolidatingMerge):
         merge.consolidate_(anchor, mean)
     else:
+        add_mean_(anchor, mean, alone)
+
+
+def add_mean_(anchor: Tensor, mean: Tensor, alone: Tensor | None = None) -> None:
+    """Move the anchor by the mean delta; to the parameters themselves of a replica alone that has moved so.
+
+    Its delta is rounded, and adding it to the anchor need not lead back.
+    """
+    if alone is None:
         anchor.add_(mean)
+    else:
+        anchor.copy_(torch.where(mean == alone - anchor, alone, anchor + mean))

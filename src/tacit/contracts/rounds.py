@@ -107,6 +107,12 @@ class FollowingRounds(Rounds):
 
     Attributes:
         schedule: the rounds of that level.
+        skips: whether they leave steps out, from the first on.
     """
 
     schedule: Rounds
+
+    @property
+    def skips(self) -> bool:
+        """False, unless it is said."""
+        return False

@@ -113,6 +113,11 @@ class NodeTopology(Topology):
         `edges`: where it may be cut, rising, from 0 to its number of elements.
         """
 
+    @property
+    @abstractmethod
+    def without_nodes(self) -> Topology:
+        """How nodes exchange, for nodes of one rank: all replicas are then on the axis between them."""
+
 
 class ServerTopology(Topology):
     """By way of parameter servers. They keep state by bucket, so buckets stay as they were first made.

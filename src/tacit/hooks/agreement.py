@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit.contracts import ScheduleState
@@ -18,6 +17,7 @@ from tacit.hooks.buffers import found_in
 from tacit.hooks.grad_scaler import agreed_on
 from tacit.hooks.learning_rates import Rates
 from tacit.hooks.options import AttachOptions
+from tacit.hooks.trained_model import TrainedModel, locals_of
 from tacit.kernels.payloads import FORMAT
 from tacit.session.buckets import Policy, choice, exempting
 from tacit.strategy import AnyStrategy
@@ -48,13 +48,18 @@ def agree(options: AttachOptions) -> None:
     Raises:
         AttachError: they do not, or not all of them attach; on every rank.
     """
-    compared = _compared(options)
+    _compare(options.group, _compared(options) | _shards(options))
+    if options.sharded is not None and options.sharded.near is not None:
+        _compare(options.sharded.near, _compared(options))
+
+
+def _compare(group: dist.ProcessGroup, compared: Mapping[str, _Compared]) -> None:
     sums = torch.tensor([zlib.crc32(thing.text.encode()) for thing in compared.values()])
-    all_ = _gathered(options.group, sums)
+    all_ = _gathered(group, sums)
     for column, (what, thing) in enumerate(compared.items()):
         different = [rank for rank, theirs in enumerate(all_) if theirs[column] != all_[0][column]]
         if different:
-            each = _gathered_texts(options.group, thing.shown or thing.text)
+            each = _gathered_texts(group, thing.shown or thing.text)
             raise AttachError(
                 f"ranks {different} attach another {what} than rank 0: give every rank the same one "
                 f"({_by_rank(each)})"
@@ -87,6 +92,15 @@ def _compared(options: AttachOptions) -> dict[str, _Compared]:
     }
 
 
+def _shards(options: AttachOptions) -> dict[str, _Compared]:
+    """What ranks of the far axis alone have in common: which shards they have."""
+    if options.sharded is None:
+        return {}
+    mine = locals_of(options.named)
+    text = "\n".join(f"{name} {tuple(shard.shape)}" for name, shard in mine.items())
+    return {"shard of the model": _Compared(text=text, shown=f"shard {options.sharded.shard}")}
+
+
 def _words(schedule_state: ScheduleState) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in sorted(schedule_state.items())) or "none"
 
@@ -108,7 +122,7 @@ def _alone(strategy: AnyStrategy) -> bool:
     return any(level.independent for level in strategy.levels)
 
 
-def _buffers(strategy: AnyStrategy, model: DistributedDataParallel) -> Iterator[str]:
+def _buffers(strategy: AnyStrategy, model: TrainedModel) -> Iterator[str]:
     """Name, shape and type of each buffer that replicas average, where they take steps of their own."""
     periodic = any(level.subject == "delta" for level in strategy.levels)
     found = dict(model.module.named_buffers())

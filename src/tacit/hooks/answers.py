@@ -61,7 +61,7 @@ class Answers:
             before = self._before[self._session.buckets[i].dtype][: len(anchor)]
             before.copy_(self._replica.params(i))
         read = self._merge.reads_params in (("always", "late") if at.lag else ("always",))
-        reads = read or diverged_in_node or self._local.reads_params(i)
+        reads = read or diverged_in_node or self._local.reads_params(i) or at.peers == 1
         entrywise = self._merge.entrywise and not diverged_in_node
         for places, params in self._replica.overwritten(i, reads, entrywise):
             if diverged_in_node:

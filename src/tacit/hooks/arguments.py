@@ -6,13 +6,41 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tacit.errors import AttachError
+from tacit.hooks.sharded_model import ShardedModel, sharded_of
 from tacit.torch_compat import compiled_module
+
+
+def model_of(
+    model: object, mesh: DeviceMesh | None, group: dist.ProcessGroup | None
+) -> DistributedDataParallel | ShardedModel:
+    """The DDP object, or the model that FSDP2 shards, with the ranks that have the same shards.
+
+    Args:
+        model: compiled or not.
+        mesh: of the sharded model; where it is none, it is not looked at.
+        group: in its place.
+
+    Raises:
+        AttachError: it is neither, or does not fit; says what to write.
+    """
+    inside = compiled_module(model)
+    module = model if inside is None else inside
+    if isinstance(module, nn.Module) and not isinstance(module, DistributedDataParallel) and _sharded(module):
+        return sharded_of(module, mesh, group)
+    if group is not None:
+        raise AttachError(
+            "group= is for sharded models (FSDP2): DistributedDataParallel(model, process_group=group) tells "
+            "which ranks have replicas"
+        )
+    return ddp_of(model)
 
 
 def ddp_of(model: object) -> DistributedDataParallel:
@@ -30,8 +58,8 @@ def ddp_of(model: object) -> DistributedDataParallel:
         raise AttachError("the first argument is an optimizer: write attach(model, optimizer, ...)")
     if _sharded(model):
         raise AttachError(
-            "the model is sharded (FSDP), and only DistributedDataParallel is supported as yet: wrap the "
-            "unsharded model, attach(DistributedDataParallel(model), optimizer, ...)"
+            "the model is sharded (FSDP2), which has no communication hook: write "
+            "tacit.attach(model, optimizer, 'diloco', mesh=mesh)"
         )
     if not isinstance(model, nn.Module):
         raise AttachError(
@@ -81,7 +109,14 @@ def _optimizer(given: Any) -> Optimizer:
 def _sharded(model: object) -> bool:
     # Who has a sharded model has imported this; importing it here would cost every process a second.
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and isinstance(model, fsdp.FSDPModule | fsdp.FullyShardedDataParallel)
+    if fsdp is None or not isinstance(model, nn.Module):
+        return False
+    if any(isinstance(each, fsdp.FullyShardedDataParallel) for each in model.modules()):
+        raise AttachError(
+            "the model is a FullyShardedDataParallel (FSDP1), and only FSDP2 is supported: write "
+            'torch.distributed.fsdp.fully_shard(model, mesh=mesh["near"])'
+        )
+    return any(isinstance(each, fsdp.FSDPModule) for each in model.modules())
 
 
 def _a(thing: object) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal
 
+import torch.distributed as dist
+from torch import nn
 from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit.algorithms import parse
@@ -17,11 +18,12 @@ from tacit.environment import ALGORITHM
 from tacit.errors import ConfigError
 from tacit.hooks import epochs as epochs_given
 from tacit.hooks import run_report
-from tacit.hooks.arguments import ddp_of, optimizers_of
+from tacit.hooks.arguments import model_of, optimizers_of
 from tacit.hooks.attached import Attached
 from tacit.hooks.grad_scaler import at_work
 from tacit.hooks.options import AttachOptions
-from tacit.hooks.validate import check_seed, check_weight, checked
+from tacit.hooks.sharded_model import ShardedModel, far_level
+from tacit.hooks.validate import check_seed, check_weight, checked, refuse_on_shards
 from tacit.parameter_server import placement
 from tacit.session.buckets import Policy
 from tacit.strategy import AnyStrategy
@@ -42,7 +44,7 @@ def from_env(variable: str = ALGORITHM) -> AnyStrategy:
 
 
 def attach(
-    model: DistributedDataParallel,
+    model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer] | None,
     strategy: AnyStrategy | str,
     *,
@@ -52,15 +54,17 @@ def attach(
     steps_per_epoch: int | None = None,
     epochs: int | None = None,
     mesh: DeviceMesh | None = None,
+    group: dist.ProcessGroup | None = None,
     weight: float | None = None,
     servers: Sequence[str] | None = None,
     seed: int = 0,
     exchange_on: Literal["device", "host"] | None = None,
 ) -> Attached:
-    """Put a strategy to work on a DDP model. A collective call: every rank of the model's group makes it.
+    """Put a strategy to work on a model of DDP or FSDP2. A collective call: every rank of the model makes it.
 
     Args:
         model: the wrapped model, compiled or not; torch is entered by its own hooks, and nothing is patched.
+            One that `fully_shard` shards on the near axis of a mesh is averaged along the far axis.
         optimizer: of the model's parameters, or several; a step counts when the last of them has stepped.
             Wrappers of Accelerate and Lightning are fine. None will do where gradients are exchanged.
         strategy: a value, or its text form such as "topk:ratio=0.01".
@@ -74,7 +78,9 @@ def attach(
         steps_per_epoch: for strategies that go by epochs: steps of the optimizer, len(loader) // accumulation
             where that many backward passes make one.
         epochs: how many there will be, for strategies that end otherwise than they begin.
-        mesh: of nodes x ranks of a node, for strategies that go by node; torchrun and Slurm tell it too.
+        mesh: of nodes x ranks of a node, for strategies that go by node; torchrun and Slurm tell it too. Of
+            a sharded model: the mesh of which `fully_shard` was given all axes but one.
+        group: of a sharded model, the ranks that have the same shards as this one, if there is no such mesh.
         weight: how much this rank counts for when replicas are averaged, above 0, such as its number of
             samples (FedAvg: McMahan et al. 2017); all alike where no rank gives one.
         servers: host:port of each parameter server, in the same order everywhere; where not given, those
@@ -97,8 +103,11 @@ def attach(
     """
     run_report.called("attach")
     strategy = parse(strategy) if isinstance(strategy, str) else strategy
-    model, optimizers = ddp_of(model), optimizers_of(optimizer)
-    named = checked(model, optimizers, strategy)
+    trained, optimizers = model_of(model, mesh, group), optimizers_of(optimizer)
+    if isinstance(trained, ShardedModel):
+        strategy, mesh = far_level(strategy), None
+        refuse_on_shards(strategy, scaler, weight)
+    named = checked(trained, optimizers, strategy)
     scaler = at_work(scaler, strategy)
     schedule_state = epochs_given.given(strategy, steps_per_epoch, epochs)
     check_weight(strategy, weight)
@@ -106,7 +115,7 @@ def attach(
     where = placement.find_servers(strategy, servers)
     return Attached(
         AttachOptions(
-            model=model,
+            model=trained,
             optimizers=optimizers,
             strategy=placement.with_servers(strategy, where),
             named=named,

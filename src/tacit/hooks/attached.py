@@ -10,10 +10,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from tacit.errors import AttachError, PeerLost
-from tacit.hooks import checkpoint, exit, momentum, run_report, status, tensorboard
+from tacit.hooks import checkpoint, exit, momentum, run_report, sharded_state, status, tensorboard
 from tacit.hooks.agreement import agree
 from tacit.hooks.assembly import levels_of
 from tacit.hooks.ddp import HookDispatcher
@@ -26,6 +25,7 @@ from tacit.hooks.level import Level
 from tacit.hooks.memory import too_large
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.step_hooks import StepHooks, differ_since
+from tacit.hooks.trained_model import TrainedModel
 from tacit.hooks.uneven_data import SyncedBackwards
 from tacit.session import Session, joined, timeline
 from tacit.timelines import Timeline
@@ -36,16 +36,16 @@ CLOSE = "write `with tacit.attach(...):` around the loop, or session.close() beh
 
 _log = logging.getLogger("tacit")
 
-_ATTACHED: WeakKeyDictionary[DistributedDataParallel, Attached] = WeakKeyDictionary()
+_ATTACHED: WeakKeyDictionary[TrainedModel, Attached] = WeakKeyDictionary()
 
 
-def session_of(model: DistributedDataParallel) -> Attached | None:
+def session_of(model: TrainedModel) -> Attached | None:
     """The session that is attached to the model, if one is."""
     return _ATTACHED.get(model)
 
 
 class Attached:
-    """A session at work on a DDP model; a context manager, which closes it.
+    """A session at work on a model; a context manager, which closes it.
 
     `attach` and `CommState` make it. A collective call: the ranks first compare what they give.
 
@@ -73,8 +73,8 @@ class Attached:
         self._momentum = momentum.planned(self.strategy, options.policy, optimizers, options.named)
         self._scaled: ScaledSteps | None = None
         agree(options)
-        if not options.leaves_ddp_alone:
-            dispatcher = dispatcher or HookDispatcher.of(model)
+        if options.ddp is not None and not options.leaves_ddp_alone:
+            dispatcher = dispatcher or HookDispatcher.of(options.ddp)
         try:
             self._begin(rates, dispatcher)
         except torch.OutOfMemoryError as error:
@@ -132,6 +132,8 @@ class Attached:
             RoundError: the round failed.
         """
         self.flush()
+        if self._options.sharded is not None:
+            self._options.sharded.reshard()
         self._frozen.check_objects()
         self.levels[-1].sync()
 
@@ -142,7 +144,10 @@ class Attached:
         keeps them apart by their keys. Waits until nothing is under way.
         """
         self.flush()
-        return checkpoint.save(self.strategy, self.levels)
+        state, sharded = checkpoint.save(self.strategy, self.levels), self._options.sharded
+        if sharded is None:
+            return state
+        return sharded_state.whole(sharded, self._options.named, state, self._not_by_entry())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, bit for bit; load the model and the optimizer too.
@@ -151,11 +156,22 @@ class Attached:
             CheckpointError: it does not fit, or is not whole; nothing has been changed then.
         """
         self.flush()
+        if (sharded := self._options.sharded) is not None:
+            sharded.reshard()
+            state_dict = sharded_state.mine(sharded, self._options.named, state_dict, self._not_by_entry())
         checkpoint.load(state_dict, self.strategy, self.levels)
         for level in self.levels:
             level.fetch()
         if self._notes is not None:
             self._notes.loaded()
+
+    def _not_by_entry(self) -> set[tuple[int, str, str]]:
+        return {
+            (i, *key)
+            for i, level in enumerate(self.levels)
+            for key, kept in level.session.store.named_state().items()
+            if not kept.by_entry
+        }
 
     # ---- what it tells --------------------------------------------------------------------------------
 
@@ -198,7 +214,7 @@ class Attached:
         that a round that fails leaves no trace; `messages`: what is sent and received, used again in the next
         round; `scratch`: what encoding and decoding use, in the threads of all sessions.
         """
-        return footprint([self.levels, self._momentum], self._options.model, self._options.optimizers)
+        return footprint([self.levels, self._momentum], self._options.model.module, self._options.optimizers)
 
     def timeline(self) -> Timeline:
         """When this rank computed and waited: its last thousand steps, and each level's last thousand rounds.

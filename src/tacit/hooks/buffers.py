@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tacit.contracts import NET, NODE, AllGatherInto, AllReduce, ReduceScatter, Request
 from tacit.errors import AttachError, NonFinite
 from tacit.exchange.combinators import average_, gather
+from tacit.hooks.trained_model import TrainedModel
 from tacit.session import PendingRound, Session
 from tacit.session.buckets import StateSlice
 from tacit.session.nonfinite_origin import Origin, beginnings
@@ -297,14 +298,14 @@ class ReplicaBuffers:
         }
 
 
-def found_in(model: DistributedDataParallel) -> list[str]:
+def found_in(model: TrainedModel) -> list[str]:
     """The names of the buffers that DDP would keep equal."""
     ignored = model.parameters_to_ignore
     named = model.module.named_buffers()
     return [n for n, b in named if n not in ignored and b.layout is torch.strided and not b.is_quantized]
 
 
-def numbers_in(model: DistributedDataParallel) -> list[str]:
+def numbers_in(model: TrainedModel) -> list[str]:
     """The names of those of `found_in` that hold finite floating-point numbers, and so have a mean."""
     named = dict(model.module.named_buffers())
     return [n for n in found_in(model) if named[n].dtype in _MEANS and bool(named[n].isfinite().all())]

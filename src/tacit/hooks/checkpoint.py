@@ -19,6 +19,7 @@ from tacit.hooks.old_checkpoints import VERSION as OLD_VERSION
 from tacit.hooks.old_checkpoints import renewed
 from tacit.hooks.optimizer import RANKS_OWN, OptimizerHook, UnappliedRound
 from tacit.hooks.resize import SavedShares
+from tacit.hooks.sharded_state import refuse_shards
 from tacit.rounds import EveryStep
 from tacit.session import Session
 from tacit.session.buckets import StateSlice
@@ -111,6 +112,7 @@ def join_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     if not each:
         raise CheckpointError("no states to join: give what every rank's state_dict gave")
     whole = dict(each[0])
+    refuse_shards(whole)
     for state in each[1:]:
         for key in ("strategy", "ranks", "steps", "rounds"):
             if state.get(key) != whole.get(key):
@@ -271,8 +273,8 @@ def _found(
     for (name, field), (shared, width) in expected.items():
         if is_topologys(field) and elsewhere and (name, field) not in found:
             continue  # there was no such residual
-        if field == DECAY and name not in decayed:
-            found[name, field] = torch.zeros(width)  # nothing decayed when it was saved
+        if not width or (field == DECAY and name not in decayed):
+            found[name, field] = torch.zeros(width)  # an empty shard; nothing decayed when it was saved
             continue
         if resized:
             by_node = session.context.by_node and field not in RANKS_OWN

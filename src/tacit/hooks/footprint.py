@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tacit.hooks.trained_model import local
 from tacit.kernels.thread_scratch import all_scratch
 
 FIELDS = {
@@ -50,7 +51,7 @@ def footprint(holders: Iterable[object], model: nn.Module, optimizers: Iterable[
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:
-    storage = tensor.untyped_storage()
+    storage = local(tensor).untyped_storage()
     return storage.data_ptr(), storage.nbytes()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from tacit.errors import AttachError
+from tacit.hooks.replica import LiveTensors
 from tacit.session.buckets import Bucket
 
 
@@ -33,7 +34,8 @@ def fragments(named: Mapping[str, Tensor], count: int) -> list[list[str]]:
 
 def buckets_of_parts(buckets: Sequence[Bucket], named: Mapping[str, Tensor], count: int) -> list[list[int]]:
     """The numbers of the buckets of each of the `count` parts."""
-    homes = {name: part for part, names in enumerate(fragments(named, count)) for name in names}
+    whole = named.whole() if isinstance(named, LiveTensors) else named  # so that ranks cut alike
+    homes = {name: part for part, names in enumerate(fragments(whole, count)) for name in names}
     parts: list[list[int]] = [[] for _ in range(count)]
     for i, bucket in enumerate(buckets):
         parts[homes[bucket.slices[0].name]].append(i)

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit.errors import AttachError
+from tacit.hooks.trained_model import TrainedModel
 from tacit.torch_compat import own_parameters
 
 ANEW = "close the session, wrap the model in a new DistributedDataParallel, and attach again"
 
 
-def trainable(model: DistributedDataParallel) -> dict[str, Tensor]:
+def trainable(model: TrainedModel) -> dict[str, Tensor]:
     """The parameters that are trained, by name, but for those that DDP was told to ignore."""
     return {
         name: p
@@ -23,7 +24,7 @@ def trainable(model: DistributedDataParallel) -> dict[str, Tensor]:
     }
 
 
-def refuse_sparse(model: DistributedDataParallel, algorithm: str) -> None:
+def refuse_sparse(model: TrainedModel, algorithm: str) -> None:
     """Refuse embeddings whose gradients are sparse tensors: a bucket cannot hold one.
 
     Raises:
@@ -57,8 +58,10 @@ class FrozenCheck:
     (`.to(memory_format=...)`), DDP goes on with the old order, and mixes up the gradient's entries.
     """
 
-    def __init__(self, model: DistributedDataParallel) -> None:
+    def __init__(self, model: TrainedModel) -> None:
         self._model = model
+        ddp = isinstance(model, DistributedDataParallel)
+        self._anew = ANEW if ddp else "close the session, and attach again"
         ignored = model.parameters_to_ignore
         named = [(name, p) for name, p in model.module.named_parameters() if name not in ignored]
         self._before = [(name, p, p.requires_grad) for name, p in named]
@@ -84,8 +87,8 @@ class FrozenCheck:
         for name, p, was in self._before:
             if p.requires_grad and not was:
                 raise AttachError(
-                    f"{name} was frozen when the session began and is trained now: DDP does not reduce its "
-                    f"gradient, and replicas would drift apart; {ANEW}"
+                    f"{name} was frozen when the session began and is trained now: the session does not know "
+                    f"it, and replicas would drift apart; {self._anew}"
                 )
             if was and not p.requires_grad and not self._model.find_unused_parameters:
                 raise AttachError(
@@ -108,8 +111,8 @@ class FrozenCheck:
                 raise AttachError(
                     f"{name} is another Parameter than when the session began, as load_state_dict(..., "
                     "assign=True) makes it: DDP and the optimizer still have the old one, and the model is "
-                    f"not trained. Load the state again and leave assign=True out, or {ANEW}, with a new "
-                    "optimizer"
+                    "not trained. Load the state again and leave assign=True out, or "
+                    f"{self._anew}, with a new optimizer"
                 )
 
 

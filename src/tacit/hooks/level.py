@@ -1,4 +1,4 @@
-"""One level of a strategy at work on a DDP model: a session, its transport, and its hook into torch."""
+"""One level of a strategy at work on a model: a session, its transport, and its hook into torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit.contracts import ScheduleState
@@ -22,6 +21,8 @@ from tacit.hooks.optimizer_state import OptimizerState
 from tacit.hooks.replica import LiveTensors
 from tacit.hooks.server_buffers import ServerBuffers, homes_of
 from tacit.hooks.server_step import OptimizerGroups, ServerStepHook
+from tacit.hooks.sharded_model import ShardedModel
+from tacit.hooks.trained_model import TrainedModel, locals_of
 from tacit.hooks.unused_parameters import UsedParameters
 from tacit.kernels.dispatch import warm_up_for
 from tacit.parameter_server import placement
@@ -57,7 +58,7 @@ class Level:
     def __init__(
         self,
         strategy: Strategy,
-        model: DistributedDataParallel,
+        model: TrainedModel,
         named: dict[str, Tensor],
         *,
         nodes: Sequence[Sequence[int]] = (),
@@ -76,7 +77,7 @@ class Level:
         self.strategy = strategy = strategy.for_training(schedule_state or {})
         self.taken = taken if strategy.subject == "gradient" else None
         quiet = strategy.subject == "nothing"
-        chosen = _of_parameters(policy or fitting(strategy.compressor, named), named)
+        chosen = _of_parameters(policy or fitting(strategy.compressor, locals_of(named)), named)
         self.placing = Placement()
         if not quiet:
             self.placing = placed(strategy, named, chosen, model.process_group, exchange_on)
@@ -119,7 +120,7 @@ class Level:
         with warm_up_for(_kernels_on(self.placing, named)):
             self.session = Session(
                 strategy,
-                tensors,
+                locals_of(tensors),
                 self.transport,
                 buckets,
                 chosen,
@@ -158,6 +159,8 @@ class Level:
                 completed=(lambda names: None) if self.moments is None else self.moments.completed,
                 on_sync=self.buffers if strategy.buffers == "on_sync" else None,
             )
+            if isinstance(model, ShardedModel):
+                self.progress.observations.share_with(model.near)
             self.fetch()
 
     def fetch(self) -> None:
@@ -217,7 +220,7 @@ class Level:
         self.transport.close()
 
 
-def _at_servers(strategy: Strategy, model: DistributedDataParallel) -> dict[str, Tensor]:
+def _at_servers(strategy: Strategy, model: TrainedModel) -> dict[str, Tensor]:
     """The buffers that servers keep beside the parameters, as workers do not wait for each other."""
     if strategy.subject != "delta" or not strategy.independent:
         return {}
@@ -236,8 +239,8 @@ def _apart(part: list[str], named: dict[str, Tensor]) -> list[list[str]]:
 
 
 def _of_parameters(policy: Policy, named: dict[str, Tensor]) -> Policy:
-    """The policy for parameters, with buffers dense."""
-    return lambda name, tensor: policy(name, tensor) if name in named else None
+    """The policy for parameters, which it sees whole, with buffers dense."""
+    return lambda name, tensor: policy(name, named[name]) if name in named else None
 
 
 def _largest(rates: Callable[[], Mapping[str, float]]) -> Callable[[], float]:

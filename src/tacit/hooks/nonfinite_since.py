@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.hooks.trained_model import local
 from tacit.kernels.dispatch import on_host
 from tacit.session.nonfinite_origin import Origin
 
@@ -26,14 +27,15 @@ class NonfiniteSince:
 
     def __init__(self, named: Mapping[str, Tensor], step: Callable[[], int]) -> None:
         self._named, self._step = named, step
-        self._probe = min(named.values(), key=Tensor.numel, default=None)
+        sizes = {name: local(p).numel() for name, p in named.items()}
+        self._probe = min((p for name, p in named.items() if sizes[name]), key=Tensor.numel, default=None)
         self._found: tuple[int, str, bool] | None = None
         self._since: Tensor | None = None
         """On a device, the first step with such a gradient, or -1; read when somebody asks."""
 
     def __call__(self, *_: Any) -> None:
         """To be called before every step."""
-        grad = None if self._probe is None else self._probe.grad
+        grad = None if self._probe is None or self._probe.grad is None else local(self._probe.grad)
         if grad is not None and not on_host(grad):
             self._note(grad)
         elif self._found is None and grad is not None and not _finite(grad):
@@ -67,5 +69,6 @@ class NonfiniteSince:
 
 
 def _finite(x: Tensor) -> bool:
-    values = x.detach().coalesce().values() if x.is_sparse else x.detach()
+    x = local(x.detach())
+    values = x.coalesce().values() if x.is_sparse else x
     return bool(torch.isfinite(values).all())

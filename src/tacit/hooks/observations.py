@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tacit.contracts import Sync
 from tacit.errors import ConfigError, of_ranks
 from tacit.exchange.combinators import gather
 from tacit.session import PendingRound, Session
+from tacit.transports.process_groups import gathered
 
 
 class Observations:
@@ -28,11 +30,16 @@ class Observations:
         self._metrics = session.schedule.observed_metrics
         self.losses = torch.zeros(2, dtype=torch.float64)
         """The sum of the losses since the facts before, and how many they are."""
+        self._near: dist.ProcessGroup | None = None
         self._drift = 0.0
         self._transfers: list[float] = []
         self._steps: list[float] = []
         self._mark: tuple[int, float] | None = None
         self._waited = 0.0
+
+    def share_with(self, near: dist.ProcessGroup | None) -> None:
+        """Go by the same facts as these ranks, which have the other shards of this replica."""
+        self._near = near
 
     def observe(self, loss: Tensor | float) -> None:
         """Note the loss of a step."""
@@ -66,6 +73,7 @@ class Observations:
             self._steps.append((now - self._mark[1] - self._waited) / (step - self._mark[0]))
         if sync.observe:
             mine = torch.tensor([_ratio(self._transfers, self._steps)], dtype=torch.float64)
+            mine = self._of_replica(mine).amax(0)
             all_ = session.ask(lambda: gather(mine, session.strategy.topology.scope), "facts")
             facts = {"step": step, "lr": self._lr(), "transfer": max(float(each) for each in all_)}
             session.schedule.observe(facts, session.step)
@@ -88,6 +96,9 @@ class Observations:
             session.pending.wait(pending)
         total, count = self.losses.tolist()
         mine = torch.tensor([total / max(count, 1), min(count, 1), self._drift], dtype=torch.float64)
+        every = self._of_replica(mine)
+        mine = every.mean(0)
+        mine[1] = every[:, 1].min()
         all_ = session.ask(lambda: gather(mine, session.strategy.topology.scope), "facts")
         losses, given, drifts = zip(*(each.tolist() for each in all_), strict=True)
         if "loss" in self._metrics:
@@ -97,6 +108,10 @@ class Observations:
         if "drift" in self._metrics:
             facts["drift"] = max(0.0, _mean(drifts) - _square(mean))
         session.schedule.observe(facts, session.step)
+
+    def _of_replica(self, mine: Tensor) -> Tensor:
+        """What the ranks that share this replica out say, a row each. A collective call."""
+        return mine[None] if self._near is None else torch.stack(gathered(mine, self._near))
 
     def _check_given(self, step: int, given: Sequence[float]) -> None:
         silent = [rank for rank, each in zip(self._session.ranks, given, strict=True) if not each]

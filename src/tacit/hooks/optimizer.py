@@ -217,7 +217,9 @@ class OptimizerHook:
             self._session.pending.wait(way.pending)
         if not self._agree():
             for i, anchor in enumerate(self._anchor):
-                consolidate_(self._session.strategy.merge, anchor, self._replica.widened(i, self._flat[i]))
+                alone = self._replica.params(i) if len(self._session.ranks) == 1 else None
+                mean = self._replica.widened(i, self._flat[i])
+                consolidate_(self._session.strategy.merge, anchor, mean, alone)
                 self._replica.write(i, anchor)
         if self._buffers is not None:
             self._buffers.complete(lag=0)
@@ -308,11 +310,9 @@ class OptimizerHook:
         )
         session.stats.applied(at.lag)
         self.observations.note_transfer(way.pending, at.lag)
-        diverged_in_node = (
-            at.lag > 0 and session.context.by_node and session.schedule.sync_at(step).diverged_in_node
-        )
+        diverged = at.lag > 0 and session.context.by_node and session.schedule.sync_at(step).diverged_in_node
         for i in way.buckets:
-            self._answers.apply(i, at, rates, diverged_in_node, leaves)
+            self._answers.apply(i, at, rates, diverged, leaves)
         if (beside := self._beside(way.buckets)) is not None:
             beside.complete(at.lag)
         self._end(way)

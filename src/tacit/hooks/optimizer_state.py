@@ -14,6 +14,7 @@ from torch.optim import ASGD, LBFGS, Adafactor, NAdam, Optimizer, Rprop
 
 from tacit.errors import AttachError
 from tacit.exchange.combinators import average_, gather
+from tacit.hooks.trained_model import local
 from tacit.session import Session
 
 _log = logging.getLogger("tacit")
@@ -83,8 +84,8 @@ class OptimizerState:
         for key, state in self._states(names).items():
             shape = self._named[key.partition(" ")[2]].shape
             for field, value in state.items():
-                if torch.is_tensor(value) and value.shape == shape and value.dim() and value.numel():
-                    fields.setdefault(field, {})[key] = value
+                if torch.is_tensor(value) and value.shape == shape and value.dim() and local(value).numel():
+                    fields.setdefault(field, {})[key] = local(value)
         told = [f"{field} {key} {each.dtype}" for field in fields for key, each in fields[field].items()]
         if not self._agreed(told):
             if not self._warned:
@@ -124,7 +125,7 @@ def _zero(state: dict[str, Any]) -> None:
     """As if no step had been taken: Adam corrects its bias anew."""
     for field, value in state.items():
         if torch.is_tensor(value):
-            value.zero_()
+            local(value).zero_()
         elif field == "step":
             state[field] = 0
 

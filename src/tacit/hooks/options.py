@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit.contracts import ScheduleState
+from tacit.hooks.sharded_model import ShardedModel
+from tacit.hooks.trained_model import TrainedModel
 from tacit.parameter_server.placement import Addresses
 from tacit.session.buckets import Policy
 from tacit.strategy import AnyStrategy
@@ -31,7 +33,7 @@ class AttachOptions:
         servers: host and port of each parameter server.
     """
 
-    model: DistributedDataParallel
+    model: TrainedModel
     optimizers: Sequence[Optimizer]
     strategy: AnyStrategy
     named: dict[str, Tensor]
@@ -46,8 +48,18 @@ class AttachOptions:
     exchange_on: str | None = None
 
     @property
+    def ddp(self) -> DistributedDataParallel | None:
+        """The model, where it is DDP's."""
+        return self.model if isinstance(self.model, DistributedDataParallel) else None
+
+    @property
+    def sharded(self) -> ShardedModel | None:
+        """The model, where it is FSDP2's."""
+        return self.model if isinstance(self.model, ShardedModel) else None
+
+    @property
     def group(self) -> dist.ProcessGroup:
-        """The process group whose ranks are the replicas."""
+        """The process group whose ranks are the replicas, or have the same shard of each."""
         return self.model.process_group
 
     @property

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from tacit.errors import AttachError
+from tacit.hooks.trained_model import local
 from tacit.kernels.dispatch import on_host
 from tacit.session.buckets import Bucket
 from tacit.torch_compat import copy_each_
 
 
 class LiveTensors(Mapping[str, Tensor]):
-    """Parameters and buffers by name, each looked up in its module when it is asked for.
+    """What this rank has of parameters and buffers, by name, looked up in their modules when asked for.
 
     A module may assign a buffer anew in every step, `self.ema = 0.9 * self.ema + ...`.
     """
@@ -27,6 +28,13 @@ class LiveTensors(Mapping[str, Tensor]):
         }
 
     def __getitem__(self, name: str) -> Tensor:
+        return local(self._whole(name))
+
+    def whole(self) -> dict[str, Tensor]:
+        """The same as they are in their modules, where a parameter may be one of which this is a shard."""
+        return {name: self._whole(name) for name in self}
+
+    def _whole(self, name: str) -> Tensor:
         home, key = self._homes[name]
         found = getattr(home, key)
         if not isinstance(found, Tensor):

@@ -22,7 +22,7 @@ from torch import Tensor
 from tacit.errors import CheckpointError
 from tacit.session.state import is_topologys
 
-_KEY = re.compile(r"(?P<owner>[^/]+)/(?P<level>\d+)/(?P<name>.*)/(?P<field>[^/]+)")
+KEY = re.compile(r"(?P<owner>[^/]+)/(?P<level>\d+)/(?P<name>.*)/(?P<field>[^/]+)")
 
 
 class SavedShares:
@@ -37,7 +37,7 @@ class SavedShares:
         self._nodes: int = len(state["nodes"])
         self._owners: defaultdict[tuple[int, str, str], dict[str, Tensor]] = defaultdict(dict)
         for key, value in state.items():
-            if match := _KEY.fullmatch(key):
+            if match := KEY.fullmatch(key):
                 self._owners[int(match["level"]), match["name"], match["field"]][match["owner"]] = value
 
     def of(self, level: int, name: str, field: str, shared: bool, by_node: bool, width: int) -> Tensor:

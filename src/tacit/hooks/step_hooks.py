@@ -67,8 +67,9 @@ class StepHooks:
         optimizers, near, far = self._options.optimizers, self._levels[0], self._levels[-1]
         if dispatcher is not None:
             self._answer_ddp(dispatcher)
-        if any(level.progress is not None or level.stepped is not None for level in self._levels):
-            self._undo.append(BufferBroadcasts(self._options.model).restore)
+        alone = any(level.progress is not None or level.stepped is not None for level in self._levels)
+        if alone and self._options.ddp is not None:
+            self._undo.append(BufferBroadcasts(self._options.ddp).restore)
         if not self._options.leaves_ddp_alone:
             self._before_steps(self._frozen)
         for level in self._levels:
@@ -79,7 +80,7 @@ class StepHooks:
             far.session.nonfinite.use_origin(broken.origin)
             self._before_steps(broken)
         if far.progress is not None:
-            module = self._options.model.module
+            module: Any = self._options.model.module
             self._handles.append(module.register_state_dict_pre_hook(self._warn_of_own_replica))
         if taken is not None:
             taken.take()
@@ -111,9 +112,9 @@ class StepHooks:
         options, near = self._options, self._levels[0]
         self._undo.append(lambda: dispatcher.use(plain_mean(options.group)))
         answer: Answer = near.gradient or no_exchange
-        if near.gradient is not None and self._refuses_sums():
+        if near.gradient is not None and options.ddp is not None and self._refuses_sums():
             scaled, unseen = self._scaled is not None, not options.optimizers
-            self._accumulating = AccumulationCheck(options.model, near.session, options.named, scaled, unseen)
+            self._accumulating = AccumulationCheck(options.ddp, near.session, options.named, scaled, unseen)
             self._undo.append(self._accumulating.close)
             answer = self._accumulating.around(answer)
         if self._scaled is not None:

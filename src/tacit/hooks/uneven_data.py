@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from torch.nn.parallel import DistributedDataParallel
-
 from tacit.errors import AttachError
 from tacit.hooks.close_barrier import StepsReached
 from tacit.hooks.ddp import Answer, BucketFuture
+from tacit.hooks.trained_model import TrainedModel
 from tacit.torch_compat import GradBucket, in_join, sequence_number
 
 
@@ -17,7 +16,7 @@ class SyncedBackwards:
         begun: how many there were.
     """
 
-    def __init__(self, model: DistributedDataParallel) -> None:
+    def __init__(self, model: TrainedModel) -> None:
         self._model = model
         self.begun = 0
 
@@ -33,7 +32,7 @@ class SyncedBackwards:
         return counted
 
 
-def refuse_join(model: DistributedDataParallel) -> None:
+def refuse_join(model: TrainedModel) -> None:
     """Refuse torch's `Join`: a rank that is done would call our hook outside of backward, and take no steps.
 
     Raises:
@@ -47,7 +46,7 @@ def refuse_join(model: DistributedDataParallel) -> None:
         )
 
 
-def untouched(model: DistributedDataParallel, steps: int) -> StepsReached:
+def untouched(model: TrainedModel, steps: int) -> StepsReached:
     """How far a rank is where DDP exchanges gradients itself, by the number of collectives on its group."""
     if in_join(model):
         return StepsReached(0)  # there ranks may take different numbers of steps

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
+
+from tacit.hooks.trained_model import TrainedModel
 
 
 class UsedParameters:
@@ -26,7 +27,7 @@ class UsedParameters:
             self._handles.append(p.register_hook(self._noted(name)))  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def of(model: DistributedDataParallel, named: Mapping[str, Tensor]) -> UsedParameters | None:
+    def of(model: TrainedModel, named: Mapping[str, Tensor]) -> UsedParameters | None:
         """None where DDP applies whatever its hook answers."""
         return UsedParameters(named) if model.find_unused_parameters else None
 

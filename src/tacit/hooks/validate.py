@@ -6,16 +6,17 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from tacit import checks
-from tacit.contracts import WORLD, LateOverlap, UnsentMerge
+from tacit.contracts import WORLD, AdaptiveRounds, LateOverlap, UnsentMerge
 from tacit.errors import AttachError
 from tacit.hooks.attached import session_of
 from tacit.hooks.device_placement import check_backend, device_of
 from tacit.hooks.frozen_check import refuse_sparse, trainable
 from tacit.hooks.options import is_periodic
+from tacit.hooks.trained_model import TrainedModel
 from tacit.hooks.uneven_data import refuse_join
 from tacit.strategy import AnyStrategy
 from tacit.torch_compat import reduces_in_python
@@ -48,9 +49,29 @@ def check_weight(strategy: AnyStrategy, weight: float | None) -> None:
         )
 
 
-def checked(
-    model: DistributedDataParallel, optimizers: Sequence[Optimizer], strategy: AnyStrategy
-) -> dict[str, Tensor]:
+def refuse_on_shards(strategy: AnyStrategy, scaler: GradScaler | None, weight: float | None) -> None:
+    """Raise an `AttachError` for what sharded models do not know as yet."""
+    if scaler is not None and scaler.is_enabled():
+        raise AttachError(
+            "scaler= is not supported on sharded models (FSDP2), where each rank sees its shards of a "
+            "gradient alone: train in bfloat16, which needs no scaler, by "
+            "fully_shard(..., mp_policy=MixedPrecisionPolicy(torch.bfloat16))"
+        )
+    if weight is not None:
+        raise AttachError(
+            f"weight={weight!r} is not supported on sharded models (FSDP2), whose ranks share replicas: "
+            "leave it out, and give all replicas as many samples"
+        )
+    for level in strategy.levels:
+        metrics = level.rounds.observed_metrics if isinstance(level.rounds, AdaptiveRounds) else ()
+        if "drift" in metrics:
+            raise AttachError(
+                f"rounds={level.rounds} go by the replicas' variance, of which a sharded model's ranks see "
+                "shards alone: write rounds=Every(16)"
+            )
+
+
+def checked(model: TrainedModel, optimizers: Sequence[Optimizer], strategy: AnyStrategy) -> dict[str, Tensor]:
     """The trainable parameters by name, if the strategy can work on them.
 
     Raises:
@@ -88,7 +109,7 @@ def _check_strategy(strategy: AnyStrategy, optimizers: Sequence[Optimizer]) -> N
 
 
 def _check_model(
-    model: DistributedDataParallel, named: dict[str, Tensor], strategy: AnyStrategy, gradients: bool
+    model: TrainedModel, named: dict[str, Tensor], strategy: AnyStrategy, gradients: bool
 ) -> None:
     """Refuse what cannot be exchanged; `gradients`: whether DDP's hook is what exchanges."""
     refuse_join(model)
@@ -114,7 +135,7 @@ def _instead(p: Tensor) -> str:
     return "Keep it as float32, and convert it in forward"
 
 
-def _check_unused(model: DistributedDataParallel, strategy: AnyStrategy) -> None:
+def _check_unused(model: TrainedModel, strategy: AnyStrategy) -> None:
     """Refuse `find_unused_parameters` where DDP would throw away what no later round sends again."""
     near = strategy.levels[0]
     if not model.find_unused_parameters:
@@ -143,5 +164,5 @@ def _check_optimizers(named: dict[str, Tensor], optimizers: Sequence[Optimizer])
         if not any(id(p) in held for p in named.values()):
             raise AttachError(
                 "the optimizer holds no parameter of this model: give attach the optimizer that was made "
-                "with model.parameters()"
+                "with model.parameters(), behind fully_shard where that is called"
             )

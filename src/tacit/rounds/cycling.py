@@ -233,6 +233,11 @@ class NodeRounds(FollowingRounds):
     schedule: Cycling
 
     @property
+    def skips(self) -> bool:
+        """Whether replicas of a node drift apart between two rounds, as L is above 1."""
+        return self.schedule.local > 1
+
+    @property
     def summary(self) -> str:
         """As of the steps that have to have a round."""
         return "every step"

@@ -208,12 +208,14 @@ class StateSlice:
         tensor: a view.
         shared: whether it is equal on all ranks of the axis where the compressors meet.
         start: of how many elements the whole would be, and from which on this is: `width`, `start`.
+        by_entry: whether it has an element for each of the parameter's entries.
     """
 
     tensor: Tensor
     shared: bool
     start: int
     width: int
+    by_entry: bool = True
 
 
 def named_state(bucket: Bucket, state: State) -> dict[tuple[str, str], StateSlice]:
@@ -234,7 +236,7 @@ def named_state(bucket: Bucket, state: State) -> dict[tuple[str, str], StateSlic
                     param.shape.numel(),
                 )
             view = tensor[begin : begin + size]
-            views[param.name, short] = StateSlice(view, owner.is_shared(short), offset, width)
+            views[param.name, short] = StateSlice(view, owner.is_shared(short), offset, width, widths is None)
             at += size
     return views
 

@@ -69,6 +69,10 @@ class Hierarchical(NodeTopology):
             )
 
     @property
+    def without_nodes(self) -> OnAxis:
+        return replace(self.far, axis=WORLD)
+
+    @property
     def on_device(self) -> bool:
         return self.far.on_device
 

@@ -1,0 +1,220 @@
+"""A model that FSDP2 shards on the near axis of a mesh, and whose shards are averaged along the far axis."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from tacit.compressors.dense import Dense
+from tacit.contracts import NODE, WORLD, FollowingRounds, NodeTopology
+from tacit.errors import AttachError
+from tacit.strategy import AnyStrategy, Strategy
+from tacit.transports.process_groups import rank_in, ranks_of
+
+_CAP = 25 << 20
+"""Bytes of a rank's shards that travel together at most; DDP's own for parameters."""
+_LINES = (
+    'mesh = init_device_mesh("cpu", (nodes, ranks), mesh_dim_names=("far", "near")), '
+    'fully_shard(model, mesh=mesh["near"]) and attach(model, optimizer, strategy, mesh=mesh)'
+)
+_PROGRESS = "attach one that averages parameters, such as 'diloco', 'localsgd' or 'streaming-diloco'"
+
+
+@dataclass(frozen=True)
+class ShardedModel:
+    """One replica, of which this rank has a shard of every parameter.
+
+    Two are equal where the module is.
+
+    Attributes:
+        module: the user's model.
+        process_group: the ranks of the far axis, which have the same shard of other replicas.
+        near: the ranks among which the replica is sharded; None where they are on several axes.
+        mesh: of the ranks that share this replica.
+        shards: how many they are; this rank has number `shard`.
+    """
+
+    module: nn.Module
+    process_group: dist.ProcessGroup = field(compare=False)
+    near: dist.ProcessGroup | None = field(compare=False)
+    mesh: DeviceMesh = field(compare=False)
+
+    @property
+    def shards(self) -> int:
+        """How many ranks share the replica."""
+        return self.mesh.size()
+
+    @property
+    def shard(self) -> int:
+        """The number of this rank among them."""
+        return _ranks(self.mesh).index(rank_in())
+
+    @property
+    def bucket_bytes_cap(self) -> int:
+        """Of whole parameters, so that buckets are cut alike on all ranks, however uneven shards are."""
+        return _CAP * self.shards
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """True: FSDP2 waits for no parameter's gradient."""
+        return True
+
+    @property
+    def parameters_to_ignore(self) -> Collection[str]:
+        """None of them."""
+        return ()
+
+    def reshard(self) -> None:
+        """Have the module hold its shards, also behind a forward without backward, as in evaluation."""
+        reshard(self.module)
+
+
+def reshard(module: nn.Module) -> None:
+    """See `ShardedModel.reshard`."""
+    for each in module.modules():
+        sharded: Any = each
+        if hasattr(sharded, "reshard"):
+            sharded.reshard()
+
+
+def sharded_of(module: nn.Module, mesh: DeviceMesh | None, group: dist.ProcessGroup | None) -> ShardedModel:
+    """The model, with the ranks that have the same shards.
+
+    Args:
+        module: FSDP2's, or one that holds such.
+        mesh: of all ranks; the model is sharded on all of its axes but one.
+        group: the ranks of that axis, in the mesh's place.
+
+    Raises:
+        AttachError: the model or the mesh does not fit; says what to write.
+    """
+    reshard(module)
+    trained: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    for name, p in trained.items():
+        if not hasattr(p, "device_mesh"):
+            raise AttachError(
+                f"{name} is trained and not sharded, so the ranks of a replica would each change it "
+                "otherwise: call fully_shard on the whole model too, behind its layers"
+            )
+    if not trained:
+        raise AttachError("the model has no parameter that is trained: there is nothing to average")
+    first, own = next((name, p.device_mesh) for name, p in trained.items())
+    for name, p in trained.items():
+        _check_placed(name, p)
+        if p.device_mesh != own:
+            raise AttachError(
+                f"{name} is sharded on another mesh than {first}: give fully_shard the same mesh everywhere"
+            )
+    far = group if group is not None else _far_group(mesh, own)
+    _check_far(far, _ranks(own))
+    return ShardedModel(module, far, own.get_group() if own.ndim == 1 else None, own)
+
+
+def _check_placed(name: str, p: Any) -> None:
+    if p.device_mesh.ndim > 1 and p.placements[0].is_replicate():
+        raise AttachError(
+            f"{name} is sharded and replicated, on a mesh of {p.device_mesh.ndim} axes (HSDP): FSDP2 itself "
+            "then averages gradients along the far axis in every step, and nothing is left to save. Write "
+            f"{_LINES}"
+        )
+    if p.device.type != p.device_mesh.device_type:
+        raise AttachError(
+            f"{name} is on {p.device}, and its mesh is for {p.device_mesh.device_type} (CPU offload), which "
+            "is not supported: leave offload_policy out. attach(..., exchange_on='host') keeps tacit's own "
+            "state in the host's memory"
+        )
+
+
+def _far_group(mesh: DeviceMesh | None, own: DeviceMesh) -> dist.ProcessGroup:
+    """The group of the one axis of `mesh` on which the model is not sharded."""
+    ranks = sorted(_ranks(own))
+    if mesh is None:
+        raise AttachError(
+            f"the model is sharded among ranks {ranks}, and nothing says which other ranks have the same "
+            f"shards: write {_LINES}; or give their process group, attach(..., group=)"
+        )
+    if not isinstance(mesh, DeviceMesh):
+        raise AttachError(f"mesh={mesh!r} is no DeviceMesh: write {_LINES}")
+    here = mesh.get_coordinate()
+    if here is None:
+        raise AttachError(f"rank {rank_in()} is not in the mesh {mesh.mesh.tolist()}: write {_LINES}")
+    if mesh.ndim <= own.ndim and sorted(mesh.mesh.flatten().tolist()) == ranks:
+        raise AttachError(
+            f"the model is sharded on all axes of the mesh {tuple(mesh.mesh.shape)}, and no axis is left on "
+            f"which to average: write {_LINES}"
+        )
+    planes = {axis: mesh.mesh.select(axis, at).flatten().tolist() for axis, at in enumerate(here)}
+    found = [axis for axis, plane in planes.items() if sorted(plane) == ranks]
+    names, used = mesh.mesh_dim_names or (), own.mesh_dim_names or ()
+    found.sort(key=lambda axis: axis < len(names) and names[axis] in used)
+    if not found:
+        raise AttachError(
+            f"the model is sharded among ranks {ranks}, which are not all axes but one of the mesh "
+            f"{mesh.mesh.tolist()}: write {_LINES}"
+        )
+    return mesh.get_group(found[0])
+
+
+def _check_far(far: dist.ProcessGroup, own: list[int]) -> None:
+    ranks, me = ranks_of(far), rank_in()
+    if set(ranks) & set(own) != {me}:
+        raise AttachError(
+            f"the group of ranks {ranks} is not this rank, {me}, and others with the same shards: the model "
+            f"is sharded among ranks {sorted(own)}, which have other shards. Write {_LINES}"
+        )
+
+
+def _ranks(mesh: DeviceMesh) -> list[int]:
+    ranks: list[int] = mesh.mesh.flatten().tolist()
+    return ranks
+
+
+# ---- strategies ---------------------------------------------------------------------------------------
+
+
+def far_level(strategy: AnyStrategy) -> Strategy:
+    """What remains for the far axis, where FSDP2 itself averages gradients on the near one.
+
+    Raises:
+        AttachError: it cannot work on sharded models, by name; says what to write.
+    """
+    far = strategy.levels[-1]
+    if far.server is not None:
+        raise AttachError(
+            f"{strategy.name!r} goes by parameter servers, and these take whole parameters and no shards: "
+            f"{_PROGRESS}"
+        )
+    if len(strategy.levels) > 1:
+        _check_near(strategy)
+    if far.subject != "delta":
+        why = "does nothing" if far.subject == "nothing" else "exchanges gradients"
+        raise AttachError(
+            f"{strategy.name!r} {why}, and on sharded models (FSDP2) only parameters can be averaged as yet: "
+            f"use a progress strategy: {_PROGRESS}"
+        )
+    if isinstance(far.topology, NodeTopology) and len(strategy.levels) > 1:
+        far = replace(far, topology=far.topology.without_nodes)
+    if {far.topology.scope, far.topology.meets} != {WORLD}:
+        raise AttachError(
+            f"topology={far.topology} goes by node, and a sharded model's ranks of a node are one replica: "
+            "write topology=Flat(), or leave it out"
+        )
+    return replace(far, name=strategy.name)
+
+
+def _check_near(strategy: AnyStrategy) -> None:
+    """The nearest of two levels must be what FSDP2 does: a dense mean of gradients in every step."""
+    near, *others = strategy.levels
+    skips = near.rounds.skips if isinstance(near.rounds, FollowingRounds) else not near.rounds.every_step
+    dense = near.compressor == Dense() and near.topology.scope == near.topology.meets == NODE
+    if len(others) != 1 or not dense or skips:
+        raise AttachError(
+            f"{strategy.name!r} is not possible on a sharded model, where FSDP2 itself averages gradients on "
+            "the near axis, densely and in every step: leave compressors and periods of the near level out, "
+            "as 'ednncomm' and 'daso:local=1' do, or attach the far level alone"
+        )

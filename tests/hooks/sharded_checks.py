@@ -1,0 +1,397 @@
+"""Models that FSDP2 shards, on real Gloo processes: 2 replicas of 2 ranks, unless a check says otherwise."""
+
+import io
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from replicas import Checks, close_to, raises, same_on_all_ranks
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import tacit
+from tacit.compressors import Int8, PowerSGD, Sign
+from tacit.errors import AttachError, CheckpointError
+from tacit.merges import Average, OuterStep
+from tacit.overlap import Delayed
+from tacit.rounds import ByVariance, Every
+
+CHECKS = Checks()
+check = CHECKS.add
+AXES = ("far", "near")
+
+
+class Net(nn.Module):
+    """3 and 41 rows do not divide by two, and of the last layer's single row one rank has nothing.
+
+    So the ranks of a replica would cut their shards into other fragments than the whole.
+    """
+
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.last = nn.Linear(20, 3), nn.Linear(3, 41), nn.Linear(41, 1)
+        self.norm = nn.BatchNorm1d(41) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.norm(self.second(self.first(x).relu())).relu())
+        return y
+
+
+_MESHES: dict[tuple[int, int], DeviceMesh] = {}
+
+
+def mesh(far: int = 2, near: int = 2) -> DeviceMesh:
+    """Of all ranks; making one is a collective call, and no process has more than it needs."""
+    if (far, near) not in _MESHES:
+        _MESHES[far, near] = init_device_mesh("cpu", (far, near), mesh_dim_names=AXES)
+    return _MESHES[far, near]
+
+
+def sharded(on: DeviceMesh | None = None, norm: bool = False) -> Any:
+    near = (on or mesh())["near"]
+    net = Net(norm)
+    for layer in (net.first, net.second):
+        fully_shard(layer, mesh=near)
+    return fully_shard(net, mesh=near)
+
+
+def sgd(net: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+
+def batch(step: int, rank: int) -> Tensor:
+    return torch.randn(8, 20, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def train(
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: Iterable[int],
+    ranks: Iterable[int] | None = None,
+    after: Callable[[int, Tensor], None] = lambda step, loss: None,
+) -> None:
+    """`ranks`: whose batches are this replica's; this rank's own where not given."""
+    for step in steps:
+        x = torch.cat([batch(step, rank) for rank in ranks or [dist.get_rank()]])
+        optimizer.zero_grad()
+        loss = (net(x) - x.sum(1, keepdim=True)).square().mean()
+        after(step, loss)
+        loss.backward()
+        optimizer.step()
+
+
+def whole(net: nn.Module) -> Tensor:
+    """All parameters of this replica."""
+    found = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in net.parameters()]
+    return torch.cat([p.detach().reshape(-1) for p in found])
+
+
+def trained(algorithm: Any, steps: int = 5, **options: Any) -> Tensor:
+    net = sharded()
+    optimizer = sgd(net)
+    with tacit.attach(net, optimizer, algorithm, **{"mesh": mesh(), **options}):
+        train(net, optimizer, range(steps))
+    assert same_on_all_ranks(whole(net)), f"{algorithm}: replicas differ"
+    return whole(net)
+
+
+# ---- laws ---------------------------------------------------------------------------------------------
+
+
+@check
+def sharded_replicas_learn_what_whole_ones_do() -> None:
+    """Each rank is a whole replica of DDP with its node's batch, beside its shard of FSDP2's."""
+    far = mesh().get_group("far")
+    node = dist.get_rank() // 2 * 2
+    for algorithm in (
+        "diloco:sync_every=2",
+        "localsgd:sync_every=2,momentum=averaged",
+        "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=1,bits=32",
+        "easgd:sync_every=2",
+    ):
+        net = DDP(Net(), process_group=far)
+        optimizer = sgd(net)
+        with tacit.attach(net, optimizer, algorithm):
+            train(net, optimizer, range(5), [node, node + 1])
+        close_to(trained(algorithm), whole(net))
+
+
+@check
+def a_far_axis_of_one_is_plain_fsdp2() -> None:
+    on = mesh(1, 4)
+    plain, averaged = sharded(on), sharded(on)
+    train(plain, sgd(plain), range(7))
+    optimizer = sgd(averaged)
+    with tacit.attach(averaged, optimizer, "localsgd:sync_every=2", mesh=on) as session:
+        train(averaged, optimizer, range(7))
+        assert session.metrics()["rounds"] == 3
+    assert torch.equal(whole(plain), whole(averaged))
+
+
+@check
+def a_near_axis_of_one_is_ddp() -> None:
+    on = mesh(4, 1)
+    net = DDP(Net())
+    optimizer = sgd(net)
+    with tacit.attach(net, optimizer, "diloco:sync_every=3,bits=4"):
+        train(net, optimizer, range(7))
+    shards = sharded(on)
+    optimizer = sgd(shards)
+    with tacit.attach(shards, optimizer, "diloco:sync_every=3,bits=4", mesh=on):
+        train(shards, optimizer, range(7))
+    close_to(whole(shards), whole(net), 2e-6)
+
+
+@check
+def levels_leave_the_near_one_to_fsdp2() -> None:
+    flat = trained("localsgd:sync_every=3")
+    assert torch.equal(trained("ednncomm:sync_every=3"), flat)
+    assert torch.equal(trained("localsgd:sync_every=3", mesh=None, group=mesh().get_group("far")), flat)
+
+
+@check
+def all_shards_go_by_the_same_facts() -> None:
+    """The losses of a replica's ranks differ, and the replica has one period."""
+    for algorithm, known in (
+        ("adacomm:sync_every=4,interval=4", {}),
+        (
+            "daso:warmup_epochs=0,cooldown_epochs=0,patience=0,threshold=0.9",
+            {"steps_per_epoch": 4, "epochs": 6},
+        ),
+    ):
+        net = sharded()
+        optimizer = sgd(net)
+        with tacit.attach(net, optimizer, algorithm, mesh=mesh(), **known) as session:  # type: ignore[arg-type]
+            first = dict(session.session.schedule.state)
+            train(
+                net,
+                optimizer,
+                range(12),
+                after=lambda step, loss: session.observe((1 + dist.get_rank()) * loss),
+            )
+            state = session.session.schedule.state
+            assert state != first
+            said = torch.tensor([*state.values()], dtype=torch.float64)
+        assert same_on_all_ranks(said), state
+        assert same_on_all_ranks(whole(net))
+
+
+@check
+def every_kind_of_compressor_takes_shards() -> None:
+    feedback = [tacit.ErrorFeedback(each) for each in (tacit.TopK(ratio=0.1), Sign(), PowerSGD(rank=1))]
+    for compressor in (*feedback, Int8(), tacit.QSGD(bits=4)):
+        trained(tacit.Strategy(subject="delta", rounds=Every(2), compressor=compressor, merge=Average()), 3)
+    trained("predictive:sync_every=2", 3)
+    trained("mp2:bits=3,sync_every=2", 3)
+
+
+@check
+def an_evaluation_keeps_no_old_parameters() -> None:
+    """Behind a forward without backward, FSDP2's root holds whole parameters, and would use them again."""
+    found = []
+    for evaluates in (False, True):
+        net = sharded()
+        optimizer = sgd(net)
+        with tacit.attach(net, optimizer, "localsgd:sync_every=50", mesh=mesh()) as session:
+            train(net, optimizer, range(2))
+            if evaluates:
+                with torch.no_grad():
+                    net(batch(0, 0))
+            session.sync()
+            assert same_on_all_ranks(whole(net))
+            train(net, optimizer, range(2, 4))
+        found.append(whole(net))
+    assert torch.equal(*found)
+
+
+@check
+def statistics_are_averaged_along_the_far_axis() -> None:
+    net = sharded(norm=True)
+    optimizer = sgd(net)
+    with tacit.attach(net, optimizer, "localsgd:sync_every=2", mesh=mesh()):
+        train(net, optimizer, range(3))
+    seen = [torch.empty(41) for _ in range(4)]
+    dist.all_gather(seen, net.norm.running_mean)
+    assert torch.equal(seen[0], seen[2])
+    assert torch.equal(seen[1], seen[3])
+    assert not torch.equal(seen[0], seen[1])  # as in FSDP2 itself
+
+
+# ---- checkpoints --------------------------------------------------------------------------------------
+
+LATE = tacit.Strategy(
+    subject="delta",
+    rounds=Every(4, fragments=2),
+    compressor=tacit.ErrorFeedback(tacit.TopK(ratio=0.1, values=tacit.QSGD(bits=4))),
+    overlap=Delayed(2),
+    merge=OuterStep(0.7, 0.9, local=0.5),
+)
+"""Of which all there is is kept: rounds under way, residuals, momentum, random draws."""
+OWING = tacit.Strategy(
+    subject="delta", rounds=Every(2), compressor=tacit.ErrorFeedback(tacit.TopK(ratio=0.1)), merge=Average()
+)
+
+
+def folder() -> Path:
+    """One folder for all ranks."""
+    name = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(name)
+    return Path(str(name[0]))
+
+
+@check
+def resumed_is_straight() -> None:
+    net = sharded(norm=True)
+    optimizer = sgd(net)
+    with tacit.attach(net, optimizer, LATE, mesh=mesh()) as session:
+        train(net, optimizer, range(5))
+        assert session.levels[0].progress.under_way  # type: ignore[union-attr]
+        files = [io.BytesIO() for _ in range(3)]
+        for file, each in zip(files, (net, optimizer, session), strict=True):
+            torch.save(each.state_dict(), file)
+        at = folder()
+        dcp.save({"session": session}, checkpoint_id=at)
+        train(net, optimizer, range(5, 8))
+    for how in ("files", "dcp"):
+        again = sharded(norm=True)
+        other = sgd(again)
+        with tacit.attach(again, other, LATE, mesh=mesh()) as session:
+            for file, each in zip(files, (again, other, session if how == "files" else None), strict=True):
+                file.seek(0)
+                if each is not None:
+                    each.load_state_dict(torch.load(file, weights_only=False))
+            if how == "dcp":
+                dcp.load({"session": session}, checkpoint_id=at)
+            train(again, other, range(5, 8))
+        assert torch.equal(whole(again), whole(net)), how
+
+
+def told(session: tacit.Attached, near: dist.ProcessGroup) -> dict[str, Tensor]:
+    """What follows a parameter, put together; a rank whose shard is empty says nothing of it."""
+    state = session.state_dict()
+    mine = {key: value.to_local() for key, value in state.items() if hasattr(value, "to_local")}
+    every: list[Any] = [None] * near.size()
+    dist.all_gather_object(every, mine, near)
+    keys = dict.fromkeys(key for each in every for key in each)
+    return {key: torch.cat([each[key] for each in every if key in each]) for key in keys}
+
+
+@check
+def another_layout_goes_on() -> None:
+    """Saved on 2x2: the common point and the outer momentum, loaded on 4x1 and on 2x1."""
+    strategy = "diloco:sync_every=3,bits=4"
+    at, net = folder(), sharded()
+    optimizer = sgd(net)
+    with tacit.attach(net, optimizer, strategy, mesh=mesh()) as session:
+        train(net, optimizer, range(5))
+        dcp.save({"session": session}, checkpoint_id=at)
+        before = told(session, mesh().get_group("near"))
+    assert {key.rpartition("/")[2] for key in before} == {"anchor", "merge.momentum"}
+    pair = DeviceMesh("cpu", [[0], [1]], mesh_dim_names=AXES, _init_backend=True)
+    two = dist.new_group([0, 1])
+    for on, group in ((mesh(4, 1), None), (pair, two)):
+        if dist.get_rank() not in on.mesh.flatten().tolist():
+            continue
+        again = sharded(on)
+        other = sgd(again)
+        with tacit.attach(again, other, strategy, mesh=on) as session:
+            dcp.load({"session": session}, checkpoint_id=at, process_group=group)
+            after = told(session, on.get_group("near"))
+            assert before.keys() == after.keys()
+            assert all(torch.equal(before[key], after[key]) for key in before)
+            assert session.metrics()["rounds"] == 0
+            assert session.session.step == 5
+            train(again, other, range(5, 8))
+    dist.barrier()
+
+
+@check
+def residuals_stay_with_their_shards() -> None:
+    """They are each replica's own, sharded; a checkpoint that was not of shards has none of them."""
+    net = sharded()
+    optimizer = sgd(net)
+    with tacit.attach(net, optimizer, OWING, mesh=mesh()) as session:
+        train(net, optimizer, range(3))
+        state = session.state_dict()
+        owed = {
+            key: x for key, x in told(session, mesh().get_group("near")).items() if key.endswith("/residual")
+        }
+        replica = dist.get_rank() // 2
+        shapes = {"first": (3, 20), "second": (41, 3), "last": (1, 41)}
+        assert {key: tuple(x.shape) for key, x in owed.items()} == {
+            f"rank{replica}/0/{layer}.weight/residual": shape for layer, shape in shapes.items()
+        }
+        assert all(bool(x.any()) for x in owed.values())
+        says = "these are states of a sharded model"
+        raises(CheckpointError, lambda: tacit.join_states([state, state]), says)
+        plain = {key: value for key, value in state.items() if key != "shards"}
+        raises(CheckpointError, lambda: session.load_state_dict(plain), "a model that was not sharded")
+
+
+# ---- what is refused ----------------------------------------------------------------------------------
+
+
+@check
+def what_cannot_be_is_refused_by_name() -> None:
+    def refused(says: str, algorithm: Any = "diloco", **options: Any) -> None:
+        net = options.pop("net", None) or sharded()
+        optimizer = options.pop("optimizer", None) or sgd(net)
+        given = {"mesh": mesh(), **options}
+        raises(AttachError, lambda: tacit.attach(net, optimizer, algorithm, **given), says)
+
+    refused("'topk' exchanges gradients, and on sharded models (FSDP2) only parameters", "topk")
+    refused("use a progress strategy", "powersgd")
+    refused("'ddp' does nothing", "ddp")
+    refused("'ps-async' goes by parameter servers", "ps-async")
+    refused(
+        "leave compressors and periods of the near level out", "daso:local=2", epochs=2, steps_per_epoch=4
+    )
+    by_node = tacit.Strategy(subject="delta", merge=Average(), rounds=Every(4), topology=tacit.Hierarchical())
+    refused("write topology=Flat(), or leave it out", by_node)
+    drifting = tacit.Strategy(subject="delta", merge=Average(), rounds=ByVariance(4))
+    refused("write rounds=Every(16)", drifting)
+    refused("scaler= is not supported", scaler=torch.amp.GradScaler("cpu"))
+    refused("weight=2.0 is not supported", "localsgd", weight=2.0)
+    refused("nothing says which other ranks have the same shards", mesh=None)
+    refused("is no DeviceMesh", mesh=(2, 2))
+    refused("the model is sharded on all axes of the mesh (2,)", mesh=mesh()["near"])
+    refused("which are not all axes but one of the mesh", mesh=mesh(4, 1))
+    refused("which have other shards", mesh=None, group=mesh().get_group("near"))
+    hybrid = Net()
+    fully_shard(hybrid, mesh=mesh())
+    refused("sharded and replicated, on a mesh of 2 axes (HSDP)", net=hybrid)
+    partly = Net()
+    fully_shard(partly.first, mesh=mesh()["near"])
+    refused("second.weight is trained and not sharded", net=partly)
+    apart = Net()
+    fully_shard(apart.first, mesh=mesh()["far"])
+    fully_shard(apart, mesh=mesh()["near"])
+    refused("is sharded on another mesh than", net=apart)
+    early = Net()
+    optimizer = sgd(early)
+    fully_shard(early, mesh=mesh()["near"])
+    refused("behind fully_shard where that is called", net=early, optimizer=optimizer)
+    plain = DDP(Net())
+    refused("group= is for sharded models", net=plain, group=mesh().get_group("far"))
+    net = sharded()
+    with tacit.attach(net, sgd(net), "diloco", mesh=mesh()):
+        refused("'diloco' is attached to this model already", net=net)
+
+
+@check
+def ranks_of_a_replica_attach_the_same() -> None:
+    net = sharded()
+    own = "diloco" if dist.get_rank() % 2 else "localsgd"
+    says = "ranks [1] attach another strategy than rank 0"
+    raises(AttachError, lambda: tacit.attach(net, sgd(net), own, mesh=mesh()), says)
+
+
+if __name__ == "__main__":
+    CHECKS.run()
