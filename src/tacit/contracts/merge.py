@@ -36,7 +36,7 @@ class Merge(ABC):
     """For which answers `local_delta` must be kept: for all, for late ones, or for none."""
     reads_params: ClassVar[Literal["always", "late", "never"]] = "always"
     """With which answers `apply_` reads `params`; with others it only writes them, unless a replica is alone.
-    As `entrywise`, it counts for the `apply_` of the class that says so, and not for one that overrides it."""
+    As `entrywise`, it counts for the class whose `apply_` it is, and not for one that overrides that."""
     entrywise: ClassVar[bool] = False
     """Whether no entry depends on another: `apply_` may be given stretches of a bucket, in any shape."""
 
