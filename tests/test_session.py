@@ -133,7 +133,9 @@ def test_what_is_not_finite_is_an_error_on_every_rank(algorithm: str, value: flo
     group.net.run([guarded(s, x) for s, x in zip(group.sessions, xs, strict=True)])
     assert len(failures) == 3
     # A mean tells which parameters are broken, and a word whose they are, but not which is whose.
-    says = "b on rank 1, a on rank 2" if algorithm.startswith(("topk", "dgc")) else "b, a on rank 1, 2"
+    says = (
+        "b on rank 1, a on rank 2" if algorithm.startswith(("topk", "dgc", "qsgd")) else "b, a on rank 1, 2"
+    )
     assert all(says in text for text in failures), failures
 
 
