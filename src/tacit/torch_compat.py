@@ -86,7 +86,8 @@ def shares_sockets() -> bool:
     world = dist.group.WORLD
     if world is None or not dist.is_gloo_available() or "cpu" not in device_types(world):
         return False
-    return isinstance(world._get_backend(torch.device("cpu")), dist.ProcessGroupGloo)
+    backend: Any = world._get_backend(torch.device("cpu"))
+    return isinstance(backend, dist.ProcessGroupGloo) and hasattr(backend.options, "_devices")
 
 
 def gloo_sharing_sockets(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
