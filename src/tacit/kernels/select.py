@@ -29,6 +29,7 @@ from tacit.kernels.dispatch import (
 from tacit.kernels.numba.jit import address
 from tacit.kernels.reference import select as reference
 from tacit.kernels.sparse import EntryBuffer, Selection, new_buffer, sample_rank, sample_size, sample_step
+from tacit.kernels.thread_scratch import thread_scratch
 
 LARGEST_CHUNK = 1 << 14
 """The largest chunk that one program on a GPU holds."""
@@ -93,8 +94,9 @@ def _attempt(
         rank = sample_rank(numel, k, sample)
         rank = 0 if rank == sample < numel else rank  # all of the sample: then all but zeros
         given = _addresses(x, residual, new_residual)
-        kernel = numba_kernels("select").select_largest
-        count, all_but_zeros, finite = kernel(*given, numel, k, step, rank, *_buffer_addresses(buffer))
+        kernel, at = numba_kernels("select").select_largest, _buffer_addresses(buffer)
+        room = address(thread_scratch("sample", sample if rank else 0, x.dtype, x.device))
+        count, all_but_zeros, finite = kernel(*given, numel, k, step, rank, *at, room)
         return _first(buffer, count) if count >= 0 else None, all_but_zeros, finite
     threshold, all_but_zeros = reference.guess_threshold(x, residual, k, effort, _nth_largest)
     found = select_reaching(x, threshold, buffer, residual, new_residual)

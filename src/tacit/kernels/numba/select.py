@@ -164,12 +164,15 @@ def _nth_largest(bits: Any, size: Any, n: Any) -> Any:
     return (upper << MIDDLE) | low, larger + more
 
 
-def _guess_threshold(x: Any, residual: Any, numel: Any, step: Any, wanted: Any) -> Any:
-    """What `wanted` entries of a sample reach; see `reference.select.sample`. NaN counts as the largest."""
+def _guess_threshold(x: Any, residual: Any, numel: Any, step: Any, wanted: Any, sample: Any) -> Any:
+    """What `wanted` entries of a sample reach; see `reference.select.sample`. NaN counts as the largest.
+
+    The sample is written to `sample`.
+    """
     given, before = floats_at(x, 0, numel), floats_at(residual, 0, numel if residual else 0)
     size, stride = (np.int64(RUN), step) if step > RUN else (numel, numel)
     runs = (numel - size) // stride + 1
-    entries = np.empty(runs * size, np.float32)
+    entries = floats_at(sample, 0, runs * size)
     for run in range(runs):
         start = run * stride
         part, piece = entries[run * size : (run + 1) * size], given[start : start + size]
@@ -179,7 +182,7 @@ def _guess_threshold(x: Any, residual: Any, numel: Any, step: Any, wanted: Any) 
                 part[i] = piece[i] + others[i]
         else:
             part[:] = piece
-    bits, _ = _NTH_LARGEST(entries.ctypes.data, entries.shape[0], wanted)
+    bits, _ = _NTH_LARGEST(sample, runs * size, wanted)
     return float_from_bits(np.int32(bits))
 
 
@@ -208,15 +211,17 @@ def _keep_largest(positions: Any, values: Any, least: Any, equal: int, new_resid
 
 def _select_largest(
     x: Any, residual: Any, new_residual: Any, numel: Any, k: Any, step: Any, wanted: Any, positions: Any,
-    values: Any, capacity: Any,
+    values: Any, capacity: Any, sample: Any,
 ) -> Any:  # fmt: skip
     """Guess a threshold, collect what reaches it, and keep the k largest; all by address.
+
+    `sample` has room for it, where `wanted` is above 0.
 
     Returns:
         How many reached the threshold, if fewer than k; else k. -1 where the buffer is too small. Whether
         all but zeros reached it. Whether all entries were seen to be finite.
     """
-    threshold = _GUESS_THRESHOLD(x, residual, numel, step, wanted) if wanted else np.float32(0)
+    threshold = _GUESS_THRESHOLD(x, residual, numel, step, wanted, sample) if wanted else np.float32(0)
     at_zero = not threshold >= LEAST and threshold == threshold
     found, finite = _SELECT_REACHING(
         x, residual, new_residual, numel, LEAST if at_zero else threshold, positions, values, capacity
@@ -304,8 +309,8 @@ keep_largest = _KEEP_LARGEST = compile_now(
     _keep_largest, [f"int64(int32[::1], {x}[::1], {x}, int64, {x}[::1])" for x in _REALS]
 )
 nth_largest = _NTH_LARGEST = compile_now(_nth_largest, ["UniTuple(int64, 2)(int64, int64, int64)"])
-_GUESS_THRESHOLD = compile_now(_guess_threshold, ["float32(int64, int64, int64, int64, int64)"])
+_GUESS_THRESHOLD = compile_now(_guess_threshold, ["float32(int64, int64, int64, int64, int64, int64)"])
 select_in_chunks = compile_now(_select_in_chunks, [f"void({', '.join(['int64'] * 9)})"])
 select_largest = compile_now(
-    _select_largest, [f"Tuple((int64, boolean, boolean))({', '.join(['int64'] * 10)})"]
+    _select_largest, [f"Tuple((int64, boolean, boolean))({', '.join(['int64'] * 11)})"]
 )
