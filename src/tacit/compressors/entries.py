@@ -76,8 +76,8 @@ class Entries(SparseEntries):
         pack_positions(index, numel, most, packed)
         written = self.write(values, most, ctx)
         if new_residual is not None and not self.exact:
-            said = thread_scratch("said", values.numel(), values.dtype, values.device)
-            said = self.read(written, said, 1.0)
+            scratch = thread_scratch("said", values.numel(), values.dtype, values.device)
+            said = self.read(written, scratch, 1.0)
             scatter_add_(index, torch.sub(values, said, out=said), new_residual)
         return (*written, packed)
 
@@ -96,10 +96,12 @@ class Entries(SparseEntries):
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
         """The decoded entries, among zeros."""
+        self.check(payload, out)
         self._decode_all([payload], out, 1.0, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Scatter-add of the sent entries only."""
+        self.check(payload, out)
         entries, weight = self._decoded(payload, out, weight)
         scatter_add_(*entries, out, weight)
 
@@ -118,8 +120,7 @@ class Entries(SparseEntries):
     def _decoded(
         self, payload: Payload, out: Tensor, weight: float, place: int = 0
     ) -> tuple[Selection, float]:
-        """(the entries, factor of their values); in scratch memory of this `place`."""
-        self.check(payload, out)
+        """(the entries of a checked payload, factor of their values); in scratch memory of this `place`."""
         *written, packed = payload
         index = _positions(packed, out.numel(), self.most(out.numel()), place)
         if not self.exact:

@@ -287,7 +287,7 @@ class Partition(PartitionedCompressor):
         taken = [self._take(i, part, x, ctx) for i, part in enumerate(self.parts)]
         if ctx.look is not None and not all(map(finite, taken)):
             ctx.look()
-        self._clear_parts(x)
+        self.clear_parts_(x)
         talks = [
             self.main.exchange(
                 x,
@@ -304,8 +304,8 @@ class Partition(PartitionedCompressor):
         try:
             main, *others = yield from fuse(talks)
         finally:
-            for part, piece in zip(self.parts, taken, strict=True):
-                if x is not ctx.out:
+            if x is not ctx.out:
+                for part, piece in zip(self.parts, taken, strict=True):
                     _put(piece, part.spans, x)
         for mine, done in zip(
             (self.main, *(part.compressor for part in self.parts)), (main, *others), strict=True
@@ -334,9 +334,10 @@ class Partition(PartitionedCompressor):
         """Clear the main compressor's state in the parts' spans, as a sign cannot encode zero."""
         for tensor in state.values():
             if tensor.shape == shape:
-                self._clear_parts(tensor)
+                self.clear_parts_(tensor)
 
-    def _clear_parts(self, x: Tensor) -> None:
+    def clear_parts_(self, x: Tensor) -> None:
+        """Zero `x` (flat) in the parts' spans."""
         for part in self.parts:
             for start, stop in part.spans:
                 x[start:stop] = 0
@@ -367,9 +368,7 @@ class _SentInParts(Transmitted):
 
     def subtract_from_(self, new_residual: Tensor) -> None:
         pieces = [torch.cat([new_residual[a:b] for a, b in part.spans]) for part in self.select.parts]
-        for part in self.select.parts:
-            for start, stop in part.spans:
-                new_residual[start:stop] = 0
+        self.select.clear_parts_(new_residual)
         self.main.subtract_from_(new_residual)
         for part, piece, sent in zip(self.select.parts, pieces, self.parts, strict=True):
             sent.subtract_from_(piece)

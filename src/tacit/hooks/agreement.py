@@ -48,9 +48,10 @@ def agree(options: AttachOptions) -> None:
     Raises:
         AttachError: they do not, or not all of them attach; on every rank.
     """
-    _compare(options.group, _compared(options) | _shards(options))
+    compared = _compared(options)
+    _compare(options.group, compared | _shards(options))
     if options.sharded is not None and options.sharded.near is not None:
-        _compare(options.sharded.near, _compared(options))
+        _compare(options.sharded.near, compared)
 
 
 def _compare(group: dist.ProcessGroup, compared: Mapping[str, _Compared]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tacit.contracts import NODE, Application, LearningRateMerge, State
 from tacit.exchange.combinators import average_
 from tacit.hooks.local_deltas import LocalDeltas
-from tacit.hooks.replica import Place, Replica, beside, wide_like
+from tacit.hooks.replica import Place, Replica, beside, largest_of_types, wide_like
 from tacit.session import Session
 
 
@@ -42,10 +42,8 @@ class Answers:
         self._session, self._replica, self._anchors, self._flats = session, replica, anchors, flats
         self._local, self._variances, self._merge = local, variances, session.strategy.merge
         self.states: list[State] = [self._merge.init(anchor) for anchor in anchors]
-        largest = {bucket.dtype: bucket for bucket in sorted(session.buckets, key=lambda each: each.numel)}
-        self._before = {
-            dtype: wide_like(bucket) for dtype, bucket in largest.items() if session.schedule.leaves_first
-        }
+        largest = largest_of_types(session.buckets) if session.schedule.leaves_first else {}
+        self._before = {dtype: wide_like(bucket) for dtype, bucket in largest.items()}
 
     def apply(
         self, i: int, at: Application, rates: Mapping[str, float], diverged_in_node: bool, leaves: bool

@@ -14,7 +14,6 @@ from tacit.kernels.thread_scratch import all_scratch
 FIELDS = {
     "_anchor": "anchor",
     "_anchors": "anchor",
-    "common": "anchor",
     "_flat": "delta",
     "mine": "own delta",
     "unsent": "own delta",

@@ -104,7 +104,7 @@ class Replica:
             for bucket in buckets
         ]
         self._runs = [[*_runs(places)] for places in self._places]
-        largest = {bucket.dtype: bucket for bucket in sorted(buckets, key=lambda bucket: bucket.numel)}
+        largest = largest_of_types(buckets)
         narrow = {dtype: bucket for dtype, bucket in largest.items() if wide(dtype) != dtype}
         self._now = {dtype: wide_like(bucket) for dtype, bucket in largest.items()}
         self._wide = {dtype: wide_like(bucket) for dtype, bucket in narrow.items()}
@@ -260,6 +260,11 @@ def _check_same(place: Place, tensor: Tensor) -> None:
             f"began, and has {tuple(tensor.shape)} and {tensor.dtype} now: close the session, change the "
             "model, wrap it in a new DistributedDataParallel, and attach again"
         )
+
+
+def largest_of_types(buckets: Iterable[Bucket]) -> dict[torch.dtype, Bucket]:
+    """The largest bucket of each type: scratch memory of its size serves all."""
+    return {bucket.dtype: bucket for bucket in sorted(buckets, key=lambda bucket: bucket.numel)}
 
 
 def wide_like(bucket: Bucket) -> Tensor:

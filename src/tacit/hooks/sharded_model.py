@@ -143,7 +143,7 @@ def _far_group(mesh: DeviceMesh | None, own: DeviceMesh) -> dist.ProcessGroup:
     here = mesh.get_coordinate()
     if here is None:
         raise AttachError(f"rank {rank_in()} is not in the mesh {mesh.mesh.tolist()}: write {_LINES}")
-    if mesh.ndim <= own.ndim and sorted(mesh.mesh.flatten().tolist()) == ranks:
+    if mesh.ndim <= own.ndim and sorted(_ranks(mesh)) == ranks:
         raise AttachError(
             f"the model is sharded on all axes of the mesh {tuple(mesh.mesh.shape)}, and no axis is left on "
             f"which to average: write {_LINES}"

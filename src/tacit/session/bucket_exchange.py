@@ -43,10 +43,8 @@ class BucketExchanges:
         self._rescaling = rescaling
         self._place = config.context.transport.place
 
-    def open(
-        self, i: int, x: Tensor, pending: PendingRound, out: Tensor | None = None
-    ) -> Generator[Request, Any, Outcome]:
-        """The exchange of bucket `i` in a round; its mean overwrites `out`, or `x`; both are flat.
+    def open(self, i: int, x: Tensor, pending: PendingRound, out: Tensor) -> Generator[Request, Any, Outcome]:
+        """The exchange of bucket `i` in a round; its mean overwrites `out`, which may be `x`; both are flat.
 
         Raises:
             NonFinite: `x` holds NaN or infinity on some rank, and there is no GradScaler; raised on all of
@@ -54,7 +52,7 @@ class BucketExchanges:
         """
         bucket, nonfinite_flags = self._store.buckets[i], self._store.nonfinite_flags[i]
         context, checks, step = self._config.context, self._nonfinite, pending.step
-        ranks, me, out = len(context.ranks), context.me, x if out is None else out
+        ranks, me = len(context.ranks), context.me
         scale = checks.scale_of(bucket)
         assert not isinstance(scale, Tensor), "a factor on a device is for what is in stream"
         nonfinite_flags.zero_()
@@ -143,10 +141,8 @@ class DeviceExchanges(BucketExchanges):
         super().__init__(config, store, nonfinite, rescaling)
         self._healths = healths
 
-    def open(
-        self, i: int, x: Tensor, pending: PendingRound, out: Tensor | None = None
-    ) -> Generator[Request, Any, Outcome]:
-        bucket, health, out = self._store.buckets[i], self._healths[i], x if out is None else out
+    def open(self, i: int, x: Tensor, pending: PendingRound, out: Tensor) -> Generator[Request, Any, Outcome]:
+        bucket, health = self._store.buckets[i], self._healths[i]
         scale = self._nonfinite.scale_of(bucket)
         scaled = isinstance(scale, Tensor) or scale != 1.0
         health.begin(partial(self._idle_here, bucket) if health.reports_idle else None)

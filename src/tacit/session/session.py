@@ -228,7 +228,7 @@ class Session:
 
     def open(self, i: int, x: Tensor) -> Generator[Request, Any, Outcome]:
         """The exchange of bucket `i`; see `BucketExchanges.open`."""
-        return self._exchanges.open(i, x, self.pending.of(i) or self.begin())
+        return self._exchanges.open(i, x, self.pending.of(i) or self.begin(), x)
 
     def submit(
         self,
@@ -255,7 +255,7 @@ class Session:
         def open() -> Generator[Request, Any, Outcome]:
             if ready is not None:
                 ready()
-            return self._exchanges.open(i, x, pending, out)
+            return self._exchanges.open(i, x, pending, x if out is None else out)
 
         def complete(outcome: Outcome) -> None:
             if new_residual is not None:

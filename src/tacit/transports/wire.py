@@ -20,7 +20,6 @@ from tacit.contracts import (
 from tacit.exchange.health import measure_
 from tacit.kernels import magnitudes
 from tacit.kernels.dispatch import on_host
-from tacit.kernels.magnitudes import largest
 
 
 def nbytes(payload: Payload) -> int:
@@ -67,7 +66,7 @@ def divide_(flat: Tensor, by: float, finite_probe: Tensor | None) -> None:
         if finite_probe is not None:
             measure_(flat, finite_probe)
         return
-    most = largest(flat) if by == 1 else magnitudes.divide_(flat, by)
+    most = magnitudes.largest(flat) if by == 1 else magnitudes.divide_(flat, by)
     if finite_probe is not None:
         finite_probe.add_(most)
 
