@@ -332,9 +332,11 @@ tacit.from_env("MY_ALGORITHM")
 
 
 IN_TRAINING = """
+import atexit, time
 with tacit.attach(model, optimizer, tacit.from_env()):
     train(3)
     if rank == 1:
+        atexit.register(time.sleep, 1)  # torchrun ends rank 0 once rank 1 is gone: let rank 0 speak first
         raise ValueError("a bad batch")
     train(1000000)
 """
