@@ -13,6 +13,8 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all,dev]'
+	@# For an example and its test. Alone: it asks for loaders of data sets, which are 300 MB.
+	$(BIN)/python -m pip install --quiet --no-deps torchtitan==0.3.0
 	@touch $(STAMP)
 
 demo: setup  ## Train with five algorithms on an emulated slow network and compare them.

@@ -90,6 +90,16 @@ def test_sharded_replicas_on_two_emulated_machines(namespaces: None, tmp_path: P
     assert 0 < told["mb_between_nodes"] < dense / 20
 
 
+def test_the_llama_of_torchtitan_learns_to_count(namespaces: None, tmp_path: Path) -> None:
+    words = ("--cluster", "2x2@100mbit", "--algorithm", "diloco:sync_every=10,bits=4")
+    printed, told = run(tmp_path, "09_torchtitan.py", *words)
+    assert "2 replicas, each on 2 ranks" in printed
+    assert float(printed.partition("loss ")[2].split()[0]) < 2, "log(2048) = 7.6 where nothing is known"
+    assert told["attached"] == ["diloco:sync_every=10,bits=4"]
+    megabytes = float(printed.partition("a rank sent ")[2].split()[0])
+    assert 0 < megabytes < 4 * 4.1 / 8 * 6.17 / 2, "four rounds of half the parameters in about four bits"
+
+
 def test_plain_torchrun_uses_the_algorithm_of_the_title() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     done = subprocess.run(
