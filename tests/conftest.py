@@ -75,6 +75,7 @@ PROCESSES = (
     "tests/parameter_server/test_imported_codecs.py",
     "tests/parameter_server/test_processes.py",
     "tests/test_examples.py",
+    "tests/test_launching.py",
     "tests/test_public_api.py",
     "tests/testbed/",
     "tests/transports/test_settling.py",

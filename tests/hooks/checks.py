@@ -668,8 +668,12 @@ def nodes_of_different_size_are_refused() -> None:
             lambda: tacit.attach(model, sgd(model), "ednncomm:sync_every=2"),
             "cannot tell its node",
         )
+        os.environ["NODE_RANK"] = str(dist.get_rank() // 2)  # as Ray Train says it
+        with tacit.attach(model, sgd(model), "ednncomm:sync_every=2") as session:
+            assert session.levels[0].transport.nodes == [[0, 1], [2, 3]]
     finally:
         os.environ["GROUP_RANK"] = mine
+        os.environ.pop("NODE_RANK", None)
 
 
 @check

@@ -18,8 +18,8 @@ from tacit.transports.process_groups import gathered, ranks_of
 
 _log = logging.getLogger("tacit")
 
-VARIABLES = ("GROUP_RANK", "SLURM_NODEID")
-"""Where torchrun and Slurm say which node a process is on."""
+VARIABLES = ("GROUP_RANK", "SLURM_NODEID", "NODE_RANK")
+"""Where torchrun, Slurm and Ray Train say which node a process is on."""
 
 
 def read_nodes(group: dist.ProcessGroup, mesh: DeviceMesh | None) -> list[list[int]]:
@@ -86,7 +86,7 @@ def _by_launcher(numbers: list[int]) -> list[list[int]]:
     if -1 in numbers:
         raise AttachError(
             f"rank {numbers.index(-1)} cannot tell its node, as neither {' nor '.join(VARIABLES)} is set: "
-            "start with torchrun or srun, or give attach(..., mesh="
+            "start with torchrun, srun or Ray Train, or give attach(..., mesh="
             'init_device_mesh("cpu", (nodes, ranks), mesh_dim_names=("net", "node")))'
         )
     return _grouped(numbers)

@@ -22,7 +22,7 @@ _RANK = Path(__file__).with_name("rank.py")
 # What an outer torchrun left behind would otherwise be taken for ours.
 _STALE = ("PET_", "TORCHELASTIC_")
 _STALE_NAMES = {
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "ROLE_NAME"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", variables.INTERFACE, variables.SERVERS, variables.SERVER_SECRET),
     *(variables.SERVER_SECRET_FILE, variables.WORKER, variables.WORKERS),
