@@ -100,6 +100,15 @@ def test_the_llama_of_torchtitan_learns_to_count(namespaces: None, tmp_path: Pat
     assert 0 < megabytes < 4 * 4.1 / 8 * 6.17 / 2, "four rounds of half the parameters in about four bits"
 
 
+def test_a_gan_has_two_sessions(tmp_path: Path) -> None:
+    printed, told = run(tmp_path, "10_gan.py", "--cluster", "local:2", "--algorithm", "topk:ratio=0.05")
+    assert int(printed.split(" of 8 clusters found")[0]) >= 6
+    sessions = told["ranks"][0]["sessions"]
+    assert [session["metrics"]["steps"] for session in sessions] == [900, 900]
+    dense = 4 * (8 * 128 + 128 * 128 + 128 * 2 + 2 * 128 + 2) * 900 / 1e6  # the generator's gradients in fp32
+    assert 0 < float(printed.partition("gradients took ")[2].split()[0]) < dense / 5
+
+
 def test_plain_torchrun_uses_the_algorithm_of_the_title() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     done = subprocess.run(
