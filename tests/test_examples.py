@@ -72,7 +72,7 @@ def test_epochs_and_the_loss_are_told(
     namespaces: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """On seven ranks: whether all have told is asked of a sum of sevenths, which is not 1."""
-    printed, told = run(tmp_path, "05_epochs_and_loss.py", "--cluster", "1x7", "--algorithm", "daso")
+    printed, told = run(tmp_path, "11_epochs_and_loss.py", "--cluster", "1x7", "--algorithm", "daso")
     assert float(printed.partition("accuracy ")[2].split()[0]) > 0.8
     assert told["attached"] == ["daso"]
     assert {rank["sessions"][0]["metrics"]["steps"] for rank in told["ranks"]} == {240}

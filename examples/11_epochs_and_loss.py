@@ -3,12 +3,12 @@
 It learns to tell three spirals apart, in epochs of steps whose gradients are of two batches each. On this
 machine, where all ranks are on one node and a warning says that this is plain DDP:
 
-    torchrun --nproc-per-node 2 examples/05_epochs_and_loss.py
+    torchrun --nproc-per-node 2 examples/11_epochs_and_loss.py
 
 or on emulated machines, whose periods go by the loss:
 
-    tacit run --cluster 2x2@100mbit --algorithm daso -- examples/05_epochs_and_loss.py
-    tacit run --cluster 6x1@100mbit --algorithm adacomm:sync_every=8 -- examples/05_epochs_and_loss.py
+    tacit run --cluster 2x2@100mbit --algorithm daso -- examples/11_epochs_and_loss.py
+    tacit run --cluster 6x1@100mbit --algorithm adacomm:sync_every=8 -- examples/11_epochs_and_loss.py
 """
 
 import os
