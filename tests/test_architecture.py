@@ -19,7 +19,7 @@ NAMES: dict[str, Any] = {
     # A module imports only lower floors, and siblings on a floor leave each other alone.
     "floors": [
         ["errors", "environment", "_moved", "torch_compat"],
-        ["contracts", "checks", "files", "json_lines", "kernels", "ranges", "timelines"],
+        ["contracts", "checks", "files", "json_lines", "kernels", "links", "ranges", "timelines"],
         [
             "rounds",
             "compressors",
@@ -35,6 +35,7 @@ NAMES: dict[str, Any] = {
         ["algorithms", "session"],
         ["parameter_server"],
         ["hooks", "testing"],
+        ["probe"],
         ["lab"],
         ["cli"],
     ],
@@ -42,6 +43,7 @@ NAMES: dict[str, Any] = {
     # transports combine or check exchanges; what is predicted is sent by compressors.
     "beneath": {
         "checks": ["contracts"],
+        "links": ["files"],
         "timelines": ["json_lines"],
         "compressors": ["exchange"],
         "topologies": ["exchange"],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tacit import contracts as contracts
     from tacit import errors as errors
     from tacit import lab as lab
+    from tacit import links as links
     from tacit import merges as merges
     from tacit import optim as optim
     from tacit import overlap as overlap
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         Overflow,
         PayloadError,
         PeerLost,
+        ProbeError,
         RatesDiffer,
         RoundError,
         ServerLost,
@@ -56,6 +58,7 @@ SUBMODULES = (
     "contracts",
     "errors",
     "lab",
+    "links",
     "merges",
     "optim",
     "overlap",
@@ -78,6 +81,7 @@ __all__ = [
     "Overflow",
     "PayloadError",
     "PeerLost",
+    "ProbeError",
     "RatesDiffer",
     "RoundError",
     "ServerLost",
@@ -96,7 +100,7 @@ __all__ = [
 _HOMES = {
     "tacit.algorithms": "parse",
     "tacit.errors": "AttachError CheckpointError ConfigError NonFinite Overflow PayloadError PeerLost "
-    "RatesDiffer RoundError ServerLost TacitError TestbedError UnevenData",
+    "ProbeError RatesDiffer RoundError ServerLost TacitError TestbedError UnevenData",
     "tacit.hooks": "Attached CommState attach comm_hook from_env join_states log_metrics",
     "tacit.lab.cluster": "Cluster",
     "tacit.strategy": "Levels Strategy",

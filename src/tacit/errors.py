@@ -76,6 +76,10 @@ class TestbedError(TacitError):
     __test__ = False  # pytest would collect the name
 
 
+class ProbeError(TacitError):
+    """A link could not be measured."""
+
+
 class RoundError(TacitError):
     """A round of communication failed; no state was changed by it."""
 

@@ -33,7 +33,7 @@ def test_the_reference_has_every_public_name_and_no_other() -> None:
     assert shown == public | {"tacit.compressors.Part"}
     assert len(REFERENCE) == len(set(REFERENCE))
     others = {label.split(".")[1] for label in {*REFERENCE} - top - shown}
-    assert others == {"algorithms", "contracts", "prediction", "testing"}
+    assert others == {"algorithms", "contracts", "links", "prediction", "testing"}
 
 
 def test_what_stands_in_the_reference_is_documented() -> None:

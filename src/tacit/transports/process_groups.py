@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import atexit
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -42,6 +43,17 @@ _CONTROL: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _NOTICES: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _NOTICE, _SHARING = "tacit", "tacit-gloo"
 """The names of a backend that only tells of a shutdown, and of Gloo with one thread for all sockets."""
+
+
+@contextmanager
+def joined_world(timeout: timedelta) -> Iterator[tuple[int, dist.ProcessGroup]]:
+    """This process in the world that its launcher tells, by Gloo: its rank, and the group of all ranks."""
+    dist.init_process_group("gloo", timeout=timeout)
+    try:
+        assert dist.group.WORLD is not None
+        yield dist.get_rank(), dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
 
 
 # ---- who is there -------------------------------------------------------------------------------------

@@ -1,0 +1,215 @@
+"""What the links of a cluster carry, as it was measured: between all nodes, and within each."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tacit.errors import ConfigError
+from tacit.files import put
+
+__all__ = ["Links"]
+
+Matrix: TypeAlias = tuple[tuple[float | None, ...], ...]
+_MATRICES = ("latency", "rate", "rate_of_flows", "rate_both_ways")
+_FORM = 1
+_SLOW = 0.75
+"""A link below this share of the median is called slow."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Latency and rate of each link, from each node (row) to each node (column).
+
+    The diagonal is within a node, between two of its ranks; None where it has one rank.
+
+    Attributes:
+        hosts: the name of each node's host.
+        ranks: the ranks of each node.
+        latency: seconds of a message of few bytes, one way.
+        rate: bit/s of one stream of messages.
+        rate_of_flows: bit/s of several at once, together.
+        rate_both_ways: bit/s of one stream while another comes back.
+        flows: how many streams `rate_of_flows` has.
+        backend: what carried the messages, such as "gloo".
+        date: when it was measured, ISO 8601.
+    """
+
+    hosts: tuple[str, ...]
+    ranks: tuple[tuple[int, ...], ...]
+    latency: Matrix
+    rate: Matrix
+    rate_of_flows: Matrix
+    rate_both_ways: Matrix
+    flows: int
+    backend: str
+    date: str
+
+    def to_json(self) -> str:
+        """As text; `from_json` reads it."""
+        return json.dumps({"form": _FORM, **asdict(self)}) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, origin: str = "the text") -> Links:
+        """Read what `to_json` wrote.
+
+        Args:
+            origin: where the text is from, for the error.
+
+        Raises:
+            ConfigError: it is no such text.
+        """
+        try:
+            values = json.loads(text)
+            if values.pop("form") != _FORM:
+                raise ValueError("its form is that of another version of tacit")
+            if values.keys() != {each.name for each in fields(cls)}:
+                raise ValueError(f"it has the fields {sorted(values)}")
+            nodes = len(values["hosts"])
+            for name in _MATRICES:
+                values[name] = _matrix(name, values[name], nodes)
+            ranks = tuple(tuple(int(rank) for rank in node) for node in values["ranks"])
+            if len(ranks) != nodes:
+                raise ValueError(f"it has {nodes} hosts and the ranks of {len(ranks)} nodes")
+            return cls(**{**values, "hosts": tuple(map(str, values["hosts"])), "ranks": ranks})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{origin} holds no measured links ({error}): give a file that tacit probe --out has written"
+            ) from None
+
+    def save(self, path: Path) -> None:
+        """Write them to a file, which is replaced as a whole."""
+        put(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path) -> Links:
+        """Read a file that `save` wrote.
+
+        Raises:
+            ConfigError: there is none, or it is another.
+        """
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"cannot read {path} ({error}): give a file that tacit probe --out has written"
+            ) from None
+        return cls.from_json(text, str(path))
+
+    def check_layout(self, nodes: Sequence[Sequence[int]]) -> None:
+        """Check that these links are of a cluster of such nodes.
+
+        Raises:
+            ConfigError: they are of another.
+        """
+        if [list(node) for node in nodes] != [list(node) for node in self.ranks]:
+            raise ConfigError(
+                f"the links were measured on {_layout(self.ranks)}, and this run has {_layout(nodes)}: "
+                "measure them again with tacit probe, or torchrun ... -m tacit.probe"
+            )
+
+    def between(self, matrix: Matrix) -> list[float]:
+        """A matrix's entries between different nodes."""
+        return [
+            value
+            for i, row in enumerate(matrix)
+            for j, value in enumerate(row)
+            if i != j and value is not None
+        ]
+
+    def slow(self) -> list[tuple[int, int]]:
+        """The links between nodes, from and to, whose rate is under three quarters of the median's."""
+        rates = self.between(self.rate)
+        if not rates:
+            return []
+        limit = _SLOW * statistics.median(rates)
+        return [
+            (i, j)
+            for i, row in enumerate(self.rate)
+            for j, value in enumerate(row)
+            if i != j and value is not None and value < limit
+        ]
+
+    def __str__(self) -> str:
+        """Tables of rates and latencies, and what stands out."""
+        lines = [f"{_layout(self.ranks)}: {', '.join(self.hosts)}; by {self.backend}"]
+        titles = {
+            "rate": "Mbit/s, one stream, from row to column (within a node on the diagonal)",
+            "rate_of_flows": f"Mbit/s, {self.flows} streams at once",
+            "rate_both_ways": "Mbit/s, both ways at once",
+        }
+        for name, title in titles.items():
+            lines += ["", title, *_table(getattr(self, name), 1e-6)]
+        lines += ["", "Latency in ms, one way", *_table(self.latency, 1e3)]
+        return "\n".join([*lines, "", *self._findings()])
+
+    def _findings(self) -> list[str]:
+        rates, slow = self.between(self.rate), self.slow()
+        if not rates:
+            return ["There is one node, so no link between nodes."]
+        found = [
+            f"Between nodes: {_mbit(min(rates))} to {_mbit(max(rates))} Mbit/s, "
+            f"{1e3 * statistics.median(self.between(self.latency)):.2f} ms (median)."
+        ]
+        if slow:
+            names = ", ".join(f"{i} to {j} ({_mbit(self.rate[i][j] or 0.0)})" for i, j in slow[:8])
+            found.append(f"Slower than three quarters of the median: {names}{', ...' * (len(slow) > 8)}.")
+        gain = _gain(self.between(self.rate_of_flows), rates)
+        if gain > 1.25:
+            found.append(
+                f"{self.flows} streams carry {gain:.1f} times as much as one: one connection does not fill "
+                "the link. Larger TCP buffers would help (net.ipv4.tcp_wmem, tcp_rmem), or several groups."
+            )
+        if _gain(self.between(self.rate_both_ways), rates) < 0.7:
+            found.append(
+                "Both ways at once a link carries clearly less each way: it is shared (half duplex)."
+            )
+        return found
+
+
+def _gain(above: Sequence[float], below: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def _matrix(name: str, rows: Any, nodes: int) -> Matrix:
+    found = tuple(tuple(None if value is None else float(value) for value in row) for row in rows)
+    if [len(row) for row in found] != [nodes] * nodes:
+        raise ValueError(f"its {name} is no matrix of {nodes} x {nodes}")
+    for i, row in enumerate(found):
+        for j, value in enumerate(row):
+            if value is None and i == j:
+                continue
+            if value is None or not (math.isfinite(value) and value > 0):
+                raise ValueError(f"its {name} from node {i} to node {j} is {value}")
+    return found
+
+
+def _layout(nodes: Sequence[Sequence[int]]) -> str:
+    sizes = {len(node) for node in nodes}
+    each = f"{min(sizes)}" if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
+    ranks = "rank" if sizes == {1} else "ranks"
+    return f"{len(nodes)} node{'s' * (len(nodes) != 1)} of {each} {ranks}"
+
+
+def _table(matrix: Matrix, scale: float) -> list[str]:
+    head = " " * 6 + "".join(f"{j:>9}" for j in range(len(matrix)))
+    return [
+        head,
+        *(f"{i:>6}" + "".join(_cell(value, scale) for value in row) for i, row in enumerate(matrix)),
+    ]
+
+
+def _cell(value: float | None, scale: float) -> str:
+    if value is None:
+        return f"{'–':>9}"
+    shown = value * scale
+    return f"{shown:>9.0f}" if shown >= 1000 else f"{shown:>9.3g}"
+
+
+def _mbit(rate: float) -> str:
+    return _cell(rate, 1e-6).strip()

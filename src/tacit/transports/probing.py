@@ -1,0 +1,241 @@
+"""What links carry, measured by messages between ranks: one stream, several, and both ways at once."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tacit.errors import ProbeError
+from tacit.links import Links, Matrix
+from tacit.transports.process_groups import control, own_groups
+
+FLOWS = 4
+"""Streams of the measurement with several."""
+_PINGS = 25
+_FIRST_BYTES, _MOST_BYTES = 64 << 10, 64 << 20
+_ENOUGH = 0.3
+"""A share of the wanted time from which on a transfer tells the rate well enough to choose the next size."""
+_TAG_PING, _TAG_SIZE, _TAG_DATA, _TAG_DONE = range(4)
+_FIELDS = ("latency", "rate", "rate_of_flows", "rate_both_ways")
+
+
+def measure(
+    group: dist.ProcessGroup,
+    nodes: Sequence[Sequence[int]],
+    *,
+    seconds: float = 0.2,
+    timeout: timedelta = timedelta(seconds=20),
+) -> Links:
+    """Measure all links between nodes, and within each. A collective call.
+
+    The first rank of each node sends and receives for it. Pairs of nodes that have none in common measure at
+    the same time, as all links are at work at once in training, too.
+
+    Args:
+        group: all ranks.
+        nodes: the ranks of each node, counted within the group.
+        seconds: how long a measured transfer takes, about.
+        timeout: after which a peer that does not answer is an error.
+
+    Returns:
+        The links, equal on all ranks.
+
+    Raises:
+        ProbeError: a link carried nothing; names its nodes.
+    """
+    host = control(group)
+    everyone = range(group.size())
+    flows = own_groups(group, everyone, timeout, "gloo", (0, "probe"), FLOWS)
+    me = dist.get_rank(group)
+    mine = next(number for number, node in enumerate(nodes) if me in node)
+    found = torch.zeros(len(_FIELDS), len(nodes), len(nodes), dtype=torch.float64)
+    trouble = []
+    for turn in (*_turns(len(nodes)), [(node, node) for node in range(len(nodes))]):
+        for i, j in turn:
+            ends = (nodes[i][0], nodes[j][0]) if i != j else nodes[i][:2]
+            if mine in (i, j) and me in ends and len(ends) == 2:
+                other = ends[1] if me == ends[0] else ends[0]
+                try:
+                    _fill(found, i, j, _Link(flows, other, seconds, me == ends[0], (i, j)))
+                except ProbeError as error:
+                    trouble.append(str(error))
+        dist.barrier(host)  # who waited for a link that is down comes late
+    return _shared(found, "; ".join(trouble), host, nodes)
+
+
+def _turns(nodes: int) -> Iterator[list[tuple[int, int]]]:
+    """Every pair of nodes once, in turns of pairs that have none in common: a tournament's."""
+    places = [*range(nodes), *([-1] if nodes % 2 else [])]
+    for _ in range(len(places) - 1):
+        pairs = zip(places[: len(places) // 2], reversed(places[len(places) // 2 :]), strict=True)
+        yield [(min(pair), max(pair)) for pair in pairs if -1 not in pair]
+        places = [places[0], places[-1], *places[1:-1]]
+
+
+def _fill(found: Tensor, i: int, j: int, link: _Link) -> None:
+    """Both directions of a link; only its lower end writes, so that a sum over ranks is the matrix."""
+    latency = link.latency()
+    there, back = link.rate(1, to_upper=True), link.rate(1, to_upper=False)
+    many_there, many_back = link.rate(FLOWS, to_upper=True), link.rate(FLOWS, to_upper=False)
+    both = link.both()
+    if link.lower:
+        found[:, i, j] = torch.tensor([latency, there, many_there, both], dtype=torch.float64)
+        if i != j:
+            found[:, j, i] = torch.tensor([latency, back, many_back, both], dtype=torch.float64)
+
+
+@dataclass
+class _Link:
+    """This rank's end of a link that is measured.
+
+    Attributes:
+        flows: the groups, each with connections of its own.
+        peer: the rank at the other end, within the group.
+        seconds: that a transfer should take.
+        lower: whether this end leads, and knows the results.
+        nodes: for errors.
+    """
+
+    flows: Sequence[dist.ProcessGroup]
+    peer: int
+    seconds: float
+    lower: bool
+    nodes: tuple[int, int]
+
+    def latency(self) -> float:
+        """Half of a round trip, in seconds; the shortest of many, as what else runs only adds to it."""
+        message, trips = torch.zeros(1), []
+        for _ in range(_PINGS):
+            start = perf_counter()
+            if self.lower:
+                self._wait(self._send(message, _TAG_PING))
+                self._wait(self._receive(message, _TAG_PING))
+            else:
+                self._wait(self._receive(message, _TAG_PING))
+                self._wait(self._send(message, _TAG_PING))
+            trips.append(perf_counter() - start)
+        return min(trips) / 2
+
+    def rate(self, flows: int, *, to_upper: bool) -> float:
+        """Bit/s of so many streams in one direction; at the lower end."""
+        sends = self.lower == to_upper
+
+        def transfer(data: Sequence[Tensor]) -> None:
+            move = self._send if sends else self._receive
+            works = [move(each, _TAG_DATA, flow) for flow, each in enumerate(data)]
+            for work in works:
+                self._wait(work)
+            self._answer(back=not sends)
+
+        return self._grown(flows, transfer)
+
+    def both(self) -> float:
+        """Bit/s each way, of one stream in each direction."""
+
+        def transfer(data: Sequence[Tensor]) -> None:
+            # Gloo halves the rate where the send is first.
+            works = [self._receive(torch.empty_like(data[0]), _TAG_DATA), self._send(data[0], _TAG_DATA)]
+            for work in works:
+                self._wait(work)
+            self._answer(back=not self.lower)
+
+        return self._grown(1, transfer)
+
+    def _answer(self, *, back: bool) -> None:
+        """The receiver says that all is there; the sender's time ends then."""
+        done = torch.zeros(1)
+        self._wait(self._send(done, _TAG_DONE) if back else self._receive(done, _TAG_DONE))
+
+    def _grown(self, flows: int, transfer: Callable[[Sequence[Tensor]], None]) -> float:
+        """Transfer more and more until it takes long enough, then once more; the better's bit/s, together."""
+        size = last = _FIRST_BYTES
+        while size:
+            took = self._timed(size, flows, transfer)
+            last, size = size, self._agreed(_next(size, took, self.seconds))
+        return 8 * last * flows / min(took, self._timed(last, flows, transfer))
+
+    @staticmethod
+    def _timed(size: int, flows: int, transfer: Callable[[Sequence[Tensor]], None]) -> float:
+        data = [torch.empty(size, dtype=torch.uint8) for _ in range(flows)]
+        start = perf_counter()
+        transfer(data)
+        return perf_counter() - start
+
+    def _agreed(self, size: int) -> int:
+        """The lower end's choice of the next size; 0 where there is none."""
+        message = torch.tensor([size])
+        self._wait(self._send(message, _TAG_SIZE) if self.lower else self._receive(message, _TAG_SIZE))
+        return int(message)
+
+    def _send(self, data: Tensor, tag: int, flow: int = 0) -> dist.Work:
+        group = self.flows[flow]
+        work = dist.isend(data, dist.get_global_rank(group, self.peer), group, tag)
+        assert work is not None
+        return work
+
+    def _receive(self, data: Tensor, tag: int, flow: int = 0) -> dist.Work:
+        group = self.flows[flow]
+        work = dist.irecv(data, dist.get_global_rank(group, self.peer), group, tag)
+        assert work is not None
+        return work
+
+    def _wait(self, work: dist.Work) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            low, high = self.nodes
+            where = f"within node {low}" if low == high else f"between node {low} and node {high}"
+            reason = str(error).splitlines()[0]
+            raise ProbeError(
+                f"nothing comes through {where} ({reason}): is that link up, and are all ports between these "
+                "machines open?"
+            ) from None
+
+
+def _next(size: int, took: float, wanted: float) -> int:
+    """The size of the next transfer; 0 where this one was long enough, or as large as may be."""
+    if took >= 0.8 * wanted or size >= _MOST_BYTES:
+        return 0
+    grown = size * wanted / took if took >= _ENOUGH * wanted else 4 * size
+    return min(_MOST_BYTES, math.ceil(grown))
+
+
+def _shared(found: Tensor, trouble: str, group: dist.ProcessGroup, nodes: Sequence[Sequence[int]]) -> Links:
+    """What all have found, on every rank.
+
+    Raises:
+        ProbeError: one of them has found nothing on a link.
+    """
+    told: list[tuple[str, str]] = [("", "")] * group.size()
+    try:
+        dist.all_gather_object(told, (socket.gethostname(), trouble), group)
+        dist.all_reduce(found, group=group)
+    except RuntimeError as error:
+        raise ProbeError(trouble or f"a rank has left while links were measured ({error})") from None
+    first = next((said for _, said in told if said), "")
+    if first:
+        raise ProbeError(first)
+    latency, *rates = (_matrix(each) for each in found)
+    return Links(
+        hosts=tuple(told[node[0]][0] for node in nodes),
+        ranks=tuple(tuple(node) for node in nodes),
+        latency=latency,
+        rate=rates[0],
+        rate_of_flows=rates[1],
+        rate_both_ways=rates[2],
+        flows=FLOWS,
+        backend="gloo",
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _matrix(values: Tensor) -> Matrix:
+    return tuple(tuple(value or None for value in row) for row in values.tolist())
