@@ -22,23 +22,24 @@ SNOO is DiLoCo's outer step with one worker:                        here:
     K steps of any optimizer from w, of all ranks: w'               DDP's mean gradient in every step
     s <- w - w'; b <- mu b + s; w <- w - eta (mu b + s)             OuterStep(eta, mu), as torch's SGD
 
-All ranks together are the worker, be it one rank or many; the ranks of one FSDP2 model too, as a mesh whose
-far axis has one rank. So nothing is saved on the wire, and a little is sent more: with several ranks of DDP
-the deltas, which are equal, are averaged once in K steps. With `outer_momentum=0` it is Lookahead. K, eta and
-mu are the paper's for its 125 million parameters, as others quote them; its text beyond the abstract and the
-introduction was not read.
+All ranks together are the worker, be it one rank or many; the ranks of one FSDP2 model too, on a mesh whose
+far axis has one rank. So nothing is saved on the wire, and with several ranks of DDP a little is sent more:
+the deltas, which are equal, are averaged once in K steps. In the authors' code
+(vishal9-team/torchtitan-snoo, diloco_adapter.py) each rank steps by its own shards, and sends nothing. With
+`outer_momentum=0` it is Lookahead. K, eta and mu are the paper's for 125 million parameters, as two
+accounts of it quote them; of the paper the abstract and the introduction were read.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tacit import checks
 from tacit.algorithms.codecs import few_bits, of_bits
 from tacit.algorithms.diloco import diloco
 from tacit.algorithms.registry import algorithm
 from tacit.algorithms.ways import Way
 from tacit.compressors.wrappers import ErrorFeedback
+from tacit.errors import ConfigError
 from tacit.strategy import Levels, Strategy
 
 
@@ -53,15 +54,19 @@ def muloco(
     outer_lr: float = 0.7,
     outer_momentum: float = 0.6,
     bits: int = 32,
-    decay: float = 0.9,
+    decay: float | None = None,
     topology: Way = "auto",
 ) -> Strategy:
-    """DiLoCo for Muon: fewer `bits` than 16 have error feedback, of which a `decay` is kept."""
+    """DiLoCo for Muon; `bits` from 2 to 8 have error feedback, of which `decay` (None: 0.9) is kept."""
     whole = diloco(sync_every, outer_lr, outer_momentum, topology=topology)
-    checks.real("decay", decay, "write 0.9, or 1.0 to keep the whole residual", above=0, most=1)
     written = of_bits(bits)
     if bits <= 8:
-        written = ErrorFeedback(few_bits(bits), decay=decay)
+        written = ErrorFeedback(few_bits(bits), decay=0.9 if decay is None else decay)
+    elif decay is not None:
+        raise ConfigError(
+            f"decay={decay!r} is of what few bits leave out, and bits={bits} has no residual: leave decay "
+            "out, or write bits=4"
+        )
     return replace(whole, compressor=written, name="muloco")
 
 
