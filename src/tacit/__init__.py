@@ -106,13 +106,14 @@ _HOMES = {
     "tacit.strategy": "Levels Strategy",
     # The answers' names stand here too, unseen, so that scripts that write `tacit.TopK` go on to work.
     "tacit.compressors": "BF16 FP8 FP16 LAG QSGD Blockwise Cascade Clip Dense EntropyCoded ErrorFeedback "
-    "Int8 MajoritySign MeanFeedback MomentumCorrection Natural OneBit Partition PowerSGD RandomK Scheduled "
-    "Sign TernGrad Threshold TopK",
+    "Int8 LowBitPowerSGD MajoritySign MeanFeedback MomentumCorrection Natural OneBit Partition PowerSGD "
+    "RandomK Scheduled Sign TernGrad Threshold TopK TwoMagnitudes",
     "tacit.merges": "Average CommonPoint Elastic LocalResidual OuterStep Replace ServerParams SlowMo "
     "StaleMean",
     "tacit.optim": "LAMB LARS GrowingBatches scale_lr",
     "tacit.overlap": "Bucketwise Delayed",
-    "tacit.rounds": "AdaComm ByVariance Cycling Every EveryEpoch EveryStep NodeRounds OnPlateau Until",
+    "tacit.rounds": "AdaComm ByVariance Cycling Every EveryEpoch EveryStep MomentPeriods NodeRounds "
+    "OnPlateau Until",
     "tacit.topologies": "Asynchronous Auto Flat GlobalTopK Hierarchical StaleSynchronous Star Synchronous "
     "TwoPhase",
 }

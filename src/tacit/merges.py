@@ -239,7 +239,8 @@ class OuterStep(Merge):
         lr: the outer learning rate, above 0.
         momentum: the outer momentum, from 0 to below 1.
         local: the share of its own parameters that a replica keeps, from 0 to below 1 (Streaming
-            DiLoCo's alpha: Douillard et al. 2025; one minus Overlap-Local-SGD's).
+            DiLoCo's alpha: Douillard et al. 2025; one minus Overlap-Local-SGD's). "steps": the steps that it
+            has taken since the round left are added to the new anchor, so that each delta travels once.
     """
 
     entrywise: ClassVar[bool] = True
@@ -247,25 +248,26 @@ class OuterStep(Merge):
     lr: float = 0.7
     momentum: float = 0.9
     nesterov: bool = True
-    local: float = 0.0
+    local: float | Literal["steps"] = 0.0
 
     def __post_init__(self) -> None:
         _check("lr", self.lr, lambda v: v > 0, "above 0, such as 0.7")
         _check("momentum", self.momentum, lambda v: 0 <= v < 1, "from 0 to below 1, such as 0.9")
-        _check("local", self.local, lambda v: 0 <= v < 1, "from 0 to below 1, such as 0.5")
+        if self.local != "steps":
+            _check("local", self.local, lambda v: 0 <= v < 1, "from 0 to below 1, such as 0.5, or 'steps'")
 
     @property
     def meets(self) -> bool:
-        """Whether replicas keep nothing of their own (`local` is 0)."""
-        return self.local == 0
+        """Whether replicas keep nothing of their own in an answer that comes at once."""
+        return self.local in (0, "steps")
 
     def init(self, like: Tensor) -> State:
         """The outer momentum: zeros; nothing if `momentum` is 0."""
         return {"momentum": torch.zeros_like(like)} if self.momentum else {}
 
     @property
-    def reads_params(self) -> Literal["always", "never"]:  # type: ignore[override]
-        return "always" if self.local else "never"
+    def reads_params(self) -> Literal["always", "late", "never"]:  # type: ignore[override]
+        return "late" if self.local == "steps" else "always" if self.local else "never"
 
     def apply_(
         self,
@@ -277,6 +279,9 @@ class OuterStep(Merge):
         at: Application,
     ) -> None:
         """Make an outer step of `anchor`, and pull `params` to it."""
+        since = None
+        if self.local == "steps" and at.lag and local_delta is not None:
+            since = params.sub_(anchor).sub_(local_delta)
         if not self.momentum:
             anchor.add_(mean, alpha=self.lr)
         else:
@@ -285,7 +290,9 @@ class OuterStep(Merge):
                 anchor.add_(mean, alpha=self.lr).sub_(v, alpha=self.lr * self.momentum)
             else:
                 anchor.sub_(v, alpha=self.lr)
-        if self.local:
+        if since is not None:
+            since.add_(anchor)
+        elif self.local and self.local != "steps":
             torch.lerp(anchor, params, self.local, out=params)
         else:
             params.copy_(anchor)

@@ -28,7 +28,7 @@ from tacit.contracts import (
 from tacit.errors import ConfigError
 from tacit.merges import Replace, ServerParams
 from tacit.overlap import Bucketwise
-from tacit.rounds import EveryStep
+from tacit.rounds import EveryStep, MomentPeriods
 from tacit.topologies.auto import Auto
 
 Subject = Literal["nothing", "gradient", "delta"]
@@ -52,8 +52,8 @@ class Strategy:
         topology: by default the session picks between `Flat` and `TwoPhase` by predicted bytes.
         momentum: what happens to the optimizer's own state (momentum, Adam's moments) in every round of
             deltas. "local": nothing; "averaged" over the replicas, densely, which costs the bytes of as
-            many parameters; "reset": it is set to that before the first step. Local state is averaged once,
-            when the session closes.
+            many parameters; "reset": it is set to that before the first step. `MomentPeriods(96, 192)`: it
+            is averaged in periods of its own. Local state is averaged once, when the session closes.
         buffers: floating-point buffers (BatchNorm's statistics). "averaged": they travel with the delta;
             "local": each replica keeps its own until the session closes, when they are averaged once.
             "on_sync": the same, and they are averaged by `session.sync()` too.
@@ -67,7 +67,7 @@ class Strategy:
     topology: Topology = Auto()
     overlap: Overlap = Bucketwise()
     merge: Merge = Replace()
-    momentum: Beside = "local"
+    momentum: Beside | MomentPeriods = "local"
     buffers: Buffers = "averaged"
     name: str = field(default="custom", compare=False)
 
@@ -95,8 +95,9 @@ class Strategy:
         self._check_beside("momentum", self.momentum, Beside, "local")
         self._check_beside("buffers", self.buffers, Buffers, "averaged")
 
-    def _check_beside(self, what: str, given: str, kinds: Any, default: str) -> None:
-        checks.one_of(what, given, typing.get_args(kinds))
+    def _check_beside(self, what: str, given: str | MomentPeriods, kinds: Any, default: str) -> None:
+        if what == "buffers" or not isinstance(given, MomentPeriods):
+            checks.one_of(what, given, typing.get_args(kinds))
         if self.server is not None and self.server.optimizer == "server" and given != default:
             raise ConfigError(
                 f"{what}={given!r} with optimizer='server' would do nothing, as workers take no steps: the "

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cases import for_each
 from tacit.algorithms import parse
-from tacit.compressors import ErrorFeedback, TopK
+from tacit.compressors import Dense, ErrorFeedback, TopK
 from tacit.contracts import Merge
 from tacit.errors import AttachError, CheckpointError, ConfigError
 from tacit.hooks import epochs
@@ -57,17 +57,20 @@ def local_sgd(k: int) -> Trace:
     return trace
 
 
-def sparse(k: int, ratio: float, trust: float) -> Trace:
-    """Each sends, of each bucket, the largest of its progress beyond `trust` times the last answer."""
-    named, at, buckets = {name: torch.ones(size) for name, size in SIZES.items()}, 0, []
-    spans = {}
+def rows() -> list[Tensor]:
+    """Where the entries of each bucket lie, in the order in which they travel."""
+    named, at, spans = {name: torch.ones(size) for name, size in SIZES.items()}, 0, {}
     for name, size in SIZES.items():
         spans[name] = torch.arange(at, at + size)
         at += size
-    for part in fragments(named, 1):
-        buckets += [
-            torch.cat([spans[name] for name in bucket]) for bucket in group_names(part, named, cap=40)
-        ]
+    parts = fragments(named, 1)
+    found = [bucket for part in parts for bucket in group_names(part, named, cap=40)]
+    return [torch.cat([spans[name] for name in bucket]) for bucket in found]
+
+
+def sparse(k: int, ratio: float, trust: float) -> Trace:
+    """Each sends, of each bucket, the largest of its progress beyond `trust` times the last answer."""
+    buckets = rows()
     x, trace = [each.clone() for each in start()], []
     common, answer = start()[0], torch.zeros_like(start()[0])
     for t in range(STEPS):
@@ -83,6 +86,70 @@ def sparse(k: int, ratio: float, trust: float) -> Trace:
             answer = trust * answer + mean(sent)
             common = common + answer
             x = [common + each for each in unsent]
+        trace.append(x)
+    return trace
+
+
+def largest(k: int, chunk: int) -> Callable[[Tensor], Tensor]:
+    """Of each chunk the k largest entries, among zeros."""
+
+    def of(row: Tensor) -> Tensor:
+        kept = []
+        for piece in row.split(chunk):
+            places = piece.abs().topk(min(k, len(piece))).indices
+            kept.append(torch.zeros_like(piece).index_copy(0, places, piece[places]))
+        return torch.cat(kept)
+
+    return of
+
+
+def two_means(row: Tensor) -> Tensor:
+    """Signs, times the mean magnitude of those above the mean, or of the others, in bf16; zeros stay out."""
+    sent = row != 0
+    large = row.abs() > row[sent].abs().mean()
+    low, high = (row[side & sent].abs().mean().bfloat16().double() for side in (~large, large))
+    return torch.where(large, high, low) * row.sign()
+
+
+def fed_back(k: int, decay: float, lr: float, momentum: float, *steps: Callable[[Tensor], Tensor]) -> Trace:
+    """DiLoCo whose deltas are compressed, with what is left added to the next; SparseLoCo has momentum 0."""
+    x, trace = start(), []
+    e = [torch.zeros_like(each) for each in x]
+    outer = torch.nn.Parameter(x[0].clone())
+    sgd = torch.optim.SGD([outer], lr=lr, momentum=momentum, nesterov=momentum > 0)
+    for t in range(STEPS):
+        x = stepped(x, t)
+        if (t + 1) % k == 0:
+            e = [decay * rest + outer.detach() - each for rest, each in zip(e, x, strict=True)]
+            sent = [each.clone() for each in e]
+            for mine in sent:
+                for where in rows():
+                    for step in steps:
+                        mine[where] = step(mine[where])
+            e = [each - mine for each, mine in zip(e, sent, strict=True)]
+            outer.grad = mean(sent)
+            sgd.step()
+            x = [outer.detach().clone()] * P
+        trace.append(x)
+    return trace
+
+
+def one_round_late(k: int, lr: float, momentum: float) -> Trace:
+    """DiLoCoX without compression: the outer step is by the deltas of the period before."""
+    x, trace = start(), []
+    outer = torch.nn.Parameter(x[0].clone())
+    sgd = torch.optim.SGD([outer], lr=lr, momentum=momentum, nesterov=True)
+    before: list[Tensor] | None = None
+    for t in range(STEPS):
+        x = stepped(x, t)
+        if (t + 1) % k == 0:
+            own = [each - outer.detach() for each in x]
+            if before is not None:
+                own = [each - mine for each, mine in zip(own, before, strict=True)]
+                outer.grad = -mean(before)
+                sgd.step()
+                x = [outer.detach() + each for each in own]
+            before = own
         trace.append(x)
     return trace
 
@@ -197,6 +264,8 @@ STREAMING = Strategy(
 )
 COCOD = parse("localsgd:sync_every=4,fragment_sync_delay=3")
 
+DENSE_COX = replace(parse("dilocox:sync_every=4"), compressor=Dense())  # type: ignore[type-var]
+
 KEEP = Strategy(
     subject="delta", rounds=Every(4), compressor=TopK(ratio=0.3), topology=Flat(), merge=LocalResidual()
 )
@@ -214,6 +283,21 @@ CASES: dict[str, tuple[str | Strategy, Callable[[], Trace]]] = {
     "easgd": ("easgd:sync_every=3,beta=0.9", lambda: easgd(3, 0.9)),
     "slowmo": ("slowmo:sync_every=4,momentum=0.6,slow_lr=0.9", lambda: slowmo(4, 0.9, 0.6)),
     "diloco": ("diloco:sync_every=5", lambda: diloco(5, 0.7, 0.9)),
+    "muloco": ("muloco:sync_every=5", lambda: diloco(5, 0.7, 0.6)),
+    "muloco in 2 bits": (
+        "muloco:sync_every=4,bits=2,topology=all-gather",
+        lambda: fed_back(4, 0.9, 0.7, 0.6, two_means),
+    ),
+    "sparseloco, exact": (
+        "sparseloco:sync_every=4,k=2,chunk=5,bits=none",
+        lambda: fed_back(4, 0.95, 1.0, 0.0, largest(2, 5)),
+    ),
+    "sparseloco": (
+        "sparseloco:sync_every=3,k=2,chunk=5,decay=0.9,outer_lr=0.8",
+        lambda: fed_back(3, 0.9, 0.8, 0.0, largest(2, 5), two_means),
+    ),
+    "dilocox, dense": (DENSE_COX, lambda: one_round_late(4, 0.7, 0.9)),
+    "desloc": ("desloc:sync_every=4", lambda: local_sgd(4)),
     "overlap": ("overlap-localsgd:sync_every=4,alpha=0.6,momentum=0.7", lambda: overlapped(4, 0.6, 0.7)),
     "od-sgd": ("odsgd", lambda: late_average(1, 1)),
     "cocod": (COCOD, lambda: late_average(4, 3)),
@@ -236,13 +320,13 @@ def test_the_trajectory_is_the_papers(case: str) -> None:
             torch.testing.assert_close(ours[rank][t].double(), expected[t][rank], rtol=0, atol=2e-6)
 
 
-LATE = ["odsgd", "overlap-localsgd:sync_every=4", STREAMING, COCOD]
+LATE = ["odsgd", "overlap-localsgd:sync_every=4", STREAMING, COCOD, DENSE_COX]
 
 
 @pytest.mark.parametrize(
     "strategy",
     [*LATE, KEEP, CODED, "easgd:sync_every=3", "slowmo:sync_every=4", "diloco:sync_every=5",
-     "diloco:sync_every=5,bits=4",
+     "diloco:sync_every=5,bits=4", "sparseloco:sync_every=3,k=2,chunk=5", "muloco:sync_every=5,bits=2",
      Strategy(subject="delta", rounds=Every(6, fragments=2), overlap=Delayed(3),
               compressor=ErrorFeedback(TopK(ratio=0.2)), merge=Average())],
     ids=str,

@@ -17,6 +17,7 @@ from tacit.compressors import (
     EntropyCoded,
     ErrorFeedback,
     Int8,
+    LowBitPowerSGD,
     MajoritySign,
     MeanFeedback,
     MomentumCorrection,
@@ -30,6 +31,7 @@ from tacit.compressors import (
     TernGrad,
     Threshold,
     TopK,
+    TwoMagnitudes,
 )
 from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Matrix, Topology, VariableLength
@@ -200,6 +202,11 @@ TABLE = {
         gather(5 + 4 + 20 + 3),
         1.0,
     ),
+    "topk of each 992, signs and two magnitudes, + ef that decays": Row(
+        ErrorFeedback(TopK(ratio=0.012, values=TwoMagnitudes(64), chunk=992), decay=0.95),
+        gather(5 + 4 + 20 + 3),
+        1.0,
+    ),
     "sign + ef that decays": Row(ErrorFeedback(Sign(), decay=0.9), gather(125 + 4), 1.0, rounding=1e-5),
     # Sparse ternary compression: ceil(10 / 8) bytes of signs, and one magnitude.
     "topk 1%, signs": Row(TopK(ratio=0.01, values=Sign()), gather(2 + 4 + 12), 1.0, rounding=1e-5),
@@ -270,6 +277,10 @@ TABLE = {
     "entropy coded + ef": Row(
         ErrorFeedback(EntropyCoded()), gather(1 + 3 * 125 + 2 * 2 + 4), 1 / 5.9, conserves=True
     ),
+    "two magnitudes": Row(TwoMagnitudes(), gather(2 * 125 + 2 * 4), 1.0),
+    "two magnitudes of 64 + ef": Row(
+        ErrorFeedback(TwoMagnitudes(bucket=64)), gather(2 * 125 + 16 * 4), 1.0, conserves=True
+    ),
     "int8": Row(Int8(), gather(NUMEL + 2 * 4), 1 / 250),
     "int8 + ef": Row(ErrorFeedback(Int8()), gather(NUMEL + 2 * 4), 1 / 250, conserves=True),
     "natural": Row(Natural(), gather(NUMEL + 125), 1.0),
@@ -293,6 +304,17 @@ TABLE = {
         PowerSGD(rank=20, matrices=(Matrix(0, 20, 50),)),
         lambda p: ring(20 * 20 * 4)(p) + ring(50 * 20 * 4)(p),
         1.0,
+        rounding=1e-5,
+    ),
+    # 72 numbers of P in 4 bits and their scale, then 110 of Q.
+    "powersgd in 4 bits": Row(
+        LowBitPowerSGD(rank=2, matrices=MATRICES), lambda p: gather(40)(p) + gather(59)(p), 1.5
+    ),
+    "powersgd in 4 bits + ef": Row(
+        ErrorFeedback(LowBitPowerSGD(rank=2, matrices=MATRICES)),
+        lambda p: gather(40)(p) + gather(59)(p),
+        1.5,
+        conserves=True,
         rounding=1e-5,
     ),
     # Three of them at equal distances; the fourth too, but for what lies before it.

@@ -8,8 +8,12 @@ from laws import Peers, tensors
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from tacit.compressors import ErrorFeedback, PowerSGD
+from tacit.compressors import ErrorFeedback, LowBitPowerSGD, PowerSGD
 from tacit.contracts import Context, Matrix
+from tacit.kernels.layout import bucket_count, code_bytes
+from tacit.kernels.levels import BY_LARGEST
+from tacit.kernels.orthogonal import scale_
+from tacit.kernels.reference import levels as reference
 from tacit.topologies import Flat
 from tacit.transports.loopback import Loopback
 
@@ -63,6 +67,50 @@ def test_the_scale_of_q_costs_no_bits() -> None:
     plain, scaled = (Peers(PowerSGD(rank=2, matrices=EVEN), 2, 1500) for _ in range(2))
     scaled.states = [{"q": state["q"] * 2.0**20} for state in scaled.states]
     assert torch.equal(plain.exchange(xs)[0].mean, scaled.exchange(xs)[0].mean)
+
+
+def levels(x: Tensor, part: str, rank: int, round_: int) -> Tensor:
+    """What arrives of a factor in 4 bits."""
+    ctx = Context(out=x, work=None, peers=2, rank=rank, round=round_, name="lot")  # type: ignore[arg-type]
+    codes = torch.empty(code_bytes(x.numel(), 4), dtype=torch.uint8)
+    units, out = torch.empty(bucket_count(x.numel(), 512)), torch.empty_like(x)
+    seed = ctx.inside(part).draw("levels", rank)
+    reference.quantize(x, 4, 512, BY_LARGEST, seed, codes, units)
+    reference.add_levels_([(codes, units)], 4, 512, 1.0, out, fresh=True)
+    return out
+
+
+def test_factors_in_few_bits_are_low_rank_then_levels() -> None:
+    """Of rank 1, with the error kept: as DiLoCoX has it, line by line."""
+    shapes = ((12, 20), (20, 12), (8, 30))
+    matrices = placed((0, 12, 20), (240, 20, 12), (480, 8, 30))
+    codec = LowBitPowerSGD(rank=1, matrices=matrices)
+    group = Peers(ErrorFeedback(codec), 2, 720)
+    q = group.states[0]["inner.q"].clone()
+    e = [torch.zeros(720) for _ in range(2)]
+    for round_ in range(4):
+        xs = tensors(2, 720, seed=round_)
+        a = [x + rest for x, rest in zip(xs, e, strict=True)]
+        ms = [[part.view(shape) for part, shape in zip(each.split(240), shapes, strict=True)] for each in a]
+        basis = q.clone()
+        scale_(basis, [columns for _, columns in shapes], 1)
+        qs = basis.split([columns for _, columns in shapes])
+        sent = [torch.cat([m @ v for m, v in zip(m_r, qs, strict=True)]) for m_r in ms]
+        p = torch.stack([levels(each, "inner.p", r, round_) for r, each in enumerate(sent)]).mean(0)
+        ps = [each / each.norm() for each in p.split([rows for rows, _ in shapes])]
+        sent = [torch.cat([m.T @ u for m, u in zip(m_r, ps, strict=True)]) for m_r in ms]
+        sent = [levels(each, "inner.q", r, round_) for r, each in enumerate(sent)]
+        q = torch.stack(sent).mean(0)
+
+        def product(q: Tensor, ps: list[Tensor] = ps) -> Tensor:
+            parts = q.split([columns for _, columns in shapes])
+            return torch.cat([torch.outer(u, v).view(-1) for u, v in zip(ps, parts, strict=True)])
+
+        e = [each - product(mine) for each, mine in zip(a, sent, strict=True)]
+        done = group.exchange(xs)
+        for rank in range(2):
+            torch.testing.assert_close(done[rank].mean, product(q), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(done[rank].state["residual"], e[rank], rtol=1e-4, atol=1e-4)
 
 
 class StateSlice:

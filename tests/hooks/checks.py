@@ -299,6 +299,23 @@ def powersgd_runs_with_many_buckets() -> None:
 
 
 @check
+def one_worker_of_all_ranks_goes_on_as_ddp_where_its_outer_step_is_plain() -> None:
+    close_to(trained("snoo:sync_every=2,outer_lr=1.0,outer_momentum=0.0"), trained("ddp"))
+    model = wrapped()
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, "snoo:sync_every=3") as session:
+        for _ in range(7):
+            steps(model, optimizer, 1)
+            assert same_on_all_ranks(flat(model))
+        assert [level.session.metrics()["rounds"] for level in session.levels] == [7, 2]
+
+
+@check
+def all_entries_of_each_chunk_are_all_that_there_is() -> None:
+    close_to(trained("sparseloco:sync_every=3,k=8,chunk=8,bits=none"), trained("localsgd:sync_every=3"))
+
+
+@check
 def post_local_sgd_is_synchronous_up_to_its_step() -> None:
     close_to(trained("postlocal:start_step=10"), trained("ddp"))
     model = wrapped()

@@ -113,6 +113,7 @@ def sharded_replicas_learn_what_whole_ones_do() -> None:
     for algorithm in (
         "diloco:sync_every=2",
         "localsgd:sync_every=2,momentum=averaged",
+        "desloc:sync_every=2,first_every=1",
         "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=1,bits=32",
         "easgd:sync_every=2",
     ):
@@ -133,6 +134,11 @@ def a_far_axis_of_one_is_plain_fsdp2() -> None:
         train(averaged, optimizer, range(7))
         assert session.metrics()["rounds"] == 3
     assert torch.equal(whole(plain), whole(averaged))
+    outer = sharded(on)
+    optimizer = sgd(outer)
+    with tacit.attach(outer, optimizer, "snoo:sync_every=2,outer_lr=1.0,outer_momentum=0.0", mesh=on):
+        train(outer, optimizer, range(7))
+    close_to(whole(outer), whole(plain), 1e-6)
 
 
 @check
@@ -188,6 +194,8 @@ def every_kind_of_compressor_takes_shards() -> None:
     feedback = [tacit.ErrorFeedback(each) for each in (tacit.TopK(ratio=0.1), Sign(), PowerSGD(rank=1))]
     for compressor in (*feedback, Int8(), tacit.QSGD(bits=4)):
         trained(tacit.Strategy(subject="delta", rounds=Every(2), compressor=compressor, merge=Average()), 3)
+    trained("sparseloco:sync_every=2,k=2,chunk=16", 3)
+    trained("dilocox:sync_every=2,rank=1", 5)
     trained("predictive:sync_every=2", 3)
     trained("mp2:bits=3,sync_every=2", 3)
 
@@ -349,6 +357,9 @@ def what_cannot_be_is_refused_by_name() -> None:
     refused("'topk' exchanges gradients, and on sharded models (FSDP2) only parameters", "topk")
     refused("use a progress strategy", "powersgd")
     refused("'ddp' does nothing", "ddp")
+    refused(
+        "'snoo' averages the gradients of all ranks, and FSDP2 averages those of one replica alone", "snoo"
+    )
     refused("'ps-async' goes by parameter servers", "ps-async")
     refused(
         "leave compressors and periods of the near level out", "daso:local=2", epochs=2, steps_per_epoch=4

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tacit.kernels import blockwise, exponents, int8, levels, signs
+from tacit.kernels import blockwise, exponents, int8, levels, signs, two_magnitudes
 from tacit.kernels.dispatch import active_backend
 from tacit.kernels.layout import (
     block_count,
@@ -27,6 +27,7 @@ from tacit.kernels.reference import exponents as exponents_reference
 from tacit.kernels.reference import int8 as int8_reference
 from tacit.kernels.reference import levels as levels_reference
 from tacit.kernels.reference import signs as signs_reference
+from tacit.kernels.reference import two_magnitudes as two_magnitudes_reference
 
 HUGE = 3.4e38
 SIZES = st.one_of(st.integers(0, 70), st.integers(500, 1100), st.just(512 * 513 + 77))
@@ -93,6 +94,32 @@ def test_levels(kind: str, numel: int, bits: int, bucket: int, clip: float) -> N
     if clip == 0.0 and numel and kind != "denormal":
         step = x.abs().max() / ((1 << (bits - 1)) - 1)
         assert float((mean - x).abs().max()) <= 1.001 * float(step) + 1e-37
+
+
+@settings(max_examples=15, deadline=None)
+@given(SIZES, st.sampled_from([64, 512]))
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_magnitudes(kind: str, numel: int, bucket: int) -> None:
+    x = numbers(numel, kind)
+    codes, units = same(
+        lambda c, u: two_magnitudes.encode_magnitudes(x, bucket, c, u),
+        lambda c, u: two_magnitudes_reference.encode_magnitudes(x, bucket, c, u),
+        lambda: [rubbish(code_bytes(numel, 2)), rubbish(2 * bucket_count(numel, bucket), torch.bfloat16)],
+    )
+    (decoded,) = same(
+        lambda out: two_magnitudes.add_magnitudes_([(codes, units)], bucket, 1.0, out, fresh=True),
+        lambda out: two_magnitudes_reference.add_magnitudes_([(codes, units)], bucket, 1.0, out, fresh=True),
+        lambda: [torch.full((numel,), math.nan)],
+    )
+    for start in range(0, min(numel, 8 * bucket), bucket):
+        scale = max(float(x[start : start + bucket].abs().max()), 2.0**-100)
+        part, found = (each[start : start + bucket].double() / scale for each in (x, decoded))
+        assert len(found.abs().unique()) <= 2
+        assert not (found * part < 0).any()
+        # The mean of each side: together as much as there was, and nearer to it than one magnitude is.
+        assert abs(float(found.abs().mean() - part.abs().mean())) <= 2**-8
+        left = (found.abs() - part.abs()).square().mean().sqrt()
+        assert float(left) <= float((part.abs() - part.abs().mean()).square().mean().sqrt()) + 2**-8
 
 
 @settings(max_examples=15, deadline=None)

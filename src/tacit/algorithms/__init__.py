@@ -38,6 +38,10 @@ from tacit.algorithms.adacomm import adacomm as adacomm
 from tacit.algorithms.easgd import easgd as easgd
 from tacit.algorithms.slowmo import slowmo as slowmo
 from tacit.algorithms.diloco import diloco as diloco, streaming_diloco as streaming_diloco
+from tacit.algorithms.muloco import muloco as muloco, snoo as snoo
+from tacit.algorithms.sparseloco import sparseloco as sparseloco
+from tacit.algorithms.dilocox import dilocox as dilocox
+from tacit.algorithms.desloc import desloc as desloc
 from tacit.algorithms.overlap_localsgd import overlap_localsgd as overlap_localsgd
 from tacit.algorithms.odsgd import odsgd as odsgd
 from tacit.algorithms.ednncomm import ednncomm as ednncomm

@@ -10,6 +10,7 @@ from tacit.compressors.dense import Dense
 from tacit.compressors.int8 import Int8
 from tacit.compressors.qsgd import QSGD
 from tacit.compressors.sign import Sign
+from tacit.compressors.two_magnitudes import TwoMagnitudes
 from tacit.contracts import Compressor, OneShot
 from tacit.errors import ConfigError
 
@@ -69,3 +70,15 @@ def of_bits(bits: int) -> Compressor:
     if 2 <= bits <= 8:
         return QSGD(bits=bits)
     raise ConfigError(f"bits={bits} is not possible: write 32 (fp32), 16 (bf16), or 2 to 8 (QSGD)")
+
+
+def few_bits(bits: int, bucket: int = 512) -> OneShot:
+    """What is for error feedback in so many bits an entry, 2 (a sign and two magnitudes) to 8 (QSGD).
+
+    `bucket`: how many entries share a scale, a power of two.
+
+    Raises:
+        ConfigError: nothing has so many.
+    """
+    checks.whole("bits", bits, 2, 8, "write 2 (a sign and two magnitudes), or 3 to 8 (QSGD)")
+    return TwoMagnitudes(bucket) if bits == 2 else QSGD(bits=bits, bucket=bucket)

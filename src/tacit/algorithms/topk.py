@@ -11,8 +11,8 @@ By `topology=two-phase` each rank averages one slice for all and sends the mean 
 feedback of its own: of the up to P k entries that came, the k largest; the others wait where they are. From 3
 ranks on these are fewer bytes, and of P k entries k arrive: at equal bytes the two come to the same.
 
-By `chunk=4096` the choice is made among so many entries in a row at a time, as SparseLoCo does (Sarfi et al.
-2025, arXiv 2508.15706, 64 of each 4096, of deltas over many steps).
+By `chunk=4096` the choice is made among so many entries in a row at a time, as `sparseloco` does it to deltas
+over many steps.
 
 The papers send the chosen entries exactly, as `values=fp32` does. Other `values` write them shorter, and what
 that loses goes into the residual e_r. `bits` is of the levels of `values=qsgd`.

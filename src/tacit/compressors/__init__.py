@@ -11,6 +11,7 @@ from tacit.compressors.dense import Dense
 from tacit.compressors.entropy_coded import EntropyCoded
 from tacit.compressors.int8 import Int8
 from tacit.compressors.lag import LAG
+from tacit.compressors.low_bit_powersgd import LowBitPowerSGD
 from tacit.compressors.majority import MajoritySign
 from tacit.compressors.mean_feedback import MeanFeedback
 from tacit.compressors.momentum import MomentumCorrection
@@ -24,6 +25,7 @@ from tacit.compressors.sign import Sign
 from tacit.compressors.terngrad import TernGrad
 from tacit.compressors.threshold import Threshold
 from tacit.compressors.topk import TopK
+from tacit.compressors.two_magnitudes import TwoMagnitudes
 from tacit.compressors.wrappers import ErrorFeedback, Partition
 from tacit.compressors.wrappers import Part as Part
 
@@ -40,6 +42,7 @@ __all__ = [
     "EntropyCoded",
     "ErrorFeedback",
     "Int8",
+    "LowBitPowerSGD",
     "MajoritySign",
     "MeanFeedback",
     "MomentumCorrection",
@@ -53,6 +56,7 @@ __all__ = [
     "TernGrad",
     "Threshold",
     "TopK",
+    "TwoMagnitudes",
 ]
 
 if not TYPE_CHECKING:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from tacit import checks
-from tacit.contracts import AllReduce, Compressor, Context, Exchange, Matrix, Outcome, State, Transmitted
+from tacit.contracts import (
+    AllReduce,
+    Compressor,
+    Context,
+    Exchange,
+    Matrix,
+    Outcome,
+    Request,
+    State,
+    Transmitted,
+)
 from tacit.kernels.dispatch import on_host
 from tacit.kernels.magnitudes import largest
 from tacit.kernels.orthogonal import orthogonalize_, scale_
@@ -107,17 +117,24 @@ class PowerSGD(Compressor):
         scale_(own, [m.columns for m in self.matrices], self.rank)
         for matrices, mine, before in self._parts(x, p, own):
             torch.bmm(before, matrices.transpose(1, 2), out=mine)
-        yield AllReduce((p,))
+        yield from self._average_(p, None, "p", ctx)
         orthogonalize_(p, [m.rows for m in self.matrices], self.rank)
         for matrices, bases, mine in self._parts(x, p, q):
             torch.bmm(bases, matrices, out=mine)
-        own.copy_(q)
-        yield AllReduce((q,))
+        yield from self._average_(q, own, "q", ctx)
         for start, stop in self._gaps(x.numel()):
             ctx.out[start:stop] = 0
         for matrices, bases, agreed in self._parts(ctx.out, p, q):
             torch.bmm(bases.transpose(1, 2), agreed, out=matrices)
         return Outcome(ctx.out, _Projected(self, p, own), {"q": q}, self._bounded(p, q))
+
+    def _average_(
+        self, factor: Tensor, seen: Tensor | None, which: str, ctx: Context
+    ) -> Generator[Request, Any, None]:
+        """Overwrite the factors by the peers' mean, and `seen` by what the peers saw of this rank's."""
+        if seen is not None:
+            seen.copy_(factor)
+        yield AllReduce((factor,))
 
     def _bounded(self, p: Tensor, q: Tensor) -> bool:
         """Whether P and Q show that no entry of P Q' is infinite; False where the host would have to wait."""

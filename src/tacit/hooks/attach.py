@@ -105,7 +105,7 @@ def attach(
     strategy = parse(strategy) if isinstance(strategy, str) else strategy
     trained, optimizers = model_of(model, mesh, group), optimizers_of(optimizer)
     if isinstance(trained, ShardedModel):
-        strategy, mesh = far_level(strategy), None
+        strategy, mesh = far_level(strategy, trained.process_group.size()), None
         refuse_on_shards(strategy, scaler, weight)
     named = checked(trained, optimizers, strategy)
     scaler = at_work(scaler, strategy)

@@ -156,7 +156,7 @@ class Level:
                 rates,
                 self.buffers if strategy.buffers == "averaged" else None,
                 () if together else buffers.variances_in(model.module),
-                completed=(lambda names: None) if self.moments is None else self.moments.completed,
+                moments=self.moments,
                 on_sync=self.buffers if strategy.buffers == "on_sync" else None,
             )
             if isinstance(model, ShardedModel):

@@ -18,6 +18,7 @@ from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.fragments import buckets_of_parts
 from tacit.hooks.local_deltas import ASIDE, GIVEN, MINE, LocalDeltas
 from tacit.hooks.observations import Observations
+from tacit.hooks.optimizer_state import OptimizerState
 from tacit.hooks.replica import Replica, wide_like
 from tacit.session import PendingRound, Session
 from tacit.session.buckets import StateSlice
@@ -61,7 +62,7 @@ class OptimizerHook:
         rates: reads the present learning rate of each parameter.
         buffers: averaged beside the parameters; `met`, by `sync` alone.
         variances: names of what is never below zero, and may be so at a server.
-        completed: called with the names to which a round's answer has just been applied.
+        moments: what the optimizers keep of the parameters, where it may travel beside them.
     """
 
     def __init__(
@@ -72,14 +73,14 @@ class OptimizerHook:
         rates: Callable[[], Mapping[str, float]] = dict,
         buffers: ReplicaBuffers | None = None,
         variances: Collection[str] = (),
-        completed: Callable[[list[str]], None] = lambda names: None,
+        moments: OptimizerState | None = None,
         on_sync: ReplicaBuffers | None = None,
     ) -> None:
         self._session = session
         self._named, self._share, self._rates = named, share, rates
         self._buffers, self._on_sync, self._variances = buffers, on_sync, frozenset(variances)
         self.observations = Observations(session, lambda: max(rates().values(), default=0.0))
-        self._completed = completed
+        self._moments = moments
         self.follow_buckets()
 
     def follow_buckets(self, under_way: Iterable[UnappliedRound] = (), met: int = 0) -> None:
@@ -116,12 +117,13 @@ class OptimizerHook:
         self._session.advance()
 
     def acts_after(self, step: int) -> bool:
-        """Whether a round leaves or is applied after this step, or replicas begin to move on their own."""
+        """Whether something travels or is applied after this step, or replicas begin to move on their own."""
         schedule = self._session.schedule
         if schedule.inactive(step):
             return not schedule.inactive(step + 1)
         waits = self._local.is_aside or any(way.apply_at <= step for way in self.under_way)
-        return waits or bool(self._due(step))
+        beside = self._moments is not None and self._moments.due(step)
+        return waits or beside or bool(self._due(step))
 
     def act(self, step: int) -> None:
         """Apply the answers that are due after this step, and start the rounds that are."""
@@ -138,6 +140,8 @@ class OptimizerHook:
                 self._apply_until(step)
             if due:
                 self._round(step, due)
+            if self._moments is not None:
+                self._moments.after(step)
 
     def _due(self, step: int) -> dict[int, Sync]:
         """The rounds that follow the step, by their part."""
@@ -319,7 +323,10 @@ class OptimizerHook:
 
     def _end(self, way: UnappliedRound) -> None:
         self.under_way.remove(way)
-        self._completed([param.name for i in way.buckets for param in self._session.buckets[i].slices])
+        if self._moments is not None:
+            self._moments.completed(
+                [param.name for i in way.buckets for param in self._session.buckets[i].slices]
+            )
 
     # ---- what it keeps --------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,17 +15,20 @@ from torch.optim import ASGD, LBFGS, Adafactor, NAdam, Optimizer, Rprop
 from tacit.errors import AttachError
 from tacit.exchange.combinators import average_, gather
 from tacit.hooks.trained_model import local
+from tacit.rounds import MomentPeriods
 from tacit.session import Session
 
 _log = logging.getLogger("tacit")
 
+_SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf"})
+"""The fields of torch's optimizers that hold second moments."""
 _NOT_FROM_ZERO = (ASGD, LBFGS, Adafactor, NAdam, Rprop)
 
 
 class OptimizerState:
     """The optimizers' own state of the parameters: momentum, Adam's moments.
 
-    The strategy says what becomes of it in every round, when its answer is applied.
+    The strategy says what becomes of it in every round, when its answer is applied, or in which steps.
 
     Args:
         session: of the replicas that agree in a round.
@@ -48,7 +51,7 @@ class OptimizerState:
         self._flat: dict[torch.dtype, Tensor] = {}
         if self._kind == "reset":
             _check_resettable(optimizers)
-        if self._kind == "averaged":
+        if self._kind not in ("local", "reset"):
             for bucket in session.buckets:
                 self._room(bucket.dtype, bucket.numel)
 
@@ -60,13 +63,32 @@ class OptimizerState:
             for state in self._states(names).values():
                 _zero(state)
 
+    def due(self, step: int) -> bool:
+        """Whether a period of its own ends with this step, counted from 0."""
+        return any(self._ending(step))
+
+    def after(self, step: int) -> None:
+        """Average what has a period that ends with this step. A collective call where something has."""
+        first, second = self._ending(step)
+        if not (first or second):
+            return
+        for bucket in self._session.buckets:
+            names = [param.name for param in bucket.slices]
+            self._average(names, lambda field: second if field in _SQUARES else first)
+
+    def _ending(self, step: int) -> tuple[bool, bool]:
+        """Whether the periods of first and of second moments end with this step."""
+        if not isinstance(self._kind, MomentPeriods):
+            return False, False
+        return (step + 1) % self._kind.first_every == 0, (step + 1) % self._kind.second_every == 0
+
     def consolidate(self) -> None:
         """Average what has stayed local. A collective call.
 
         Plain DDP, which may follow, gives all replicas the same gradients: with unequal momenta their
         parameters would become different.
         """
-        if self._kind == "local":
+        if self._kind == "local" or isinstance(self._kind, MomentPeriods):
             for bucket in self._session.buckets:
                 self._average([param.name for param in bucket.slices])
         self._flat.clear()
@@ -79,12 +101,13 @@ class OptimizerState:
             if name in self._named and self._named[name] in optimizer.state
         }
 
-    def _average(self, names: Collection[str]) -> None:
+    def _average(self, names: Collection[str], wanted: Callable[[str], bool] = lambda field: True) -> None:
         fields: dict[str, dict[str, Tensor]] = {}
         for key, state in self._states(names).items():
             shape = self._named[key.partition(" ")[2]].shape
             for field, value in state.items():
-                if torch.is_tensor(value) and value.shape == shape and value.dim() and local(value).numel():
+                like_it = torch.is_tensor(value) and value.shape == shape and value.dim()
+                if like_it and local(value).numel() and wanted(field):
                     fields.setdefault(field, {})[key] = local(value)
         told = [f"{field} {key} {each.dtype}" for field in fields for key, each in fields[field].items()]
         if not self._agreed(told):

@@ -177,8 +177,10 @@ def _ranks(mesh: DeviceMesh) -> list[int]:
 # ---- strategies ---------------------------------------------------------------------------------------
 
 
-def far_level(strategy: AnyStrategy) -> Strategy:
+def far_level(strategy: AnyStrategy, replicas: int) -> Strategy:
     """What remains for the far axis, where FSDP2 itself averages gradients on the near one.
+
+    `replicas`: how many the far axis has; one alone needs no mean of gradients from beyond.
 
     Raises:
         AttachError: it cannot work on sharded models, by name; says what to write.
@@ -190,7 +192,7 @@ def far_level(strategy: AnyStrategy) -> Strategy:
             f"{_PROGRESS}"
         )
     if len(strategy.levels) > 1:
-        _check_near(strategy)
+        _check_near(strategy, replicas)
     if far.subject != "delta":
         why = "does nothing" if far.subject == "nothing" else "exchanges gradients"
         raise AttachError(
@@ -207,11 +209,18 @@ def far_level(strategy: AnyStrategy) -> Strategy:
     return replace(far, name=strategy.name)
 
 
-def _check_near(strategy: AnyStrategy) -> None:
+def _check_near(strategy: AnyStrategy, replicas: int) -> None:
     """The nearest of two levels must be what FSDP2 does: a dense mean of gradients in every step."""
     near, *others = strategy.levels
     skips = near.rounds.skips if isinstance(near.rounds, FollowingRounds) else not near.rounds.every_step
-    dense = near.compressor == Dense() and near.topology.scope == near.topology.meets == NODE
+    scopes = {near.topology.scope, near.topology.meets}
+    dense = near.compressor == Dense() and (scopes == {NODE} or (scopes == {WORLD} and replicas == 1))
+    if scopes == {WORLD} and replicas > 1 and near.rounds.every_step:
+        raise AttachError(
+            f"{strategy.name!r} averages the gradients of all ranks, and FSDP2 averages those of one replica "
+            f"alone, of {replicas}: shard the model among all ranks, on a mesh whose far axis has one rank, "
+            "or attach 'diloco'"
+        )
     if len(others) != 1 or not dense or skips:
         raise AttachError(
             f"{strategy.name!r} is not possible on a sharded model, where FSDP2 itself averages gradients on "

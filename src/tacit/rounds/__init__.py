@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tacit import _moved
 from tacit.rounds.adaptive import AdaComm, ByVariance, OnPlateau
 from tacit.rounds.cycling import Cycling, NodeRounds
-from tacit.rounds.periods import Every, EveryEpoch, EveryStep, Until
+from tacit.rounds.periods import Every, EveryEpoch, EveryStep, MomentPeriods, Until
 
 __all__ = [
     "AdaComm",
@@ -14,6 +14,7 @@ __all__ = [
     "Every",
     "EveryEpoch",
     "EveryStep",
+    "MomentPeriods",
     "NodeRounds",
     "OnPlateau",
     "Until",

@@ -93,3 +93,23 @@ class EveryEpoch(Rounds):
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
         """After steps S - 1, 2S - 1, ... (counted from 0), of S steps an epoch."""
         return Sync(step) if (step + 1) % int(schedule_state["steps_per_epoch"]) == 0 else None
+
+
+@dataclass(frozen=True)
+class MomentPeriods:
+    """How often the optimizer's own state is averaged, densely (DES-LOC: Iacob et al. 2025, 2505.22549).
+
+    Steps are attempts of the optimizer, whether or not a round of the parameters follows them. As the session
+    closes all of it is averaged once more.
+
+    Attributes:
+        first_every: steps from one average of momentum, or of Adam's first moment, to the next; K_u.
+        second_every: of Adam's second moment, and of other means and sums of squares; K_v.
+    """
+
+    first_every: int
+    second_every: int
+
+    def __post_init__(self) -> None:
+        check("first_every", self.first_every, 1)
+        check("second_every", self.second_every, 1)

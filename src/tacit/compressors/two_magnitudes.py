@@ -1,0 +1,67 @@
+"""A sign and one of two magnitudes an entry, for values that are alike but for their signs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tacit.compressors.levels import check_bucket
+from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
+from tacit.kernels.layout import bucket_count, code_bytes
+from tacit.kernels.two_magnitudes import BITS, add_magnitudes_, check_magnitudes, encode_magnitudes
+
+
+@dataclass(frozen=True)
+class TwoMagnitudes(OneShot):
+    """Send the sign of each entry, and whether its magnitude is above its bucket's mean, to P - 1 peers.
+
+    It arrives as the mean of the bucket's magnitudes on that side, which two numbers of bf16 tell. Bytes:
+    ceil(n / 4) + 4 x ceil(n / bucket). No two magnitudes come closer to the entries, given where they are
+    parted, so that under error feedback what is left is always less than what there was; levels of equal
+    steps in 2 bits are further off than 0 where one entry is far above the others. It is biased: put
+    `ErrorFeedback` around it. After the 2-bit values of SparseLoCo (Sarfi et al. 2025, arXiv 2508.15706),
+    whose code parts a tensor's values by their spread into four bins, and sends each bin's mean.
+
+    Attributes:
+        bucket: entries that share two magnitudes, a power of two.
+    """
+
+    bucket: int = 512
+
+    sliceable: ClassVar[bool] = True
+    additive: ClassVar[bool] = False
+    shows_nonfinite: ClassVar[bool] = True
+    on_device: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_bucket(self.bucket)
+
+    def exempts(self, shape: torch.Size) -> bool:
+        """Biases and norms stay dense, as their scale differs from that of weights."""
+        return len(shape) < 2
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        """(packed signs and sides, two magnitudes for each bucket)."""
+        codes = ctx.scratch("codes", x, (code_bytes(x.numel(), BITS),), torch.uint8)
+        units = ctx.scratch("units", x, (2 * bucket_count(x.numel(), self.bucket),), torch.bfloat16)
+        encode_magnitudes(x, self.bucket, codes, units)
+        return codes, units
+
+    def check(self, payload: Payload, out: Tensor) -> None:
+        check_magnitudes(payload, self.bucket, out.numel())
+
+    def decode_(self, payload: Payload, out: Tensor) -> None:
+        add_magnitudes_([payload], self.bucket, 1.0, out, fresh=True)
+
+    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
+        add_magnitudes_([payload], self.bucket, weight, out, fresh=False)
+
+    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
+        add_magnitudes_(payloads, self.bucket, 1 / len(payloads), out, fresh=True)
+
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
+        return Decoded(self, payload)
