@@ -35,7 +35,7 @@ NAMES: dict[str, Any] = {
         ["algorithms", "session"],
         ["parameter_server"],
         ["hooks", "testing"],
-        ["lab"],
+        ["lab", "integrations"],
         ["cli"],
     ],
     # Everything may use the errors. A check knows what a compressor is. Compressors, topologies and
@@ -67,6 +67,8 @@ NAMES: dict[str, Any] = {
     },
     # What a tensor, a thread and the like let others assign.
     "theirs": ["data", "grad", "requires_grad"],
+    # What each door to a framework calls its callback: whoever trains has one framework.
+    "in each door": ["Tacit"],
     "lines": 400,
     "methods": 25,
 }
@@ -370,7 +372,8 @@ def members_that_one_class_overrides(tree: Tree) -> Found:
 def classes_of_one_name(tree: Tree) -> Found:
     found = [*classes(tree)]
     times = Counter(node.name for _, node in found)
-    yield from ((path, node.name) for path, node in found if times[node.name] > 1)
+    twice = ((path, node.name) for path, node in found if times[node.name] > 1)
+    yield from (each for each in twice if each[1] not in NAMES["in each door"])
 
 
 def methods_without_docstring(tree: Tree) -> Found:
@@ -452,6 +455,8 @@ MADE_UP: dict[str, Any] = {
     "contracts": ["words"],
     "answers": {"Answer": "mid"},
     "theirs": ["grad"],
+    # What each door to a framework calls its callback: whoever trains has one framework.
+    "in each door": ["Tacit"],
     "lines": 400,
     "methods": 25,
 }

@@ -35,6 +35,9 @@ class StepHooks:
         backwards: counts the backward passes.
         frozen: checks that what is trained stays the same.
         notes: what ranks must note alike behind every step.
+
+    Attributes:
+        called: whether a step was taken.
     """
 
     def __init__(
@@ -46,13 +49,13 @@ class StepHooks:
         notes: RateHistory | None,
     ) -> None:
         self._options, self._levels = options, levels
-        self._backwards, self._frozen, self._notes = backwards, frozen, notes
+        self.backwards, self._frozen, self._notes = backwards, frozen, notes
         self._passes = BackwardPasses.of(options.strategy, options.named, options.schedule_state)
         self._handles: list[Any] = []
         self._undo: list[Callable[[], None]] = []
         self._accumulating: AccumulationCheck | None = None
         self._scaled: ScaledSteps | None = None
-        self._warned = False
+        self._warned = self.called = False
 
     def register(
         self, dispatcher: HookDispatcher | None, taken: TakenMomentum | None, scaled: ScaledSteps | None
@@ -121,7 +124,7 @@ class StepHooks:
             answer = self._accumulating.around(answer)
         if self._scaled is not None:
             answer = self._scaled.around(answer)
-        dispatcher.use(self._backwards.around(answer))
+        dispatcher.use(self.backwards.around(answer))
 
     def _refuses_sums(self) -> bool:
         """Whether a gradient on top of a mean is refused; delayed means look at the optimizer's steps."""
@@ -139,7 +142,7 @@ class StepHooks:
     # ---- behind a step, and elsewhere -----------------------------------------------------------------
 
     def _after_step(self, *_: Any) -> None:
-        near = self._levels[0]
+        near, self.called = self._levels[0], True
         if self._options.leaves_ddp_alone:
             near.session.failure.raise_first()  # DDP does not know of it
         if near.session.config.in_stream and near.gradient is not None:
