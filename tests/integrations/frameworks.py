@@ -12,11 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "docs"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "hooks"))
 from launching import Ended, started
+from pages import ROOT, blocks
 from replicas import Checks
 
 HERE = Path(__file__).resolve().parent
+PAGE = ROOT / "docs" / "frameworks.md"
 WORLD = 2
 STEPS = 8
 """Of the optimizer, in each run."""
@@ -88,6 +91,21 @@ def _forked(rank: int, folder: Path, checks: Checks, names: Sequence[str]) -> in
         traceback.print_exc()
     print(f"exit code {code}", flush=True)
     os._exit(code)
+
+
+def run_page(word: str) -> None:
+    """Run the block of the page about frameworks that has this word, on all ranks in one new folder."""
+    (block,) = (each.text for each in blocks(PAGE) if each.language == "python" and word in each.text)
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as own:
+        folder = [own]
+        dist.broadcast_object_list(folder, 0)
+        os.chdir(folder[0])
+        try:
+            exec(compile(block, f"{PAGE.name}: {word}", "exec"), {"__name__": "__main__"})
+            dist.barrier()
+        finally:
+            os.chdir(before)
 
 
 # ---- what is trained ----------------------------------------------------------------------------------

@@ -275,6 +275,14 @@ def gradients_that_bypass_the_trainers_ddp_are_an_error() -> None:
         raises(AttachError, lambda: train("topk"), says)
 
 
+@check
+def the_page_is_right() -> None:
+    accelerator()
+    frameworks.run_page("accelerator.prepare")
+    accelerator()
+    frameworks.run_page("GPT2Config")
+
+
 # ---- in one process -----------------------------------------------------------------------------------
 
 

@@ -263,6 +263,12 @@ def _ddp() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     return DistributedDataParallel(net), optimizer_of("topk", net)
 
 
+@check
+def the_page_is_right() -> None:
+    frameworks.run_page("AutoEncoder")
+    frameworks.run_page("fabric.setup")
+
+
 # ---- in one process -----------------------------------------------------------------------------------
 
 
