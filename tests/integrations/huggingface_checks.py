@@ -132,6 +132,27 @@ def a_run_of_accelerate_goes_on_from_its_checkpoint() -> None:
 
 
 @check
+def a_session_that_is_registered_by_itself_is_refused_where_it_is_loaded() -> None:
+    """Accelerate writes rank 0's state: the error tells what to register."""
+    with_it, net = accelerator(), Net()
+    model, optimizer = with_it.prepare(net, optimizer_of("topk", net))
+    with tacit.attach(model, optimizer, "topk") as session, tempfile.TemporaryDirectory() as own:
+        folder = shared_folder(own)
+        with_it.register_for_checkpointing(session)
+        with_it.save_state(folder)
+        dist.barrier()
+        if dist.get_rank():
+            raises(
+                CheckpointError,
+                lambda: with_it.load_state(folder),
+                "give tacit.integrations.AllRanks(session)",
+            )
+        else:
+            with_it.load_state(folder)
+        dist.barrier()
+
+
+@check
 def what_accelerate_cannot_do_is_refused() -> None:
     net = Net()
     says = "With Accelerate, on two ranks or more: behind model, optimizer = accelerator.prepare(model, "
@@ -215,6 +236,12 @@ def the_trainer_is_a_plain_attach() -> None:
     for algorithm in (GRADIENT, PROGRESS):
         same(train(algorithm, micro=2, max_grad_norm=0.5), plain(algorithm, 2, 0.5))
         same(train(algorithm, bf16=True), plain(algorithm, bf16=True))
+
+
+@check
+def a_compiled_model_is_a_plain_attach() -> None:
+    compiled = train(GRADIENT, torch_compile=True, torch_compile_backend="eager")
+    same(compiled, plain(GRADIENT))
 
 
 @check

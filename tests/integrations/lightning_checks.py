@@ -1,5 +1,6 @@
 """Lightning's Trainer and Fabric, on two ranks."""
 
+import importlib
 import tempfile
 from collections import OrderedDict
 from contextlib import nullcontext
@@ -14,9 +15,11 @@ import torch.distributed as dist
 from frameworks import GRADIENT, PROGRESS, STEPS, batches, network, optimizer_of
 from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from replicas import Checks, flat, raises, same_on_all_ranks
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -129,6 +132,23 @@ def the_trainer_accumulates_and_clips() -> None:
 def the_trainer_autocasts() -> None:
     for algorithm in (GRADIENT, PROGRESS):
         same(fit(algorithm, precision="bf16-mixed"), plain(algorithm, bf16=True))
+
+
+@check
+def the_trainers_scaler_is_the_sessions() -> None:
+    """A gradient that overflows on one rank is passed over on both; the next steps are taken."""
+
+    class Overflowing(Module):
+        def training_step(self, batch: tuple[Tensor, Tensor], i: int) -> Tensor:
+            loss = super().training_step(batch, i)
+            return loss * torch.inf if i == 3 and dist.get_rank() == 1 else loss
+
+    for algorithm in ("topk:ratio=0.1", "localsgd:sync_every=2"):
+        plugin = MixedPrecision("16-mixed", "cpu", GradScaler("cpu", init_scale=256.0))
+        module = fit(algorithm, module=Overflowing(algorithm), plugins=[plugin])
+        assert same_on_all_ranks(flat(module.net)), algorithm
+        assert bool(flat(module.net).isfinite().all())
+        assert plugin.scaler.get_scale() == 128.0
 
 
 @check
@@ -286,6 +306,23 @@ def a_callback_that_is_added_later_a_second_time_is_refused() -> None:
     raises(
         AttachError, lambda: trainer.fit(Module("topk"), [0]), "Tacit is among the trainer's callbacks more"
     )
+
+
+@ALONE.add
+def both_packages_of_lightning_take_it() -> None:
+    import pytorch_lightning
+
+    from tacit.integrations import lightning as door
+
+    trainer = pytorch_lightning.Trainer(
+        accelerator="cpu", devices=1, logger=False, callbacks=[importlib.reload(door).Tacit("topk")]
+    )
+
+    class Other(pytorch_lightning.LightningModule):
+        training_step = Module.training_step
+        configure_optimizers = Module.configure_optimizers
+
+    raises(AttachError, lambda: trainer.fit(Other(), [0]), "the trainer has one process")
 
 
 @ALONE.add
