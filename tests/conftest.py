@@ -64,6 +64,7 @@ PROCESSES = (
     "tests/hooks/test_sharded.py::test_the_ranks",
     "tests/hooks/test_unclosed.py",
     "tests/hooks/test_uneven.py",
+    "tests/integrations/",
     "tests/kernels/test_dispatch.py",
     "tests/kernels/test_triton.py",
     "tests/profiling/test_recorder.py::test_a_profile_is_written",

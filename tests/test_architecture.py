@@ -36,7 +36,7 @@ NAMES: dict[str, Any] = {
         ["parameter_server"],
         ["hooks", "testing"],
         ["probe"],
-        ["lab"],
+        ["lab", "integrations"],
         ["cli"],
     ],
     # Everything may use the errors. A check knows what a compressor is. Compressors, topologies and
@@ -69,6 +69,8 @@ NAMES: dict[str, Any] = {
     },
     # What a tensor, a thread and the like let others assign.
     "theirs": ["data", "grad", "requires_grad"],
+    # What each door to a framework calls its callback: whoever trains has one framework.
+    "in each door": ["Tacit"],
     "lines": 400,
     "methods": 25,
 }
@@ -372,7 +374,8 @@ def members_that_one_class_overrides(tree: Tree) -> Found:
 def classes_of_one_name(tree: Tree) -> Found:
     found = [*classes(tree)]
     times = Counter(node.name for _, node in found)
-    yield from ((path, node.name) for path, node in found if times[node.name] > 1)
+    twice = ((path, node.name) for path, node in found if times[node.name] > 1)
+    yield from (each for each in twice if each[1] not in NAMES["in each door"])
 
 
 def methods_without_docstring(tree: Tree) -> Found:
@@ -454,6 +457,8 @@ MADE_UP: dict[str, Any] = {
     "contracts": ["words"],
     "answers": {"Answer": "mid"},
     "theirs": ["grad"],
+    # What each door to a framework calls its callback: whoever trains has one framework.
+    "in each door": ["Tacit"],
     "lines": 400,
     "methods": 25,
 }

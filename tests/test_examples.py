@@ -90,6 +90,30 @@ def test_sharded_replicas_on_two_emulated_machines(namespaces: None, tmp_path: P
     assert 0 < told["mb_between_nodes"] < dense / 20
 
 
+def test_lightning_takes_any_algorithm(tmp_path: Path) -> None:
+    words = ("--cluster", "local:2", "--algorithm", "topk:ratio=0.02")
+    printed, told = run(tmp_path, "06_lightning.py", *words)
+    assert float(printed.partition("accuracy ")[2].split()[0]) > 0.85
+    assert told["attached"] == ["topk:ratio=0.02"]
+    assert [rank["sessions"][0]["metrics"]["steps"] for rank in told["ranks"]] == [256, 256]
+
+
+def test_a_checkpoint_of_accelerate_changes_nothing(tmp_path: Path) -> None:
+    words = ("--cluster", "local:2", "--algorithm", "diloco:sync_every=15")
+    printed, told = run(tmp_path, "07_accelerate.py", *words)
+    assert "the losses are the same" in printed
+    for rank in told["ranks"]:
+        assert [session["metrics"]["steps"] for session in rank["sessions"]] == [100, 100]
+
+
+def test_replicas_of_the_trainer_meet_before_they_are_evaluated(tmp_path: Path) -> None:
+    words = ("--cluster", "local:2", "--algorithm", "diloco:sync_every=10,bits=4")
+    printed, told = run(tmp_path, "08_transformers_trainer.py", *words)
+    assert float(printed.partition("40 steps, ")[2].split()[0]) < 1.3
+    assert told["attached"] == ["diloco:sync_every=10,bits=4"]
+    assert [rank["sessions"][0]["metrics"]["rounds"] for rank in told["ranks"]] == [8, 8]
+
+
 def test_the_llama_of_torchtitan_learns_to_count(namespaces: None, tmp_path: Path) -> None:
     words = ("--cluster", "2x2@100mbit", "--algorithm", "diloco:sync_every=10,bits=4")
     printed, told = run(tmp_path, "09_torchtitan.py", *words)

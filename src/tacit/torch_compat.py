@@ -1,4 +1,4 @@
-"""Every name of torch that is private to torch and that tacit uses: here, and nowhere else.
+"""Every name that is private to torch, or to a framework around it, and that tacit uses: here, nowhere else.
 
 All of them were looked at in torch 2.13.0. Where torch takes one away, the function here that uses it raises
 an AttributeError, or the import of tacit an ImportError, unless the function says otherwise.
@@ -31,6 +31,7 @@ __all__ = [
     "copy_each_",
     "default_store",
     "device_types",
+    "fabric_module",
     "gloo_sharing_sockets",
     "has_bf16_products",
     "in_join",
@@ -38,6 +39,7 @@ __all__ = [
     "is_open",
     "is_profiling",
     "largest_of_each",
+    "lightning_hook",
     "own_parameters",
     "reduces_in_python",
     "scale_on_device",
@@ -169,6 +171,19 @@ def compiled_module(model: object) -> object | None:
     By `OptimizedModule._orig_mod`.
     """
     return getattr(model, "_orig_mod", None)
+
+
+def fabric_module(model: object) -> object | None:
+    """The module that Lightning's Fabric has wrapped; None where it has not.
+
+    By `_FabricModule._forward_module`, looked at in Lightning 2.6.6.
+    """
+    return getattr(model, "_forward_module", None)
+
+
+def lightning_hook(strategy: object) -> object | None:
+    """The hook that a DDPStrategy of Lightning's Trainer is to register; by `_ddp_comm_hook`, as of 2.6.6."""
+    return getattr(strategy, "_ddp_comm_hook", None)
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:

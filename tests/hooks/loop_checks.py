@@ -25,6 +25,7 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
+from tacit.errors import NonFinite
 
 CHECKS = Checks()
 check = CHECKS.add
@@ -111,6 +112,42 @@ def train(
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         after()
+
+
+@check
+def steps_that_are_given_a_closure_are_those_without() -> None:
+    """Its gradients are there behind the closure only: decay's momentum, and where NaN began, go by them."""
+
+    def run(algorithm: str, how: str, broken: int | None = None) -> Tensor:
+        model = wrapped()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+        data = torch.Generator().manual_seed(dist.get_rank())
+        with tacit.attach(model, optimizer, algorithm):
+            for step in range(6):
+                x, y = torch.randn(8, 20, generator=data), torch.randint(0, 5, (8,), generator=data)
+
+                def loss(x: Tensor = x, y: Tensor = y, factor: float = math.nan if step == broken else 1.0):
+                    optimizer.zero_grad()
+                    loss = factor * nn.functional.cross_entropy(model(x), y)
+                    loss.backward()
+                    return loss
+
+                if how == "without":
+                    loss()
+                    optimizer.step()
+                elif how == "by position":
+                    optimizer.step(loss)
+                else:
+                    optimizer.step(closure=loss)
+        return flat(model)
+
+    for algorithm in ("dgc:ratio=0.05", "topk:ratio=0.05", "diloco:sync_every=2,bits=4"):
+        without = run(algorithm, "without")
+        for how in ("by position", "by name"):
+            assert torch.equal(run(algorithm, how), without), (algorithm, how)
+    for how in ("without", "by name"):
+        message = "Rank 0 had it first in step 3, in 0.weight"
+        raises(NonFinite, lambda how=how: run("localsgd:sync_every=6", how, broken=3), message)
 
 
 @check

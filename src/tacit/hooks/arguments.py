@@ -15,7 +15,19 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tacit.errors import AttachError
 from tacit.hooks.sharded_model import ShardedModel, sharded_of
-from tacit.torch_compat import compiled_module
+from tacit.torch_compat import compiled_module, fabric_module
+
+_FABRIC = (
+    "With Fabric, on two ranks or more: behind model, optimizer = fabric.setup(model, optimizer), where "
+    'Fabric(strategy="ddp", ...) wraps it'
+)
+_WRAPPED_BY = {
+    "accelerate": "With Accelerate, on two ranks or more: behind model, optimizer = "
+    "accelerator.prepare(model, optimizer), which wraps it",
+    "lightning.fabric": _FABRIC,
+    "lightning_fabric": _FABRIC,
+}
+"""Frameworks that wrap models, by a module of theirs, and what to write where one has not."""
 
 
 def model_of(
@@ -31,6 +43,7 @@ def model_of(
     Raises:
         AttachError: it is neither, or does not fit; says what to write.
     """
+    model = _out_of_fabric(model)
     inside = compiled_module(model)
     module = model if inside is None else inside
     if isinstance(module, nn.Module) and not isinstance(module, DistributedDataParallel) and _sharded(module):
@@ -44,11 +57,12 @@ def model_of(
 
 
 def ddp_of(model: object) -> DistributedDataParallel:
-    """The DDP object: itself, or what `torch.compile` has wrapped.
+    """The DDP object: itself, or what `torch.compile` or Fabric has wrapped.
 
     Raises:
         AttachError: there is none; says what to write.
     """
+    model = _out_of_fabric(model)
     inside = compiled_module(model)
     if isinstance(inside, DistributedDataParallel):
         return inside
@@ -68,8 +82,10 @@ def ddp_of(model: object) -> DistributedDataParallel:
         )
     compiled = "torch.compile(DistributedDataParallel(model))" if inside is not None else None
     write = compiled or "DistributedDataParallel(model)"
+    loaded = [line for name, line in _WRAPPED_BY.items() if name in sys.modules]
     raise AttachError(
         f"the model is {_a(model)}, not a DistributedDataParallel: write attach({write}, optimizer, ...)"
+        + "".join(f". {line}" for line in dict.fromkeys(loaded))
     )
 
 
@@ -104,6 +120,11 @@ def _optimizer(given: Any) -> Optimizer:
             "list of several"
         )
     return given
+
+
+def _out_of_fabric(model: object) -> object:
+    inside = fabric_module(model)
+    return model if inside is None else inside
 
 
 def _sharded(model: object) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from tacit.errors import AttachError, PeerLost
 from tacit.hooks import checkpoint, exit, momentum, run_report, sharded_state, status, tensorboard
@@ -105,6 +107,21 @@ class Attached:
         """The session of the nearest level; of the only one, where there are no levels."""
         return self.levels[0].session
 
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks whose parameters are averaged."""
+        return self._options.group
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """Those whose steps it follows, without what frameworks wrap around them."""
+        return self._options.optimizers
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session has ended."""
+        return session_of(self._options.model) is not self
+
     # ---- while it is at work --------------------------------------------------------------------------
 
     def observe(self, loss: Tensor | float) -> None:
@@ -123,6 +140,24 @@ class Attached:
         """
         for level in self.levels:
             level.session.flush()
+
+    def check_called(self) -> None:
+        """To be called behind a first step, by who has attached for somebody else.
+
+        Raises:
+            AttachError: torch has not called the hooks, so nothing was exchanged; says why that may be.
+        """
+        if self._scaled is None and self._options.optimizers and not self._hooks.called:
+            raise AttachError(
+                f"a step was taken, and the optimizer that {self.strategy.name!r} has did not take "
+                "it, so nothing is exchanged: attach behind whatever makes another optimizer of it"
+            )
+        if self.levels[0].gradient is not None and self._hooks.backwards.begun == 0:
+            raise AttachError(
+                f"a step was taken, and DDP did not call its hook, so {self.strategy.name!r} has exchanged "
+                "no gradients: compute the loss by calling the model that the framework has wrapped, and not "
+                "a module inside it, and leave no_sync out of a step's last backward"
+            )
 
     def sync(self) -> None:
         """Make all replicas equal now, by a round where the strategy lets them differ. A collective call.

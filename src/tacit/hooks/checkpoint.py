@@ -281,6 +281,12 @@ def _found(
             found[name, field] = shares.of(i, name, field, shared, by_node, width)
             continue
         key = _key(i, session, name, field, shared)
+        if key not in state and key.startswith("rank"):
+            raise CheckpointError(
+                f"the checkpoint lacks {key!r}, so it is another rank's, or not whole: load on every rank "
+                "what it has saved itself, or all states joined by join_states. To a framework that writes "
+                "what rank 0 has, give tacit.integrations.AllRanks(session) in the session's place"
+            )
         if key not in state or state[key].shape != (width,):
             raise CheckpointError(
                 f"the checkpoint {'has another shape for' if key in state else 'lacks'} {key!r}: it is not "

@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tacit.contracts import Compressor, Momentum
 from tacit.errors import AttachError
+from tacit.hooks.closures import with_gradients
 from tacit.hooks.weight_decay import DecayMomentum
 from tacit.session.buckets import Policy, choice, exempting
 from tacit.strategy import AnyStrategy
@@ -93,9 +94,10 @@ class TakenMomentum:
         """Set the optimizers' momentum to 0."""
         for _, group in self._groups:
             group["momentum"] = 0
-        self._handles = [each.register_step_pre_hook(self._guard) for each in self._optimizers]
+        hook = with_gradients(self._guard)
+        self._handles = [each.register_step_pre_hook(hook) for each in self._optimizers]
 
-    def _guard(self, optimizer: Optimizer, *_: Any) -> None:
+    def _guard(self, optimizer: Optimizer) -> None:
         for mine, group in self._groups:
             if mine is optimizer and group["momentum"] != 0:
                 raise AttachError(

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from tacit.hooks.accumulation import AccumulationCheck, linear
 from tacit.hooks.buffers import BufferBroadcasts
+from tacit.hooks.closures import with_gradients
 from tacit.hooks.ddp import Answer, HookDispatcher, no_exchange, plain_mean
 from tacit.hooks.epochs import BackwardPasses
 from tacit.hooks.frozen_check import FrozenCheck
@@ -34,6 +35,9 @@ class StepHooks:
         backwards: counts the backward passes.
         frozen: checks that what is trained stays the same.
         notes: what ranks must note alike behind every step.
+
+    Attributes:
+        called: whether a step was taken.
     """
 
     def __init__(
@@ -45,13 +49,13 @@ class StepHooks:
         notes: RateHistory | None,
     ) -> None:
         self._options, self._levels = options, levels
-        self._backwards, self._frozen, self._notes = backwards, frozen, notes
+        self.backwards, self._frozen, self._notes = backwards, frozen, notes
         self._passes = BackwardPasses.of(options.strategy, options.named, options.schedule_state)
         self._handles: list[Any] = []
         self._undo: list[Callable[[], None]] = []
         self._accumulating: AccumulationCheck | None = None
         self._scaled: ScaledSteps | None = None
-        self._warned = False
+        self._warned = self.called = False
 
     def register(
         self, dispatcher: HookDispatcher | None, taken: TakenMomentum | None, scaled: ScaledSteps | None
@@ -87,7 +91,7 @@ class StepHooks:
             self._undo.append(taken.restore)
         if any(level.session.config.in_stream and level.gradient is not None for level in self._levels):
             # The last of the hooks: while the host waits here, the device runs out of work.
-            self._before_steps(self._check)
+            self._before_steps(self._check_means)
         if optimizers:
             self._handles.append(optimizers[-1].register_step_post_hook(self._after_step))
         elif near.gradient is not None and scaled is None:
@@ -102,7 +106,8 @@ class StepHooks:
         if self._passes is not None:
             self._passes.close()
 
-    def _before_steps(self, hook: Callable[..., Any]) -> None:
+    def _before_steps(self, act: Callable[[Optimizer], object]) -> None:
+        hook = with_gradients(act)
         self._handles += [each.register_step_pre_hook(hook) for each in self._options.optimizers]
 
     # ---- in backward ----------------------------------------------------------------------------------
@@ -119,7 +124,7 @@ class StepHooks:
             answer = self._accumulating.around(answer)
         if self._scaled is not None:
             answer = self._scaled.around(answer)
-        dispatcher.use(self._backwards.around(answer))
+        dispatcher.use(self.backwards.around(answer))
 
     def _refuses_sums(self) -> bool:
         """Whether a gradient on top of a mean is refused; delayed means look at the optimizer's steps."""
@@ -128,26 +133,8 @@ class StepHooks:
 
     # ---- before a step --------------------------------------------------------------------------------
 
-    def _check(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Before a step takes the means: read what the device has noted of them; one wait a step.
-
-        A step that is given a closure computes its gradients in there, and is looked at behind it.
-        """
-        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-        if closure is None:
-            self._check_means()
-            return None
-
-        def verified() -> Any:
-            loss = closure()
-            self._check_means()
-            return loss
-
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": verified}
-        return (args[0], verified, *args[2:]), kwargs
-
-    def _check_means(self) -> None:
+    def _check_means(self, _: Optimizer) -> None:
+        """Before a step takes the means: read what the device has noted of them; one wait a step."""
         for level in self._levels:
             if level.gradient is not None and not level.session.strategy.late:
                 level.session.pending.check()
@@ -155,7 +142,7 @@ class StepHooks:
     # ---- behind a step, and elsewhere -----------------------------------------------------------------
 
     def _after_step(self, *_: Any) -> None:
-        near = self._levels[0]
+        near, self.called = self._levels[0], True
         if self._options.leaves_ddp_alone:
             near.session.failure.raise_first()  # DDP does not know of it
         if near.session.config.in_stream and near.gradient is not None:

@@ -115,6 +115,18 @@ def gathered(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
     return everyone
 
 
+def collected(mine: object, group: dist.ProcessGroup) -> list[Any]:
+    """What every rank of the group gives, in their order, on its first rank; [] on the others. Collective.
+
+    Args:
+        mine: anything that can be pickled.
+        group: of any backend.
+    """
+    everyone = [None] * group.size() if group.rank() == 0 else None
+    dist.gather_object(mine, everyone, group=control(group), group_dst=0)
+    return everyone or []
+
+
 def sum_(x: Tensor, group: dist.ProcessGroup) -> torch.futures.Future[Tensor]:
     """Overwrite `x` with its sum over the group's ranks, where it lies; the future holds it."""
     work = dist.all_reduce(x, group=group, async_op=True)

@@ -1,0 +1,35 @@
+"""Steps that are given a closure compute their gradients in there, as those of Lightning and of LBFGS do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+StepPreHook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def with_gradients(act: Callable[[Optimizer], object]) -> StepPreHook:
+    """A hook for `register_step_pre_hook` that calls `act` when the step's gradients are there.
+
+    That is before the step, or where it is given a closure, behind each call of that. What `act` raises, the
+    step raises, and takes no gradient.
+    """
+
+    def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if closure is None:
+            act(optimizer)
+            return None
+
+        def computed() -> Any:
+            loss = closure()
+            act(optimizer)
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": computed}
+        return (args[0], computed, *args[2:]), kwargs
+
+    return before

@@ -1,0 +1,84 @@
+"""Sessions in the checkpoints of frameworks, which hold what rank 0 has: residuals differ by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tacit.errors import CheckpointError
+from tacit.hooks import Attached, join_states
+from tacit.hooks.options import is_periodic
+from tacit.hooks.sharded_state import refuse_shards
+from tacit.transports.process_groups import collected
+
+_SHARED = "shared/"
+"""How the keys begin of what is equal on all ranks."""
+
+
+def state_of_rank(session: Attached) -> dict[str, Any]:
+    """What this rank needs to go on: its session and, if replicas move on their own, its optimizers."""
+    state: dict[str, Any] = {"session": session.state_dict()}
+    if is_periodic(session.strategy):
+        state["optimizers"] = [each.state_dict() for each in session.optimizers]
+    return state
+
+
+def load_ranks(session: Attached, states: Sequence[Mapping[str, Any]]) -> None:
+    """Go on from what all ranks have saved, in their order; those behind the first may lack what is shared.
+
+    On another number of ranks, residuals are shared out anew, and optimizers are left as the framework loads
+    them: as rank 0 had them.
+
+    Raises:
+        CheckpointError: it does not fit.
+    """
+    if not states:
+        raise CheckpointError(
+            "the checkpoint holds no state of a tacit session: save it while a session is attached"
+        )
+    session.load_state_dict(join_states(state["session"] for state in states))
+    if len(states) == session.group.size():
+        mine = states[session.group.rank()]
+        for optimizer, state in zip(session.optimizers, mine.get("optimizers", ()), strict=False):
+            optimizer.load_state_dict(state)
+
+
+class AllRanks:
+    """A session as a framework's checkpoint can hold it, in one state for all ranks.
+
+    For `fabric.save` and `accelerator.register_for_checkpointing`, which write what rank 0 gives. It also
+    holds what each rank's optimizers have, where replicas move on their own.
+
+    Args:
+        session: at work.
+    """
+
+    def __init__(self, session: Attached) -> None:
+        self._session = session
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all ranks have on rank 0, and nothing elsewhere or behind `close`. A collective call.
+
+        Replicas that have moved on their own are made equal before.
+
+        Raises:
+            CheckpointError: the model is sharded; says what to save it with.
+        """
+        if self._session.closed:
+            return {}
+        self._session.sync()
+        mine = state_of_rank(self._session)
+        refuse_shards(mine["session"])
+        if self._session.group.rank():
+            own = {key: each for key, each in mine["session"].items() if not key.startswith(_SHARED)}
+            mine["session"] = own
+        ranks = collected(mine, self._session.group)
+        return {"ranks": ranks} if ranks else {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from it, on every rank.
+
+        Raises:
+            CheckpointError: it does not fit, or is of one rank alone.
+        """
+        load_ranks(self._session, state_dict.get("ranks", ()))

@@ -1,0 +1,139 @@
+"""A callback for Lightning's Trainer: `Trainer(strategy="ddp", callbacks=[Tacit("dgc")])`.
+
+Works with `lightning` and with `pytorch_lightning`. Where both are installed, import the one that you use
+before this module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from tacit.errors import AttachError
+from tacit.integrations.checkpoints import AllRanks
+from tacit.integrations.managed import ManagedSession, require
+from tacit.strategy import AnyStrategy
+from tacit.torch_compat import lightning_hook
+
+LEAST = "2.6"
+"""The first version of Lightning that was tried."""
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _found() -> list[Any]:
+    """The packages that the program has imported; where it has none, one that is installed."""
+    installed = [name for name in _PACKAGES if find_spec(name.partition(".")[0]) is not None]
+    names = [name for name in _PACKAGES if name in sys.modules] or installed[:1]
+    if not names:
+        raise ModuleNotFoundError(
+            "tacit.integrations.lightning needs Lightning: pip install 'lightning>=2.6'"
+        )
+    return [importlib.import_module(name) for name in names]
+
+
+_FOUND = _found()
+_Callback: Any = type("_Callback", tuple(each.Callback for each in _FOUND), {})
+
+
+class Tacit(_Callback):  # type: ignore[misc]
+    """Attaches a strategy when training starts, and closes the session when it ends.
+
+    Lightning's checkpoints then hold the state of all ranks' sessions, and a run that goes on from one goes
+    on with it. Before a validation and a checkpoint, replicas that move on their own are made equal.
+
+    Args:
+        strategy: a value, or its text form such as "topk:ratio=0.01".
+        options: `policy`, `timeout`, `steps_per_epoch`, `epochs`, `weight`, `servers`, `seed` and
+            `exchange_on`, as `tacit.attach` has them.
+
+    Raises:
+        ConfigError: the text is no strategy, or an option is none.
+        AttachError: Lightning is too old.
+    """
+
+    def __init__(self, strategy: AnyStrategy | str, **options: Any) -> None:
+        for each in _FOUND:
+            require("lightning", each.__version__, LEAST)
+        self._managed = ManagedSession(strategy, options)
+        self._loaded: dict[str, Any] = {}
+        self._first = 0
+
+    @property
+    def session(self) -> Any:
+        """The `tacit.Attached` session while training goes on, as for `session.observe(loss)`; else None."""
+        return self._managed.session
+
+    @property
+    def state_key(self) -> str:
+        """By which checkpoints name the session's state, whatever the strategy."""
+        return "tacit"
+
+    # ---- Lightning calls these ------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse a trainer that cannot work, before anything is made."""
+        if sum(isinstance(each, Tacit) for each in trainer.callbacks) > 1:
+            raise AttachError(
+                "Tacit is among the trainer's callbacks more than once, and one strategy exchanges at a "
+                "time: leave one of them"
+            )
+        if stage != "fit":
+            return
+        if trainer.world_size == 1:
+            raise AttachError(
+                f"the trainer has one process ({type(trainer.strategy).__name__}), and nobody to exchange "
+                'with: write Trainer(devices=2, strategy="ddp"), or Trainer(devices=1, num_nodes=2, ...)'
+            )
+        if lightning_hook(trainer.strategy) is not None:
+            raise AttachError(
+                "the trainer's strategy has a communication hook (DDPStrategy(ddp_comm_hook=...)), and DDP "
+                'takes only one: leave it out, as in Trainer(strategy="ddp")'
+            )
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Attach, now that the optimizers are there and a checkpoint is loaded."""
+        model = trainer.strategy.model
+        if not isinstance(model, DistributedDataParallel):
+            raise AttachError(
+                f"{type(trainer.strategy).__name__} has made no DistributedDataParallel of the model, and no "
+                'other is supported here: write Trainer(strategy="ddp"). Sharded models are, by tacit.attach'
+            )
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        session = self._managed.open(model, trainer.optimizers, scaler)
+        self._first = trainer.global_step
+        loaded, self._loaded = self._loaded, {}
+        if loaded:
+            AllRanks(session).load_state_dict(loaded)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Look, behind the first step, whether anything was exchanged."""
+        if trainer.global_step > self._first:
+            self._managed.stepped()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Validate the mean of the replicas."""
+        self._managed.sync()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Be equal for what is saved at the end of an epoch."""
+        self._managed.sync()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Close."""
+        self._managed.close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Let go."""
+        self._managed.fail(exception)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of all ranks on rank 0; all of them are asked when a checkpoint is made."""
+        return {} if self._managed.session is None else AllRanks(self._managed.session).state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep it until training starts."""
+        self._loaded = state_dict

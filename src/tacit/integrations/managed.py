@@ -1,0 +1,101 @@
+"""A session that a framework's callback opens and closes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+from torch import nn
+
+from tacit.algorithms import parse
+from tacit.errors import AttachError, ConfigError, TacitError
+from tacit.hooks import Attached, attach
+from tacit.hooks.options import is_periodic
+from tacit.strategy import AnyStrategy
+
+_GIVEN = ("model", "optimizer", "strategy", "scaler", "mesh", "group")
+"""What `attach` gets of the framework."""
+
+
+def require(package: str, installed: str, least: str) -> None:
+    """Refuse a framework that is too old.
+
+    Args:
+        package: its name.
+        installed: its version.
+        least: the first version that is known to work.
+
+    Raises:
+        AttachError: says which is needed.
+    """
+    if _numbers(installed) < _numbers(least):
+        raise AttachError(
+            f"{package} {installed} is installed, and tacit needs {least} or a later one: "
+            f"pip install '{package}>={least}'"
+        )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(each) for each in re.findall(r"\d+", version)[:2]]
+
+
+class ManagedSession:
+    """What callbacks do alike: opens a session, looks whether its hooks are called, and closes it.
+
+    Args:
+        strategy: a value, or its text form.
+        options: of `attach`, but for those that the framework knows.
+
+    Raises:
+        ConfigError: the text is no strategy, or an option is none.
+
+    Attributes:
+        session: while it is open.
+    """
+
+    def __init__(self, strategy: AnyStrategy | str, options: dict[str, Any]) -> None:
+        self.strategy = parse(strategy) if isinstance(strategy, str) else strategy
+        known = [name for name in inspect.signature(attach).parameters if name not in _GIVEN]
+        for name in options:
+            if name not in known:
+                raise ConfigError(
+                    f"{name}= is no option here: the framework gives model, optimizer and scaler; "
+                    f"others are {', '.join(known)}"
+                )
+        self._options = options
+        self._looked = False
+        self.session: Attached | None = None
+
+    def open(self, model: nn.Module, optimizers: Any, scaler: Any) -> Attached:
+        """Attach. A collective call."""
+        self.session = attach(model, optimizers, self.strategy, scaler=scaler, **self._options)
+        self._looked = False
+        return self.session
+
+    def stepped(self) -> None:
+        """To be called behind every step: raises if torch has not called the hooks in the first one."""
+        if self.session is not None and not self._looked:
+            self._looked = True
+            self.session.check_called()
+
+    def sync(self) -> None:
+        """Make replicas equal, where a session is open and they move on their own. A collective call."""
+        if self.session is not None and is_periodic(self.session.strategy):
+            self.session.sync()
+
+    def close(self) -> None:
+        """Close the session, if one is open."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Let go of the session without the other ranks; which of them was lost is noted at the error."""
+        session, self.session = self.session, None
+        if session is None:
+            return
+        try:
+            session.__exit__(type(error), error, error.__traceback__)
+        except TacitError as lost:
+            error.add_note(f"{type(lost).__name__}: {lost}")

@@ -1,0 +1,137 @@
+"""Two ranks that are forked from a process which has imported the frameworks, as that takes seconds."""
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "docs"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "hooks"))
+from launching import Ended, started
+from pages import ROOT, blocks
+from replicas import Checks
+
+HERE = Path(__file__).resolve().parent
+PAGE = ROOT / "docs" / "frameworks.md"
+WORLD = 2
+STEPS = 8
+"""Of the optimizer, in each run."""
+
+
+def launched(script: str, *names: str) -> list[Ended]:
+    """Run a script of this folder, which calls `run`: how its two ranks have ended, and itself."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launcher = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "tests",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        process = started([str(HERE / script), folder, *names], os.environ | launcher)
+        text, _ = process.communicate(timeout=280)
+        texts = [_read(Path(folder) / f"{rank}.txt") for rank in range(WORLD)] + [text]
+    codes = [-1 if "exit code 0" not in each.splitlines()[-1:] else 0 for each in texts]
+    return [Ended(code, _said(each), each) for code, each in zip(codes, texts, strict=True)]
+
+
+def _read(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
+
+
+def _said(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith('{"check"')]
+
+
+def run(checks: Checks, alone: Checks) -> None:
+    """Fork the ranks, which run `checks`; and run those for one process in this one."""
+    folder, *names = sys.argv[1:]
+    children = [_forked(rank, Path(folder), checks, names) for rank in range(WORLD)]
+    for child in children:
+        os.waitpid(child, 0)
+    for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"):
+        del os.environ[name]
+    for name in alone:
+        if not names or name in names:
+            print(json.dumps({"check": name, "error": _error(alone[name])}), flush=True)
+    print("exit code 0", flush=True)
+
+
+def _error(check: Callable[[], None]) -> str | None:
+    try:
+        check()
+    except Exception:
+        return traceback.format_exc()
+    return None
+
+
+def _forked(rank: int, folder: Path, checks: Checks, names: Sequence[str]) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        with open(folder / f"{rank}.txt", "w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
+        os.environ |= {"WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(WORLD)}
+        checks.run([name for name in checks if not names or name in names])
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    print(f"exit code {code}", flush=True)
+    os._exit(code)
+
+
+def run_page(word: str) -> None:
+    """Run the block of the page about frameworks that has this word, on all ranks in one new folder."""
+    (block,) = (each.text for each in blocks(PAGE) if each.language == "python" and word in each.text)
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as own:
+        folder = [own]
+        dist.broadcast_object_list(folder, 0)
+        os.chdir(folder[0])
+        try:
+            exec(compile(block, f"{PAGE.name}: {word}", "exec"), {"__name__": "__main__"})
+            dist.barrier()
+        finally:
+            os.chdir(before)
+
+
+# ---- what is trained ----------------------------------------------------------------------------------
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(20, 40), nn.ReLU(), nn.BatchNorm1d(40), nn.Linear(40, 40), nn.Linear(40, 5)
+    )
+
+
+def batches(count: int) -> list[tuple[Tensor, Tensor]]:
+    """Of this rank's own."""
+    data = torch.Generator().manual_seed(dist.get_rank())
+    return [
+        (torch.randn(8, 20, generator=data), torch.randint(0, 5, (8,), generator=data)) for _ in range(count)
+    ]
+
+
+def optimizer_of(algorithm: str, net: nn.Module) -> torch.optim.Optimizer:
+    """DGC takes SGD's momentum; others have an optimizer whose state differs by replica."""
+    if algorithm.startswith("dgc"):
+        return torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    return torch.optim.AdamW(net.parameters(), lr=0.01)
+
+
+GRADIENT, PROGRESS = "dgc:ratio=0.1", "diloco:sync_every=3,bits=4"
+EXACT = "topk:ratio=0.1"

@@ -1,0 +1,341 @@
+"""Accelerate, and the Trainer of transformers, on two ranks."""
+
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import frameworks
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.state import AcceleratorState, GradientState
+from frameworks import GRADIENT, PROGRESS, STEPS, WORLD, batches, network, optimizer_of
+from replicas import Checks, flat, raises, same_on_all_ranks
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer, TrainingArguments
+
+import tacit
+from tacit.errors import AttachError, CheckpointError, ConfigError
+from tacit.integrations import accelerate, transformers
+from tacit.integrations.transformers import Tacit
+
+CHECKS, ALONE = Checks(), Checks()
+check = CHECKS.add
+Trained = tuple[Tensor, Tensor]
+"""The losses of all passes, and the parameters."""
+
+
+class Net(nn.Module):
+    """Gives its own loss, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": cross_entropy(self.net(x).float(), labels)}
+
+
+def plain(algorithm: str, micro: int = 1, clip: float | None = None, bf16: bool = False) -> Trained:
+    """The same training with `tacit.attach` in a loop of its own."""
+    net = Net()
+    model, losses = DistributedDataParallel(net), []
+    optimizer = optimizer_of(algorithm, net)
+    autocast = torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext()
+    with tacit.attach(model, optimizer, algorithm):
+        for i, (x, y) in enumerate(batches(STEPS * micro)):
+            last = i % micro == micro - 1
+            with nullcontext() if last else model.no_sync():
+                with autocast:
+                    loss = model(x, y)["loss"]
+                (loss / micro).backward()
+            losses.append(loss.detach())
+            if last:
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(net.parameters(), clip)
+                optimizer.step()
+                optimizer.zero_grad()
+    assert same_on_all_ranks(flat(net))
+    return torch.stack(losses), flat(net)
+
+
+def same(a: Trained, b: Trained) -> None:
+    assert torch.equal(a[0], b[0]), (a[0], b[0])
+    assert torch.equal(a[1], b[1])
+
+
+def shared_folder(own: str) -> Path:
+    folder = [own]
+    dist.broadcast_object_list(folder, 0)
+    return Path(folder[0])
+
+
+# ---- Accelerate ---------------------------------------------------------------------------------------
+
+
+def accelerator(**options: Any) -> Accelerator:
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    return Accelerator(cpu=True, **options)
+
+
+def accelerated(
+    algorithm: str,
+    micro: int = 1,
+    clip: float | None = None,
+    save: Path | None = None,
+    load: Path | None = None,
+    **options: Any,
+) -> Trained:
+    with_it = accelerator(gradient_accumulation_steps=micro, **options)
+    net, losses = Net(), []
+    model, optimizer = with_it.prepare(net, optimizer_of(algorithm, net))
+    with accelerate.attach(with_it, model, optimizer, algorithm):
+        if load is not None:
+            with_it.load_state(load)
+        for i, (x, y) in enumerate(batches(STEPS * micro)):
+            if load is not None and i < 4:
+                continue
+            with with_it.accumulate(model):
+                loss = model(x, y)["loss"]
+                with_it.backward(loss)
+                if clip is not None and with_it.sync_gradients:
+                    with_it.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.detach())
+            if i == 3 and save is not None:
+                with_it.save_state(save)
+    return torch.stack(losses), flat(net)
+
+
+@check
+def accelerate_is_a_plain_attach() -> None:
+    for algorithm in (GRADIENT, PROGRESS):
+        same(accelerated(algorithm, 2, 0.5), plain(algorithm, 2, 0.5))
+        same(accelerated(algorithm, mixed_precision="bf16"), plain(algorithm, bf16=True))
+
+
+@check
+def a_run_of_accelerate_goes_on_from_its_checkpoint() -> None:
+    for algorithm in (GRADIENT, PROGRESS):
+        with tempfile.TemporaryDirectory() as own:
+            folder = shared_folder(own)
+            losses, parameters = accelerated(algorithm, save=folder)
+            again = accelerated(algorithm, load=folder)
+            dist.barrier()
+        same(again, (losses[4:], parameters))
+
+
+@check
+def a_session_that_is_registered_by_itself_is_refused_where_it_is_loaded() -> None:
+    """Accelerate writes rank 0's state: the error tells what to register."""
+    with_it, net = accelerator(), Net()
+    model, optimizer = with_it.prepare(net, optimizer_of("topk", net))
+    with tacit.attach(model, optimizer, "topk") as session, tempfile.TemporaryDirectory() as own:
+        folder = shared_folder(own)
+        with_it.register_for_checkpointing(session)
+        with_it.save_state(folder)
+        dist.barrier()
+        if dist.get_rank():
+            raises(
+                CheckpointError,
+                lambda: with_it.load_state(folder),
+                "give tacit.integrations.AllRanks(session)",
+            )
+        else:
+            with_it.load_state(folder)
+        dist.barrier()
+
+
+@check
+def what_accelerate_cannot_do_is_refused() -> None:
+    net = Net()
+    says = "With Accelerate, on two ranks or more: behind model, optimizer = accelerator.prepare(model, "
+    raises(AttachError, lambda: tacit.attach(net, optimizer_of("topk", net), "topk"), says)
+    with_it = accelerator(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook="bf16")])
+    model, optimizer = with_it.prepare(net, optimizer_of("topk", net))
+    says = "DistributedDataParallelKwargs(comm_hook=bf16) asks for a communication hook"
+    raises(AttachError, lambda: accelerate.attach(with_it, model, optimizer, "topk"), says)
+
+
+@check
+def gradients_that_bypass_accelerates_ddp_are_an_error() -> None:
+    with_it, net = accelerator(), Net()
+    model, optimizer = with_it.prepare(net, optimizer_of("topk", net))
+    session = accelerate.attach(with_it, model, optimizer, "topk")
+    with_it.backward(net(*batches(1)[0])["loss"])
+    raises(AttachError, optimizer.step, "DDP did not call its hook, so 'topk' has exchanged no gradients")
+    session.close()
+
+
+# ---- Trainer ------------------------------------------------------------------------------------------
+
+
+class Recorded(Trainer):
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.losses: list[Tensor] = []
+
+    def compute_loss(self, *given: Any, **options: Any) -> Any:
+        loss = super().compute_loss(*given, **options)
+        if torch.is_grad_enabled():
+            self.losses.append((loss[0] if isinstance(loss, tuple) else loss).detach())
+        return loss
+
+
+def dataset(micro: int) -> list[dict[str, Tensor]]:
+    """Every rank's batches as Trainer deals them out: one batch to each rank in turn."""
+    mine = batches(STEPS * micro)
+    both: list[Any] = [None] * WORLD
+    dist.all_gather_object(both, mine)
+    dealt = [batch for each in zip(*both, strict=True) for batch in each]
+    return [{"x": x, "labels": y} for xs, ys in dealt for x, y in zip(xs, ys, strict=True)]
+
+
+def trainer_of(algorithm: str, folder: Path | str, micro: int = 1, **options: Any) -> Recorded:
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    net = Net()
+    options = {"max_grad_norm": 0.0, "save_strategy": "no", **options}
+    args = TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        per_device_train_batch_size=8,
+        per_device_eval_batch_size=8,
+        num_train_epochs=1,
+        gradient_accumulation_steps=micro,
+        train_sampling_strategy="sequential",
+        ddp_find_unused_parameters=False,
+        logging_strategy="no",
+        disable_tqdm=True,
+        report_to=[],
+        **options,
+    )
+    optimizer = optimizer_of(algorithm, net)
+    still = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    data = dataset(micro)
+    return Recorded(net, args, train_dataset=data, eval_dataset=data[:16], optimizers=(optimizer, still))
+
+
+def train(
+    algorithm: str, folder: Path | str = "unused", resume: Path | None = None, **options: Any
+) -> Trained:
+    trainer = trainer_of(algorithm, folder, **options)
+    trainer.add_callback(Tacit(algorithm, trainer))
+    trainer.train(resume_from_checkpoint=resume and str(resume))
+    return torch.stack(trainer.losses), flat(trainer.model)
+
+
+@check
+def the_trainer_is_a_plain_attach() -> None:
+    for algorithm in (GRADIENT, PROGRESS):
+        same(train(algorithm, micro=2, max_grad_norm=0.5), plain(algorithm, 2, 0.5))
+        same(train(algorithm, bf16=True), plain(algorithm, bf16=True))
+
+
+@check
+def a_compiled_model_is_a_plain_attach() -> None:
+    compiled = train(GRADIENT, torch_compile=True, torch_compile_backend="eager")
+    same(compiled, plain(GRADIENT))
+
+
+@check
+def a_run_of_the_trainer_goes_on_from_its_checkpoint() -> None:
+    for algorithm in (GRADIENT, PROGRESS):
+        with tempfile.TemporaryDirectory() as own:
+            folder = shared_folder(own)
+            losses, parameters = train(algorithm, folder, save_strategy="steps", save_steps=4)
+            dist.barrier()
+            again = train(algorithm, folder, resume=folder / "checkpoint-4")
+            dist.barrier()
+            bare = Tacit(algorithm, trainer_of(algorithm, folder), checkpoint=folder)
+            says = "write Tacit(..., checkpoint=FOLDER)"
+            raises(CheckpointError, lambda bare=bare, says=says: bare._saved(*_at(4)), says)
+        same(again, (losses[4:], parameters))
+
+
+def _at(step: int) -> tuple[Any, Any]:
+    class At:
+        global_step, resume_from_checkpoint = step, None
+
+    return At, At
+
+
+@check
+def replicas_are_equal_where_the_trainer_evaluates_and_loads_the_best() -> None:
+    seen = []
+
+    class Looking(Recorded):
+        def evaluate(self, *given: Any, **options: Any) -> Any:
+            seen.append(flat(self.model))
+            return super().evaluate(*given, **options)
+
+    algorithm = "diloco:sync_every=100"
+    with tempfile.TemporaryDirectory() as own, patch.dict(globals(), {"Recorded": Looking}):
+        folder = shared_folder(own)
+        every = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 4}
+        _, parameters = train(algorithm, folder, load_best_model_at_end=True, **every)
+        dist.barrier()
+    assert len(seen) == 2
+    assert all(same_on_all_ranks(each) for each in seen)
+    assert any(torch.equal(parameters, each) for each in seen), "the best model was changed by closing"
+
+
+@check
+def what_the_trainer_cannot_do_is_refused() -> None:
+    trainer = trainer_of("topk", "unused")
+    trainer.add_callback(Tacit("topk", trainer))
+    trainer.add_callback(Tacit("topk", trainer))
+    raises(AttachError, trainer.train, "Tacit is among the trainer's callbacks more than once")
+
+
+@check
+def gradients_that_bypass_the_trainers_ddp_are_an_error() -> None:
+    bypass = lambda ddp, *args, **named: ddp.module(*args, **named)  # noqa: E731
+    with patch.object(DistributedDataParallel, "forward", bypass):
+        says = "a step was taken, and DDP did not call its hook, so 'topk' has exchanged no gradients"
+        raises(AttachError, lambda: train("topk"), says)
+
+
+@check
+def the_page_is_right() -> None:
+    accelerator()
+    frameworks.run_page("accelerator.prepare")
+    accelerator()
+    frameworks.run_page("GPT2Config")
+
+
+# ---- in one process -----------------------------------------------------------------------------------
+
+
+@ALONE.add
+def one_process_is_refused() -> None:
+    with patch("frameworks.dist.get_rank", lambda: 0), patch(f"{__name__}.dataset", lambda _: [{}]):
+        trainer = trainer_of("topk", "unused")
+    trainer.add_callback(Tacit("topk", trainer))
+    raises(AttachError, trainer.train, "Trainer has one process, and nobody to exchange with: start the")
+    with_it, net = accelerator(), Net()
+    model, optimizer = with_it.prepare(net, optimizer_of("topk", net))
+    says = "the accelerator has one process, and nobody to exchange with: start the script by"
+    raises(AttachError, lambda: accelerate.attach(with_it, model, optimizer, "topk"), says)
+
+
+@ALONE.add
+def what_is_given_wrongly_is_refused_at_once() -> None:
+    raises(ConfigError, lambda: Tacit("topk", Net()), "trainer is a Net, and no Trainer: write")
+    with patch("transformers.__version__", "4.57.1"):
+        says = "transformers 4.57.1 is installed, and tacit needs 5.0 or a later one"
+        raises(AttachError, lambda: Tacit("topk", Net()), says)
+    with patch("accelerate.__version__", "1.2.0"):
+        says = "accelerate 1.2.0 is installed, and tacit needs 1.12 or a later one"
+        raises(AttachError, lambda: accelerate.attach(accelerator(), Net(), None, "topk"), says)
+    assert transformers.LEAST == "5.0"
+
+
+if __name__ == "__main__":
+    frameworks.run(CHECKS, ALONE)
