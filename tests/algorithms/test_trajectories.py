@@ -264,7 +264,7 @@ STREAMING = Strategy(
 )
 COCOD = parse("localsgd:sync_every=4,fragment_sync_delay=3")
 
-DENSE_COX = replace(parse("dilocox:sync_every=4"), compressor=Dense())  # type: ignore[type-var]
+DENSE_COX = replace(parse("dilocox:sync_every=4,outer_momentum=0.9"), compressor=Dense())  # type: ignore[type-var]
 
 KEEP = Strategy(
     subject="delta", rounds=Every(4), compressor=TopK(ratio=0.3), topology=Flat(), merge=LocalResidual()

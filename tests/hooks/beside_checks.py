@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from loop_checks import Loop, scaler
-from replicas import Checks, close_to, network, raises, same_on_all_ranks, sgd, wrapped
+from replicas import Checks, close_to, flat, network, raises, same_on_all_ranks, sgd, wrapped
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adam, Optimizer
@@ -266,6 +266,21 @@ def where_a_rank_has_no_momentum_yet_all_keep_their_own() -> None:
         assert bool(held(loop.optimizer)) == (dist.get_rank() != 1)
         loop.steps(2)
         assert same_on_all_ranks(everything(loop.model, loop.optimizer))
+
+
+@check
+def moments_have_periods_of_their_own_with_a_scaler_too() -> None:
+    """They are averaged though no round is due, in a step that a rank's overflow has all pass over, too."""
+    for overflows in ({}, {2: (1,)}):
+        loop = Loop(scaler(), overflows=overflows, model=wrapped())
+        text = "desloc:sync_every=8,first_every=3,second_every=3"
+        with tacit.attach(loop.model, loop.optimizer, text, scaler=loop.scaler) as session:
+            for equal in (False, False, True, False):
+                loop.steps(1)
+                moments = torch.cat([each.reshape(-1) for each in held(loop.optimizer)])
+                assert same_on_all_ranks(moments) is equal
+            assert session.metrics()["rounds"] == 0
+            assert not same_on_all_ranks(flat(loop.model))
 
 
 @check

@@ -18,6 +18,9 @@ adapts its compression while it trains. Values are QSGD's. Vectors, and matrices
 too little, are sent densely. The paper's abstract and introduction could be read, and no code of its
 authors: low rank and 4 bits are from accounts of it; how a replica goes on is ours to answer for, and so
 are all defaults. The inner optimizer's state stays local.
+
+The outer momentum is less than DiLoCo's 0.9: with that, an outer step that comes a period late overshot in a
+small training, compressed or not.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ def dilocox(
     rank: int = 16,
     bits: int = 4,
     outer_lr: float = 0.7,
-    outer_momentum: float = 0.9,
+    outer_momentum: float = 0.6,
 ) -> Strategy:
     """DiLoCo's outer steps, one round late, by deltas of low rank in few bits; the rest is sent later."""
     return replace(
