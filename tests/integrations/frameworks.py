@@ -55,6 +55,7 @@ def _said(text: str) -> list[dict[str, object]]:
 def run(checks: Checks, alone: Checks) -> None:
     """Fork the ranks, which run `checks`; and run those for one process in this one."""
     folder, *names = sys.argv[1:]
+    os.chdir(folder)  # frameworks make folders where they are
     children = [_forked(rank, Path(folder), checks, names) for rank in range(WORLD)]
     for child in children:
         os.waitpid(child, 0)
