@@ -146,7 +146,7 @@ def namespaces() -> None:
 LONGEST = ("hooks/test_gloo", "test_examples", "cli/test_run", "hooks/test_features", "kernels/test_triton")
 LONGEST += ("cli/test_disk", "hooks/test_resize", "cli/test_main", "hooks/test_in_stream")
 LONGEST += ("parameter_server/test_cli", "hooks/test_daso", "hooks/test_loops")
-LONGEST += ("testbed/test_testbed_failures", "hooks/test_late")
+LONGEST += ("testbed/test_testbed_failures", "hooks/test_late", "integrations/test_frameworks")
 """Files of tests, longest first: where they are run side by side, none of them is begun last."""
 
 

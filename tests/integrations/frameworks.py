@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "docs"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "hooks"))
-from launching import Ended, started
+from launching import Ended, ended, started
 from pages import ROOT, blocks
 from replicas import Checks
 
@@ -38,8 +38,8 @@ def launched(script: str, *names: str) -> list[Ended]:
     }
     with tempfile.TemporaryDirectory() as folder:
         process = started([str(HERE / script), folder, *names], os.environ | launcher)
-        text, _ = process.communicate(timeout=280)
-        texts = [_read(Path(folder) / f"{rank}.txt") for rank in range(WORLD)] + [text]
+        launcher_text = ended(process, 280).text
+        texts = [*(_read(Path(folder) / f"{rank}.txt") for rank in range(WORLD)), launcher_text]
     codes = [-1 if "exit code 0" not in each.splitlines()[-1:] else 0 for each in texts]
     return [Ended(code, _said(each), each) for code, each in zip(codes, texts, strict=True)]
 
@@ -55,6 +55,7 @@ def _said(text: str) -> list[dict[str, object]]:
 def run(checks: Checks, alone: Checks) -> None:
     """Fork the ranks, which run `checks`; and run those for one process in this one."""
     folder, *names = sys.argv[1:]
+    os.chdir(folder)  # frameworks make folders where they are
     children = [_forked(rank, Path(folder), checks, names) for rank in range(WORLD)]
     for child in children:
         os.waitpid(child, 0)

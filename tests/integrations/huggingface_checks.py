@@ -16,7 +16,7 @@ from replicas import Checks, flat, raises, same_on_all_ranks
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import tacit
 from tacit.errors import AttachError, CheckpointError, ConfigError
@@ -201,13 +201,12 @@ def trainer_of(algorithm: str, folder: Path | str, micro: int = 1, **options: An
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
     net = Net()
-    options = {"max_grad_norm": 0.0, "save_strategy": "no", **options}
+    options = {"max_grad_norm": 0.0, "save_strategy": "no", "num_train_epochs": 1, **options}
     args = TrainingArguments(
         output_dir=str(folder),
         use_cpu=True,
         per_device_train_batch_size=8,
         per_device_eval_batch_size=8,
-        num_train_epochs=1,
         gradient_accumulation_steps=micro,
         train_sampling_strategy="sequential",
         ddp_find_unused_parameters=False,
@@ -280,10 +279,11 @@ def replicas_are_equal_where_the_trainer_evaluates_and_loads_the_best() -> None:
         folder = shared_folder(own)
         every = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 4}
         _, parameters = train(algorithm, folder, load_best_model_at_end=True, **every)
-        dist.barrier()
-    assert len(seen) == 2
+        best = [*seen]
+        train(algorithm, folder, save_strategy="no", eval_strategy="epoch", num_train_epochs=2)
+    assert (len(best), len(seen)) == (2, 4)
     assert all(same_on_all_ranks(each) for each in seen)
-    assert any(torch.equal(parameters, each) for each in seen), "the best model was changed by closing"
+    assert any(torch.equal(parameters, each) for each in best), "the best model was changed by closing"
 
 
 @check
@@ -292,6 +292,21 @@ def what_the_trainer_cannot_do_is_refused() -> None:
     trainer.add_callback(Tacit("topk", trainer))
     trainer.add_callback(Tacit("topk", trainer))
     raises(AttachError, trainer.train, "Tacit is among the trainer's callbacks more than once")
+
+
+@check
+def another_optimizer_than_the_attached_one_is_an_error() -> None:
+    class Swapping(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            trainer.optimizer = trainer.accelerator.prepare(optimizer_of("topk", trainer.model))
+
+    trainer = trainer_of("topk", "unused")
+    trainer.add_callback(Tacit("topk", trainer))
+    trainer.add_callback(Swapping())
+    raises(AttachError, trainer.train, "the optimizer that 'topk' has did not take it, so nothing is")
+    trainer.remove_callback(Swapping)
+    trainer.train()  # Trainer tells callbacks of no error: what is left of the first training is ended here
+    assert same_on_all_ranks(flat(trainer.model))
 
 
 @check

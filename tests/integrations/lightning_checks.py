@@ -5,6 +5,7 @@ import tempfile
 from collections import OrderedDict
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -29,6 +30,7 @@ from tacit.errors import AttachError, CheckpointError, ConfigError
 from tacit.integrations import AllRanks
 from tacit.integrations.lightning import Tacit
 
+EPOCHS = 2
 CHECKS, ALONE = Checks(), Checks()
 check = CHECKS.add
 
@@ -41,10 +43,12 @@ class Module(lightning.LightningModule):
         self.net, self.algorithm = network(), algorithm
         self.losses: list[Tensor] = []
         self.data: list[tuple[Tensor, Tensor]] = []
-        """By their number in the epoch, as a loader without a state begins anew where a run goes on."""
+        """By their number, as a loader without a state begins anew where a run goes on."""
 
     def training_step(self, batch: tuple[Tensor, Tensor], i: int) -> Tensor:
-        x, y = self.data[i] if self.data else batch
+        x, y = batch
+        if self.data:
+            x, y = self.data[i + self.trainer.current_epoch * len(self.data) // EPOCHS]
         loss = cross_entropy(self.net(x), y)
         self.losses.append(loss.detach())
         return loss
@@ -67,7 +71,7 @@ def fit(
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=frameworks.WORLD,
-        max_epochs=1,
+        max_epochs=EPOCHS,
         accumulate_grad_batches=micro,
         logger=False,
         enable_progress_bar=False,
@@ -78,7 +82,7 @@ def fit(
         **options,
     )
     module.data = batches(STEPS * micro)
-    loader = DataLoader(batches(STEPS * micro), batch_size=None)
+    loader = DataLoader(batches(STEPS * micro // EPOCHS), batch_size=None)
     trainer.fit(module, loader, validated, ckpt_path=ckpt)
     return module
 
@@ -141,7 +145,7 @@ def the_trainers_scaler_is_the_sessions() -> None:
     class Overflowing(Module):
         def training_step(self, batch: tuple[Tensor, Tensor], i: int) -> Tensor:
             loss = super().training_step(batch, i)
-            return loss * torch.inf if i == 3 and dist.get_rank() == 1 else loss
+            return loss * torch.inf if len(self.losses) == 4 and dist.get_rank() == 1 else loss
 
     for algorithm in ("topk:ratio=0.1", "localsgd:sync_every=2"):
         plugin = MixedPrecision("16-mixed", "cpu", GradScaler("cpu", init_scale=256.0))
@@ -157,13 +161,12 @@ def a_run_of_the_trainer_goes_on_from_its_checkpoint() -> None:
         with tempfile.TemporaryDirectory() as own:
             folder = [own]
             dist.broadcast_object_list(folder, 0)
-            each = {"dirpath": folder[0], "every_n_train_steps": 4, "save_top_k": -1, "filename": "{step}"}
+            each = {"dirpath": folder[0], "every_n_train_steps": 5, "save_top_k": -1, "filename": "{step}"}
             whole = fit(algorithm, callbacks=[Tacit(algorithm), ModelCheckpoint(**each)])
-            file = Path(folder[0]) / "step=4.ckpt"
+            file = Path(folder[0]) / "step=5.ckpt"
             resumed = fit(algorithm, ckpt=file)
             dist.barrier()
-        assert len(resumed.losses) == 4
-        assert torch.equal(torch.stack(resumed.losses), torch.stack(whole.losses[4:])), algorithm
+        assert torch.equal(torch.stack(resumed.losses), torch.stack(whole.losses[5:])), algorithm
         assert torch.equal(flat(resumed.net), flat(whole.net)), algorithm
 
 
@@ -171,6 +174,19 @@ def a_run_of_the_trainer_goes_on_from_its_checkpoint() -> None:
 def replicas_are_equal_where_the_trainer_validates() -> None:
     module = fit("localsgd:sync_every=100", validated=DataLoader(batches(1), batch_size=None))
     assert same_on_all_ranks(module.seen)
+
+
+@check
+def replicas_are_equal_where_the_trainer_saves_weights_alone() -> None:
+    algorithm, seen = "localsgd:sync_every=100", []
+
+    class Looking(ModelCheckpoint):
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            seen.append(flat(module.net))
+
+    fit(algorithm, callbacks=[Tacit(algorithm), Looking(save_weights_only=True, save_top_k=0)])
+    assert len(seen) == EPOCHS
+    assert all(same_on_all_ranks(each) for each in seen)
 
 
 class Unsynced(Module):
@@ -199,7 +215,7 @@ def gradients_that_bypass_the_trainers_ddp_are_an_error() -> None:
 def an_error_in_the_trainer_is_left_as_it_is() -> None:
     class Failing(Module):
         def training_step(self, batch: tuple[Tensor, Tensor], i: int) -> Tensor:
-            if i == 2:
+            if i == 1:
                 raise ZeroDivisionError("of the user's own")
             return super().training_step(batch, i)
 
@@ -328,6 +344,10 @@ def both_packages_of_lightning_take_it() -> None:
 @ALONE.add
 def what_is_no_option_is_refused_at_once() -> None:
     raises(ConfigError, lambda: Tacit("tpok"), "tpok")
+    made = SimpleNamespace(strategy=SimpleNamespace(model=nn.Linear(2, 2)))  # as those for sharded models do
+    raises(
+        AttachError, lambda: Tacit("topk").on_train_start(made, None), "has made no DistributedDataParallel"
+    )
     raises(ConfigError, lambda: Tacit("topk", ratio=0.1), "ratio= is no option here")
     with patch("lightning.pytorch.__version__", "2.5.6"):
         says = (

@@ -119,8 +119,9 @@ class Tacit(_Callback):  # type: ignore[misc]
         self._managed.sync()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Be equal for what is saved at the end of an epoch."""
-        self._managed.sync()
+        """Be equal for what is saved without asking callbacks for their state."""
+        if any(getattr(each, "save_weights_only", False) for each in trainer.checkpoint_callbacks):
+            self._managed.sync()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close."""

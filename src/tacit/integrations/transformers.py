@@ -85,14 +85,11 @@ class Tacit(transformers.TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Look, behind the first step, whether anything was exchanged; and be equal for what follows."""
         self._managed.stepped()
-        if control.should_evaluate or control.should_save or control.should_training_stop:
-            self._managed.sync()
+        self._be_equal(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Be equal for what follows, and before a best model is loaded behind the last epoch."""
-        last = control.should_training_stop or state.global_step >= state.max_steps
-        if control.should_evaluate or control.should_save or last:
-            self._managed.sync()
+        """Be equal for what follows."""
+        self._be_equal(control)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write this rank's session beside what Trainer has saved."""
@@ -106,6 +103,11 @@ class Tacit(transformers.TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close."""
         self._managed.close()
+
+    def _be_equal(self, control: Any) -> None:
+        """Before Trainer evaluates, saves, or ends and loads the best model: its control says so."""
+        if control.should_evaluate or control.should_save or control.should_training_stop:
+            self._managed.sync()
 
     def _saved(self, args: Any, state: Any) -> list[dict[str, Any]]:
         """What all ranks have written."""
