@@ -6,7 +6,7 @@ an AttributeError, or the import of tacit an ImportError, unless the function sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 __all__ = [
     "GradBucket",
     "PrefixStore",
+    "ReduceGroup",
     "ShutdownNotice",
     "Store",
     "abort",
@@ -207,6 +208,81 @@ def at_end_of_backward(call: Callable[[], None]) -> None:
 def is_profiling() -> bool:
     """Whether a profiler of torch is on; by `torch.autograd.profiler._is_profiler_enabled`."""
     return bool(torch.autograd.profiler._is_profiler_enabled)
+
+
+class ReduceGroup:
+    """Parameters whose gradients FSDP2 reduces together: those that one `fully_shard` took.
+
+    A face of its private `FSDPParamGroup`, to which `FSDPModule._get_fsdp_state` leads.
+
+    Args:
+        module: an FSDPModule.
+        group: one of its groups.
+    """
+
+    def __init__(self, module: Any, group: Any) -> None:
+        self._module, self._group = module, group
+
+    @staticmethod
+    def all_of(model: nn.Module) -> Iterator[ReduceGroup]:
+        """Those of the model with a parameter that is trained; by `FSDPState._fsdp_param_groups`."""
+        seen: set[int] = set()
+        for each in model.modules():
+            module: Any = each
+            state = module._get_fsdp_state() if hasattr(module, "set_all_reduce_hook") else None
+            for group in () if state is None else state._fsdp_param_groups:
+                found = ReduceGroup(module, group)
+                if id(group) not in seen and found.widths():
+                    seen.add(id(group))
+                    yield found
+
+    def widths(self) -> list[tuple[Tensor, int]]:
+        """Each parameter that is trained, with the entries that it has in what a rank gets, padding included.
+
+        By `FSDPParam.sharded_param` and `padded_sharded_param_size`.
+        """
+        return [
+            (each.sharded_param, each.padded_sharded_param_size.numel())
+            for each in self._group.fsdp_params
+            if each.sharded_param.requires_grad
+        ]
+
+    @property
+    def has_hook(self) -> bool:
+        """Whether someone has given it an all-reduce hook; by `_all_reduce_hook`."""
+        return self._group._all_reduce_hook is not None
+
+    def hook(self, hook: Callable[[Tensor], None] | None) -> None:
+        """Give it the hook, by `set_all_reduce_hook`; or take it away, by `_all_reduce_hook`."""
+        if hook is None:
+            self._group._all_reduce_hook = None
+        else:
+            self._module.set_all_reduce_hook(hook)
+
+    @property
+    def all_reduces(self) -> bool:
+        """Whether this backward is to be all-reduced: `set_requires_all_reduce`; by `all_reduce_grads`."""
+        return bool(self._group.all_reduce_grads)
+
+    @property
+    def divide_factor(self) -> float | None:
+        """What `set_gradient_divide_factor` has set; by `gradient_divide_factor`."""
+        factor: float | None = self._group.gradient_divide_factor
+        return factor
+
+    def keeps_as_gradients(self, reduced: Tensor) -> bool:
+        """Whether its gradients will be views of this tensor, and nobody reads them before backward ends.
+
+        Not where torch divides it once more, converts it, or adds it to gradients that are there; nor where a
+        hook of a parameter looks at its gradient. By `foreach_reduce`'s way in torch 2.13.
+        """
+        params = [param for param, _ in self.widths()]
+        return (
+            reduced.dtype in (torch.float32, torch.bfloat16)
+            and not self._group.force_sum_reduction_for_comms
+            and all(p.dtype == reduced.dtype and p.grad is None for p in params)
+            and not any(getattr(p, "_post_accumulate_grad_hooks", None) for p in params)
+        )
 
 
 # ---- numbers ------------------------------------------------------------------------------------------

@@ -354,9 +354,6 @@ def what_cannot_be_is_refused_by_name() -> None:
         given = {"mesh": mesh(), **options}
         raises(AttachError, lambda: tacit.attach(net, optimizer, algorithm, **given), says)
 
-    refused("'topk' exchanges gradients, and on sharded models (FSDP2) only parameters", "topk")
-    refused("use a progress strategy", "powersgd")
-    refused("'ddp' does nothing", "ddp")
     refused(
         "'snoo' averages the gradients of all ranks, and FSDP2 averages those of one replica alone", "snoo"
     )

@@ -88,6 +88,7 @@ def _compared(options: AttachOptions) -> dict[str, _Compared]:
         "steps_per_epoch or number of epochs": _Compared(text=_words(options.schedule_state)),
         "seed": _Compared(text=repr(options.seed)),
         "exchange_on": _Compared(text=repr(options.exchange_on)),
+        "reduction": _Compared(text=options.reduction),
         "optimizer": _Compared(text=_kinds(strategy, options.optimizers)),
         "learning rate": _Compared(text=_rates(options)),
     }

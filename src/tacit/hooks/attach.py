@@ -22,8 +22,9 @@ from tacit.hooks.arguments import model_of, optimizers_of
 from tacit.hooks.attached import Attached
 from tacit.hooks.grad_scaler import at_work
 from tacit.hooks.options import AttachOptions
+from tacit.hooks.sharded_gradients import Reduction
 from tacit.hooks.sharded_model import ShardedModel, far_level
-from tacit.hooks.validate import check_seed, check_weight, checked, refuse_on_shards
+from tacit.hooks.validate import check_reduction, check_seed, check_weight, checked, refuse_on_shards
 from tacit.parameter_server import placement
 from tacit.session.buckets import Policy
 from tacit.strategy import AnyStrategy
@@ -59,12 +60,14 @@ def attach(
     servers: Sequence[str] | None = None,
     seed: int = 0,
     exchange_on: Literal["device", "host"] | None = None,
+    reduction: Reduction = "mean",
 ) -> Attached:
     """Put a strategy to work on a model of DDP or FSDP2. A collective call: every rank of the model makes it.
 
     Args:
         model: the wrapped model, compiled or not; torch is entered by its own hooks, and nothing is patched.
-            One that `fully_shard` shards on the near axis of a mesh is averaged along the far axis.
+            Of one that `fully_shard` shards on the near axis of a mesh, gradients or parameters are averaged
+            along the far axis.
         optimizer: of the model's parameters, or several; a step counts when the last of them has stepped.
             Wrappers of Accelerate and Lightning are fine. None will do where gradients are exchanged.
         strategy: a value, or its text form such as "topk:ratio=0.01".
@@ -92,10 +95,13 @@ def attach(
             NCCL, and a strategy that needs no value on the host), or on the host, on copies that travel by
             Gloo ("host": less memory on the GPU, as residuals and anchors are on the host). Where not given,
             on the GPU if that is possible. `session.active_path` tells which, and why.
+        reduction: of a sharded model's gradients along the far axis: "mean", or "sum" where the loss is
+            divided by the samples of all ranks, as torchtitan's is.
 
     Returns:
         The attached session: a context manager. `close` (or leaving the block) takes the optimizer's hooks
-        away. DDP keeps its communication hook for life, which then averages as plain DDP does.
+        away. DDP keeps its communication hook for life, which then averages as plain DDP does; FSDP2's are
+        taken away, and it goes on along its own axis alone.
 
     Raises:
         ConfigError: the strategy's text, or a number, is wrong.
@@ -111,6 +117,7 @@ def attach(
     scaler = at_work(scaler, strategy)
     schedule_state = epochs_given.given(strategy, steps_per_epoch, epochs)
     check_weight(strategy, weight)
+    check_reduction(trained, strategy, reduction)
     check_seed(seed)
     where = placement.find_servers(strategy, servers)
     return Attached(
@@ -128,5 +135,6 @@ def attach(
             servers=where,
             seed=seed,
             exchange_on=exchange_on,
+            reduction=reduction,
         )
     )

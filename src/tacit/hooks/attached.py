@@ -17,7 +17,7 @@ from tacit.errors import AttachError, PeerLost
 from tacit.hooks import checkpoint, exit, momentum, run_report, sharded_state, status, tensorboard
 from tacit.hooks.agreement import agree
 from tacit.hooks.assembly import levels_of
-from tacit.hooks.ddp import HookDispatcher
+from tacit.hooks.ddp import HookDispatcher, no_exchange
 from tacit.hooks.failures import Failures, first_line
 from tacit.hooks.footprint import footprint
 from tacit.hooks.frozen_check import FrozenCheck
@@ -77,6 +77,8 @@ class Attached:
         agree(options)
         if options.ddp is not None and not options.leaves_ddp_alone:
             dispatcher = dispatcher or HookDispatcher.of(options.ddp)
+        elif options.sharded is not None and not options.periodic:
+            dispatcher = HookDispatcher(no_exchange)
         try:
             self._begin(rates, dispatcher)
         except torch.OutOfMemoryError as error:

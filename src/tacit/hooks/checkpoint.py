@@ -177,7 +177,8 @@ def _resume(
 ) -> set[str]:
     """Give a level its state; returns the parameters whose residuals now hold the topology's too."""
     session = level.session
-    buckets = _names(level) if session.strategy.server is not None else state["buckets"][i]
+    fixed = level.gradient is not None and level.gradient.fixed
+    buckets = _own(session) if fixed or session.strategy.server is not None else state["buckets"][i]
     session.rebucket(buckets, carry=False)
     same = repr(session.strategy.rounds) == state["schedules"][i]
     given = {key: session.schedule.state[key] for key in session.strategy.rounds.needs}
@@ -358,4 +359,11 @@ def _check_version(version: int) -> None:
 
 
 def _names(level: ActiveLevel) -> list[list[str]]:
-    return [[param.name for param in bucket.slices] for bucket in level.session.buckets]
+    """Which parameters travel together; of a sharded model on all ranks the same."""
+    if level.gradient is not None and level.gradient.fixed:
+        return level.gradient.fixed
+    return _own(level.session)
+
+
+def _own(session: Session) -> list[list[str]]:
+    return [[param.name for param in bucket.slices] for bucket in session.buckets]

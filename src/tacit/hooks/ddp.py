@@ -6,10 +6,9 @@ attached now, or averages as plain DDP does where none is.
 
 # No `from __future__ import annotations` here: DDP checks the hook's annotations as objects.
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,12 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tacit import ranges
 from tacit.errors import AttachError
+from tacit.hooks.bucket_pieces import Piece, SliceCopy, Whole, pieces
 from tacit.hooks.delayed import DelayedMeans
 from tacit.hooks.frozen_check import misfit, sparse
 from tacit.hooks.host_copies import HostCopies
 from tacit.hooks.unused_parameters import UsedParameters
 from tacit.session import Session
-from tacit.session.buckets import Bucket
 from tacit.torch_compat import GradBucket, at_end_of_backward
 from tacit.transports.process_groups import sum_
 
@@ -118,26 +117,6 @@ def _future(value: Tensor) -> BucketFuture:
 # ---- from buckets to buckets -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Whole:
-    """Bucket `bucket` of the session is a stretch of DDP's bucket: no copy."""
-
-    bucket: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class _SliceCopy:
-    """Where `slices` parameters are: at `start` in DDP's bucket, at `to` in the session's `bucket`."""
-
-    bucket: int
-    start: int
-    to: int
-    numel: int
-    slices: int = 1
-
-
 @dataclass
 class _Staged:
     """A bucket of the session that is put together from pieces of one or more of DDP's buckets."""
@@ -179,16 +158,27 @@ class GradientHook:
         session: exchanges the buckets.
         named: the parameters.
         used: notes which of them took part in backward.
+        modules: FSDP2's, which are cut for good: of each the parameters, with the entries for which there is
+            room in what torch gives. None of DDP, whose buckets change, and hold parameters without gaps.
     """
 
     def __init__(
-        self, session: Session, named: dict[str, Tensor], used: UsedParameters | None = None
+        self,
+        session: Session,
+        named: dict[str, Tensor],
+        used: UsedParameters | None = None,
+        modules: Sequence[Mapping[str, int]] = (),
     ) -> None:
         self._session = session
         self._used = used
+        self.fixed = [[*each] for each in modules]
+        """What torch gives at once, where that never changes; of some of it a rank may have no entry."""
+        self._widths = {name: p.numel() for name, p in named.items()}
+        for each in modules:
+            self._widths |= each
         self._names = {id(p): name for name, p in named.items()}
         self._copies = HostCopies.of(session, named)
-        self._routes: dict[tuple[int, ...], list[_Whole | _SliceCopy]] = {}
+        self._routes: dict[tuple[int, ...], list[Piece]] = {}
         self._routed = session.buckets
         self._staged: dict[int, _Staged] = {}
         self._flats: dict[int, Tensor] = {}
@@ -224,7 +214,7 @@ class GradientHook:
             raise sparse(self._names.get(id(parameters[0]), "a parameter"), session.strategy.name)
         if ddp_bucket.index() == 0:
             self._begin()
-        route = self._route(parameters)
+        route = self._route(parameters, ddp_bucket.buffer().dtype)
         if ddp_bucket.is_last():
             self._check_arrived()
         self._note(parameters, ddp_bucket.is_last())
@@ -235,7 +225,7 @@ class GradientHook:
             inside = nullcontext
         waiting = _DdpBucket(ddp_bucket.buffer(), _future(ddp_bucket.buffer()), 1 + buckets, inside)
         for part in route:
-            if isinstance(part, _Whole):
+            if isinstance(part, Whole):
                 session.submit(part.bucket, waiting.buffer[part.start : part.stop], waiting.completed)
             else:
                 self._stage(part, waiting)
@@ -288,7 +278,7 @@ class GradientHook:
 
     def _note(self, parameters: list[Tensor], last: bool) -> None:
         """Note DDP's layout, which is final in the round before the session takes over DDP's buckets."""
-        if self._session.round >= SETTLED:
+        if self.fixed or self._session.round >= SETTLED:
             return
         if self._fresh:
             self._fresh = not last
@@ -297,7 +287,7 @@ class GradientHook:
         if last:
             self.layout = self._seen
 
-    def _route(self, parameters: list[Tensor]) -> list[_Whole | _SliceCopy]:
+    def _route(self, parameters: list[Tensor], dtype: torch.dtype) -> list[Piece]:
         key = tuple(map(id, parameters))
         if key not in self._routes:
             places, start = {}, 0
@@ -308,12 +298,12 @@ class GradientHook:
                 raise misfit(strange, "frozen")
             for p in parameters:
                 places[self._names[id(p)]] = start
-                start += p.numel()
+                start += self._widths[self._names[id(p)]]
             copied = self.late is not None or self._copies is not None
             self._routes[key] = [
                 part
                 for i, bucket in enumerate(self._session.buckets)
-                for part in _parts(i, bucket, places, copied)
+                for part in pieces(i, bucket, places, copied or bucket.dtype != dtype)
             ]
         self._arrived.update(key)
         return self._routes[key]
@@ -335,7 +325,7 @@ class GradientHook:
             )
         return self._flats[i]
 
-    def _stage(self, part: _SliceCopy, ddp_bucket: _DdpBucket) -> None:
+    def _stage(self, part: SliceCopy, ddp_bucket: _DdpBucket) -> None:
         bucket = self._session.buckets[part.bucket]
         staged = self._staged.get(part.bucket)
         if staged is None:
@@ -368,20 +358,6 @@ class GradientHook:
             self._copies.up(staged.pieces)
         for ddp_bucket in staged.waiting:
             ddp_bucket.completed()
-
-
-def _parts(i: int, bucket: Bucket, places: dict[str, int], copied: bool) -> list[Any]:
-    """How the parameters of bucket `i` are in a bucket of DDP, where they have these `places`.
-
-    `copied`: whether the bucket travels in a buffer of its own, wherever it is.
-    """
-    here = [param for param in bucket.slices if param.name in places]
-    if len(here) == len(bucket.slices):
-        start = places[bucket.slices[0].name]
-        if all(places[param.name] == start + param.start for param in bucket.slices):
-            whole = _SliceCopy(i, start, 0, bucket.numel, len(bucket.slices))
-            return [whole if copied else _Whole(i, start, start + bucket.numel)]
-    return [_SliceCopy(i, places[param.name], param.start, param.stop - param.start) for param in here]
 
 
 def after_backward(call: Callable[[], None], before: Callable[[], None] = lambda: None) -> None:

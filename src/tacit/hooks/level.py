@@ -21,8 +21,9 @@ from tacit.hooks.optimizer_state import OptimizerState
 from tacit.hooks.replica import LiveTensors
 from tacit.hooks.server_buffers import ServerBuffers, homes_of
 from tacit.hooks.server_step import OptimizerGroups, ServerStepHook
+from tacit.hooks.sharded_gradients import reduced_together
 from tacit.hooks.sharded_model import ShardedModel
-from tacit.hooks.trained_model import TrainedModel, locals_of
+from tacit.hooks.trained_model import TrainedModel, local, locals_of
 from tacit.hooks.unused_parameters import UsedParameters
 from tacit.kernels.dispatch import warm_up_for
 from tacit.parameter_server import placement
@@ -92,6 +93,11 @@ class Level:
             for group in _apart(part, named)
             for bucket in group_names(group, tensors, cap)
         ]
+        modules: list[dict[str, int]] = []
+        if isinstance(model, ShardedModel) and strategy.subject == "gradient":
+            modules = reduced_together(model, named)
+            # Of a module without rows here, peers have none either.
+            buckets = [[*each] for each in modules if any(local(named[name]).numel() for name in each)]
         groups: OptimizerGroups | None = None
         beside: ServerBuffers | None = None
         if strategy.server is not None:
@@ -143,7 +149,7 @@ class Level:
             self.stepped = ServerStepHook(self.session, tensors, strategy.server.back, groups, beside)
             self.fetch()
         elif strategy.subject == "gradient":
-            self.gradient = GradientHook(self.session, tensors, self.used)
+            self.gradient = GradientHook(self.session, tensors, self.used, modules)
         else:
             if together:
                 self.moments = OptimizerState(self.session, optimizers, named)

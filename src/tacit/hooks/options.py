@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from tacit.contracts import ScheduleState
+from tacit.hooks.sharded_gradients import Reduction
 from tacit.hooks.sharded_model import ShardedModel
 from tacit.hooks.trained_model import TrainedModel
 from tacit.parameter_server.placement import Addresses
@@ -46,6 +47,7 @@ class AttachOptions:
     servers: Addresses = ()
     seed: int = 0
     exchange_on: str | None = None
+    reduction: Reduction = "mean"
 
     @property
     def ddp(self) -> DistributedDataParallel | None:

@@ -1,4 +1,4 @@
-"""A model that FSDP2 shards on the near axis of a mesh, and whose shards are averaged along the far axis."""
+"""A model that FSDP2 shards on the near axis of a mesh, with what is averaged along the far axis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tacit.compressors.dense import Dense
-from tacit.contracts import NODE, WORLD, FollowingRounds, NodeTopology
+from tacit.contracts import NODE, WORLD, FollowingRounds, LateOverlap, NodeTopology
 from tacit.errors import AttachError
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.process_groups import rank_in, ranks_of
@@ -22,7 +22,7 @@ _LINES = (
     'mesh = init_device_mesh("cpu", (nodes, ranks), mesh_dim_names=("far", "near")), '
     'fully_shard(model, mesh=mesh["near"]) and attach(model, optimizer, strategy, mesh=mesh)'
 )
-_PROGRESS = "attach one that averages parameters, such as 'diloco', 'localsgd' or 'streaming-diloco'"
+_PEERS = "attach one without servers, such as 'topk', 'int8', 'diloco' or 'localsgd'"
 
 
 @dataclass(frozen=True)
@@ -189,16 +189,14 @@ def far_level(strategy: AnyStrategy, replicas: int) -> Strategy:
     if far.server is not None:
         raise AttachError(
             f"{strategy.name!r} goes by parameter servers, and these take whole parameters and no shards: "
-            f"{_PROGRESS}"
+            f"{_PEERS}"
         )
     if len(strategy.levels) > 1:
         _check_near(strategy, replicas)
-    if far.subject != "delta":
-        why = "does nothing" if far.subject == "nothing" else "exchanges gradients"
-        raise AttachError(
-            f"{strategy.name!r} {why}, and on sharded models (FSDP2) only parameters can be averaged as yet: "
-            f"use a progress strategy: {_PROGRESS}"
-        )
+    if far.subject == "nothing":
+        far = replace(far, subject="gradient")  # FSDP2 leaves the far axis to us
+    if far.subject == "gradient":
+        _check_gradients(far)
     if isinstance(far.topology, NodeTopology) and len(strategy.levels) > 1:
         far = replace(far, topology=far.topology.without_nodes)
     if {far.topology.scope, far.topology.meets} != {WORLD}:
@@ -207,6 +205,21 @@ def far_level(strategy: AnyStrategy, replicas: int) -> Strategy:
             "write topology=Flat(), or leave it out"
         )
     return replace(far, name=strategy.name)
+
+
+def _check_gradients(far: Strategy) -> None:
+    """Refuse what needs more of a gradient than the shard that a rank has of it."""
+    if isinstance(far.overlap, LateOverlap):
+        raise AttachError(
+            f"{far.name!r} applies a gradient one step late, which is not supported on sharded models "
+            "(FSDP2): write overlap=Bucketwise(), or attach 'topk', 'int8' or 'diloco'"
+        )
+    if far.compressor.takes_momentum is not None:
+        raise AttachError(
+            f"{far.name!r} takes over the optimizer's momentum, which is not supported on sharded models "
+            "(FSDP2): attach 'topk:warmup_steps=N', which also sends the largest entries, lowers their "
+            "number over N steps too, and leaves the optimizer as it is"
+        )
 
 
 def _check_near(strategy: AnyStrategy, replicas: int) -> None:

@@ -20,6 +20,7 @@ from tacit.hooks.level import Level
 from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.nonfinite_since import NonfiniteSince
 from tacit.hooks.options import AttachOptions
+from tacit.hooks.sharded_gradients import ShardedGradients
 from tacit.hooks.uneven_data import SyncedBackwards
 from tacit.transports.process_groups import rank_in
 
@@ -63,14 +64,14 @@ class StepHooks:
         """Register them, in the order in which they are to be called.
 
         Args:
-            board: stands behind DDP's communication hook; None where DDP is left alone.
+            dispatcher: stands behind the hook of DDP, or the hooks of FSDP2; None where these are left alone.
             taken: the momentum that is now taken from the optimizers.
             scaled: counts the attempts of a scaler.
         """
         self._scaled = scaled
         optimizers, near, far = self._options.optimizers, self._levels[0], self._levels[-1]
         if dispatcher is not None:
-            self._answer_ddp(dispatcher)
+            self._answer_hook(dispatcher)
         alone = any(level.progress is not None or level.stepped is not None for level in self._levels)
         if alone and self._options.ddp is not None:
             self._undo.append(BufferBroadcasts(self._options.ddp).restore)
@@ -112,8 +113,8 @@ class StepHooks:
 
     # ---- in backward ----------------------------------------------------------------------------------
 
-    def _answer_ddp(self, dispatcher: HookDispatcher) -> None:
-        """Have the nearest level answer DDP's hook, and what looks at every backward around it."""
+    def _answer_hook(self, dispatcher: HookDispatcher) -> None:
+        """Have the nearest level answer the hook, and what looks at every backward around it."""
         options, near = self._options, self._levels[0]
         self._undo.append(lambda: dispatcher.use(plain_mean(options.group)))
         answer: Answer = near.gradient or no_exchange
@@ -125,6 +126,11 @@ class StepHooks:
         if self._scaled is not None:
             answer = self._scaled.around(answer)
         dispatcher.use(self.backwards.around(answer))
+        if options.sharded is not None:
+            of_shards = ShardedGradients(options.sharded, options.named, dispatcher, options.reduction)
+            of_shards.install()
+            self._undo.append(of_shards.remove)
+            self._before_steps(of_shards.check)
 
     def _refuses_sums(self) -> bool:
         """Whether a gradient on top of a mean is refused; delayed means look at the optimizer's steps."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from tacit.hooks.sharded_model import ShardedModel
 from tacit.hooks.trained_model import TrainedModel
 
 
@@ -28,8 +29,10 @@ class UsedParameters:
 
     @staticmethod
     def of(model: TrainedModel, named: Mapping[str, Tensor]) -> UsedParameters | None:
-        """None where DDP applies whatever its hook answers."""
-        return UsedParameters(named) if model.find_unused_parameters else None
+        """None where whatever the hook answers is applied: by DDP, and by FSDP2 always."""
+        if isinstance(model, ShardedModel) or not model.find_unused_parameters:
+            return None
+        return UsedParameters(named)
 
     def _noted(self, name: str) -> Callable[[Tensor], None]:
         return lambda gradient: self._used.add(name)

@@ -16,6 +16,7 @@ from tacit.hooks.attached import session_of
 from tacit.hooks.device_placement import check_backend, device_of
 from tacit.hooks.frozen_check import refuse_sparse, trainable
 from tacit.hooks.options import is_periodic
+from tacit.hooks.sharded_model import ShardedModel
 from tacit.hooks.trained_model import TrainedModel
 from tacit.hooks.uneven_data import refuse_join
 from tacit.strategy import AnyStrategy
@@ -46,6 +47,17 @@ def check_weight(strategy: AnyStrategy, weight: float | None) -> None:
     if not (checks.is_real(weight) and weight > 0):
         raise AttachError(
             f"weight={weight!r} is not possible: write a number above 0, such as the rank's samples"
+        )
+
+
+def check_reduction(model: TrainedModel, strategy: AnyStrategy, reduction: str) -> None:
+    """Raise an error if it is no reduction, or if gradients of shards are not what is exchanged."""
+    checks.one_of("reduction", reduction, ("mean", "sum"))
+    if reduction == "sum" and (not isinstance(model, ShardedModel) or is_periodic(strategy)):
+        raise AttachError(
+            f"reduction='sum' is for the gradients of sharded models (FSDP2), and {strategy.name!r} averages "
+            f"{'parameters' if is_periodic(strategy) else 'those of DDP, which divides them'}: leave it out, "
+            "and divide the loss by the samples of this replica"
         )
 
 
