@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from replicas import Checks, close_to, raises, same_on_all_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
@@ -357,6 +357,7 @@ def what_cannot_be_is_refused_by_name() -> None:
     refused(
         "'snoo' averages the gradients of all ranks, and FSDP2 averages those of one replica alone", "snoo"
     )
+    refused("'postlocal' is not possible on a sharded model, where FSDP2 itself averages", "postlocal")
     refused("'ps-async' goes by parameter servers", "ps-async")
     refused(
         "leave compressors and periods of the near level out", "daso:local=2", epochs=2, steps_per_epoch=4
@@ -386,6 +387,8 @@ def what_cannot_be_is_refused_by_name() -> None:
     optimizer = sgd(early)
     fully_shard(early, mesh=mesh()["near"])
     refused("behind fully_shard where that is called", net=early, optimizer=optimizer)
+    older = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
+    refused("is a FullyShardedDataParallel (FSDP1), and only FSDP2 is supported", net=older)
     plain = DDP(Net())
     refused("group= is for sharded models", net=plain, group=mesh().get_group("far"))
     net = sharded()
