@@ -11,7 +11,8 @@ and step, AdamW, fp32, one thread a rank. All arms but `ddp` shard it over the t
 * `time`: seconds a step on 2x2@100mbit, and the bytes that a node's interface sends. All arms interleaved.
 * `memory`: how far a rank's memory rises above what it was before the model was made. A launch each.
 * `loss`: on held-out files, nats a byte. What is trained does not depend on the links, so these are as fast
-  as the machine's. Each arm has the best of three learning rates, by the loss of a seed that is not counted.
+  as the machine's. `ddp` and `diloco` have the best of some learning rates, by the loss of a seed that is not
+  counted; `int4` has that of `ddp`.
 
 Arms: `ddp`, torch's; `near-only`, FSDP2 in each node and nothing between nodes, which is the limit; `dense`,
 gradients in fp32 between nodes; `int4`, gradients in 4 bits with error feedback; `diloco`, parameters every
@@ -35,6 +36,8 @@ ARMS = ("ddp", "near-only", "dense", "int4", "diloco")
 TRAINED = ("ddp", "int4", "diloco")
 SHAPED, FULL_SPEED = "2x2@100mbit", "2x2"
 RATES, USUAL = (5e-4, 1e-3, 2e-3), 1e-3
+SEARCHED = ("ddp", "diloco")
+"""The arms with a rate of their own; others have that of `ddp`."""
 SEEDS, CHOOSING = (0, 1, 2), 3
 STEPS = 300
 ROWS = ROOT / "tacit-out" / "doors-rows.jsonl"
@@ -115,8 +118,11 @@ def trained(
 
     rows: list[dict[str, Any]] = []
     for arm in TRAINED:
-        tried = {rate: loss(arm, CHOOSING, rate) for rate in rates} if len(rates) > 1 else {}
-        rate = min(tried, key=lambda each: tried[each]) if tried else rates[0]
+        tried = {}
+        if len(rates) > 1 and arm in SEARCHED:
+            tried = {rate: loss(arm, CHOOSING, rate) for rate in rates}
+        usual = rows[0]["rate"] if rows else rates[0]
+        rate = min(tried, key=lambda each: tried[each]) if tried else usual
         losses = [loss(arm, seed, rate) for seed in seeds]
         base = rows[0]["losses"] if rows else losses
         gaps = [100 * (mine / ddps - 1) for mine, ddps in zip(losses, base, strict=True)]

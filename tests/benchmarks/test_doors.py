@@ -35,6 +35,7 @@ def test_each_arm_has_its_best_rate_and_is_paired_by_seed(tmp_path: Path) -> Non
     assert rows[2]["gap_half"] == pytest.approx(0, abs=1e-9)
     chosen = {words[2] for words in launches.asked if words[3] != 1e-3}
     assert chosen == {doors.CHOOSING}, "rates are judged by a seed that is not counted"
+    assert {words[1] for words in launches.asked if words[3] != 1e-3} == {"ddp", "diloco"}
     assert rows[2]["tried"][2e-3] == float("inf"), "a loss that is not finite is no best"
 
 
