@@ -33,10 +33,10 @@ from torchtitan.models.llama3 import model_registry  # noqa: E402
 
 import tacit  # noqa: E402
 
-STEPS = 40
-BATCH, LENGTH, TOKENS = 8, 32, 2048
+STEPS = 24
+BATCH, LENGTH, TOKENS = 8, 16, 2048
 BACKEND = "partial_dtensor"
-os.environ.setdefault("TACIT_ALGORITHM", "diloco:sync_every=10,bits=4")  # under plain torchrun
+os.environ.setdefault("TACIT_ALGORITHM", "diloco:sync_every=8,bits=4")  # under plain torchrun
 
 
 class NearOnly(ParallelDims):
@@ -86,7 +86,7 @@ def main() -> None:
         near, far = 1, near
     dims = NearOnly(far, near, cp=1, tp=1, pp=1, ep=1, world_size=far * near, spmd_backend=BACKEND)
     model = sharded_llama(dims)
-    optimizers = default_adamw(lr=1e-3).build(model_parts=[model])
+    optimizers = default_adamw(lr=2e-3).build(model_parts=[model])
 
     replica = dims.get_mesh("fsdp").get_group()
     mesh = dims.get_mesh(["dp_replicate", "fsdp"])

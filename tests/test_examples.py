@@ -115,13 +115,13 @@ def test_replicas_of_the_trainer_meet_before_they_are_evaluated(tmp_path: Path) 
 
 
 def test_the_llama_of_torchtitan_learns_to_count(namespaces: None, tmp_path: Path) -> None:
-    words = ("--cluster", "2x2@100mbit", "--algorithm", "diloco:sync_every=10,bits=4")
+    words = ("--cluster", "2x2@100mbit", "--algorithm", "diloco:sync_every=8,bits=4")
     printed, told = run(tmp_path, "09_torchtitan.py", *words)
     assert "2 replicas, each on 2 ranks" in printed
-    assert float(printed.partition("loss ")[2].split()[0]) < 2, "log(2048) = 7.6 where nothing is known"
-    assert told["attached"] == ["diloco:sync_every=10,bits=4"]
+    assert float(printed.partition("loss ")[2].split()[0]) < 4, "log(2048) = 7.6 where nothing is known"
+    assert told["attached"] == ["diloco:sync_every=8,bits=4"]
     megabytes = float(printed.partition("a rank sent ")[2].split()[0])
-    assert 0 < megabytes < 4 * 4.1 / 8 * 6.17 / 2, "four rounds of half the parameters in about four bits"
+    assert 0 < megabytes < 3 * 4.1 / 8 * 6.17 / 2, "three rounds of half the parameters in about four bits"
 
 
 def test_a_gan_has_two_sessions(tmp_path: Path) -> None:
