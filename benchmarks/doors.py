@@ -16,7 +16,7 @@ and step, AdamW, fp32, one thread a rank. All arms but `ddp` shard it over the t
 
 Arms: `ddp`, torch's; `near-only`, FSDP2 in each node and nothing between nodes, which is the limit; `dense`,
 gradients in fp32 between nodes; `int4`, gradients in 4 bits with error feedback; `diloco`, parameters every
-32 steps in 4 bits. `dense` trains what `ddp` trains but for rounding, so it has no loss of its own.
+32 steps in 4 bits, by an outer optimizer; `localsgd`, their plain mean every 8 steps in 4 bits. `dense` trains what `ddp` trains but for rounding, so it has no loss of its own.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from launched import in_testbed, refuse_early
 from markdown_tables import markdown
 from paired import ROOT, add_table, commit, conclude, hardware, paired_ratio
 
-ARMS = ("ddp", "near-only", "dense", "int4", "diloco")
-TRAINED = ("ddp", "int4", "diloco")
+ARMS = ("ddp", "near-only", "dense", "int4", "diloco", "localsgd")
+TRAINED = ("ddp", "int4", "diloco", "localsgd")
 SHAPED, FULL_SPEED = "2x2@100mbit", "2x2"
 RATES, USUAL = (5e-4, 1e-3, 2e-3), 1e-3
 SEARCHED = ("ddp", "diloco")

@@ -36,8 +36,9 @@ ARMS: Mapping[str, tacit.Strategy | str | None] = {
     "dense": "ddp",
     "int4": tacit.Strategy(compressor=ErrorFeedback(Blockwise(bits=4)), name="int4"),
     "diloco": "diloco:sync_every=32,bits=4",
+    "localsgd": "localsgd:sync_every=8,bits=4",
 }
-BLOCKS = {"ddp": 1, "near-only": 8, "dense": 2, "int4": 8, "diloco": 32}
+BLOCKS = {"ddp": 1, "near-only": 8, "dense": 2, "int4": 8, "diloco": 32, "localsgd": 8}
 """Steps in a block: a period where there is one."""
 
 
@@ -118,8 +119,9 @@ def timed(blocks: int) -> None:
         for name, arm in arms.items():
             for _ in range(1 if name in ("ddp", "dense") else 4):
                 arm.step()
-        while arms["diloco"].schedule.last_epoch % BLOCKS["diloco"]:
-            arms["diloco"].step()  # a block ends with a round
+        for name in ("diloco", "localsgd"):
+            while arms[name].schedule.last_epoch % BLOCKS[name]:
+                arms[name].step()  # a block ends with a round
         seconds = on_all_ranks({name: Arm(partial(block, name), 1, 0) for name in arms}, blocks)
         if rank == 0:
             tell(
@@ -137,13 +139,13 @@ def timed(blocks: int) -> None:
 
 
 def memory(name: str) -> None:
-    """How many bytes this process has risen by at most, over four steps and, of diloco, a round."""
+    """How many bytes this process has risen by at most, over four steps or a round."""
     with ranks() as rank:
         _first_use()
         Path("/proc/self/clear_refs").write_text("5")
         before = _status("VmRSS")
         arm = Training(name)
-        for _ in range(BLOCKS["diloco"] + 2 if name == "diloco" else 4):
+        for _ in range(max(4, BLOCKS[name])):
             arm.step()
         rise = torch.tensor([_status("VmHWM") - before], dtype=torch.float64)
         own = sum(arm.session.footprint().values()) if arm.session is not None else 0

@@ -20,7 +20,7 @@ class Told(doors.Launches):
     def told(self, cluster: str, *words: object) -> Any:
         self.asked.append(words)
         _, arm, seed, rate, _ = words
-        base = {"ddp": 2.0, "int4": 2.02, "diloco": 2.1}[str(arm)]
+        base = {"ddp": 2.0, "int4": 2.02, "diloco": 2.1, "localsgd": 2.05}[str(arm)]
         diverged = arm == "diloco" and rate == 2e-3
         return {"loss": None if diverged else (base - 0.1 * (rate == 1e-3)) * (1 + float(str(seed)) / 100)}
 
