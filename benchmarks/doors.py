@@ -16,7 +16,8 @@ and step, AdamW, fp32, one thread a rank. All arms but `ddp` shard it over the t
 
 Arms: `ddp`, torch's; `near-only`, FSDP2 in each node and nothing between nodes, which is the limit; `dense`,
 gradients in fp32 between nodes; `int4`, gradients in 4 bits with error feedback; `diloco`, parameters every
-32 steps in 4 bits, by an outer optimizer; `localsgd`, their plain mean every 8 steps in 4 bits. `dense` trains what `ddp` trains but for rounding, so it has no loss of its own.
+32 steps in 4 bits, by an outer optimizer; `localsgd`, their plain mean every 8 steps in 4 bits. `dense`
+trains what `ddp` trains but for rounding, so it has no loss of its own.
 """
 
 from __future__ import annotations
