@@ -31,7 +31,7 @@ def measure(
     group: dist.ProcessGroup,
     nodes: Sequence[Sequence[int]],
     *,
-    seconds: float = 0.2,
+    seconds: float = 0.1,
     timeout: timedelta = timedelta(seconds=20),
 ) -> Links:
     """Measure all links between nodes, and within each. A collective call.
