@@ -13,10 +13,11 @@ from typing import Any, TypeAlias
 from tacit.errors import ConfigError
 from tacit.files import put
 
-__all__ = ["Links"]
+__all__ = ["MATRICES", "Links", "shown"]
 
 Matrix: TypeAlias = tuple[tuple[float | None, ...], ...]
-_MATRICES = ("latency", "rate", "rate_of_flows", "rate_both_ways")
+MATRICES = ("latency", "rate", "rate_of_flows", "rate_both_ways")
+"""The fields that have a value for each link."""
 _FORM = 1
 _SLOW = 0.75
 """A link below this share of the median is called slow."""
@@ -71,7 +72,7 @@ class Links:
             if values.keys() != {each.name for each in fields(cls)}:
                 raise ValueError(f"it has the fields {sorted(values)}")
             nodes = len(values["hosts"])
-            for name in _MATRICES:
+            for name in MATRICES:
                 values[name] = _matrix(name, values[name], nodes)
             ranks = tuple(tuple(int(rank) for rank in node) for node in values["ranks"])
             if len(ranks) != nodes:
@@ -205,11 +206,16 @@ def _table(matrix: Matrix, scale: float) -> list[str]:
 
 
 def _cell(value: float | None, scale: float) -> str:
+    return f"{shown(value, scale):>9}"
+
+
+def shown(value: float | None, scale: float) -> str:
+    """A value times `scale`, to three digits, or to whole ones from 1000 on; a dash for None."""
     if value is None:
-        return f"{'–':>9}"
-    shown = value * scale
-    return f"{shown:>9.0f}" if shown >= 1000 else f"{shown:>9.3g}"
+        return "–"
+    scaled = value * scale
+    return f"{scaled:.0f}" if scaled >= 1000 else f"{scaled:.3g}"
 
 
 def _mbit(rate: float) -> str:
-    return _cell(rate, 1e-6).strip()
+    return shown(rate, 1e-6)

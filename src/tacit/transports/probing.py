@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tacit.errors import ProbeError
-from tacit.links import Links, Matrix
+from tacit.links import MATRICES, Links, Matrix
 from tacit.transports.process_groups import control, own_groups
 
 FLOWS = 4
@@ -24,7 +24,6 @@ _FIRST_BYTES, _MOST_BYTES = 64 << 10, 64 << 20
 _ENOUGH = 0.3
 """A share of the wanted time from which on a transfer tells the rate well enough to choose the next size."""
 _TAG_PING, _TAG_SIZE, _TAG_DATA, _TAG_DONE = range(4)
-_FIELDS = ("latency", "rate", "rate_of_flows", "rate_both_ways")
 
 
 def measure(
@@ -56,7 +55,7 @@ def measure(
     flows = own_groups(group, everyone, timeout, "gloo", (0, "probe"), FLOWS)
     me = dist.get_rank(group)
     mine = next(number for number, node in enumerate(nodes) if me in node)
-    found = torch.zeros(len(_FIELDS), len(nodes), len(nodes), dtype=torch.float64)
+    found = torch.zeros(len(MATRICES), len(nodes), len(nodes), dtype=torch.float64)
     trouble = []
     for turn in (*_turns(len(nodes)), [(node, node) for node in range(len(nodes))]):
         for i, j in turn:
@@ -223,14 +222,10 @@ def _shared(found: Tensor, trouble: str, group: dist.ProcessGroup, nodes: Sequen
     first = next((said for _, said in told if said), "")
     if first:
         raise ProbeError(first)
-    latency, *rates = (_matrix(each) for each in found)
     return Links(
         hosts=tuple(told[node[0]][0] for node in nodes),
         ranks=tuple(tuple(node) for node in nodes),
-        latency=latency,
-        rate=rates[0],
-        rate_of_flows=rates[1],
-        rate_both_ways=rates[2],
+        **dict(zip(MATRICES, map(_matrix, found), strict=True)),
         flows=FLOWS,
         backend="gloo",
         date=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -6,7 +6,7 @@ import math
 from html import escape
 
 from tacit.lab.reports.document import document
-from tacit.links import Links, Matrix
+from tacit.links import Links, Matrix, shown
 
 __all__ = ["page"]
 
@@ -58,10 +58,8 @@ def _share(value: float | None, low: float, high: float, better_high: bool) -> f
 
 
 def _cell(value: float | None, scale: float, share: float | None) -> str:
-    if value is None:
-        return "<td>–</td>"
-    shown = f"{value * scale:.3g}" if value * scale < 1000 else f"{value * scale:.0f}"
+    text = shown(value, scale)
     if share is None:
-        return f"<td>{shown}</td>"
+        return f"<td>{text}</td>"
     hue = _HUE_LOW + share * (_HUE_HIGH - _HUE_LOW)
-    return f'<td style="background: hsl({hue:.0f} 60% 50% / 0.35)">{shown}</td>'
+    return f'<td style="background: hsl({hue:.0f} 60% 50% / 0.35)">{text}</td>'
