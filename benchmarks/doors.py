@@ -28,6 +28,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from grid import Mean
 from kept import StateSlice
 from launched import in_testbed, refuse_early
 from markdown_tables import markdown
@@ -42,8 +43,6 @@ SEARCHED = ("ddp", "diloco")
 SEEDS, CHOOSING = (0, 1, 2), 3
 STEPS = 300
 ROWS = ROOT / "tacit-out" / "doors-rows.jsonl"
-T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""Student's t of so many pairs, two-sided, 95 %."""
 PARTS = ("time", "memory", "loss")
 
 
@@ -133,9 +132,9 @@ def trained(
 
 def interval(values: Sequence[float]) -> dict[str, float | None]:
     """The mean of some differences, and half of its 95 % interval; None of one."""
-    n = len(values)
-    half = T95[n] * statistics.stdev(values) / math.sqrt(n) if n > 1 else None
-    return {"gap_percent": statistics.fmean(values), "gap_half": half}
+    mean = Mean.of(values)
+    assert mean is not None
+    return {"gap_percent": mean.mean, "gap_half": mean.to_dict()["half"]}
 
 
 # ---- as text ------------------------------------------------------------------------------------------
