@@ -6,17 +6,21 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "docs"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "hooks"))
 from launching import Ended, ended, started
 from pages import ROOT, blocks
 from replicas import Checks
+
+import tacit
 
 HERE = Path(__file__).resolve().parent
 PAGE = ROOT / "docs" / "frameworks.md"
@@ -136,3 +140,30 @@ def optimizer_of(algorithm: str, net: nn.Module) -> torch.optim.Optimizer:
 
 GRADIENT, PROGRESS = "dgc:ratio=0.1", "diloco:sync_every=3,bits=4"
 EXACT = "topk:ratio=0.1"
+
+
+def plain_losses(
+    algorithm: str,
+    net: nn.Module,
+    loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor],
+    autocast: AbstractContextManager[object],
+    micro: int,
+    clip: float | None,
+) -> Tensor:
+    """Train `net` with `tacit.attach` in a loop of its own: the losses of all passes, `micro` to a step."""
+    model, losses = DistributedDataParallel(net), []
+    optimizer = optimizer_of(algorithm, net)
+    with tacit.attach(model, optimizer, algorithm):
+        for i, (x, y) in enumerate(batches(STEPS * micro)):
+            last = i % micro == micro - 1
+            with nullcontext() if last else model.no_sync():
+                with autocast:
+                    loss = loss_of(model, x, y)
+                (loss / micro).backward()
+            losses.append(loss.detach())
+            if last:
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(net.parameters(), clip)
+                optimizer.step()
+                optimizer.zero_grad()
+    return torch.stack(losses)

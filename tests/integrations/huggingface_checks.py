@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState, GradientState
-from frameworks import GRADIENT, PROGRESS, STEPS, WORLD, batches, network, optimizer_of
+from frameworks import GRADIENT, PROGRESS, STEPS, WORLD, batches, network, optimizer_of, plain_losses
 from replicas import Checks, flat, raises, same_on_all_ranks
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -43,24 +43,10 @@ class Net(nn.Module):
 def plain(algorithm: str, micro: int = 1, clip: float | None = None, bf16: bool = False) -> Trained:
     """The same training with `tacit.attach` in a loop of its own."""
     net = Net()
-    model, losses = DistributedDataParallel(net), []
-    optimizer = optimizer_of(algorithm, net)
     autocast = torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext()
-    with tacit.attach(model, optimizer, algorithm):
-        for i, (x, y) in enumerate(batches(STEPS * micro)):
-            last = i % micro == micro - 1
-            with nullcontext() if last else model.no_sync():
-                with autocast:
-                    loss = model(x, y)["loss"]
-                (loss / micro).backward()
-            losses.append(loss.detach())
-            if last:
-                if clip is not None:
-                    nn.utils.clip_grad_norm_(net.parameters(), clip)
-                optimizer.step()
-                optimizer.zero_grad()
+    losses = plain_losses(algorithm, net, lambda model, x, y: model(x, y)["loss"], autocast, micro, clip)
     assert same_on_all_ranks(flat(net))
-    return torch.stack(losses), flat(net)
+    return losses, flat(net)
 
 
 def same(a: Trained, b: Trained) -> None:

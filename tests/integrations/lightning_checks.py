@@ -13,7 +13,7 @@ import frameworks
 import lightning
 import torch
 import torch.distributed as dist
-from frameworks import GRADIENT, PROGRESS, STEPS, batches, network, optimizer_of
+from frameworks import GRADIENT, PROGRESS, STEPS, batches, network, optimizer_of, plain_losses
 from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
@@ -94,23 +94,11 @@ def plain(
     net = network()
     if prefix:  # what entries travel is drawn by the parameters' names
         net = nn.Sequential(OrderedDict([(prefix, net)]))
-    model, losses = DistributedDataParallel(net), []
-    optimizer = optimizer_of(algorithm, net)
     autocast = torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if bf16 else nullcontext()
-    with tacit.attach(model, optimizer, algorithm):
-        for i, (x, y) in enumerate(batches(STEPS * micro)):
-            last = i % micro == micro - 1
-            with nullcontext() if last else model.no_sync():
-                with autocast:
-                    loss = cross_entropy(model(x), y)
-                (loss / micro).backward()
-            losses.append(loss.detach())
-            if last:
-                if clip is not None:
-                    nn.utils.clip_grad_norm_(net.parameters(), clip)
-                optimizer.step()
-                optimizer.zero_grad()
-    return torch.stack(losses), flat(net)
+    losses = plain_losses(
+        algorithm, net, lambda model, x, y: cross_entropy(model(x), y), autocast, micro, clip
+    )
+    return losses, flat(net)
 
 
 def same(module: Module, expected: tuple[Tensor, Tensor]) -> None:
