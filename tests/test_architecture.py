@@ -33,7 +33,7 @@ NAMES: dict[str, Any] = {
         ],
         ["strategy"],
         ["algorithms", "session"],
-        ["parameter_server"],
+        ["parameter_server", "foresight"],
         ["hooks", "testing"],
         ["probe"],
         ["lab", "integrations"],

@@ -17,11 +17,11 @@ from tacit.exchange.lane import Job
 from tacit.exchange.stream_lane import StreamLane
 from tacit.hooks import ddp, host_copies
 from tacit.hooks.ddp import GradientHook
-from tacit.hooks.fragments import fragments
 from tacit.hooks.optimizer import OptimizerHook
 from tacit.kernels import dispatch
 from tacit.session import Session
 from tacit.session.buckets import group_names
+from tacit.session.fragments import fragments
 from tacit.session.health import BucketHealth, DeviceReport, mark
 from tacit.strategy import Strategy
 

@@ -50,6 +50,9 @@ SERVER_SECRET_FILE = "TACIT_SERVER_SECRET_FILE"
 SERVERS = "TACIT_SERVERS"
 """host:port of each parameter server, with commas. Set by the testbed or the user; read by `attach`."""
 
+STEP_PROFILE = "TACIT_STEP_PROFILE"
+"""Where a profile of the steps is saved. Set by `tacit profile` or the user; read by sessions."""
+
 TENSORBOARD = "TACIT_TENSORBOARD"
 """The folder for curves. Set by `tacit run --tensorboard`; read by sessions."""
 

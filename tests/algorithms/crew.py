@@ -15,10 +15,10 @@ from torch import Tensor
 
 from tacit.algorithms import parse
 from tacit.hooks import checkpoint
-from tacit.hooks.fragments import fragments
 from tacit.hooks.optimizer import OptimizerHook
 from tacit.session import Session
 from tacit.session.buckets import group_names
+from tacit.session.fragments import fragments
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.loopback import Loopback, LoopbackTransport
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from tacit.contracts import Collective, Posted, PushPull
 from tacit.hooks import checkpoint
 from tacit.hooks.buffers import ReplicaBuffers
-from tacit.hooks.fragments import fragments
 from tacit.hooks.optimizer import OptimizerHook
 from tacit.hooks.replica import LiveTensors
 from tacit.parameter_server.messages import Message
@@ -23,6 +22,7 @@ from tacit.parameter_server.protocol import FrameKind
 from tacit.parameter_server.service import Sender
 from tacit.session import Session
 from tacit.session.buckets import group_names
+from tacit.session.fragments import fragments
 from tacit.strategy import Strategy
 from tacit.testing.ranks import RankWithServer
 from tacit.transports.loopback import Answer, Loopback

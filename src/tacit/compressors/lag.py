@@ -50,6 +50,7 @@ class LAG(Compressor):
     matrices: tuple[Matrix, ...] = ()
 
     shared: ClassVar[frozenset[str]] = frozenset({"mean", "norms"})
+    varies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.real("xi", self.xi, "write 0.1, as is usual, or 0 to send all changes", least=0.0)

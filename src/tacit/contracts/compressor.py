@@ -69,6 +69,8 @@ class Compressor(ABC):
     Either it shows in the payload: some floating-point part of it then holds NaN, or a magnitude of 2^100 or
     more. Or the compressor calls `Context.look` before anything is sent, unless it has seen that all entries
     are finite, or that their sums with what it had kept are. Until then it changes none of them."""
+    varies: ClassVar[bool] = False
+    """Whether what it sends depends on the values, and is not known beforehand."""
     inline: ClassVar[bool] = False
     """Whether it costs so little that backward's own thread may do it."""
     linear: ClassVar[bool] = False
@@ -258,6 +260,8 @@ class OverflowShown(OneShot):
 
 class VariableLength(OneShot):
     """Its payloads may travel in fewer bytes, where the other end is told how many."""
+
+    varies: ClassVar[bool] = True
 
     @abstractmethod
     def longest(self, numel: int) -> int:

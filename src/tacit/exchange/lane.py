@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from tacit import ranges
 from tacit.contracts import Collective, Posted, Request, Transport
@@ -74,6 +74,26 @@ class Job:
         if self.exchange is not None:
             self.exchange.close()
         self.failed(error)
+
+
+class Staged(Protocol):
+    """An exchange under way.
+
+    Attributes:
+        stages: how many requests it has posted on each axis.
+    """
+
+    stages: Counter[str]
+
+
+def in_turn(job: Staged, axis: str, under_way: Iterable[Staged]) -> bool:
+    """Whether an exchange may post on this axis: all earlier ones under way have posted theirs."""
+    for earlier in under_way:
+        if earlier is job:
+            break
+        if earlier.stages[axis] <= job.stages[axis]:
+            return False
+    return True
 
 
 class Lane:
@@ -187,12 +207,8 @@ class Lane:
     def _post_in_turn(self, job: Job) -> None:
         request = job.request
         assert request is not None
-        stage = job.stages[request.axis]
-        for earlier in self._under_way:
-            if earlier is job:
-                break
-            if earlier.stages[request.axis] <= stage:
-                return
+        if not in_turn(job, request.axis, self._under_way):
+            return
         with ranges.within(self._name, f"post_{type(request).__name__.lower()}_{request.axis}"):
             posted = job.post(self._transport)
         posted.on_done(lambda: self._happened(job))

@@ -14,7 +14,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit.errors import AttachError, PeerLost
-from tacit.hooks import checkpoint, exit, momentum, run_report, sharded_state, status, tensorboard
+from tacit.hooks import (
+    checkpoint,
+    exit,
+    momentum,
+    run_report,
+    sharded_state,
+    status,
+    step_profile,
+    tensorboard,
+)
 from tacit.hooks.agreement import agree
 from tacit.hooks.assembly import levels_of
 from tacit.hooks.ddp import HookDispatcher, no_exchange
@@ -93,6 +102,7 @@ class Attached:
         run_report.began(self)
         tensorboard.began(self)
         exit.began(self)
+        step_profile.began(self, options)
 
     def _begin(self, rates: Rates, dispatcher: HookDispatcher | None) -> None:
         options = self._options

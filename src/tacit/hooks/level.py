@@ -14,7 +14,6 @@ from tacit.hooks import buffers
 from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.ddp import GradientHook
 from tacit.hooks.device_placement import Placement, placed, transport_for
-from tacit.hooks.fragments import fragments
 from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.optimizer import OptimizerHook
 from tacit.hooks.optimizer_state import OptimizerState
@@ -30,6 +29,7 @@ from tacit.parameter_server import placement
 from tacit.parameter_server.transport import StarTransport
 from tacit.session import Session
 from tacit.session.buckets import Policy, fitting, group_names
+from tacit.session.fragments import fragments
 from tacit.strategy import Strategy
 from tacit.transports.devices import ByDevice
 from tacit.transports.torch import TorchTransport

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from tacit.contracts import (
     ReduceScatter,
     Request,
 )
-from tacit.transports.wire import ring_bytes
+from tacit.transports.wire import given_bytes, ring_bytes
 
 T = TypeVar("T")
 
@@ -47,6 +47,21 @@ class DryRun:
         return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
 
+class SentMessage(NamedTuple):
+    """One collective of an exchange, as a rank takes part in it.
+
+    Attributes:
+        kind: the request's class.
+        size: bytes of what this rank gives.
+        sent: bytes that it sends, by the formulas of ring collectives.
+    """
+
+    kind: str
+    axis: str
+    size: int
+    sent: int
+
+
 @dataclass
 class Cost:
     """What a run dry exchange costs.
@@ -54,10 +69,12 @@ class Cost:
     Attributes:
         sent: bytes that this rank sends, by axis.
         stages: how many times the exchange speaks, by axis.
+        messages: each collective, in order.
     """
 
     sent: Counter[str] = field(default_factory=Counter)
     stages: Counter[str] = field(default_factory=Counter)
+    messages: list[SentMessage] = field(default_factory=list)
 
 
 def run_dry(exchange: Generator[Request, Any, T], place: Callable[[str], AxisRank]) -> tuple[T, Cost]:
@@ -72,8 +89,9 @@ def run_dry(exchange: Generator[Request, Any, T], place: Callable[[str], AxisRan
         assert isinstance(request, Collective), f"a {type(request).__name__} reached the meter"
         here = place(request.axis)
         cost.stages[request.axis] += 1
-        cost.sent[request.axis] += ring_bytes(request, here)
-        answer = _as_if(request, here)
+        cost.sent[request.axis] += (sent := ring_bytes(request, here))
+        cost.messages.append(SentMessage(type(request).__name__, request.axis, given_bytes(request), sent))
+        answer = as_if(request, here)
 
 
 def counted(
@@ -91,7 +109,8 @@ def counted(
         answer = yield request
 
 
-def _as_if(request: Collective, here: AxisRank) -> Any:
+def as_if(request: Collective, here: AxisRank) -> Any:
+    """An answer of the shapes that peers would give: what this rank gives itself."""
     match request:
         case AllReduce(payload):
             return payload

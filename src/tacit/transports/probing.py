@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,8 @@ _PINGS = 25
 _FIRST_BYTES, _MOST_BYTES = 64 << 10, 64 << 20
 _ENOUGH = 0.3
 """A share of the wanted time from which on a transfer tells the rate well enough to choose the next size."""
+_COUNTED_BYTES, _COUNTED = 1 << 20, 40
+"""What is sent to see what it costs a processor, and how often; the large one a tenth as often."""
 _TAG_PING, _TAG_SIZE, _TAG_DATA, _TAG_DONE = range(4)
 
 
@@ -234,3 +236,32 @@ def _shared(found: Tensor, trouble: str, group: dist.ProcessGroup, nodes: Sequen
 
 def _matrix(values: Tensor) -> Matrix:
     return tuple(tuple(value or None for value in row) for row in values.tolist())
+
+
+def processor_cost(
+    group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=60)
+) -> tuple[float, float]:
+    """What Gloo's collectives cost a rank's processor, all ranks at once. A collective call.
+
+    Returns:
+        Seconds for each byte that a rank sends and receives, and for each message of a chain; 0 for one rank.
+    """
+    peers = group.size()
+    if peers == 1:
+        return 0.0, 0.0
+    own = own_groups(group, range(peers), timeout, "gloo", (0, "probe"), 1)[0]
+    small, large = torch.zeros(1), torch.zeros(_COUNTED_BYTES // 4)
+    hops = 2 * (peers - 1)
+    dist.all_reduce(large, group=own)
+    each = _processor(small, own, _COUNTED) / hops
+    whole = _processor(large, own, _COUNTED // 10)
+    return max(0.0, whole - hops * each) / (hops / peers * _COUNTED_BYTES), each
+
+
+def _processor(data: Tensor, group: dist.ProcessGroup, count: int) -> float:
+    """Processor time of one all-reduce of this process, on average over so many."""
+    dist.barrier(group)
+    before = process_time()
+    for _ in range(count):
+        dist.all_reduce(data, group=group)
+    return (process_time() - before) / count

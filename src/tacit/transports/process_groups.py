@@ -127,6 +127,13 @@ def collected(mine: object, group: dist.ProcessGroup) -> list[Any]:
     return everyone or []
 
 
+def said(mine: str, group: dist.ProcessGroup) -> list[str]:
+    """The text that every rank of the group gives, in their order, on all of them. A collective call."""
+    everyone = [""] * group.size()
+    dist.all_gather_object(everyone, mine, group=control(group))
+    return everyone
+
+
 def sum_(x: Tensor, group: dist.ProcessGroup) -> torch.futures.Future[Tensor]:
     """Overwrite `x` with its sum over the group's ranks, where it lies; the future holds it."""
     work = dist.all_reduce(x, group=group, async_op=True)

@@ -97,6 +97,17 @@ def ring_bytes(request: Collective, place: AxisRank) -> int:
             return 0 if to[place.rank] is None else nbytes(payload)
 
 
+def given_bytes(request: Collective) -> int:
+    """Bytes of what this rank gives to a collective."""
+    match request:
+        case AllToAll(payloads) | PushPull(payloads):
+            return sum(map(nbytes, payloads))
+        case ReduceScatter(x) | AllGatherInto(x):
+            return nbytes((x,))
+        case AllReduce(payload) | AllGather(payload) | Permute(payload):
+            return nbytes(payload)
+
+
 def empty_message(like: Payload, copies: int = 1) -> Tensor:
     """An uninitialised message for `copies` payloads."""
     return torch.empty(copies * nbytes(like), dtype=torch.uint8, device=like[0].device)

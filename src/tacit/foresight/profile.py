@@ -1,0 +1,242 @@
+"""What a training costs on this machine: one step of it, and each strategy's own work."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tacit.errors import ConfigError
+from tacit.files import put
+
+__all__ = ["BucketCost", "LevelCost", "ParamReady", "Profile", "StepProfile", "StrategyCost"]
+
+_FORM = 1
+
+
+@dataclass(frozen=True)
+class ParamReady:
+    """A trainable parameter, and when backward has its gradient.
+
+    Attributes:
+        shape: its dimensions.
+        dtype: its type, such as "float32".
+        ready: seconds from the end of the forward pass until its gradient is there.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    ready: float
+
+    @property
+    def meta(self) -> torch.Tensor:
+        """A meta tensor of this shape and type."""
+        return torch.empty(self.shape, dtype=getattr(torch, self.dtype), device="meta")
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """One step of a rank, in seconds of its main thread's processor time, each a median over steps.
+
+    Where torch computes with several threads a rank, they are seconds of the clock instead.
+
+    Attributes:
+        data: from the end of the optimizer's step until the last forward pass begins. Of the clock, as a
+            loader may work in other processes; with accumulation it holds all passes but the last.
+        forward: the last forward pass.
+        backward: from its end until all gradients are there.
+        optimizer: the optimizer's step.
+        parameters: in the order of the model.
+        loading: of `data`, how long the main thread did not run: it waited for the loader.
+    """
+
+    data: float
+    forward: float
+    backward: float
+    optimizer: float
+    parameters: tuple[ParamReady, ...]
+    loading: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The whole step, without communication."""
+        return self.data + self.forward + self.backward + self.optimizer
+
+
+@dataclass(frozen=True)
+class BucketCost:
+    """What one exchange of a bucket costs a rank, in seconds of processor time.
+
+    Attributes:
+        numel: the bucket's entries.
+        segments: before the first message, between messages, and after the last.
+    """
+
+    numel: int
+    segments: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class LevelCost:
+    """What a round of one level of a strategy costs a rank.
+
+    Attributes:
+        buckets: in the order in which they leave.
+        main: what the main thread does about a round of deltas: reading parameters, applying the answer.
+        kept_bytes: memory that the session keeps beside the model, its gradients and the optimizer.
+    """
+
+    buckets: tuple[BucketCost, ...]
+    main: float = 0.0
+    kept_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class StrategyCost:
+    """What a strategy costs each rank of a cluster of `nodes` nodes of `ranks` ranks, level by level."""
+
+    algorithm: str
+    nodes: int
+    ranks: int
+    levels: tuple[LevelCost, ...]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A training on this machine.
+
+    Attributes:
+        step: what one step computes.
+        bucket_bytes: at most so many bytes travel in one bucket of DDP.
+        threads: of a rank, for computing.
+        ranks: how many ranks of this training were on the machine while it was measured.
+        cores: of the machine.
+        per_byte: seconds of processor time of the backend for each byte that a rank sends and receives.
+        per_message: seconds of processor time for each message of a chain of them.
+        buffers: bytes that DDP broadcasts before each forward pass.
+        state_bytes: bytes of the optimizer's state.
+        costs: of strategies.
+        processor: its name; `backend`, `torch_version`: of the training; `date`: ISO 8601.
+    """
+
+    step: StepProfile
+    bucket_bytes: int
+    threads: int
+    ranks: int
+    cores: int
+    per_byte: float
+    per_message: float
+    buffers: int
+    state_bytes: int
+    costs: tuple[StrategyCost, ...] = ()
+    processor: str = ""
+    backend: str = "gloo"
+    torch_version: str = ""
+    date: str = field(default="", compare=False)
+
+    @cached_property
+    def named(self) -> dict[str, torch.Tensor]:
+        """The trainable parameters as meta tensors, in the order of the model."""
+        return {each.name: each.meta for each in self.step.parameters}
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of all trainable parameters."""
+        return sum(each.nbytes for each in self.step.parameters)
+
+    def with_costs(self, costs: Sequence[StrategyCost]) -> Profile:
+        """This profile with more costs; what was measured anew replaces what was there."""
+        new = {(each.algorithm, each.nodes, each.ranks): each for each in (*self.costs, *costs)}
+        return replace(self, costs=tuple(new.values()))
+
+    def check_model(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Check that this is a profile of a model with these parameters.
+
+        Raises:
+            ConfigError: it is one of another.
+        """
+        here = {name: tuple(p.shape) for name, p in named.items()}
+        there = {each.name: tuple(each.shape) for each in self.step.parameters}
+        if here != there:
+            differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+            raise ConfigError(
+                f"the profile is of another model: it differs in {differing[0]!r} and {len(differing) - 1} "
+                "other parameters. Make one of this model with tacit profile -- SCRIPT"
+            )
+
+    def to_json(self) -> str:
+        """As text; `from_json` reads it."""
+        return json.dumps({"form": _FORM, **asdict(self)}) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, origin: str = "the text") -> Profile:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ConfigError: it is no such text.
+        """
+        try:
+            values = json.loads(text)
+            if values.pop("form") != _FORM:
+                raise ValueError("its form is that of another version of tacit")
+            return _profile(values)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{origin} holds no profile ({error}): give a file that tacit profile --out has written"
+            ) from None
+
+    def save(self, path: Path) -> None:
+        """Write it to a file, which is replaced as a whole."""
+        put(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path) -> Profile:
+        """Read a file that `save` wrote.
+
+        Raises:
+            ConfigError: there is none, or it is another.
+        """
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"cannot read {path} ({error}): give a file that tacit profile --out has written"
+            ) from None
+        return cls.from_json(text, str(path))
+
+
+def _profile(values: dict[str, Any]) -> Profile:
+    step = values.pop("step")
+    parameters = tuple(
+        ParamReady(**{**each, "shape": tuple(each["shape"])}) for each in step.pop("parameters")
+    )
+    costs = tuple(_cost(each) for each in values.pop("costs"))
+    profile = Profile(StepProfile(parameters=parameters, **step), costs=costs, **values)
+    numbers = [profile.step.seconds, profile.per_byte, profile.per_message, *(p.ready for p in parameters)]
+    if not parameters or not all(math.isfinite(number) and number >= 0 for number in numbers):
+        raise ValueError("it has no parameters, or a time that is none")
+    return profile
+
+
+def _cost(values: dict[str, Any]) -> StrategyCost:
+    levels = tuple(
+        LevelCost(
+            tuple(BucketCost(each["numel"], tuple(each["segments"])) for each in level["buckets"]),
+            level["main"],
+            level["kept_bytes"],
+        )
+        for level in values["levels"]
+    )
+    return StrategyCost(values["algorithm"], values["nodes"], values["ranks"], levels)

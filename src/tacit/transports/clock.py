@@ -1,0 +1,267 @@
+"""A clock in the place of a cable: how long collectives and computing take on a cluster, without either.
+
+One rank stands for all, as ranks that exchange wait for each other. Its threads share the cores of its
+machine with those of the other ranks there, and what is sent at once shares its node's link.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+from tacit.contracts import NET, NODE
+
+__all__ = ["Activity", "Clock", "Network", "Transfer"]
+
+_DONE = 1e-12
+
+
+@dataclass(frozen=True)
+class Network:
+    """Links and processors of a cluster.
+
+    Attributes:
+        nodes: how many; `ranks`: of each.
+        rate: bytes a second that the slowest node sends to its neighbour in a ring.
+        latency: seconds of a small message between nodes.
+        near_rate: bytes a second between two ranks of a node; infinite where only processors limit it.
+        near_latency: seconds of a small message inside a node.
+        cores: of a machine; `sharing`: how many ranks share them.
+        per_byte: seconds of processor time for a byte that a rank sends and receives.
+        per_hop: seconds of processor time for each message of a collective.
+    """
+
+    nodes: int
+    ranks: int
+    rate: float
+    latency: float
+    cores: float
+    sharing: int
+    per_byte: float
+    per_hop: float
+    near_rate: float = math.inf
+    near_latency: float = 5e-5
+
+    @property
+    def world(self) -> int:
+        """All ranks."""
+        return self.nodes * self.ranks
+
+    def members(self, axis: str) -> int:
+        """How many ranks take part in a collective on this axis."""
+        return {NODE: self.ranks, NET: self.nodes}.get(axis, self.world)
+
+    def transfer(self, kind: str, axis: str, sent: int, crossing: int) -> Transfer:
+        """A collective of a kind (the request's class) as one rank takes part in it.
+
+        Args:
+            sent: bytes that the rank sends.
+            crossing: bytes that leave its node, of all ranks there.
+        """
+        peers = self.members(axis)
+        hops = _hops(kind, peers)
+        far = crossing > 0
+        latency = self.latency if far else self.near_latency
+        return Transfer(
+            link=NET if far else NODE,
+            nbytes=float(crossing if far else sent),
+            rate=self.rate if far else self.near_rate,
+            delay=hops * latency,
+            cpu=self.per_byte * sent + self.per_hop * hops,
+        )
+
+
+def _hops(kind: str, peers: int) -> int:
+    """Messages that follow each other in a collective of Gloo, the longest chain."""
+    if peers < 2:
+        return 0
+    tree = math.ceil(math.log2(peers))
+    return {
+        "AllReduce": 2 * (peers - 1),
+        "AllGather": peers - 1,
+        "AllGatherInto": tree,
+        "Broadcast": tree,
+    }.get(kind, 1)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A collective.
+
+    Attributes:
+        link: which link it takes: between nodes (NET), or inside one (NODE).
+        nbytes: that pass there.
+        rate: bytes a second, if nothing else is on the link.
+        delay: seconds before the first byte has come round.
+        cpu: seconds of the rank's processor time in all.
+    """
+
+    link: str
+    nbytes: float
+    rate: float
+    delay: float
+    cpu: float
+
+
+@dataclass(eq=False)
+class Activity:
+    """Something that takes time: work of a thread, a transfer, or waiting.
+
+    Attributes:
+        kind: "work", or the link that it is on.
+        left: what is left of it: seconds of processor time, or bytes.
+        demand: cores that it takes at full speed.
+        done: whether it is over.
+    """
+
+    kind: str
+    left: float
+    demand: float = 1.0
+    transfer: Transfer | None = None
+    speed: float = 0.0
+    done: bool = False
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Call it when this is over; at once if it is."""
+        if self.done:
+            call()
+        else:
+            self.waiting.append(call)
+
+    def pass_time(self, seconds: float) -> bool:
+        """It goes on for so long; whether it is over."""
+        self.left -= seconds * self.speed
+        return self.left <= _DONE * max(1.0, self.speed)
+
+    def share_link(self, sharing: int) -> float:
+        """The cores that it takes where so many share its link, and enough cores are free."""
+        self.speed = 1.0
+        if self.transfer is not None:
+            self.speed, self.demand = _full_speed(self.transfer, sharing)
+        return self.demand
+
+    def take_cores(self, cores: float) -> None:
+        """It is given so many cores."""
+        if self.demand > 0:
+            self.speed *= cores / self.demand
+
+    def end(self) -> None:
+        """It is over: whoever waits for it goes on."""
+        self.done = True
+        for call in self.waiting:
+            call()
+
+
+class Clock:
+    """Simulates one rank: all that is under way goes on at the speed that cores and links allow.
+
+    Args:
+        cores: that this rank has to itself on average.
+
+    Attributes:
+        now: seconds since the beginning.
+    """
+
+    def __init__(self, cores: float) -> None:
+        self.now = 0.0
+        self._cores = cores
+        self._active: list[Activity] = []
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._stale = True
+
+    def work(self, seconds: float, threads: int = 1) -> Activity:
+        """Processor time of a thread, or of several at once that share it."""
+        activity = Activity("work", seconds / threads, float(threads))
+        self._begin(activity)
+        return activity
+
+    def send(self, transfer: Transfer) -> Activity:
+        """A collective, once its delay is over."""
+        activity = Activity(transfer.link, transfer.nbytes, transfer=transfer)
+        if transfer.nbytes <= 0 or (math.isinf(transfer.rate) and transfer.cpu <= 0):
+            activity = Activity(transfer.link, 0.0, transfer=transfer)
+        self.after(transfer.delay, partial(self._begin, activity))
+        return activity
+
+    def rest(self, seconds: float) -> Activity:
+        """Waiting, which takes no processor."""
+        activity = Activity("rest", 0.0)
+        self.after(seconds, activity.end)
+        return activity
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call it in so many seconds."""
+        heapq.heappush(self._timers, (self.now + seconds, next(self._numbers), call))
+
+    def run(self, process: Generator[Activity, None, None]) -> None:
+        """Run a process to its end: each activity that it yields it waits for."""
+        over = self.spawn(process)
+        while not over.done:
+            self._advance()
+
+    def spawn(self, process: Generator[Activity, None, None]) -> Activity:
+        """Start a process; the result is over when the process is."""
+        over = Activity("process", 0.0)
+
+        def resume() -> None:
+            try:
+                next(process).then(resume)
+            except StopIteration:
+                over.end()
+
+        resume()
+        return over
+
+    def _begin(self, activity: Activity) -> None:
+        if activity.left <= _DONE:
+            activity.end()
+        else:
+            self._active.append(activity)
+            self._stale = True
+
+    def _advance(self) -> None:
+        """Go on to the next moment at which something ends or begins."""
+        if self._stale:
+            self._share()
+        ends = min((each.left / each.speed for each in self._active if each.speed), default=math.inf)
+        starts = self._timers[0][0] - self.now if self._timers else math.inf
+        elapsed = min(ends, starts)
+        assert math.isfinite(elapsed), "everything waits for something else"
+        self.now += elapsed
+        over = [each for each in self._active if each.pass_time(elapsed)]
+        if over:
+            self._active = [each for each in self._active if each not in over]
+            self._stale = True
+        for each in over:
+            each.end()
+        while self._timers and self._timers[0][0] <= self.now + _DONE:
+            heapq.heappop(self._timers)[2]()
+
+    def _share(self) -> None:
+        """Links are shared equally. So are cores, but nobody is given more than it can use."""
+        on_link = Counter(each.kind for each in self._active if each.transfer is not None)
+        wanted = sorted(
+            ((each.share_link(on_link[each.kind]), each) for each in self._active), key=lambda pair: pair[0]
+        )
+        free = self._cores
+        for taken, (demand, each) in enumerate(wanted):
+            given = min(demand, free / (len(wanted) - taken))
+            free -= given
+            each.take_cores(given)
+        self._stale = False
+
+
+def _full_speed(transfer: Transfer, sharing: int) -> tuple[float, float]:
+    """Bytes a second on a link that is shared, and the cores that this takes: one at the most."""
+    per_byte = transfer.cpu / transfer.nbytes
+    rate = transfer.rate / sharing
+    if per_byte and rate * per_byte > 1.0:
+        rate = 1.0 / per_byte
+    return rate, rate * per_byte

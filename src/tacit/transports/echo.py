@@ -1,0 +1,184 @@
+"""A cluster of which one rank is there: each collective is answered at once, as if all gave what it gave.
+
+So it can be measured what a strategy costs a rank in work of its own, without a network.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import (
+    NODE,
+    WORLD,
+    AllGather,
+    AllGatherInto,
+    AllReduce,
+    AllToAll,
+    AxisRank,
+    Collective,
+    Payload,
+    Permute,
+    Posted,
+    PushPull,
+    ReduceScatter,
+)
+from tacit.errors import ConfigError
+from tacit.transports.wire import divide_, empty_message, pack_, unpack
+
+__all__ = ["EchoTransport", "Layout"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The nodes and ranks of a cluster, as one of its ranks sees them.
+
+    Attributes:
+        count: of nodes; `each`: ranks of each.
+        rank: this one.
+    """
+
+    count: int
+    each: int
+    rank: int = 0
+
+    @property
+    def nodes(self) -> Sequence[Sequence[int]]:
+        """The ranks of each node."""
+        return [range(node * self.each, (node + 1) * self.each) for node in range(self.count)]
+
+    def ranks(self, axis: str) -> Sequence[int]:
+        """The ranks on this axis with this one."""
+        if axis == WORLD:
+            return range(self.count * self.each)
+        node, place = divmod(self.rank, self.each)
+        if axis == NODE:
+            return range(node * self.each, (node + 1) * self.each)
+        return range(place, self.count * self.each, self.each)
+
+    def place(self, axis: str) -> AxisRank:
+        """This rank on the axis."""
+        ranks = self.ranks(axis)
+        return AxisRank(ranks.index(self.rank), len(ranks))
+
+    def open(self, stages: Mapping[str, int]) -> None:
+        """Nothing to do."""
+
+    def post(self, request: Collective, stage: int, key: str) -> Posted:
+        """There is nobody to send to."""
+        raise AssertionError("a layout carries nothing")
+
+
+@dataclass(frozen=True)
+class _Answered:
+    value: Any
+    taken: Callable[[], None]
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        call()
+
+    def answer(self) -> Any:
+        self.taken()
+        return self.value
+
+
+@dataclass
+class EchoTransport:
+    """One rank of a cluster whose peers give what it gives.
+
+    A message is put together and taken apart as for torch.distributed; nothing is sent.
+
+    Attributes:
+        layout: of the cluster.
+        marks: of each answered collective the key of its exchange, and the process's processor time when it
+            was posted and when its answer was taken. What the echo itself takes lies between the two.
+    """
+
+    layout: Layout
+    marks: list[tuple[str, float, float]] = field(default_factory=list)
+
+    @property
+    def nodes(self) -> Sequence[Sequence[int]]:
+        """See `Layout`."""
+        return self.layout.nodes
+
+    def open(self, stages: Mapping[str, int]) -> None:
+        """Nothing to do."""
+
+    def ranks(self, axis: str) -> Sequence[int]:
+        """See `Layout`."""
+        return self.layout.ranks(axis)
+
+    def place(self, axis: str) -> AxisRank:
+        """See `Layout`."""
+        return self.layout.place(axis)
+
+    def post(self, request: Collective, stage: int, key: str) -> Posted:
+        """Answer it.
+
+        Raises:
+            ConfigError: it is for a parameter server, whose work cannot be done here.
+        """
+        if isinstance(request, PushPull):
+            raise ConfigError("what a parameter server does is not measured in a worker")
+        here = self.place(request.axis)
+        answer, posted = _answered(request, here)
+        return _Answered(answer, lambda: self.marks.append((key, posted, time.process_time())))
+
+
+def _answered(request: Collective, here: AxisRank) -> tuple[Any, float]:
+    """The answer; and the processor time at which a transport would have started the collective."""
+    match request:
+        case AllReduce(payload):
+            flat = payload[0]
+            if len(payload) > 1:
+                message = empty_message(payload)
+                pack_(payload, message)
+                flat = message.view(payload[0].dtype)
+            divide_(flat, here.peers, request.finite_probe)
+            at = time.process_time()
+            for tensor in payload:  # the peers' sum is as large as the mean of one
+                tensor.mul_(here.peers)
+            return payload, at
+        case AllGather(payload):
+            at = _packed(payload)
+            return _copies(payload, here.peers), at
+        case AllToAll(payloads):
+            at = _packed(tuple(t for payload in payloads for t in payload))
+            return _copies(payloads[here.rank], here.peers), at
+        case ReduceScatter(x, spans):
+            at = time.process_time()
+            start, stop = spans[here.rank]
+            _add_up(x[start:stop], here.peers)
+            return x, at
+        case AllGatherInto(x):
+            return x, time.process_time()
+        case Permute(payload):
+            at = _packed(payload)
+            nobody = request.comes_from(here.rank) is None
+            return (None if nobody else _copies(payload, 1)[0]), at
+    raise AssertionError(f"a {type(request).__name__} has no echo")
+
+
+def _packed(payload: Payload) -> float:
+    pack_(payload, empty_message(payload))
+    return time.process_time()
+
+
+def _copies(payload: Payload, count: int) -> list[Payload]:
+    message = empty_message(payload)
+    pack_(payload, message)
+    return [unpack(message.clone(), payload) for _ in range(count)]
+
+
+def _add_up(x: Tensor, peers: int) -> None:
+    """As a reduce-scatter adds up what has arrived."""
+    arrived = x.clone()
+    torch.div(arrived, peers, out=x)
+    for _ in range(peers - 1):
+        x.add_(arrived, alpha=1 / peers)
