@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.cli import listing, probe, report
+from tacit.cli import listing, plan, probe, profile, report
 from tacit.cli.compare import command as compare_command
 from tacit.cli.interrupts import Interrupted
 from tacit.cli.parsing import shortened
@@ -33,6 +33,8 @@ app.command(name="report")(report.command)
 app.command(name="run", epilog=run_command.EPILOG)(run_command.command)
 app.command(name="list")(listing.command)
 app.command(name="probe")(probe.command)
+app.command(name="profile")(profile.command)
+app.command(name="plan", epilog=plan.EPILOG)(plan.command)
 app.add_typer(predictor_commands.app, name="predictor")
 
 

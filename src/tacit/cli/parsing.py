@@ -47,8 +47,10 @@ def _shortened(line: str) -> str:
     return f"{line[:half]} ... {line[-half:]}"
 
 
-def cluster(text: str, servers: int) -> Cluster:
+def cluster(text: str, servers: int, *, planned: bool = False) -> Cluster:
     """The cluster of --cluster, with as many parameter servers as --servers says, or the text itself if 0.
+
+    `planned`: whether it is not to be emulated.
 
     Raises:
         ConfigError: The text is no cluster, or the number of servers is negative or given twice.
@@ -60,7 +62,10 @@ def cluster(text: str, servers: int) -> Cluster:
         raise ConfigError(
             f"--servers {servers} and --cluster {parsed} both say how many servers there are: leave one out"
         )
-    return replace(parsed, servers=servers) if servers else parsed
+    found = replace(parsed, servers=servers) if servers else parsed
+    if not planned:
+        found.check_emulated()
+    return found
 
 
 def path(option: str, text: str | None) -> Path | None:

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 from tacit.contracts import NET, NODE, AdaptiveRounds
 from tacit.errors import ConfigError
+from tacit.foresight.clock_timeline import ENCODING, MAIN, SimulatedSpan
 from tacit.foresight.costs import CostOf, cost_on
 from tacit.foresight.profile import Profile
 from tacit.foresight.rehearsal import rehearse
-from tacit.foresight.simulation import ENCODING, MAIN, SimulatedSpan, simulate
+from tacit.foresight.simulation import simulate
 from tacit.rounds import MomentPeriods
 from tacit.strategy import AnyStrategy
 from tacit.transports.clock import Network
 
-__all__ = ["Prediction", "predict"]
+__all__ = ["Prediction", "predict", "refuse"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def predict(strategy: AnyStrategy, profile: Profile, network: Network) -> Predic
         ConfigError: the strategy does not fit; the profile does not say what it costs; or it cannot be
             foretold, as what it sends depends on the training or on servers.
     """
-    _refuse(strategy)
+    refuse(strategy)
     rehearsal = rehearse(strategy, profile, network.nodes, network.ranks)
     cost = cost_on(profile, strategy.name, network.nodes, network.ranks)
     costs = [CostOf(level, script) for level, script in zip(cost.levels, rehearsal.levels, strict=True)]
@@ -73,7 +74,12 @@ def predict(strategy: AnyStrategy, profile: Profile, network: Network) -> Predic
     )
 
 
-def _refuse(strategy: AnyStrategy) -> None:
+def refuse(strategy: AnyStrategy) -> None:
+    """Refuse what cannot be foretold.
+
+    Raises:
+        ConfigError: what it sends depends on the training or on servers; says what to do instead.
+    """
     for level in strategy.levels:
         if level.server is not None:
             raise ConfigError(

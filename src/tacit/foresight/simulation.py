@@ -2,102 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tacit.contracts import NET, NODE, LateOverlap, PeriodicRounds
-from tacit.exchange.lane import in_turn
+from tacit.contracts import LateOverlap, PeriodicRounds
+from tacit.foresight.clock_lane import ClockJob, ClockLane
+from tacit.foresight.clock_timeline import MAIN, WAITING, ClockTimeline, Simulated
 from tacit.foresight.costs import CostOf
 from tacit.foresight.profile import Profile
-from tacit.foresight.rehearsal import TRAINING, BucketScript, LevelScript, NodeMessage, Rehearsal
+from tacit.foresight.rehearsal import TRAINING, LevelScript, Rehearsal
 from tacit.session.schedule import Schedule
-from tacit.transports.clock import Activity, Clock, Network
+from tacit.transports.clock import Activity, Network
 
-__all__ = ["ENCODING", "MAIN", "Simulated", "SimulatedSpan", "simulate"]
+__all__ = ["simulate"]
 
-ENCODING = "encoding"
-"""The row of the lane; and what training waits for where nothing is on a link."""
-MAIN, WAITING = "training", "waiting"
-"""The row of the thread that trains, and what it does there while an exchange is not over."""
-_FEWEST = 8
-"""At least so many steps are simulated, and again as many before, which do not count."""
-
-
-class SimulatedSpan(NamedTuple):
-    """Something on the timeline: in which row, what, from when until when, in seconds."""
-
-    row: str
-    what: str
-    begun: float
-    ended: float
-
-
-@dataclass
-class Simulated:
-    """What a number of steps took.
-
-    Attributes:
-        steps: how many; `seconds`: all of them.
-        exposed: seconds that training waited, by what it waited for: NET, NODE or ENCODING.
-        crossing: bytes that left the busiest node.
-        spans: the timeline of these steps.
-    """
-
-    steps: int
-    seconds: float = 0.0
-    exposed: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    crossing: int = 0
-    spans: list[SimulatedSpan] = field(default_factory=list)
-
-    def sent(self, crossing: int) -> None:
-        """So many bytes leave the node."""
-        self.crossing += crossing
-
-    def ended(self, seconds: float) -> None:
-        """It has taken so long; find what training waited for."""
-        self.seconds = seconds
-        links = {axis: _united(self.spans, axis) for axis in (NET, NODE)}
-        for span in self.spans:
-            left = [(span.begun, span.ended)] if span.what == WAITING else []
-            for axis, busy in links.items():
-                self.exposed[axis] += _length(_common(left, busy))
-                left = _without(left, busy)
-            self.exposed[ENCODING] += _length(left)
-
-
-@dataclass(eq=False)
-class _Job:
-    """One exchange in the lane; see `exchange.lane.Job`."""
-
-    script: BucketScript
-    segments: Sequence[float]
-    over: Activity
-    next: int = 0
-    waits: bool = False
-    stages: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def message(self) -> NodeMessage:
-        """What it posts next, or has posted."""
-        return self.script.messages[self.next - 1]
-
-    @property
-    def axis(self) -> str:
-        """Of that."""
-        return self.message.own.axis
-
-    def advance(self) -> bool:
-        """A segment is done; whether a message follows it."""
-        self.next += 1
-        self.waits = self.next <= len(self.script.messages)
-        return self.waits
-
-    def post(self) -> None:
-        """Its message leaves."""
-        self.waits = False
-        self.stages[self.axis] += 1
+_FEWEST, _MOST = 8, 1000
+"""At least so many steps are simulated, and again as many before, which do not count; periods are at most as
+long as the other."""
 
 
 class _Way(NamedTuple):
@@ -113,98 +35,8 @@ class _Level:
     script: LevelScript
     cost: CostOf
     schedule: Schedule
-    lane: _Lane
+    lane: ClockLane
     under_way: list[_Way] = field(default_factory=list)
-
-
-class _Timeline:
-    """The clock, and what is written down of what happens by it."""
-
-    def __init__(self, profile: Profile, network: Network) -> None:
-        self.profile, self.network = profile, network
-        self.clock = Clock(network.cores / network.sharing)
-        self.result = Simulated(0)
-        self._begun = 0.0
-
-    def begin(self, steps: int) -> None:
-        """Write down from now on."""
-        self.result, self._begun = Simulated(steps), self.clock.now
-
-    def end(self) -> Simulated:
-        """What was written down."""
-        self.result.ended(self.clock.now - self._begun)
-        return self.result
-
-    def note(self, row: str, what: str, begun: float) -> None:
-        """It has lasted from then until now."""
-        begun = max(begun, self._begun)
-        if self.clock.now > begun:
-            self.result.spans.append(
-                SimulatedSpan(row, what, begun - self._begun, self.clock.now - self._begun)
-            )
-
-    def compute(self, what: str, seconds: float, row: str = MAIN) -> Generator[Activity, None, None]:
-        """Work of the main thread, for which torch may use several."""
-        if seconds > 0:
-            begun, threads = self.clock.now, self.profile.threads if row == MAIN else 1
-            yield self.clock.work(seconds * threads, threads)
-            self.note(row, what, begun)
-
-    def send(self, kind: str, axis: str, sent: int, crossing: int, what: str) -> Activity:
-        """A collective."""
-        transfer = self.network.transfer(kind, axis, sent, crossing)
-        begun = self.clock.now
-        activity = self.clock.send(transfer)
-        activity.then(lambda: self.note(transfer.link, what, begun))
-        self.result.sent(crossing)
-        return activity
-
-
-class _Lane:
-    """Runs exchanges as `exchange.lane.Lane` does, by the clock."""
-
-    def __init__(self, timeline: _Timeline) -> None:
-        self._timeline, self._busy = timeline, False
-        self._events: deque[_Job] = deque()
-        self._under_way: list[_Job] = []
-
-    def submit(self, job: _Job, inline: bool) -> Generator[Activity, None, None]:
-        """Put an exchange at the end; an inline one is begun by the thread that submits it."""
-        self._under_way.append(job)
-        if inline:
-            yield from self._timeline.compute("encode", job.segments[0])
-            self._advanced(job)
-        else:
-            self._happened(job)
-
-    def _happened(self, job: _Job) -> None:
-        self._events.append(job)
-        if not self._busy:
-            self._busy = True
-            self._timeline.clock.spawn(self._work())
-
-    def _work(self) -> Generator[Activity, None, None]:
-        while self._events:
-            job = self._events.popleft()
-            what = "encode" if job.next == 0 else "decode"
-            yield from self._timeline.compute(what, job.segments[job.next], ENCODING)
-            self._advanced(job)
-        self._busy = False
-
-    def _advanced(self, job: _Job) -> None:
-        """A segment is done: post its message, and those that were held for it."""
-        if not job.advance():
-            self._under_way.remove(job)
-            job.over.end()
-        for held in [each for each in self._under_way if each.waits]:
-            if in_turn(held, held.axis, self._under_way):
-                self._post(held)
-
-    def _post(self, job: _Job) -> None:
-        job.post()
-        message, crossing = job.message.own, job.message.crossing
-        sent = self._timeline.send(message.kind, message.axis, message.sent, crossing, job.script.names[0])
-        sent.then(lambda: self._happened(job))
 
 
 class _Rank:
@@ -213,12 +45,12 @@ class _Rank:
     def __init__(
         self, rehearsal: Rehearsal, profile: Profile, costs: Sequence[CostOf], network: Network
     ) -> None:
-        self._profile, self._timeline = profile, _Timeline(profile, network)
+        self._profile, self._timeline = profile, ClockTimeline(profile, network)
         schedules = [Schedule(script.strategy, TRAINING) for script in rehearsal.levels]
         for schedule in schedules[:-1]:
             schedule.follow(schedules[-1])
         self._levels = [
-            _Level(script, cost, schedule, _Lane(self._timeline))
+            _Level(script, cost, schedule, ClockLane(self._timeline))
             for script, cost, schedule in zip(rehearsal.levels, costs, schedules, strict=True)
         ]
 
@@ -314,7 +146,7 @@ class _Rank:
 
     def _submit(self, level: _Level, i: int, over: Activity) -> Generator[Activity, None, None]:
         inline = level.script.strategy.compressor.inline
-        job = _Job(level.script.buckets[i], level.cost.segments(i), over)
+        job = ClockJob(level.script.buckets[i], level.cost.segments(i), over)
         yield from level.lane.submit(job, inline)
 
     def _wait(self, end: Activity) -> Generator[Activity, None, None]:
@@ -332,7 +164,8 @@ def simulate(rehearsal: Rehearsal, profile: Profile, costs: Sequence[CostOf], ne
         network: links and processors of the cluster.
     """
     rank = _Rank(rehearsal, profile, costs, network)
-    return rank.run(_first(rehearsal), _cycle(rehearsal))
+    first = _first(rehearsal)
+    return rank.run(first, _cycle(rehearsal, first))
 
 
 def _first(rehearsal: Rehearsal) -> int:
@@ -347,43 +180,22 @@ def _first(rehearsal: Rehearsal) -> int:
     return max(firsts)
 
 
-def _cycle(rehearsal: Rehearsal) -> int:
-    """So many steps make whole periods."""
+def _cycle(rehearsal: Rehearsal, first: int) -> int:
+    """So many steps make whole periods of all levels and parts."""
+    schedules = [Schedule(script.strategy, TRAINING) for script in rehearsal.levels]
+    for schedule in schedules[:-1]:
+        schedule.follow(schedules[-1])
     periods = [
-        script.strategy.rounds.sync_every
-        for script in rehearsal.levels
-        if isinstance(script.strategy.rounds, PeriodicRounds)
+        _period(schedule, first, part)
+        for schedule, script in zip(schedules, rehearsal.levels, strict=True)
+        for part in range(script.strategy.parts)
     ]
-    longest = max(periods, default=4)
+    longest = max(periods)
     return longest * -(-_FEWEST // longest)
 
 
-# ---- spans of time --------------------------------------------------------------------------------------
-
-_Times = list[tuple[float, float]]
-
-
-def _united(spans: Iterable[SimulatedSpan], row: str) -> _Times:
-    """The times in which something is in a row, in order, without overlaps."""
-    found: _Times = []
-    for begun, ended in sorted((each.begun, each.ended) for each in spans if each.row == row):
-        if found and begun <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], ended)
-        else:
-            found.append((begun, ended))
-    return found
-
-
-def _common(some: _Times, others: _Times) -> _Times:
-    return [(max(a, c), min(b, d)) for a, b in some for c, d in others if max(a, c) < min(b, d)]
-
-
-def _without(some: _Times, others: _Times) -> _Times:
-    left = some
-    for c, d in others:
-        left = [part for a, b in left for part in ((a, min(b, c)), (max(a, d), b)) if part[0] < part[1]]
-    return left
-
-
-def _length(times: _Times) -> float:
-    return sum(b - a for a, b in times)
+def _period(schedule: Schedule, first: int, part: int) -> int:
+    """Steps from one round of the part to the next; 1 where there is none in the next thousand."""
+    due = (step for step in range(first, first + _MOST) if schedule.at(step, part) is not None)
+    one, other = next(due, 0), next(due, 0)
+    return max(1, other - one)

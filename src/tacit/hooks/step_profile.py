@@ -7,6 +7,7 @@ and rank 0 saves it there. `tacit profile` sets it, with what else it wants, as 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import socket
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tacit.algorithms import parse
 from tacit.environment import STEP_PROFILE
+from tacit.errors import TacitError
 from tacit.files import spared
 from tacit.foresight.profile import Profile, StrategyCost
 from tacit.hooks.options import AttachOptions
@@ -31,11 +33,12 @@ from tacit.hooks.trained_model import TrainedModel, local, locals_of
 from tacit.transports.probing import processor_cost
 from tacit.transports.process_groups import backend_of, said
 
-__all__ = ["ProfileRequest", "began", "take"]
+__all__ = ["ProfileRequest", "began", "processor", "take"]
 
 SKIPPED, STEPS = 3, 12
 """So many first steps are left out, as buckets settle in them; then so many are measured."""
 _SLOWER = 1.1
+_log = logging.getLogger("tacit")
 
 
 class Flushed(Protocol):
@@ -110,12 +113,16 @@ class _Taking:
 
     def _costs(self, profile: Profile) -> list[StrategyCost]:
         """On all ranks at once, as in training."""
-        tensors = locals_of(self._options.named)
-        return [
-            measured_cost(parse(text), profile, nodes, ranks, tensors)
-            for text in self._request.algorithms
-            for nodes, ranks in self._request.layouts
-        ]
+        tensors, found = locals_of(self._options.named), []
+        for text in self._request.algorithms:
+            try:
+                found += [
+                    measured_cost(parse(text), profile, nodes, ranks, tensors)
+                    for nodes, ranks in self._request.layouts
+                ]
+            except TacitError as error:
+                _log.warning("what %r costs was not measured: %s", text, error)
+        return found
 
 
 def take(timer: StepTimer, model: TrainedModel, optimizers: Sequence[torch.optim.Optimizer]) -> Profile:
@@ -138,7 +145,7 @@ def take(timer: StepTimer, model: TrainedModel, optimizers: Sequence[torch.optim
         per_message=per_hop,
         buffers=_broadcast(model) if isinstance(model, DistributedDataParallel) else 0,
         state_bytes=_state_bytes(optimizers),
-        processor=platform.processor() or platform.machine(),
+        processor=processor(),
         backend=backend_of(group),
         torch_version=str(torch.__version__),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -150,6 +157,15 @@ def take(timer: StepTimer, model: TrainedModel, optimizers: Sequence[torch.optim
         chosen = everyone[-1]
     here = _machine()
     return replace(chosen, ranks=said(here, group).count(here))
+
+
+def processor() -> str:
+    """The processor's name, and how many cores there are: where they are equal, costs are comparable."""
+    name = platform.processor() or platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {os.cpu_count()} cores"
 
 
 def _machine() -> str:

@@ -21,10 +21,8 @@ from tacit.session.schedule import Schedule
 from tacit.strategy import AnyStrategy
 from tacit.transports.echo import EchoTransport, Layout
 
-__all__ = ["LARGEST", "measured_cost"]
+__all__ = ["measured_cost"]
 
-LARGEST = 8
-"""So many nodes are stood for at the most; what more of them cost is told by `foresight.costs`."""
 _ROUNDS = 3
 _MOST_STEPS = 500
 """In so many steps each bucket is sent once, or the rest of them counts for nothing."""
@@ -155,6 +153,7 @@ def _deltas(session: Session, echo: EchoTransport, named: dict[str, Tensor]) -> 
             for p in named.values():
                 p.mul_(1.0 + 1e-3)
             echo.marks.clear()
+            hook.observations.observe(1.0)
             begun = time.process_time()
             hook.after_step()
             session.lanes.flush()

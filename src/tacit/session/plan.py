@@ -99,9 +99,11 @@ class SessionContext:
         }
         return [where[rank] for rank in self.ranks]
 
-    @property
+    @cached_property
     def coordinate(self) -> Coordinate:
         """This rank's."""
+        if not self.by_node:
+            return Coordinate(AxisRank(), AxisRank(self.me, len(self.ranks)))
         return self.coordinates[self.me]
 
     @cached_property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class Layout:
     each: int
     rank: int = 0
 
-    @property
+    @cached_property
     def nodes(self) -> Sequence[Sequence[int]]:
         """The ranks of each node."""
         return [range(node * self.each, (node + 1) * self.each) for node in range(self.count)]

@@ -52,6 +52,8 @@ def links(cluster: str) -> str:
     except ConfigError:
         return cluster
     rate = "full-speed" if parsed.rate is None else _rate(parsed.rate)
+    if parsed.rates:
+        rate = f"uneven {_rate(min(parsed.rates))} to {_rate(max(parsed.rates))}"
     late = f" with {parsed.latency * 1e3:g} ms of latency" if parsed.latency else ""
     return f"{rate} links{late}"
 

@@ -34,10 +34,10 @@ def build(cluster: Cluster) -> list[int]:
             f"the testbed builds its network with pyroute2, which cannot be imported ({error}). "
             f"Install it: {installing('testbed')}."
         ) from error
-    if cluster.rate is not None and cluster.rate > _FASTEST:
+    fastest = max([cluster.rate or 0.0, *cluster.rates])
+    if fastest > _FASTEST:
         raise TestbedError(
-            f"links of {cluster.rate:g} bit/s cannot be emulated: the shaper ends at 34 gbit. "
-            "Leave the rate out."
+            f"links of {fastest:g} bit/s cannot be emulated: the shaper ends at 34 gbit. Leave the rate out."
         )
     switch = os.open(_OWN_NETWORK, os.O_RDONLY)
     with ExitStack() as stack:
@@ -63,9 +63,10 @@ def _connect(hub: Any, bridge: int, inside: Any, namespace: int, node: int, clus
     link = inside.link_lookup(ifname=INTERFACE)[0]
     inside.addr("add", index=link, address=address(node), prefixlen=PREFIX)
     inside.link("set", index=inside.link_lookup(ifname="lo")[0], state="up")
-    inside.link("set", index=link, state="up", **_packets(cluster.rate))
-    _shape(inside, link, cluster.rate, cluster.latency)
-    _shape(hub, port, cluster.rate, 0.0)
+    rate = cluster.rate_of(node)
+    inside.link("set", index=link, state="up", **_packets(rate))
+    _shape(inside, link, rate, cluster.latency)
+    _shape(hub, port, rate, 0.0)
 
 
 def _add(routes: Any, name: str, *, up: bool = True, **link: Any) -> int:

@@ -38,7 +38,12 @@ class Testbed:
     __test__ = False  # pytest would collect the name
 
     def __init__(self, cluster: Cluster) -> None:
-        """Store what to emulate; ``local:N`` runs plain processes instead."""
+        """Store what to emulate; ``local:N`` runs plain processes instead.
+
+        Raises:
+            ConfigError: it is too large to be emulated.
+        """
+        cluster.check_emulated()
         self.cluster = cluster
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -48,7 +53,7 @@ class Testbed:
     @property
     def shaped(self) -> bool:
         """Whether the links have a rate or a latency."""
-        return self.cluster.rate is not None or self.cluster.latency > 0
+        return self.cluster.shaped
 
     @property
     def interfaces(self) -> tuple[str, ...]:

@@ -1,0 +1,74 @@
+"""The links and processors of a cluster for the clock: as measured, or as one describes them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from tacit.foresight.profile import Profile
+from tacit.links import Links
+from tacit.transports.clock import Network
+
+__all__ = ["FRAMES", "described", "measured"]
+
+FRAMES = 1448 / 1514
+"""The share of a link's bytes that is payload: TCP with time stamps, in Ethernet frames of 1,500 bytes."""
+_LATENCY = 7e-5
+"""Seconds of a small message between two machines, without what the link itself adds."""
+
+
+def measured(links: Links, profile: Profile) -> Network:
+    """The very cluster on which links and profile were measured.
+
+    A ring is as fast as its slowest neighbours are both ways at once.
+    """
+    nodes = len(links.ranks)
+    neighbours = [(i, (i + 1) % nodes) for i in range(nodes)]
+    rates = [links.rate_both_ways[i][j] for i, j in neighbours if i != j]
+    near = [links.rate_both_ways[i][i] for i in range(nodes)]
+    inside = [links.latency[i][i] for i in range(nodes)]
+    return Network(
+        nodes=nodes,
+        ranks=len(links.ranks[0]),
+        rate=min((rate for rate in rates if rate is not None), default=math.inf) / 8,
+        latency=statistics.median(links.between(links.latency) or [0.0]),
+        cores=profile.cores,
+        sharing=profile.ranks,
+        per_byte=profile.per_byte,
+        per_hop=profile.per_message,
+        near_rate=min((rate for rate in near if rate is not None), default=math.inf) / 8,
+        near_latency=max((each for each in inside if each is not None), default=_LATENCY),
+    )
+
+
+def described(
+    nodes: int,
+    ranks: int,
+    rates: Sequence[float | None],
+    latency: float,
+    profile: Profile,
+    *,
+    cores: float | None = None,
+    emulated: bool = False,
+) -> Network:
+    """A cluster that one does not have.
+
+    Args:
+        rates: bit/s of the nodes' links; None: as fast as the processors.
+        latency: seconds that a link adds, one way.
+        cores: of each node; None: as many as its ranks can use.
+        emulated: whether all nodes are on the machine of the profile, as in the testbed.
+    """
+    slowest = min((rate for rate in rates if rate is not None), default=math.inf)
+    own = ranks * (profile.threads + 1) if cores is None else cores
+    return Network(
+        nodes=nodes,
+        ranks=ranks,
+        rate=slowest * FRAMES / 8,
+        latency=latency + _LATENCY,
+        cores=profile.cores if emulated else own,
+        sharing=nodes * ranks if emulated else ranks,
+        per_byte=profile.per_byte,
+        per_hop=profile.per_message,
+    )
