@@ -84,7 +84,7 @@ def command(
         bool,
         typer.Option(
             "--emulated",
-            help="ClusterPlan for the emulated cluster: all nodes share this machine's cores, as in tacit compare",
+            help="Plan for the emulated cluster: all nodes share this machine's cores, as in tacit compare",
         ),
     ] = False,
     memory: Annotated[
