@@ -1,20 +1,21 @@
-"""How well steps are foretold: predictions of the planner against the testbed, on 48 configurations.
+"""How well steps are foretold: predictions of the planner against the testbed, on many configurations.
 
-    python benchmarks/foresight.py            # about 15 minutes
+    python benchmarks/foresight.py            # about 20 minutes
     python benchmarks/foresight.py --quick    # one model on one cluster, about a minute
     python benchmarks/foresight.py --table benchmarks/results/DATE-foresight.json
 
-Two models (VGG-11 of 9.2 million parameters, a byte transformer of 0.7 million) on four clusters, one of them with a
-node whose link has a tenth of the others' rate. On each, all ranks profile 12 steps that send nothing, measure
-the links, and what each strategy's own work costs; then the arms are timed, their blocks interleaved. The predictions
-are made outside, from the profile and the links alone.
+Two models (VGG-11 of 9.2 million parameters, a byte transformer of 0.7 million) on four clusters, one of them
+with a node whose link has a tenth of the others' rate. On each, all ranks profile 12 steps that send nothing,
+measure the links, and what each strategy's own work costs; then the arms are timed, their blocks interleaved.
+The predictions are made outside, from the profile and the links alone.
 
-Half of the configurations were not looked at while the model of time was written: those that `HELD_OUT` draws from all
-but the ones of `BUILT_ON`, by a seed that was written down before any of them was run.
+Half of the configurations were not looked at while the model of time was written: those that `held_out` draws
+from all but the ones of `BUILT_ON`, by a seed that was written down before any of them was run.
 
-`auto`: which arm would be chosen by the predictions among those that a user accepts, and what it costs in measured
-time beside the fastest. `formulas`: the same settings by the closed formulas of the literature: computing, plus
-2 (P - 1) latencies and the bytes over the rate, a K-th of it with a round every K steps; no overlap, no encoding.
+`auto`: which arm would be chosen by the predictions among those that a user accepts, and how much longer its
+measured step is than the fastest one's. The column `formula` has the closed formulas of the literature:
+computing, plus 2 (P - 1) latencies and the bytes over the rate, of which rounds every K steps take a K-th.
+They know no overlap, no encoding, and no cores that are shared.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ def held_out() -> set[tuple[str, str, str]]:
 def rank_main(model: str, arms: Sequence[str], quick: bool) -> None:
     """Profile, measure the links and the costs, and time the arms; rank 0 tells."""
     import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
 
     from arms import Blocks, Trainer, ranks, timed
     from tacit.algorithms import parse
@@ -89,12 +91,14 @@ def rank_main(model: str, arms: Sequence[str], quick: bool) -> None:
         group = dist.group.WORLD
         assert group is not None
         trainer = Trainer("noop", work=_work(model))
-        module = trainer.model.module
+        replica = trainer.model
+        assert isinstance(replica, DistributedDataParallel)
+        module = replica.module
         timer = StepTimer(module, [trainer.optimizer], dict(module.named_parameters()))
         for _ in range(SKIPPED + STEPS + 1):
             trainer.step()
         timer.close()
-        profile = take(timer, trainer.model, [trainer.optimizer])
+        profile = take(timer, replica, [trainer.optimizer])
         nodes = read_nodes(group, None)
         links = measure(group, nodes)
         layout = len(nodes), len(nodes[0])
@@ -190,7 +194,7 @@ def formula(arm: str, bytes_out: float, computing: float, network: Any) -> float
 
 
 def chosen(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """For each setting and each class of what is accepted: the choice by prediction, and the best measured."""
+    """For each setting and each class of what is accepted: the choice by prediction, and the best one."""
     settings = dict.fromkeys((row["model"], row["cluster"]) for row in rows)
     for model, cluster in settings:
         here = [row for row in rows if (row["model"], row["cluster"]) == (model, cluster)]
@@ -213,7 +217,7 @@ def chosen(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How many are within the limits: of all, and of those that were held out; by the clock, and by formulas."""
+    """How many are within the limits, of all and of those held out; by the clock, and by formulas."""
     found: dict[str, Any] = {}
     for name, some in (("all", rows), ("held out", [row for row in rows if row["held_out"]])):
         off = [abs(row["off"]) for row in some]
@@ -232,9 +236,9 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _line(row: Mapping[str, Any]) -> str:
     mark = "held out" if row["held_out"] else ""
     return (
-        f"{row['model']:8}{row['cluster']:32}{row['arm']:28}{row['measured_ms']:10.1f}{row['predicted_ms']:10.1f}"
-        f"{100 * row['off']:+8.1f} %{row['formula_ms']:10.1f}{row['predicted_mb']:9.2f}{row['interface_mb']:9.2f}"
-        f"  {mark}"
+        f"{row['model']:8}{row['cluster']:32}{row['arm']:28}{row['measured_ms']:10.1f}"
+        f"{row['predicted_ms']:10.1f}{100 * row['off']:+8.1f} %{row['formula_ms']:10.1f}"
+        f"{row['predicted_mb']:9.2f}{row['interface_mb']:9.2f}  {mark}"
     )
 
 
@@ -245,16 +249,18 @@ def table(result: Mapping[str, Any]) -> str:
         f"{'MB':>9}{'counted':>9}"
     )
     lines = [head, *map(_line, result["rows"]), ""]
-    for name, each in result["verdicts"].items():
-        lines.append(
-            f"{name}: {each['within_10']} of {each['configurations']} within 10 %, {each['within_25']} within 25 %, "
-            f"worst {100 * each['worst']:.1f} %; by formulas {each['formulas_within_10']} within 10 %, worst "
-            f"{100 * each['formulas_worst']:.0f} %"
-        )
+    lines += [
+        f"{name}: {each['within_10']} of {each['configurations']} within 10 %, {each['within_25']} within "
+        f"25 %, worst {100 * each['worst']:.1f} %; by formulas {each['formulas_within_10']} within 10 %, "
+        f"worst {100 * each['formulas_worst']:.0f} %"
+        for name, each in result["verdicts"].items()
+        if each["configurations"]
+    ]
     lines += ["", "auto:"]
     lines += [
-        f"{each['model']:8}{each['cluster']:32}{each['accept']:10}{each['choice']:28} best {each['best']:28}"
-        f"{100 * each['over_best']:+6.1f} % over the best, {100 * each['over_ddp']:+6.1f} % over ddp"
+        f"{each['model']:8}{each['cluster']:32}{each['accept']:10}{each['choice']:28} best "
+        f"{each['best']:28}{100 * each['over_best']:+6.1f} % over the best, "
+        f"{100 * each['over_ddp']:+6.1f} % over ddp"
         for each in result["auto"]
     ]
     return "\n".join(lines)

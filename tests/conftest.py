@@ -35,6 +35,7 @@ PROCESSES = (
     "tests/cli/test_list.py::test_json_lists",
     "tests/cli/test_list.py::test_the_table_fits",
     "tests/cli/test_main.py",
+    "tests/cli/test_plan.py::test_a_script",
     "tests/cli/test_probe.py::test_links_are",
     "tests/cli/test_record_script.py::test_a_script_in_processes",
     "tests/cli/test_run.py",

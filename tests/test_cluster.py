@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from cases import for_each
 from tacit.errors import ConfigError
 from tacit.lab.cluster import Cluster
+from tacit.lab.testbed import Testbed
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,8 @@ from tacit.lab.cluster import Cluster
         ("1x8@2.5gbit", Cluster(1, 8, 2.5e9)),
         ("2x2@512kbit,150us", Cluster(2, 2, 512e3, 150e-6)),
         ("2x2@20ms", Cluster(2, 2, None, 0.02)),
+        ("nodes=[3x1@1gbit,1x1@100mbit]", Cluster(4, 1, rates=(1e9, 1e9, 1e9, 1e8))),
+        ("nodes=[1x2@10mbit,1x2@1gbit]", Cluster(2, 2, rates=(1e7, 1e9))),
     ],
 )
 def test_parses_and_writes_back(text: str, cluster: Cluster) -> None:
@@ -97,9 +100,10 @@ def test_bad_text_is_refused_with_an_example(text: str) -> None:
     "values",
     [
         {"nodes": 0, "ranks_per_node": 1},
-        {"nodes": 1024, "ranks_per_node": 1},
-        {"nodes": 1000, "ranks_per_node": 1, "servers": 24},
-        {"nodes": 1, "ranks_per_node": 4097},
+        {"nodes": 1 << 11, "ranks_per_node": 1 << 10},
+        {"nodes": 2, "ranks_per_node": 1, "rates": (1e6,)},
+        {"nodes": 1, "ranks_per_node": 1, "rate": 1e6, "rates": (1e6,)},
+        {"nodes": 1, "ranks_per_node": 1, "rates": (0.0,)},
         {"nodes": 1, "ranks_per_node": 10**30, "namespaces": False},
         {"nodes": 1, "ranks_per_node": -1},
         {"nodes": 1, "ranks_per_node": 1, "rate": 0.0},
@@ -112,6 +116,37 @@ def test_bad_text_is_refused_with_an_example(text: str) -> None:
 def test_impossible_values_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         Cluster(**values)  # type: ignore[arg-type]
+
+
+@for_each(
+    "values",
+    [
+        {"nodes": 1024, "ranks_per_node": 1},
+        {"nodes": 1000, "ranks_per_node": 1, "servers": 24},
+        {"nodes": 1, "ranks_per_node": 4097},
+    ],
+)
+def test_what_one_machine_cannot_emulate_can_be_planned(values: dict[str, int]) -> None:
+    cluster = Cluster(**values)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="cannot be emulated"):
+        cluster.check_emulated()
+    with pytest.raises(ConfigError, match="cannot be emulated"):
+        Testbed(cluster)
+
+
+@for_each(
+    "text",
+    ["nodes=[]", "nodes=[3x1]", "nodes=[1x1@1gbit,1x2@1gbit]", "nodes=[1x1@20ms]", "nodes=[1x1@1gbit"],
+)
+def test_uneven_nodes_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="nodes="):
+        Cluster.parse(text)
+
+
+def test_a_server_has_the_fastest_link_of_uneven_nodes() -> None:
+    cluster = Cluster(2, 1, rates=(1e6, 1e9), servers=1)
+    assert [cluster.rate_of(place) for place in range(3)] == [1e6, 1e9, 1e9]
+    assert cluster.shaped
 
 
 def test_world_size() -> None:
