@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tacit.errors import AttachError
-from tacit.hooks import checkpoint, exit, momentum, sharded_state
+from tacit.hooks import checkpoint, epochs, exit, momentum, sharded_state
 from tacit.hooks.agreement import agree
 from tacit.hooks.assembly import levels_of
 from tacit.hooks.ddp import HookDispatcher, no_exchange
@@ -57,7 +57,9 @@ class ActiveStrategy:
         self.failures = Failures(options, self.levels, backwards, self._notes)
         self.momentum = momentum.planned(options.strategy, options.policy, optimizers, options.named)
         self._scaled: ScaledSteps | None = None
+        self._left = False
         agree(options)
+        epochs.warn_of_long_periods(options.strategy, options.schedule_state)
         if options.ddp is not None and not options.leaves_ddp_alone:
             dispatcher = dispatcher or HookDispatcher.of(options.ddp)
         elif options.sharded is not None and not options.periodic:
@@ -161,7 +163,10 @@ class ActiveStrategy:
         self.failures.leave_barrier()
 
     def leave(self) -> None:
-        """Remove the hooks and close the levels of this rank; no collective call."""
+        """Remove the hooks and close the levels of this rank; no collective call, and idempotent."""
+        if self._left:
+            return
+        self._left = True
         self._hooks.remove()
         self.failures.close()
         failed = self.failures.first is not None

@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tacit.errors import PeerLost
+from tacit.errors import AttachError, PeerLost
 from tacit.hooks import exit, run_report, status, tensorboard
 from tacit.hooks.active import ActiveStrategy
+from tacit.hooks.choosing import Choice
 from tacit.hooks.ddp import HookDispatcher
 from tacit.hooks.failures import first_line
 from tacit.hooks.footprint import footprint
@@ -39,6 +40,17 @@ def session_of(model: TrainedModel) -> Attached | None:
     return _ATTACHED.get(model)
 
 
+def refuse_second(model: TrainedModel) -> None:
+    """Refuse a model that has a session.
+
+    Raises:
+        AttachError: names the session's strategy.
+    """
+    earlier = session_of(model)
+    if earlier is not None:
+        raise AttachError(f"{earlier.strategy.name!r} is attached to this model already: close it first")
+
+
 class Attached:
     """A session at work on a model; a context manager, which closes it.
 
@@ -47,13 +59,21 @@ class Attached:
     Args:
         options: what to attach, and to what; checked.
         dispatcher: answers the communication hook that the user registers; None: tacit registers its own.
+        strategy: what the user gave, where another one is at work.
 
     Attributes:
         strategy: as given.
     """
 
-    def __init__(self, options: AttachOptions, dispatcher: HookDispatcher | None = None) -> None:
-        self.strategy: AnyStrategy = options.strategy
+    strategy: AnyStrategy
+
+    def __init__(
+        self,
+        options: AttachOptions,
+        dispatcher: HookDispatcher | None = None,
+        strategy: AnyStrategy | None = None,
+    ) -> None:
+        self.strategy = options.strategy if strategy is None else strategy
         self._model = options.model
         self._active = ActiveStrategy(options, dispatcher)
         _ATTACHED[self._model] = self
@@ -80,6 +100,11 @@ class Attached:
     def optimizers(self) -> Sequence[Optimizer]:
         """Those whose steps it follows, without what frameworks wrap around them."""
         return self._active.options.optimizers
+
+    @property
+    def periodic(self) -> bool:
+        """Whether replicas take steps of their own between rounds, with what is at work."""
+        return self._active.options.periodic
 
     @property
     def closed(self) -> bool:
@@ -192,6 +217,11 @@ class Attached:
         return timeline(self.strategy.name, rank_in(), names, sessions)
 
     @property
+    def choice(self) -> Choice | None:
+        """What `auto` has chosen, and on what grounds; None before, and where the user named the strategy."""
+        return None
+
+    @property
     def active_path(self) -> str:
         """What runs, in one sentence: the strategy, its messages, the ranks, the kernels."""
         return status.active_path(self._active.options, self.levels, self._active.momentum)
@@ -270,6 +300,8 @@ class Attached:
     ) -> None:
         if error is None:
             self.close()
+            return
+        if self.closed:
             return
         lost = self._active.failures.lost_by(error)
         self._leave()
