@@ -1,8 +1,11 @@
 """What is checked of `auto` on real Gloo processes: two ranks, each a node of its own or both on one."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -11,6 +14,12 @@ from torch import Tensor, nn
 
 import tacit
 from tacit.hooks.choosing import Choice, ChoosingSession
+from tacit.lab.recipes.training import Task
+from tacit.lab.recipes.training import train as train_recipe
+from tacit.lab.records import EndRecord, Record, RunRecord
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
+from test_training import Line
 
 CHECKS = Checks()
 check = CHECKS.add
@@ -52,13 +61,13 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, stop: 
 
 
 def by_hand(text: str, optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = sgd) -> Tensor:
-    """Three steps with `dense`, and seven with this strategy, attached behind them."""
+    """Three steps with `dense`, and seven with this strategy, attached behind them if it is another one."""
     model = wrapped()
     optimizer = optimizer_of(model)
     with tacit.attach(model, optimizer, "dense"):
-        train(model, optimizer, 0, 3)
+        train(model, optimizer, 0, 10 if text == "dense" else 3)
     with tacit.attach(model, optimizer, text):
-        train(model, optimizer, 3, 10)
+        train(model, optimizer, 10 if text == "dense" else 3, 10)
     return flat(model)
 
 
@@ -202,6 +211,20 @@ def steps_that_take_another_time_than_foretold_ask_again() -> None:
         train(model, optimizer, 14, 18)  # it rests up to step 19
         assert session.metrics()["steps"] == 18
     assert same_on_all_ranks(flat(model))
+
+
+@check
+def the_record_of_a_run_says_what_was_chosen() -> None:
+    task = Task(strategy=tacit.parse("auto"), epochs=3, seed=0, target=0.9, cluster="local:2", shaped=False)
+    written: list[Record] = []
+    with patch("tacit.hooks.choosing.default_decider", lambda: Fixed("bf16")):
+        train_recipe(task, Line(), written.append)
+    head, *_, end = written
+    assert isinstance(head, RunRecord)
+    assert isinstance(end, EndRecord)
+    assert head.strategy.startswith("AutoStrategy(accept='feedback'")
+    assert (end.metrics["choice"]["algorithm"], end.metrics["choice"]["reason"]) == ("bf16", "bf16 it is")
+    assert end.metrics["steps"] == 6
 
 
 @check
