@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from replicas import Checks, flat, raises, same_on_all_ranks, sgd, steps, wrapped
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import tacit
 from tacit.hooks.choosing import Choice, ChoosingSession
@@ -246,6 +247,9 @@ def candidates_are_checked_without_a_trace() -> None:
             assert optimizer.param_groups[0]["momentum"] == 0.9
     left = dict(found.left_out)
     assert "several nodes with several ranks" in left["daso"]
+    by_node = {"steps_per_epoch": 4, "epochs": 2, "mesh": init_device_mesh("cpu", (1, 2))}
+    with tacit.attach(model, optimizer, "auto:accept=periodic", decider=Fixed(), **by_node) as session:
+        assert "several nodes" in dict(session.candidates().left_out)["daso"]  # type: ignore[attr-defined]
     with tacit.attach(model, torch.optim.Adam(model.parameters()), "auto", decider=Fixed()) as session:
         assert [text for text, _ in session.candidates().left_out] == ["dgc"]  # type: ignore[attr-defined]
 

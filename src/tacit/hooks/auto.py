@@ -26,10 +26,11 @@ from tacit.hooks.candidates import CandidateCheck, Candidates
 from tacit.hooks.choosing import Choice, Decider, decided
 from tacit.hooks.fitting import AttachArguments, fitted
 from tacit.hooks.options import AttachOptions
+from tacit.hooks.sharded_model import ShardedModel
 from tacit.session import in_turn
 from tacit.strategy import AutoStrategy
 from tacit.timelines import Timeline, one_after_another
-from tacit.transports.process_groups import gathered, rank_in
+from tacit.transports.process_groups import gathered, rank_in, ranks_of
 
 _log = logging.getLogger("tacit")
 
@@ -77,8 +78,13 @@ class AutoSession(Attached):
         self._choice: Choice | None = None
         self._ended: tuple[_Ended, ...] = ()
         self._begun, self._due = 0, float(decider.steps)
+        self._observes = False
         super().__init__(first, strategy=strategy)
         self._check = CandidateCheck(given)
+        found = _ranks(given)
+        self.ranks = sorted(found)
+        """All that train the model, by their numbers in the world."""
+        self._order = [found.index(rank) for rank in self.ranks]
         # Behind the optimizer's own hooks: torch does not go over them any more, so they may be exchanged.
         self._handle = register_optimizer_step_post_hook(self._stepped)
 
@@ -94,7 +100,7 @@ class AutoSession(Attached):
         return self._check.candidates(self.strategy.accept)
 
     def from_all(self, mine: Tensor) -> Tensor:
-        """What all ranks give, one row a rank: tensors on the host, of one shape. A collective call."""
+        """What all of `ranks` give, one row a rank: tensors on the host, of one shape. A collective call."""
         options, far = self.options, self.levels[-1].session
         # By our own exchange where there is one, as that ends with an error where a peer is lost.
         rows = (
@@ -105,7 +111,7 @@ class AutoSession(Attached):
         everyone = torch.stack(rows)
         if options.sharded is None or options.sharded.near is None:
             return everyone
-        return torch.cat(gathered(everyone, options.sharded.near))
+        return torch.cat(gathered(everyone, options.sharded.near))[self._order]
 
     # ---- what it tells --------------------------------------------------------------------------------
 
@@ -147,6 +153,11 @@ class AutoSession(Attached):
             return f"{self.strategy.name!r} chooses after step {self._due:g}"
         return f"chosen by {self.strategy.name!r}: {self._choice.reason}"
 
+    def observe(self, loss: Tensor | float) -> None:
+        """As `Attached.observe`; strategies that go by the loss may be chosen then."""
+        self._observes = True
+        super().observe(loss)
+
     def check_called(self) -> None:
         """As `Attached.check_called`; a strategy that was chosen behind the first step has seen none."""
         if not self._ended or self.session.step:
@@ -176,6 +187,7 @@ class AutoSession(Attached):
             )
         told = json.loads(state_dict[KEY])
         choice = None if told["choice"] is None else Choice.from_json(told["choice"])
+        self._check.observed = True  # or the strategy's first round says that nobody has called `observe`
         try:
             options = self._options_of(choice)
         except (AttachError, ConfigError) as error:
@@ -229,9 +241,8 @@ class AutoSession(Attached):
     def _choose(self) -> None:
         """Have a strategy chosen, and go on with it. A collective call."""
         self.flush()
-        sharded = self.options.sharded
-        near = 0 if sharded is None or sharded.near is None else rank_in(sharded.near)
-        choice = decided(self._decider, self, first=self.group.rank() == 0 and near == 0)
+        self._check.observed = bool(self.from_all(torch.tensor([self._observes])).all())
+        choice = decided(self._decider, self)
         try:
             options = self._options_of(choice)
         except (AttachError, ConfigError) as error:
@@ -304,6 +315,14 @@ def step_seconds(ends: Sequence[float], window: int, period: int) -> float:
     marks = [*ends][-window - 1 :][::-period]
     periods = [(later - sooner) / period for later, sooner in pairwise(marks)]
     return median(periods) if periods else math.inf
+
+
+def _ranks(given: AttachArguments) -> list[int]:
+    """Who trains the model, near axis by near axis. A collective call."""
+    far, model = ranks_of(given.model.process_group), given.model
+    if not isinstance(model, ShardedModel) or model.near is None:
+        return far
+    return [rank for each in gathered(torch.tensor(far), model.near) for rank in each.tolist()]
 
 
 def _period(level: Any) -> int:

@@ -9,7 +9,7 @@ from torch.optim import SGD, Optimizer
 
 from tacit.algorithms import parse
 from tacit.algorithms.auto import candidates as texts_of
-from tacit.contracts import WORLD
+from tacit.contracts import WORLD, AdaptiveRounds
 from tacit.errors import AttachError, ConfigError
 from tacit.hooks import momentum
 from tacit.hooks.device_placement import placed
@@ -20,7 +20,7 @@ from tacit.hooks.options import AttachOptions
 from tacit.hooks.sharded_model import ShardedModel
 from tacit.hooks.trained_model import locals_of
 from tacit.session.buckets import fitting
-from tacit.strategy import Accept, AutoStrategy
+from tacit.strategy import Accept, AnyStrategy, AutoStrategy
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,12 @@ class CandidateCheck:
 
     Args:
         given: what the user gave. The momentum of SGD is noted now, as `dgc` will set it to 0.
+
+    Attributes:
+        observed: whether all ranks give the session their loss.
     """
+
+    observed = False
 
     def __init__(self, given: AttachArguments) -> None:
         self._given = given
@@ -65,6 +70,11 @@ class CandidateCheck:
             raise AttachError(
                 f"with a scaler each replica of {text!r} passes over steps of its own, so that ranks could "
                 "not choose again behind the same step"
+            )
+        metrics = [rounds.observed_metrics for rounds in _adaptive(options.strategy)]
+        if not self.observed and any("loss" in each for each in metrics):
+            raise AttachError(
+                f"{text!r} goes by the loss: call session.observe(loss) before optimizer.step()"
             )
         momentum.planned(options.strategy, options.policy, options.optimizers, options.named)
         for level in options.strategy.levels:
@@ -99,6 +109,10 @@ class CandidateCheck:
             raise AttachError(self._no_nodes)
         if len(self._nodes) < 2 or len(self._nodes[0]) < 2:
             raise AttachError("it is for several nodes with several ranks each")
+
+
+def _adaptive(strategy: AnyStrategy) -> list[AdaptiveRounds]:
+    return [level.rounds for level in strategy.levels if isinstance(level.rounds, AdaptiveRounds)]
 
 
 def _nodes(given: AttachArguments) -> tuple[list[list[int]], str]:

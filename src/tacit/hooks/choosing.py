@@ -18,6 +18,7 @@ from tacit.hooks.level import Level
 from tacit.hooks.options import AttachOptions
 from tacit.strategy import AutoStrategy
 from tacit.timelines import Timeline
+from tacit.transports.process_groups import rank_in
 
 FromAll = Callable[[Tensor], Tensor]
 """What all ranks give, one row a rank, in the same order on all of them. A collective call."""
@@ -53,9 +54,15 @@ class Choice:
 
 
 class ChoosingSession(Protocol):
-    """What a decider is given: the session whose strategy it is to choose."""
+    """What a decider is given: the session whose strategy it is to choose.
+
+    Attributes:
+        strategy: what may be chosen.
+        ranks: all that train the model, by their numbers in the world, in order.
+    """
 
     strategy: AutoStrategy
+    ranks: list[int]
 
     @property
     def options(self) -> AttachOptions:
@@ -69,7 +76,7 @@ class ChoosingSession(Protocol):
         """What may be chosen here, and what may not, and why. A collective call."""
 
     def from_all(self, mine: Tensor) -> Tensor:
-        """What all ranks give, one row a rank: tensors on the host, of one shape. A collective call."""
+        """What all of `ranks` give, one row a rank: tensors on the host, of one shape. A collective call."""
 
     def timeline(self) -> Timeline:
         """When this rank computed and waited."""
@@ -106,13 +113,12 @@ def default_decider() -> Decider:
     )
 
 
-def decided(decider: Decider, session: ChoosingSession, first: bool) -> Choice:
+def decided(decider: Decider, session: ChoosingSession) -> Choice:
     """Measure on all ranks, and choose on the first. A collective call.
 
     Args:
         decider: of this rank; the same on all.
         session: at work, with nothing under way.
-        first: whether this is the rank that chooses.
 
     Raises:
         DecisionError: a rank could not measure, or the first could not choose; on all ranks.
@@ -121,10 +127,10 @@ def decided(decider: Decider, session: ChoosingSession, first: bool) -> Choice:
     error = _failure_of(lambda: decider.measure(session))
     failures = from_all_texts(session.from_all, "" if error is None else _words(error))
     if any(failures):
-        ranks = [rank for rank, each in enumerate(failures) if each]
-        _refuse(f"{name} could not measure on {of_ranks(ranks)}: {failures[ranks[0]]}", error)
+        found = {rank: each for rank, each in zip(session.ranks, failures, strict=True) if each}
+        _refuse(f"{name} could not measure on {of_ranks(found)}: {next(iter(found.values()))}", error)
     text = ""
-    if first:
+    if rank_in() == session.ranks[0]:
         try:
             text = json.dumps({"choice": _checked(decider.decide()).to_json()})
         except Exception as raised:
@@ -132,7 +138,7 @@ def decided(decider: Decider, session: ChoosingSession, first: bool) -> Choice:
             text = json.dumps({"error": _words(raised)})
     told = json.loads(from_all_texts(session.from_all, text)[0])
     if "error" in told:
-        _refuse(f"{name} could not choose on rank 0: {told['error']}", error)
+        _refuse(f"{name} could not choose on rank {session.ranks[0]}: {told['error']}", error)
     return Choice.from_json(told["choice"])
 
 
