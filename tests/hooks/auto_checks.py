@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from replicas import Checks, flat, raises, same_on_all_ranks, sgd, steps, wrapped
+from replicas import Checks, close_to, flat, network, raises, same_on_all_ranks, sgd, steps, wrapped
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -114,6 +114,25 @@ def from_the_choice_on_it_is_the_chosen_strategy_bit_for_bit() -> None:
         assert len(chosen) == (dist.get_rank() == 0)
         assert not optimizer._optimizer_step_post_hooks
         assert optimizer.param_groups[0]["momentum"] == 0.9
+
+
+@check
+def dgc_goes_on_from_the_momentum_that_it_takes_over() -> None:
+    def columns() -> nn.Module:
+        model = network()
+        model[0].weight.data = model[0].weight.data.t().contiguous().t()
+        return model
+
+    for options in ({}, {"nesterov": True, "weight_decay": 0.05}, {"maximize": True}):
+        ends = []
+        text = f"dgc:ratio=1.0,masking=false,nesterov={'nesterov' in options}"
+        for algorithm in ("dense", text):
+            model = wrapped(columns())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, **options)  # type: ignore[arg-type]
+            with tacit.attach(model, optimizer, "auto", decider=Fixed(algorithm)):
+                train(model, optimizer, 0, 10)
+            ends.append(flat(model))
+        close_to(*ends, 2e-6 * (1 + float((ends[0] - flat(columns())).abs().max())))
 
 
 @check

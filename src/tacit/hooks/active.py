@@ -79,6 +79,9 @@ class ActiveStrategy:
         options = self.options
         for level in levels_of(options, rates, self.momentum):
             self.levels.append(level)
+        if self.momentum is not None and options.scaler is None:
+            store = self.levels[0].session.store
+            store.restore(self.momentum.velocities(store.named_state()))
         if options.scaler is not None and options.scaled:
             self._scaled = ScaledSteps(options.scaler, self.levels, options.named, options.optimizers)
         self.failures.watch()
