@@ -16,6 +16,7 @@ ERRORS = {
     "AttachError",
     "CheckpointError",
     "ConfigError",
+    "DecisionError",
     "NonFinite",
     "Overflow",
     "PayloadError",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         AttachError,
         CheckpointError,
         ConfigError,
+        DecisionError,
         NonFinite,
         Overflow,
         PayloadError,
@@ -76,6 +77,7 @@ __all__ = [
     "Cluster",
     "CommState",
     "ConfigError",
+    "DecisionError",
     "Levels",
     "NonFinite",
     "Overflow",
@@ -99,8 +101,8 @@ __all__ = [
 
 _HOMES = {
     "tacit.algorithms": "parse",
-    "tacit.errors": "AttachError CheckpointError ConfigError NonFinite Overflow PayloadError PeerLost "
-    "ProbeError RatesDiffer RoundError ServerLost TacitError TestbedError UnevenData",
+    "tacit.errors": "AttachError CheckpointError ConfigError DecisionError NonFinite Overflow PayloadError "
+    "PeerLost ProbeError RatesDiffer RoundError ServerLost TacitError TestbedError UnevenData",
     "tacit.hooks": "Attached CommState attach comm_hook from_env join_states log_metrics",
     "tacit.lab.cluster": "Cluster",
     "tacit.strategy": "Levels Strategy",

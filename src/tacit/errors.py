@@ -3,6 +3,7 @@
 TacitError
 ├── ConfigError (also a ValueError)   what the user gave cannot be: an unknown name, a value out of range
 ├── AttachError (also a ValueError)   the model, the optimizer or the process group does not fit the strategy
+├── DecisionError                     `auto` could not choose a strategy, on any rank
 ├── CheckpointError (also a ValueError)  a saved state does not fit, or is not whole
 ├── Overflow                          finite entries became too large to be sent, or owed
 ├── PayloadError                      a peer's payload is not one that this rank's compressor would send
@@ -24,6 +25,7 @@ __all__ = [
     "AttachError",
     "CheckpointError",
     "ConfigError",
+    "DecisionError",
     "NonFinite",
     "Overflow",
     "PayloadError",
@@ -50,6 +52,10 @@ class ConfigError(TacitError, ValueError):
 
 class AttachError(TacitError, ValueError):
     """The model, the optimizer or the process group does not fit the strategy."""
+
+
+class DecisionError(TacitError):
+    """`auto` could not choose a strategy; raised on all ranks, whichever of them has failed."""
 
 
 class CheckpointError(TacitError, ValueError):

@@ -34,6 +34,8 @@ from tacit.topologies.auto import Auto
 Subject = Literal["nothing", "gradient", "delta"]
 Beside = Literal["local", "averaged", "reset"]
 Buffers = Literal["averaged", "local", "on_sync"]
+Accept: TypeAlias = Literal["exact", "lossless", "feedback", "periodic"]
+"""What `AutoStrategy` may choose: each of these words allows what those before it allow, and more."""
 
 
 _KINDS = {"rounds": Rounds, "topology": Topology, "overlap": Overlap, "merge": Merge}
@@ -294,4 +296,38 @@ class Levels:
             )
 
 
-AnyStrategy: TypeAlias = Strategy | Levels
+@dataclass(frozen=True, kw_only=True)
+class AutoStrategy:
+    """A strategy that is chosen in training, by what the first steps have measured.
+
+    Attributes:
+        accept: what may be risked. "exact": nothing, the numbers are DDP's. "lossless": gradients may be
+            rounded to bfloat16. "feedback": they may be compressed, where what is not sent now is sent later.
+            "periodic": replicas may differ between two rounds.
+        watch: over how many steps the time of a step is measured, and compared with what was foretold; None:
+            what was chosen stays.
+        tolerance: the share by which the two may differ before there is another decision.
+        rest: between two decisions there are at least so many steps.
+        name: the text form it was made from; without effect.
+    """
+
+    accept: Accept = "feedback"
+    watch: int | None = 100
+    tolerance: float = 0.25
+    rest: int = 1000
+    name: str = field(default="auto", compare=False)
+
+    def __post_init__(self) -> None:
+        checks.one_of("accept", self.accept, typing.get_args(Accept))
+        if self.watch is not None:
+            checks.whole("watch", self.watch, 5, None, "write 100, or none to keep what was chosen")
+        checks.real("tolerance", self.tolerance, "write 0.25 for a quarter", above=0.0)
+        checks.whole("rest", self.rest, 1, None, "write 1000")
+
+    @property
+    def levels(self) -> tuple[Strategy, ...]:
+        """What it begins with: plain averages of gradients."""
+        return (Strategy(name="dense"),)
+
+
+AnyStrategy: TypeAlias = Strategy | Levels | AutoStrategy

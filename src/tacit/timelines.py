@@ -16,7 +16,18 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar, get_type_hints
 from tacit.errors import ConfigError
 from tacit.json_lines import Line, is_of, read_lines
 
-__all__ = ["Change", "Exchange", "Span", "Step", "Timeline", "aligned", "now", "read", "since_1970"]
+__all__ = [
+    "Change",
+    "Exchange",
+    "Span",
+    "Step",
+    "Timeline",
+    "aligned",
+    "now",
+    "one_after_another",
+    "read",
+    "since_1970",
+]
 
 DIGITS = 6
 """Times are kept to the microsecond."""
@@ -183,6 +194,41 @@ def aligned(timelines: Iterable[Timeline]) -> list[Timeline]:
         for begun in (*(each.begun for each in timeline.steps), *(each.begun for each in timeline.exchanges))
     ]
     return [timeline.counted_from(min(starts, default=timeline.origin)) for timeline in timelines]
+
+
+def one_after_another(parts: Sequence[tuple[int, Timeline]]) -> Timeline:
+    """The timeline of a rank whose strategy was exchanged for another, once or more.
+
+    Args:
+        parts: of each strategy, after how many steps it began, and its timeline, in order.
+    """
+    origin, levels = (
+        parts[0][1].origin,
+        tuple(dict.fromkeys(name for _, each in parts for name in each.levels)),
+    )
+    moved = [_moved(each.counted_from(origin), begun, levels) for begun, each in parts]
+    return replace(
+        moved[-1],
+        levels=levels,
+        steps=tuple(step for each in moved for step in each.steps),
+        exchanges=tuple(sorted((x for each in moved for x in each.exchanges), key=lambda x: x.level)),
+        changes=tuple(change for each in moved for change in each.changes),
+    )
+
+
+def _moved(timeline: Timeline, steps: int, levels: Sequence[str]) -> Timeline:
+    """The same with so many steps before it, and levels by their numbers among these."""
+    numbers = [levels.index(name) for name in timeline.levels]
+    return replace(
+        timeline,
+        steps=tuple(each._replace(step=each.step + steps) for each in timeline.steps),
+        exchanges=tuple(
+            each._replace(step=each.step + steps, level=numbers[each.level]) for each in timeline.exchanges
+        ),
+        changes=tuple(
+            each._replace(step=each.step + steps, level=numbers[each.level]) for each in timeline.changes
+        ),
+    )
 
 
 def read(path: Path) -> Iterator[Timeline]:

@@ -584,10 +584,10 @@ def test_what_cannot_be_is_refused_with_what_to_write(make: Callable[[], object]
 
 
 def test_a_period_that_no_epoch_reaches_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    epochs.check(parse("localsgd:sync_every=22"), {"steps_per_epoch": 22.0})
-    epochs.check(parse("diloco:sync_every=500"), {})
+    epochs.warn_of_long_periods(parse("localsgd:sync_every=22"), {"steps_per_epoch": 22.0})
+    epochs.warn_of_long_periods(parse("diloco:sync_every=500"), {})
     assert caplog.text == ""
-    epochs.check(parse("diloco:sync_every=500"), {"steps_per_epoch": 22.0})
+    epochs.warn_of_long_periods(parse("diloco:sync_every=500"), {"steps_per_epoch": 22.0})
     assert "sync_every=500 is longer than an epoch of 22 steps" in caplog.text
     plateau = Strategy(subject="delta", rounds=OnPlateau(23), merge=Average())
     with pytest.raises(

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
+import auto_checks
 import beside_checks
 import checks
 import daso_checks
@@ -31,6 +32,9 @@ from tacit.session.health import DeviceReport
 
 IN_STREAM = "on the GPU in stream order"
 CHOSEN = {
+    auto_checks: """
+        from_the_choice_on_it_is_the_chosen_strategy_bit_for_bit
+    """,
     checks: """
         dense_is_ddp
         dense_is_ddp_with_accumulated_gradients

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from auto_checks import Fixed
 from replicas import close_to, raises
 from sharded_checks import CHECKS, Net, batch, check, folder, mesh, sgd, sharded, told, train, trained, whole
 from torch import Tensor, nn
@@ -102,6 +103,24 @@ def what_was_sent_and_what_is_owed_is_the_gradient() -> None:
             dist.all_reduce(whole_, group=far)
             if sum_.numel():
                 close_to(whole_ / 2, applied[name])
+
+
+@check
+def what_auto_chooses_leads_where_it_leads_attached_behind_that_step() -> None:
+    for algorithm in ("ddp", "bf16", "topk:ratio=0.1", "diloco:sync_every=2"):
+        chosen, named, decider = sharded(mesh()), sharded(mesh()), Fixed(algorithm)
+        first, second = sgd(chosen), sgd(named)
+        with tacit.attach(chosen, first, "auto:accept=periodic", mesh=mesh(), decider=decider) as session:
+            train(chosen, first, range(3))
+            left_out = dict(session.candidates().left_out)  # type: ignore[attr-defined]
+            train(chosen, first, range(3, 8))
+        with tacit.attach(named, second, "dense", mesh=mesh()):
+            train(named, second, range(8 if algorithm == "ddp" else 3))
+        with tacit.attach(named, second, algorithm, mesh=mesh()):
+            train(named, second, range(8 if algorithm == "ddp" else 3, 8))
+        assert torch.equal(whole(chosen), whole(named)), algorithm
+        assert [text.partition(":")[0] for text in left_out] == ["dgc", "daso"]
+        assert (decider.measured, decider.decided) == ([3], int(dist.get_rank() == 0))
 
 
 @check

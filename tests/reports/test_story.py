@@ -1,8 +1,11 @@
+import io
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 from samples import ALONE, DDP, HEAD, TOPK, WHOLE, comparison
 
+from tacit.errors import ConfigError
 from tacit.lab import records, reports
 from tacit.lab.reports import summary
 
@@ -74,6 +77,20 @@ def test_links_in_words(cluster: str, words: str) -> None:
 
 def test_a_whole_comparison_needs_no_notice() -> None:
     assert summary.notices(reports.compare(WHOLE), WHOLE) == []
+
+
+def test_what_auto_went_on_with_is_told_with_its_reason() -> None:
+    choice = {"algorithm": "bf16", "reason": "bf16 halves the bytes", "seconds": 0.1, "considered": []}
+    auto = replace(TOPK, algorithm="auto", metrics={"choice": choice})
+    whole = [*WHOLE, auto]
+    assert records.parse(auto.to_json()) == auto
+    assert summary.notices(reports.compare(whole), whole) == ["auto went on with bf16: bf16 halves the bytes"]
+    console = Console(width=80, file=io.StringIO())
+    console.print(reports.table(reports.compare(whole)))
+    assert "auto went on with bf16" in console.file.getvalue()  # type: ignore[attr-defined]
+    broken = replace(auto, metrics={"choice": {"algorithm": 3}})
+    with pytest.raises(ConfigError, match=r"choice is .*write an object with algorithm and reason"):
+        records.parse(broken.to_json())
 
 
 def test_failures_and_what_is_missing_are_noticed() -> None:

@@ -12,6 +12,7 @@ from tacit.algorithms.registry import parse as parse
 
 # isort: off
 from tacit.algorithms.ddp import ddp as ddp, dense as dense
+from tacit.algorithms.auto import auto as auto
 from tacit.algorithms.bf16 import bf16 as bf16
 from tacit.algorithms.fp16 import fp16 as fp16
 from tacit.algorithms.fp8 import fp8 as fp8

@@ -20,6 +20,7 @@ from tacit.strategy import AnyStrategy, Strategy
 
 Family: TypeAlias = Literal[
     "synchronous",
+    "automatic",
     "quantization",
     "sparsification",
     "low rank",

@@ -10,7 +10,7 @@ from tacit.foresight.profile import Profile
 from tacit.links import Links
 from tacit.transports.clock import Network
 
-__all__ = ["FRAMES", "described", "measured"]
+__all__ = ["FRAMES", "described", "measured", "of_ring"]
 
 FRAMES = 1448 / 1514
 """The share of a link's bytes that is payload: TCP with time stamps, in Ethernet frames of 1,500 bytes."""
@@ -39,6 +39,20 @@ def measured(links: Links, profile: Profile) -> Network:
         per_hop=profile.per_message,
         near_rate=min((rate for rate in near if rate is not None), default=math.inf) / 8,
         near_latency=max((each for each in inside if each is not None), default=_LATENCY),
+    )
+
+
+def of_ring(nodes: int, ranks: int, rate: float, latency: float, profile: Profile) -> Network:
+    """The cluster of the profile, on which a ring of all ranks has this rate, in bytes/s, and latency."""
+    return Network(
+        nodes=nodes,
+        ranks=ranks,
+        rate=rate,
+        latency=latency,
+        cores=profile.cores,
+        sharing=profile.ranks,
+        per_byte=profile.per_byte,
+        per_hop=profile.per_message,
     )
 
 

@@ -30,6 +30,7 @@ CANDIDATES = (
     "daso",
 )
 """What is planned where nobody says what: one of each kind that is worth a try on slow links."""
+_UNPLANNED = ("parameter server", "automatic")
 BASE = "ddp"
 """What all others are compared with."""
 LARGEST = 8
@@ -63,7 +64,7 @@ class ClusterPlan:
 
 def every_algorithm() -> list[str]:
     """All algorithms that need no server, by their defaults."""
-    return [name for name in known() if ENTRIES[name].family != "parameter server"]
+    return [name for name in known() if ENTRIES[name].family not in _UNPLANNED]
 
 
 def layouts(nodes: int, ranks: int) -> list[tuple[int, int]]:

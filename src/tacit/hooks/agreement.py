@@ -73,7 +73,10 @@ def _compared(options: AttachOptions) -> dict[str, _Compared]:
     numbers = sum(p.numel() for p in named.values())
     return {
         "version of tacit": _Compared(text=f"payloads of format {FORMAT}"),
-        "strategy": _Compared(text=repr(strategy), shown=f"{strategy.name!r} {repr(strategy)[:200]}"),
+        "strategy": _Compared(
+            text=f"{options.chosen_by}{strategy!r}",
+            shown=f"{strategy.name!r} {options.chosen_by}{repr(strategy)[:200]}",
+        ),
         "model": _Compared(
             text="\n".join(f"{name} {tuple(p.shape)} {p.dtype}" for name, p in named.items()),
             shown=f"{len(named)} parameters of {numbers} numbers: {', '.join(named)}",

@@ -15,19 +15,16 @@ from torch.optim import Optimizer
 
 from tacit.algorithms import parse
 from tacit.environment import ALGORITHM
-from tacit.errors import ConfigError
-from tacit.hooks import epochs as epochs_given
-from tacit.hooks import run_report
+from tacit.errors import AttachError, ConfigError
+from tacit.hooks import choosing, run_report
 from tacit.hooks.arguments import model_of, optimizers_of
-from tacit.hooks.attached import Attached
-from tacit.hooks.grad_scaler import at_work
-from tacit.hooks.options import AttachOptions
+from tacit.hooks.attached import Attached, refuse_second
+from tacit.hooks.auto import AutoSession
+from tacit.hooks.choosing import Decider
+from tacit.hooks.fitting import AttachArguments, fitted
 from tacit.hooks.sharded_gradients import Reduction
-from tacit.hooks.sharded_model import ShardedModel, far_level
-from tacit.hooks.validate import check_reduction, check_seed, check_weight, checked, refuse_on_shards
-from tacit.parameter_server import placement
 from tacit.session.buckets import Policy
-from tacit.strategy import AnyStrategy
+from tacit.strategy import AnyStrategy, AutoStrategy
 
 
 def from_env(variable: str = ALGORITHM) -> AnyStrategy:
@@ -61,6 +58,7 @@ def attach(
     seed: int = 0,
     exchange_on: Literal["device", "host"] | None = None,
     reduction: Reduction = "mean",
+    decider: Decider | None = None,
 ) -> Attached:
     """Put a strategy to work on a model of DDP or FSDP2. A collective call: every rank of the model makes it.
 
@@ -97,6 +95,8 @@ def attach(
             on the GPU if that is possible. `session.active_path` tells which, and why.
         reduction: of a sharded model's gradients along the far axis: "mean", or "sum" where the loss is
             divided by the samples of all ranks, as torchtitan's is.
+        decider: of "auto", which chooses the strategy by what the first steps have measured; the same on
+            every rank.
 
     Returns:
         The attached session: a context manager. `close` (or leaving the block) takes the optimizer's hooks
@@ -109,32 +109,27 @@ def attach(
     """
     run_report.called("attach")
     strategy = parse(strategy) if isinstance(strategy, str) else strategy
-    trained, optimizers = model_of(model, mesh, group), optimizers_of(optimizer)
-    if isinstance(trained, ShardedModel):
-        strategy, mesh = far_level(strategy, trained.process_group.size()), None
-        refuse_on_shards(strategy, scaler, weight)
-    named = checked(trained, optimizers, strategy)
-    scaler = at_work(scaler, strategy)
-    schedule_state = epochs_given.given(strategy, steps_per_epoch, epochs)
-    check_weight(strategy, weight)
-    check_reduction(trained, strategy, reduction)
-    check_seed(seed)
-    where = placement.find_servers(strategy, servers)
-    return Attached(
-        AttachOptions(
-            model=trained,
-            optimizers=optimizers,
-            strategy=placement.with_servers(strategy, where),
-            named=named,
-            scaler=scaler,
-            policy=policy,
-            timeout=timeout,
-            schedule_state=schedule_state,
-            mesh=mesh,
-            weight=weight,
-            servers=where,
-            seed=seed,
-            exchange_on=exchange_on,
-            reduction=reduction,
-        )
+    trained = model_of(model, mesh, group)
+    refuse_second(trained)
+    given = AttachArguments(
+        model=trained,
+        optimizers=optimizers_of(optimizer),
+        scaler=scaler,
+        policy=policy,
+        timeout=timeout,
+        steps_per_epoch=steps_per_epoch,
+        epochs=epochs,
+        mesh=mesh,
+        weight=weight,
+        servers=servers,
+        seed=seed,
+        exchange_on=exchange_on,
+        reduction=reduction,
     )
+    if isinstance(strategy, AutoStrategy):
+        return AutoSession(given, strategy, decider or choosing.default_decider())
+    if decider is not None:
+        raise AttachError(
+            f"decider= is for 'auto', and {strategy.name!r} is named: leave it out, or write 'auto'"
+        )
+    return Attached(fitted(given, strategy))

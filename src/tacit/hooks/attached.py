@@ -8,40 +8,25 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit.errors import AttachError, PeerLost
-from tacit.hooks import (
-    checkpoint,
-    exit,
-    momentum,
-    run_report,
-    sharded_state,
-    status,
-    step_profile,
-    tensorboard,
-)
-from tacit.hooks.agreement import agree
-from tacit.hooks.assembly import levels_of
-from tacit.hooks.ddp import HookDispatcher, no_exchange
-from tacit.hooks.failures import Failures, first_line
+from tacit.hooks import exit, run_report, status, step_profile, tensorboard
+from tacit.hooks.active import ActiveStrategy
+from tacit.hooks.choosing import Choice
+from tacit.hooks.ddp import HookDispatcher
+from tacit.hooks.failures import first_line
 from tacit.hooks.footprint import footprint
-from tacit.hooks.frozen_check import FrozenCheck
-from tacit.hooks.grad_scaler import ScaledSteps
-from tacit.hooks.learning_rates import RateHistory, Rates
 from tacit.hooks.level import Level
-from tacit.hooks.memory import too_large
 from tacit.hooks.options import AttachOptions
-from tacit.hooks.step_hooks import StepHooks, differ_since
+from tacit.hooks.step_hooks import differ_since
 from tacit.hooks.trained_model import TrainedModel
-from tacit.hooks.uneven_data import SyncedBackwards
 from tacit.session import Session, joined, timeline
+from tacit.strategy import AnyStrategy
 from tacit.timelines import Timeline
-from tacit.torch_compat import in_join
-from tacit.transports.process_groups import rank_in, ranks_of
+from tacit.transports.process_groups import rank_in
 
 CLOSE = "write `with tacit.attach(...):` around the loop, or session.close() behind it"
 
@@ -55,6 +40,17 @@ def session_of(model: TrainedModel) -> Attached | None:
     return _ATTACHED.get(model)
 
 
+def refuse_second(model: TrainedModel) -> None:
+    """Refuse a model that has a session.
+
+    Raises:
+        AttachError: names the session's strategy.
+    """
+    earlier = session_of(model)
+    if earlier is not None:
+        raise AttachError(f"{earlier.strategy.name!r} is attached to this model already: close it first")
+
+
 class Attached:
     """A session at work on a model; a context manager, which closes it.
 
@@ -63,56 +59,33 @@ class Attached:
     Args:
         options: what to attach, and to what; checked.
         dispatcher: answers the communication hook that the user registers; None: tacit registers its own.
+        strategy: what the user gave, where another one is at work.
 
     Attributes:
         strategy: as given.
-        levels: the strategy's, near to far.
     """
 
-    def __init__(self, options: AttachOptions, dispatcher: HookDispatcher | None = None) -> None:
-        self.strategy = options.strategy
-        self.levels: list[Level] = []
-        self._options = options
-        model, optimizers = options.model, options.optimizers
-        rates = Rates(optimizers, options.named)
-        # A replica that moves on its own may pass over steps of its own with a scaler.
-        own_steps = options.scaler is not None and options.periodic
-        self._notes = RateHistory(rates) if optimizers and not own_steps and not in_join(model) else None
-        self._frozen, backwards = FrozenCheck(model), SyncedBackwards(model)
-        self._hooks = StepHooks(options, self.levels, backwards, self._frozen, self._notes)
-        self._failures = Failures(options, self.levels, backwards, self._notes)
-        self._momentum = momentum.planned(self.strategy, options.policy, optimizers, options.named)
-        self._scaled: ScaledSteps | None = None
-        agree(options)
-        if options.ddp is not None and not options.leaves_ddp_alone:
-            dispatcher = dispatcher or HookDispatcher.of(options.ddp)
-        elif options.sharded is not None and not options.periodic:
-            dispatcher = HookDispatcher(no_exchange)
-        try:
-            self._begin(rates, dispatcher)
-        except torch.OutOfMemoryError as error:
-            self._leave()
-            raise AttachError(
-                too_large(self.strategy, options.named, options.policy, options.exchange_on)
-            ) from error
-        except BaseException:
-            self._leave()
-            raise
-        _ATTACHED[model] = self
+    strategy: AnyStrategy
+
+    def __init__(
+        self,
+        options: AttachOptions,
+        dispatcher: HookDispatcher | None = None,
+        strategy: AnyStrategy | None = None,
+    ) -> None:
+        self.strategy = options.strategy if strategy is None else strategy
+        self._model = options.model
+        self._active = ActiveStrategy(options, dispatcher)
+        _ATTACHED[self._model] = self
         run_report.began(self)
         tensorboard.began(self)
         exit.began(self)
         step_profile.began(self, options)
 
-    def _begin(self, rates: Rates, dispatcher: HookDispatcher | None) -> None:
-        options = self._options
-        for level in levels_of(options, rates, self._momentum):
-            self.levels.append(level)
-        if options.scaler is not None and options.scaled:
-            self._scaled = ScaledSteps(options.scaler, self.levels, options.named, options.optimizers)
-        self._failures.watch()
-        self._hooks.register(dispatcher, self._momentum, self._scaled)
-        exit.watch(ranks_of(options.group))
+    @property
+    def levels(self) -> list[Level]:
+        """The levels of the strategy that is at work, near to far."""
+        return self._active.levels
 
     @property
     def session(self) -> Session:
@@ -122,17 +95,22 @@ class Attached:
     @property
     def group(self) -> dist.ProcessGroup:
         """The ranks whose parameters are averaged."""
-        return self._options.group
+        return self._active.options.group
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
         """Those whose steps it follows, without what frameworks wrap around them."""
-        return self._options.optimizers
+        return self._active.options.optimizers
+
+    @property
+    def periodic(self) -> bool:
+        """Whether replicas take steps of their own between rounds, with what is at work."""
+        return self._active.options.periodic
 
     @property
     def closed(self) -> bool:
         """Whether the session has ended."""
-        return session_of(self._options.model) is not self
+        return session_of(self._model) is not self
 
     # ---- while it is at work --------------------------------------------------------------------------
 
@@ -150,8 +128,7 @@ class Attached:
 
         An answer that is to be applied later is kept until then.
         """
-        for level in self.levels:
-            level.session.flush()
+        self._active.flush()
 
     def check_called(self) -> None:
         """To be called behind a first step, by who has attached for somebody else.
@@ -159,17 +136,7 @@ class Attached:
         Raises:
             AttachError: torch has not called the hooks, so nothing was exchanged; says why that may be.
         """
-        if self._scaled is None and self._options.optimizers and not self._hooks.called:
-            raise AttachError(
-                f"a step was taken, and the optimizer that {self.strategy.name!r} has did not take "
-                "it, so nothing is exchanged: attach behind whatever makes another optimizer of it"
-            )
-        if self.levels[0].gradient is not None and self._hooks.backwards.begun == 0:
-            raise AttachError(
-                f"a step was taken, and DDP did not call its hook, so {self.strategy.name!r} has exchanged "
-                "no gradients: compute the loss by calling the model that the framework has wrapped, and not "
-                "a module inside it, and leave no_sync out of a step's last backward"
-            )
+        self._active.check_called()
 
     def sync(self) -> None:
         """Make all replicas equal now, by a round where the strategy lets them differ. A collective call.
@@ -178,11 +145,7 @@ class Attached:
             AttachError: a Parameter of the model has been replaced by another.
             RoundError: the round failed.
         """
-        self.flush()
-        if self._options.sharded is not None:
-            self._options.sharded.reshard()
-        self._frozen.check_objects()
-        self.levels[-1].sync()
+        self._active.sync()
 
     def state_dict(self) -> dict[str, Any]:
         """The session for a checkpoint (`Stateful`): counters, buckets, and all state that it keeps.
@@ -190,11 +153,7 @@ class Attached:
         For torch.save each rank saves its own, as residuals differ by rank; torch.distributed.checkpoint
         keeps them apart by their keys. Waits until nothing is under way.
         """
-        self.flush()
-        state, sharded = checkpoint.save(self.strategy, self.levels), self._options.sharded
-        if sharded is None:
-            return state
-        return sharded_state.whole(sharded, self._options.named, state, self._not_by_entry())
+        return self._active.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, bit for bit; load the model and the optimizer too.
@@ -202,23 +161,7 @@ class Attached:
         Raises:
             CheckpointError: it does not fit, or is not whole; nothing has been changed then.
         """
-        self.flush()
-        if (sharded := self._options.sharded) is not None:
-            sharded.reshard()
-            state_dict = sharded_state.mine(sharded, self._options.named, state_dict, self._not_by_entry())
-        checkpoint.load(state_dict, self.strategy, self.levels)
-        for level in self.levels:
-            level.fetch()
-        if self._notes is not None:
-            self._notes.loaded()
-
-    def _not_by_entry(self) -> set[tuple[int, str, str]]:
-        return {
-            (i, *key)
-            for i, level in enumerate(self.levels)
-            for key, kept in level.session.store.named_state().items()
-            if not kept.by_entry
-        }
+        self._active.load_state_dict(state_dict)
 
     # ---- what it tells --------------------------------------------------------------------------------
 
@@ -261,7 +204,7 @@ class Attached:
         that a round that fails leaves no trace; `messages`: what is sent and received, used again in the next
         round; `scratch`: what encoding and decoding use, in the threads of all sessions.
         """
-        return footprint([self.levels, self._momentum], self._options.model.module, self._options.optimizers)
+        return footprint([self.levels, self._active.momentum], self._model.module, self.optimizers)
 
     def timeline(self) -> Timeline:
         """When this rank computed and waited: its last thousand steps, and each level's last thousand rounds.
@@ -275,9 +218,14 @@ class Attached:
         return timeline(self.strategy.name, rank_in(), names, sessions)
 
     @property
+    def choice(self) -> Choice | None:
+        """What `auto` has chosen, and on what grounds; None before, and where the user named the strategy."""
+        return None
+
+    @property
     def active_path(self) -> str:
         """What runs, in one sentence: the strategy, its messages, the ranks, the kernels."""
-        return status.active_path(self._options, self.levels, self._momentum)
+        return status.active_path(self._active.options, self.levels, self._active.momentum)
 
     def describe(self) -> str:
         """What runs, in lines: `active_path`, and all that it summarises.
@@ -286,7 +234,7 @@ class Attached:
         the busiest rank, as sent and as weighed by what a second compression loses; and each bucket with its
         parameters, their compressors, what predicts them, and its bytes.
         """
-        return status.describe(self._options, self.levels, self._momentum)
+        return status.describe(self._active.options, self.levels, self._active.momentum)
 
     # ---- how it ends ----------------------------------------------------------------------------------
 
@@ -301,42 +249,23 @@ class Attached:
             RatesDiffer: with different learning rates.
             RoundError: the last round failed, or an earlier one did.
         """
-        if session_of(self._options.model) is None:
+        if session_of(self._model) is None:
             return
         try:
-            first = self._failures.first
+            first = self._active.failures.first
             if first is None or any(
                 level.session.strategy.late and level.session.failure.unraised for level in self.levels
             ):
-                self._make_equal()
+                self._active.make_equal()
             elif isinstance(first, PeerLost):
                 raise first  # found by the failure detector, and perhaps not yet raised
         finally:
             self._leave()
 
-    def _make_equal(self) -> None:
-        """Hold a last round, and average the optimizer state that has stayed local."""
-        self._failures.enter_barrier()
-        self.flush()  # what is under way is training's
-        for level in self.levels:
-            level.session.stats.begin_closing()
-        self.sync()
-        self.levels[-1].consolidate()
-        for level in self.levels if self._options.group.rank() == 0 else ():
-            if note := level.strategy.compressor.ended(level.session.step):
-                _log.warning("%s", note)
-        if self._scaled is not None:
-            self._scaled.consolidate()
-        self._failures.leave_barrier()
-
     def _leave(self) -> None:
         """Remove the hooks and close the levels of this rank; no collective call."""
-        _ATTACHED.pop(self._options.model, None)
-        self._hooks.remove()
-        self._failures.close()
-        failed = self._failures.first is not None
-        for level in self.levels:
-            level.close(failed)
+        _ATTACHED.pop(self._model, None)
+        self._active.leave()
         exit.ended(self)
         run_report.ended(self)
         tensorboard.ended(self)
@@ -346,7 +275,7 @@ class Attached:
         since = differ_since(self.levels)
         try:
             if error is not None:
-                self._failures.lost_by(error)
+                self._active.failures.lost_by(error)
                 self._leave()
                 return
             self.close()
@@ -373,7 +302,9 @@ class Attached:
         if error is None:
             self.close()
             return
-        lost = self._failures.lost_by(error)
+        if self.closed:
+            return
+        lost = self._active.failures.lost_by(error)
         self._leave()
         if lost is not None:
             raise lost from error

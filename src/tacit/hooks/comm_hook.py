@@ -16,14 +16,14 @@ from tacit.algorithms import parse
 from tacit.errors import AttachError
 from tacit.hooks import run_report
 from tacit.hooks.arguments import ddp_of
-from tacit.hooks.attached import Attached
+from tacit.hooks.attached import Attached, refuse_second
 from tacit.hooks.ddp import HookDispatcher
 from tacit.hooks.grad_scaler import at_work
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.validate import check_seed, checked
 from tacit.parameter_server.placement import find_servers
 from tacit.session.buckets import Policy
-from tacit.strategy import AnyStrategy
+from tacit.strategy import AnyStrategy, AutoStrategy
 from tacit.timelines import Timeline
 from tacit.torch_compat import GradBucket
 
@@ -63,11 +63,17 @@ class CommState:
     ) -> None:
         run_report.called("CommState")
         strategy = parse(strategy) if isinstance(strategy, str) else strategy
+        if isinstance(strategy, AutoStrategy):
+            raise AttachError(
+                f"{strategy.name!r} chooses behind an optimizer.step, which no communication hook sees: "
+                f"write tacit.attach(model, optimizer, {strategy.name!r})"
+            )
         (nearest, *farther) = strategy.levels
         if farther or nearest.subject != "gradient":
             why = _INSTEAD["delta" if farther else nearest.subject]
             raise AttachError(f"{strategy.name!r} {why.format(strategy.name)}")
         model = ddp_of(model)
+        refuse_second(model)
         named = checked(model, [], strategy)
         check_seed(seed)
         where = find_servers(strategy, None)

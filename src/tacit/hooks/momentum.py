@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -69,7 +69,7 @@ class TakenMomentum:
         self.momentum = momentum
         self._optimizers = optimizers
         self._handles: list[RemovableHandle] = []
-        ours = {id(p) for p in named.values()}
+        ours = self._names = {id(p): name for name, p in named.items()}
         self._groups = [
             (optimizer, group)
             for optimizer in optimizers
@@ -89,6 +89,27 @@ class TakenMomentum:
 
     def __str__(self) -> str:
         return f"{_words(self.momentum)} taken over from SGD"
+
+    def velocities(self, fields: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Tensor]:
+        """What the optimizers' steps so far have gathered, for a compressor to go on from.
+
+        Args:
+            fields: (parameter, field) of the session's state.
+
+        Returns:
+            For each field that is a velocity, where the optimizer has one: flat, in the order of memory.
+        """
+        found = {}
+        for (optimizer, group), momentum in zip(self._groups, self._before, strict=True):
+            for p in group["params"] if momentum else ():
+                buffer = optimizer.state.get(p, {}).get("momentum_buffer")
+                if buffer is not None and id(p) in self._names:
+                    found[self._names[id(p)]] = _in_memory_order(-buffer if group["maximize"] else buffer, p)
+        return {
+            (name, field): found[name]
+            for name, field in fields
+            if name in found and field.rpartition(".")[2] == "velocity"
+        }
 
     def take(self) -> None:
         """Set the optimizers' momentum to 0."""
@@ -114,6 +135,12 @@ class TakenMomentum:
             group["momentum"] = momentum
             for p in group["params"]:
                 optimizer.state.get(p, {}).pop("momentum_buffer", None)
+
+
+def _in_memory_order(x: Tensor, like: Tensor) -> Tensor:
+    """Its entries as those of `like` follow each other in memory, as DDP's buckets have them."""
+    dims = sorted(range(like.dim()), key=like.stride, reverse=True)
+    return x.detach().permute(dims).reshape(-1)
 
 
 def _check(momentum: Momentum, optimizer: Optimizer, group: Mapping[str, Any]) -> None:

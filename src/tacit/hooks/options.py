@@ -32,6 +32,7 @@ class AttachOptions:
         scaler: None too where the given one does not scale.
         schedule_state: "steps_per_epoch" and "epochs", where they were given.
         servers: host and port of each parameter server.
+        chosen_by: where the strategy was chosen, by what; "" where the user named it.
     """
 
     model: TrainedModel
@@ -48,6 +49,7 @@ class AttachOptions:
     seed: int = 0
     exchange_on: str | None = None
     reduction: Reduction = "mean"
+    chosen_by: str = ""
 
     @property
     def ddp(self) -> DistributedDataParallel | None:

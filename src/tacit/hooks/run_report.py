@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from tacit import files
 from tacit.environment import FOOTPRINT, WORKER
+from tacit.hooks.choosing import Choice
 from tacit.strategy import AnyStrategy
 
 
@@ -23,6 +24,10 @@ class Counted(Protocol):
     """What is reported on: an attached session."""
 
     strategy: AnyStrategy
+
+    @property
+    def choice(self) -> Choice | None:
+        """What `auto` has chosen."""
 
     def metrics(self) -> dict[str, float]:
         """Its numbers."""
@@ -58,7 +63,8 @@ def ended(session: Counted) -> None:
 
 
 def _numbers(session: Counted, *, closed: bool) -> dict[str, Any]:
-    return {"strategy": session.strategy.name, "closed": closed, "metrics": session.metrics()}
+    told: dict[str, Any] = {"strategy": session.strategy.name, "closed": closed, "metrics": session.metrics()}
+    return told if session.choice is None else {**told, "choice": session.choice.to_json()}
 
 
 def _write() -> None:

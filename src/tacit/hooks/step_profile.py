@@ -30,7 +30,7 @@ from tacit.hooks.options import AttachOptions
 from tacit.hooks.step_timer import StepTimer
 from tacit.hooks.strategy_costs import measured_cost
 from tacit.hooks.trained_model import TrainedModel, local, locals_of
-from tacit.transports.probing import processor_cost
+from tacit.transports.probing import RingCost, ring_cost
 from tacit.transports.process_groups import backend_of, said
 
 __all__ = ["ProfileRequest", "began", "processor", "take"]
@@ -125,24 +125,32 @@ class _Taking:
         return found
 
 
-def take(timer: StepTimer, model: TrainedModel, optimizers: Sequence[torch.optim.Optimizer]) -> Profile:
+def take(
+    timer: StepTimer,
+    model: TrainedModel,
+    optimizers: Sequence[torch.optim.Optimizer],
+    ring: RingCost | None = None,
+) -> Profile:
     """The profile of the steps that were timed: those of a rank like most, or of one that is clearly slower.
 
     A collective call; equal on all ranks.
+
+    Args:
+        ring: what collectives cost; measured now where not given.
 
     Raises:
         ConfigError: no step was timed.
     """
     group = model.process_group
-    per_byte, per_hop = processor_cost(group)
+    ring = ring_cost(group) if ring is None else ring
     mine = Profile(
         step=timer.profile(SKIPPED),
         bucket_bytes=int(model.bucket_bytes_cap),
         threads=torch.get_num_threads(),
         ranks=1,
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        per_byte=per_byte,
-        per_message=per_hop,
+        per_byte=ring.per_byte,
+        per_message=ring.per_hop,
         buffers=_broadcast(model) if isinstance(model, DistributedDataParallel) else 0,
         state_bytes=_state_bytes(optimizers),
         processor=processor(),

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from tacit import checks
 from tacit.contracts import WORLD, AdaptiveRounds, LateOverlap, UnsentMerge
 from tacit.errors import AttachError
-from tacit.hooks.attached import session_of
 from tacit.hooks.device_placement import check_backend, device_of
 from tacit.hooks.frozen_check import refuse_sparse, trainable
 from tacit.hooks.options import is_periodic
@@ -61,9 +60,9 @@ def check_reduction(model: TrainedModel, strategy: AnyStrategy, reduction: str) 
         )
 
 
-def refuse_on_shards(strategy: AnyStrategy, scaler: GradScaler | None, weight: float | None) -> None:
+def refuse_on_shards(strategy: AnyStrategy, scaler: object, weight: float | None) -> None:
     """Raise an `AttachError` for what sharded models do not know as yet."""
-    if scaler is not None and scaler.is_enabled():
+    if isinstance(scaler, GradScaler) and scaler.is_enabled():
         raise AttachError(
             "scaler= is not supported on sharded models (FSDP2), where each rank sees its shards of a "
             "gradient alone: train in bfloat16, which needs no scaler, by "
@@ -89,9 +88,6 @@ def checked(model: TrainedModel, optimizers: Sequence[Optimizer], strategy: AnyS
     Raises:
         AttachError: it cannot.
     """
-    earlier = session_of(model)
-    if earlier is not None:
-        raise AttachError(f"{earlier.strategy.name!r} is attached to this model already: close it first")
     _check_strategy(strategy, optimizers)
     named = trainable(model)
     subjects = {level.subject for level in strategy.levels}

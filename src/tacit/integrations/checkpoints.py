@@ -7,7 +7,6 @@ from typing import Any
 
 from tacit.errors import CheckpointError
 from tacit.hooks import Attached, join_states
-from tacit.hooks.options import is_periodic
 from tacit.hooks.sharded_state import refuse_shards
 from tacit.transports.process_groups import collected
 
@@ -18,7 +17,7 @@ _SHARED = "shared/"
 def state_of_rank(session: Attached) -> dict[str, Any]:
     """What this rank needs to go on: its session and, if replicas move on their own, its optimizers."""
     state: dict[str, Any] = {"session": session.state_dict()}
-    if is_periodic(session.strategy):
+    if session.periodic:
         state["optimizers"] = [each.state_dict() for each in session.optimizers]
     return state
 

@@ -11,7 +11,6 @@ from torch import nn
 from tacit.algorithms import parse
 from tacit.errors import AttachError, ConfigError, TacitError
 from tacit.hooks import Attached, attach
-from tacit.hooks.options import is_periodic
 from tacit.strategy import AnyStrategy
 
 _GIVEN = ("model", "optimizer", "strategy", "scaler", "mesh", "group")
@@ -81,7 +80,7 @@ class ManagedSession:
 
     def sync(self) -> None:
         """Make replicas equal, where a session is open and they move on their own. A collective call."""
-        if self.session is not None and is_periodic(self.session.strategy):
+        if self.session is not None and self.session.periodic:
             self.session.sync()
 
     def close(self) -> None:

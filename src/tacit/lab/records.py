@@ -134,12 +134,19 @@ class EndRecord(Line):
     seconds_to_target: float | None = None
     """Training seconds at the first epoch's end that reached the target; None where none did."""
     metrics: dict[str, Any] = field(default_factory=dict)
-    """The session's numbers; "servers", if it is there, is a list of what each parameter server counted."""
+    """The session's numbers; "servers", if it is there, is a list of what each parameter server counted, and
+    "choice" what `auto` has chosen, and on what grounds."""
     error: str | None = None
 
     @classmethod
     def _from_mapping(cls, values: Mapping[str, Any]) -> Self:
         record = super()._from_mapping(values)
+        choice = record.metrics.get("choice", {"algorithm": "", "reason": ""})
+        if not (isinstance(choice, dict) and all(is_of(choice.get(key), str) for key in _OF_CHOICE)):
+            raise ConfigError(
+                f"choice is {choice!r:.60} in the metrics of this EndRecord: write an object with "
+                f"{' and '.join(_OF_CHOICE)}"
+            )
         servers = record.metrics.get("servers", [])
         if not (isinstance(servers, list) and all(map(_is_of_server, servers))):
             raise ConfigError(
@@ -149,6 +156,7 @@ class EndRecord(Line):
         return record
 
 
+_OF_CHOICE = ("algorithm", "reason")
 _OF_SERVERS = {
     "server": int,
     "pushes": int,

@@ -3,7 +3,7 @@
 from tacit.session.description import one_line
 from tacit.session.pending import PendingRound
 from tacit.session.session import Session
-from tacit.session.stats import RoundRecord, joined
+from tacit.session.stats import RoundRecord, in_turn, joined
 from tacit.session.timeline import timeline
 
-__all__ = ["PendingRound", "RoundRecord", "Session", "joined", "one_line", "timeline"]
+__all__ = ["PendingRound", "RoundRecord", "Session", "in_turn", "joined", "one_line", "timeline"]

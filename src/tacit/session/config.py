@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tacit.session.plan import SessionContext
-from tacit.session.topology_choice import Choice
+from tacit.session.topology_choice import TopologyChoice
 from tacit.strategy import Strategy
 
 
@@ -26,7 +26,7 @@ class SessionConfig:
     """
 
     strategy: Strategy
-    choice: Choice
+    choice: TopologyChoice
     context: SessionContext
     lr: Callable[[], float]
     bucket_lr: Callable[[str], float] | None

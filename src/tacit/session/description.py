@@ -9,7 +9,7 @@ from typing import Any
 from tacit.contracts import LateOverlap
 from tacit.prediction.predictor import Predictor, kind_of
 from tacit.session.buckets import Bucket
-from tacit.session.topology_choice import Choice
+from tacit.session.topology_choice import TopologyChoice
 from tacit.strategy import Strategy
 
 __all__ = ["detail", "one_line", "sentence"]
@@ -68,7 +68,7 @@ def _bytes(size: float) -> str:
 
 
 def detail(
-    strategy: Strategy, choice: Choice, buckets: Sequence[Bucket], sent: Sequence[int]
+    strategy: Strategy, choice: TopologyChoice, buckets: Sequence[Bucket], sent: Sequence[int]
 ) -> Iterator[str]:
     """Lines: the level's whole value, what its topology was chosen by, and what becomes of each bucket.
 
@@ -91,7 +91,7 @@ def detail(
                 yield f"  predicted: {param.name} ({shape}, {kind_of(len(param.shape))}) by {predictor}"
 
 
-def _chosen(choice: Choice) -> Iterator[str]:
+def _chosen(choice: TopologyChoice) -> Iterator[str]:
     if not choice.sent:
         yield f"topology: {choice.topology}, as {choice.because or 'the strategy names it'}"
         return

@@ -219,3 +219,16 @@ def joined(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
     for i, level in enumerate(levels):
         total |= {f"{key}_{i}": level[key] for key in ("rounds", "bytes_out")}
     return total
+
+
+_COUNTED = ("steps", "ddp_bytes_out", *_SUMS)
+
+
+def in_turn(ended: Sequence[Mapping[str, float]], now: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of strategies that were at work one after another: sums, and the rest as it is `now`."""
+    total = dict(now)
+    for each in ended:
+        for key in _COUNTED:
+            total[key] += each[key]
+    total["compression"] = _ratio(total["ddp_bytes_out"], total["bytes_out"])
+    return total

@@ -16,7 +16,7 @@ FEW = 2
 
 
 @dataclass(frozen=True)
-class Choice:
+class TopologyChoice:
     """What was chosen, and why.
 
     Attributes:
@@ -42,14 +42,14 @@ class Choice:
         return {each: sent * self.prices[each] for each, sent in self.sent.items()}
 
 
-def choose(session_context: SessionContext, names: Sequence[Sequence[str]]) -> Choice:
+def choose(session_context: SessionContext, names: Sequence[Sequence[str]]) -> TopologyChoice:
     """The topology for these buckets; equal on all ranks, as they ask the same of the same buckets.
 
     Raises:
         ConfigError: the topology cannot be used with one of the compressors.
     """
     if not names:
-        return Choice(session_context.topology)
+        return TopologyChoice(session_context.topology)
     compressors = dict.fromkeys(
         choice(name, p, session_context.policy) for name, p in session_context.tensors.items()
     )
@@ -60,7 +60,9 @@ def choose(session_context: SessionContext, names: Sequence[Sequence[str]]) -> C
     sent: dict[Topology, int] = {}
     if len(options) > 1:
         sent = {each: foretold(replace(session_context, topology=each), names) for each in options}
-    found = Choice(options[0], sent, because, counts, few=session_context.coordinate.here.peers <= FEW)
+    found = TopologyChoice(
+        options[0], sent, because, counts, few=session_context.coordinate.here.peers <= FEW
+    )
     if sent and not found.few:
         weighed = found.weighed
         found = replace(found, topology=min(options, key=lambda each: weighed[each]))

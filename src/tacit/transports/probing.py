@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from time import perf_counter, process_time
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ _ENOUGH = 0.3
 """A share of the wanted time from which on a transfer tells the rate well enough to choose the next size."""
 _COUNTED_BYTES, _COUNTED = 1 << 20, 40
 """What is sent to see what it costs a processor, and how often; the large one a tenth as often."""
+_LONG_ENOUGH = 0.02
 _TAG_PING, _TAG_SIZE, _TAG_DATA, _TAG_DONE = range(4)
 
 
@@ -238,30 +240,64 @@ def _matrix(values: Tensor) -> Matrix:
     return tuple(tuple(value or None for value in row) for row in values.tolist())
 
 
-def processor_cost(
-    group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=60)
-) -> tuple[float, float]:
-    """What Gloo's collectives cost a rank's processor, all ranks at once. A collective call.
+@dataclass(frozen=True)
+class RingCost:
+    """What rings of Gloo's collectives cost, with all ranks at once.
 
-    Returns:
-        Seconds for each byte that a rank sends and receives, and for each message of a chain; 0 for one rank.
+    Attributes:
+        per_byte: seconds of processor time for each byte that a rank sends and receives.
+        per_hop: seconds of processor time for each message of a chain.
+        rate: bytes a second that a rank sends; infinite for one rank.
+        latency: seconds by the clock for each message of a chain.
     """
+
+    per_byte: float = 0.0
+    per_hop: float = 0.0
+    rate: float = math.inf
+    latency: float = 0.0
+
+
+def ring_cost(group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=60)) -> RingCost:
+    """Measure it by averages of a few bytes, and of a megabyte or more. Collective; equal on all ranks."""
     peers = group.size()
     if peers == 1:
-        return 0.0, 0.0
+        return RingCost()
     own = own_groups(group, range(peers), timeout, "gloo", (0, "probe"), 1)[0]
-    small, large = torch.zeros(1), torch.zeros(_COUNTED_BYTES // 4)
     hops = 2 * (peers - 1)
-    dist.all_reduce(large, group=own)
-    each = _processor(small, own, _COUNTED) / hops
-    whole = _processor(large, own, _COUNTED // 10)
-    return max(0.0, whole - hops * each) / (hops / peers * _COUNTED_BYTES), each
+    small = _averaged(torch.zeros(1), own, _COUNTED)
+    size = _COUNTED_BYTES
+    large = _averaged(torch.zeros(size // 4), own, 2)
+    longest = torch.tensor([large.clock])
+    dist.all_reduce(longest, dist.ReduceOp.MAX, group=own)
+    if float(longest) < _LONG_ENOUGH:  # a link lets a burst pass, and a fast one is over at once
+        size *= 8
+    large = _averaged(torch.zeros(size // 4), own, _COUNTED // 10)
+    sent = hops / peers * size
+    found = torch.tensor(
+        [
+            max(0.0, large.processor - small.processor) / sent,
+            small.processor / hops,
+            max(large.clock - small.clock, large.clock / 10) / sent,
+            small.clock / hops,
+        ],
+        dtype=torch.float64,
+    )
+    dist.all_reduce(found, group=own)
+    per_byte, per_hop, seconds, latency = (found / peers).tolist()
+    return RingCost(per_byte, per_hop, 1 / seconds, latency)
 
 
-def _processor(data: Tensor, group: dist.ProcessGroup, count: int) -> float:
-    """Processor time of one all-reduce of this process, on average over so many."""
+class _Spent(NamedTuple):
+    """Seconds of one collective."""
+
+    processor: float
+    clock: float
+
+
+def _averaged(data: Tensor, group: dist.ProcessGroup, count: int) -> _Spent:
+    """An all-reduce, on average over so many."""
     dist.barrier(group)
-    before = process_time()
+    processor, clock = process_time(), perf_counter()
     for _ in range(count):
         dist.all_reduce(data, group=group)
-    return (process_time() - before) / count
+    return _Spent((process_time() - processor) / count, (perf_counter() - clock) / count)

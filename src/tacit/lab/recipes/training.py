@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit.hooks import attach
+from tacit.hooks.choosing import Choice
 from tacit.lab.recipes.curves import NO_CURVES, Curves
 from tacit.lab.recipes.meter import Meter, mean_over_ranks
 from tacit.lab.recipes.progress import Progress
@@ -57,6 +58,10 @@ class Task:
 class TrainingSession(Protocol):
     """What training needs of a session; `tacit.attach` returns one."""
 
+    @property
+    def choice(self) -> Choice | None:
+        """What `auto` has chosen, if it has."""
+
     def observe(self, loss: torch.Tensor) -> None:
         """Take the loss of this step."""
 
@@ -78,6 +83,8 @@ class TrainingSession(Protocol):
 
 class NoSession:
     """Stands for a session in training without communication. It does nothing."""
+
+    choice = None
 
     def observe(self, loss: torch.Tensor) -> None:
         """Does nothing with the loss."""
@@ -225,6 +232,8 @@ class _TrainingRun:
     def _metrics(self) -> dict[str, Any]:
         servers = [dict(each) for each in self._replica.session.servers()] if self._rank == 0 else []
         numbers = dict(self._replica.session.metrics())
+        if (choice := self._replica.session.choice) is not None:
+            numbers["choice"] = choice.to_json()
         return {**numbers, "servers": servers} if servers else numbers
 
     def end(self) -> EndRecord:

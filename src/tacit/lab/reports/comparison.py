@@ -41,6 +41,7 @@ class Row:
         mb_between_nodes: Megabytes (10^6) that all nodes transmitted.
         reduction: The share of the base's megabytes that was saved; negative where there were more.
         of_compute_only: The seconds without communication / seconds.
+        chosen: The algorithm that `auto` went on with.
     """
 
     algorithm: str
@@ -52,6 +53,7 @@ class Row:
     mb_between_nodes: float | None
     reduction: float | None
     of_compute_only: float | None
+    chosen: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +124,7 @@ def _row(end: EndRecord, base: EndRecord, limit: EndRecord | None) -> Row:
         mb_between_nodes=end.mb_between_nodes,
         reduction=None if left is None else 1 - left,
         of_compute_only=_ratio(limit.seconds if limit else None, end.seconds),
+        chosen=end.metrics.get("choice", {}).get("algorithm"),
     )
 
 

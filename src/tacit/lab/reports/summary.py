@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tacit.errors import ConfigError
 from tacit.lab.cluster import Cluster
@@ -61,6 +61,7 @@ def links(cluster: str) -> str:
 def notices(comparison: Comparison | None, records: Sequence[Record]) -> list[str]:
     """Warnings that a reader needs beside the numbers, the gravest first."""
     found = [_failure(record) for record in _last_ends(records) if record.status != "ok"]
+    found += [each for record in _last_ends(records) for each in _choices(record)]
     if comparison and not comparison.shaped:
         found.append(f"{UNSHAPED.capitalize()}: all ranks ran on one machine at its own speed.")
     if comparison and _uncounted(comparison):
@@ -88,6 +89,13 @@ def _failure(end: EndRecord) -> str:
         verb = "has no end in the records"
     why = (end.error or "").removeprefix(f"{end.algorithm} failed: ").strip()
     return f"{end.algorithm} {verb}: {why}" if why else f"{end.algorithm} {verb}."
+
+
+def _choices(end: EndRecord) -> Iterator[str]:
+    """What `auto` went on with, and why."""
+    if "choice" in end.metrics:
+        choice = end.metrics["choice"]
+        yield f"{end.algorithm} went on with {choice['algorithm']}: {choice['reason']}"
 
 
 def _base(comparison: Comparison, rows: Sequence[Row]) -> Row | None:

@@ -45,8 +45,9 @@ def _title(comparison: Comparison) -> str:
 def _caption(comparison: Comparison) -> str:
     alone = _number(comparison.compute_only_seconds, "{:.1f} s")
     asked = f"epochs {comparison.epochs}, seed {comparison.seed}, target accuracy {comparison.target:g}"
+    chosen = [f"{row.algorithm} went on with {row.chosen}" for row in comparison.rows if row.chosen]
     meanings = [f"{name}: {meaning}" for name, meaning in MEANINGS.items()]
-    return "\n".join([f"{asked}; without communication {alone}", *meanings])
+    return "\n".join([f"{asked}; without communication {alone}", *chosen, *meanings])
 
 
 def cells(row: Row) -> list[str]:

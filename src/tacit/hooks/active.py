@@ -1,0 +1,177 @@
+"""The strategy at work on a model: its levels, the hooks that feed them, how it begins and how it ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tacit.errors import AttachError
+from tacit.hooks import checkpoint, epochs, exit, momentum, sharded_state
+from tacit.hooks.agreement import agree
+from tacit.hooks.assembly import levels_of
+from tacit.hooks.ddp import HookDispatcher, no_exchange
+from tacit.hooks.failures import Failures
+from tacit.hooks.frozen_check import FrozenCheck
+from tacit.hooks.grad_scaler import ScaledSteps
+from tacit.hooks.learning_rates import RateHistory, Rates
+from tacit.hooks.level import Level
+from tacit.hooks.memory import too_large
+from tacit.hooks.options import AttachOptions
+from tacit.hooks.step_hooks import StepHooks
+from tacit.hooks.uneven_data import SyncedBackwards
+from tacit.torch_compat import in_join
+from tacit.transports.process_groups import ranks_of
+
+_log = logging.getLogger("tacit")
+
+
+class ActiveStrategy:
+    """A strategy at work. A collective call: the ranks first compare what they give.
+
+    Args:
+        options: what is at work, and on what; checked.
+        dispatcher: answers the communication hook that the user registers; None: tacit registers its own.
+
+    Attributes:
+        levels: the strategy's, near to far.
+        failures: what this rank knows of failures, its own and its peers'.
+        momentum: what was taken from the optimizers, if anything was.
+
+    Raises:
+        AttachError: it does not fit, or ranks give different things; no hook is left then.
+    """
+
+    def __init__(self, options: AttachOptions, dispatcher: HookDispatcher | None = None) -> None:
+        self.options = options
+        self.levels: list[Level] = []
+        model, optimizers = options.model, options.optimizers
+        rates = Rates(optimizers, options.named)
+        # A replica that moves on its own may pass over steps of its own with a scaler.
+        own_steps = options.scaler is not None and options.periodic
+        self._notes = RateHistory(rates) if optimizers and not own_steps and not in_join(model) else None
+        self._frozen, backwards = FrozenCheck(model), SyncedBackwards(model)
+        self._hooks = StepHooks(options, self.levels, backwards, self._frozen, self._notes)
+        self.failures = Failures(options, self.levels, backwards, self._notes)
+        self.momentum = momentum.planned(options.strategy, options.policy, optimizers, options.named)
+        self._scaled: ScaledSteps | None = None
+        self._left = False
+        agree(options)
+        epochs.warn_of_long_periods(options.strategy, options.schedule_state)
+        if options.ddp is not None and not options.leaves_ddp_alone:
+            dispatcher = dispatcher or HookDispatcher.of(options.ddp)
+        elif options.sharded is not None and not options.periodic:
+            dispatcher = HookDispatcher(no_exchange)
+        try:
+            self._begin(rates, dispatcher)
+        except torch.OutOfMemoryError as error:
+            self.leave()
+            raise AttachError(
+                too_large(options.strategy, options.named, options.policy, options.exchange_on)
+            ) from error
+        except BaseException:
+            self.leave()
+            raise
+
+    def _begin(self, rates: Rates, dispatcher: HookDispatcher | None) -> None:
+        options = self.options
+        for level in levels_of(options, rates, self.momentum):
+            self.levels.append(level)
+        if self.momentum is not None and options.scaler is None:
+            store = self.levels[0].session.store
+            store.restore(self.momentum.velocities(store.named_state()))
+        if options.scaler is not None and options.scaled:
+            self._scaled = ScaledSteps(options.scaler, self.levels, options.named, options.optimizers)
+        self.failures.watch()
+        self._hooks.register(dispatcher, self.momentum, self._scaled)
+        exit.watch(ranks_of(options.group))
+
+    def flush(self) -> None:
+        """See `Attached.flush`."""
+        for level in self.levels:
+            level.session.flush()
+
+    def sync(self) -> None:
+        """See `Attached.sync`."""
+        self.flush()
+        if self.options.sharded is not None:
+            self.options.sharded.reshard()
+        self._frozen.check_objects()
+        self.levels[-1].sync()
+
+    def check_called(self) -> None:
+        """See `Attached.check_called`."""
+        name = self.options.strategy.name
+        if self._scaled is None and self.options.optimizers and not self._hooks.called:
+            raise AttachError(
+                f"a step was taken, and the optimizer that {name!r} has did not take "
+                "it, so nothing is exchanged: attach behind whatever makes another optimizer of it"
+            )
+        if self.levels[0].gradient is not None and self._hooks.backwards.begun == 0:
+            raise AttachError(
+                f"a step was taken, and DDP did not call its hook, so {name!r} has exchanged "
+                "no gradients: compute the loss by calling the model that the framework has wrapped, and not "
+                "a module inside it, and leave no_sync out of a step's last backward"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Attached.state_dict`."""
+        self.flush()
+        state, sharded = checkpoint.save(self.options.strategy, self.levels), self.options.sharded
+        if sharded is None:
+            return state
+        return sharded_state.whole(sharded, self.options.named, state, self._not_by_entry())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """See `Attached.load_state_dict`."""
+        self.flush()
+        if (sharded := self.options.sharded) is not None:
+            sharded.reshard()
+            state_dict = sharded_state.mine(sharded, self.options.named, state_dict, self._not_by_entry())
+        checkpoint.load(state_dict, self.options.strategy, self.levels)
+        for level in self.levels:
+            level.fetch()
+        if self._notes is not None:
+            self._notes.loaded()
+
+    def _not_by_entry(self) -> set[tuple[int, str, str]]:
+        return {
+            (i, *key)
+            for i, level in enumerate(self.levels)
+            for key, kept in level.session.store.named_state().items()
+            if not kept.by_entry
+        }
+
+    def make_equal(self) -> None:
+        """Hold a last round, and average the optimizer state that has stayed local. A collective call.
+
+        Raises:
+            UnevenData: ranks have taken different numbers of steps.
+            RatesDiffer: with different learning rates.
+            RoundError: the last round failed, or an earlier one did.
+        """
+        self.failures.enter_barrier()
+        self.flush()  # what is under way is training's
+        for level in self.levels:
+            level.session.stats.begin_closing()
+        self.sync()
+        self.levels[-1].consolidate()
+        for level in self.levels if self.options.group.rank() == 0 else ():
+            if note := level.strategy.compressor.ended(level.session.step):
+                _log.warning("%s", note)
+        if self._scaled is not None:
+            self._scaled.consolidate()
+        self.failures.leave_barrier()
+
+    def leave(self) -> None:
+        """Remove the hooks and close the levels of this rank; no collective call, and idempotent."""
+        if self._left:
+            return
+        self._left = True
+        self._hooks.remove()
+        self.failures.close()
+        failed = self.failures.first is not None
+        for level in self.levels:
+            level.close(failed)

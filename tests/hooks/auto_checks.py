@@ -1,0 +1,308 @@
+"""What is checked of `auto` on real Gloo processes: two ranks, each a node of its own or both on one."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from replicas import Checks, close_to, flat, network, raises, same_on_all_ranks, sgd, steps, wrapped
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import tacit
+from tacit.hooks.choosing import Choice, ChoosingSession
+from tacit.lab.recipes.training import Task
+from tacit.lab.recipes.training import train as train_recipe
+from tacit.lab.records import EndRecord, Record, RunRecord
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "recipes"))
+from test_training import Line
+
+CHECKS = Checks()
+check = CHECKS.add
+
+
+class Fixed:
+    """Chooses what it is told to, in turn, and notes what it was asked."""
+
+    def __init__(self, *choices: str, steps: int = 3, seconds: float = 1.0) -> None:
+        self.steps, self.seconds = steps, seconds
+        self._left = list(choices)
+        self.measured: list[int] = []
+        self.decided = 0
+
+    def measure(self, session: ChoosingSession) -> None:
+        mine = torch.tensor([float(dist.get_rank())])
+        assert session.from_all(mine).view(-1).tolist() == [*range(dist.get_world_size())]
+        self.measured.append(int(session.metrics()["steps"]))
+
+    def decide(self) -> Choice:
+        self.decided += 1
+        text = self._left.pop(0)
+        return Choice(
+            text, f"{text} it is", self.seconds, (("ddp", 1.0), (text, self.seconds), ("daso", None))
+        )
+
+
+def data(step: int) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+    yield torch.randn(8, 20, generator=generator), torch.randint(0, 5, (8,), generator=generator)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, stop: int) -> None:
+    for step in range(first, stop):
+        for x, y in data(step):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+def by_hand(text: str, optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = sgd) -> Tensor:
+    """Three steps with `dense`, and seven with this strategy, attached behind them if it is another one."""
+    model = wrapped()
+    optimizer = optimizer_of(model)
+    with tacit.attach(model, optimizer, "dense"):
+        train(model, optimizer, 0, 10 if text == "dense" else 3)
+    with tacit.attach(model, optimizer, text):
+        train(model, optimizer, 10 if text == "dense" else 3, 10)
+    return flat(model)
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("tacit")
+    logger.addHandler(handler)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+
+
+@check
+def from_the_choice_on_it_is_the_chosen_strategy_bit_for_bit() -> None:
+    dgc = "dgc:ratio=0.05,momentum=0.9,nesterov=false"
+    for text in ("ddp", "dense", "bf16", "topk:ratio=0.05", dgc, "localsgd:sync_every=2"):
+        model, decider = wrapped(), Fixed(text)
+        optimizer = sgd(model)
+        with (
+            logged() as lines,
+            tacit.attach(model, optimizer, "auto:accept=periodic", decider=decider) as session,
+        ):
+            train(model, optimizer, 0, 2)
+            assert session.choice is None
+            assert "chooses after step 3" in session.active_path
+            train(model, optimizer, 2, 10)
+            assert session.choice is not None
+            assert session.choice.algorithm == text
+            assert session.choice.considered[2] == ("daso", None)
+            assert f"{text} it is" in session.active_path
+            assert "daso: not foretold" in session.describe()
+            assert session.metrics()["steps"] == 10
+            times = session.timeline()
+            assert [each.step for each in times.steps] == [*range(10)]
+            assert [each.ended for each in times.steps] == sorted(each.ended for each in times.steps)
+        assert torch.equal(flat(model), by_hand(text)), text
+        assert (decider.measured, decider.decided) == ([3], int(dist.get_rank() == 0))
+        chosen = [line for line in lines if "goes on after step 3" in line]
+        assert len(chosen) == (dist.get_rank() == 0)
+        assert not optimizer._optimizer_step_post_hooks
+        assert optimizer.param_groups[0]["momentum"] == 0.9
+
+
+@check
+def dgc_goes_on_from_the_momentum_that_it_takes_over() -> None:
+    def columns() -> nn.Module:
+        model = network()
+        model[0].weight.data = model[0].weight.data.t().contiguous().t()
+        return model
+
+    for options in ({}, {"nesterov": True, "weight_decay": 0.05}, {"maximize": True}):
+        ends = []
+        text = f"dgc:ratio=1.0,masking=false,nesterov={'nesterov' in options}"
+        for algorithm in ("dense", text):
+            model = wrapped(columns())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, **options)  # type: ignore[arg-type]
+            with tacit.attach(model, optimizer, "auto", decider=Fixed(algorithm)):
+                train(model, optimizer, 0, 10)
+            ends.append(flat(model))
+        close_to(*ends, 2e-6 * (1 + float((ends[0] - flat(columns())).abs().max())))
+
+
+@check
+def what_was_chosen_is_in_a_checkpoint_and_goes_on_without_measuring() -> None:
+    ends = []
+    for stops in (False, True):
+        model = wrapped()
+        optimizer = sgd(model)
+        session = tacit.attach(model, optimizer, "auto", decider=Fixed("topk:ratio=0.05"))
+        train(model, optimizer, 0, 6)
+        if stops:
+            saved = session.state_dict()
+            mine = model.state_dict(), optimizer.state_dict()
+            session.close()
+            model, decider = wrapped(), Fixed()
+            optimizer = sgd(model)
+            session = tacit.attach(model, optimizer, "auto", decider=decider)
+            model.load_state_dict(mine[0])
+            optimizer.load_state_dict(mine[1])
+            session.load_state_dict(saved)
+            assert session.choice is not None
+            assert session.choice.reason == "topk:ratio=0.05 it is"
+            assert session.metrics()["steps"] == 6
+        else:
+            session.load_state_dict(session.state_dict())  # as a stop changes where DDP's buckets settle
+        train(model, optimizer, 6, 10)
+        session.close()
+        ends.append(flat(model))
+    assert decider.measured == []
+    assert torch.equal(*ends)
+
+
+@check
+def a_checkpoint_from_before_the_choice_measures_anew() -> None:
+    model, decider = wrapped(), Fixed("bf16")
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, "auto", decider=Fixed("ddp")) as session:
+        train(model, optimizer, 0, 2)
+        saved = session.state_dict()
+    with tacit.attach(model, optimizer, "auto", decider=decider) as session:
+        session.load_state_dict(saved)
+        train(model, optimizer, 2, 4)
+        assert session.choice is None
+        train(model, optimizer, 4, 6)
+        assert decider.measured == [5]
+        assert session.choice is not None
+    with tacit.attach(model, optimizer, "dense") as plain:
+        other = plain.state_dict()
+    with tacit.attach(model, optimizer, "auto", decider=decider) as session:
+        raises(tacit.CheckpointError, lambda: session.load_state_dict(other), "of no session of 'auto'")
+
+
+@check
+def a_decider_that_fails_is_an_error_on_all_ranks() -> None:
+    class Broken(Fixed):
+        def decide(self) -> Choice:
+            raise OSError("no link answers")
+
+    class Blind(Fixed):
+        def measure(self, session: ChoosingSession) -> None:
+            if dist.get_rank() == 1:
+                raise OSError("no clock")
+
+    for decider, says in (
+        (Broken(), "auto: Broken could not choose on rank 0: OSError: no link answers"),
+        (Blind(), "auto: Blind could not measure on rank 1: OSError: no clock"),
+        (Fixed("topk:ratio=7"), "ratio=7"),
+        (Fixed("dgc:momentum=0.5"), "Fixed chose 'dgc:momentum=0.5', which does not fit: the optimizer has"),
+        (Fixed("auto"), "name an algorithm"),
+        (Fixed("bf16", seconds=float("nan")), "seconds=nan"),
+    ):
+        model = wrapped()
+        optimizer = sgd(model)
+
+        def run() -> None:
+            with tacit.attach(model, optimizer, "auto", decider=decider):  # noqa: B023
+                train(model, optimizer, 0, 4)  # noqa: B023
+
+        raises(tacit.DecisionError, run, says)
+
+
+@check
+def steps_that_take_another_time_than_foretold_ask_again() -> None:
+    model, decider = wrapped(), Fixed("bf16", "topk:ratio=0.5", seconds=2.0, steps=2)
+    optimizer, rank = sgd(model), dist.get_rank()
+    with tacit.attach(model, optimizer, "auto:watch=5,rest=6", decider=decider) as session:
+        # Each rank alone would ask again, and their mean is what was foretold.
+        session._seconds = lambda: (1.0, 3.0)[rank]  # type: ignore[attr-defined]
+        train(model, optimizer, 0, 9)  # compared after steps 8 and 13
+        assert decider.measured == [2]
+        session._seconds = lambda: (2.0, 4.0)[rank]  # type: ignore[attr-defined]
+        train(model, optimizer, 9, 14)
+        assert decider.measured == [2, 13]
+        assert session.choice is not None
+        assert session.choice.algorithm == "topk:ratio=0.5"
+        train(model, optimizer, 14, 18)  # it rests up to step 19
+        assert session.metrics()["steps"] == 18
+    assert same_on_all_ranks(flat(model))
+
+
+@check
+def the_record_of_a_run_says_what_was_chosen() -> None:
+    task = Task(strategy=tacit.parse("auto"), epochs=3, seed=0, target=0.9, cluster="local:2", shaped=False)
+    written: list[Record] = []
+    with patch("tacit.hooks.choosing.default_decider", lambda: Fixed("bf16")):
+        train_recipe(task, Line(), written.append)
+    head, *_, end = written
+    assert isinstance(head, RunRecord)
+    assert isinstance(end, EndRecord)
+    assert head.strategy.startswith("AutoStrategy(accept='feedback'")
+    assert (end.metrics["choice"]["algorithm"], end.metrics["choice"]["reason"]) == ("bf16", "bf16 it is")
+    assert end.metrics["steps"] == 6
+
+
+@check
+def candidates_are_checked_without_a_trace() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    for accept, text in (
+        ("exact", "dense"),
+        ("lossless", "bf16"),
+        ("feedback", "powersgd"),
+        ("periodic", "diloco"),
+    ):
+        with tacit.attach(model, optimizer, f"auto:accept={accept}", decider=Fixed()) as session:
+            found = session.candidates()  # type: ignore[attr-defined]
+            assert found.possible[-1 if accept != "periodic" else -2] == text, found
+            assert ("dgc:momentum=0.9,nesterov=false" in found.possible) == (
+                accept in ("feedback", "periodic")
+            )
+            assert optimizer.param_groups[0]["momentum"] == 0.9
+    left = dict(found.left_out)
+    assert "several nodes with several ranks" in left["daso"]
+    by_node = {"steps_per_epoch": 4, "epochs": 2, "mesh": init_device_mesh("cpu", (1, 2))}
+    with tacit.attach(model, optimizer, "auto:accept=periodic", decider=Fixed(), **by_node) as session:
+        assert "several nodes" in dict(session.candidates().left_out)["daso"]  # type: ignore[attr-defined]
+    with tacit.attach(model, torch.optim.Adam(model.parameters()), "auto", decider=Fixed()) as session:
+        assert [text for text, _ in session.candidates().left_out] == ["dgc"]  # type: ignore[attr-defined]
+
+
+@check
+def what_cannot_be_chosen_is_refused() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    raises(tacit.AttachError, lambda: tacit.attach(model, None, "auto", decider=Fixed()), "give attach the")
+    raises(
+        tacit.AttachError,
+        lambda: tacit.attach(model, optimizer, "auto", decider=Fixed(), weight=2.0),
+        "begins with plain averages",
+    )
+    raises(
+        tacit.AttachError, lambda: tacit.attach(model, optimizer, "topk", decider=Fixed()), "decider= is for"
+    )
+    raises(tacit.AttachError, lambda: tacit.CommState(model, "auto"), "which no communication hook sees")
+    alone = torch.nn.parallel.DistributedDataParallel(
+        nn.Linear(2, 2), process_group=[dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    )
+    raises(
+        tacit.AttachError,
+        lambda: tacit.attach(alone, sgd(alone), "auto", decider=Fixed()),
+        "there is nobody to exchange with",
+    )
+    mine = "auto" if dist.get_rank() else "auto:accept=exact"
+    raises(
+        tacit.AttachError,
+        lambda: tacit.attach(model, optimizer, mine, decider=Fixed()),
+        "attach another strategy than rank 0",
+    )
+    steps(model, optimizer, 1)
+
+
+if __name__ == "__main__":
+    CHECKS.run()
