@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from replicas import Checks, close_to, flat, network, raises, same_on_all_ranks, sgd, steps, wrapped
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed.device_mesh import init_device_mesh
 
 import tacit
@@ -33,7 +34,11 @@ class Fixed:
         self.steps, self.seconds = steps, seconds
         self._left = list(choices)
         self.measured: list[int] = []
+        self.begun: list[int] = []
         self.decided = 0
+
+    def begin(self, session: ChoosingSession) -> None:
+        self.begun.append(int(session.metrics()["steps"]) if session.levels else 0)
 
     def measure(self, session: ChoosingSession) -> None:
         mine = torch.tensor([float(dist.get_rank())])
@@ -215,6 +220,21 @@ def a_decider_that_fails_is_an_error_on_all_ranks() -> None:
 
 
 @check
+def a_strategy_that_cannot_begin_leaves_plain_ddp() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    session = tacit.attach(model, optimizer, "auto", decider=Fixed("topk"))
+    with patch("tacit.hooks.auto.ActiveStrategy", side_effect=tacit.AttachError("no room for it")):
+        raises(tacit.AttachError, lambda: train(model, optimizer, 0, 4), "no room for it")
+    assert session.closed
+    session.close()
+    train(model, optimizer, 4, 6)
+    assert same_on_all_ranks(flat(model))
+    with tacit.attach(model, optimizer, "topk"):
+        train(model, optimizer, 6, 8)
+
+
+@check
 def steps_that_take_another_time_than_foretold_ask_again() -> None:
     model, decider = wrapped(), Fixed("bf16", "topk:ratio=0.5", seconds=2.0, steps=2)
     optimizer, rank = sgd(model), dist.get_rank()
@@ -225,10 +245,13 @@ def steps_that_take_another_time_than_foretold_ask_again() -> None:
         assert decider.measured == [2]
         session._seconds = lambda: (2.0, 4.0)[rank]  # type: ignore[attr-defined]
         train(model, optimizer, 9, 14)
-        assert decider.measured == [2, 13]
+        assert decider.begun == [0, 13], "the next steps are measured"
+        assert decider.measured == [2]
+        train(model, optimizer, 14, 15)
+        assert decider.measured == [2, 15]
         assert session.choice is not None
         assert session.choice.algorithm == "topk:ratio=0.5"
-        train(model, optimizer, 14, 18)  # it rests up to step 19
+        train(model, optimizer, 15, 18)  # it rests up to step 21
         assert session.metrics()["steps"] == 18
     assert same_on_all_ranks(flat(model))
 
@@ -237,7 +260,7 @@ def steps_that_take_another_time_than_foretold_ask_again() -> None:
 def the_record_of_a_run_says_what_was_chosen() -> None:
     task = Task(strategy=tacit.parse("auto"), epochs=3, seed=0, target=0.9, cluster="local:2", shaped=False)
     written: list[Record] = []
-    with patch("tacit.hooks.choosing.default_decider", lambda: Fixed("bf16")):
+    with patch("tacit.hooks.attach.Planner", lambda: Fixed("bf16")):
         train_recipe(task, Line(), written.append)
     head, *_, end = written
     assert isinstance(head, RunRecord)
@@ -245,6 +268,41 @@ def the_record_of_a_run_says_what_was_chosen() -> None:
     assert head.strategy.startswith("AutoStrategy(accept='feedback'")
     assert (end.metrics["choice"]["algorithm"], end.metrics["choice"]["reason"]) == ("bf16", "bf16 it is")
     assert end.metrics["steps"] == 6
+
+
+@check
+def with_a_scaler_no_replica_is_to_move_on_its_own() -> None:
+    def scaled(
+        model: nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler, first: int, stop: int
+    ) -> None:
+        for step in range(first, stop):
+            ((x, y),) = data(step)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y) * (float("inf") if step in (1, 6) else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    ends = []
+    for chooses in (True, False):
+        model, scaler = wrapped(), GradScaler("cpu", init_scale=64.0)
+        optimizer = sgd(model)
+        if chooses:
+            decider = Fixed("topk:ratio=0.05")
+            with tacit.attach(
+                model, optimizer, "auto:accept=periodic", scaler=scaler, decider=decider
+            ) as session:
+                scaled(model, optimizer, scaler, 0, 9)
+                left_out = dict(session.candidates().left_out)  # type: ignore[attr-defined]
+            assert "passes over steps of its own" in left_out["diloco"]
+            assert decider.measured == [3]  # attempts count, and the second is passed over
+        else:
+            with tacit.attach(model, optimizer, "dense", scaler=scaler):
+                scaled(model, optimizer, scaler, 0, 3)
+            with tacit.attach(model, optimizer, "topk:ratio=0.05", scaler=scaler):
+                scaled(model, optimizer, scaler, 3, 9)
+        ends.append(flat(model))
+    assert torch.equal(*ends)
 
 
 @check

@@ -7,9 +7,9 @@ import pytest
 
 from tacit.algorithms import parse
 from tacit.algorithms.auto import CANDIDATES, candidates
-from tacit.errors import AttachError, ConfigError
+from tacit.errors import ConfigError
 from tacit.hooks.auto import step_seconds
-from tacit.hooks.choosing import Choice, default_decider, from_all_texts
+from tacit.hooks.choosing import Choice, from_all_texts
 from tacit.strategy import AutoStrategy
 from tacit.timelines import Exchange, Span, Step, Timeline, one_after_another
 
@@ -54,11 +54,6 @@ def test_a_choice_goes_to_json_and_back() -> None:
 def test_texts_of_any_length_reach_all() -> None:
     assert from_all_texts(lambda row: row[None], "läuft \u2713") == ["läuft \u2713"]
     assert from_all_texts(lambda row: row[None], "") == [""]
-
-
-def test_without_a_decider_auto_says_what_to_write() -> None:
-    with pytest.raises(AttachError, match="decider="):
-        default_decider()
 
 
 def test_timelines_of_strategies_follow_each_other() -> None:

@@ -10,10 +10,10 @@ The paper's algorithm, on each worker r:            here:
     x   <- x - lr * mean_r(s_r)                     Flat: all-gather, then scatter-add of P sparse messages
     warm-up: k of 25 %, 6.25 %, 1.56 %, 0.4 %       Scheduled, a quarter of `warmup_steps` each
 
-With `nesterov`, g_r + m u_r is added to v_r. The optimizer must be SGD; its momentum, and what its
-buffers hold, is taken over while the strategy is attached, and set to 0 there. Weight decay keeps its
-momentum, in a velocity of its own that is not compressed and does not travel, as in the authors' code. What
-waits in v_r follows the learning rate (`ErrorFeedback.rescale`); the paper leaves that open.
+With `nesterov`, g_r + m u_r is added to v_r. The optimizer must be SGD; its momentum is taken over while the
+strategy is attached, with what its buffers hold, and set to 0 there. Weight decay keeps its momentum, in a
+velocity of its own that is not compressed and does not travel, as in the authors' code. What waits in v_r
+follows the learning rate (`ErrorFeedback.rescale`); the paper leaves that open.
 
 By `topology=two-phase` each rank averages one slice for all and sends the largest entries of the mean:
 fewer bytes from 3 ranks on. Of what was sent a part then waits, though its momentum is masked already.

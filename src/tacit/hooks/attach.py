@@ -16,12 +16,13 @@ from torch.optim import Optimizer
 from tacit.algorithms import parse
 from tacit.environment import ALGORITHM
 from tacit.errors import AttachError, ConfigError
-from tacit.hooks import choosing, run_report
+from tacit.hooks import run_report
 from tacit.hooks.arguments import model_of, optimizers_of
 from tacit.hooks.attached import Attached, refuse_second
 from tacit.hooks.auto import AutoSession
 from tacit.hooks.choosing import Decider
 from tacit.hooks.fitting import AttachArguments, fitted
+from tacit.hooks.planner import Planner
 from tacit.hooks.sharded_gradients import Reduction
 from tacit.session.buckets import Policy
 from tacit.strategy import AnyStrategy, AutoStrategy
@@ -95,8 +96,8 @@ def attach(
             on the GPU if that is possible. `session.active_path` tells which, and why.
         reduction: of a sharded model's gradients along the far axis: "mean", or "sum" where the loss is
             divided by the samples of all ranks, as torchtitan's is.
-        decider: of "auto", which chooses the strategy by what the first steps have measured; the same on
-            every rank.
+        decider: of "auto", which chooses the strategy by what the first steps have measured; the same kind
+            on every rank. Where not given, the planner, which foretells each candidate by a clock.
 
     Returns:
         The attached session: a context manager. `close` (or leaving the block) takes the optimizer's hooks
@@ -127,7 +128,7 @@ def attach(
         reduction=reduction,
     )
     if isinstance(strategy, AutoStrategy):
-        return AutoSession(given, strategy, decider or choosing.default_decider())
+        return AutoSession(given, strategy, decider or Planner())
     if decider is not None:
         raise AttachError(
             f"decider= is for 'auto', and {strategy.name!r} is named: leave it out, or write 'auto'"

@@ -77,7 +77,7 @@ class AutoSession(Attached):
         self._decider, self._chosen_by = decider, by
         self._choice: Choice | None = None
         self._ended: tuple[_Ended, ...] = ()
-        self._begun, self._due = 0, float(decider.steps)
+        self._begun, self._due, self._measuring = 0, float(decider.steps), True
         self._observes = False
         super().__init__(first, strategy=strategy)
         self._check = CandidateCheck(given)
@@ -85,6 +85,7 @@ class AutoSession(Attached):
         self.ranks = sorted(found)
         """All that train the model, by their numbers in the world."""
         self._order = [found.index(rank) for rank in self.ranks]
+        decider.begin(self)
         # Behind the optimizer's own hooks: torch does not go over them any more, so they may be exchanged.
         self._handle = register_optimizer_step_post_hook(self._stepped)
 
@@ -201,7 +202,9 @@ class AutoSession(Attached):
         self._choice, self._begun = choice, told["begun"]
         self._due = math.inf if told["due"] is None else told["due"]
         if choice is None:
-            self._due = self._steps + self._decider.steps  # what was measured is not in a checkpoint
+            self._measure_steps()  # what was measured is not in a checkpoint
+        else:
+            self._measuring = False
 
     # ---- behind every step ----------------------------------------------------------------------------
 
@@ -214,11 +217,19 @@ class AutoSession(Attached):
         """Behind a step of any optimizer, when all other hooks have been called."""
         if self.closed or optimizer is not self.optimizers[-1] or self._steps < self._due:
             return
-        if self._choice is None or self._departs(self._choice.seconds):
+        if self._measuring:
+            self._measuring = False
             self._choose()
+        elif self._choice is not None and self._departs(self._choice.seconds):
+            self._measure_steps()
         else:
             assert self.strategy.watch is not None
             self._due = self._steps + self.strategy.watch
+
+    def _measure_steps(self) -> None:
+        """Have the next steps measured, whatever strategy is at work, and choose behind them."""
+        self._measuring, self._due = True, self._steps + self._decider.steps
+        self._decider.begin(self)
 
     def _departs(self, foretold: float) -> bool:
         """Whether steps take another time than was foretold, on average over the ranks. A collective call."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tacit import checks
-from tacit.errors import AttachError, ConfigError, DecisionError, of_ranks
+from tacit.errors import ConfigError, DecisionError, of_ranks
 from tacit.hooks.candidates import Candidates
 from tacit.hooks.level import Level
 from tacit.hooks.options import AttachOptions
@@ -91,6 +91,9 @@ class Decider(Protocol):
 
     steps: int
 
+    def begin(self, session: ChoosingSession) -> None:
+        """The steps from now on are those that are measured; called on every rank behind the same step."""
+
     def measure(self, session: ChoosingSession) -> None:
         """Look at what was measured, and measure more; called on every rank behind the same step.
 
@@ -99,18 +102,6 @@ class Decider(Protocol):
 
     def decide(self) -> Choice:
         """Choose; called on the first rank only."""
-
-
-def default_decider() -> Decider:
-    """The decider of `auto` where `attach` is given none.
-
-    Raises:
-        AttachError: there is none.
-    """
-    raise AttachError(
-        "'auto' needs a decider, and this tacit has none of its own: write "
-        "attach(..., 'auto', decider=...), or name an algorithm, such as 'topk'"
-    )
 
 
 def decided(decider: Decider, session: ChoosingSession) -> Choice:
