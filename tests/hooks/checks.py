@@ -1184,5 +1184,21 @@ def of_plain_ddp_only_the_steps_are_known() -> None:
     assert all(before.ended == after.begun for before, after in pairwise(found.steps))
 
 
+@check
+def links_are_measured_where_all_ranks_ask_for_it() -> None:
+    model = wrapped()
+    with tacit.attach(model, sgd(model), "bf16", probe=True) as session:
+        found = session.links
+    assert found is not None
+    world = dist.get_world_size()
+    assert found.ranks == tuple((rank,) for rank in range(world)) or sum(map(len, found.ranks)) == world
+    assert all(rate > 1e6 for rate in found.between(found.rate))
+    told: list[str] = [""] * world
+    dist.all_gather_object(told, found.to_json())
+    assert len({*told}) == 1
+    with tacit.attach(model, sgd(model), "bf16") as session:
+        assert session.links is None
+
+
 if __name__ == "__main__":
     CHECKS.run()

@@ -92,6 +92,7 @@ def _compared(options: AttachOptions) -> dict[str, _Compared]:
         "seed": _Compared(text=repr(options.seed)),
         "exchange_on": _Compared(text=repr(options.exchange_on)),
         "reduction": _Compared(text=options.reduction),
+        "probe": _Compared(text=repr(options.probe)),
         "optimizer": _Compared(text=_kinds(strategy, options.optimizers)),
         "learning rate": _Compared(text=_rates(options)),
     }

@@ -59,6 +59,7 @@ def attach(
     seed: int = 0,
     exchange_on: Literal["device", "host"] | None = None,
     reduction: Reduction = "mean",
+    probe: bool = False,
     decider: Decider | None = None,
 ) -> Attached:
     """Put a strategy to work on a model of DDP or FSDP2. A collective call: every rank of the model makes it.
@@ -96,6 +97,8 @@ def attach(
             on the GPU if that is possible. `session.active_path` tells which, and why.
         reduction: of a sharded model's gradients along the far axis: "mean", or "sum" where the loss is
             divided by the samples of all ranks, as torchtitan's is.
+        probe: whether to measure the links between all ranks' nodes now, for about a second a pair of nodes:
+            `session.links` then has them.
         decider: of "auto", which chooses the strategy by what the first steps have measured; the same kind
             on every rank. Where not given, the planner, which foretells each candidate by a clock.
 
@@ -126,6 +129,7 @@ def attach(
         seed=seed,
         exchange_on=exchange_on,
         reduction=reduction,
+        probe=probe,
     )
     if isinstance(strategy, AutoStrategy):
         return AutoSession(given, strategy, decider or Planner())

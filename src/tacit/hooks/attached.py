@@ -20,9 +20,11 @@ from tacit.hooks.ddp import HookDispatcher
 from tacit.hooks.failures import first_line
 from tacit.hooks.footprint import footprint
 from tacit.hooks.level import Level
+from tacit.hooks.node_layout import measured_links
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.step_hooks import differ_since
 from tacit.hooks.trained_model import TrainedModel
+from tacit.links import Links
 from tacit.session import Session, joined, timeline
 from tacit.strategy import AnyStrategy
 from tacit.timelines import Timeline
@@ -63,9 +65,11 @@ class Attached:
 
     Attributes:
         strategy: as given.
+        links: what the links between nodes carry, where `attach` was to measure them.
     """
 
     strategy: AnyStrategy
+    links: Links | None
 
     def __init__(
         self,
@@ -81,6 +85,7 @@ class Attached:
         tensorboard.began(self)
         exit.began(self)
         step_profile.began(self, options)
+        self.links = measured_links(options.group, options.mesh) if options.probe else None
 
     @property
     def levels(self) -> list[Level]:

@@ -38,6 +38,7 @@ class AttachArguments:
     seed: int = 0
     exchange_on: str | None = None
     reduction: Reduction = "mean"
+    probe: bool = False
 
 
 def fitted(given: AttachArguments, strategy: AnyStrategy) -> AttachOptions:
@@ -73,4 +74,5 @@ def fitted(given: AttachArguments, strategy: AnyStrategy) -> AttachOptions:
         seed=given.seed,
         exchange_on=given.exchange_on,
         reduction=given.reduction,
+        probe=given.probe,
     )

@@ -13,11 +13,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tacit.contracts import NODE
 from tacit.errors import AttachError
+from tacit.links import Links
 from tacit.strategy import AnyStrategy
+from tacit.transports.probing import measure
 from tacit.transports.process_groups import gathered, ranks_of
 
 _log = logging.getLogger("tacit")
 
+_SHORTLY = 0.05
+"""Seconds of a transfer."""
 VARIABLES = ("GROUP_RANK", "SLURM_NODEID", "NODE_RANK")
 """Where torchrun, Slurm and Ray Train say which node a process is on."""
 
@@ -40,6 +44,21 @@ def read_nodes(group: dist.ProcessGroup, mesh: DeviceMesh | None) -> list[list[i
                 "algorithm without levels"
             )
     return nodes
+
+
+def measured_links(group: dist.ProcessGroup, mesh: DeviceMesh | None) -> Links:
+    """Measure the links between nodes, shortly; each rank is a node where nobody says who shares one.
+
+    A collective call.
+
+    Raises:
+        ProbeError: a link carried nothing.
+    """
+    try:
+        nodes = read_nodes(group, mesh)
+    except AttachError:
+        nodes = [[rank] for rank in range(group.size())]
+    return measure(group, nodes, seconds=_SHORTLY)
 
 
 def warn_of_one(strategy: AnyStrategy, nodes: Sequence[Sequence[int]]) -> None:

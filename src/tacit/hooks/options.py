@@ -32,6 +32,7 @@ class AttachOptions:
         scaler: None too where the given one does not scale.
         schedule_state: "steps_per_epoch" and "epochs", where they were given.
         servers: host and port of each parameter server.
+        probe: whether the links are measured.
         chosen_by: where the strategy was chosen, by what; "" where the user named it.
     """
 
@@ -49,6 +50,7 @@ class AttachOptions:
     seed: int = 0
     exchange_on: str | None = None
     reduction: Reduction = "mean"
+    probe: bool = False
     chosen_by: str = ""
 
     @property

@@ -133,7 +133,7 @@ def _winner(plan: ClusterPlan) -> str:
 
 def _rate(bytes_per_second: float) -> str:
     bits = 8e-6 * bytes_per_second / FRAMES
-    return f"{bits / 1e3:.3g} Gbit/s" if bits >= 1000 else f"{bits:.3g} Mbit/s"
+    return f"{bits / 1e3:.3g} Gbit/s" if bits > 999 else f"{bits:.3g} Mbit/s"
 
 
 # ---- the page -------------------------------------------------------------------------------------------
@@ -205,15 +205,17 @@ def _shown(plan: ClusterPlan) -> list[Prediction]:
 
 
 def _timeline(prediction: Prediction) -> str:
-    """Bars of one step, as SVG: the first that was written down."""
-    end = prediction.seconds
-    rows = [row for row in _ROWS if any(span.row == row and span.begun < end for span in prediction.spans)]
+    """Bars of the time of one step, as SVG, from shortly before the first message on."""
+    length = prediction.seconds
+    messages = [span.begun for span in prediction.spans if span.row in (NET, NODE)]
+    start = max(0.0, min(messages, default=0.0) - 0.4 * length)
+    shown = [span for span in prediction.spans if span.ended > start and span.begun < start + length]
+    rows = [row for row in _ROWS if any(span.row == row for span in shown)]
     bars = []
-    for span in prediction.spans[:_SPANS]:
-        if span.begun >= end or span.row not in rows:
-            continue
+    for span in shown[:_SPANS]:
+        begun, ended = max(0.0, span.begun - start), min(length, span.ended - start)
         y = 4 + 18 * rows.index(span.row)
-        x, width = 100 * span.begun / end, 100 * (min(span.ended, end) - span.begun) / end
+        x, width = 100 * begun / length, 100 * (ended - begun) / length
         colour = _COLOURS[WAITING if span.what == WAITING else span.row]
         told = escape(f"{span.what}: {1e3 * (span.ended - span.begun):.2f} ms")
         bars.append(
@@ -226,7 +228,7 @@ def _timeline(prediction: Prediction) -> str:
     )
     height = 8 + 18 * len(rows)
     return (
-        f"<h3>{escape(prediction.algorithm)} · {1e3 * end:.1f} ms</h3>"
+        f"<h3>{escape(prediction.algorithm)} · {1e3 * length:.1f} ms</h3>"
         f'<div style="display: flex"><svg width="100" height="{height}">{names}</svg>'
         f'<svg style="flex: 1" height="{height}">{"".join(bars)}</svg></div>'
     )
