@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
+
 import torch
 
 from tacit.algorithms import parse
@@ -10,7 +13,7 @@ from tacit.foresight import networks
 from tacit.foresight.planning import BASE
 from tacit.foresight.prediction import Prediction, predict, refuse
 from tacit.foresight.profile import Profile
-from tacit.hooks.choosing import Choice, ChoosingSession
+from tacit.hooks.choosing import Choice, ChoosingSession, from_all_texts
 from tacit.hooks.node_layout import read_nodes
 from tacit.hooks.sharded_model import ShardedModel
 from tacit.hooks.step_profile import take
@@ -18,7 +21,7 @@ from tacit.hooks.step_timer import StepTimer
 from tacit.hooks.strategy_costs import measured_cost, without_cost
 from tacit.hooks.trained_model import locals_of
 from tacit.transports.clock import Network
-from tacit.transports.probing import ring_cost
+from tacit.transports.probing import RingCost, ring_cost
 
 __all__ = ["Planner"]
 
@@ -71,6 +74,10 @@ class Planner:
         ring = ring_cost(options.group)
         profile = take(self._timer, options.model, options.optimizers, ring)
         nodes, ranks = _layout(session)
+        # Where shards are averaged, several groups of ranks have measured: all go by the first one's.
+        mine = json.dumps([profile.to_json(), asdict(ring), nodes, ranks])
+        text, rings, nodes, ranks = json.loads(from_all_texts(session.from_all, mine)[0])
+        profile, ring = Profile.from_json(text), RingCost(**rings)
         network = networks.of_ring(nodes, ranks, ring.rate, ring.latency, profile)
         self._compute = profile.step.seconds * max(1.0, profile.threads * network.sharing / network.cores)
         self._order = [*session.candidates().possible]
@@ -112,7 +119,7 @@ class Planner:
         slowest = float(session.from_all(torch.tensor([seconds], dtype=torch.float64)).max())
         if prediction is None or slowest == float("inf"):
             return None
-        return Prediction(**{**vars(prediction), "seconds": slowest})
+        return replace(prediction, seconds=slowest)
 
     def decide(self) -> Choice:
         """The fastest; the plainest of those that are as fast."""

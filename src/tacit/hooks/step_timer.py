@@ -117,10 +117,11 @@ class StepTimer:
     def _optimizer_ends(self) -> None:
         before, now = self._begun, self._now()
         self._begun = now
-        forward, forward_done, last = self._forward, self._forward_done, self._last_ready
-        stepping = self._stepping
-        if before is None or forward is None or forward_done is None or last is None or stepping is None:
+        forward, forward_done, stepping = self._forward, self._forward_done, self._stepping
+        if before is None or forward is None or forward_done is None or stepping is None:
             return
+        # FSDP2 sets the gradients of its shards itself, and torch calls no hook: all are there at the end.
+        last = self._last_ready or stepping
         data = forward.wall - before.wall
         self.steps.append(
             StepTimes(
@@ -148,8 +149,12 @@ class StepTimer:
                 "no step of the training was measured: it takes two calls of optimizer.step() at least, each "
                 "behind a forward pass and a backward pass of the attached model"
             )
+        backward = _median(step.backward for step in steps)
         ready = {
-            name: _median(step.ready[name] for step in steps if name in step.ready) for name in self._named
+            name: _median(step.ready[name] for step in steps if name in step.ready)
+            if any(step.ready for step in steps)
+            else backward
+            for name in self._named
         }
         parameters = [
             ParamReady(name, tuple(local(p).shape), str(p.dtype).removeprefix("torch."), ready[name])
@@ -164,7 +169,7 @@ class StepTimer:
         return StepProfile(
             data=own + loading,
             forward=_median(step.forward for step in steps),
-            backward=_median(step.backward for step in steps),
+            backward=backward,
             optimizer=_median(step.optimizer for step in steps),
             parameters=tuple(parameters),
             loading=loading,

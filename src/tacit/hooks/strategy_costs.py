@@ -46,8 +46,11 @@ def measured_cost(
         tensors: the parameters; random ones where not given. They are not changed.
 
     Raises:
-        ConfigError: the strategy does not fit the model, or needs a parameter server.
+        ConfigError: the strategy does not fit the model, or needs a parameter server; or the tensors are not
+            those of the profile.
     """
+    if tensors is not None:
+        profile.check_model(tensors)
     layout = Layout(nodes, ranks)
     scripts = rehearse(strategy, profile, nodes, ranks).levels
     leader = Schedule(scripts[-1].strategy, TRAINING)
