@@ -164,6 +164,14 @@ def what_was_chosen_is_in_a_checkpoint_and_goes_on_without_measuring() -> None:
         ends.append(flat(model))
     assert decider.measured == []
     assert torch.equal(*ends)
+    every: list[dict[str, object]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(every, saved)
+    with tacit.attach(model, optimizer, "topk:ratio=0.05") as plain:
+        plain.load_state_dict(saved)
+        assert plain.metrics()["steps"] == 3
+    with tacit.attach(model, optimizer, "auto", decider=Fixed()) as session:
+        session.load_state_dict(tacit.join_states(every))
+        assert session.metrics()["steps"] == 6
 
 
 @check
