@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from replicas import Checks, close_to, flat, network, raises, same_on_all_ranks, sgd, steps, wrapped
+from replicas import Checks, close_to, flat, network, raises, same_on_all_ranks, sgd, wrapped
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed.device_mesh import init_device_mesh
@@ -168,6 +168,14 @@ def what_was_chosen_is_in_a_checkpoint_and_goes_on_without_measuring() -> None:
         ends.append(flat(model))
     assert decider.measured == []
     assert torch.equal(*ends)
+    every: list[dict[str, object]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(every, saved)
+    with tacit.attach(model, optimizer, "topk:ratio=0.05") as plain:
+        plain.load_state_dict(saved)
+        assert plain.metrics()["steps"] == 3
+    with tacit.attach(model, optimizer, "auto", decider=Fixed()) as session:
+        session.load_state_dict(tacit.join_states(every))
+        assert session.metrics()["steps"] == 6
 
 
 @check
@@ -207,6 +215,7 @@ def a_decider_that_fails_is_an_error_on_all_ranks() -> None:
         (Fixed("topk:ratio=7"), "ratio=7"),
         (Fixed("dgc:momentum=0.5"), "Fixed chose 'dgc:momentum=0.5', which does not fit: the optimizer has"),
         (Fixed("auto"), "name an algorithm"),
+        (Fixed("localsgd"), "'localsgd' risks more than accept=feedback allows"),
         (Fixed("bf16", seconds=float("nan")), "seconds=nan"),
     ):
         model = wrapped()
@@ -359,7 +368,9 @@ def what_cannot_be_chosen_is_refused() -> None:
         lambda: tacit.attach(model, optimizer, mine, decider=Fixed()),
         "attach another strategy than rank 0",
     )
-    steps(model, optimizer, 1)
+    with tacit.attach(model, optimizer, "auto:accept=lossless", decider=Fixed("int8")):
+        train(model, optimizer, 0, 2)
+        raises(tacit.DecisionError, lambda: train(model, optimizer, 2, 3), "risks more than accept=lossless")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tacit import checks
+from tacit.algorithms.auto import candidates as texts_of
 from tacit.contracts import WORLD
 from tacit.errors import AttachError, CheckpointError, ConfigError, DecisionError
 from tacit.exchange.combinators import gather
@@ -269,7 +270,14 @@ class AutoSession(Attached):
 
     def _options_of(self, choice: Choice | None) -> AttachOptions:
         """What the session of the chosen strategy is made of; of `dense` before."""
-        options = self._check.options("dense" if choice is None else choice.algorithm)
+        text = "dense" if choice is None else choice.algorithm
+        options, accept = self._check.options(text), self.strategy.accept
+        rounded = accept in ("feedback", "periodic")
+        if not (rounded or text in texts_of(accept)) or (options.periodic and accept != "periodic"):
+            raise AttachError(
+                f"{text!r} risks more than accept={accept} allows: accept more, or have the decider choose "
+                "among session.candidates()"
+            )
         return replace(options, chosen_by=self._chosen_by)
 
     def _exchange(self, options: AttachOptions, equal: bool = True) -> None:

@@ -73,7 +73,7 @@ class ChoosingSession(Protocol):
         """The levels of the strategy at work; their sessions know what rounds and steps took."""
 
     def candidates(self) -> Candidates:
-        """What may be chosen here, and what may not, and why. A collective call."""
+        """What may be chosen here, and what may not, and why; no rank asks another."""
 
     def from_all(self, mine: Tensor) -> Tensor:
         """What all of `ranks` give, one row a rank: tensors on the host, of one shape. A collective call."""
