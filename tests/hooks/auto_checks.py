@@ -266,6 +266,25 @@ def steps_that_take_another_time_than_foretold_ask_again() -> None:
 
 
 @check
+def the_planner_foretells_and_all_ranks_go_on_alike() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, "auto:watch=5,rest=5,tolerance=1000") as session:
+        train(model, optimizer, 0, 9)
+        assert session.choice is None
+        train(model, optimizer, 9, 22)
+        choice = session.choice
+        assert choice is not None
+        foretold = {text: seconds for text, seconds in choice.considered if seconds is not None}
+        assert foretold["ddp"] > 0, "DDP is foretold, whatever it takes"
+        assert min(foretold.values()) <= choice.seconds <= 1.03 * min(foretold.values())
+        told = [""] * dist.get_world_size()
+        dist.all_gather_object(told, repr(choice))
+        assert len({*told}) == 1
+    assert same_on_all_ranks(flat(model))
+
+
+@check
 def the_record_of_a_run_says_what_was_chosen() -> None:
     task = Task(strategy=tacit.parse("auto"), epochs=3, seed=0, target=0.9, cluster="local:2", shaped=False)
     written: list[Record] = []
