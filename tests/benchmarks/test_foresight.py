@@ -1,4 +1,4 @@
-"""What foresight.py makes of predictions and measurements: who was held out, how many are good, what is chosen."""
+"""What foresight.py makes of both: who was held out, how many predictions are good, what is chosen."""
 
 from typing import Any
 
@@ -42,7 +42,12 @@ def test_verdicts_count_what_is_within_the_limits() -> None:
 
 
 def test_the_choice_is_by_prediction_and_is_judged_by_measurement() -> None:
-    rows = [row("ddp", 100, 90), row("bf16", 80, 70), row("topk", 60, 75), row("localsgd:sync_every=8", 50, 40)]
+    rows = [
+        row("ddp", 100, 90),
+        row("bf16", 80, 70),
+        row("topk", 60, 75),
+        row("localsgd:sync_every=8", 50, 40),
+    ]
     found = {each["accept"]: each for each in foresight.chosen(rows)}
     assert [*found] == ["lossless", "feedback", "periodic"], "of one candidate nothing is chosen"
     assert (found["feedback"]["choice"], found["feedback"]["best"]) == ("bf16", "topk")

@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from made_training import network
 
+from made_training import network
 from tacit.contracts import NET, NODE, WORLD
 from tacit.transports.clock import Activity, Clock, Transfer
 

@@ -3,11 +3,11 @@
 import time
 from pathlib import Path
 
-import made_training as made
 import pytest
 import torch
 from torch import nn
 
+import made_training as made
 from tacit.errors import ConfigError
 from tacit.foresight.profile import Profile
 from tacit.hooks.step_timer import StepTimer

@@ -1,10 +1,10 @@
 """Strategies rehearsed on meta tensors: DDP's buckets, and the messages of a real session."""
 
-import made_training as made
 import pytest
 import torch
 import torch.distributed as dist
 
+import made_training as made
 from tacit.algorithms import parse
 from tacit.errors import ConfigError
 from tacit.foresight.costs import cost_on
