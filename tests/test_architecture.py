@@ -19,7 +19,7 @@ NAMES: dict[str, Any] = {
     # A module imports only lower floors, and siblings on a floor leave each other alone.
     "floors": [
         ["errors", "environment", "_moved", "torch_compat"],
-        ["contracts", "checks", "files", "json_lines", "kernels", "links", "ranges", "timelines"],
+        ["contracts", "checks", "files", "json_lines", "kernels", "links", "ranges", "scripts", "timelines"],
         [
             "rounds",
             "compressors",
@@ -35,7 +35,7 @@ NAMES: dict[str, Any] = {
         ["algorithms", "session"],
         ["parameter_server", "foresight"],
         ["hooks", "testing"],
-        ["probe"],
+        ["diagnose", "probe"],
         ["lab", "integrations"],
         ["cli"],
     ],

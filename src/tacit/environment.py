@@ -14,6 +14,9 @@ CACHE = "TACIT_CACHE"
 CLUSTER = "TACIT_CLUSTER"
 """The emulated cluster's text form. Set by the testbed; read by a recipe's worker, for its records."""
 
+DIAGNOSE = "TACIT_DIAGNOSE"
+"""Where a diagnosis of the steps is saved. Set by `tacit diagnose` or the user; read by sessions."""
+
 FOOTPRINT = "TACIT_FOOTPRINT"
 """The folder for each rank's and each server's report. Set by `tacit run`; read by sessions and servers."""
 

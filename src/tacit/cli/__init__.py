@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tacit.cli import listing, plan, probe, profile, report
+from tacit.cli import diagnose, listing, plan, probe, profile, report
 from tacit.cli.compare import command as compare_command
 from tacit.cli.interrupts import Interrupted
 from tacit.cli.parsing import shortened
@@ -34,6 +34,7 @@ app.command(name="run", epilog=run_command.EPILOG)(run_command.command)
 app.command(name="list")(listing.command)
 app.command(name="probe")(probe.command)
 app.command(name="profile")(profile.command)
+app.command(name="diagnose")(diagnose.command)
 app.command(name="plan", epilog=plan.EPILOG)(plan.command)
 app.add_typer(predictor_commands.app, name="predictor")
 

@@ -74,6 +74,17 @@ class StepProfile:
         """The whole step, without communication."""
         return self.data + self.forward + self.backward + self.optimizer
 
+    def scaled(self, factor: float) -> StepProfile:
+        """The same step, so many times as long; waiting for the loader takes what it takes."""
+        return StepProfile(
+            data=factor * (self.data - self.loading) + self.loading,
+            forward=factor * self.forward,
+            backward=factor * self.backward,
+            optimizer=factor * self.optimizer,
+            parameters=tuple(replace(each, ready=factor * each.ready) for each in self.parameters),
+            loading=self.loading,
+        )
+
 
 @dataclass(frozen=True)
 class BucketCost:

@@ -8,15 +8,15 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit.errors import AttachError, PeerLost
-from tacit.hooks import exit, run_report, status, step_profile, tensorboard
+from tacit.hooks import diagnosing, exit, run_report, status, step_profile, tensorboard
 from tacit.hooks.active import ActiveStrategy
 from tacit.hooks.choosing import Choice
 from tacit.hooks.ddp import HookDispatcher
+from tacit.hooks.diagnosing import Diagnosing
 from tacit.hooks.failures import first_line
 from tacit.hooks.footprint import footprint
 from tacit.hooks.level import Level
@@ -86,6 +86,7 @@ class Attached:
         exit.began(self)
         step_profile.began(self, options)
         self.links = measured_links(options.group, options.mesh) if options.probe else None
+        diagnosing.began(self)
 
     @property
     def levels(self) -> list[Level]:
@@ -98,19 +99,14 @@ class Attached:
         return self.levels[0].session
 
     @property
-    def group(self) -> dist.ProcessGroup:
-        """The ranks whose parameters are averaged."""
-        return self._active.options.group
+    def options(self) -> AttachOptions:
+        """What is at work, and on what: strategy, model, optimizers, parameters by name, process group."""
+        return self._active.options
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
         """Those whose steps it follows, without what frameworks wrap around them."""
         return self._active.options.optimizers
-
-    @property
-    def periodic(self) -> bool:
-        """Whether replicas take steps of their own between rounds, with what is at work."""
-        return self._active.options.periodic
 
     @property
     def closed(self) -> bool:
@@ -210,6 +206,26 @@ class Attached:
         round; `scratch`: what encoding and decoding use, in the threads of all sessions.
         """
         return footprint([self.levels, self._active.momentum], self._model.module, self.optimizers)
+
+    def diagnose(self, steps: int | None = None) -> Diagnosing:
+        """Find out where the time of the next steps goes, and what would change it; all ranks call it alike.
+
+        Each of these steps is timed, which costs some microseconds a parameter. Behind the last of them all
+        ranks compare, which takes some seconds: links are measured, and other strategies foretold. Rank 0
+        logs what was found.
+
+        Args:
+            steps: how many, 2 or more, behind five that are left out; where not given, 20, or two periods of
+                the strategy.
+
+        Returns:
+            Its `result` is None until then, and then a `Diagnosis`, equal on all ranks.
+
+        Raises:
+            AttachError: attach was given no optimizer, or the model is on a GPU.
+            ConfigError: so many steps are not possible.
+        """
+        return Diagnosing(self, steps)
 
     def timeline(self) -> Timeline:
         """When this rank computed and waited: its last thousand steps, and each level's last thousand rounds.

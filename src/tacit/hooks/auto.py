@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tacit import checks
 from tacit.algorithms.auto import candidates as texts_of
@@ -23,6 +22,7 @@ from tacit.errors import AttachError, CheckpointError, ConfigError, DecisionErro
 from tacit.exchange.combinators import gather
 from tacit.hooks.active import ActiveStrategy
 from tacit.hooks.attached import Attached
+from tacit.hooks.behind_steps import behind_steps
 from tacit.hooks.candidates import CandidateCheck, Candidates
 from tacit.hooks.choosing import Choice, Decider, decided
 from tacit.hooks.fitting import AttachArguments, fitted
@@ -88,14 +88,9 @@ class AutoSession(Attached):
         self._order = [found.index(rank) for rank in self.ranks]
         decider.begin(self)
         # Behind the optimizer's own hooks: torch does not go over them any more, so they may be exchanged.
-        self._handle = register_optimizer_step_post_hook(self._stepped)
+        self._handle = behind_steps(self._stepped)
 
     # ---- what a decider is given ----------------------------------------------------------------------
-
-    @property
-    def options(self) -> AttachOptions:
-        """What is at work, and on what: model, optimizers, parameters by name, process group."""
-        return self._active.options
 
     def candidates(self) -> Candidates:
         """What may be chosen here, and what may not, and why."""
@@ -214,7 +209,7 @@ class AutoSession(Attached):
         """How many steps were taken, with all strategies; the same on all ranks."""
         return self._begun + self.levels[-1].session.step
 
-    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+    def _stepped(self, optimizer: Optimizer) -> None:
         """Behind a step of any optimizer, when all other hooks have been called."""
         if self.closed or optimizer is not self.optimizers[-1] or self._steps < self._due:
             return

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import torch
 
 from tacit.algorithms import parse
-from tacit.errors import AttachError, ConfigError, TacitError
+from tacit.errors import AttachError, ConfigError
 from tacit.foresight import networks
 from tacit.foresight.planning import BASE
-from tacit.foresight.prediction import Prediction, predict, refuse
+from tacit.foresight.prediction import Prediction
 from tacit.foresight.profile import Profile
 from tacit.hooks.choosing import Choice, ChoosingSession, from_all_texts
+from tacit.hooks.foretelling import Foreteller
 from tacit.hooks.node_layout import read_nodes
 from tacit.hooks.sharded_model import ShardedModel
 from tacit.hooks.step_profile import take
 from tacit.hooks.step_timer import StepTimer
-from tacit.hooks.strategy_costs import measured_cost, without_cost
 from tacit.hooks.trained_model import locals_of
-from tacit.transports.clock import Network
 from tacit.transports.probing import RingCost, ring_cost
 
 __all__ = ["Planner"]
@@ -81,45 +80,13 @@ class Planner:
         network = networks.of_ring(nodes, ranks, ring.rate, ring.latency, profile)
         self._compute = profile.step.seconds * max(1.0, profile.threads * network.sharing / network.cores)
         self._order = [*session.candidates().possible]
-        self._found = []
-        best = float("inf")
-        for text, least in self._hopeful(profile, network):
-            if least >= best:
-                break
-            found = self._foretold(session, text, profile, network)
-            if found is not None:
-                self._found.append(found)
-                best = min(best, found.seconds)
-
-    def _hopeful(self, profile: Profile, network: Network) -> list[tuple[str, float]]:
-        """The candidates with what they would take at least, plain DDP first, then from the fastest on."""
-        found = []
-        for text in self._order:
-            try:
-                refuse(parse(text))
-                free = profile.with_costs([without_cost(parse(text), profile, network.nodes, network.ranks)])
-                found.append((text, predict(parse(text), free, network).seconds))
-            except ConfigError:
-                continue
-        return sorted(found, key=lambda pair: (pair[0] != BASE, pair[1]))
-
-    @staticmethod
-    def _foretold(
-        session: ChoosingSession, text: str, profile: Profile, network: Network
-    ) -> Prediction | None:
-        """The same on all ranks, as that of the rank on which it takes longest."""
-        options, prediction = session.options, None
-        try:
-            tensors = locals_of(options.named)
-            cost = measured_cost(parse(text), profile, network.nodes, network.ranks, tensors)
-            prediction = predict(parse(text), profile.with_costs([cost]), network)
-            seconds = prediction.seconds
-        except TacitError:
-            seconds = float("inf")
-        slowest = float(session.from_all(torch.tensor([seconds], dtype=torch.float64)).max())
-        if prediction is None or slowest == float("inf"):
-            return None
-        return replace(prediction, seconds=slowest)
+        foreteller = Foreteller(
+            profile=profile,
+            network=network,
+            tensors=locals_of(options.named),
+            slowest=lambda mine: float(session.from_all(torch.tensor([mine], dtype=torch.float64)).max()),
+        )
+        self._found = foreteller.all_foretold([parse(text) for text in self._order])
 
     def decide(self) -> Choice:
         """The fastest; the plainest of those that are as fast."""

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
 import torch
@@ -33,7 +34,7 @@ from tacit.hooks.trained_model import TrainedModel, local, locals_of
 from tacit.transports.probing import RingCost, ring_cost
 from tacit.transports.process_groups import backend_of, said
 
-__all__ = ["ProfileRequest", "began", "processor", "take"]
+__all__ = ["ProfileRequest", "began", "machine", "processor", "take"]
 
 SKIPPED, STEPS = 3, 12
 """So many first steps are left out, as buckets settle in them; then so many are measured."""
@@ -131,7 +132,7 @@ def take(
     optimizers: Sequence[torch.optim.Optimizer],
     ring: RingCost | None = None,
 ) -> Profile:
-    """The profile of the steps that were timed: those of a rank like most, or of one that is clearly slower.
+    """The profile of the steps that were timed; see `_chosen` for whose.
 
     A collective call; equal on all ranks.
 
@@ -159,12 +160,26 @@ def take(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     everyone = [Profile.from_json(text) for text in said(mine.to_json(), group)]
-    everyone.sort(key=lambda each: each.step.seconds)
-    chosen = everyone[len(everyone) // 2]
-    if everyone[-1].step.seconds > _SLOWER * chosen.step.seconds:
-        chosen = everyone[-1]
-    here = _machine()
-    return replace(chosen, ranks=said(here, group).count(here))
+    here = machine()
+    return _chosen(everyone, said(here, group).count(here))
+
+
+def _chosen(everyone: Sequence[Profile], here: int) -> Profile:
+    """A rank like most; the slowest where that is clearly slower, as all wait for it.
+
+    Ranks that share too few cores wait for all that is computed there: their mean counts.
+
+    Args:
+        here: how many ranks are on this machine.
+    """
+    ranked = sorted(everyone, key=lambda each: each.step.seconds)
+    chosen = ranked[len(ranked) // 2]
+    if here * chosen.threads > chosen.cores:
+        mean = fmean(each.step.seconds for each in ranked)
+        return replace(chosen, step=chosen.step.scaled(mean / chosen.step.seconds), ranks=here)
+    if ranked[-1].step.seconds > _SLOWER * chosen.step.seconds:
+        chosen = ranked[-1]
+    return replace(chosen, ranks=here)
 
 
 def processor() -> str:
@@ -176,7 +191,7 @@ def processor() -> str:
     return f"{name}, {os.cpu_count()} cores"
 
 
-def _machine() -> str:
+def machine() -> str:
     """Equal for all processes of one machine, whatever host names its containers have."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -34,6 +34,10 @@ class StepTimes:
         waited: in `data`, how long the main thread did not run.
         exchanging: by the clock, from the last gradient until the optimizer's step begins: an exchange that
             is not hidden.
+        between: of these, how long the main thread ran.
+        passes: forward passes of training in it.
+        marks: by the clock (`time.perf_counter`): when it began, when the last gradient was there, when the
+            optimizer's step began, and when it ended.
     """
 
     data: float = 0.0
@@ -45,6 +49,9 @@ class StepTimes:
     process: float = 0.0
     waited: float = 0.0
     exchanging: float = 0.0
+    between: float = 0.0
+    passes: int = 1
+    marks: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -63,15 +70,20 @@ class StepTimer:
         module: the model whose forward pass counts; DDP's own module, not the wrapper.
         optimizers: a step ends when the last of them has stepped.
         named: the trainable parameters, by name.
+        kept: so many of the last steps are kept.
 
     Attributes:
         steps: the last steps, in order.
     """
 
     def __init__(
-        self, module: nn.Module, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]
+        self,
+        module: nn.Module,
+        optimizers: Sequence[Optimizer],
+        named: Mapping[str, Tensor],
+        kept: int = KEPT,
     ) -> None:
-        self.steps: deque[StepTimes] = deque(maxlen=KEPT)
+        self.steps: deque[StepTimes] = deque(maxlen=kept)
         self._named = named
         self._own = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
         self._begun: _Clocks | None = None
@@ -80,6 +92,7 @@ class StepTimer:
         self._ready: dict[str, float] = {}
         self._last_ready: _Clocks | None = None
         self._stepping: _Clocks | None = None
+        self._passes = 0
         self._handles: list[Any] = [
             module.register_forward_pre_hook(lambda *_: self._forward_begins()),
             module.register_forward_hook(lambda *_: self._forward_ends()),
@@ -102,6 +115,7 @@ class StepTimer:
 
     def _forward_begins(self) -> None:
         self._forward, self._ready = self._now(), {}
+        self._passes += torch.is_grad_enabled()
 
     def _forward_ends(self) -> None:
         self._forward_done = self._now()
@@ -116,7 +130,7 @@ class StepTimer:
 
     def _optimizer_ends(self) -> None:
         before, now = self._begun, self._now()
-        self._begun = now
+        passes, self._begun, self._passes = self._passes, now, 0
         forward, forward_done, stepping = self._forward, self._forward_done, self._stepping
         if before is None or forward is None or forward_done is None or stepping is None:
             return
@@ -134,6 +148,9 @@ class StepTimer:
                 process=now.process - before.process,
                 waited=max(0.0, data - (forward.own - before.own)),
                 exchanging=stepping.wall - last.wall,
+                between=stepping.own - last.own,
+                passes=passes,
+                marks=(before.wall, last.wall, stepping.wall, now.wall),
             )
         )
 

@@ -24,6 +24,8 @@ from tacit.transports.echo import EchoTransport, Layout
 __all__ = ["measured_cost", "without_cost"]
 
 _ROUNDS = 3
+_SWEPT = 16 << 20
+"""Entries that are read and written before each round: more than caches hold."""
 _MOST_STEPS = 500
 """In so many steps each bucket is sent once, or the rest of them counts for nothing."""
 
@@ -115,11 +117,13 @@ def _kept(holders: list[object], named: Mapping[str, Tensor]) -> int:
 def _exchanges(session: Session, echo: EchoTransport) -> list[BucketCost]:
     """Rounds of all buckets, one exchange at a time."""
     given = [torch.randn(bucket.numel).to(bucket.dtype).mul_(0.01) for bucket in session.buckets]
+    swept = torch.zeros(_SWEPT)
     apart = session.context.apart
     rounds = []
     # The ranks of a node may send in turn; what counts are the rounds in which this one does.
     turns = session.context.coordinate.near.peers if session.context.by_node else 1
     for _ in range(1 + _ROUNDS * turns):
+        swept.add_(1)  # in training, forward and backward have left nothing of it in the caches
         session.begin()
         rounds.append([_exchanged(session, echo, i, x.clone(), apart) for i, x in enumerate(given)])
         session.pending.verify()

@@ -17,7 +17,7 @@ _SHARED = "shared/"
 def state_of_rank(session: Attached) -> dict[str, Any]:
     """What this rank needs to go on: its session and, if replicas move on their own, its optimizers."""
     state: dict[str, Any] = {"session": session.state_dict()}
-    if session.periodic:
+    if session.options.periodic:
         state["optimizers"] = [each.state_dict() for each in session.optimizers]
     return state
 
@@ -36,8 +36,8 @@ def load_ranks(session: Attached, states: Sequence[Mapping[str, Any]]) -> None:
             "the checkpoint holds no state of a tacit session: save it while a session is attached"
         )
     session.load_state_dict(join_states(state["session"] for state in states))
-    if len(states) == session.group.size():
-        mine = states[session.group.rank()]
+    if len(states) == session.options.group.size():
+        mine = states[session.options.group.rank()]
         for optimizer, state in zip(session.optimizers, mine.get("optimizers", ()), strict=False):
             optimizer.load_state_dict(state)
 
@@ -68,10 +68,10 @@ class AllRanks:
         self._session.sync()
         mine = state_of_rank(self._session)
         refuse_shards(mine["session"])
-        if self._session.group.rank():
+        if self._session.options.group.rank():
             own = {key: each for key, each in mine["session"].items() if not key.startswith(_SHARED)}
             mine["session"] = own
-        ranks = collected(mine, self._session.group)
+        ranks = collected(mine, self._session.options.group)
         return {"ranks": ranks} if ranks else {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -80,7 +80,7 @@ class ManagedSession:
 
     def sync(self) -> None:
         """Make replicas equal, where a session is open and they move on their own. A collective call."""
-        if self.session is not None and self.session.periodic:
+        if self.session is not None and self.session.options.periodic:
             self.session.sync()
 
     def close(self) -> None:

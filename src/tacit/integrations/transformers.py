@@ -98,7 +98,7 @@ class Tacit(transformers.TrainerCallback):  # type: ignore[misc]
             return
         folder = _folder_of(args, state) / "tacit"
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save(state_of_rank(session), folder / f"rank{session.group.rank()}.pt")
+        torch.save(state_of_rank(session), folder / f"rank{session.options.group.rank()}.pt")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close."""

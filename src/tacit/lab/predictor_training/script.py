@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from tacit import scripts
 from tacit.environment import RECORD
 from tacit.errors import ConfigError
 from tacit.files import put
-from tacit.lab import scripts
 from tacit.lab.predictor_training import dataset
 from tacit.lab.predictor_training.layers import Layer, Recorder
 from tacit.lab.predictor_training.runs import LEAST, Sampling

@@ -11,9 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tacit import files
+from tacit import files, scripts
 from tacit.environment import PROFILE, WORKER
-from tacit.lab import scripts
 from tacit.lab.profiling.recorder import ProfileRecorder
 
 __all__ = ["main"]

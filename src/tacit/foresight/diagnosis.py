@@ -1,0 +1,294 @@
+"""Where the time of a training's steps goes, by what all its ranks have measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, median_low
+from typing import Any
+
+from tacit.errors import ConfigError
+from tacit.files import put
+from tacit.links import Links
+
+__all__ = ["PARTS", "Diagnosis", "Facts", "Finding", "RankSteps", "Shares", "shares"]
+
+PARTS = ("computing", "data", "slow rank", "encoding", "links")
+"""What a step is made of; see `Shares`."""
+_WORDS = {
+    "computing": "computing",
+    "data": "data, and what else the script does",
+    "slow rank": "waiting for the slowest rank",
+    "encoding": "waiting for encoding and decoding",
+    "links": "waiting for links",
+}
+_BAR = 30
+_FORM = 1
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """The same steps of one rank, in seconds by the clock, one entry a step.
+
+    Attributes:
+        rank: in the world; `node`: its node's number; `machine`: equal for all ranks of one machine.
+        wall: the whole step.
+        data: from the optimizer's step before until the last forward pass.
+        exposed: waiting for an exchange.
+        parts: medians of what the rank's own work is made of: "loading" (it waits for a loader), "data"
+            (it works between steps), "forward", "backward", "optimizer".
+        processor: seconds of processor time of all its threads in a step, on average.
+        threads: for computing; `cores`: of the machine.
+        passes: forward passes in a step.
+        sent: bytes a step that the busiest interface of its node has sent.
+        interface: that one; `rate`: bit/s that it says it carries.
+        faster: another one of the node that says it carries more; `faster_rate`: how much.
+        buffer: bytes that a TCP connection may have under way.
+    """
+
+    rank: int
+    node: int
+    host: str
+    machine: str
+    wall: tuple[float, ...]
+    data: tuple[float, ...]
+    exposed: tuple[float, ...]
+    parts: Mapping[str, float]
+    processor: float
+    threads: int
+    cores: int
+    passes: int = 1
+    sent: float = 0.0
+    interface: str = ""
+    rate: float | None = None
+    faster: str = ""
+    faster_rate: float | None = None
+    buffer: int | None = None
+
+    @property
+    def own(self) -> tuple[float, ...]:
+        """What the rank does by itself in each step: all but waiting for exchanges."""
+        return tuple(wall - exposed for wall, exposed in zip(self.wall, self.exposed, strict=True))
+
+    @classmethod
+    def from_json(cls, text: str) -> RankSteps:
+        """What `json.dumps(asdict(...))` has made."""
+        values = json.loads(text)
+        rows = {name: tuple(values[name]) for name in ("wall", "data", "exposed")}
+        return cls(**{**values, **rows})
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that is known of some steps of a training.
+
+    Attributes:
+        algorithm: the text of the strategy at work.
+        period: after how many steps its rounds repeat.
+        ranks: in order.
+        links: what the links carry; None where they were not measured.
+        searched: whether DDP looks for unused parameters (`find_unused_parameters`); `unused`: those that it
+            had reason to look for.
+        copying: seconds a step for copying gradients into DDP's buckets and back; 0 where they are views.
+        buckets: how many messages a round is cut into; `bucket_bytes`: at most of one.
+        predicted: seconds of a step with the strategy at work, as the planner has it; None where it cannot.
+        waits: of these, the planner's seconds of waiting for "encoding" and for "links".
+        changes: by name, the planner's seconds of a step with this change.
+        threads_gain: the share of computing that one thread a rank would save, as measured.
+        best: the text of the strategy that the planner finds fastest; its seconds are among the changes.
+    """
+
+    algorithm: str
+    period: int
+    ranks: tuple[RankSteps, ...]
+    links: Links | None = None
+    searched: bool = False
+    unused: int = 0
+    copying: float = 0.0
+    buckets: int = 0
+    bucket_bytes: int = 0
+    predicted: float | None = None
+    waits: Mapping[str, float] = field(default_factory=dict)
+    changes: Mapping[str, float] = field(default_factory=dict)
+    threads_gain: float = 0.0
+    best: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, on average over steps and ranks."""
+        return fmean(fmean(each.wall) for each in self.ranks)
+
+    @property
+    def own(self) -> list[list[float]]:
+        """Seconds of each rank's own work a step, on average over a period; a row a period."""
+        return [[fmean(own) for own in row] for row in _by_period([each.own for each in self.ranks], self)]
+
+    def saved(self, change: str) -> float:
+        """Seconds a step that a change would save, by the planner's ratio."""
+        if change not in self.changes or not self.predicted:
+            return 0.0
+        return self.seconds * max(0.0, 1 - self.changes[change] / self.predicted)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A step taken apart, in seconds, on average over its ranks.
+
+    Attributes:
+        parts: by the names of `PARTS`; together they are the step.
+        limit: of a step if communication cost nothing: that of the slowest rank, step by step.
+    """
+
+    parts: Mapping[str, float]
+    limit: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that costs time, and what to do about it.
+
+    Attributes:
+        kind: its name, such as "slow rank".
+        says: what was found, with numbers.
+        advice: what to change.
+        seconds: of a step that the change would save; 0 where nobody can tell.
+    """
+
+    kind: str
+    says: str
+    advice: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Where a step's time goes, and why.
+
+    Attributes:
+        algorithm: the text of the strategy that was at work.
+        steps: how many were looked at.
+        ranks: of the training.
+        seconds: of a step.
+        parts: the step taken apart; see `Shares`.
+        limit: seconds of a step if communication cost nothing.
+        findings: what costs time, the most first.
+        traffic: what the links carry, in a sentence; "" where nothing is known.
+        notes: what could not be looked at.
+    """
+
+    algorithm: str
+    steps: int
+    ranks: int
+    seconds: float
+    parts: Mapping[str, float]
+    limit: float
+    findings: tuple[Finding, ...]
+    traffic: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """A table of the parts, and what was found."""
+        lines = [
+            f"{self.algorithm} on {self.ranks} ranks: a step takes {_ms(self.seconds)}, the mean of "
+            f"{self.steps}",
+            "",
+        ]
+        for name in PARTS:
+            share = self.parts[name] / self.seconds
+            bar = "#" * round(_BAR * share)
+            lines.append(f"  {_WORDS[name]:36}{_ms(self.parts[name]):>12}{100 * share:6.0f} %  {bar}")
+        lines += [
+            "",
+            f"If communication cost nothing, a step would take {_ms(self.limit)}.",
+            *([self.traffic] if self.traffic else []),
+            "",
+            *self._told(),
+            *(f"Not looked at: {note}." for note in self.notes),
+        ]
+        return "\n".join(lines)
+
+    def _told(self) -> list[str]:
+        if not self.findings:
+            return ["Nothing stands out."]
+        lines = ["What costs time, the most first:"]
+        for number, each in enumerate(self.findings, 1):
+            saves = f", about {_ms(each.seconds)} of a step" if each.seconds else ""
+            lines += [f"{number}. {each.kind}{saves}: {each.says}", f"   Change: {each.advice}"]
+        return lines
+
+    def to_json(self) -> str:
+        """As text; `from_json` reads it."""
+        return json.dumps({"form": _FORM, **asdict(self)}) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, origin: str = "the text") -> Diagnosis:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ConfigError: it is no such text.
+        """
+        try:
+            values: dict[str, Any] = json.loads(text)
+            if values.pop("form") != _FORM:
+                raise ValueError("its form is that of another version of tacit")
+            values["findings"] = tuple(Finding(**each) for each in values["findings"])
+            return cls(**{**values, "notes": tuple(values["notes"])})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{origin} holds no diagnosis ({error}): give a file that tacit diagnose --out has written"
+            ) from None
+
+    def save(self, path: Path) -> None:
+        """Write it to a file, which is replaced as a whole."""
+        put(path, self.to_json())
+
+
+def shares(facts: Facts) -> Shares:
+    """Take the steps apart.
+
+    Ranks that exchange wait for each other: of what a rank waits, as much as the slowest one's own work takes
+    longer than its own is waiting for that rank. The rest is the exchange's, by the planner's ratio of
+    encoding to links.
+    """
+    own = facts.own
+    exposed = [[fmean(each) for each in row] for row in _by_period([e.exposed for e in facts.ranks], facts)]
+    for_rank = rest = 0.0
+    for mine, waits in zip(own, exposed, strict=True):
+        for seconds, waited in zip(mine, waits, strict=True):
+            behind = min(waited, max(mine) - seconds)
+            for_rank += behind
+            rest += waited - behind
+    count = len(own) * len(facts.ranks)
+    data = fmean(fmean(each.data) for each in facts.ranks)
+    encoding = facts.waits.get("encoding", 0.0)
+    total = encoding + facts.waits.get("links", 0.0)
+    rest /= count
+    parts = {
+        "computing": max(0.0, fmean(map(fmean, own)) - data),
+        "data": data,
+        "slow rank": for_rank / count,
+        "encoding": rest * (encoding / total if total else 0.0),
+        "links": rest * (1 - encoding / total if total else 1.0),
+    }
+    return Shares(parts, fmean(max(row) for row in own))
+
+
+def _by_period(columns: Sequence[Sequence[float]], facts: Facts) -> list[list[Sequence[float]]]:
+    """A row for each whole period: the steps of each rank in it."""
+    steps = min(map(len, columns))
+    period = min(facts.period, steps)
+    return [
+        [column[first : first + period] for column in columns]
+        for first in range(steps % period, steps, period)
+    ]
+
+
+def typical(facts: Facts, part: str) -> float:
+    """The median over ranks of a part of their own work; of two ranks the smaller."""
+    return median_low(each.parts.get(part, 0.0) for each in facts.ranks)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"

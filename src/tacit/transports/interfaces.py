@@ -1,0 +1,84 @@
+"""The network interfaces of this process's namespace: what they have sent, and how fast they say they are."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import socket
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Interface", "interfaces", "socket_buffer"]
+
+_TABLE = Path("/proc/self/net/dev")
+_LIMITS = (Path("/proc/sys/net/ipv4/tcp_wmem"), Path("/proc/sys/net/ipv4/tcp_rmem"))
+_SENT = 8
+"""The column of bytes sent, behind the eight of what was received."""
+_GET_FLAGS, _GET_ADDRESS, _ETHTOOL = 0x8913, 0x8915, 0x8946
+_UP = 0x1
+_GET_SETTINGS = 0x1
+"""Of ethtool: which speed a link has settled on."""
+_UNKNOWN = (0, 0xFFFF, 0xFFFFFFFF)
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface that is up and has an IPv4 address.
+
+    Attributes:
+        name: such as "eth0"; "lo" too.
+        sent: bytes since it was made.
+        rate: bit/s that it says it carries; None where it does not say.
+    """
+
+    name: str
+    sent: int
+    rate: float | None
+
+
+def interfaces() -> list[Interface]:
+    """All of them; none where the system does not tell."""
+    found = []
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for line in _TABLE.read_text().splitlines()[2:]:
+            name, _, values = line.partition(":")
+            name = name.strip()
+            if _usable(asked, name):
+                found.append(Interface(name, int(values.split()[_SENT]), _rate(asked, name)))
+    return found
+
+
+def socket_buffer() -> int | None:
+    """Bytes that the kernel lets a TCP connection have under way at most; None where it does not say."""
+    limits = []
+    for path in _LIMITS:
+        with suppress(OSError, ValueError, IndexError):
+            limits.append(int(path.read_text().split()[2]))
+    return min(limits, default=None)
+
+
+def _usable(asked: socket.socket, name: str) -> bool:
+    """Whether it is up and has an address."""
+    request = struct.pack("256s", name.encode()[:15])
+    try:
+        (flags,) = struct.unpack_from("H", fcntl.ioctl(asked, _GET_FLAGS, request), 16)
+        fcntl.ioctl(asked, _GET_ADDRESS, request)
+    except OSError:
+        return False
+    return bool(flags & _UP)
+
+
+def _rate(asked: socket.socket, name: str) -> float | None:
+    # The settings lie behind a pointer: command, what is supported and advertised, and the speed in halves.
+
+    settings = ctypes.create_string_buffer(struct.pack("I40x", _GET_SETTINGS), 44)
+    request = struct.pack("16sP16x", name.encode()[:15], ctypes.addressof(settings))
+    try:
+        fcntl.ioctl(asked, _ETHTOOL, request)
+    except OSError:
+        return None
+    low, high = struct.unpack_from("H", settings, 12)[0], struct.unpack_from("H", settings, 28)[0]
+    megabits = low | high << 16
+    return None if megabits in _UNKNOWN else megabits * 1e6

@@ -1,0 +1,213 @@
+"""Steps taken apart by hand-made measurements, and each known cause by what tells it."""
+
+from dataclasses import replace
+
+import pytest
+
+from tacit.errors import ConfigError
+from tacit.foresight.culprits import diagnosed
+from tacit.foresight.diagnosis import PARTS, Diagnosis, Facts, Finding, RankSteps, shares
+from tacit.links import Links
+
+STEPS = 10
+
+
+def of_rank(rank: int, own: float = 0.1, waits: float = 0.02, **more: object) -> RankSteps:
+    """A rank that works so long a step, and waits so long."""
+    made = RankSteps(
+        rank=rank,
+        node=rank,
+        host=f"host{rank}",
+        machine=f"machine{rank}",
+        wall=(own + waits,) * STEPS,
+        data=(0.001,) * STEPS,
+        exposed=(waits,) * STEPS,
+        parts={"loading": 0.0, "data": 0.001, "forward": own / 3, "backward": own / 2, "optimizer": 0.0},
+        processor=own,
+        threads=1,
+        cores=4,
+        sent=1e6,
+        interface="eth0",
+    )
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def facts(*ranks: RankSteps, **more: object) -> Facts:
+    made = Facts("ddp", 1, ranks or tuple(of_rank(rank) for rank in range(4)))
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def links(slow: float = 1e9, several: float = 1e9, latency: float = 1e-3, inside: float = 1e10) -> Links:
+    """Four nodes of two ranks; those from and to node 3 carry `slow`."""
+
+    def matrix(far: float, of_three: float) -> tuple[tuple[float | None, ...], ...]:
+        return tuple(
+            tuple(inside if i == j else of_three if 3 in (i, j) else far for j in range(4)) for i in range(4)
+        )
+
+    return Links(
+        hosts=tuple(f"host{i}" for i in range(4)),
+        ranks=tuple((2 * i, 2 * i + 1) for i in range(4)),
+        latency=matrix(latency, latency),
+        rate=matrix(1e9, slow),
+        rate_of_flows=matrix(several, min(several, slow)),
+        rate_both_ways=matrix(1e9, slow),
+        flows=4,
+        backend="gloo",
+        date="",
+    )
+
+
+def found(made: Facts) -> list[Finding]:
+    return list(diagnosed(made).findings)
+
+
+def kinds(made: Facts) -> list[str]:
+    return [each.kind for each in found(made)]
+
+
+# ---- the parts ----------------------------------------------------------------------------------------
+
+
+def test_a_step_is_taken_apart_and_the_parts_are_the_step() -> None:
+    made = facts(predicted=0.12, waits={"encoding": 0.01, "links": 0.03})
+    taken = shares(made)
+    assert [*taken.parts] == [*PARTS]
+    assert sum(taken.parts.values()) == pytest.approx(made.seconds) == pytest.approx(0.12)
+    assert taken.parts["encoding"] == pytest.approx(0.005), "a quarter of what is waited"
+    assert taken.parts["links"] == pytest.approx(0.015)
+    assert taken.parts["data"] == pytest.approx(0.001)
+    assert taken.limit == pytest.approx(0.1)
+
+
+def test_ranks_wait_for_the_slowest_and_the_rest_is_the_exchange() -> None:
+    made = facts(of_rank(0, 0.1, 0.07), of_rank(1, 0.15, 0.02), of_rank(2, 0.1, 0.07), of_rank(3, 0.1, 0.07))
+    taken = shares(made)
+    assert taken.parts["slow rank"] == pytest.approx(3 / 4 * 0.05)
+    assert taken.parts["links"] == pytest.approx(0.02)
+    assert taken.limit == pytest.approx(0.15)
+
+
+def test_replicas_that_move_on_wait_only_for_who_is_behind_over_a_period() -> None:
+    """Two ranks in turn take longer; over two steps they are equal."""
+    one = of_rank(0, wall=(0.1, 0.3) * 5, exposed=(0.0, 0.1) * 5)
+    two = of_rank(1, wall=(0.2, 0.2) * 5, exposed=(0.0, 0.1) * 5)
+    assert shares(facts(one, two)).parts["slow rank"] > 0
+    taken = shares(facts(one, two, period=2))
+    assert taken.parts["slow rank"] == pytest.approx(0)
+    assert taken.parts["links"] == pytest.approx(0.05)
+
+
+# ---- the causes ---------------------------------------------------------------------------------------
+
+
+def test_where_nothing_is_wrong_nothing_is_found() -> None:
+    assert kinds(facts(links=links(), predicted=0.12)) == []
+    assert "Nothing stands out." in str(diagnosed(facts()))
+
+
+def test_a_slow_rank_is_named_and_what_is_slow_about_it() -> None:
+    slow = of_rank(2, 0.2, 0.0)
+    made = facts(of_rank(0, 0.1, 0.1), of_rank(1, 0.1, 0.1), slow, of_rank(3, 0.1, 0.1))
+    (first, *_) = found(made)
+    assert first.kind == "slow rank"
+    assert first.seconds == pytest.approx(0.1)
+    assert "rank 2 (node 2, host2)" in first.says
+    assert "backward" in first.says
+    starving = replace(slow, parts={**of_rank(0).parts, "loading": 0.1})
+    (first, *_) = found(facts(of_rank(0, 0.1, 0.1), of_rank(1, 0.1, 0.1), starving, of_rank(3, 0.1, 0.1)))
+    assert first.kind == "data loader"
+    assert "rank 2 " in first.says
+
+
+def test_ranks_that_are_slow_in_turn_are_no_slow_rank() -> None:
+    turns = [of_rank(r, wall=tuple(0.3 if s % 4 == r else 0.1 for s in range(STEPS))) for r in range(4)]
+    assert "slow rank" not in kinds(facts(*turns))
+
+
+def test_a_loader_that_starves_and_work_between_steps() -> None:
+    (one,) = found(facts(*(of_rank(r, parts={"loading": 0.05, "data": 0.001}) for r in range(2))))
+    assert (one.kind, one.seconds) == ("data loader", pytest.approx(0.05))
+    (one,) = found(facts(*(of_rank(r, parts={"loading": 0.0, "data": 0.03}) for r in range(2))))
+    assert (one.kind, one.seconds) == ("data loader", pytest.approx(0.03))
+    several = facts(*(of_rank(r, parts={"loading": 0.05, "data": 0.03}, passes=4) for r in range(2)))
+    assert kinds(several) == [], "with accumulation the other passes are among it"
+
+
+def test_a_slow_link_by_its_node() -> None:
+    made = facts(links=links(slow=1e8), predicted=0.12, changes={"even links": 0.06})
+    (first, *_) = found(made)
+    assert (first.kind, first.seconds) == ("slow link", pytest.approx(0.06))
+    assert "node 3 (host3) carries 100 Mbit/s, and the others 1000 Mbit/s" in first.says
+    unhurt = facts(links=links(slow=1e8), predicted=0.12, changes={"even links": 0.119})
+    assert kinds(unhurt) == [], "a link that nobody waits for is none"
+
+
+def test_threads_are_in_each_others_way_only_where_there_are_more_than_cores() -> None:
+    many = [of_rank(r, threads=4, machine="one") for r in range(4)]
+    (one,) = found(facts(*many, threads_gain=0.5))
+    assert one.kind == "threads"
+    assert "4 ranks compute with 4 threads each on 4 cores" in one.says
+    assert "OMP_NUM_THREADS=1" in one.advice
+    assert one.seconds == pytest.approx(0.5 * 0.099)
+    assert kinds(facts(*(replace(each, machine=str(each.rank)) for each in many))) == []
+
+
+def test_what_ddp_was_told() -> None:
+    assert kinds(facts(searched=True)) == ["unused parameters"]
+    assert kinds(facts(searched=True, unused=1)) == [], "it had reason to look"
+    (one,) = found(facts(copying=0.002))
+    assert (one.kind, one.seconds) == ("bucket views", 0.002)
+    small = facts(predicted=0.12, bucket_bytes=1000, buckets=99, changes={"large buckets": 0.06})
+    assert kinds(small) == ["small buckets"]
+    assert kinds(replace(small, bucket_bytes=25 << 20)) == []
+
+
+def test_a_flat_ring_only_where_nodes_are_faster_inside() -> None:
+    made = facts(links=links(), predicted=0.12, changes={"by node": 0.09})
+    assert kinds(made) == ["flat ring"]
+    assert kinds(replace(made, links=links(inside=1e9))) == []
+
+
+def test_an_interface_that_is_not_the_fastest() -> None:
+    made = [of_rank(r, rate=1e9, faster="ib0", faster_rate=1e11) for r in range(4)]
+    (one,) = found(facts(*made))
+    assert one.kind == "slow interface"
+    assert "GLOO_SOCKET_IFNAME=ib0" in one.advice
+
+
+def test_buffers_too_small_for_the_latency() -> None:
+    far = links(several=4e9, latency=0.05)
+    made = facts(*(of_rank(r, buffer=4 << 20) for r in range(4)), links=far, predicted=0.12)
+    made = replace(made, changes={"several streams": 0.06})
+    assert kinds(made) == ["TCP buffers"]
+    enough = [replace(each, buffer=1 << 30) for each in made.ranks]
+    assert kinds(replace(made, ranks=tuple(enough))) == []
+
+
+def test_another_strategy_where_the_exchange_costs_most() -> None:
+    made = facts(predicted=0.12, waits={"links": 0.02, "encoding": 0.0}, best="topk:ratio=0.01")
+    made = replace(made, changes={"strategy": 0.102})
+    (one,) = found(made)
+    assert one.kind == "links"
+    assert '"topk:ratio=0.01"' in one.advice
+    (one,) = found(replace(made, waits={"links": 0.0, "encoding": 0.02}))
+    assert one.kind == "encoding"
+
+
+def test_the_costliest_comes_first() -> None:
+    made = facts(searched=True, copying=0.01, predicted=0.12, bucket_bytes=9, changes={"large buckets": 0.06})
+    assert kinds(made) == ["small buckets", "bucket views", "unused parameters"]
+
+
+# ---- as text ------------------------------------------------------------------------------------------
+
+
+def test_a_diagnosis_is_saved_and_read(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    made = diagnosed(facts(links=links(slow=1e8), copying=0.01), ["the weather"])
+    made.save(tmp_path / "one.json")
+    assert Diagnosis.from_json((tmp_path / "one.json").read_text()) == made
+    assert "Not looked at: the weather." in str(made)
+    assert "1.00 MB a step by eth0" in made.traffic
+    with pytest.raises(ConfigError, match="holds no diagnosis"):
+        Diagnosis.from_json("{}")
