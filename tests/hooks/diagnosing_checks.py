@@ -66,7 +66,7 @@ def a_rank_that_starts_late_is_found() -> None:
 
 @check
 def what_cannot_be_foretold_is_still_taken_apart() -> None:
-    found = diagnosed("threshold:threshold=0.001")
+    found = diagnosed("lag")
     (note,) = found.notes
     assert "cannot be foretold" in note, note
 

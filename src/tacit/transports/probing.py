@@ -26,6 +26,7 @@ _ENOUGH = 0.3
 """A share of the wanted time from which on a transfer tells the rate well enough to choose the next size."""
 _COUNTED_BYTES, _COUNTED = 1 << 20, 40
 """What is sent to see what it costs a processor, and how often; the large one a tenth as often."""
+_SMALL = 4096
 _LONG_ENOUGH = 0.02
 _TAG_PING, _TAG_SIZE, _TAG_DATA, _TAG_DONE = range(4)
 
@@ -258,13 +259,18 @@ class RingCost:
 
 
 def ring_cost(group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=60)) -> RingCost:
-    """Measure it by averages of a few bytes, and of a megabyte or more. Collective; equal on all ranks."""
+    """Measure it by averages of one number, of 16 KiB, and of a megabyte or more.
+
+    A collective call; equal on all ranks. What a message costs a processor is that of the 16 KiB, as Gloo takes
+    far less for a single number than for all else that is small.
+    """
     peers = group.size()
     if peers == 1:
         return RingCost()
     own = own_groups(group, range(peers), timeout, "gloo", (0, "probe"), 1)[0]
     hops = 2 * (peers - 1)
-    small = _averaged(torch.zeros(1), own, _COUNTED)
+    least = _averaged(torch.zeros(1), own, _COUNTED)
+    small = _averaged(torch.zeros(_SMALL), own, _COUNTED)
     size = _COUNTED_BYTES
     large = _averaged(torch.zeros(size // 4), own, 2)
     longest = torch.tensor([large.clock])
@@ -278,7 +284,7 @@ def ring_cost(group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=6
             max(0.0, large.processor - small.processor) / sent,
             small.processor / hops,
             max(large.clock - small.clock, large.clock / 10) / sent,
-            small.clock / hops,
+            least.clock / hops,
         ],
         dtype=torch.float64,
     )
