@@ -10,9 +10,9 @@ measure the links, and what each strategy's own work costs; then the arms are ti
 The predictions are made outside, from the profile and the links alone.
 
 Half of the configurations were not looked at while the model of time was written: those that `held_out` draws
-from all but the ones of `BUILT_ON`, by a seed that was written down before any of them was run. A first run was
-on other clusters (results/2026-11-24-foresight-first.json); what it showed changed the model, and so the clusters
-were replaced by some that had not been looked at.
+from all but the ones of `BUILT_ON`, by a seed that was written down before any of them was run. A first run
+was on other clusters (results/2026-11-24-foresight-first.json). What it showed changed the model, and so the
+clusters were replaced by some that had not been looked at.
 
 `auto`: which arm would be chosen by the predictions among those that a user accepts, and how much longer its
 measured step is than the fastest one's. The column `formula` has the closed formulas of the literature:

@@ -132,6 +132,11 @@ class Strategy:
                 f"rounds={self.rounds} with subject='gradient' would lose gradients: "
                 "write subject='delta', merge=Average()"
             )
+        if self.topology.mixes:
+            raise ConfigError(
+                f"topology={self.topology} of gradients would let replicas drift apart for good: write "
+                "subject='delta', merge=Mix()"
+            )
         if self.merge.subject != "gradient":
             raise ConfigError(f"merge={self.merge} cannot apply a gradient: write merge=Replace()")
         if isinstance(self.overlap, LateOverlap) and self.overlap.steps != 1:
@@ -149,6 +154,7 @@ class Strategy:
                 f"write Delayed({self.overlap.steps})"
             )
         self._check_server_merge()
+        self._check_mixing()
         lag = self.overlap.apply_at(0)
         if isinstance(self.rounds, PhasedRounds) and lag:
             raise ConfigError(
@@ -184,6 +190,19 @@ class Strategy:
                 "has not sent needs answers that say how far it is from the server's parameters, and pushes "
                 "that all count: write topology=Star(StaleSynchronous(0), pull=Blockwise(3)), as "
                 "mp2:bound=0 does, or Star(), where all wait for all"
+            )
+
+    def _check_mixing(self) -> None:
+        """Where each rank gets another answer, the merge must be one that leaves the anchor alone."""
+        if self.topology.mixes and not self.merge.mixes:
+            raise ConfigError(
+                f"merge={self.merge} does not fit topology={self.topology}, which gives each rank another "
+                "answer: write merge=Mix()"
+            )
+        if self.merge.mixes and not self.topology.mixes:
+            raise ConfigError(
+                f"merge={self.merge} does not fit topology={self.topology}, which gives all ranks one "
+                "mean: write merge=Average(), or topology=Gossip()"
             )
 
     def _check_mean_feedback(self) -> None:
@@ -278,6 +297,11 @@ class Levels:
                 "hide, and old gradients would be applied after a round between nodes: write Bucketwise()"
             )
         for level in self.levels:
+            if level.topology.mixes:
+                raise ConfigError(
+                    f"topology={level.topology} cannot be one of several levels, as all ranks of a node need "
+                    "one answer: use it alone, or Flat() here"
+                )
             if level.server is not None:
                 raise ConfigError(
                     f"topology={level.topology} cannot be one of several levels: its servers belong "

@@ -83,6 +83,9 @@ PROGRESS = (
     "ednncomm:sync_every=4,fragments=2,fragment_sync_delay=1",
     "daso:warmup_epochs=1",
     "postlocal:start_step=6,sync_every=3",
+    "sgp",
+    "gossip:late=1,sync_every=2",
+    "gossip-pga:global_every=2,buffers=averaged",
 )
 
 

@@ -197,6 +197,7 @@ def every_kind_of_compressor_takes_shards() -> None:
     trained("sparseloco:sync_every=2,k=2,chunk=16", 3)
     trained("dilocox:sync_every=2,rank=1", 5)
     trained("predictive:sync_every=2", 3)
+    trained("sgp", 3)
     trained("mp2:bits=3,sync_every=2", 3)
 
 

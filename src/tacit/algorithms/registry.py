@@ -28,6 +28,7 @@ Family: TypeAlias = Literal[
     "delayed",
     "periodic",
     "hierarchical",
+    "gossip",
     "parameter server",
     "predictive",
 ]

@@ -37,6 +37,8 @@ class Merge(ABC):
     reads_params: ClassVar[Literal["always", "late", "never"]] = "always"
     """With which answers `apply_` reads `params`; with others it only writes them, unless a replica is alone.
     As `entrywise`, it counts for the class whose `apply_` it is, and not for one that overrides that."""
+    mixes: ClassVar[bool] = False
+    """Whether `mean` may be another one on each rank: `anchor` and the state must then depend on none."""
     entrywise: ClassVar[bool] = False
     """Whether no entry depends on another: `apply_` may be given stretches of a bucket, in any shape."""
 

@@ -38,6 +38,8 @@ class Topology(ABC):
 
     scope: str = WORLD
     meets: str = WORLD
+    mixes: ClassVar[bool] = False
+    """Whether each rank gets an answer of its own, so that replicas differ; for merges that do, too."""
 
     @property
     def on_device(self) -> bool:

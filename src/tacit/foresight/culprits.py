@@ -220,8 +220,8 @@ def _buffers(facts: Facts, _: Shares) -> Iterable[Finding]:
         one, several, latency = links.rate[i][j], links.rate_of_flows[i][j], links.latency[i][j]
         if one is None or several is None or latency is None or several < _SEVERAL * one:
             continue
-        needed = several / 8 * 2 * latency
-        if needed > min(buffers):
+        needed, full = several / 8 * 2 * latency, one / 8 * 2 * latency > min(buffers) / 2
+        if full and needed > min(buffers):
             yield Finding(
                 "TCP buffers",
                 f"from node {i} to node {j} one stream carries {_mbit(one)} and {links.flows} together "

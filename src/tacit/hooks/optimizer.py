@@ -199,13 +199,13 @@ class OptimizerHook:
             self._local.take_up()
             self._local.put_aside()
             self._agree()
-        elif self._unsent:
+        elif self._unsent or (session.strategy.merge.mixes and len(session.ranks) > 1):
             self._average()
         else:
             self._consolidate(last)
 
     def _average(self) -> None:
-        """Average the replicas densely, with what they have not sent."""
+        """Average the replicas densely, with what they have not sent or have not mixed."""
         session, scope = self._session, self._session.strategy.topology.scope
         for i, (bucket, anchor) in enumerate(zip(session.buckets, self._anchor, strict=True)):
             self._replica.progress(i, anchor, self._flat[i])

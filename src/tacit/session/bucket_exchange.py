@@ -59,7 +59,9 @@ class BucketExchanges:
         if len(nonfinite_flags) > ranks:
             nonfinite_flags[ranks:] = torch.tensor(self._idle_here(bucket))
         finite_probe, look, independent = None, None, self._config.independent
-        if bucket.compressor.hides_nonfinite or independent:
+        # Where each rank gets another answer, a NaN is not in all of them: the ranks must tell each other.
+        mixes = self._config.strategy.topology.mixes
+        if bucket.compressor.hides_nonfinite or independent or mixes:
             look = partial(self._look, i, x, scale, step)
             if not self._shows_nonfinite(bucket):
                 look()
@@ -77,7 +79,7 @@ class BucketExchanges:
             pending.skip()
         # In types of two bytes a level may be beyond what the entry was, and so beyond the type.
         looked_at = finite_probe is not None or bucket.dtype.itemsize < 4
-        known = outcome.finite and scale == 1.0
+        known = mixes or (outcome.finite and scale == 1.0)
         if looked_at and not known and not finite(outcome.mean):
             if independent:
                 raise checks.mean_error(bucket, outcome.mean, nonfinite_flags, step)

@@ -2,6 +2,7 @@
 
 from tacit.topologies.auto import Auto
 from tacit.topologies.flat import Flat
+from tacit.topologies.gossip import Gossip
 from tacit.topologies.hierarchical import Hierarchical
 from tacit.topologies.star import Asynchronous, StaleSynchronous, Star, Synchronous
 from tacit.topologies.tree import GlobalTopK
@@ -12,6 +13,7 @@ __all__ = [
     "Auto",
     "Flat",
     "GlobalTopK",
+    "Gossip",
     "Hierarchical",
     "StaleSynchronous",
     "Star",

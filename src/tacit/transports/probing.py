@@ -261,8 +261,8 @@ class RingCost:
 def ring_cost(group: dist.ProcessGroup, timeout: timedelta = timedelta(seconds=60)) -> RingCost:
     """Measure it by averages of one number, of 16 KiB, and of a megabyte or more.
 
-    A collective call; equal on all ranks. What a message costs a processor is that of the 16 KiB, as Gloo takes
-    far less for a single number than for all else that is small.
+    A collective call; equal on all ranks. What a message costs a processor is that of the 16 KiB, as Gloo
+    takes far less for a single number than for all else that is small.
     """
     peers = group.size()
     if peers == 1:

@@ -1,0 +1,196 @@
+"""Each rank averages with a few neighbours only (D-PSGD, SGP, Gossip-PGA)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from tacit import checks
+from tacit.contracts import (
+    WORLD,
+    Compressor,
+    Context,
+    Exchange,
+    Permute,
+    ReduceEncoded,
+    Request,
+    State,
+    Topology,
+    Transmitted,
+)
+from tacit.errors import ConfigError
+from tacit.exchange.combinators import on, reduced, watched
+from tacit.exchange.error_feedback import encoded, transmitted
+from tacit.topologies.flat import reduce_flat
+
+Graph: TypeAlias = Literal["ring", "exponential", "one-peer", "complete"]
+Matrix: TypeAlias = tuple[tuple[float, ...], ...]
+
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class Gossip(Topology):
+    """Each rank averages with its neighbours in a graph, by the rows of a doubly stochastic matrix W.
+
+        answer_i = sum_j W_ij x_j
+
+    Answers differ from rank to rank; their mean over the ranks is that of what was given. So replicas differ,
+    and come closer to each other the better the graph is connected. Of n bytes a rank sends n to each of its
+    neighbours, however many ranks there are. Lian et al., NeurIPS 2017 (arXiv 1705.09056).
+
+    Attributes:
+        graph: who sends to whom, with equal weights. "ring": to both neighbours. "exponential": to the ranks
+            1, 2, 4, ... places further, and each takes from as many (Assran et al., ICML 2019, arXiv
+            1811.10792). "one-peer": to one of these, to the next one in each round (the same paper; Ying et
+            al., NeurIPS 2021, arXiv 2110.13363). "complete": to all. Or W itself, row by row.
+        global_every: every so many rounds all ranks are averaged (Gossip-PGA: Chen et al., ICML 2021, arXiv
+            2105.09080); 0: never.
+    """
+
+    mixes: ClassVar[bool] = True
+    encodes_first: ClassVar[bool] = True
+
+    graph: Graph | Matrix = "exponential"
+    global_every: int = 0
+
+    def __post_init__(self) -> None:
+        checks.whole("global_every", self.global_every, 0, None, "write 0 for never")
+        if isinstance(self.graph, str):
+            checks.one_of("graph", self.graph, get_args(Graph))
+        else:
+            _check_matrix(self.graph)
+
+    def summary(self, compressors: Sequence[Compressor]) -> str:
+        """The graph."""
+        graph = self.graph if isinstance(self.graph, str) else "a given"
+        every = f", all ranks every {self.global_every} rounds" if self.global_every else ""
+        return f"neighbours in {graph} graph{every}"
+
+    def collectives(self, compressors: Sequence[Compressor]) -> str:
+        return "messages to neighbours"
+
+    def check(self, compressor: Compressor) -> None:
+        """Refuse what does not arrive as it is: nobody would keep what was left out."""
+        super().check(compressor)
+        one_shot = compressor.one_shot(0)
+        if one_shot is None or not one_shot.codec.additive or one_shot.has_feedback:
+            raise ConfigError(
+                f"compressor={compressor} with {type(self).__name__}() would lose what it does not send, as "
+                "every rank has an answer of its own: write compressor=Dense() or BF16()"
+            )
+
+    def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
+        """Each tensor that the compressor wants averaged is sent to the neighbours of this round."""
+        meets = self.global_every > 0 and (ctx.round + 1) % self.global_every == 0
+        reduce = reduce_flat if meets else _mixing(self.rows(ctx.peers, ctx.round))
+        exchange = reduced(compressor.exchange(x, state, ctx), reduce)
+        return on(WORLD, watched(exchange, ctx.nonfinite_flags, None))
+
+    def rows(self, peers: int, round_index: int) -> Matrix:
+        """W for so many ranks, in this round.
+
+        Raises:
+            ConfigError: the matrix is for another number of ranks.
+        """
+        if not isinstance(self.graph, str):
+            if len(self.graph) != peers:
+                raise ConfigError(
+                    f"graph= has {len(self.graph)} rows, and there are {peers} ranks: write a row for each "
+                    'rank, or the name of a graph, such as "exponential"'
+                )
+            return self.graph
+        offsets = _offsets(self.graph, peers, round_index)
+        weight = 1 / (1 + len(offsets))
+        return tuple(
+            tuple(weight if i == j or (i - j) % peers in offsets else 0.0 for j in range(peers))
+            for i in range(peers)
+        )
+
+
+def _offsets(graph: str, peers: int, round_index: int) -> set[int]:
+    """How many places further a rank sends."""
+    powers = [1 << k for k in range(max(0, peers - 1).bit_length())]
+    if peers == 1:
+        return set()
+    if graph == "ring":
+        return {1, peers - 1}
+    if graph == "exponential":
+        return set(powers)
+    if graph == "one-peer":
+        return {powers[round_index % len(powers)]}
+    return set(range(1, peers))
+
+
+def _mixing(rows: Matrix) -> Callable[[ReduceEncoded], Generator[Request, Any, tuple[Tensor, Transmitted]]]:
+    """Answers by the weighted sum of what this rank and its neighbours give."""
+
+    def mix(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
+        codec, ctx, payload = request.codec, request.ctx, encoded(request)
+        weights, peers = rows[ctx.rank], len(rows)
+        mixed = ctx.scratch("mixed", ctx.out, ctx.out.shape, ctx.out.dtype)
+        theirs = ctx.scratch("theirs", ctx.out, ctx.out.shape, ctx.out.dtype)
+        codec.decode_(payload, mixed)
+        mixed.mul_(weights[ctx.rank])
+        for step in range(1, peers):
+            to = tuple(
+                (rank + step) % peers if rows[(rank + step) % peers][rank] else None for rank in range(peers)
+            )
+            if any(end is not None for end in to):
+                answer = yield Permute(payload, to)
+                if answer is not None:
+                    codec.decode_(answer, theirs)
+                    mixed.add_(theirs, alpha=weights[(ctx.rank - step) % peers])
+        ctx.out.copy_(mixed)
+        return ctx.out, transmitted(request, payload)
+
+    return mix
+
+
+# ---- matrices -----------------------------------------------------------------------------------------
+
+
+def _check_matrix(matrix: object) -> None:
+    """Refuse what is no doubly stochastic matrix of a connected graph; names the row or column."""
+    if not isinstance(matrix, tuple) or not matrix or any(not _is_row(row, len(matrix)) for row in matrix):
+        raise ConfigError(
+            f"graph={matrix!r:.80} is no square matrix of weights: write a tuple of tuples of numbers from 0 "
+            f"to 1, as many as there are ranks, or one of {', '.join(get_args(Graph))}"
+        )
+    for what, lines in (("row", matrix), ("column", tuple(zip(*matrix, strict=True)))):
+        for number, line in enumerate(lines):
+            if abs(math.fsum(line) - 1) > _ROUNDING:
+                raise ConfigError(
+                    f"graph= is not doubly stochastic: {what} {number} adds up to {math.fsum(line):.6g}. "
+                    "Each row and each column must add up to 1, or the mean of the replicas would drift"
+                )
+    lost = set(range(len(matrix))) - _reached(matrix)
+    if lost:
+        raise ConfigError(
+            f"graph= is not connected: nothing of rank 0 ever comes to rank {min(lost)}, and they would "
+            "never agree. Add an edge between the parts"
+        )
+
+
+def _is_row(row: object, size: int) -> bool:
+    return (
+        isinstance(row, tuple)
+        and len(row) == size
+        and all(isinstance(each, int | float) and 0 <= each <= 1 for each in row)
+    )
+
+
+def _reached(matrix: Matrix) -> set[int]:
+    """The ranks to which something of rank 0 comes, sooner or later."""
+    weights = torch.tensor(matrix) > 0
+    reached, new = {0}, [0]
+    while new:
+        found = {int(i) for j in new for i in weights[:, j].nonzero()} - reached
+        reached |= found
+        new = [*found]
+    return reached

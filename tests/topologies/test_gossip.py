@@ -1,0 +1,186 @@
+"""Neighbours that average: who sends to whom, that the mean stays, and that replicas come together."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tacit.algorithms import parse
+from tacit.compressors import BF16, Dense, ErrorFeedback, TopK
+from tacit.contracts import Compressor
+from tacit.errors import ConfigError, NonFinite
+from tacit.merges import Average, Mix
+from tacit.strategy import Levels, Strategy
+from tacit.topologies import Flat, Gossip
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
+from crew import LR, SIZES, Crew, gradient
+
+GRAPHS = ("ring", "exponential", "one-peer", "complete")
+UNEVEN = ((0.5, 0.5, 0.0), (0.25, 0.25, 0.5), (0.25, 0.25, 0.5))
+N = sum(SIZES.values())
+
+
+def matrix(topology: Gossip, peers: int, round_index: int = 0) -> Tensor:
+    return torch.tensor(topology.rows(peers, round_index), dtype=torch.float64)
+
+
+def by_hand(topology: Gossip, peers: int, steps: int, every: int = 1, late: int = 0) -> list[list[Tensor]]:
+    """The paper's lines: step, then mix; late, the mix of the step before is put under this one."""
+    x = torch.ones(peers, N, dtype=torch.float64)
+    rounds, way, trace = 0, None, []
+    for t in range(steps):
+        x = torch.stack([each - LR * gradient(each, i, t) for i, each in enumerate(x)])
+        if way is not None:
+            x, way = x + way, None
+        if (t + 1) % every == 0:
+            meets = topology.global_every and (rounds + 1) % topology.global_every == 0
+            w = torch.full((peers, peers), 1 / peers).double() if meets else matrix(topology, peers, rounds)
+            rounds += 1
+            if late:
+                way = w @ x - x
+            else:
+                x = w @ x
+        trace.append([*x])
+    return trace
+
+
+@pytest.mark.parametrize("graph", [*GRAPHS, UNEVEN])
+@pytest.mark.parametrize("peers", [1, 2, 3, 4, 5, 8, 16])
+def test_every_matrix_is_doubly_stochastic_and_a_neighbour_costs_one_message(
+    graph: object, peers: int
+) -> None:
+    if isinstance(graph, tuple) and peers != 3:
+        with pytest.raises(ConfigError, match=rf"has 3 rows, and there are {peers} ranks"):
+            Gossip(graph).rows(peers, 0)
+        return
+    for round_index in range(5):
+        w = matrix(Gossip(graph), peers, round_index)  # type: ignore[arg-type]
+        assert torch.allclose(w.sum(0), torch.ones(peers).double())
+        assert torch.allclose(w.sum(1), torch.ones(peers).double())
+        neighbours = int((w[0] > 0).sum()) - 1
+        known = {"one-peer": min(1, peers - 1), "complete": peers - 1, "ring": min(2, peers - 1)}
+        if graph in known:
+            assert neighbours == known[graph]  # type: ignore[index]
+        if graph == "exponential":
+            assert neighbours == (peers - 1).bit_length()
+
+
+@pytest.mark.parametrize("peers", [2, 4, 8])
+def test_one_peer_after_another_is_the_mean_where_ranks_are_a_power_of_two(peers: int) -> None:
+    w = torch.eye(peers).double()
+    for round_index in range(peers.bit_length() - 1):
+        w = matrix(Gossip("one-peer"), peers, round_index) @ w
+    assert torch.allclose(w, torch.full((peers, peers), 1 / peers).double())
+
+
+@pytest.mark.parametrize("peers", [2, 3, 5])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gossip",
+        "gossip:graph=ring",
+        "gossip:graph=complete,sync_every=3",
+        "gossip:late=1",
+        "sgp",
+        "sgp:sync_every=2,late=1",
+        "gossip-pga:global_every=3",
+    ],
+)
+def test_replicas_take_the_papers_steps(text: str, peers: int) -> None:
+    strategy = parse(text)
+    (level,) = strategy.levels
+    assert isinstance(level.topology, Gossip)
+    late = int(level.overlap.apply_at(0))
+    crew = Crew(strategy, peers=peers)
+    trace = crew.train(12)
+    want = by_hand(level.topology, peers, 12, level.rounds.sync_every, late)  # type: ignore[attr-defined]
+    for rank in range(peers):
+        for step in range(12):
+            assert torch.allclose(trace[rank][step].double(), want[step][rank], atol=2e-6), (rank, step)
+    crew.sync()
+    mean = torch.stack(want[-1]).mean(0)
+    flats = [replica.flat for replica in crew.replicas]
+    assert all(torch.equal(flats[0], each) for each in flats), "sync() makes replicas equal"
+    if not late:
+        assert torch.allclose(flats[0].double(), mean, atol=2e-6), "and leaves their mean"
+    crew.close()
+
+
+def test_a_matrix_of_ones_own() -> None:
+    strategy = Strategy(subject="delta", topology=Gossip(UNEVEN), merge=Mix())
+    trace, want = Crew(strategy).train(8), by_hand(Gossip(UNEVEN), 3, 8)
+    assert all(torch.allclose(trace[r][7].double(), want[7][r], atol=2e-6) for r in range(3))
+
+
+def test_all_to_all_is_local_sgd() -> None:
+    mixed = Crew("gossip:graph=complete,sync_every=2", peers=4).train(8)
+    averaged = Crew("localsgd:sync_every=2", peers=4).train(8)
+    for one, other in zip(mixed, averaged, strict=True):
+        assert torch.allclose(one[-1], other[-1], atol=2e-6)
+
+
+def test_a_run_that_is_resumed_goes_on_bit_for_bit() -> None:
+    for text in ("sgp", "gossip:late=1", "gossip-pga:global_every=4"):
+        whole = Crew(text, peers=4).train(12)
+        first = Crew(text, peers=4)
+        first.train(7)
+        saved = first.save()
+        second = Crew(text, peers=4)
+        second.each(lambda rank, replica, saved=saved: replica.load(saved[rank]))  # type: ignore[misc]
+        rest = second.train(5)
+        assert all(torch.equal(a[-1], b[-1]) for a, b in zip(whole, rest, strict=True)), text
+
+
+def test_a_nan_is_told_on_all_ranks_and_not_only_next_to_it() -> None:
+    crew = Crew("sgp", peers=8)
+    errors: list[str] = []
+
+    def work(rank: int, replica: object) -> None:
+        if rank == 3:
+            replica.named["b"][1] = float("nan")  # type: ignore[attr-defined]
+        try:
+            replica.progress.after_step()  # type: ignore[attr-defined]
+        except NonFinite as error:
+            errors.append(str(error))
+
+    crew.each(work)
+    assert len(errors) == 8
+    assert all("b on rank 3" in each for each in errors), errors[0]
+
+
+@pytest.mark.parametrize(
+    ("graph", "says"),
+    [
+        (((0.5, 0.5), (0.4, 0.6)), "column 0 adds up to 0.9"),
+        (((0.5, 0.4), (0.5, 0.6)), "row 0 adds up to 0.9"),
+        (((1.0, 0.0), (0.0, 1.0)), "not connected: nothing of rank 0 ever comes to rank 1"),
+        (((0.5, 0.5),), "no square matrix"),
+        (((1.5, -0.5), (-0.5, 1.5)), "no square matrix"),
+        ("star", "graph='star'"),
+    ],
+)
+def test_graphs_that_cannot_be(graph: object, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Gossip(graph)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("compressor", [TopK(), ErrorFeedback(TopK()), ErrorFeedback(BF16())])
+def test_what_would_be_lost_is_refused(compressor: Compressor) -> None:
+    with pytest.raises(ConfigError, match="would lose what it does not send"):
+        Strategy(subject="delta", compressor=compressor, topology=Gossip(), merge=Mix())
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"write merge=Mix\(\)"):
+        Strategy(subject="delta", topology=Gossip(), merge=Average())
+    with pytest.raises(ConfigError, match=r"topology=Gossip\(\)"):
+        Strategy(subject="delta", topology=Flat(), merge=Mix())
+    with pytest.raises(ConfigError, match="drift apart"):
+        Strategy(topology=Gossip())
+    mixing = Strategy(subject="delta", topology=Gossip(), merge=Mix())
+    with pytest.raises(ConfigError, match="cannot be one of several levels"):
+        Levels((Strategy(), mixing))
+    assert Strategy(subject="delta", compressor=Dense(), topology=Gossip(), merge=Mix()) == mixing
