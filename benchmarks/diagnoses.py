@@ -6,8 +6,8 @@
 
 Each run trains a network of 1.8 million parameters under DDP with one thing wrong, and is looked at by
 `tacit diagnose`. The cause is named if its finding is there, with the rank or node where it has one. It is
-first if no other finding costs more; that another strategy would be faster ("links", "encoding") is no
-other cause. The last run has nothing wrong: a finding of a tenth of its step and more would be a false alarm.
+first if no other cause costs more; that another strategy would be faster ("links", "encoding") is advice, and
+no other cause. The last run has nothing wrong: a cause of a tenth of its step and more is a false alarm.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def rank_main(name: str) -> None:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
         for _ in range(2 if name == "one rank computes more" and dist.get_rank() == 2 else 0):
-            torch.mm(network[2].weight.detach(), network[2].weight.detach())
+            torch.mm(torch.ones(1024, 1024), torch.ones(1024, 1024))
         torch.autograd.backward(loss)
         optimizer.step()
         if name == "work between steps":
@@ -159,7 +159,7 @@ def diagnose(name: str) -> dict[str, Any]:
 def judged(stage: Stage, findings: list[dict[str, Any]], step: float) -> dict[str, bool]:
     """Whether the cause was named, and came first; of a run with nothing wrong, whether all is quiet."""
     if not stage.cause:
-        quiet = all(each["ms"] < _ALARM * step for each in findings)
+        quiet = all(each["ms"] < _ALARM * step for each in findings if each["kind"] not in _ADVICE)
         return {"named": quiet, "first": quiet}
     mine = [each for each in findings if each["kind"] == stage.cause and stage.says in each["says"]]
     others = [

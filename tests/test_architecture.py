@@ -65,7 +65,7 @@ NAMES: dict[str, Any] = {
         "Topology": "topologies",
         "Rounds": "rounds",
         "Overlap": "overlap.py",
-        "Merge": "merges.py",
+        "Merge": "merges",
     },
     # What a tensor, a thread and the like let others assign.
     "theirs": ["data", "grad", "requires_grad"],

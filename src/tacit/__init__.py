@@ -110,13 +110,13 @@ _HOMES = {
     "tacit.compressors": "BF16 FP8 FP16 LAG QSGD Blockwise Cascade Clip Dense EntropyCoded ErrorFeedback "
     "Int8 LowBitPowerSGD MajoritySign MeanFeedback MomentumCorrection Natural OneBit Partition PowerSGD "
     "RandomK Scheduled Sign TernGrad Threshold TopK TwoMagnitudes",
-    "tacit.merges": "Average CommonPoint Elastic LocalResidual OuterStep Replace ServerParams SlowMo "
+    "tacit.merges": "Average CommonPoint Elastic LocalResidual Mix OuterStep Replace ServerParams SlowMo "
     "StaleMean",
     "tacit.optim": "LAMB LARS GrowingBatches scale_lr",
     "tacit.overlap": "Bucketwise Delayed",
     "tacit.rounds": "AdaComm ByVariance Cycling Every EveryEpoch EveryStep MomentPeriods NodeRounds "
     "OnPlateau Until",
-    "tacit.topologies": "Asynchronous Auto Flat GlobalTopK Hierarchical StaleSynchronous Star Synchronous "
+    "tacit.topologies": "Asynchronous Auto Flat GlobalTopK Gossip Hierarchical StaleSynchronous Star Synchronous "
     "TwoPhase",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -16,6 +16,8 @@ from tacit.contracts import (
     FollowingRounds,
     LateOverlap,
     Merge,
+    MixingMerge,
+    MixingTopology,
     Overlap,
     PeriodicRounds,
     PhasedRounds,
@@ -132,7 +134,7 @@ class Strategy:
                 f"rounds={self.rounds} with subject='gradient' would lose gradients: "
                 "write subject='delta', merge=Average()"
             )
-        if self.topology.mixes:
+        if isinstance(self.topology, MixingTopology):
             raise ConfigError(
                 f"topology={self.topology} of gradients would let replicas drift apart for good: write "
                 "subject='delta', merge=Mix()"
@@ -194,12 +196,13 @@ class Strategy:
 
     def _check_mixing(self) -> None:
         """Where each rank gets another answer, the merge must be one that leaves the anchor alone."""
-        if self.topology.mixes and not self.merge.mixes:
+        mixes = isinstance(self.merge, MixingMerge)
+        if isinstance(self.topology, MixingTopology) and not mixes:
             raise ConfigError(
                 f"merge={self.merge} does not fit topology={self.topology}, which gives each rank another "
                 "answer: write merge=Mix()"
             )
-        if self.merge.mixes and not self.topology.mixes:
+        if mixes and not isinstance(self.topology, MixingTopology):
             raise ConfigError(
                 f"merge={self.merge} does not fit topology={self.topology}, which gives all ranks one "
                 "mean: write merge=Average(), or topology=Gossip()"
@@ -297,7 +300,7 @@ class Levels:
                 "hide, and old gradients would be applied after a round between nodes: write Bucketwise()"
             )
         for level in self.levels:
-            if level.topology.mixes:
+            if isinstance(level.topology, MixingTopology):
                 raise ConfigError(
                     f"topology={level.topology} cannot be one of several levels, as all ranks of a node need "
                     "one answer: use it alone, or Flat() here"

@@ -20,6 +20,7 @@ from tacit.merges import (
     CommonPoint,
     Elastic,
     LocalResidual,
+    Mix,
     OuterStep,
     Replace,
     ServerParams,
@@ -29,7 +30,7 @@ from tacit.merges import (
 from tacit.overlap import Delayed
 from tacit.rounds import Cycling, Every
 from tacit.strategy import Strategy
-from tacit.topologies import Asynchronous, Flat, Star
+from tacit.topologies import Asynchronous, Flat, Gossip, Star
 
 
 def progress(merge: Merge, lag: int = 0, every: int = 4, **more: object) -> Strategy:
@@ -68,6 +69,8 @@ WAYS: dict[str, Strategy] = {
     "elastic": progress(Elastic(0.9)),
     "elastic, beyond the mean": progress(Elastic(1.9)),
     "elastic, late": progress(Elastic(1.9), 2),
+    "mix": progress(Mix(), topology=Gossip("ring")),
+    "mix, late": progress(Mix(), 1, 2, topology=Gossip("one-peer")),
     "adopt": progress(ServerParams(), every=1, topology=Star(Asynchronous())),
     "adopt, every third step": progress(ServerParams(), every=3, topology=Star(Asynchronous())),
     "adopt, differences": progress(

@@ -42,7 +42,7 @@ def test_an_entry_says_what_the_strategy_does(name: str) -> None:
         served = isinstance(levels[-1].topology, Star)
         assert (entry.family == "parameter server") == served
         alone = levels[-1].subject == "delta" and not (by_node or served)
-        assert (entry.family in ("periodic", "predictive")) == alone
+        assert (entry.family in ("periodic", "gossip", "predictive")) == alone
 
 
 def example(ratio: float, rank: int | None = None, way: Literal["a", "b"] = "a") -> Strategy:

@@ -159,7 +159,7 @@ def test_a_nan_is_told_on_all_ranks_and_not_only_next_to_it() -> None:
         (((1.0, 0.0), (0.0, 1.0)), "not connected: nothing of rank 0 ever comes to rank 1"),
         (((0.5, 0.5),), "no square matrix"),
         (((1.5, -0.5), (-0.5, 1.5)), "no square matrix"),
-        ("star", "graph='star'"),
+        ("star", "unknown graph 'star'"),
     ],
 )
 def test_graphs_that_cannot_be(graph: object, says: str) -> None:

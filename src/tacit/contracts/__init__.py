@@ -55,6 +55,7 @@ from tacit.contracts.merge import (
     ConsolidatingMerge,
     LearningRateMerge,
     Merge,
+    MixingMerge,
     UnsentMerge,
     add_mean_,
     consolidate_,
@@ -68,7 +69,14 @@ from tacit.contracts.rounds import (
     Rounds,
     Sync,
 )
-from tacit.contracts.topology import NodeTopology, Options, ServerOption, ServerTopology, Topology
+from tacit.contracts.topology import (
+    MixingTopology,
+    NodeTopology,
+    Options,
+    ServerOption,
+    ServerTopology,
+    Topology,
+)
 from tacit.contracts.transmitted import (
     Decoded,
     Difference,
@@ -109,6 +117,8 @@ __all__ = [
     "LearningRateMerge",
     "Matrix",
     "Merge",
+    "MixingMerge",
+    "MixingTopology",
     "Momentum",
     "NodeTopology",
     "OneShot",

@@ -37,8 +37,6 @@ class Merge(ABC):
     reads_params: ClassVar[Literal["always", "late", "never"]] = "always"
     """With which answers `apply_` reads `params`; with others it only writes them, unless a replica is alone.
     As `entrywise`, it counts for the class whose `apply_` it is, and not for one that overrides that."""
-    mixes: ClassVar[bool] = False
-    """Whether `mean` may be another one on each rank: `anchor` and the state must then depend on none."""
     entrywise: ClassVar[bool] = False
     """Whether no entry depends on another: `apply_` may be given stretches of a bucket, in any shape."""
 
@@ -88,6 +86,10 @@ class LearningRateMerge(Merge):
 
 class UnsentMerge(Merge):
     """A merge whose `local_delta` is only the part of this rank's delta that was not sent."""
+
+
+class MixingMerge(Merge):
+    """A merge whose `mean` may be another one on each rank: it leaves the anchor alone, and has no state."""
 
 
 class AnchorMerge(UnsentMerge):

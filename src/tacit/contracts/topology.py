@@ -38,8 +38,6 @@ class Topology(ABC):
 
     scope: str = WORLD
     meets: str = WORLD
-    mixes: ClassVar[bool] = False
-    """Whether each rank gets an answer of its own, so that replicas differ; for merges that do, too."""
 
     @property
     def on_device(self) -> bool:
@@ -119,6 +117,14 @@ class NodeTopology(Topology):
     @abstractmethod
     def without_nodes(self) -> Topology:
         """How nodes exchange, for nodes of one rank: all replicas are then on the axis between them."""
+
+
+class MixingTopology(Topology):
+    """Gives each rank an answer of its own, so that replicas differ; for a `MixingMerge`.
+
+    The mean of the answers over the ranks is the mean of what was given. A NaN is not in all answers, so that
+    ranks tell each other, by `Context.nonfinite_flags`.
+    """
 
 
 class ServerTopology(Topology):

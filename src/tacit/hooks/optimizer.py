@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit import ranges
-from tacit.contracts import Application, Sync, UnsentMerge, consolidate_
+from tacit.contracts import Application, MixingMerge, Sync, UnsentMerge, consolidate_
 from tacit.exchange.combinators import average_
 from tacit.hooks.anchor_comparison import AnchorComparison
 from tacit.hooks.answers import Answers
@@ -199,7 +199,7 @@ class OptimizerHook:
             self._local.take_up()
             self._local.put_aside()
             self._agree()
-        elif self._unsent or (session.strategy.merge.mixes and len(session.ranks) > 1):
+        elif self._unsent or (isinstance(session.strategy.merge, MixingMerge) and len(session.ranks) > 1):
             self._average()
         else:
             self._consolidate(last)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.contracts import Outcome, Request
+from tacit.contracts import MixingTopology, Outcome, Request
 from tacit.exchange.combinators import average_
 from tacit.exchange.health import finite
 from tacit.session.buckets import Bucket
@@ -60,7 +60,7 @@ class BucketExchanges:
             nonfinite_flags[ranks:] = torch.tensor(self._idle_here(bucket))
         finite_probe, look, independent = None, None, self._config.independent
         # Where each rank gets another answer, a NaN is not in all of them: the ranks must tell each other.
-        mixes = self._config.strategy.topology.mixes
+        mixes = isinstance(self._config.strategy.topology, MixingTopology)
         if bucket.compressor.hides_nonfinite or independent or mixes:
             look = partial(self._look, i, x, scale, step)
             if not self._shows_nonfinite(bucket):

@@ -14,6 +14,7 @@ from tacit.contracts import (
     NODE,
     AxisRank,
     Context,
+    MixingTopology,
     NodeTopology,
     ServerTopology,
     Spans,
@@ -169,7 +170,10 @@ class Plan:
         """
         bucket = self.buckets[i]
         carries_flags = (
-            bucket.compressor.hides_nonfinite or self.session_context.independent or self.reports_idle(i)
+            bucket.compressor.hides_nonfinite
+            or self.session_context.independent
+            or isinstance(self.session_context.topology, MixingTopology)
+            or self.reports_idle(i)
         )
         return Context(
             out=out,

@@ -16,11 +16,11 @@ from tacit.contracts import (
     Compressor,
     Context,
     Exchange,
+    MixingTopology,
     Permute,
     ReduceEncoded,
     Request,
     State,
-    Topology,
     Transmitted,
 )
 from tacit.errors import ConfigError
@@ -35,7 +35,7 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class Gossip(Topology):
+class Gossip(MixingTopology):
     """Each rank averages with its neighbours in a graph, by the rows of a doubly stochastic matrix W.
 
         answer_i = sum_j W_ij x_j
@@ -53,7 +53,6 @@ class Gossip(Topology):
             2105.09080); 0: never.
     """
 
-    mixes: ClassVar[bool] = True
     encodes_first: ClassVar[bool] = True
 
     graph: Graph | Matrix = "exponential"

@@ -22,6 +22,7 @@ from tacit.contracts import (
     add_mean_,
 )
 from tacit.errors import ConfigError
+from tacit.merges.mix import Mix
 
 __all__ = [
     "Average",
@@ -83,42 +84,6 @@ class Average(Merge):
         add_mean_(anchor, mean, params if at.peers == 1 and at.lag == 0 else None)
         if at.lag == 0 or local_delta is None:
             params.copy_(anchor)
-        else:
-            params.add_(mean).sub_(local_delta)
-
-
-@dataclass(frozen=True)
-class Mix(Merge):
-    """Each replica takes the mix of its own and its neighbours' parameters (D-PSGD: Lian et al. 2017).
-
-    The anchor stays where the replicas were equal last: what is mixed are their ways from there, and as the
-    weights of a mix add up to 1, that is the mix of their parameters. Where the answer is applied late, what
-    a replica has done in the meantime is kept on top of it (overlapped SGP: Assran et al. 2019).
-    """
-
-    mixes: ClassVar[bool] = True
-    entrywise: ClassVar[bool] = True
-    reads_params: ClassVar[Literal["late"]] = "late"
-
-    @property
-    def meets(self) -> bool:
-        """False: replicas are equal in the mean only."""
-        return False
-
-    def apply_(
-        self,
-        params: Tensor,
-        anchor: Tensor,
-        mean: Tensor,
-        local_delta: Tensor | None,
-        state: State,
-        at: Application,
-    ) -> None:
-        """`anchor + mean`; late, `params + mean - local_delta`. One replica alone stays as it is."""
-        if at.peers == 1:
-            return
-        if at.lag == 0 or local_delta is None:
-            torch.add(anchor, mean, out=params)
         else:
             params.add_(mean).sub_(local_delta)
 
@@ -428,10 +393,7 @@ class Elastic(ConsolidatingMerge):
 
 
 def _check(name: str, value: object, possible: Callable[[float], bool], range_: str) -> None:
-    if not (
-        isinstance(value, int | float)
-        and type(value) is not bool
-        and math.isfinite(value)
-        and possible(value)
+    if (not isinstance(value, int | float) or type(value) is bool) or not (
+        math.isfinite(value) and possible(value)
     ):
         raise ConfigError(f"{name}={value!r} is not possible: write a number {range_}")
