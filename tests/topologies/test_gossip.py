@@ -109,6 +109,18 @@ def test_replicas_take_the_papers_steps(text: str, peers: int) -> None:
     crew.close()
 
 
+@pytest.mark.parametrize(("text", "neighbours"), [("gossip:graph=ring", 2), ("gossip", 3), ("sgp", 1)])
+def test_a_rank_sends_to_its_neighbours_alone_however_many_ranks_there_are(
+    text: str, neighbours: int
+) -> None:
+    crew = Crew(text, peers=8)
+    crew.train(4)
+    for replica in crew.replicas:
+        sent = replica.session.stats.totals.bytes_out / 4
+        flags = 2 * 7 / 8 * 4 * 8 * len(replica.session.buckets)
+        assert sent == neighbours * 4 * N + flags
+
+
 def test_a_matrix_of_ones_own() -> None:
     strategy = Strategy(subject="delta", topology=Gossip(UNEVEN), merge=Mix())
     trace, want = Crew(strategy).train(8), by_hand(Gossip(UNEVEN), 3, 8)
