@@ -161,6 +161,8 @@ def test_what_ddp_was_told() -> None:
     small = facts(predicted=0.12, bucket_bytes=1000, buckets=99, changes={"large buckets": 0.06})
     assert kinds(small) == ["small buckets"]
     assert kinds(replace(small, bucket_bytes=25 << 20)) == []
+    assert kinds(replace(small, changes={"large buckets": 0.119})) == ["small buckets"], "99 are too many"
+    assert kinds(replace(small, changes={"large buckets": 0.119}, buckets=2)) == []
 
 
 def test_a_flat_ring_only_where_nodes_are_faster_inside() -> None:

@@ -23,6 +23,8 @@ _NEARER = 2.0
 """So many times the rate between nodes links inside a node must have for rings by node to be worth it."""
 _BUCKET_BYTES = 25 << 20
 """DDP's default."""
+_TINY_BYTES, _SEVERAL_BUCKETS = 1 << 20, 4
+"""So many buckets of less than DDP's own first one are named, even if the planner sees no gain."""
 _HOW_TO_LOAD = "more worker processes (num_workers=), prefetch_factor=, or data that is decoded beforehand"
 
 
@@ -187,7 +189,8 @@ def _flat_ring(facts: Facts, _: Shares) -> Iterable[Finding]:
 
 def _small_buckets(facts: Facts, _: Shares) -> Iterable[Finding]:
     costs = facts.saved("large buckets")
-    if facts.bucket_bytes < _BUCKET_BYTES and costs >= WORTH * facts.seconds:
+    tiny = 0 < facts.bucket_bytes < _TINY_BYTES and facts.buckets >= _SEVERAL_BUCKETS
+    if facts.bucket_bytes < _BUCKET_BYTES and (tiny or costs >= WORTH * facts.seconds):
         yield Finding(
             "small buckets",
             f"a round takes {facts.buckets} buckets of at most {facts.bucket_bytes / 2**20:.2g} MiB, and "
