@@ -27,6 +27,8 @@ FAMILIES = {
     "by node, late": "daso",
     "predicted": "mp2:form=paper,rescale=false,sync_every=2,budget=0.6,full_rounds=4,horizon=16",
     "residual kept": "predictive:sync_every=2",
+    "neighbours": "sgp",
+    "neighbours, late": "gossip:graph=ring,sync_every=2,late=1",
     "server": "ps",
     "server, bounded": "ps-ssp:bound=2",
     "server, async": "ps-async",

@@ -79,6 +79,7 @@ LADDERS = {
             **SYNCHRONOUS,
             "qsgd": "qsgd",
             "localsgd": f"localsgd:sync_every={PERIOD}",
+            "sgp": "sgp",
             "ps": "ps",
         },
     ),

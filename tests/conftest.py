@@ -44,7 +44,7 @@ PROCESSES = (
     "tests/docs/test_code.py::test_a_block_runs",
     "tests/docs/test_code.py::test_a_script_runs",
     "tests/docs/test_site.py",
-    "tests/hooks/test_auto.py",
+    "tests/hooks/test_auto_session.py",
     "tests/hooks/test_beside.py",
     "tests/hooks/test_compiled.py",
     "tests/hooks/test_cut_off.py",

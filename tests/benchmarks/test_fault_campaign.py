@@ -35,7 +35,8 @@ def test_every_family_has_an_algorithm() -> None:
     for text in FAMILIES.values():
         parse(text)
     families = {registry.ENTRIES[text.partition(":")[0]].family for text in FAMILIES.values()}
-    assert families == {entry.family for entry in registry.ENTRIES.values()}
+    automatic = {"automatic"}  # it goes on with one of the others
+    assert families == {entry.family for entry in registry.ENTRIES.values()} - automatic
 
 
 SPARSE = Trial(0, ("sparse",), "2x2", "kill", (3,), 5)

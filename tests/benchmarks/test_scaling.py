@@ -85,7 +85,8 @@ def test_quick_leaves_out_what_is_slow_and_nodes_have_no_server(
 def test_every_family_of_algorithms_is_climbed_with() -> None:
     texts = {arm for ladder in scaling.LADDERS.values() for arm in ladder.arms.values()} - {"compute-only"}
     families = {registry.ENTRIES[text.partition(":")[0]].family for text in texts}
-    assert families == set(typing.get_args(registry.Family))
+    automatic = {"automatic"}  # it goes on with one of the others
+    assert families == set(typing.get_args(registry.Family)) - automatic
 
 
 # ---- tables -------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def command(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RECIPE]", help="What is trained: digits, bytes, cifar10 or mnist; or give --profile"
+            metavar="[RECIPE]", help="What is trained, a recipe or none with --profile, e.g. digits"
         ),
     ] = None,
     cluster: Annotated[
@@ -84,7 +84,7 @@ def command(
         bool,
         typer.Option(
             "--emulated",
-            help="Plan for the emulated cluster: all nodes share this machine's cores, as in tacit compare",
+            help="Plan for the emulated cluster: all nodes share this machine's cores, e.g. --emulated",
         ),
     ] = False,
     memory: Annotated[
