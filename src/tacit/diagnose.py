@@ -78,7 +78,8 @@ class _Watch:
 def _model_of(optimizer: Optimizer) -> DistributedDataParallel | None:
     """The model of DDP whose parameters it steps."""
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    models = (each for each in gc.get_objects() if isinstance(each, DistributedDataParallel))
+    # By the type itself: to ask an object for its class may run what a proxy does then.
+    models = (each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))
     return next((each for each in models if stepped & {id(p) for p in each.parameters()}), None)
 
 

@@ -78,11 +78,13 @@ class DiagnoseRequest:
         out: where the diagnosis is saved.
         steps: how many are looked at; 0: as many as are enough.
         ends: whether the training ends behind it.
+        tells: whether rank 0 logs it.
     """
 
     out: str
     steps: int = 0
     ends: bool = False
+    tells: bool = True
 
     @classmethod
     def from_env(cls) -> DiagnoseRequest | None:
@@ -178,7 +180,7 @@ class Diagnosing:
         facts, notes = considered(facts, self._timer, options, self._session.links)
         # What encoding costs is measured by each rank for itself: all go by the first one's.
         self.result = Diagnosis.from_json(said(diagnosed(facts, notes).to_json(), options.group)[0])
-        if rank_in() == 0:
+        if rank_in() == 0 and (self._request is None or self._request.tells):
             _log.warning("diagnosis of %s", self.result)
         if self._request is not None:
             self._obey(self._request)

@@ -41,7 +41,8 @@ def of_script(
     """
     with TemporaryDirectory() as folder:
         out = Path(folder) / "diagnosis.json"
-        variables = {DIAGNOSE: json.dumps(asdict(DiagnoseRequest(str(out), steps, ends=True)))}
+        request = DiagnoseRequest(str(out), steps, ends=True, tells=False)
+        variables = {DIAGNOSE: json.dumps(asdict(request))}
         if algorithm is not None:
             variables[ALGORITHM] = algorithm
         with Testbed(cluster) as bed:
