@@ -96,6 +96,12 @@ def test_replicas_that_move_on_wait_only_for_who_is_behind_over_a_period() -> No
     taken = shares(facts(one, two, period=2))
     assert taken.parts["slow rank"] == pytest.approx(0)
     assert taken.parts["links"] == pytest.approx(0.05)
+    odd = facts(
+        *(replace(each, wall=(9.0, *each.wall), data=(0.0, *each.data)) for each in (one, two)), period=2
+    )
+    odd = replace(odd, ranks=tuple(replace(each, exposed=(0.0, *each.exposed)) for each in odd.ranks))
+    assert odd.seconds == pytest.approx(0.2), "a step before the first whole period does not count"
+    assert sum(shares(odd).parts.values()) == pytest.approx(odd.seconds)
 
 
 # ---- the causes ---------------------------------------------------------------------------------------

@@ -117,8 +117,8 @@ class Facts:
 
     @property
     def seconds(self) -> float:
-        """Of a step, on average over steps and ranks."""
-        return fmean(fmean(each.wall) for each in self.ranks)
+        """Of a step, on average over the ranks and the steps of whole periods."""
+        return fmean(fmean(each) for row in _by_period([e.wall for e in self.ranks], self) for each in row)
 
     @property
     def own(self) -> list[list[float]]:
@@ -190,9 +190,9 @@ class Diagnosis:
 
     def __str__(self) -> str:
         """A table of the parts, and what was found."""
+        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
         lines = [
-            f"{self.algorithm} on {self.ranks} ranks: a step takes {_ms(self.seconds)}, the mean of "
-            f"{self.steps}",
+            f"{self.algorithm} on {ranks}: a step takes {_ms(self.seconds)}, the mean of {self.steps}",
             "",
         ]
         for name in PARTS:
@@ -261,7 +261,7 @@ def shares(facts: Facts) -> Shares:
             for_rank += behind
             rest += waited - behind
     count = len(own) * len(facts.ranks)
-    data = fmean(fmean(each.data) for each in facts.ranks)
+    data = fmean(fmean(each) for row in _by_period([e.data for e in facts.ranks], facts) for each in row)
     encoding = facts.waits.get("encoding", 0.0)
     total = encoding + facts.waits.get("links", 0.0)
     rest /= count

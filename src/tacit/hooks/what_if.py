@@ -70,10 +70,13 @@ class _Asking:
 
     def measure(self, links: Links | None) -> None:
         """The links, what copies into buckets cost, and whether threads are in each other's way."""
-        if links is None and len({each.node for each in self.facts.ranks}) <= MOST_NODES:
-            links = measured_links(self.options.group, self.options.mesh)
-        if links is None:
+        if links is None and len({each.node for each in self.facts.ranks}) > MOST_NODES:
             self.notes.append(f"the links one by one, as there are more than {MOST_NODES} nodes")
+        elif links is None:
+            try:
+                links = measured_links(self.options.group, self.options.mesh)
+            except TacitError as error:  # on all ranks alike
+                self.notes.append(f"the links one by one ({_first(error)})")
         self.facts = replace(
             self.facts, links=links, copying=self._copying(), threads_gain=self._threads_gain()
         )
