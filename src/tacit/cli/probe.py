@@ -22,7 +22,7 @@ def command(
     ] = "4x1@100mbit",
     seconds: Annotated[
         float, typer.Option(help="How long a measured transfer takes, in seconds, e.g. 0.5")
-    ] = 0.1,
+    ] = 0.05,
     out: Annotated[
         str | None,
         typer.Option(
