@@ -23,7 +23,6 @@ def of_rank(rank: int, own: float = 0.1, waits: float = 0.02, **more: object) ->
         data=(0.001,) * STEPS,
         exposed=(waits,) * STEPS,
         parts={"loading": 0.0, "data": 0.001, "forward": own / 3, "backward": own / 2, "optimizer": 0.0},
-        processor=own,
         threads=1,
         cores=4,
         sent=1e6,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from statistics import fmean, median, median_low
 
-from tacit.foresight.diagnosis import Diagnosis, Facts, Finding, Shares, shares, typical
+from tacit.foresight.diagnosis import Diagnosis, Facts, Finding, Shares, in_ms, shares, typical
 from tacit.links import Links
 
 __all__ = ["diagnosed"]
@@ -65,8 +65,8 @@ def _slow_rank(facts: Facts, _: Shares) -> Iterable[Finding]:
     more = {part: rank.parts.get(part, 0.0) - typical(facts, part) for part in rank.parts}
     part = max(more, key=more.__getitem__)
     says = (
-        f"rank {rank.rank} (node {rank.node}, {rank.host}) works {_ms(mine)} a step by itself, and the "
-        f"others {_ms(median(others))}; what takes longer is mainly {_PARTS[part]}, by {_ms(more[part])}"
+        f"rank {rank.rank} (node {rank.node}, {rank.host}) works {in_ms(mine)} a step by itself, and the "
+        f"others {in_ms(median(others))}; what takes longer is mainly {_PARTS[part]}, by {in_ms(more[part])}"
     )
     if part == "loading":
         yield Finding("data loader", says, f"on that node: {_HOW_TO_LOAD}", costs)
@@ -94,11 +94,11 @@ def _loader(facts: Facts, _: Shares) -> Iterable[Finding]:
     if any(each.passes > 1 for each in facts.ranks):
         return  # with accumulation the other passes are among it
     if loading >= WORTH * facts.seconds:
-        says = f"each rank waits {_ms(loading)} a step for its data"
+        says = f"each rank waits {in_ms(loading)} a step for its data"
         yield Finding("data loader", says, _HOW_TO_LOAD, loading)
     if working >= _MUCH * facts.seconds:
         says = (
-            f"the training thread itself works {_ms(working)} between the optimizer's step and the next "
+            f"the training thread itself works {in_ms(working)} between the optimizer's step and the next "
             "forward pass"
         )
         advice = "have worker processes load and transform the data (num_workers=), and log less often"
@@ -243,8 +243,8 @@ def _strategy(facts: Facts, taken: Shares) -> Iterable[Finding]:
     if costs < WORTH * facts.seconds or not facts.best:
         return
     says = (
-        f"a step waits {_ms(taken.parts['links'])} for links and {_ms(taken.parts['encoding'])} for "
-        f"encoding; {facts.best} is foretold to take {_ms(facts.seconds - costs)} a step"
+        f"a step waits {in_ms(taken.parts['links'])} for links and {in_ms(taken.parts['encoding'])} for "
+        f"encoding; {facts.best} is foretold to take {in_ms(facts.seconds - costs)} a step"
     )
     kind = "encoding" if taken.parts["encoding"] > taken.parts["links"] else "links"
     yield Finding(kind, says, f'attach(model, optimizer, "{facts.best}"), or "auto"', costs)
@@ -301,10 +301,6 @@ def _slowest(links: Links | None) -> tuple[int, int, float] | None:
 
 def _twice(needed: float) -> int:
     return 1 << (int(2 * needed) - 1).bit_length()
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f} ms"
 
 
 def _mbit(rate: float) -> str:

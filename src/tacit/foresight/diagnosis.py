@@ -13,7 +13,7 @@ from tacit.errors import ConfigError
 from tacit.files import put
 from tacit.links import Links
 
-__all__ = ["PARTS", "Diagnosis", "Facts", "Finding", "RankSteps", "Shares", "shares"]
+__all__ = ["PARTS", "Diagnosis", "Facts", "Finding", "RankSteps", "Shares", "in_ms", "shares", "typical"]
 
 PARTS = ("computing", "data", "slow rank", "encoding", "links")
 """What a step is made of; see `Shares`."""
@@ -39,7 +39,6 @@ class RankSteps:
         exposed: waiting for an exchange.
         parts: medians of what the rank's own work is made of: "loading" (it waits for a loader), "data"
             (it works between steps), "forward", "backward", "optimizer".
-        processor: seconds of processor time of all its threads in a step, on average.
         threads: for computing; `cores`: of the machine.
         passes: forward passes in a step.
         sent: bytes a step that the busiest interface of its node has sent.
@@ -56,7 +55,6 @@ class RankSteps:
     data: tuple[float, ...]
     exposed: tuple[float, ...]
     parts: Mapping[str, float]
-    processor: float
     threads: int
     cores: int
     passes: int = 1
@@ -192,16 +190,16 @@ class Diagnosis:
         """A table of the parts, and what was found."""
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
         lines = [
-            f"{self.algorithm} on {ranks}: a step takes {_ms(self.seconds)}, the mean of {self.steps}",
+            f"{self.algorithm} on {ranks}: a step takes {in_ms(self.seconds)}, the mean of {self.steps}",
             "",
         ]
         for name in PARTS:
             share = self.parts[name] / self.seconds
             bar = "#" * round(_BAR * share)
-            lines.append(f"  {_WORDS[name]:36}{_ms(self.parts[name]):>12}{100 * share:6.0f} %  {bar}")
+            lines.append(f"  {_WORDS[name]:36}{in_ms(self.parts[name]):>12}{100 * share:6.0f} %  {bar}")
         lines += [
             "",
-            f"If communication cost nothing, a step would take {_ms(self.limit)}.",
+            f"If communication cost nothing, a step would take {in_ms(self.limit)}.",
             *([self.traffic] if self.traffic else []),
             "",
             *self._told(),
@@ -214,7 +212,7 @@ class Diagnosis:
             return ["Nothing stands out."]
         lines = ["What costs time, the most first:"]
         for number, each in enumerate(self.findings, 1):
-            saves = f", about {_ms(each.seconds)} of a step" if each.seconds else ""
+            saves = f", about {in_ms(each.seconds)} of a step" if each.seconds else ""
             lines += [f"{number}. {each.kind}{saves}: {each.says}", f"   Change: {each.advice}"]
         return lines
 
@@ -290,5 +288,6 @@ def typical(facts: Facts, part: str) -> float:
     return median_low(each.parts.get(part, 0.0) for each in facts.ranks)
 
 
-def _ms(seconds: float) -> str:
+def in_ms(seconds: float) -> str:
+    """As text, in milliseconds."""
     return f"{1e3 * seconds:.1f} ms"

@@ -241,7 +241,7 @@ class AutoSession(Attached):
 
     def _seconds(self) -> float:
         """How long a step takes lately, on this rank."""
-        period = max(_period(level) for level in self.options.strategy.levels)
+        period = self.options.period
         ends = [at for _, at in self.session.stats.steps]
         return step_seconds(ends, max(self.strategy.watch or 0, BLOCKS * period), period)
 
@@ -337,8 +337,3 @@ def _ranks(given: AttachArguments) -> list[int]:
     if not isinstance(model, ShardedModel) or model.near is None:
         return far
     return [rank for each in gathered(torch.tensor(far), model.near) for rank in each.tolist()]
-
-
-def _period(level: Any) -> int:
-    """After how many steps the rounds of a level repeat."""
-    return int(getattr(level.rounds, "sync_every", 1) or 1)

@@ -10,11 +10,10 @@ import json
 import logging
 import os
 import socket
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any, Protocol
 
 import torch
@@ -29,7 +28,7 @@ from tacit.foresight.diagnosis import Diagnosis, Facts, RankSteps
 from tacit.hooks.behind_steps import behind_steps
 from tacit.hooks.level import Level
 from tacit.hooks.options import AttachOptions
-from tacit.hooks.step_profile import machine
+from tacit.hooks.step_profile import cores, machine
 from tacit.hooks.step_timer import StepTimer, StepTimes
 from tacit.hooks.what_if import considered
 from tacit.links import Links
@@ -134,10 +133,11 @@ class Diagnosing:
 
     def _begin(self) -> None:
         options = self._session.options
-        self._period = _period(options)
+        self._period = options.period
         self._steps = self._wanted or min(_MOST, max(STEPS, 2 * self._period))
         self._strategy = repr(options.strategy)
-        self._count, self._before = 0, _Counters()
+        self._count = 0
+        self._before: Sequence[Interface] = ()
         self._timer = StepTimer(options.model.module, options.optimizers, options.named, self._steps)
 
     def _stepped(self, optimizer: Optimizer) -> None:
@@ -152,9 +152,9 @@ class Diagnosing:
             self._timer.close()
             self._begin()
         elif self._count == SETTLING:
-            self._before = _Counters.now()
+            self._before = interfaces()
         elif self._count == SETTLING + self._steps:
-            after = _Counters.now()
+            after = interfaces()
             self._end()
             self._session.flush()
             self._conclude(after)
@@ -163,7 +163,7 @@ class Diagnosing:
         self._handle.remove()
         self._timer.close()
 
-    def _conclude(self, after: _Counters) -> None:
+    def _conclude(self, after: Sequence[Interface]) -> None:
         """Compare with the other ranks, and tell. A collective call."""
         options = self._session.options
         mine = self._mine(after)
@@ -193,7 +193,7 @@ class Diagnosing:
         if request.ends:
             raise SystemExit(0)
 
-    def _mine(self, after: _Counters) -> RankSteps:
+    def _mine(self, after: Sequence[Interface]) -> RankSteps:
         """What this rank has measured."""
         steps = [*self._timer.steps]
         waits = [
@@ -211,9 +211,8 @@ class Diagnosing:
             data=tuple(step.data for step in steps),
             exposed=tuple(_exposed(step, waits) for step in steps),
             parts=_parts(steps),
-            processor=fmean(step.process for step in steps),
             threads=torch.get_num_threads(),
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            cores=cores(),
             passes=max(step.passes for step in steps),
             buffer=socket_buffer(),
         )
@@ -229,11 +228,6 @@ def _check(options: AttachOptions, steps: int | None) -> None:
         )
     if steps is not None:
         checks.whole("steps", steps, 2, _MOST, "write how many steps are looked at, such as 20")
-
-
-def _period(options: AttachOptions) -> int:
-    """After how many steps the rounds repeat."""
-    return max(int(getattr(level.rounds, "sync_every", 1) or 1) for level in options.strategy.levels)
 
 
 def _exposed(step: StepTimes, waits: Sequence[Span]) -> float:
@@ -258,26 +252,16 @@ def _parts(steps: Sequence[StepTimes]) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True)
-class _Counters:
-    """What the interfaces have sent, and when."""
-
-    found: Sequence[Interface] = field(default_factory=list)
-    at: float = 0.0
-
-    @classmethod
-    def now(cls) -> _Counters:
-        return cls(interfaces(), time.perf_counter())
-
-
-def _with_interface(here: RankSteps, before: _Counters, after: _Counters, steps: int) -> RankSteps:
+def _with_interface(
+    here: RankSteps, before: Sequence[Interface], after: Sequence[Interface], steps: int
+) -> RankSteps:
     """With what the busiest interface has sent, and with a faster one, if there is any."""
-    had = {each.name: each.sent for each in before.found}
-    grown = [(each.sent - had[each.name], each) for each in after.found if each.name in had]
+    had = {each.name: each.sent for each in before}
+    grown = [(each.sent - had[each.name], each) for each in after if each.name in had]
     if not grown:
         return here
     sent, busiest = max(grown, key=lambda pair: pair[0])
-    faster = max((each for each in after.found if each.rate), key=lambda each: each.rate or 0.0, default=None)
+    faster = max((each for each in after if each.rate), key=lambda each: each.rate or 0.0, default=None)
     other = faster is not None and busiest.rate is not None and (faster.rate or 0.0) > busiest.rate
     return replace(
         here,

@@ -84,6 +84,11 @@ class AttachOptions:
         return is_periodic(self.strategy)
 
     @property
+    def period(self) -> int:
+        """After how many steps the rounds repeat."""
+        return max(int(getattr(level.rounds, "sync_every", 1) or 1) for level in self.strategy.levels)
+
+    @property
     def scaled(self) -> bool:
         """Whether steps are counted by the scaler's attempts."""
         return self.scaler is not None and not self.leaves_ddp_alone

@@ -34,7 +34,7 @@ from tacit.hooks.trained_model import TrainedModel, local, locals_of
 from tacit.transports.probing import RingCost, ring_cost
 from tacit.transports.process_groups import backend_of, said
 
-__all__ = ["ProfileRequest", "began", "machine", "processor", "take"]
+__all__ = ["ProfileRequest", "began", "cores", "machine", "processor", "take"]
 
 SKIPPED, STEPS = 3, 12
 """So many first steps are left out, as buckets settle in them; then so many are measured."""
@@ -149,7 +149,7 @@ def take(
         bucket_bytes=int(model.bucket_bytes_cap),
         threads=torch.get_num_threads(),
         ranks=1,
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=cores(),
         per_byte=ring.per_byte,
         per_message=ring.per_hop,
         buffers=_broadcast(model) if isinstance(model, DistributedDataParallel) else 0,
@@ -189,6 +189,11 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
     return f"{name}, {os.cpu_count()} cores"
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine() -> str:

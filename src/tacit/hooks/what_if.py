@@ -17,6 +17,7 @@ from tacit.foresight.prediction import Prediction
 from tacit.foresight.profile import Profile
 from tacit.foresight.rehearsal import rehearse
 from tacit.hooks.candidates import CandidateCheck
+from tacit.hooks.failures import first_line
 from tacit.hooks.fitting import AttachArguments
 from tacit.hooks.foretelling import Foreteller
 from tacit.hooks.node_layout import measured_links
@@ -57,7 +58,7 @@ def considered(
     try:
         asking.ask()
     except TacitError as error:
-        asking.notes.append(f"what would be faster ({_first(error)})")
+        asking.notes.append(f"what would be faster ({first_line(error)})")
     return asking.facts, asking.notes
 
 
@@ -76,7 +77,7 @@ class _Asking:
             try:
                 links = measured_links(self.options.group, self.options.mesh)
             except TacitError as error:  # on all ranks alike
-                self.notes.append(f"the links one by one ({_first(error)})")
+                self.notes.append(f"the links one by one ({first_line(error)})")
         self.facts = replace(
             self.facts, links=links, copying=self._copying(), threads_gain=self._threads_gain()
         )
@@ -244,7 +245,3 @@ def _given(options: AttachOptions) -> AttachArguments:
         reduction=options.reduction,
         exchange_on=options.exchange_on,
     )
-
-
-def _first(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

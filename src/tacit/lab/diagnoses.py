@@ -6,18 +6,15 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from tacit.environment import ALGORITHM, DIAGNOSE
-from tacit.errors import TestbedError
 from tacit.foresight.diagnosis import Diagnosis
 from tacit.hooks.diagnosing import SETTLING, STEPS, DiagnoseRequest
 from tacit.lab.cluster import Cluster
-from tacit.lab.testbed import Testbed
+from tacit.lab.first_steps import told
 
 __all__ = ["of_script"]
 
-_SECONDS = 1200.0
 _MODULE = ("-m", "tacit.diagnose")
 
 
@@ -39,19 +36,14 @@ def of_script(
     Raises:
         TestbedError: it has ended before.
     """
-    with TemporaryDirectory() as folder:
-        out = Path(folder) / "diagnosis.json"
+
+    def variables(out: Path) -> dict[str, str]:
         request = DiagnoseRequest(str(out), steps, ends=True, tells=False)
-        variables = {DIAGNOSE: json.dumps(asdict(request))}
-        if algorithm is not None:
-            variables[ALGORITHM] = algorithm
-        with Testbed(cluster) as bed:
-            result = bed.run([*_MODULE, *words], env=variables, on_line=on_line, timeout=_SECONDS)
-        if not out.exists():
-            needed = SETTLING + (steps or STEPS) + 2
-            raise TestbedError(
-                f"the script has ended with code {result.returncode}, and nothing was found out: it must "
-                "train a model of DistributedDataParallel, or attach tacit with its optimizer, and take "
-                f"{needed} steps or more"
-            )
-        return Diagnosis.from_json(out.read_text())
+        chosen = {} if algorithm is None else {ALGORITHM: algorithm}
+        return {DIAGNOSE: json.dumps(asdict(request)), **chosen}
+
+    needs = (
+        "nothing was found out: it must train a model of DistributedDataParallel, or attach tacit with its "
+        f"optimizer, and take {SETTLING + (steps or STEPS) + 2} steps or more"
+    )
+    return Diagnosis.from_json(told(cluster, [*_MODULE, *words], variables, needs, on_line))

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from tacit.environment import ALGORITHM, STEP_PROFILE
 from tacit.errors import TestbedError
 from tacit.foresight.profile import Profile
 from tacit.lab.cluster import Cluster
-from tacit.lab.testbed import Testbed
+from tacit.lab.first_steps import told
 
 __all__ = ["of_recipe", "of_script"]
 
 _QUIET = "localsgd:sync_every=1000000"
 """Trains as DDP would, and sends nothing meanwhile."""
-_SECONDS = 1200.0
 
 
 def of_script(
@@ -37,18 +35,16 @@ def of_script(
     Raises:
         TestbedError: it has ended before.
     """
-    with TemporaryDirectory() as folder:
-        out = Path(folder) / "profile.json"
+
+    def variables(out: Path) -> dict[str, str]:
         request = {"out": str(out), "algorithms": [*algorithms], "layouts": [*layouts], "ends": True}
-        variables = {STEP_PROFILE: json.dumps(request), ALGORITHM: _QUIET}
-        with Testbed(cluster) as bed:
-            result = bed.run(words, env=variables, on_line=on_line, timeout=_SECONDS)
-        if not out.exists():
-            raise TestbedError(
-                f"the script has ended with code {result.returncode}, and there is no profile: it must "
-                "attach tacit to its model, with its optimizer, and take 20 steps or more"
-            )
-        return Profile.load(out)
+        return {STEP_PROFILE: json.dumps(request), ALGORITHM: _QUIET}
+
+    needs = (
+        "there is no profile: it must attach tacit to its model, with its optimizer, and take 20 steps or "
+        "more"
+    )
+    return Profile.from_json(told(cluster, words, variables, needs, on_line))
 
 
 def of_recipe(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tacit.environment import INTERFACE
 from tacit.errors import ConfigError
 from tacit.parameter_server.protocol import FrameKind, Header
-
-_INTERFACES = Path("/proc/self/net/dev")
+from tacit.transports.interfaces import sent_bytes
 
 
 @dataclass
@@ -68,11 +66,10 @@ def transmitted_bytes(interface: str) -> int:
     Raises:
         ConfigError: there is no such interface.
     """
-    lines = (line.partition(":") for line in _INTERFACES.read_text().splitlines()[2:])
-    values = {name.strip(): numbers.split() for name, _, numbers in lines}
+    values = sent_bytes()
     if interface not in values:
         raise ConfigError(
             f"this process sees no network interface {interface!r}, only {', '.join(values)}: unset "
             "TACIT_INTERFACE, or let it name one of these"
         )
-    return int(values[interface][8])  # behind the eight columns of what was received
+    return values[interface]

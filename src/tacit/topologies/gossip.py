@@ -87,7 +87,7 @@ class Gossip(MixingTopology):
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Each tensor that the compressor wants averaged is sent to the neighbours of this round."""
         meets = self.global_every > 0 and (ctx.round + 1) % self.global_every == 0
-        reduce = reduce_flat if meets else _mixing(self.rows(ctx.peers, ctx.round))
+        reduce = reduce_flat if meets else self._mixing(ctx)
         exchange = reduced(compressor.exchange(x, state, ctx), reduce)
         return on(WORLD, watched(exchange, ctx.nonfinite_flags, None))
 
@@ -97,58 +97,70 @@ class Gossip(MixingTopology):
         Raises:
             ConfigError: the matrix is for another number of ranks.
         """
-        if not isinstance(self.graph, str):
-            if len(self.graph) != peers:
-                raise ConfigError(
-                    f"graph= has {len(self.graph)} rows, and there are {peers} ranks: write a row for each "
-                    'rank, or the name of a graph, such as "exponential"'
-                )
-            return self.graph
-        offsets = _offsets(self.graph, peers, round_index)
-        weight = 1 / (1 + len(offsets))
+        steps = (0, *self._steps(peers, round_index))
         return tuple(
-            tuple(weight if i == j or (i - j) % peers in offsets else 0.0 for j in range(peers))
+            tuple(self._weight(i, j, len(steps)) if (i - j) % peers in steps else 0.0 for j in range(peers))
             for i in range(peers)
         )
 
-
-def _offsets(graph: str, peers: int, round_index: int) -> set[int]:
-    """How many places further a rank sends."""
-    powers = [1 << k for k in range(max(0, peers - 1).bit_length())]
-    if peers == 1:
-        return set()
-    if graph == "ring":
-        return {1, peers - 1}
-    if graph == "exponential":
-        return set(powers)
-    if graph == "one-peer":
-        return {powers[round_index % len(powers)]}
-    return set(range(1, peers))
-
-
-def _mixing(rows: Matrix) -> Callable[[ReduceEncoded], Generator[Request, Any, tuple[Tensor, Transmitted]]]:
-    """Answers by the weighted sum of what this rank and its neighbours give."""
-
-    def mix(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
-        codec, ctx, payload = request.codec, request.ctx, encoded(request)
-        weights, peers = rows[ctx.rank], len(rows)
-        mixed = ctx.scratch("mixed", ctx.out, ctx.out.shape, ctx.out.dtype)
-        theirs = ctx.scratch("theirs", ctx.out, ctx.out.shape, ctx.out.dtype)
-        codec.decode_(payload, mixed)
-        mixed.mul_(weights[ctx.rank])
-        for step in range(1, peers):
-            to = tuple(
-                (rank + step) % peers if rows[(rank + step) % peers][rank] else None for rank in range(peers)
+    def _steps(self, peers: int, round_index: int) -> tuple[int, ...]:
+        """How many places further ranks send, in this round."""
+        if isinstance(self.graph, str):
+            return _offsets(self.graph, peers, round_index)
+        if len(self.graph) != peers:
+            raise ConfigError(
+                f"graph= has {len(self.graph)} rows, and there are {peers} ranks: write a row for each "
+                'rank, or the name of a graph, such as "exponential"'
             )
-            if any(end is not None for end in to):
-                answer = yield Permute(payload, to)
+        return tuple(
+            step for step in range(1, peers) if any(end is not None for end in self._ends(peers, step))
+        )
+
+    def _weight(self, i: int, j: int, parties: int) -> float:
+        """W_ij, where `parties` ranks are mixed, this one among them."""
+        return 1 / parties if isinstance(self.graph, str) else self.graph[i][j]
+
+    def _ends(self, peers: int, step: int) -> tuple[int | None, ...]:
+        """For each rank, the one so many places further, if it takes anything of this rank."""
+        ends = [(rank + step) % peers for rank in range(peers)]
+        if isinstance(self.graph, str):
+            return tuple(ends)
+        return tuple(end if self.graph[end][rank] else None for rank, end in enumerate(ends))
+
+    def _mixing(
+        self, ctx: Context
+    ) -> Callable[[ReduceEncoded], Generator[Request, Any, tuple[Tensor, Transmitted]]]:
+        """Answers by the weighted sum of what this rank and its neighbours give."""
+        me, peers, steps = ctx.rank, ctx.peers, self._steps(ctx.peers, ctx.round)
+
+        def mix(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
+            codec, out, work, payload = request.codec, request.ctx.out, request.ctx, encoded(request)
+            mixed, theirs = (work.scratch(name, out, out.shape, out.dtype) for name in ("mixed", "theirs"))
+            codec.decode_(payload, mixed)
+            mixed.mul_(self._weight(me, me, 1 + len(steps)))
+            for step in steps:
+                answer = yield Permute(payload, self._ends(peers, step))
                 if answer is not None:
                     codec.decode_(answer, theirs)
-                    mixed.add_(theirs, alpha=weights[(ctx.rank - step) % peers])
-        ctx.out.copy_(mixed)
-        return ctx.out, transmitted(request, payload)
+                    mixed.add_(theirs, alpha=self._weight(me, (me - step) % peers, 1 + len(steps)))
+            out.copy_(mixed)
+            return out, transmitted(request, payload)
 
-    return mix
+        return mix
+
+
+def _offsets(graph: str, peers: int, round_index: int) -> tuple[int, ...]:
+    """How many places further a rank sends."""
+    powers = tuple(1 << k for k in range((peers - 1).bit_length()))
+    if peers == 1:
+        return ()
+    if graph == "ring":
+        return (1, peers - 1) if peers > 2 else (1,)
+    if graph == "exponential":
+        return powers
+    if graph == "one-peer":
+        return (powers[round_index % len(powers)],)
+    return tuple(range(1, peers))
 
 
 # ---- matrices -----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Interface", "interfaces", "socket_buffer"]
+__all__ = ["Interface", "interfaces", "sent_bytes", "socket_buffer"]
 
 _TABLE = Path("/proc/self/net/dev")
 _LIMITS = (Path("/proc/sys/net/ipv4/tcp_wmem"), Path("/proc/sys/net/ipv4/tcp_rmem"))
@@ -38,15 +38,19 @@ class Interface:
     rate: float | None
 
 
+def sent_bytes() -> dict[str, int]:
+    """What each interface has sent since it was made, up or not, by its name."""
+    lines = (line.partition(":") for line in _TABLE.read_text().splitlines()[2:])
+    return {name.strip(): int(numbers.split()[_SENT]) for name, _, numbers in lines}
+
+
 def interfaces() -> list[Interface]:
     """All of them; none where the system does not tell."""
     found = []
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for line in _TABLE.read_text().splitlines()[2:]:
-            name, _, values = line.partition(":")
-            name = name.strip()
+        for name, sent in sent_bytes().items():
             if _usable(asked, name):
-                found.append(Interface(name, int(values.split()[_SENT]), _rate(asked, name)))
+                found.append(Interface(name, sent, _rate(asked, name)))
     return found
 
 
