@@ -24,7 +24,7 @@ from tacit.transports.echo import EchoTransport, Layout
 __all__ = ["measured_cost", "without_cost"]
 
 _ROUNDS = 3
-_SWEPT = 16 << 20
+_SWEPT = 8 << 20
 """Entries that are read and written before each round: more than caches hold."""
 _MOST_STEPS = 500
 """In so many steps each bucket is sent once, or the rest of them counts for nothing."""
