@@ -113,7 +113,7 @@ _HOMES = {
     "tacit.merges": "Average CommonPoint Elastic LocalResidual Mix OuterStep Replace ServerParams SlowMo "
     "StaleMean",
     "tacit.optim": "LAMB LARS GrowingBatches scale_lr",
-    "tacit.overlap": "Bucketwise Delayed",
+    "tacit.overlap": "Bucketwise Delayed Fused Prioritized",
     "tacit.rounds": "AdaComm ByVariance Cycling Every EveryEpoch EveryStep MomentPeriods NodeRounds "
     "OnPlateau Until",
     "tacit.topologies": "Asynchronous Auto Flat GlobalTopK Gossip Hierarchical StaleSynchronous Star "

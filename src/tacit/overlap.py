@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tacit.contracts import LateOverlap, Overlap
+from tacit import checks
+from tacit.contracts import LateOverlap, LayerwiseOverlap, Overlap
 from tacit.errors import ConfigError
 
-__all__ = ["Bucketwise", "Delayed"]
+__all__ = ["Bucketwise", "Delayed", "Fused", "Prioritized"]
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,65 @@ class Delayed(LateOverlap):
     def apply_at(self, step: int) -> int:
         """`steps` later; while warming up, `step` itself."""
         return step if step < self.warmup_steps else step + self.steps
+
+
+@dataclass(frozen=True)
+class Fused(LayerwiseOverlap):
+    """Each gradient is taken as backward has it, and joined with those before it where that saves time.
+
+    Without `megabytes`, messages are planned by what the first steps and the links have shown: a gradient
+    waits for the next one where the link would not be free before, or would lose more by another message than
+    by waiting (MG-WFBP: Shi, Chu & Li, INFOCOM 2019).
+
+    Attributes:
+        megabytes: gradients are joined up to this size, and nothing is planned.
+        credit: megabytes that may be under way at once; None: no limit.
+    """
+
+    megabytes: float | None = None
+    credit: float | None = None
+
+    into_forward = False
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.megabytes, self.credit)
+
+    def apply_at(self, step: int) -> int:
+        """`step` itself."""
+        return step
+
+
+@dataclass(frozen=True)
+class Prioritized(LayerwiseOverlap):
+    """What the next forward pass needs first travels first, and the rest while that pass is under way.
+
+    Each layer waits for its own gradients when forward comes to it, and is stepped then, with the learning
+    rate of the step to which they belong. The order is planned once, by what the first steps and the links
+    have shown, and is equal on all ranks (P3: Jayarajan et al., MLSys 2019; ByteScheduler: Peng et al., SOSP
+    2019). So the optimizer must be one that steps each parameter by itself, and nothing may look at gradients
+    between backward and `optimizer.step`: clipping by a norm of all and a GradScaler are refused.
+
+    Attributes:
+        megabytes: gradients are joined up to this size; None: as large as messages must be for what each
+            costs to be small.
+        credit: megabytes that may be under way at once, so that what comes later and is needed earlier need
+            not wait for more; None: no limit.
+    """
+
+    megabytes: float | None = None
+    credit: float | None = None
+
+    into_forward = True
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.megabytes, self.credit)
+
+    def apply_at(self, step: int) -> int:
+        """`step` itself."""
+        return step
+
+
+def _check_sizes(megabytes: float | None, credit: float | None) -> None:
+    for name, given in (("megabytes", megabytes), ("credit", credit)):
+        if given is not None:
+            checks.real(name, given, "write 4 for four megabytes, or leave it out", above=0.0)

@@ -15,6 +15,7 @@ from tacit.contracts import (
     Compressor,
     FollowingRounds,
     LateOverlap,
+    LayerwiseOverlap,
     Merge,
     MixingMerge,
     MixingTopology,
@@ -146,8 +147,18 @@ class Strategy:
                 f"overlap={self.overlap} of a gradient: one that is {self.overlap.steps} steps old makes "
                 "training worse, and hides no more than one a step old: write Delayed(1)"
             )
+        if isinstance(self.overlap, LayerwiseOverlap) and (self.server or not self.rounds.every_step):
+            raise ConfigError(
+                f"overlap={self.overlap} is for gradients that all ranks average in every step, and not for "
+                f"topology={self.topology}, rounds={self.rounds}: write Bucketwise()"
+            )
 
     def _check_delta(self) -> None:
+        if isinstance(self.overlap, LayerwiseOverlap):
+            raise ConfigError(
+                f"overlap={self.overlap} is for gradients, and subject='delta' exchanges parameters behind "
+                "optimizer.step: write Bucketwise() or Delayed(1), or subject='gradient'"
+            )
         if self.merge.subject == "gradient":
             raise ConfigError(f"merge={self.merge} cannot apply a delta: write merge=Average()")
         if isinstance(self.overlap, LateOverlap) and self.overlap.warmup_steps:
@@ -298,6 +309,11 @@ class Levels:
             raise ConfigError(
                 f"overlap={self.levels[0].overlap} of the first level: inside a node there is little to "
                 "hide, and old gradients would be applied after a round between nodes: write Bucketwise()"
+            )
+        if isinstance(self.levels[0].overlap, LayerwiseOverlap):
+            raise ConfigError(
+                f"overlap={self.levels[0].overlap} of the first level: inside a node there is little to "
+                "hide, and it is not supported there: write Bucketwise()"
             )
         for level in self.levels:
             if isinstance(level.topology, MixingTopology):

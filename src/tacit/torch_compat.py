@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 __all__ = [
     "GradBucket",
@@ -46,7 +47,10 @@ __all__ = [
     "scale_on_device",
     "sequence_number",
     "shares_sockets",
+    "step_alone",
     "timeout_of",
+    "times_written",
+    "without_memory",
 ]
 
 
@@ -172,6 +176,33 @@ def compiled_module(model: object) -> object | None:
     By `OptimizedModule._orig_mod`.
     """
     return getattr(model, "_orig_mod", None)
+
+
+def times_written(tensor: Tensor) -> int:
+    """How often it has been written to in place; by `Tensor._version`."""
+    version: int = tensor._version
+    return version
+
+
+Subclass = TypeVar("Subclass", bound=Tensor)
+
+
+def without_memory(kind: type[Subclass], like: Tensor) -> Subclass:
+    """A tensor of this class, of the other's shape, and of no memory; by `Tensor._make_wrapper_subclass`."""
+    made: Subclass = Tensor._make_wrapper_subclass(
+        kind, like.shape, like.stride(), dtype=like.dtype, device=like.device
+    )
+    return made
+
+
+def step_alone(optimizer: Optimizer) -> None:
+    """Step it, and call none of the hooks on its steps.
+
+    `Optimizer.profile_hook_step` wraps each class's `step`, marks it by `hooked`, and calls the hooks;
+    learning rate schedulers wrap that of the object.
+    """
+    step: Any = type(optimizer).step
+    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 
 def fabric_module(model: object) -> object | None:

@@ -25,6 +25,7 @@ Family: TypeAlias = Literal[
     "sparsification",
     "low rank",
     "lazy",
+    "scheduled",
     "delayed",
     "periodic",
     "hierarchical",

@@ -60,7 +60,7 @@ from tacit.contracts.merge import (
     add_mean_,
     consolidate_,
 )
-from tacit.contracts.overlap import LateOverlap, Overlap
+from tacit.contracts.overlap import LateOverlap, LayerwiseOverlap, Overlap
 from tacit.contracts.rounds import (
     AdaptiveRounds,
     FollowingRounds,
@@ -114,6 +114,7 @@ __all__ = [
     "FollowingRounds",
     "Grouped",
     "LateOverlap",
+    "LayerwiseOverlap",
     "LearningRateMerge",
     "Matrix",
     "Merge",

@@ -23,3 +23,17 @@ class LateOverlap(Overlap):
 
     steps: int
     warmup_steps: int
+
+
+class LayerwiseOverlap(Overlap):
+    """Gradients leave as soon as backward has them, in messages of tacit's own, and not in DDP's buckets.
+
+    Attributes:
+        megabytes: gradients are joined up to this size; None: as is planned by what the first steps show.
+        credit: megabytes that may be under way at once, or one message; None: any number.
+        into_forward: whether messages may be under way until the next forward pass needs their parameters.
+    """
+
+    megabytes: float | None
+    credit: float | None
+    into_forward: bool

@@ -90,6 +90,7 @@ class ActiveStrategy:
 
     def flush(self) -> None:
         """See `Attached.flush`."""
+        self._hooks.complete()
         for level in self.levels:
             level.session.flush()
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from tacit.contracts import NET, WORLD, PhasedRounds
 from tacit.errors import CheckpointError
 from tacit.hooks.ddp import GradientHook
+from tacit.hooks.layerwise import LayerwiseHook
 from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.old_checkpoints import VERSION as OLD_VERSION
 from tacit.hooks.old_checkpoints import renewed
@@ -51,7 +52,7 @@ class ActiveLevel(Protocol):
     """What a checkpoint needs of one level."""
 
     session: Session
-    gradient: GradientHook | None
+    gradient: GradientHook | LayerwiseHook | None
     progress: OptimizerHook | None
     taken: TakenMomentum | None
 

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit.algorithms import parse
+from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.hooks import run_report
 from tacit.hooks.arguments import ddp_of
@@ -72,6 +73,11 @@ class CommState:
         if farther or nearest.subject != "gradient":
             why = _INSTEAD["delta" if farther else nearest.subject]
             raise AttachError(f"{strategy.name!r} {why.format(strategy.name)}")
+        if isinstance(nearest.overlap, LayerwiseOverlap):
+            raise AttachError(
+                f"{strategy.name!r} takes gradients before DDP's communication hook gets them: "
+                f"write tacit.attach(model, optimizer, {strategy.name!r})"
+            )
         model = ddp_of(model)
         refuse_second(model)
         named = checked(model, [], strategy)

@@ -66,7 +66,9 @@ class FrozenCheck:
         named = [(name, p) for name, p in model.module.named_parameters() if name not in ignored]
         self._before = [(name, p, p.requires_grad) for name, p in named]
         trained = [(name, p) for name, p in named if p.requires_grad]
-        self._homes = [(name, p, *_home(model.module, name)) for name, p in trained]
+        homes = [(name, p, *_home(model.module, name)) for name, p in trained]
+        # A scripted module's parameters are no dict's, and cannot be replaced.
+        self._homes = [each for each in homes if isinstance(each[2], Mapping)]
         self._orders = [(name, p, p.stride()) for name, p in trained if p.dim() > 1]
 
     def __call__(self, *_: Any) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from tacit.contracts import WORLD, LateOverlap
+from tacit.contracts import WORLD, LateOverlap, LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.exchange.combinators import average_, gather
 from tacit.hooks.ddp import Answer, BucketFuture, after_backward
@@ -48,6 +48,11 @@ def at_work(scaler: object, strategy: AnyStrategy) -> GradScaler | None:
             f"{strategy.name!r} gives a step the mean of the step before, which may be scaled by another "
             "factor, and whose overflow would be known too late to pass over it: train in bfloat16 without "
             "a scaler, or write overlap=Bucketwise()"
+        )
+    if isinstance(near.overlap, LayerwiseOverlap):
+        raise AttachError(
+            f"{strategy.name!r} sends a gradient before all of them are known to be finite, and a scaler "
+            "passes over a step where one is not: train in bfloat16 without a scaler, or attach 'dense'"
         )
     return scaler
 

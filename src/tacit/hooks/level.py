@@ -7,13 +7,15 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from tacit.contracts import ScheduleState
+from tacit.contracts import LayerwiseOverlap, ScheduleState
 from tacit.hooks import buffers
 from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.ddp import GradientHook
 from tacit.hooks.device_placement import Placement, placed, transport_for
+from tacit.hooks.layerwise import LayerwiseHook
 from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.optimizer import OptimizerHook
 from tacit.hooks.optimizer_state import OptimizerState
@@ -50,7 +52,7 @@ class Level:
         taken: the momentum that was taken from the optimizers of the gradients' level.
     """
 
-    gradient: GradientHook | None = None
+    gradient: GradientHook | LayerwiseHook | None = None
     progress: OptimizerHook | None = None
     stepped: ServerStepHook | None = None
     moments: OptimizerState | None = None
@@ -86,6 +88,9 @@ class Level:
         self.transport: TorchTransport | ByDevice | StarTransport = peers
         tensors = {**named, **_at_servers(strategy, model)}
         cap = int(model.bucket_bytes_cap)
+        if isinstance(strategy.overlap, LayerwiseOverlap):
+            cap = int(1e6 * (strategy.overlap.megabytes or 0)) or cap
+            tensors = dict(reversed(tensors.items()))  # about as backward comes to them
         parts = [] if quiet else fragments(tensors, strategy.parts)
         buckets = [
             bucket
@@ -148,6 +153,9 @@ class Level:
         if strategy.server is not None and groups is not None and beside is not None:
             self.stepped = ServerStepHook(self.session, tensors, strategy.server.back, groups, beside)
             self.fetch()
+        elif isinstance(strategy.overlap, LayerwiseOverlap):
+            assert isinstance(model, DistributedDataParallel), "others were refused"
+            self.gradient = LayerwiseHook(self.session, model, named)
         elif strategy.subject == "gradient":
             self.gradient = GradientHook(self.session, tensors, self.used, modules)
         else:
@@ -218,6 +226,8 @@ class Level:
         """Wait for exchanges, or after a failure end them, and leave the process groups to other sessions."""
         if failed and self.session.config.in_stream:
             self.transport.abort()  # else its stream may wait for a peer for ever
+        if isinstance(self.gradient, LayerwiseHook):
+            self.gradient.remove()
         self.session.close()
         if self.used is not None:
             self.used.close()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tacit.compressors.dense import Dense
-from tacit.contracts import NODE, WORLD, FollowingRounds, LateOverlap, NodeTopology
+from tacit.contracts import NODE, WORLD, FollowingRounds, LateOverlap, LayerwiseOverlap, NodeTopology
 from tacit.errors import AttachError
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.process_groups import rank_in, ranks_of
@@ -209,6 +209,11 @@ def far_level(strategy: AnyStrategy, replicas: int) -> Strategy:
 
 def _check_gradients(far: Strategy) -> None:
     """Refuse what needs more of a gradient than the shard that a rank has of it."""
+    if isinstance(far.overlap, LayerwiseOverlap):
+        raise AttachError(
+            f"{far.name!r} goes by the gradients of DDP's parameters, and FSDP2 gathers each module's "
+            "parameters ahead itself: write overlap=Bucketwise(), or attach 'dense' or 'int8'"
+        )
     if isinstance(far.overlap, LateOverlap):
         raise AttachError(
             f"{far.name!r} applies a gradient one step late, which is not supported on sharded models "

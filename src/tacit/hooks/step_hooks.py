@@ -11,12 +11,15 @@ from torch.optim import Optimizer
 from tacit.hooks.accumulation import AccumulationCheck, linear
 from tacit.hooks.buffers import BufferBroadcasts
 from tacit.hooks.closures import with_gradients
-from tacit.hooks.ddp import Answer, HookDispatcher, no_exchange, plain_mean
+from tacit.hooks.ddp import Answer, GradientHook, HookDispatcher, no_exchange, plain_mean
 from tacit.hooks.epochs import BackwardPasses
+from tacit.hooks.forward_steps import ForwardSteps
 from tacit.hooks.frozen_check import FrozenCheck
 from tacit.hooks.grad_scaler import ScaledSteps
+from tacit.hooks.layerwise import LayerwiseHook
 from tacit.hooks.learning_rates import RateHistory
 from tacit.hooks.level import Level
+from tacit.hooks.message_planner import MessagePlanner
 from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.nonfinite_since import NonfiniteSince
 from tacit.hooks.options import AttachOptions
@@ -56,6 +59,8 @@ class StepHooks:
         self._undo: list[Callable[[], None]] = []
         self._accumulating: AccumulationCheck | None = None
         self._scaled: ScaledSteps | None = None
+        self._forward: ForwardSteps | None = None
+        self._planner: MessagePlanner | None = None
         self._warned = self.called = False
 
     def register(
@@ -93,10 +98,26 @@ class StepHooks:
         if any(level.session.config.in_stream and level.gradient is not None for level in self._levels):
             # The last of the hooks: while the host waits here, the device runs out of work.
             self._before_steps(self._check_means)
+        if isinstance(near.gradient, LayerwiseHook):
+            self._plan_messages(near.gradient)
         if optimizers:
             self._handles.append(optimizers[-1].register_step_post_hook(self._after_step))
-        elif near.gradient is not None and scaled is None:
+        elif isinstance(near.gradient, GradientHook) and scaled is None:
             near.gradient.count_steps()
+
+    def _plan_messages(self, hook: LayerwiseHook) -> None:
+        options, session = self._options, self._levels[0].session
+        if hook.into_forward:
+            module, named, name = options.model.module, options.named, options.strategy.name
+            self._forward = ForwardSteps(hook, module, named, options.optimizers, name)
+            self._before_steps(self._forward.before_step)
+            self._undo.append(self._forward.remove)
+        self._planner = MessagePlanner(hook, session, options.named, options.group, self._forward)
+
+    def complete(self) -> None:
+        """Take all steps that are put off until the next forward pass."""
+        if self._forward is not None:
+            self._forward.complete()
 
     def remove(self) -> None:
         """Take them away, and give back what was taken over."""
@@ -167,6 +188,8 @@ class StepHooks:
         if self._passes is not None:
             self._passes.stepped()
         near.session.stats.stepped(step)
+        if self._planner is not None:
+            self._planner.stepped()
 
     def _warn_of_own_replica(self, *_: object) -> None:
         """The model's `state_dict` is called: between two rounds it is this rank's replica alone."""

@@ -10,9 +10,10 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from tacit import checks
-from tacit.contracts import WORLD, AdaptiveRounds, LateOverlap, UnsentMerge
+from tacit.contracts import WORLD, AdaptiveRounds, LateOverlap, LayerwiseOverlap, UnsentMerge
 from tacit.errors import AttachError
 from tacit.hooks.device_placement import check_backend, device_of
+from tacit.hooks.forward_steps import refuse_forward_steps
 from tacit.hooks.frozen_check import refuse_sparse, trainable
 from tacit.hooks.options import is_periodic
 from tacit.hooks.sharded_model import ShardedModel
@@ -93,6 +94,7 @@ def checked(model: TrainedModel, optimizers: Sequence[Optimizer], strategy: AnyS
     subjects = {level.subject for level in strategy.levels}
     if subjects != {"nothing"}:
         _check_model(model, named, strategy, "gradient" in subjects)
+    _check_layerwise(model, named, optimizers, strategy)
     _check_unused(model, strategy)
     _check_optimizers(named, optimizers)
     return named
@@ -137,6 +139,22 @@ def _check_model(
         refuse_sparse(model, strategy.name)
 
 
+def _check_layerwise(
+    model: TrainedModel, named: dict[str, Tensor], optimizers: Sequence[Optimizer], strategy: AnyStrategy
+) -> None:
+    """Refuse what gradients cannot leave layer by layer for, or steps be taken so."""
+    overlap = strategy.levels[0].overlap
+    if not isinstance(overlap, LayerwiseOverlap):
+        return
+    if any(p.is_cuda for p in named.values()):
+        raise AttachError(
+            f"{strategy.name!r} sends gradients when the host has launched a backward, and has never been "
+            "run on a GPU, which is not so far then: attach 'dense', which goes by DDP's buckets"
+        )
+    if overlap.into_forward:
+        refuse_forward_steps(model.module, optimizers, strategy.name)
+
+
 def _instead(p: Tensor) -> str:
     if p.is_complex():
         return "Keep it as a real parameter, torch.view_as_real(p), and view it as complex in forward"
@@ -152,6 +170,11 @@ def _check_unused(model: TrainedModel, strategy: AnyStrategy) -> None:
         why = (
             f"{strategy.name!r} gives a step the mean of the step before, and with "
             "find_unused_parameters=True DDP throws it away for a parameter that no rank uses in this one"
+        )
+    elif isinstance(near.overlap, LayerwiseOverlap):
+        why = (
+            f"{strategy.name!r} gives each parameter its mean when it is there, and with "
+            "find_unused_parameters=True DDP alone knows for which no rank has a gradient"
         )
     elif near.server is not None and near.server.has_feedback:
         why = (
