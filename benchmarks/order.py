@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launched import in_testbed, tell
-from paired import add_table, conclude, hardware
 
 CLUSTER = "4x1@1gbit"
 MODELS = ("vgg11", "bytes")

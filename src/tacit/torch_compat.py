@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import GradBucket, PrefixStore, Store
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 __all__ = [
     "GradBucket",
@@ -29,6 +30,7 @@ __all__ = [
     "abort",
     "at_end_of_backward",
     "backend_name",
+    "behind_accumulation",
     "compiled_module",
     "copy_each_",
     "default_store",
@@ -176,6 +178,17 @@ def compiled_module(model: object) -> object | None:
     By `OptimizedModule._orig_mod`.
     """
     return getattr(model, "_orig_mod", None)
+
+
+def behind_accumulation(p: Tensor, call: Callable[[], None]) -> RemovableHandle:
+    """Call it in each backward when the gradient of `p` is added up, behind the hooks that there are by now.
+
+    By the node that adds, which an expanded view of `p` leads to; DDP's own hooks are there.
+    """
+    with torch.enable_grad():
+        node: Any = p.expand_as(p).grad_fn
+    handle: RemovableHandle = node.next_functions[0][0].register_hook(lambda *_: call())
+    return handle
 
 
 def times_written(tensor: Tensor) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
-__all__ = ["Gradient", "Link", "MessagePlan", "by_priority", "merged"]
+__all__ = ["Gradient", "Link", "MessagePlan", "by_priority", "by_size", "merged"]
 
 _SMALL_SHARE = 20
 """A message takes so many times what it costs before its first byte, where it is to be short."""
@@ -22,14 +22,14 @@ class Gradient:
         nbytes: that travel for it.
         ready: seconds from the first gradient of a backward pass until this one is there.
         needed: its turn in the next forward pass.
-        kind: what all gradients of a message have in common, such as their type.
+        bucket: which of DDP's buckets it lies in; the gradients of a message lie in one.
     """
 
     name: str
     nbytes: float
     ready: float
     needed: int = 0
-    kind: str = ""
+    bucket: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def merged(gradients: Sequence[Gradient], link: Link) -> MessagePlan:
         if messages:
             last = messages[-1]
             starts = max(free, last[-1].ready)
-            if each.ready < starts + link.latency and each.kind == last[-1].kind:
+            if each.ready < starts + link.latency and each.bucket == last[-1].bucket:
                 last.append(each)
                 continue
             free = starts + link.seconds(sum(g.nbytes for g in last))
@@ -83,16 +83,26 @@ def by_priority(
     """
     if most is None:
         most = min(max(_SMALL_SHARE * link.latency * link.rate, _SHORTEST), _LONGEST)
+    joined = _up_to(most, gradients)
+    whole = [_joined(each) for each in joined]
+    return MessagePlan(tuple(_names(joined[i]) for i in _order(whole, link, credit)))
+
+
+def by_size(gradients: Sequence[Gradient], most: float) -> MessagePlan:
+    """Neighbours are joined up to `most` bytes."""
+    return MessagePlan(tuple(_names(each) for each in _up_to(most, gradients)))
+
+
+def _up_to(most: float, gradients: Sequence[Gradient]) -> list[list[Gradient]]:
     joined: list[list[Gradient]] = []
     room = 0.0
     for each in gradients:
-        if not joined or room < each.nbytes or each.kind != joined[-1][-1].kind:
+        if not joined or room < each.nbytes or each.bucket != joined[-1][-1].bucket:
             joined.append([])
             room = most
         joined[-1].append(each)
         room -= each.nbytes
-    whole = [_joined(each) for each in joined]
-    return MessagePlan(tuple(_names(joined[i]) for i in _order(whole, link, credit)))
+    return joined
 
 
 def _joined(gradients: Sequence[Gradient]) -> Gradient:

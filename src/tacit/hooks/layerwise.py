@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: DDP checks the hook's annotations as objects.
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -14,20 +14,17 @@ from tacit import ranges
 from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.foresight.messages import MessagePlan
-from tacit.hooks.ddp import BucketFuture, after_backward, no_exchange
-from tacit.hooks.frozen_check import misfit, sparse
+from tacit.hooks.ddp import SETTLED, BucketFuture, GradientHook, after_backward, no_exchange
 from tacit.session import Session
-from tacit.session.buckets import Bucket, ParamSlice
-from tacit.session.pending import PendingRound
-from tacit.torch_compat import GradBucket
+from tacit.torch_compat import GradBucket, behind_accumulation
 
 
 @dataclass(eq=False)
 class LayerMessage:
-    """A bucket of the session in one round.
+    """A message in one round.
 
     Attributes:
-        flat: the gradients, and then their mean.
+        flat: where in DDP's bucket its gradients lie, and then their means.
         missing: how many of its gradients are not there.
         over: set when it is complete, or has failed.
     """
@@ -44,29 +41,78 @@ class LayerMessage:
 
 @dataclass(eq=False)
 class GradientTimes:
-    """When backward had each gradient, in seconds from the first one on, in the rounds since it was made."""
+    """When backward had each gradient: seconds from the first one on, of each round since it was cleared."""
 
     ready: dict[str, list[float]] = field(default_factory=dict)
     began: float = 0.0
 
-    def begin(self) -> None:
-        """The first gradient of a backward pass is there."""
-        self.began = perf_counter()
-
     def clear(self) -> None:
         """Forget the rounds so far."""
         self.ready.clear()
+
+    def begin(self) -> None:
+        """The first gradient of a backward pass is there."""
+        self.began = perf_counter()
 
     def note(self, name: str) -> None:
         """This one is."""
         self.ready.setdefault(name, []).append(perf_counter() - self.began)
 
 
-class LayerwiseHook:
-    """Takes each parameter's gradient by a hook of its own, and gives back the means when backward ends.
+class DdpBuffers:
+    """DDP's buckets: which parameters lie where, in memory that it keeps once it has settled."""
 
-    DDP's own hook comes later, when a bucket of DDP is full: of parameters that had no gradient on this rank
-    it gives what DDP puts in their place.
+    def __init__(self) -> None:
+        self._now: list[tuple[list[str], Tensor]] = []
+        self._before: list[tuple[list[str], int]] = []
+        self._places: dict[str, tuple[int, int]] = {}
+
+    def note(self, names: list[str], bucket: GradBucket) -> None:
+        """DDP gives this bucket to its hook."""
+        if bucket.index() == 0:
+            self._before = [(each, buffer.data_ptr()) for each, buffer in self._now]
+            self._now = []
+        self._now.append((names, bucket.buffer()))
+        self._places.clear()
+
+    @property
+    def are_settled(self) -> bool:
+        """Whether two backward passes one after the other had the same."""
+        now = [(names, buffer.data_ptr()) for names, buffer in self._now]
+        return bool(now) and now == self._before
+
+    @property
+    def layout(self) -> list[list[str]]:
+        """The parameters of each, in order."""
+        return [names for names, _ in self._now]
+
+    def is_at(self, number: int, buffer: Tensor) -> bool:
+        """Whether bucket `number` lies there."""
+        return self._now[number][1].data_ptr() == buffer.data_ptr()
+
+    def stretch(self, names: Sequence[str], named: Mapping[str, Tensor]) -> Tensor | None:
+        """Where these parameters lie one behind the other, in one bucket; None if they do not."""
+        if not self._places:
+            for number, (each, _) in enumerate(self._now):
+                start = 0
+                for name in each:
+                    self._places[name] = number, start
+                    start += named[name].numel()
+        number, first = self._places[names[0]]
+        at = first
+        for name in names:
+            if self._places[name] != (number, at):
+                return None
+            at += named[name].numel()
+        return self._now[number][1][first:at]
+
+
+class LayerwiseHook:
+    """Sends gradients from where they lie in DDP's buckets, as soon as they are there.
+
+    Until there is a plan it goes by DDP's buckets. Then a message leaves when DDP has copied the last of its
+    gradients into its bucket, though the bucket be not full; and DDP's own hook, which comes when it is,
+    answers at once. Means are waited for when backward ends.
 
     Args:
         session: exchanges the messages.
@@ -76,40 +122,32 @@ class LayerwiseHook:
     Attributes:
         into_forward: whether means may come as late as the next forward pass.
         times: when gradients were there.
+        buffers: DDP's buckets.
         fixed, late: see `GradientHook`; nothing here is either.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        model: DistributedDataParallel,
-        named: Mapping[str, Tensor],
-    ) -> None:
-        assert isinstance(session.strategy.overlap, LayerwiseOverlap)
+    def __init__(self, session: Session, model: DistributedDataParallel, named: Mapping[str, Tensor]) -> None:
+        overlap = session.strategy.overlap
+        assert isinstance(overlap, LayerwiseOverlap)
         self._session, self._model, self._named = session, model, dict(named)
         self._names = {id(p): name for name, p in named.items()}
-        credit = session.strategy.overlap.credit
-        self._credit = math.inf if credit is None else 1e6 * credit
-        self.into_forward = session.strategy.overlap.into_forward
+        self._by_buckets = GradientHook(session, self._named)
+        self._credit = math.inf if overlap.credit is None else 1e6 * overlap.credit
         self._lock = threading.RLock()
         self._plan: MessagePlan | None = None
-        self._followed: list[Bucket] | None = None
-        self._order: list[int] = []
-        self._places: dict[str, tuple[int, ParamSlice]] = {}
         self._flats: list[Tensor] = []
-        self._messages: dict[int, LayerMessage] = {}
-        self._taken: set[str] = set()
+        self._messages: list[LayerMessage] = []
+        self._places: dict[str, int] = {}
         self._arrived: set[str] = set()
         self._next = self._under_way = 0
         self._open = self._communicates = False
-        self._round: PendingRound | None = None
         self._kept: tuple[Callable[[], None], Callable[[], None]] | None = None
+        self.into_forward = overlap.into_forward
         self.times = GradientTimes()
+        self.buffers = DdpBuffers()
         self.fixed: list[list[str]] = []
         self.late = None
-        self._handles = []
-        for p in named.values():
-            self._handles.append(p.register_post_accumulate_grad_hook(self._accumulated))  # type: ignore[no-untyped-call]
+        self._handles = [behind_accumulation(p, self._noting(name)) for name, p in named.items()]
         self._handles.append(model.module.register_forward_pre_hook(self._before_forward))
 
     def remove(self) -> None:
@@ -127,124 +165,128 @@ class LayerwiseHook:
     # ---- which messages there are ---------------------------------------------------------------------
 
     @property
+    def is_planned(self) -> bool:
+        """Whether there is a plan, be it at work or not."""
+        return self._plan is not None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether gradients leave by a plan."""
+        return bool(self._flats)
+
+    @property
     def layout(self) -> list[list[str]] | None:
-        """The messages in the order in which they leave, once that is planned."""
-        return None if self._plan is None else [[*each] for each in self._plan.messages]
+        """The planned messages, in the order in which they leave; before, see `GradientHook`."""
+        return self._by_buckets.layout if self._plan is None else [[*each] for each in self._plan.messages]
 
     def use(self, plan: MessagePlan) -> None:
-        """Send these messages from the next backward on, in this order."""
-        self._plan, self._followed = plan, None
+        """Send these messages, in this order, from the next backward on in which that is possible."""
+        self._plan = plan
+        self._flats = []
 
     def resume(self, layout: list[list[str]] | None) -> None:
-        """Go on from a checkpoint; the session has its buckets already."""
-        self._plan = None if layout is None else MessagePlan(tuple(tuple(each) for each in layout))
-        self._followed = None
+        """Go on from a checkpoint; the session has its buckets already, which are the messages of a plan."""
+        self._flats, self._plan = [], None
+        if layout is not None and self._session.round > SETTLED:
+            self._plan, layout = MessagePlan(tuple(tuple(each) for each in layout)), None
+        self._by_buckets.resume(layout)
 
-    def _follow_buckets(self) -> None:
-        """Send the session's buckets, in the planned order, or in the one in which they are numbered."""
-        session, plan = self._session, self._plan
-        if self._followed is session.buckets:
+    def _try_plan(self) -> None:
+        """Begin to send by the plan, where DDP has settled on its buckets."""
+        if self._plan is None or self._flats or not self.buffers.are_settled:
             return
-        now = {tuple(param.name for param in bucket.slices) for bucket in session.buckets}
-        if plan is not None and now != {*plan.messages}:
-            session.rebucket(plan.messages)
-        self._followed = session.buckets
-        numbers = {bucket.names: i for i, bucket in enumerate(session.buckets)}
-        self._order = [*numbers.values()] if plan is None else [numbers[frozenset(m)] for m in plan.messages]
-        self._places = {
-            param.name: (i, param) for i, bucket in enumerate(session.buckets) for param in bucket.slices
-        }
-        self._flats = [bucket.like(bucket.device) for bucket in session.buckets]
+        found = [self.buffers.stretch(names, self._named) for names in self._plan.messages]
+        flats = [flat for flat in found if flat is not None]
+        if len(flats) < len(found):
+            self._plan = None  # of other buckets: DDP was made with another bucket_cap_mb
+            return
+        session = self._session
+        if [tuple(s.name for s in bucket.slices) for bucket in session.buckets] != [*self._plan.messages]:
+            session.rebucket(self._plan.messages)
+        self._flats = flats
+        self._places = {name: i for i, names in enumerate(self._plan.messages) for name in names}
 
     # ---- in backward ----------------------------------------------------------------------------------
 
     def _before_forward(self, *_: object) -> None:
         self._open = False  # a backward that has failed is not gone on with
 
-    def _accumulated(self, p: Tensor) -> None:
-        """The gradient of `p` is there, and DDP's hook is still to be called."""
-        # As DDP itself has noted in the last forward pass: not within `no_sync`.
-        if not self._model.require_forward_param_sync:
-            return
-        self._begin()
-        name = self._names[id(p)]
-        if not self._communicates or p.grad is None or p.grad.is_sparse:
-            return
-        if name in self._taken:
-            raise AttachError(
-                f"{name} has had two gradients in one backward, as reentrant checkpointing does: "
-                f"{self._session.strategy.name!r} sends each as soon as it is there. Write "
-                "checkpoint(..., use_reentrant=False), or attach an algorithm that goes by DDP's buckets"
-            )
-        self.times.note(name)
-        self._take(name, p.grad)
+    def _noting(self, name: str) -> Callable[[], None]:
+        def accumulated() -> None:
+            # As DDP itself has noted in the last forward pass: not within `no_sync`.
+            if self._model.require_forward_param_sync:
+                self._begin()
+                if self._communicates:
+                    self.times.note(name)
+                    self._arrive(name)
+
+        return accumulated
 
     def __call__(self, ddp_bucket: GradBucket) -> BucketFuture:
-        """The hook's answer: what is in the bucket; means come when backward ends."""
+        """The hook's answer."""
         self._begin()
+        parameters = ddp_bucket.parameters()
+        if ddp_bucket.is_last():  # of its own parameters some are still to be noted
+            after_backward(self._ended, self._wait)
+        if not self._flats:
+            answer = self._by_buckets(ddp_bucket)
+            self.buffers.note([self._names[id(p)] for p in parameters], ddp_bucket)
+            return answer
         if not self._communicates:
             return no_exchange(ddp_bucket)
-        parameters, buffer, start = ddp_bucket.parameters(), ddp_bucket.buffer(), 0
-        if buffer.is_sparse:
-            raise sparse(self._names.get(id(parameters[0]), "a parameter"), self._session.strategy.name)
+        if not self.buffers.is_at(ddp_bucket.index(), ddp_bucket.buffer()):
+            raise AttachError(
+                f"DDP has made other buckets, and {self._session.strategy.name!r} sends gradients from where "
+                "they lie in them: close the session, and attach again"
+            )
         for p in parameters:
-            if id(p) not in self._names:
-                raise misfit([f"a parameter of shape {tuple(p.shape)}"], "frozen")
-            name = self._names[id(p)]
-            self._arrived.add(name)
-            if name not in self._taken:
-                self._take(name, laid_out(buffer[start : start + p.numel()], p))
-            start += p.numel()
-        if ddp_bucket.is_last():
-            if len(self._arrived) < len(self._names):
-                raise misfit([name for name in self._named if name not in self._arrived], "unfrozen")
-            self._open = False
-            after_backward(self._ended, self._wait)
+            self._arrive(self._names[id(p)])
         return no_exchange(ddp_bucket)
 
     def _begin(self) -> None:
-        session = self._session
-        session.failure.raise_first()
+        """A backward begins: its first gradient is there, or DDP's first bucket."""
         if self._open:
             return
+        session = self._session
+        session.failure.raise_first()
         self._open, self._communicates = True, session.communicates()
         if not self._communicates:
             return
         if self._kept is not None:
             self._kept[0]()
-        if self._round is not None:
-            self._round.over.wait()
+        for message in self._messages:
+            message.over.wait()
         session.failure.raise_first()
-        session.discard()
-        self._follow_buckets()
-        flats = zip(session.buckets, self._flats, strict=True)
-        self._messages = {i: LayerMessage(flat, len(bucket.slices)) for i, (bucket, flat) in enumerate(flats)}
-        self._taken, self._arrived = set(), set()
-        self._next = self._under_way = 0
-        self._round = session.begin()
+        self._try_plan()
         self.times.begin()
+        if self._flats:
+            session.pending.verify()
+            session.discard()
+            shapes = zip(self._flats, session.buckets, strict=True)
+            self._messages = [LayerMessage(flat, len(bucket.slices)) for flat, bucket in shapes]
+            self._arrived = set()
+            self._next = self._under_way = 0
 
-    def _take(self, name: str, gradient: Tensor) -> None:
-        self._taken.add(name)
-        i, place = self._places[name]
-        message = self._messages[i]
-        laid_out(message.flat[place.start : place.stop], self._named[name]).copy_(gradient.detach())
-        if message.filled():
+    def _arrive(self, name: str) -> None:
+        """DDP has copied this gradient into its bucket."""
+        if name in self._arrived or not self._flats:
+            return
+        self._arrived.add(name)
+        if self._messages[self._places[name]].filled():
             self._leave()
 
     def _leave(self) -> None:
         """Send what is ready and has its turn."""
         with self._lock:  # called by backward and by the lane
-            while self._next < len(self._order):
-                i = self._order[self._next]
-                message = self._messages[i]
+            while self._next < len(self._messages):
+                message = self._messages[self._next]
                 size = message.flat.nbytes
                 full = self._under_way > 0 and self._under_way + size > self._credit
                 if message.missing or full:
                     return
                 self._next += 1
                 self._under_way += size
-                self._session.submit(i, message.flat, self._completed(message))
+                self._session.submit(self._next - 1, message.flat, self._completed(message))
 
     def _completed(self, message: LayerMessage) -> Callable[[], None]:
         def completed() -> None:
@@ -261,18 +303,19 @@ class LayerwiseHook:
 
     def _ended(self) -> None:
         """Backward is over, and DDP has its answers."""
+        self._open = False
         try:
+            if not self._flats or not self._communicates:
+                return
             if self._kept is not None:
                 self._kept[1]()
-            else:
-                self.wait_for(self._named)
-                self._give_means()
+                return
+            self.wait_for(self._named)
+            if not self._model.gradient_as_bucket_view:
+                for name, p in self._named.items():
+                    p.grad = self.mean(name)
         finally:
             self._waiting.__exit__(None, None, None)
-
-    def _give_means(self) -> None:
-        for name, p in self._named.items():
-            p.grad = self.mean(name)
 
     # ---- what has come --------------------------------------------------------------------------------
 
@@ -282,21 +325,21 @@ class LayerwiseHook:
         Raises:
             RoundError: the round failed.
         """
-        waiting = {i: self._messages[i] for i in (self._places[name][0] for name in names)}
+        waiting = {self._places[name] for name in names}
         with self._session.pending.waited_for():
-            for message in waiting.values():
-                message.over.wait()
+            for i in waiting:
+                self._messages[i].over.wait()
         self._session.failure.raise_first()
-        self._session.lanes.join()
 
     def is_here(self, name: str) -> bool:
         """Whether the mean is."""
-        return self._messages[self._places[name][0]].over.is_set()
+        return self._messages[self._places[name]].over.is_set()
 
     def mean(self, name: str) -> Tensor:
         """The mean of the parameter's gradients: a view, of its shape and layout."""
-        i, place = self._places[name]
-        return laid_out(self._messages[i].flat[place.start : place.stop], self._named[name])
+        i = self._places[name]
+        param = next(each for each in self._session.buckets[i].slices if each.name == name)
+        return laid_out(self._flats[i][param.start : param.stop], self._named[name])
 
 
 def laid_out(flat: Tensor, p: Tensor) -> Tensor:

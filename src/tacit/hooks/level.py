@@ -88,9 +88,6 @@ class Level:
         self.transport: TorchTransport | ByDevice | StarTransport = peers
         tensors = {**named, **_at_servers(strategy, model)}
         cap = int(model.bucket_bytes_cap)
-        if isinstance(strategy.overlap, LayerwiseOverlap):
-            cap = int(1e6 * (strategy.overlap.megabytes or 0)) or cap
-            tensors = dict(reversed(tensors.items()))  # about as backward comes to them
         parts = [] if quiet else fragments(tensors, strategy.parts)
         buckets = [
             bucket

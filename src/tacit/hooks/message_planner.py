@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from statistics import median
 
 import torch.distributed as dist
 from torch import Tensor
 
 from tacit.contracts import WORLD, LayerwiseOverlap
-from tacit.foresight.messages import Gradient, Link, MessagePlan, by_priority, merged
+from tacit.foresight.messages import Gradient, Link, MessagePlan, by_priority, by_size, merged
 from tacit.hooks.forward_steps import ForwardSteps
 from tacit.hooks.layerwise import LayerwiseHook
 from tacit.session import Session
@@ -48,31 +49,28 @@ class MessagePlanner:
         self._overlap, self._hook, self._session, self._named = overlap, hook, session, named
         self._group, self._forward = group, forward
         self._steps = 0
-        self._planned = overlap.megabytes is not None and not overlap.into_forward
 
     def stepped(self) -> None:
         """To be called behind every step, on all ranks; of the last that is looked at a collective call."""
         self._steps += 1
         if self._steps == SKIPPED:
             self._hook.times.clear()
-        if self._steps < SKIPPED + SEEN:
-            return
-        if not self._planned and self._hook.layout is None:
+        if self._steps >= SKIPPED + SEEN and not self._hook.is_planned:
             self._session.flush()
             self._hook.use(self._plan())
-        self._planned = True
-        if self._forward is not None and not self._forward.at_work:
+        if self._forward is not None and self._hook.is_at_work and not self._forward.at_work:
             self._forward.begin()
 
     def _plan(self) -> MessagePlan:
         """The plan of the first rank, as each has its own times."""
+        if self._overlap.megabytes is not None and not self._overlap.into_forward:
+            unplanned = [Gradient(name, p.nbytes, 0.0) for name, p in self._named.items()]
+            return by_size(self._in_buckets(unplanned), 1e6 * self._overlap.megabytes)
         ring = ring_cost(self._group)
         hops = 2 * (self._group.size() - 1)
         link = Link(ring.latency * hops, ring.rate * self._group.size() / max(hops, 1))
-        mine = MessagePlan(tuple(tuple(each) for each in self._messages(link)))
-        plan = MessagePlan(
-            tuple(tuple(each) for each in json.loads(said(json.dumps(mine.messages), self._group)[0]))
-        )
+        mine = json.dumps(self._planned(link).messages)
+        plan = MessagePlan(tuple(tuple(each) for each in json.loads(said(mine, self._group)[0])))
         if self._group.rank() == 0:
             sizes = [sum(self._named[name].nbytes for name in each) / 1e6 for each in plan.messages]
             _log.info(
@@ -83,21 +81,26 @@ class MessagePlanner:
             )
         return plan
 
-    def _messages(self, link: Link) -> tuple[tuple[str, ...], ...]:
+    def _planned(self, link: Link) -> MessagePlan:
         share = self._share()
         needed = {} if self._forward is None else self._forward.needed
         ready = {name: median(times) for name, times in self._hook.times.ready.items()}
-        last = max(ready.values(), default=0.0)  # what had no gradient on this rank comes with DDP's buckets
-        found = [
-            Gradient(name, share * p.nbytes, ready.get(name, last), needed.get(name, 0), f"{p.dtype}")
+        last = max(ready.values(), default=0.0)
+        found = self._in_buckets(
+            Gradient(name, share * p.nbytes, ready.get(name, last), needed.get(name, 0))
             for name, p in self._named.items()
-        ]
-        found.sort(key=lambda each: each.ready)
+        )
         if not self._overlap.into_forward:
-            return merged(found, link).messages
+            return merged(found, link)
         megabytes, credit = self._overlap.megabytes, self._overlap.credit
         most = None if megabytes is None else 1e6 * megabytes
-        return by_priority(found, link, most, 1e6 * (credit or 0.0)).messages
+        return by_priority(found, link, most, 1e6 * (credit or 0.0))
+
+    def _in_buckets(self, gradients: Iterable[Gradient]) -> list[Gradient]:
+        """As they lie in DDP's buckets, which is how backward comes to them; messages keep to one bucket."""
+        by_name = {each.name: each for each in gradients}
+        layout = self._hook.buffers.layout
+        return [replace(by_name[name], bucket=i) for i, names in enumerate(layout) for name in names]
 
     def _share(self) -> float:
         """What a gradient's bytes are on the wire, for each byte of it, by the compressor's formulas."""
