@@ -74,6 +74,22 @@ def training_is_that_of_ddp() -> None:
 
 
 @check
+def gradients_are_cleared_in_place() -> None:
+    def train(model: DDP, attach: Attach) -> None:
+        optimizer = sgd(model)
+        with attach(model, optimizer) as session:
+            for x, y in data(8, 20):
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                if session.strategy.name.startswith("priority"):
+                    session.flush()
+                optimizer.zero_grad(set_to_none=False)
+
+    as_ddp(train)
+    as_ddp(train, gradient_as_bucket_view=True)
+
+
+@check
 def accumulation_is_exchanged_once() -> None:
     def train(model: DDP, attach: Attach) -> None:
         optimizer = sgd(model)

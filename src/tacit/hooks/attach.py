@@ -22,6 +22,7 @@ from tacit.hooks.attached import Attached, refuse_second
 from tacit.hooks.auto import AutoSession
 from tacit.hooks.choosing import Decider
 from tacit.hooks.fitting import AttachArguments, fitted
+from tacit.hooks.forward_steps import refuse_compiled
 from tacit.hooks.planner import Planner
 from tacit.hooks.sharded_gradients import Reduction
 from tacit.session.buckets import Policy
@@ -137,4 +138,5 @@ def attach(
         raise AttachError(
             f"decider= is for 'auto', and {strategy.name!r} is named: leave it out, or write 'auto'"
         )
+    refuse_compiled(model, strategy)
     return Attached(fitted(given, strategy))

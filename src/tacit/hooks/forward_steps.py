@@ -13,8 +13,10 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.hooks.layerwise import LayerwiseHook
+from tacit.strategy import AnyStrategy
 from tacit.torch_compat import compiled_module, step_alone, times_written, without_memory
 
 _NOT_EACH = ("LBFGS", "SparseAdam")
@@ -54,6 +56,20 @@ def _flat(args: Iterable[Any]) -> Iterator[Any]:
             yield from _flat(each)
         else:
             yield each
+
+
+def refuse_compiled(model: object, strategy: AnyStrategy) -> None:
+    """Refuse a model that is compiled around DDP, where steps are to be taken layer by layer.
+
+    Raises:
+        AttachError: it is, as the hooks of its modules are not called then.
+    """
+    overlap = strategy.levels[0].overlap
+    if isinstance(overlap, LayerwiseOverlap) and overlap.into_forward and compiled_module(model) is not None:
+        raise AttachError(
+            f"the model is compiled, and {strategy.name!r} waits in its modules' forward hooks, which are not "
+            f"called there: leave torch.compile out, or {_INSTEAD}"
+        )
 
 
 def refuse_forward_steps(module: nn.Module, optimizers: Sequence[Optimizer], algorithm: str) -> None:
@@ -109,18 +125,18 @@ class _Due:
 
     Attributes:
         options: of each of its groups, as they were when the step was to be taken.
-        versions: of each parameter then: how often it had been written.
+        versions: of each parameter then: how often it had been written, and where it lay.
     """
 
     options: list[dict[str, Any]]
-    versions: dict[str, int]
+    versions: dict[str, tuple[int, int]]
 
 
 class ForwardSteps:
     """Puts an optimizer's step off, parameter by parameter, until the next forward pass needs the parameter.
 
-    At first it only watches one forward pass, for the modules in which parameters are used. Then `begin` has
-    the hook keep the means.
+    At first it watches forward passes, for the modules in which parameters are used, and steps are taken as
+    ever; but gradients cannot be looked at then either. From `begin` on steps are put off.
 
     Args:
         hook: has the means.
@@ -151,11 +167,13 @@ class ForwardSteps:
         self._used_in: dict[str, nn.Module] = {}
         self._needs: dict[nn.Module, list[str]] = {}
         self._awaited: set[str] = set()
+        self._given: dict[str, Tensor] = {}
         self._due: dict[Optimizer, _Due] = {}
         self.needed: dict[str, int] = {}
         self.at_work = False
         self._handles: list[RemovableHandle] = []
         self._watch()
+        hook.keep_means(self.complete, self._ended)
 
     # ---- which module needs what ----------------------------------------------------------------------
 
@@ -206,7 +224,6 @@ class ForwardSteps:
         self._handles.append(saving(self._before_saving))
         for optimizer in self._optimizers:
             self._handles.append(optimizer.register_state_dict_pre_hook(self._before_saving))
-        self._hook.keep_means(self.complete, self._ended)
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -214,19 +231,22 @@ class ForwardSteps:
         for handle in self._handles:
             handle.remove()
         for name in self._awaited:
-            self._named[name].grad = None
+            self._named[name].grad = self._given.get(name)
         self._awaited.clear()
 
     # ---- backward and step ----------------------------------------------------------------------------
 
     def _ended(self) -> None:
         """Backward is over: in place of each gradient stands one that nobody can read."""
+        if not self.at_work:
+            self._hook.give_means()
+            self._given = {name: p.grad for name, p in self._named.items() if p.grad is not None}
         for name, p in self._named.items():
             p.grad = AwaitedGradient.of(p, name, self._algorithm)
         self._awaited = {*self._named}
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Put the step off, of what is awaited.
+        """Put the step off, of what is awaited; at first, give the gradients back.
 
         Raises:
             AttachError: the step before it is put off, and there was no backward since.
@@ -234,17 +254,19 @@ class ForwardSteps:
         held = [id(p) for group in optimizer.param_groups for p in group["params"]]
         mine = [self._names[each] for each in held if self._names.get(each) in self._awaited]
         if not mine:
-            if optimizer in self._due and not self._awaited:
+            if optimizer in self._due:
                 raise AttachError(
                     f"a second optimizer.step with no backward since the first: {self._algorithm!r} still "
                     "has to take the first, when the next forward pass comes. Take one step for each backward"
                 )
             return
         for name in mine:
-            self._named[name].grad = None
+            self._named[name].grad = self._given.pop(name, None)
         self._awaited.difference_update(mine)
+        if not self.at_work:
+            return
         options = [_copied(group) for group in optimizer.param_groups]
-        self._due[optimizer] = _Due(options, {name: times_written(self._named[name]) for name in mine})
+        self._due[optimizer] = _Due(options, {name: _version(self._named[name]) for name in mine})
 
     # ---- forward --------------------------------------------------------------------------------------
 
@@ -278,7 +300,7 @@ class ForwardSteps:
     def _step_some(self, optimizer: Optimizer, due: _Due, names: Collection[str]) -> None:
         for name in names:
             p = self._named[name]
-            if times_written(p) != due.versions[name]:
+            if _version(p) != due.versions[name]:
                 raise AttachError(
                     f"{name} was changed behind optimizer.step, and its step is still to be taken: with "
                     f"{self._algorithm!r} that is when the next forward pass needs it. Call session.flush() "
@@ -291,6 +313,10 @@ class ForwardSteps:
         for name in names:
             self._named[name].grad = None
             del due.versions[name]
+
+
+def _version(p: Tensor) -> tuple[int, int]:
+    return times_written(p), p.data_ptr()
 
 
 def _copied(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -156,9 +156,9 @@ class LayerwiseHook:
             handle.remove()
 
     def keep_means(self, begins: Callable[[], None], ended: Callable[[], None]) -> None:
-        """Leave the means here when backward ends, from the next one on, and wait for none.
+        """Leave the means here when backward ends, and wait for none.
 
-        `begins` is called before a backward overwrites them; `ended`, when it has ended.
+        `begins` is called before a backward overwrites them; `ended`, when it has ended. It may `give_means`.
         """
         self._kept = begins, ended
 
@@ -305,17 +305,23 @@ class LayerwiseHook:
         """Backward is over, and DDP has its answers."""
         self._open = False
         try:
-            if not self._flats or not self._communicates:
-                return
-            if self._kept is not None:
+            if self._communicates and self._kept is not None:
                 self._kept[1]()
-                return
-            self.wait_for(self._named)
-            if not self._model.gradient_as_bucket_view:
-                for name, p in self._named.items():
-                    p.grad = self.mean(name)
+            elif self._communicates:
+                self.give_means()
         finally:
             self._waiting.__exit__(None, None, None)
+
+    def give_means(self) -> None:
+        """Wait for the means, and have them be the gradients; where DDP's own hook waits, they are."""
+        if not self._flats:
+            return
+        self.wait_for(self._named)
+        if self._model.gradient_as_bucket_view:
+            return
+        for name, p in self._named.items():  # which DDP has given what was in its buckets before
+            if p.grad is not None:
+                p.grad.copy_(self.mean(name))
 
     # ---- what has come --------------------------------------------------------------------------------
 
