@@ -25,8 +25,8 @@ ALL = (
     "priority:megabytes=0.1",
     "priority:megabytes=0.5,credit=0.6",
 )
-LONG = 14
-"""Steps, of which the last are behind the plan."""
+LONG = 20
+"""Steps, of which the last are behind both plans."""
 
 Attach = Callable[[DDP, Optimizer], tacit.Attached]
 Train = Callable[[DDP, Attach], None]

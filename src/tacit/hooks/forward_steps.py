@@ -67,8 +67,8 @@ def refuse_compiled(model: object, strategy: AnyStrategy) -> None:
     overlap = strategy.levels[0].overlap
     if isinstance(overlap, LayerwiseOverlap) and overlap.into_forward and compiled_module(model) is not None:
         raise AttachError(
-            f"the model is compiled, and {strategy.name!r} waits in its modules' forward hooks, which are not "
-            f"called there: leave torch.compile out, or {_INSTEAD}"
+            f"the model is compiled, and {strategy.name!r} waits in its modules' forward hooks, which are "
+            f"not called there: leave torch.compile out, or {_INSTEAD}"
         )
 
 

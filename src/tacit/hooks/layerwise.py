@@ -59,6 +59,32 @@ class GradientTimes:
         self.ready.setdefault(name, []).append(perf_counter() - self.began)
 
 
+class LinkTime:
+    """For how long messages were under way, of how many bytes."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was."""
+        self._seconds, self._nbytes, self._began = 0.0, 0, 0.0
+
+    def left(self, nbytes: int, first: bool) -> None:
+        """A message of so many bytes leaves; `first`: nothing else is under way."""
+        self._nbytes += nbytes
+        if first:
+            self._began = perf_counter()
+
+    def idle(self) -> None:
+        """Nothing is under way any more."""
+        self._seconds += perf_counter() - self._began
+
+    @property
+    def rate(self) -> float:
+        """Bytes of gradients a second."""
+        return self._nbytes / self._seconds if self._seconds else math.inf
+
+
 class DdpBuffers:
     """DDP's buckets: which parameters lie where, in memory that it keeps once it has settled."""
 
@@ -122,6 +148,7 @@ class LayerwiseHook:
     Attributes:
         into_forward: whether means may come as late as the next forward pass.
         times: when gradients were there.
+        link: when messages were under way.
         buffers: DDP's buckets.
         fixed, late: see `GradientHook`; nothing here is either.
     """
@@ -144,6 +171,7 @@ class LayerwiseHook:
         self._kept: tuple[Callable[[], None], Callable[[], None]] | None = None
         self.into_forward = overlap.into_forward
         self.times = GradientTimes()
+        self.link = LinkTime()
         self.buffers = DdpBuffers()
         self.fixed: list[list[str]] = []
         self.late = None
@@ -284,6 +312,7 @@ class LayerwiseHook:
                 full = self._under_way > 0 and self._under_way + size > self._credit
                 if message.missing or full:
                     return
+                self.link.left(size, first=not self._under_way)
                 self._next += 1
                 self._under_way += size
                 self._session.submit(self._next - 1, message.flat, self._completed(message))
@@ -293,6 +322,8 @@ class LayerwiseHook:
             message.over.set()
             with self._lock:
                 self._under_way -= message.flat.nbytes
+                if not self._under_way:
+                    self.link.idle()
             self._leave()
 
         return completed

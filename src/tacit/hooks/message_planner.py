@@ -20,7 +20,9 @@ from tacit.transports.probing import ring_cost
 from tacit.transports.process_groups import said
 
 SKIPPED, SEEN = 3, 5
-"""Rounds that are left out, as kernels are compiled and DDP's buckets change; and those looked at."""
+"""Rounds that are left out, as kernels are compiled and DDP's buckets change; and those looked at.
+
+As many are looked at again, when messages leave by the plan: a link carries less while ranks compute."""
 
 _log = logging.getLogger("tacit")
 
@@ -48,27 +50,44 @@ class MessagePlanner:
         assert isinstance(overlap, LayerwiseOverlap)
         self._overlap, self._hook, self._session, self._named = overlap, hook, session, named
         self._group, self._forward = group, forward
-        self._steps = 0
+        self._steps = self._tried = 0
+        self._link: Link | None = None
 
     def stepped(self) -> None:
-        """To be called behind every step, on all ranks; of the last that is looked at a collective call."""
+        """To be called behind every step, on all ranks; a collective call where a plan is made."""
         self._steps += 1
+        hook = self._hook
         if self._steps == SKIPPED:
-            self._hook.times.clear()
-        if self._steps >= SKIPPED + SEEN and not self._hook.is_planned:
-            self._session.flush()
-            self._hook.use(self._plan())
-        if self._forward is not None and self._hook.is_at_work and not self._forward.at_work:
+            hook.times.clear()
+        if self._steps >= SKIPPED + SEEN and not hook.is_planned:
+            self._use(self._first_plan())
+        if self._forward is not None and hook.is_at_work and not self._forward.at_work:
             self._forward.begin()
+        if self._link is not None and hook.is_at_work:
+            self._tried += 1
+            if self._tried == 1:
+                hook.link.clear()
+            if self._tried == 1 + SEEN:
+                link, self._link = replace(self._link, rate=min(self._link.rate, hook.link.rate)), None
+                self._use(self._agreed(link))
 
-    def _plan(self) -> MessagePlan:
-        """The plan of the first rank, as each has its own times."""
+    def _use(self, plan: MessagePlan) -> None:
+        if self._forward is not None:
+            self._forward.complete()
+        self._session.flush()
+        self._hook.use(plan)
+
+    def _first_plan(self) -> MessagePlan:
         if self._overlap.megabytes is not None and not self._overlap.into_forward:
             unplanned = [Gradient(name, p.nbytes, 0.0) for name, p in self._named.items()]
             return by_size(self._in_buckets(unplanned), 1e6 * self._overlap.megabytes)
         ring = ring_cost(self._group)
         hops = 2 * (self._group.size() - 1)
-        link = Link(ring.latency * hops, ring.rate * self._group.size() / max(hops, 1))
+        self._link = Link(ring.latency * hops, ring.rate * self._group.size() / max(hops, 1))
+        return self._agreed(self._link)
+
+    def _agreed(self, link: Link) -> MessagePlan:
+        """The plan of the first rank, as each has its own times."""
         mine = json.dumps(self._planned(link).messages)
         plan = MessagePlan(tuple(tuple(each) for each in json.loads(said(mine, self._group)[0])))
         if self._group.rank() == 0:
