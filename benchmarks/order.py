@@ -6,8 +6,8 @@
 
 On 4x1@1gbit, dense in fp32: a VGG-11 of 9.2 million parameters, and a byte transformer of 0.7 million. All
 arms do DDP's arithmetic. Promised: of what DDP takes beyond computing alone, fusion and priority remove at
-least half. `limit` is the larger of computing alone and the bytes of a ring over the link's rate: four ranks on two
-cores take longer, as Gloo's own work takes processor time from computing.
+least half. `limit` is the larger of computing alone and the bytes of a ring over the link's rate: four ranks
+on two cores take longer, as Gloo's own work takes processor time from computing.
 """
 
 from __future__ import annotations
