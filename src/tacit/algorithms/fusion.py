@@ -3,9 +3,9 @@
 The paper:                                                           here:
     measure t(m) = a + b m of an all-reduce of m bytes               MessagePlanner, probing.ring_cost
     measure when backward has each layer's gradient                  LayerwiseHook.times
-    from the last layer to the first: join a layer with the one      foresight.messages.merged
-    before it if that is ready before the link has begun with it,
-    or within a of that (theorem 1, algorithm 1)
+    from the last layer to the first: join a layer with the one      foresight.messages.merged: all ways to
+    before it if that is ready before the link has begun with it,    cut are compared, as waits that are short
+    or within a of that (theorem 1, algorithm 1)                     one by one can add up
     send each joined message when all of its gradients are there     LayerwiseHook
 
 Differences from the paper: times are the median of five steps of rank 0, behind three that are left out; the

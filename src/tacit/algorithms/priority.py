@@ -1,16 +1,16 @@
 """Priority (P3: Jayarajan et al., MLSys 2019; ByteScheduler: Peng et al., SOSP 2019).
 
 Both papers:                                                         here:
-    cut gradients into slices of one size, and join small ones       parameters, joined up to `megabytes`
+    cut gradients into slices of one size, and join small ones       cut or joined to `megabytes`
     of the slices that are there, send the one first that the        messages.by_priority: once, by a clock
     next forward pass needs first
     have no more under way than a credit of bytes (ByteScheduler)    `credit`
     each layer's forward waits for its own slices                    ForwardSteps
 
 Differences from the papers: the order is planned once, from what rank 0 has seen in five steps, and equal
-on all ranks, as collectives must be; and a parameter is not cut, so that a large one holds up what is more
-urgent for as long as it is on its way. Each layer is stepped when its mean is there, with the options that
-the optimizer had at `optimizer.step`.
+on all ranks, as collectives must be; and a gradient of which something is kept (a residual), or which its
+compressor needs whole, is not cut. Each layer is stepped when its mean is there, with the options that the
+optimizer had at `optimizer.step`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import pairwise
 
 __all__ = ["Gradient", "Link", "MessagePlan", "by_priority", "by_size", "merged"]
 
@@ -12,6 +14,8 @@ _SMALL_SHARE = 20
 """A message takes so many times what it costs before its first byte, where it is to be short."""
 _SHORTEST, _LONGEST = 256_000, 4_000_000
 """Bytes of a message, where it is to be short; BytePS cuts at 4,096,000."""
+_ALIGNED = 1024
+"""Entries of a slice are a multiple of so many, so that the blocks of a codec are whole."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class Gradient:
         ready: seconds from the first gradient of a backward pass until this one is there.
         needed: its turn in the next forward pass.
         bucket: which of DDP's buckets it lies in; the gradients of a message lie in one.
+        entries: how many it has, where it may be cut into slices; 0: it may not.
     """
 
     name: str
@@ -30,6 +35,19 @@ class Gradient:
     ready: float
     needed: int = 0
     bucket: int = 0
+    entries: int = 0
+
+    def slices(self, most: float) -> list[Gradient]:
+        """Slices of about equal size, and of at most `most` bytes; itself, where it may not be cut."""
+        count = min(math.ceil(self.nbytes / most), math.ceil(self.entries / _ALIGNED))
+        if count < 2:
+            return [self]
+        size = _ALIGNED * math.ceil(self.entries / count / _ALIGNED)
+        cuts = [*range(0, self.entries, size), self.entries]
+        return [
+            replace(self, name=f"{self.name}[{a}:{b}]", nbytes=self.nbytes * (b - a) / self.entries)
+            for a, b in pairwise(cuts)
+        ]
 
 
 @dataclass(frozen=True)
@@ -46,30 +64,43 @@ class Link:
 
 @dataclass(frozen=True)
 class MessagePlan:
-    """The messages in the order in which they leave, each with its parameters as backward has them."""
+    """The messages in the order in which they leave, each with its parameters as backward has them.
+
+    What is in a message is a parameter's name, or NAME[START:STOP] for a slice: see `session.buckets`.
+    """
 
     messages: tuple[tuple[str, ...], ...]
 
 
 def merged(gradients: Sequence[Gradient], link: Link) -> MessagePlan:
-    """Join gradients where a message of their own would come too late to gain from being one.
+    """Join neighbours so that the last message is through as early as can be.
 
-    `gradients`: in the order in which backward has them. A message that is ready waits for the gradient
-    behind it if the link is still busy when that is ready, or was for all but the latency of one more message
-    (MG-WFBP: Shi, Chu & Li, INFOCOM 2019, theorem 1 and algorithm 1).
+    `gradients`: in the order in which backward has them. A message leaves when all of it is ready and the
+    link is free, and the gradients of one lie in one of DDP's buckets. MG-WFBP (Shi, Chu & Li, INFOCOM 2019)
+    goes through the layers once, and joins one with the next if that wait is shorter than the latency saved;
+    a chain of such waits can add up, so here all ways to cut are compared: that the first k gradients are
+    through early never makes the others later. Of ways that end at the same time, that of fewest messages.
     """
-    messages: list[list[Gradient]] = []
-    free = 0.0
-    for each in gradients:
-        if messages:
-            last = messages[-1]
-            starts = max(free, last[-1].ready)
-            if each.ready < starts + link.latency and each.bucket == last[-1].bucket:
-                last.append(each)
-                continue
-            free = starts + link.seconds(sum(g.nbytes for g in last))
-        messages.append([each])
-    return MessagePlan(tuple(_names(each) for each in messages))
+    through: list[tuple[float, int]] = [(0.0, 0)]  # of the first k gradients: when, in how many messages
+    begins = [0]
+    for stop, last in enumerate(gradients, 1):
+        nbytes = 0.0
+        found: list[tuple[float, int, int]] = []
+        for start in range(stop - 1, -1, -1):
+            if gradients[start].bucket != last.bucket:
+                break
+            nbytes += gradients[start].nbytes
+            free, count = through[start]
+            found.append((max(free, last.ready) + link.seconds(nbytes), count + 1, start))
+        end, count, start = min(found)
+        through.append((end, count))
+        begins.append(start)
+    messages: list[tuple[str, ...]] = []
+    stop = len(gradients)
+    while stop:
+        messages.append(_names(gradients[begins[stop] : stop]))
+        stop = begins[stop]
+    return MessagePlan(tuple(messages[::-1]))
 
 
 def by_priority(
@@ -77,13 +108,13 @@ def by_priority(
 ) -> MessagePlan:
     """Have the message leave first, of those that are ready, which the next forward pass needs first.
 
-    `gradients`: in the order in which backward has them. Neighbours are joined up to `most` bytes; where it
-    is None, up to what makes the latency of a message small beside it. A link takes one message at a time, or
-    as many as `credit` bytes allow, which then share it.
+    `gradients`: in the order in which backward has them. Neighbours are joined up to `most` bytes, and what
+    is larger is cut; where it is None, that is what makes the latency of a message small beside it. A link
+    takes one message at a time, or as many as `credit` bytes allow, which then share it.
     """
     if most is None:
         most = min(max(_SMALL_SHARE * link.latency * link.rate, _SHORTEST), _LONGEST)
-    joined = _up_to(most, gradients)
+    joined = _up_to(most, [part for each in gradients for part in each.slices(most)])
     whole = [_joined(each) for each in joined]
     return MessagePlan(tuple(_names(joined[i]) for i in _order(whole, link, credit)))
 

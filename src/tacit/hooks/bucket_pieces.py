@@ -37,9 +37,13 @@ def pieces(i: int, bucket: Bucket, places: dict[str, int], copied: bool) -> list
     `copied`: whether the bucket travels in a buffer of its own, wherever it is.
     """
     here = [param for param in bucket.slices if param.name in places]
+    begins = [places[param.name] + param.offset for param in here]
     if len(here) == len(bucket.slices):
-        start = places[bucket.slices[0].name]
-        if all(places[param.name] == start + param.start for param in bucket.slices):
+        start = begins[0]
+        if all(at == start + param.start for at, param in zip(begins, here, strict=True)):
             whole = SliceCopy(i, start, 0, bucket.numel, len(bucket.slices))
             return [whole if copied else Whole(i, start, start + bucket.numel)]
-    return [SliceCopy(i, places[param.name], param.start, param.stop - param.start) for param in here]
+    return [
+        SliceCopy(i, at, param.start, param.stop - param.start)
+        for at, param in zip(begins, here, strict=True)
+    ]

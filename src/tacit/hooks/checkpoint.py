@@ -23,7 +23,7 @@ from tacit.hooks.resize import SavedShares
 from tacit.hooks.sharded_state import refuse_shards
 from tacit.rounds import EveryStep
 from tacit.session import Session
-from tacit.session.buckets import StateSlice
+from tacit.session.buckets import StateSlice, parameter_of
 from tacit.session.state import is_topologys
 from tacit.strategy import AnyStrategy, Strategy
 
@@ -147,7 +147,7 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[Activ
     found = [_found(i, level, state, shares, resized) for i, level in enumerate(levels)]
     taken_over: set[str] = set()
     for i, level in enumerate(levels):
-        taken_over |= _resume(i, level, state, found[i])
+        taken_over |= _resume(i, level, state, found[i], resized)
     rounds = [repr(level.session.strategy.rounds) for level in levels]
     if state["schedules"] != rounds and transport.place(WORLD).rank == 0:
         _log.warning(
@@ -174,12 +174,18 @@ def _on(nodes: Sequence[Sequence[int]]) -> str:
 
 
 def _resume(
-    i: int, level: ActiveLevel, state: Mapping[str, Any], found: Mapping[tuple[str, str], Tensor]
+    i: int,
+    level: ActiveLevel,
+    state: Mapping[str, Any],
+    found: Mapping[tuple[str, str], Tensor],
+    resized: bool,
 ) -> set[str]:
     """Give a level its state; returns the parameters whose residuals now hold the topology's too."""
     session = level.session
     fixed = level.gradient is not None and level.gradient.fixed
-    buckets = _own(session) if fixed or session.strategy.server is not None else state["buckets"][i]
+    planned_anew = resized and isinstance(level.gradient, LayerwiseHook)  # it was for other links
+    keeps = fixed or planned_anew or session.strategy.server is not None
+    buckets = _own(session) if keeps else state["buckets"][i]
     session.rebucket(buckets, carry=False)
     same = repr(session.strategy.rounds) == state["schedules"][i]
     given = {key: session.schedule.state[key] for key in session.strategy.rounds.needs}
@@ -190,7 +196,7 @@ def _resume(
     if session.rescaling is not None and RATES in state:
         session.rescaling.resume(json.loads(state[RATES])[i])
     if level.gradient is not None:
-        level.gradient.resume(state["layouts"][i])
+        level.gradient.resume(None if planned_anew else state["layouts"][i])
     if level.progress is not None:
         ways = [
             UnappliedRound(tuple(buckets), step, apply_at)
@@ -339,8 +345,8 @@ def _check(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[Act
                 "many, "
                 "or call session.sync() before you save"
             )
-    saved = {name for buckets in state["buckets"] for bucket in buckets for name in bucket}
-    here = {name for level in levels for bucket in _names(level) for name in bucket}
+    here = {name for level in levels for name in level.session.context.tensors}
+    saved = {parameter_of(each, here) for level in state["buckets"] for bucket in level for each in bucket}
     if saved != here:
         raise CheckpointError(
             f"the checkpoint is of another model: {sorted(saved ^ here)[0]} is in one of them only"
@@ -360,11 +366,11 @@ def _check_version(version: int) -> None:
 
 
 def _names(level: ActiveLevel) -> list[list[str]]:
-    """Which parameters travel together; of a sharded model on all ranks the same."""
+    """Which members travel together; of a sharded model on all ranks the same."""
     if level.gradient is not None and level.gradient.fixed:
         return level.gradient.fixed
     return _own(level.session)
 
 
 def _own(session: Session) -> list[list[str]]:
-    return [[param.name for param in bucket.slices] for bucket in session.buckets]
+    return [[*bucket.members] for bucket in session.buckets]

@@ -3,9 +3,7 @@
 # No `from __future__ import annotations` here: DDP checks the hook's annotations as objects.
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from time import perf_counter
+from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -15,122 +13,10 @@ from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.foresight.messages import MessagePlan
 from tacit.hooks.ddp import SETTLED, BucketFuture, GradientHook, after_backward, no_exchange
+from tacit.hooks.layer_messages import DdpBuffers, GradientTimes, LayerMessage, LinkTime
 from tacit.session import Session
+from tacit.session.buckets import parameter_of
 from tacit.torch_compat import GradBucket, behind_accumulation
-
-
-@dataclass(eq=False)
-class LayerMessage:
-    """A message in one round.
-
-    Attributes:
-        flat: where in DDP's bucket its gradients lie, and then their means.
-        missing: how many of its gradients are not there.
-        over: set when it is complete, or has failed.
-    """
-
-    flat: Tensor
-    missing: int
-    over: threading.Event = field(default_factory=threading.Event)
-
-    def filled(self) -> bool:
-        """One more gradient is there; returns whether it is the last."""
-        self.missing -= 1
-        return self.missing == 0
-
-
-@dataclass(eq=False)
-class GradientTimes:
-    """When backward had each gradient: seconds from the first one on, of each round since it was cleared."""
-
-    ready: dict[str, list[float]] = field(default_factory=dict)
-    began: float = 0.0
-
-    def clear(self) -> None:
-        """Forget the rounds so far."""
-        self.ready.clear()
-
-    def begin(self) -> None:
-        """The first gradient of a backward pass is there."""
-        self.began = perf_counter()
-
-    def note(self, name: str) -> None:
-        """This one is."""
-        self.ready.setdefault(name, []).append(perf_counter() - self.began)
-
-
-class LinkTime:
-    """For how long messages were under way, of how many bytes."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget what was."""
-        self._seconds, self._nbytes, self._began = 0.0, 0, 0.0
-
-    def left(self, nbytes: int, first: bool) -> None:
-        """A message of so many bytes leaves; `first`: nothing else is under way."""
-        self._nbytes += nbytes
-        if first:
-            self._began = perf_counter()
-
-    def idle(self) -> None:
-        """Nothing is under way any more."""
-        self._seconds += perf_counter() - self._began
-
-    @property
-    def rate(self) -> float:
-        """Bytes of gradients a second."""
-        return self._nbytes / self._seconds if self._seconds else math.inf
-
-
-class DdpBuffers:
-    """DDP's buckets: which parameters lie where, in memory that it keeps once it has settled."""
-
-    def __init__(self) -> None:
-        self._now: list[tuple[list[str], Tensor]] = []
-        self._before: list[tuple[list[str], int]] = []
-        self._places: dict[str, tuple[int, int]] = {}
-
-    def note(self, names: list[str], bucket: GradBucket) -> None:
-        """DDP gives this bucket to its hook."""
-        if bucket.index() == 0:
-            self._before = [(each, buffer.data_ptr()) for each, buffer in self._now]
-            self._now = []
-        self._now.append((names, bucket.buffer()))
-        self._places.clear()
-
-    @property
-    def are_settled(self) -> bool:
-        """Whether two backward passes one after the other had the same."""
-        now = [(names, buffer.data_ptr()) for names, buffer in self._now]
-        return bool(now) and now == self._before
-
-    @property
-    def layout(self) -> list[list[str]]:
-        """The parameters of each, in order."""
-        return [names for names, _ in self._now]
-
-    def is_at(self, number: int, buffer: Tensor) -> bool:
-        """Whether bucket `number` lies there."""
-        return self._now[number][1].data_ptr() == buffer.data_ptr()
-
-    def stretch(self, names: Sequence[str], named: Mapping[str, Tensor]) -> Tensor | None:
-        """Where these parameters lie one behind the other, in one bucket; None if they do not."""
-        if not self._places:
-            for number, (each, _) in enumerate(self._now):
-                start = 0
-                for name in each:
-                    self._places[name] = number, start
-                    start += named[name].numel()
-        number, first = self._places[names[0]]
-        at = first
-        for name in names:
-            if self._places[name] != (number, at):
-                return None
-            at += named[name].numel()
-        return self._now[number][1][first:at]
 
 
 class LayerwiseHook:
@@ -164,7 +50,7 @@ class LayerwiseHook:
         self._plan: MessagePlan | None = None
         self._flats: list[Tensor] = []
         self._messages: list[LayerMessage] = []
-        self._places: dict[str, int] = {}
+        self._places: dict[str, list[int]] = {}
         self._arrived: set[str] = set()
         self._next = self._under_way = 0
         self._open = self._communicates = False
@@ -204,7 +90,7 @@ class LayerwiseHook:
 
     @property
     def layout(self) -> list[list[str]] | None:
-        """The planned messages, in the order in which they leave; before, see `GradientHook`."""
+        """The planned messages' members, in the order in which they leave; before, see `GradientHook`."""
         return self._by_buckets.layout if self._plan is None else [[*each] for each in self._plan.messages]
 
     def use(self, plan: MessagePlan) -> None:
@@ -229,10 +115,13 @@ class LayerwiseHook:
             self._plan = None  # of other buckets: DDP was made with another bucket_cap_mb
             return
         session = self._session
-        if [tuple(s.name for s in bucket.slices) for bucket in session.buckets] != [*self._plan.messages]:
+        if [bucket.members for bucket in session.buckets] != [*self._plan.messages]:
             session.rebucket(self._plan.messages)
         self._flats = flats
-        self._places = {name: i for i, names in enumerate(self._plan.messages) for name in names}
+        self._places = {name: [] for name in self._named}
+        for i, members in enumerate(self._plan.messages):
+            for name in dict.fromkeys(parameter_of(each, self._named) for each in members):
+                self._places[name].append(i)
 
     # ---- in backward ----------------------------------------------------------------------------------
 
@@ -291,7 +180,7 @@ class LayerwiseHook:
             session.pending.verify()
             session.discard()
             shapes = zip(self._flats, session.buckets, strict=True)
-            self._messages = [LayerMessage(flat, len(bucket.slices)) for flat, bucket in shapes]
+            self._messages = [LayerMessage(flat, len(bucket.names)) for flat, bucket in shapes]
             self._arrived = set()
             self._next = self._under_way = 0
 
@@ -300,7 +189,8 @@ class LayerwiseHook:
         if name in self._arrived or not self._flats:
             return
         self._arrived.add(name)
-        if self._messages[self._places[name]].filled():
+        filled = [self._messages[i].filled() for i in self._places[name]]
+        if any(filled):
             self._leave()
 
     def _leave(self) -> None:
@@ -362,7 +252,7 @@ class LayerwiseHook:
         Raises:
             RoundError: the round failed.
         """
-        waiting = {self._places[name] for name in names}
+        waiting = {i for name in names for i in self._places[name]}
         with self._session.pending.waited_for():
             for i in waiting:
                 self._messages[i].over.wait()
@@ -370,13 +260,13 @@ class LayerwiseHook:
 
     def is_here(self, name: str) -> bool:
         """Whether the mean is."""
-        return self._messages[self._places[name]].over.is_set()
+        return all(self._messages[i].over.is_set() for i in self._places[name])
 
     def mean(self, name: str) -> Tensor:
         """The mean of the parameter's gradients: a view, of its shape and layout."""
-        i = self._places[name]
-        param = next(each for each in self._session.buckets[i].slices if each.name == name)
-        return laid_out(self._flats[i][param.start : param.stop], self._named[name])
+        flat = self.buffers.stretch([name], self._named)
+        assert flat is not None, "a parameter lies in one of DDP's buckets"
+        return laid_out(flat, self._named[name])
 
 
 def laid_out(flat: Tensor, p: Tensor) -> Tensor:

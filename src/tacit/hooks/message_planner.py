@@ -16,6 +16,7 @@ from tacit.foresight.messages import Gradient, Link, MessagePlan, by_priority, b
 from tacit.hooks.forward_steps import ForwardSteps
 from tacit.hooks.layerwise import LayerwiseHook
 from tacit.session import Session
+from tacit.session.buckets import stretch_of
 from tacit.transports.probing import ring_cost
 from tacit.transports.process_groups import said
 
@@ -91,7 +92,11 @@ class MessagePlanner:
         mine = json.dumps(self._planned(link).messages)
         plan = MessagePlan(tuple(tuple(each) for each in json.loads(said(mine, self._group)[0])))
         if self._group.rank() == 0:
-            sizes = [sum(self._named[name].nbytes for name in each) / 1e6 for each in plan.messages]
+            stretches = [[stretch_of(member, self._named) for member in each] for each in plan.messages]
+            sizes = [
+                sum((stop - start) * self._named[name].itemsize for name, start, stop in each) / 1e6
+                for each in stretches
+            ]
             _log.info(
                 "%s: %d messages of %.2g to %.2g MB are planned, for links that carry %.4g Mbit/s of a "
                 "gradient and take %.2g ms a message",
@@ -101,12 +106,15 @@ class MessagePlanner:
         return plan
 
     def _planned(self, link: Link) -> MessagePlan:
-        share = self._share()
+        share, cut = self._share(), self._cuttable()
         needed = {} if self._forward is None else self._forward.needed
         ready = {name: median(times) for name, times in self._hook.times.ready.items()}
         last = max(ready.values(), default=0.0)
         found = self._in_buckets(
-            Gradient(name, share * p.nbytes, ready.get(name, last), needed.get(name, 0))
+            Gradient(
+                *(name, share * p.nbytes, ready.get(name, last), needed.get(name, 0)),
+                entries=p.numel() if name in cut else 0,
+            )
             for name, p in self._named.items()
         )
         if not self._overlap.into_forward:
@@ -120,6 +128,13 @@ class MessagePlanner:
         by_name = {each.name: each for each in gradients}
         layout = self._hook.buffers.layout
         return [replace(by_name[name], bucket=i) for i, names in enumerate(layout) for name in names]
+
+    def _cuttable(self) -> set[str]:
+        """The parameters of which any stretch may travel by itself, as nothing is kept of them."""
+        session = self._session
+        kept = {name for name, _ in session.store.named_state()}
+        anywhere = [bucket for bucket in session.buckets if isinstance(bucket.edges, range)]
+        return {name for bucket in anywhere for name in bucket.names} - kept
 
     def _share(self) -> float:
         """What a gradient's bytes are on the wire, for each byte of it, by the compressor's formulas."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -28,9 +28,37 @@ class ParamSlice:
     shape: torch.Size
     offset: int = 0
 
+    @property
+    def member(self) -> str:
+        """What it is called among the members of a bucket; see `stretch_of`."""
+        size = self.stop - self.start
+        return member(self.name, self.offset, self.offset + size, self.shape.numel())
+
     def matrix(self, at: int) -> Matrix:
         """The parameter as a matrix that begins at `at`."""
         return as_matrix(self.shape, at, self.stop - self.start)
+
+
+def member(name: str, start: int, stop: int, numel: int) -> str:
+    """The name of a parameter's entries from `start` to `stop` as a bucket's member: NAME[START:STOP].
+
+    That of the parameter, where they are all it has.
+    """
+    return name if (start, stop) == (0, numel) else f"{name}[{start}:{stop}]"
+
+
+def parameter_of(member: str, named: Collection[str]) -> str:
+    """The parameter that a member of a bucket is, or of which it is a stretch."""
+    return member if member in named or not member.endswith("]") else member.rpartition("[")[0]
+
+
+def stretch_of(member: str, named: Mapping[str, Tensor]) -> tuple[str, int, int]:
+    """Which parameter's entries a member of a bucket is, and from which to which."""
+    name = parameter_of(member, named)
+    if name == member:
+        return name, 0, named[name].numel()
+    start, _, stop = member[len(name) + 1 : -1].partition(":")
+    return name, int(start), int(stop)
 
 
 @dataclass(frozen=True)
@@ -54,8 +82,13 @@ class Bucket:
 
     @property
     def name(self) -> str:
-        """Of its first parameter; no other bucket has it."""
-        return self.slices[0].name
+        """Of its first member; no other bucket has it."""
+        return self.slices[0].member
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Which parameters it has, or stretches of them, in order."""
+        return tuple(param.member for param in self.slices)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -145,7 +178,8 @@ def make_buckets(
 ) -> list[Bucket]:
     """Buckets of these parameters, each with the compressor that the policy chooses, joined by `Partition`.
 
-    `device`: where they are exchanged; None: where the parameters are.
+    `names`: of a bucket's members; see `stretch_of`. A parameter may be cut only where its compressor keeps
+    no state. `device`: where they are exchanged; None: where the parameters are.
     """
     return [_bucket(group, named, policy, device) for group in names]
 
@@ -153,12 +187,13 @@ def make_buckets(
 def _bucket(
     names: Sequence[str], named: Mapping[str, Tensor], policy: Policy, device: torch.device | None
 ) -> Bucket:
-    slices, start = [], 0
-    for name in names:
-        slices.append(ParamSlice(name, start, start + named[name].numel(), named[name].shape))
-        start = slices[-1].stop
-    first = named[names[0]]
-    chosen = tuple(choice(name, named[name], policy) for name in names)
+    slices, at = [], 0
+    for each in names:
+        name, start, stop = stretch_of(each, named)
+        slices.append(ParamSlice(name, at, at + stop - start, named[name].shape, start))
+        at = slices[-1].stop
+    first = named[slices[0].name]
+    chosen = tuple(choice(param.name, named[param.name], policy) for param in slices)
     return Bucket(tuple(slices), first.dtype, first.device if device is None else device, chosen)
 
 

@@ -32,7 +32,7 @@ class NonfiniteChecks:
 
     def follow_buckets(self, buckets: Sequence[Bucket]) -> None:
         """Number the parameters as they lie in these buckets, on all ranks alike."""
-        self._names = [name for bucket in buckets for name in bucket.names]
+        self._names = [*dict.fromkeys(param.name for bucket in buckets for param in bucket.slices)]
 
     def use_scale(self, read: Callable[[], float | Tensor]) -> None:
         """A GradScaler puts this factor on all gradients. In stream order it is on the device."""

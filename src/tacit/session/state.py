@@ -114,7 +114,7 @@ class StateStore:
         most: Counter[str] = Counter()
         for cost in self.costs:
             most |= cost.stages
-        names = [param.name for bucket in self.buckets for param in bucket.slices]
+        names = dict.fromkeys(param.name for bucket in self.buckets for param in bucket.slices)
         largest = group_names(sorted(names, key=self._kind), session_context.tensors, cap=sys.maxsize)
         plan, first = (
             Plan(session_context, largest, all_to_one=True),
