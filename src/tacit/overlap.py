@@ -71,6 +71,7 @@ class Fused(LayerwiseOverlap):
     credit: float | None = None
 
     into_forward = False
+    split = False
 
     def __post_init__(self) -> None:
         _check_sizes(self.megabytes, self.credit)
@@ -95,15 +96,20 @@ class Prioritized(LayerwiseOverlap):
             costs to be small.
         credit: megabytes that may be under way at once, so that what comes later and is needed earlier need
             not wait for more; None: no limit.
+        split: messages leave in the order of backward, and with `Decoupled` only their reduce-scatters;
+            their all-gathers follow when all of these have left, in the order of the next forward pass (DeAR:
+            Zhang et al., ICDCS 2023).
     """
 
     megabytes: float | None = None
     credit: float | None = None
+    split: bool = False
 
     into_forward = True
 
     def __post_init__(self) -> None:
         _check_sizes(self.megabytes, self.credit)
+        checks.flag("split", self.split)
 
     def apply_at(self, step: int) -> int:
         """`step` itself."""

@@ -15,6 +15,7 @@ from torch import nn
 from cases import for_each
 from tacit.algorithms import parse
 from tacit.algorithms.registry import ENTRIES
+from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.hooks.device_placement import HOST, _needs_host, placed
 from tacit.kernels.dispatch import emulated_device
@@ -24,6 +25,7 @@ from tacit.strategy import Strategy
 HEAD = '| algorithms | CPU, Gloo | GPU, NCCL | GPU, Gloo, or `exchange_on="host"` |'
 RUN, EMULATED, NOT_RUN = "run on one H100", "tested in emulation", "on the host, not run"
 REFUSED = 'with `exchange_on="device"` refused'
+AT_ATTACH = "refused at attach"
 NAMED = dict(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).named_parameters())
 
 
@@ -97,13 +99,23 @@ def away(part: object) -> Iterator[str]:
         yield from away(getattr(part, field.name))
 
 
+SOMEWHERE = [name for name in ENTRIES if levels(name) and TABLE[name].nccl != AT_ATTACH]
+"""Those that run with a model on a GPU."""
+
+
+def test_what_is_refused_there_goes_layer_by_layer() -> None:
+    layerwise = {name for name in ENTRIES if isinstance(parse(name).levels[0].overlap, LayerwiseOverlap)}
+    assert {name for name, row in TABLE.items() if row.nccl == AT_ATTACH} == layerwise
+    assert {TABLE[name].host for name in layerwise} == {AT_ATTACH}
+
+
 def test_every_algorithm_has_one_row_of_its_family() -> None:
     assert [name for name, _ in rows()] == list(TABLE)
     assert {name: row.family for name, row in TABLE.items()} == {n: e.family for n, e in ENTRIES.items()}
     assert {row.cpu for row in TABLE.values()} == {"tested"}
 
 
-@for_each("name", [name for name in ENTRIES if levels(name)])
+@for_each("name", SOMEWHERE)
 def test_a_row_says_on_which_side_the_algorithm_is(name: str) -> None:
     row = TABLE[name]
     on_device = not any(why(level, "nccl") for level in levels(name))
@@ -112,7 +124,7 @@ def test_a_row_says_on_which_side_the_algorithm_is(name: str) -> None:
     assert all(why(level, "gloo") for level in levels(name))
 
 
-@for_each("name", [name for name in ENTRIES if levels(name)])
+@for_each("name", SOMEWHERE)
 def test_attach_puts_it_there_and_refuses_what_cannot_be(name: str) -> None:
     on_device = TABLE[name].nccl in (RUN, EMULATED)
     cpu: Any = SimpleNamespace(_device_types=())
@@ -135,7 +147,7 @@ def test_a_reason_names_a_part_that_needs_the_host(name: str) -> None:
     assert TABLE[name].named <= parts
 
 
-@for_each("name", [name for name in ENTRIES if levels(name)])
+@for_each("name", SOMEWHERE)
 def test_what_was_run_is_what_tests_on_a_gpu_run(name: str) -> None:
     row = TABLE[name]
     assert (row.nccl == RUN) == (name in IN_STREAM)

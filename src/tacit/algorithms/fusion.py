@@ -17,9 +17,8 @@ from __future__ import annotations
 from typing import Literal
 
 from tacit import checks
-from tacit.algorithms.pipesgd import COMPRESSORS
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
+from tacit.algorithms.ways import FEW_BITS, Way, way
 from tacit.overlap import Fused
 from tacit.strategy import Strategy
 
@@ -36,7 +35,7 @@ def fusion(
     topology: Way = "auto",
 ) -> Strategy:
     """Gradients leave layer by layer, joined by a plan, or up to `megabytes`."""
-    checks.one_of("compressor", compressor, list(COMPRESSORS))
+    checks.one_of("compressor", compressor, list(FEW_BITS))
     return Strategy(
-        overlap=Fused(megabytes), compressor=COMPRESSORS[compressor], topology=way(topology), name="fusion"
+        overlap=Fused(megabytes), compressor=FEW_BITS[compressor], topology=way(topology), name="fusion"
     )

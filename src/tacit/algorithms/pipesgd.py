@@ -30,15 +30,9 @@ from typing import Literal
 
 from tacit import checks
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
-from tacit.compressors.cast import BF16
-from tacit.compressors.dense import Dense
-from tacit.compressors.int8 import Int8
-from tacit.contracts import Compressor
+from tacit.algorithms.ways import FEW_BITS, Way, way
 from tacit.overlap import Delayed
 from tacit.strategy import Strategy
-
-COMPRESSORS: dict[str, Compressor] = {"none": Dense(), "bf16": BF16(), "int8": Int8()}
 
 
 @algorithm(
@@ -51,10 +45,10 @@ def pipesgd(
     warmup_steps: int = 0, compressor: Literal["none", "bf16", "int8"] = "none", topology: Way = "auto"
 ) -> Strategy:
     """Gradients travel during the next step, which applies the mean of the step before it."""
-    checks.one_of("compressor", compressor, list(COMPRESSORS))
+    checks.one_of("compressor", compressor, list(FEW_BITS))
     return Strategy(
         overlap=Delayed(1, warmup_steps=warmup_steps),
-        compressor=COMPRESSORS[compressor],
+        compressor=FEW_BITS[compressor],
         topology=way(topology),
         name="pipesgd",
     )

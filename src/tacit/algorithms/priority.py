@@ -18,9 +18,8 @@ from __future__ import annotations
 from typing import Literal
 
 from tacit import checks
-from tacit.algorithms.pipesgd import COMPRESSORS
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
+from tacit.algorithms.ways import FEW_BITS, Way, way
 from tacit.overlap import Prioritized
 from tacit.strategy import Strategy
 
@@ -38,10 +37,10 @@ def priority(
     topology: Way = "auto",
 ) -> Strategy:
     """Gradients that the next forward pass needs first travel first, the others while it is under way."""
-    checks.one_of("compressor", compressor, list(COMPRESSORS))
+    checks.one_of("compressor", compressor, list(FEW_BITS))
     return Strategy(
         overlap=Prioritized(megabytes, credit),
-        compressor=COMPRESSORS[compressor],
+        compressor=FEW_BITS[compressor],
         topology=way(topology),
         name="priority",
     )

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from tacit import checks
+from tacit.compressors.cast import BF16
+from tacit.compressors.dense import Dense
+from tacit.compressors.int8 import Int8
+from tacit.contracts import Compressor
 from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every
 from tacit.topologies.auto import Auto
@@ -20,6 +24,9 @@ each rank averages a slice for all, and sends the mean compressed again. "auto":
 """
 
 _WAYS: dict[str, OnAxis] = {"all-gather": Flat(), "two-phase": TwoPhase(), "auto": Auto()}
+
+FEW_BITS: dict[str, Compressor] = {"none": Dense(), "bf16": BF16(), "int8": Int8()}
+"""The parameter `compressor` of algorithms whose point is another one."""
 
 
 def way(topology: str) -> OnAxis:

@@ -32,8 +32,11 @@ class LayerwiseOverlap(Overlap):
         megabytes: gradients are joined up to this size; None: as is planned by what the first steps show.
         credit: megabytes that may be under way at once, or one message; None: any number.
         into_forward: whether messages may be under way until the next forward pass needs their parameters.
+        split: whether the all-gathers of all messages leave behind the reduce-scatters of all, in the order
+            of the next forward pass.
     """
 
     megabytes: float | None
     credit: float | None
     into_forward: bool
+    split: bool

@@ -104,17 +104,24 @@ def merged(gradients: Sequence[Gradient], link: Link) -> MessagePlan:
 
 
 def by_priority(
-    gradients: Sequence[Gradient], link: Link, most: float | None = None, credit: float = 0.0
+    gradients: Sequence[Gradient],
+    link: Link,
+    most: float | None = None,
+    credit: float = 0.0,
+    split: bool = False,
 ) -> MessagePlan:
     """Have the message leave first, of those that are ready, which the next forward pass needs first.
 
     `gradients`: in the order in which backward has them. Neighbours are joined up to `most` bytes, and what
     is larger is cut; where it is None, that is what makes the latency of a message small beside it. A link
-    takes one message at a time, or as many as `credit` bytes allow, which then share it.
+    takes one message at a time, or as many as `credit` bytes allow, which then share it. With `split` they
+    leave as backward has them, as what is needed first then shows in the order of the second halves.
     """
     if most is None:
         most = min(max(_SMALL_SHARE * link.latency * link.rate, _SHORTEST), _LONGEST)
     joined = _up_to(most, [part for each in gradients for part in each.slices(most)])
+    if split:
+        return MessagePlan(tuple(_names(each) for each in joined))
     whole = [_joined(each) for each in joined]
     return MessagePlan(tuple(_names(joined[i]) for i in _order(whole, link, credit)))
 

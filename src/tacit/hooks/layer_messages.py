@@ -10,6 +10,7 @@ from time import perf_counter
 
 from torch import Tensor
 
+from tacit.exchange.halves import Halves
 from tacit.session.buckets import stretch_of
 from tacit.torch_compat import GradBucket
 
@@ -21,17 +22,25 @@ class LayerMessage:
     Attributes:
         flat: where in DDP's bucket its gradients lie, and then their means.
         missing: how many of its gradients are not there.
+        halves: where its all-gather leaves later than its reduce-scatter.
+        reduced: whether the first of these is complete, or has failed.
         over: set when it is complete, or has failed.
     """
 
     flat: Tensor
     missing: int
+    halves: Halves | None = None
+    reduced: bool = False
     over: threading.Event = field(default_factory=threading.Event)
 
     def filled(self) -> bool:
         """One more gradient is there; returns whether it is the last."""
         self.missing -= 1
         return self.missing == 0
+
+    def may_leave(self, last: bool) -> bool:
+        """Whether it is ready, or its second half."""
+        return self.reduced if last and self.halves is not None else not self.missing
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tacit import ranges
 from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
+from tacit.exchange.halves import Halves
 from tacit.foresight.messages import MessagePlan
 from tacit.hooks.ddp import SETTLED, BucketFuture, GradientHook, after_backward, no_exchange
 from tacit.hooks.layer_messages import DdpBuffers, GradientTimes, LayerMessage, LinkTime
@@ -49,6 +50,8 @@ class LayerwiseHook:
         self._lock = threading.RLock()
         self._plan: MessagePlan | None = None
         self._flats: list[Tensor] = []
+        self._split = overlap.split
+        self._order: list[tuple[int, bool]] = []
         self._messages: list[LayerMessage] = []
         self._places: dict[str, list[int]] = {}
         self._arrived: set[str] = set()
@@ -118,6 +121,10 @@ class LayerwiseHook:
         if [bucket.members for bucket in session.buckets] != [*self._plan.messages]:
             session.rebucket(self._plan.messages)
         self._flats = flats
+        each = range(len(flats))
+        self._order = [(i, not self._split) for i in each]
+        if self._split:  # all-gathers in the order of the next forward pass
+            self._order += [(i, True) for i in reversed(each)]
         self._places = {name: [] for name in self._named}
         for i, members in enumerate(self._plan.messages):
             for name in dict.fromkeys(parameter_of(each, self._named) for each in members):
@@ -180,7 +187,10 @@ class LayerwiseHook:
             session.pending.verify()
             session.discard()
             shapes = zip(self._flats, session.buckets, strict=True)
-            self._messages = [LayerMessage(flat, len(bucket.names)) for flat, bucket in shapes]
+            self._messages = [
+                LayerMessage(flat, len(bucket.names), Halves() if self._split else None)
+                for flat, bucket in shapes
+            ]
             self._arrived = set()
             self._next = self._under_way = 0
 
@@ -196,22 +206,25 @@ class LayerwiseHook:
     def _leave(self) -> None:
         """Send what is ready and has its turn."""
         with self._lock:  # called by backward and by the lane
-            while self._next < len(self._messages):
-                message = self._messages[self._next]
-                size = message.flat.nbytes
+            while self._next < len(self._order):
+                i, last = self._order[self._next]
+                message, size = self._messages[i], self._flats[i].nbytes // (1 + self._split)
                 full = self._under_way > 0 and self._under_way + size > self._credit
-                if message.missing or full:
+                if full or not message.may_leave(last):
                     return
                 self.link.left(size, first=not self._under_way)
                 self._next += 1
                 self._under_way += size
-                self._session.submit(self._next - 1, message.flat, self._completed(message))
+                completed = self._completed(message, last, size)
+                self._session.submit(i, message.flat, completed, halves=message.halves)
 
-    def _completed(self, message: LayerMessage) -> Callable[[], None]:
+    def _completed(self, message: LayerMessage, last: bool, size: int) -> Callable[[], None]:
         def completed() -> None:
-            message.over.set()
+            message.reduced = True
+            if last:
+                message.over.set()
             with self._lock:
-                self._under_way -= message.flat.nbytes
+                self._under_way -= size
                 if not self._under_way:
                     self.link.idle()
             self._leave()

@@ -121,7 +121,7 @@ class MessagePlanner:
             return merged(found, link)
         megabytes, credit = self._overlap.megabytes, self._overlap.credit
         most = None if megabytes is None else 1e6 * megabytes
-        return by_priority(found, link, most, 1e6 * (credit or 0.0))
+        return by_priority(found, link, most, 1e6 * (credit or 0.0), self._overlap.split)
 
     def _in_buckets(self, gradients: Iterable[Gradient]) -> list[Gradient]:
         """As they lie in DDP's buckets, which is how backward comes to them; messages keep to one bucket."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tacit.contracts import WORLD, Outcome, Request, ScheduleState, Transport
 from tacit.exchange.driver import drive
+from tacit.exchange.halves import Halves
 from tacit.exchange.lane import Job
 from tacit.session.bucket_exchange import BucketExchanges, DeviceExchanges
 from tacit.session.buckets import Bucket, Policy, StateSlice, fitting
@@ -238,6 +239,7 @@ class Session:
         new_residual: Tensor | None = None,
         ready: Callable[[], None] | None = None,
         out: Tensor | None = None,
+        halves: Halves | None = None,
     ) -> None:
         """Exchange bucket `i` in the lane.
 
@@ -248,19 +250,25 @@ class Session:
                 transmitted is subtracted in the end.
             ready: called in the lane before `x` is read; waits until it may be.
             out: what the mean overwrites.
+            halves: where given, one half is exchanged by this call, and the other by a second one.
         """
         bucket, pending = self.buckets[i], self.pending.of(i) or self.begin()
-        pending.submitted(self.lanes.device if self.config.in_stream else None)
+        if halves is None or not halves.begun:
+            pending.submitted(self.lanes.device if self.config.in_stream else None)
 
-        def open() -> Generator[Request, Any, Outcome]:
+        def whole() -> Generator[Request, Any, Outcome]:
             if ready is not None:
                 ready()
             return self._exchanges.open(i, x, pending, x if out is None else out)
 
-        def complete(outcome: Outcome) -> None:
-            if new_residual is not None:
-                outcome.sent.subtract_from_(new_residual)
-            self.complete(i, outcome)
+        def open() -> Generator[Request, Any, Outcome | None]:
+            return whole() if halves is None else halves.of(whole)
+
+        def complete(outcome: Outcome | None) -> None:
+            if outcome is not None:
+                if new_residual is not None:
+                    outcome.sent.subtract_from_(new_residual)
+                self.complete(i, outcome)
             completed()
 
         def fail(error: BaseException) -> None:
