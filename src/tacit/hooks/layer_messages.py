@@ -38,6 +38,12 @@ class LayerMessage:
         self.missing -= 1
         return self.missing == 0
 
+    def completed(self, last: bool) -> None:
+        """It is, or the first of its halves, or has failed."""
+        self.reduced = True
+        if last:
+            self.over.set()
+
     def may_leave(self, last: bool) -> bool:
         """Whether it is ready, or its second half."""
         return self.reduced if last and self.halves is not None else not self.missing

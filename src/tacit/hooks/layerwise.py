@@ -220,9 +220,7 @@ class LayerwiseHook:
 
     def _completed(self, message: LayerMessage, last: bool, size: int) -> Callable[[], None]:
         def completed() -> None:
-            message.reduced = True
-            if last:
-                message.over.set()
+            message.completed(last)
             with self._lock:
                 self._under_way -= size
                 if not self._under_way:
