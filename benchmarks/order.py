@@ -1,122 +1,87 @@
-"""In which order gradients leave, and in which messages: steps of DDP, fusion and priority, side by side.
+"""In which order, and with whom: what messages, links and neighbours decide, each side by side with DDP.
 
-    python benchmarks/order.py            # about 12 minutes
-    python benchmarks/order.py --quick    # one model, about a minute
+    python benchmarks/order.py                  # about 30 minutes
+    python benchmarks/order.py --quick          # about 6 minutes: fewer blocks, and a model less
+    python benchmarks/order.py --only scheduled # a part, or some of them with commas
     python benchmarks/order.py --table benchmarks/results/DATE-order.json
 
-On 4x1@1gbit, dense in fp32: a VGG-11 of 9.2 million parameters, and a byte transformer of 0.7 million. All
-arms do DDP's arithmetic. Promised: of what DDP takes beyond computing alone, fusion and priority remove at
-least half. `limit` is the larger of computing alone and the bytes of a ring over the link's rate: four ranks
-on two cores take longer, as Gloo's own work takes processor time from computing.
+* `scheduled` (scheduled_steps.py): fusion, priority and DeAR.
+* `gossip` (gossip_steps.py): steps on 4, 8 and 16 nodes.
+* `slices` (sliced_bytes.py): what leaves a node whose ranks share a gradient out.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import sys
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
-from launched import in_testbed, tell
+import gossip_steps
+import scheduled_steps
+import sliced_bytes
+from paired import add_table, conclude, hardware
 
-CLUSTER = "4x1@1gbit"
-MODELS = ("vgg11", "bytes")
-ARMS = ("ddp", "dense", "fusion", "fusion:megabytes=4", "priority", "priority:megabytes=4,credit=8")
-PROMISED = 0.5
-_STEPS, _BLOCKS = 6, 8
-
-
-def rank_main(model: str, quick: bool) -> None:
-    """Time the arms; rank 0 tells."""
-    from arms import Blocks, Trainer, ranks, timed
-    from foresight import _work
-
-    with ranks() as rank:
-        trainers = {arm: Trainer(arm, work=_work(model)) for arm in ("compute-only", *ARMS)}
-        for each in trainers.values():
-            each.steps(18)  # the plan is made behind the eighth
-        blocks = {arm: Blocks(each, _STEPS) for arm, each in trainers.items()}
-        seconds = timed(blocks, 2 if quick else _BLOCKS)
-        if rank == 0:
-            sizes = {
-                arm: [bucket.numel * 4 / 1e6 for bucket in each.session.session.buckets]
-                for arm, each in trainers.items()
-                if each.session is not None
-            }
-            parameters = sum(p.numel() for p in trainers["ddp"].model.parameters())
-            megabytes = {arm: each.megabytes for arm, each in blocks.items()}
-            tell({"seconds": seconds, "sizes": sizes, "bytes": 4 * parameters, "megabytes": megabytes})
-        for each in trainers.values():
-            each.close()
-
-
-def rows_of(model: str, quick: bool) -> list[dict[str, Any]]:
-    """A row an arm."""
-    words = [__file__, "--rank", model, *(["--quick"] if quick else [])]
-    found = in_testbed(CLUSTER, words, timeout=900)
-    ms = {arm: [1e3 * each for each in blocks] for arm, blocks in found["seconds"].items()}
-    alone = statistics.median(ms["compute-only"])
-    ring = 1e3 * 1.5 * found["bytes"] / 125e6
-    rows = []
-    for arm in ARMS:
-        removed = [
-            (ddp - ours) / (ddp - computing)
-            for ddp, ours, computing in zip(ms["ddp"], ms[arm], ms["compute-only"], strict=True)
-        ]
-        rows.append(
-            {
-                "model": model,
-                "cluster": CLUSTER,
-                "arm": arm,
-                "ms": statistics.median(ms[arm]),
-                "blocks_ms": ms[arm],
-                "compute_only_ms": alone,
-                "ring_ms": ring,
-                "limit_ms": max(alone, ring),
-                "removed": statistics.median(removed),
-                "messages_mb": found["sizes"].get(arm, []),
-                "interface_mb": found["megabytes"][arm],
-            }
-        )
-        print(_line(rows[-1]), file=sys.stderr, flush=True)
-    return rows
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return (
-        f"{row['model']:6} {row['arm']:30} {row['ms']:7.1f} ms, computing {row['compute_only_ms']:.1f}, "
-        f"limit {row['limit_ms']:.1f}; {100 * row['removed']:.0f} % of DDP's waiting removed; "
-        f"{len(row['messages_mb'])} messages"
-    )
+PARTS: dict[str, ModuleType] = {
+    "scheduled": scheduled_steps,
+    "gossip": gossip_steps,
+    "slices": sliced_bytes,
+}
+"""Each has `rank_main`, `rows`, `verdicts` and `table`."""
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """The committed results, as the documents show them."""
-    head = [
-        "| model | arm | ms a step | removed of DDP's (step - computing) | over the limit |",
-        "|---|---|---:|---:|---:|",
-    ]
-    rows = [
-        f"| {row['model']} | `{row['arm']}` | {row['ms']:.0f} | {100 * row['removed']:.0f} % | "
-        f"{row['ms'] / row['limit_ms']:.2f} × |"
-        for row in found["rows"]
-    ]
-    return "\n".join([*head, *rows])
+    """A saved result as Markdown."""
+    return "\n\n".join(PARTS[name].table(rows) for name, rows in found["rows"].items())
+
+
+def judged(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """What was promised, and whether it was met."""
+    words = {True: "met", False: "MISSED", None: ""}
+    return "\n".join(f"{each['what']}: {each['is']:+.3f} {words[each['met']]}".rstrip() for each in verdicts)
+
+
+def _parts(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in PARTS:
+            raise argparse.ArgumentTypeError(f"there is no part {name!r}: write some of {', '.join(PARTS)}")
+    return names
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one model, two blocks")
+    """Measure, print, and with --save keep the result under benchmarks/results/."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer blocks, and a model less")
+    parser.add_argument("--only", metavar="PARTS", help=f"some of {', '.join(PARTS)}, with commas")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-order.json")
+    add_table(parser)
     parser.add_argument("--rank", help=argparse.SUPPRESS)
-    parser.add_argument("--save", action="store_true", help="write results/DATE-order.json")
     options = parser.parse_args(argv)
-    if options.rank:
-        rank_main(options.rank, options.quick)
+    if options.table is not None:
+        print(table(options.table))
         return
-    rows = [row for model in MODELS[: 1 if options.quick else None] for row in rows_of(model, options.quick)]
-    print(rows and "")
+    try:
+        names = _parts(options.only) if options.only else [*PARTS]
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
+    if options.rank:
+        PARTS[names[0]].rank_main(options.rank, options.quick)
+        return
+    about = hardware()
+    rows = {name: PARTS[name].rows(options.quick, __file__) for name in names}
+    verdicts = [each for name in names for each in PARTS[name].verdicts(rows[name])]
+    result = {
+        "benchmark": "order",
+        "quick": options.quick,
+        "hardware": about,
+        "rows": rows,
+        "verdicts": verdicts,
+    }
+    conclude(result, f"{table(result)}\n\n{judged(verdicts)}", options)
 
 
 if __name__ == "__main__":

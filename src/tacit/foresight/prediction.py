@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tacit.contracts import NET, NODE, AdaptiveRounds
+from tacit.contracts import NET, NODE, AdaptiveRounds, LayerwiseOverlap
 from tacit.errors import ConfigError
 from tacit.foresight.clock_timeline import ENCODING, MAIN, SimulatedSpan
 from tacit.foresight.costs import CostOf, cost_on
@@ -90,6 +90,11 @@ def refuse(strategy: AnyStrategy) -> None:
             raise ConfigError(
                 f"{strategy.name!r} cannot be foretold: the optimizer's state, which travels beside the "
                 "parameters, is not in a profile. Try it with tacit compare"
+            )
+        if isinstance(level.overlap, LayerwiseOverlap):
+            raise ConfigError(
+                f"{strategy.name!r} cannot be foretold: its messages are planned by what the first steps of "
+                "a training show. Try it with tacit compare"
             )
         one_shot = level.compressor.one_shot(0)
         if level.compressor.varies or (one_shot is not None and one_shot.codec.varies):
