@@ -299,3 +299,34 @@ def test_workers_that_meet_do_so_in_all_lots_at_once() -> None:
     meeting.join(20)
     assert not meeting.is_alive(), "it waits for an answer in one bucket before it asks in the next"
     assert all(torch.equal(x, torch.full_like(x, x.numel())) for x in xs)
+
+
+def test_parameters_are_numbered_alike_on_all_ranks() -> None:
+    """Ranks send each other the number of a parameter that is not finite: not by a set, whose order is not
+    the same in two processes."""
+    named = {f"layer{i}": torch.zeros(2) for i in range(40)}
+    session = Session(parse("dense"), named, LoopbackTransport(Loopback(1), 0), [[*named][::-1]])
+    assert session.nonfinite._names == [*named][::-1]
+
+
+@pytest.mark.parametrize("algorithm", ["dense", "bf16"])
+def test_a_parameter_can_be_cut_where_nothing_is_kept_of_it(algorithm: str) -> None:
+    """In slices its mean is what it is whole; errors name the parameter, and no bucket has another's name."""
+    named = {"w": torch.zeros(6, 1024), "b": torch.zeros(10)}
+    cuts = [["w[0:2048]"], ["w[2048:5120]", "b"], ["w[5120:6144]"]]
+    net, whole = Loopback(2), Loopback(2)
+    ours = [Session(parse(algorithm), named, LoopbackTransport(net, r), cuts) for r in range(2)]
+    one = [Session(parse(algorithm), named, LoopbackTransport(whole, r), [["w"], ["b"]]) for r in range(2)]
+    assert [bucket.name for bucket in ours[0].buckets] == ["w[0:2048]", "w[2048:5120]", "w[5120:6144]"]
+    assert [sorted(bucket.names) for bucket in ours[0].buckets] == [["w"], ["b", "w"], ["w"]]
+    generator = torch.Generator().manual_seed(1)
+    grads = [(torch.randn(6144, generator=generator), torch.randn(10, generator=generator)) for _ in ours]
+    expected = [(w.clone(), b.clone()) for w, b in grads]
+    for i in range(2):
+        whole.run([session.open(i, pair[i]) for session, pair in zip(one, expected, strict=True)])
+    given = [[w[:2048].clone(), torch.cat([w[2048:5120], b]), w[5120:].clone()] for w, b in grads]
+    for i in range(3):
+        net.run([session.open(i, parts[i]) for session, parts in zip(ours, given, strict=True)])
+    for parts, (w, b) in zip(given, expected, strict=True):
+        assert torch.equal(torch.cat([parts[0], parts[1][:3072], parts[2]]), w)
+        assert torch.equal(parts[1][3072:], b)

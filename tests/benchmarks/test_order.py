@@ -1,8 +1,9 @@
 """What the benchmark of orders and neighbours makes of what its ranks have told."""
 
+import pytest
+
 import gossip_steps
 import order
-import pytest
 import scheduled_steps
 import sliced_bytes
 
