@@ -98,13 +98,15 @@ def ring_bytes(request: Collective, place: AxisRank) -> int:
 
 
 def given_bytes(request: Collective) -> int:
-    """Bytes of what this rank gives to a collective."""
+    """Bytes of what this rank gives to a collective; of a `Permute`, also where it only receives."""
     match request:
         case AllToAll(payloads) | PushPull(payloads):
             return sum(map(nbytes, payloads))
         case ReduceScatter(x) | AllGatherInto(x):
             return nbytes((x,))
-        case AllReduce(payload) | AllGather(payload) | Permute(payload):
+        case Permute(payload, into=into):
+            return max(nbytes(payload), nbytes(into))
+        case AllReduce(payload) | AllGather(payload):
             return nbytes(payload)
 
 
