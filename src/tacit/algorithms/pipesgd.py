@@ -30,7 +30,7 @@ from typing import Literal
 
 from tacit import checks
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
+from tacit.algorithms.ways import AdditiveWay, way
 from tacit.compressors.cast import BF16
 from tacit.compressors.dense import Dense
 from tacit.compressors.int8 import Int8
@@ -48,7 +48,9 @@ COMPRESSORS: dict[str, Compressor] = {"none": Dense(), "bf16": BF16(), "int8": I
     changes="gradients travel during the next step, which applies the mean of the step before it",
 )
 def pipesgd(
-    warmup_steps: int = 0, compressor: Literal["none", "bf16", "int8"] = "none", topology: Way = "auto"
+    warmup_steps: int = 0,
+    compressor: Literal["none", "bf16", "int8"] = "none",
+    topology: AdditiveWay = "auto",
 ) -> Strategy:
     """Gradients travel during the next step, which applies the mean of the step before it."""
     checks.one_of("compressor", compressor, list(COMPRESSORS))

@@ -16,7 +16,7 @@ from tacit.errors import ConfigError
 
 __all__ = [
     "Hop",
-    "Schedule",
+    "MessageSchedule",
     "blueconnect",
     "by_factors",
     "double_tree",
@@ -50,7 +50,7 @@ Round: TypeAlias = tuple[Hop, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Schedule:
+class MessageSchedule:
     """An all-reduce: afterwards each rank holds the sum of all ranks' chunks, in the same bits.
 
     What a rank sends in a round is what it held when the round began.
@@ -74,13 +74,13 @@ class Schedule:
 
 
 @lru_cache(_KEPT)
-def ring(peers: int) -> Schedule:
+def ring(peers: int) -> MessageSchedule:
     """Each rank sends to the next one: P - 1 rounds in which chunks are added, P - 1 in which sums go on."""
     return by_factors(peers, (peers,))
 
 
 @lru_cache(_KEPT)
-def blueconnect(peers: int, factors: tuple[int, ...] = ()) -> Schedule:
+def blueconnect(peers: int, factors: tuple[int, ...] = ()) -> MessageSchedule:
     """A ring over each digit of the rank's number, the first factor counting neighbours (BlueConnect).
 
     Raises:
@@ -92,7 +92,7 @@ def blueconnect(peers: int, factors: tuple[int, ...] = ()) -> Schedule:
 
 
 @lru_cache(_KEPT)
-def torus(peers: int, sides: tuple[int, ...] = ()) -> Schedule:
+def torus(peers: int, sides: tuple[int, ...] = ()) -> MessageSchedule:
     """Rows of `sides[1]` neighbours, `sides[0]` of them: row, column and row again (2-D torus).
 
     Raises:
@@ -103,10 +103,10 @@ def torus(peers: int, sides: tuple[int, ...] = ()) -> Schedule:
     return by_factors(peers, (columns, rows))
 
 
-def by_factors(peers: int, factors: Sequence[int]) -> Schedule:
+def by_factors(peers: int, factors: Sequence[int]) -> MessageSchedule:
     """Reduce-scatters over one digit of the rank after the other, then all-gathers back."""
     down, up = _scatter_and_gather(range(peers), factors, peers)
-    return Schedule(peers, peers, (*down, *up))
+    return MessageSchedule(peers, peers, (*down, *up))
 
 
 def found_factors(peers: int) -> tuple[int, ...]:
@@ -192,7 +192,7 @@ def _in_rings(
 
 
 @lru_cache(_KEPT)
-def halving_doubling(peers: int) -> Schedule:
+def halving_doubling(peers: int) -> MessageSchedule:
     """Pairs at distances 1, 2, 4, ... swap halves of what is left, and then go back (Rabenseifner).
 
     Of P = 2^m + e ranks the first 2 e form pairs: both swap halves of the tensor and add them up, then the
@@ -212,7 +212,7 @@ def halving_doubling(peers: int) -> Schedule:
     ranks = [*range(0, 2 * extra, 2), *range(2 * extra, peers)]
     down, up = _scatter_and_gather(ranks, (2,) * (core.bit_length() - 1), chunks)
     rounds = [*before, *down, *up, *after] if extra else [*down, *up]
-    return Schedule(peers, chunks, tuple(rounds))
+    return MessageSchedule(peers, chunks, tuple(rounds))
 
 
 # ---- trees ---------------------------------------------------------------------------------------------
@@ -232,11 +232,13 @@ class _Task(NamedTuple):
 
 
 @lru_cache(_KEPT)
-def double_tree(peers: int, pieces: int = 1) -> Schedule:
+def double_tree(peers: int, pieces: int = 1) -> MessageSchedule:
     """Two binary trees, each for half of the tensor in so many pieces, one behind the other.
 
     In both, sums go up to the root and come back. A rank has children in one tree and is a leaf in the other
-    (or, the root, has one child), so that all ranks send about as much (Sanders, Speck & Traeff 2009).
+    (or, the root, has one child), so that all ranks send about as much (Sanders, Speck & Traeff 2009). Of two
+    orders in which hops are tried, the one that takes fewer rounds: that of pieces, where those with the most
+    hops behind them come first; or what goes up before what comes back.
     """
     trees = [_tree(peers), [_mirrored(parent, peers) for parent in _tree(peers)[::-1]]]
     if peers % 2:  # mirrored, the leaves would be the same: the second is the first, one rank further
@@ -245,7 +247,13 @@ def double_tree(peers: int, pieces: int = 1) -> Schedule:
     for piece in range(pieces):
         for number, parents in enumerate(trees):
             _add_tree(tasks, parents, number * pieces + piece, piece)
-    return Schedule(peers, 2 * pieces, tuple(_packed(tasks)))
+    behind = _behind(tasks)
+    by_way = sorted(range(len(tasks)), key=lambda i: (2 * tasks[i].piece - behind[i], i))
+    sums_first = sorted(
+        range(len(tasks)), key=lambda i: (not tasks[i].hop.adds, tasks[i].piece, -behind[i], i)
+    )
+    rounds = min(([*_packed(tasks, order)] for order in (by_way, sums_first)), key=len)
+    return MessageSchedule(peers, 2 * pieces, tuple(rounds))
 
 
 def _tree(peers: int) -> list[int | None]:
@@ -288,14 +296,8 @@ def _add_tree(tasks: list[_Task], parents: Sequence[int | None], chunk: int, pie
     back(root, up(root))
 
 
-def _packed(tasks: Sequence[_Task]) -> Iterator[Round]:
-    """As many hops a round as can be: each rank sends once and receives once.
-
-    Those leave first that have the most hops behind them, and an earlier piece before a later one. Of the
-    orders that were tried, this comes nearest to four rounds a piece and the height of both trees.
-    """
-    behind = _behind(tasks)
-    left = sorted(range(len(tasks)), key=lambda i: (2 * tasks[i].piece - behind[i], i))
+def _packed(tasks: Sequence[_Task], left: Sequence[int]) -> Iterator[Round]:
+    """As many hops a round as can be, tried in this order: each rank sends once and receives once."""
     made: set[int] = set()
     while left:
         sending: set[int] = set()

@@ -30,7 +30,8 @@ from tacit.contracts import (
     ReduceScatter,
 )
 from tacit.errors import ConfigError
-from tacit.transports.wire import divide_, empty_message, pack_, unpack
+from tacit.exchange.health import divide_
+from tacit.transports.wire import empty_message, pack_, unpack
 
 __all__ = ["EchoTransport", "Layout"]
 

@@ -28,11 +28,11 @@ from tacit.contracts import (
     ReduceScatter,
     Spans,
 )
-from tacit.exchange.health import measure_
+from tacit.exchange.health import divide_, measure_
 from tacit.kernels.dispatch import on_host
 from tacit.transports import pairs, process_groups
 from tacit.transports.pairs import Waiters
-from tacit.transports.wire import divide_, empty_message, nbytes, pack_, ring_bytes, unpack
+from tacit.transports.wire import empty_message, nbytes, pack_, ring_bytes, unpack
 
 # torch 2.13 renamed it, and warns about the old name.
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
