@@ -88,7 +88,8 @@ def run_dry(exchange: Generator[Request, Any, T], place: Callable[[str], AxisRan
         try:
             request = exchange.send(answer)
         except StopIteration as end:
-            cost.stages |= Counter({each.axis: 1 for each in cost.messages})
+            for axis in {each.axis for each in cost.messages}:
+                cost.stages[axis] = max(1, cost.stages[axis])
             return end.value, cost
         assert isinstance(request, Collective), f"a {type(request).__name__} reached the meter"
         here = place(request.axis)
