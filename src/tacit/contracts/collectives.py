@@ -91,8 +91,8 @@ class Permute:
     `to`: for each peer, in rank order, the rank on the axis that receives its payload, or None. Equal on all
     peers. No rank receives two payloads, or its own.
 
-    `into`: where what arrives is written; it is then the answer. Where a rank gives none, all payloads have
-    equal shapes, also that of a rank which only receives.
+    `into`: where what arrives is written; it is then the answer. Where nothing arrives it is left alone.
+    Where a rank gives none, all payloads have equal shapes, also that of a rank which only receives.
     """
 
     payload: Payload

@@ -114,7 +114,10 @@ def _followed(schedule: MessageSchedule, x: Tensor, ctx: Context) -> Generator[R
 
 
 class _Turn(NamedTuple):
-    """What a rank does in a round: which stretch it sends, and where what arrives is written or added."""
+    """What a rank does in a round: which stretch it sends, and where what arrives is written or added.
+
+    Who receives nothing has a stretch as long as the longest message: so that a rehearsal of this rank knows.
+    """
 
     to: tuple[int | None, ...]
     out: tuple[int, int]
@@ -129,7 +132,7 @@ def _turns(schedule: MessageSchedule, rank: int, numel: int) -> tuple[_Turn, ...
     turns = []
     for each in schedule.rounds:
         to: list[int | None] = [None] * schedule.peers
-        out, into, adds = (0, 0), (0, 0), False
+        out, into, adds = (0, 0), (0, max(edges[hop.stop] - edges[hop.start] for hop in each)), False
         for source, end, start, stop, added in each:
             span = edges[start], edges[stop]
             if span[0] == span[1]:
