@@ -184,6 +184,7 @@ def test_text(text: str, topology: object) -> None:
         (lambda: Torus(sides=[2, 2]), r"sides=\[2, 2\] cannot be"),  # type: ignore[arg-type]
         (lambda: BlueConnect(factors=(2.0,)), r"factors=\(2.0,\) cannot be"),  # type: ignore[arg-type]
         (lambda: DoubleTree(piece_bytes=0), "piece_bytes=0"),
+        (lambda: Ring().schedule(5000, 1), r"49990000 messages among 5000 ranks.*HalvingDoubling\(\)"),
         (lambda: Ring(axis="row"), "unknown axis 'row'"),
         (lambda: parse("dense:topology=torus-2"), "unknown topology 'torus-2'"),
         (lambda: parse("dense:topology=ring-2x2"), "unknown topology 'ring-2x2'"),

@@ -26,14 +26,15 @@ CANDIDATES: Mapping[Accept, tuple[str, ...]] = {
 """What each word adds to the words before it, as texts of algorithms; in `dgc` the momentum is filled in."""
 
 
-SHAPED = 8
-"""Ranks from which on shapes of an all-reduce are candidates: among fewer a ring has few messages anyway."""
+SHAPED = range(8, 257)
+"""Among so many ranks shapes of an all-reduce are candidates: a ring of fewer has few messages anyway, and
+schedules of more take seconds to make."""
 
 
 def shaped(nodes: int, ranks: int) -> list[str]:
     """The texts of `dense` by other shapes than a ring, for so many nodes of so many ranks each."""
     world = nodes * ranks
-    if world < SHAPED:
+    if world not in SHAPED:
         return []
     words = ["halving-doubling", "double-tree"]
     factors = found_factors(world)

@@ -33,6 +33,7 @@ AdditiveWay: TypeAlias = (
 has nodes of eight ranks, racks of four nodes, and two racks: levels, with neighbours first.
 """
 
+_NUMBERED = r"(torus|blueconnect)-(\d+(?:x\d+)+)"
 _WAYS: dict[str, OnAxis] = {"all-gather": Flat(), "two-phase": TwoPhase(), "auto": Auto()}
 _SHAPES: dict[str, OnAxis] = {
     "all-reduce": Flat(),
@@ -51,7 +52,7 @@ def way(topology: str) -> OnAxis:
         ConfigError: there is none.
     """
     name, numbers = topology, tuple[int, ...]()
-    if found := re.fullmatch(r"(torus|blueconnect)-(\d+(?:x\d+)+)", topology):
+    if isinstance(topology, str) and (found := re.fullmatch(_NUMBERED, topology)):
         name, numbers = found[1], tuple(map(int, found[2].split("x")))
     known = _WAYS | _SHAPES
     checks.one_of("topology", name, tuple(known))

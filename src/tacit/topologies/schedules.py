@@ -27,6 +27,8 @@ __all__ = [
     "torus",
 ]
 
+_MOST_HOPS = 4_000_000
+"""Half a gigabyte of memory, and some twenty seconds to make."""
 _KEPT = 16
 """Schedules of each shape that are kept: those of large clusters have a million hops."""
 
@@ -104,7 +106,17 @@ def torus(peers: int, sides: tuple[int, ...] = ()) -> MessageSchedule:
 
 
 def by_factors(peers: int, factors: Sequence[int]) -> MessageSchedule:
-    """Reduce-scatters over one digit of the rank after the other, then all-gathers back."""
+    """Reduce-scatters over one digit of the rank after the other, then all-gathers back.
+
+    Raises:
+        ConfigError: that would be more messages than a schedule can have.
+    """
+    hops = 2 * sum(factor - 1 for factor in factors) * peers
+    if hops > _MOST_HOPS:
+        raise ConfigError(
+            f"rings of {max(factors)} ranks have {hops} messages among {peers} ranks, and a schedule can have "
+            f"{_MOST_HOPS}: write HalvingDoubling(), or BlueConnect() with smaller factors"
+        )
     down, up = _scatter_and_gather(range(peers), factors, peers)
     return MessageSchedule(peers, peers, (*down, *up))
 

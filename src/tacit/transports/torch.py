@@ -30,8 +30,8 @@ from tacit.contracts import (
 )
 from tacit.exchange.health import divide_, measure_
 from tacit.kernels.dispatch import on_host
-from tacit.transports import pairs, process_groups
-from tacit.transports.pairs import Waiters
+from tacit.transports import permuting, process_groups
+from tacit.transports.permuting import Waiters
 from tacit.transports.wire import empty_message, nbytes, pack_, ring_bytes, unpack
 
 # torch 2.13 renamed it, and warns about the old name.
@@ -215,8 +215,8 @@ class TorchTransport:
             return self._message((key, request.axis, stage, part), like, 1)
 
         if self.in_order:
-            return self._later([], pairs.in_stream(request, place, group, message))
-        works, read = pairs.posted(request, place, group, stage, message)
+            return self._later([], permuting.in_stream(request, place, group, message))
+        works, read = permuting.posted(request, place, group, stage, message)
         return self._under_way([self._waiters.wait(works)], read) if works else _Now(read())
 
     def _all_reduce(self, request: AllReduce, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
