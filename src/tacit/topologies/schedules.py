@@ -114,7 +114,7 @@ def by_factors(peers: int, factors: Sequence[int]) -> MessageSchedule:
     hops = 2 * sum(factor - 1 for factor in factors) * peers
     if hops > _MOST_HOPS:
         raise ConfigError(
-            f"rings of {max(factors)} ranks have {hops} messages among {peers} ranks, and a schedule can have "
+            f"rings of {max(factors)} take {hops} messages among {peers} ranks, and a schedule can have "
             f"{_MOST_HOPS}: write HalvingDoubling(), or BlueConnect() with smaller factors"
         )
     down, up = _scatter_and_gather(range(peers), factors, peers)
