@@ -150,7 +150,7 @@ def test_the_collective_can_be_told(name: str, way: str, topology: Topology) -> 
         ("topk:ratio=nan", r"not in \(0, 1\]"),
         ("localsgd:sync_every=2.5", "not of type int: write a whole number"),
         ("localsgd:sync_every=0", "write 1 or more"),
-        ("bf16:ratio=0.1", "bf16 takes no parameters"),
+        ("sign:ratio=0.1", "Known: topology"),
         ("topk:bits=2", "bits=2 is for values='qsgd', not 'fp32': leave one of them out"),
         ("dgc:values=sign,bits=2", "bits=2 is for values='qsgd', not 'sign'"),
         ("ps-topk:values=qsgd,bits=9", "bits=9 is not a whole number, from 2 to 8"),

@@ -80,6 +80,27 @@ def dense_is_ddp() -> None:
 
 
 @check
+def every_shape_of_an_all_reduce_is_ddp() -> None:
+    ddp = trained("ddp")
+    words = ("ring", "halving-doubling", "double-tree", "torus", "torus-4x1", "blueconnect-2x2")
+    for word in words:
+        close_to(trained(f"dense:topology={word}"), ddp)
+    # bf16 is rounded on the way, in another order on each way.
+    close_to(trained("bf16:topology=double-tree"), trained("bf16"), 2e-3)
+
+
+@check
+def bytes_of_a_shape_are_those_that_were_foretold() -> None:
+    for word in ("ring", "double-tree"):
+        model = wrapped()
+        optimizer = sgd(model)
+        with tacit.attach(model, optimizer, f"dense:topology={word}") as session:
+            steps(model, optimizer, 10)
+            sent = session.session.stats.records[-1].bytes_out
+            assert sent == sum(sum(cost.sent.values()) for cost in session.session.store.costs)
+
+
+@check
 def dense_is_ddp_with_accumulated_gradients() -> None:
     close_to(trained("dense", micro=3), trained("ddp", micro=3))
 

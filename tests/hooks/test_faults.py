@@ -22,6 +22,8 @@ FAULTS = [
     ("overflows", "topk"),
     ("killed", "gtopk"),
     ("frozen", "gtopk"),
+    ("killed", "dense:topology=ring"),
+    ("frozen", "dense:topology=double-tree"),
     ("killed", "dense"),
     ("frozen", "ddp"),
     ("raises", "localsgd:sync_every=1"),

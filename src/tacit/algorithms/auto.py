@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from tacit.algorithms.registry import algorithm
 from tacit.strategy import Accept, AutoStrategy
+from tacit.topologies.schedules import found_factors
 
 CANDIDATES: Mapping[Accept, tuple[str, ...]] = {
     "exact": ("ddp", "dense"),
@@ -25,10 +26,32 @@ CANDIDATES: Mapping[Accept, tuple[str, ...]] = {
 """What each word adds to the words before it, as texts of algorithms; in `dgc` the momentum is filled in."""
 
 
-def candidates(accept: Accept) -> list[str]:
-    """The texts of all strategies that may be chosen where so much is accepted."""
+SHAPED = range(8, 257)
+"""Among so many ranks shapes of an all-reduce are candidates: a ring of fewer has few messages anyway, and
+schedules of more take seconds to make."""
+
+
+def shaped(nodes: int, ranks: int) -> list[str]:
+    """The texts of `dense` by other shapes than a ring, for so many nodes of so many ranks each."""
+    world = nodes * ranks
+    if world not in SHAPED:
+        return []
+    words = ["halving-doubling", "double-tree"]
+    factors = found_factors(world)
+    if len(factors) > 1:
+        words.append("torus")
+    if len(factors) > 2 and factors[-1] > 2:  # else it is halving and doubling, or the torus
+        words.append("blueconnect")
+    if nodes > 1 and ranks > 1:
+        words.append(f"blueconnect-{ranks}x{nodes}")
+    return [f"dense:topology={word}" for word in words]
+
+
+def candidates(accept: Accept, nodes: int = 1, ranks: int = 1) -> list[str]:
+    """The texts of all strategies that may be chosen where so much is accepted, on this cluster."""
     allowed = [*CANDIDATES][: [*CANDIDATES].index(accept) + 1]
-    return [text for word in allowed for text in CANDIDATES[word]]
+    shapes = {"exact": shaped(nodes, ranks)}
+    return [text for word in allowed for text in [*CANDIDATES[word], *shapes.get(word, [])]]
 
 
 @algorithm(

@@ -8,6 +8,7 @@ No error feedback: the rounding error is relative to each entry, 2^-9 at most.
 from __future__ import annotations
 
 from tacit.algorithms.registry import algorithm
+from tacit.algorithms.ways import AdditiveWay, way
 from tacit.compressors.cast import BF16
 from tacit.strategy import Strategy
 
@@ -18,6 +19,6 @@ from tacit.strategy import Strategy
     compresses=True,
     changes="gradients travel as bfloat16: half the bytes",
 )
-def bf16() -> Strategy:
+def bf16(topology: AdditiveWay = "auto") -> Strategy:
     """Half the bytes, at the range of fp32; works on Gloo, where torch's own hook refuses."""
-    return Strategy(compressor=BF16(), name="bf16")
+    return Strategy(compressor=BF16(), topology=way(topology), name="bf16")

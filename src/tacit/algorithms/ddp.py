@@ -10,6 +10,7 @@ is a power of two.
 from __future__ import annotations
 
 from tacit.algorithms.registry import algorithm
+from tacit.algorithms.ways import AdditiveWay, way
 from tacit.strategy import Strategy
 
 
@@ -30,6 +31,6 @@ def ddp() -> Strategy:
     compresses=False,
     changes="nothing in the result: DDP's exchange, made by tacit",
 )
-def dense() -> Strategy:
+def dense(topology: AdditiveWay = "auto") -> Strategy:
     """What DDP does, through tacit."""
-    return Strategy(name="dense")
+    return Strategy(topology=way(topology), name="dense")

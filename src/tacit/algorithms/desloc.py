@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from tacit.algorithms.codecs import of_bits
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, way
+from tacit.algorithms.ways import AdditiveWay, way
 from tacit.merges import Average
 from tacit.rounds import Every, MomentPeriods
 from tacit.strategy import Strategy
@@ -40,7 +40,7 @@ def desloc(
     first_every: int | None = None,
     second_every: int | None = None,
     bits: int = 32,
-    topology: Way = "auto",
+    topology: AdditiveWay = "auto",
 ) -> Strategy:
     """Replicas are averaged every `sync_every` steps, first moments every 3, second ones every 6 of these."""
     rounds = Every(sync_every)

@@ -30,7 +30,7 @@ from __future__ import annotations
 from tacit import checks
 from tacit.algorithms.codecs import of_bits
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, staggered, way
+from tacit.algorithms.ways import AdditiveWay, staggered, way
 from tacit.merges import OuterStep
 from tacit.rounds import Every
 from tacit.strategy import Strategy
@@ -47,7 +47,7 @@ def diloco(
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
     bits: int = 32,
-    topology: Way = "auto",
+    topology: AdditiveWay = "auto",
 ) -> Strategy:
     """An outer SGD with Nesterov momentum steps by the mean delta of `sync_every` inner steps."""
     _check(outer_lr, outer_momentum)
@@ -75,7 +75,7 @@ def streaming_diloco(
     outer_lr: float = 0.4,
     outer_momentum: float = 0.9,
     bits: int = 4,
-    topology: Way = "auto",
+    topology: AdditiveWay = "auto",
 ) -> Strategy:
     """DiLoCo in fragments that take turns, and are applied `fragment_sync_delay` steps late."""
     _check(outer_lr, outer_momentum)

@@ -9,6 +9,7 @@ that is infinity, and a round that fails; smaller entries lose bits.
 from __future__ import annotations
 
 from tacit.algorithms.registry import algorithm
+from tacit.algorithms.ways import AdditiveWay, way
 from tacit.compressors.cast import FP16
 from tacit.strategy import Strategy
 
@@ -19,6 +20,6 @@ from tacit.strategy import Strategy
     compresses=True,
     changes="gradients travel in half precision: half the bytes",
 )
-def fp16() -> Strategy:
+def fp16(topology: AdditiveWay = "auto") -> Strategy:
     """Half the bytes, eight times as fine as bf16, in a range where a gradient must fit."""
-    return Strategy(compressor=FP16(), name="fp16")
+    return Strategy(compressor=FP16(), topology=way(topology), name="fp16")

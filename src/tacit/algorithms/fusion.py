@@ -18,7 +18,7 @@ from typing import Literal
 
 from tacit import checks
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import FEW_BITS, Way, way
+from tacit.algorithms.ways import FEW_BITS, AdditiveWay, way
 from tacit.overlap import Fused
 from tacit.strategy import Strategy
 
@@ -32,7 +32,7 @@ from tacit.strategy import Strategy
 def fusion(
     megabytes: float | None = None,
     compressor: Literal["none", "bf16", "int8"] = "none",
-    topology: Way = "auto",
+    topology: AdditiveWay = "auto",
 ) -> Strategy:
     """Gradients leave layer by layer, joined by a plan, or up to `megabytes`."""
     checks.one_of("compressor", compressor, list(FEW_BITS))

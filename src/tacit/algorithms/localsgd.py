@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from tacit.algorithms.codecs import of_bits
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way, staggered, way
+from tacit.algorithms.ways import AdditiveWay, staggered, way
 from tacit.merges import Average
 from tacit.strategy import Beside, Buffers, Strategy
 
@@ -38,7 +38,7 @@ def localsgd(
     momentum: Beside = "local",
     buffers: Buffers = "averaged",
     bits: int = 32,
-    topology: Way = "auto",
+    topology: AdditiveWay = "auto",
     fragments: int = 1,
     fragment_sync_delay: int = 0,
 ) -> Strategy:

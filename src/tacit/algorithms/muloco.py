@@ -37,7 +37,7 @@ from dataclasses import replace
 from tacit.algorithms.codecs import few_bits, of_bits
 from tacit.algorithms.diloco import diloco
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import Way
+from tacit.algorithms.ways import AdditiveWay
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.errors import ConfigError
 from tacit.strategy import Levels, Strategy
@@ -55,7 +55,7 @@ def muloco(
     outer_momentum: float = 0.6,
     bits: int = 32,
     decay: float | None = None,
-    topology: Way = "auto",
+    topology: AdditiveWay = "auto",
 ) -> Strategy:
     """DiLoCo for Muon; `bits` from 2 to 8 have error feedback, of which `decay` (None: 0.9) is kept."""
     whole = diloco(sync_every, outer_lr, outer_momentum, topology=topology)

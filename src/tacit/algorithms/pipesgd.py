@@ -30,7 +30,7 @@ from typing import Literal
 
 from tacit import checks
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import FEW_BITS, Way, way
+from tacit.algorithms.ways import FEW_BITS, AdditiveWay, way
 from tacit.overlap import Delayed
 from tacit.strategy import Strategy
 
@@ -42,7 +42,9 @@ from tacit.strategy import Strategy
     changes="gradients travel during the next step, which applies the mean of the step before it",
 )
 def pipesgd(
-    warmup_steps: int = 0, compressor: Literal["none", "bf16", "int8"] = "none", topology: Way = "auto"
+    warmup_steps: int = 0,
+    compressor: Literal["none", "bf16", "int8"] = "none",
+    topology: AdditiveWay = "auto",
 ) -> Strategy:
     """Gradients travel during the next step, which applies the mean of the step before it."""
     checks.one_of("compressor", compressor, list(FEW_BITS))

@@ -13,6 +13,7 @@ Differences from the paper: momentum is the optimizer's own. Vectors are sent de
 from __future__ import annotations
 
 from tacit.algorithms.registry import algorithm
+from tacit.algorithms.ways import AdditiveWay, way
 from tacit.compressors.powersgd import PowerSGD
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy
@@ -24,7 +25,7 @@ from tacit.strategy import Strategy
     compresses=True,
     changes="each matrix travels as a product of two thin ones; the rest is sent later (error feedback)",
 )
-def powersgd(rank: int = 4, min_compression_rate: float = 2.0) -> Strategy:
+def powersgd(rank: int = 4, min_compression_rate: float = 2.0, topology: AdditiveWay = "auto") -> Strategy:
     """Every matrix as a product of two with `rank` columns; the rest stays in the residual."""
     inner = PowerSGD(rank=rank, min_compression_rate=min_compression_rate)
-    return Strategy(compressor=ErrorFeedback(inner), name="powersgd")
+    return Strategy(compressor=ErrorFeedback(inner), topology=way(topology), name="powersgd")

@@ -19,7 +19,7 @@ from typing import Literal
 
 from tacit import checks
 from tacit.algorithms.registry import algorithm
-from tacit.algorithms.ways import FEW_BITS, Way, way
+from tacit.algorithms.ways import FEW_BITS, AdditiveWay, way
 from tacit.overlap import Prioritized
 from tacit.strategy import Strategy
 
@@ -34,7 +34,7 @@ def priority(
     megabytes: float | None = None,
     credit: float | None = None,
     compressor: Literal["none", "bf16", "int8"] = "none",
-    topology: Way = "auto",
+    topology: AdditiveWay = "auto",
 ) -> Strategy:
     """Gradients that the next forward pass needs first travel first, the others while it is under way."""
     checks.one_of("compressor", compressor, list(FEW_BITS))

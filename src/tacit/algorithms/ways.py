@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, TypeAlias
 
 from tacit import checks
@@ -14,6 +15,7 @@ from tacit.rounds import Every
 from tacit.topologies.auto import Auto
 from tacit.topologies.flat import Flat
 from tacit.topologies.on_axis import OnAxis
+from tacit.topologies.shapes import BlueConnect, DoubleTree, HalvingDoubling, Ring, Torus
 from tacit.topologies.two_phase import TwoPhase
 
 Way: TypeAlias = Literal["all-gather", "two-phase", "auto"]
@@ -23,20 +25,47 @@ Way: TypeAlias = Literal["all-gather", "two-phase", "auto"]
 each rank averages a slice for all, and sends the mean compressed again. "auto": the session picks.
 """
 
+AdditiveWay: TypeAlias = (
+    Literal[
+        "all-reduce", "ring", "halving-doubling", "double-tree", "torus", "blueconnect", "two-phase", "auto"
+    ]
+    | str
+)
+"""The same where payloads may add up: also the shapes of an all-reduce.
+
+"all-reduce" and "auto" take the backend's own. "torus-2x4" has two rows of four ranks; "blueconnect-8x4x2"
+has nodes of eight ranks, racks of four nodes, and two racks: levels, with neighbours first.
+"""
+
+_NUMBERED = r"(torus|blueconnect)-(\d+(?:x\d+)+)"
 _WAYS: dict[str, OnAxis] = {"all-gather": Flat(), "two-phase": TwoPhase(), "auto": Auto()}
+_SHAPES: dict[str, OnAxis] = {
+    "all-reduce": Flat(),
+    "ring": Ring(),
+    "halving-doubling": HalvingDoubling(),
+    "double-tree": DoubleTree(),
+    "torus": Torus(),
+    "blueconnect": BlueConnect(),
+}
 
 FEW_BITS: dict[str, Compressor] = {"none": Dense(), "bf16": BF16(), "int8": Int8()}
 """The parameter `compressor` of algorithms whose point is another one."""
 
 
 def way(topology: str) -> OnAxis:
-    """The topology of that name.
+    """The topology of that name, the numbers behind it included.
 
     Raises:
         ConfigError: there is none.
     """
-    checks.one_of("topology", topology, tuple(_WAYS))
-    return _WAYS[topology]
+    name, numbers = topology, tuple[int, ...]()
+    if isinstance(topology, str) and (found := re.fullmatch(_NUMBERED, topology)):
+        name, numbers = found[1], tuple(map(int, found[2].split("x")))
+    known = _WAYS | _SHAPES
+    checks.one_of("topology", name, tuple(known))
+    if not numbers:
+        return known[name]
+    return Torus(sides=numbers) if name == "torus" else BlueConnect(factors=numbers)
 
 
 def staggered(sync_every: int, fragments: int, delay: int) -> tuple[Every, Bucketwise | Delayed]:

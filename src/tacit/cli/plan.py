@@ -116,6 +116,7 @@ def command(
     """
     from tacit.foresight import planning
     from tacit.foresight.planning import LARGEST
+    from tacit.hooks.step_profile import processor
     from tacit.lab.reports import plan as drawing
 
     shape = parsing.cluster(cluster, 0, planned=True)
@@ -132,6 +133,11 @@ def command(
     with interruptible():
         found = _profiled(recipe, parsing.path("--profile", profile), model, data, texts, wanted)
     network = _network(shape, found, links, cores, emulated)
+    if algorithms is None:
+        shapes = planning.shapes_worth_a_look(found, network)
+        texts = [*texts, *shapes]
+        if found.processor == processor():  # else they are listed with the command that measures them
+            found = _with_costs(found, shapes, wanted)
     made = planning.plan(found, network, texts, None if memory is None else memory * 1e9)
     grid = [] if rates is None else _sweep(shape, found, network, texts, rates)
     title = f"{recipe or profile} on {shape}"

@@ -21,6 +21,8 @@ from tacit.contracts.collectives import (
     ReduceEncoded,
     ReduceScatter,
     Request,
+    stage_of,
+    staged_on,
 )
 from tacit.contracts.common import (
     NET,
@@ -161,6 +163,8 @@ __all__ = [
     "consolidate_",
     "cut_factors",
     "lasting",
+    "stage_of",
+    "staged_on",
     "state_dtype",
 ]
 

@@ -85,16 +85,20 @@ class AllToAll:
 class Permute:
     """Answer: the payload of the peer that sends to this rank; None where none does.
 
-    For exchanges in pairs, trees and gossip. All payloads have equal shapes, also that of a rank which only
-    receives.
+    For exchanges in pairs, trees and gossip, and for schedules of an all-reduce. The payload is not changed
+    until the answer is there.
 
     `to`: for each peer, in rank order, the rank on the axis that receives its payload, or None. Equal on all
     peers. No rank receives two payloads, or its own.
+
+    `into`: where what arrives is written; it is then the answer. Where nothing arrives it is left alone.
+    Where a rank gives none, all payloads have equal shapes, also that of a rank which only receives.
     """
 
     payload: Payload
     to: tuple[int | None, ...]
     axis: str = ""
+    into: Payload = ()
 
     def __post_init__(self) -> None:
         ends = [end for end in self.to if end is not None]
@@ -106,6 +110,11 @@ class Permute:
     def comes_from(self, rank: int) -> int | None:
         """The rank on the axis that sends to `rank`; None if no rank does."""
         return self.to.index(rank) if rank in self.to else None
+
+    @property
+    def arriving(self) -> Payload:
+        """Tensors of the shapes of what arrives."""
+        return self.into or self.payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,4 +171,19 @@ class Grouped:
 
 Collective: TypeAlias = AllReduce | AllGather | ReduceScatter | AllGatherInto | AllToAll | Permute | PushPull
 """The requests that a transport answers."""
+
+
+def staged_on(kind: str, axis: str) -> str:
+    """Where the stages of requests of this class are counted: those of an axis, and of its `Permute` apart.
+
+    A `Permute` needs no process group of its own, however many follow each other.
+    """
+    return f"{axis}/Permute" if kind == Permute.__name__ else axis
+
+
+def stage_of(request: Collective) -> str:
+    """The same of a request."""
+    return staged_on(type(request).__name__, request.axis)
+
+
 Request: TypeAlias = "Collective | ReduceEncoded | Grouped"

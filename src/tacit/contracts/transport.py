@@ -27,7 +27,10 @@ class Transport(Protocol):
         """The replicas of each node; empty where no topology needs to know."""
 
     def open(self, stages: Mapping[str, int]) -> None:
-        """Prepare for exchanges of at most `stages[axis]` requests on each axis. A collective call."""
+        """Prepare for exchanges of at most `stages[axis]` requests on each axis. A collective call.
+
+        Those of `Permute` do not count, but where they are all, the axis is there with 1.
+        """
 
     def ranks(self, axis: str) -> Sequence[int]:
         """The replicas on this axis with this one, in order; counted from 0 over all replicas."""
@@ -39,6 +42,6 @@ class Transport(Protocol):
         """Start a collective.
 
         All members of the axis post the requests of one `stage` (the index of the request in its exchange on
-        that axis) in the same order. `key` names the exchange: no two requests of one key, axis and stage
-        and stage are in progress at once.
+        that axis, where those of `Permute` are counted apart) in the same order. `key` names the exchange: no
+        two requests of one key, axis and stage are in progress at once.
         """

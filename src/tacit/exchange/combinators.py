@@ -39,7 +39,7 @@ def on(axis: str, exchange: Generator[Request, Any, T]) -> Generator[Request, An
             request = replace(request, axis=axis)
         return (yield request)
 
-    return _answered(exchange, stamp)
+    return answered(exchange, stamp)
 
 
 def watched(
@@ -84,7 +84,7 @@ def _probed(exchange: Generator[Request, Any, T], finite_probe: Tensor) -> Gener
         means += 1
         return (yield replace(request, finite_probe=mine))
 
-    return _answered(exchange, add_up)
+    return answered(exchange, add_up)
 
 
 def reduced(
@@ -99,7 +99,7 @@ def reduced(
             return as_asked(request, iter((yield from fuse([answer(each) for each in leaves(request)]))))
         return (yield request)
 
-    return _answered(exchange, answer)
+    return answered(exchange, answer)
 
 
 def leaves(request: Request) -> list[Request]:
@@ -116,9 +116,10 @@ def as_asked(request: Request, answers: Iterator[Any]) -> Any:
     return next(answers)
 
 
-def _answered(
+def answered(
     exchange: Generator[Request, Any, T], answer: Callable[[Request], Generator[Request, Any, Any]]
 ) -> Generator[Request, Any, T]:
+    """Run `exchange`, having `answer` make the answer to each request, by requests of its own."""
     reply: Any = None
     while True:
         try:
@@ -171,7 +172,8 @@ def _alike(requests: dict[int, Request]) -> list[dict[int, Request]]:
         elif isinstance(request, AllGather | AllToAll):
             key = (type(request).__name__, request.axis)
         elif isinstance(request, Permute):
-            key = ("Permute", request.axis, request.to)  # equal on all ranks: all of them join the same
+            # Equal on all ranks: all of them join the same.
+            key = ("Permute", request.axis, request.to, bool(request.into))
         else:
             key = ("alone", i)
         groups.setdefault(key, {})[i] = request
@@ -192,7 +194,8 @@ def _together(group: dict[int, Request]) -> Generator[Request, Any, dict[int, An
     if all(isinstance(r, AllReduce) for r in requests.values()):
         return _cut(requests, (yield AllReduce(_joined(requests, 0), axis)))
     if isinstance(first, Permute):
-        answer = yield Permute(_joined(requests, 0), first.to, axis)
+        into = tuple(t for request in requests.values() for t in getattr(request, "into", ()))
+        answer = yield Permute(_joined(requests, 0), first.to, axis, into)
         return dict.fromkeys(requests) if answer is None else dict(_cut(requests, answer))
     exchanged = [r for r in requests.values() if isinstance(r, AllToAll)]
     if exchanged:

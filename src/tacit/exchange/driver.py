@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Generator
 from typing import Any, TypeVar
 
-from tacit.contracts import Collective, Request, Transport
+from tacit.contracts import Collective, Request, Transport, stage_of
 
 T = TypeVar("T")
 
@@ -38,10 +38,10 @@ def drive(
             result: T = end.value
             return result
         assert isinstance(request, Collective), f"a {type(request).__name__} reached the transport"
-        stage = 0 if stages is None else stages[request.axis]
+        stage = 0 if stages is None else stages[stage_of(request)]
         posted, done = transport.post(request, stage, key), threading.Event()
         if stages is not None:
-            stages[request.axis] += 1
+            stages[stage_of(request)] += 1
         posted.on_done(done.set)
         done.wait()
         answer = posted.answer()

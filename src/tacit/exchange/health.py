@@ -13,6 +13,8 @@ from torch import Tensor
 
 from tacit.contracts import Context, OneShot, OverflowShown, Payload
 from tacit.errors import Overflow
+from tacit.kernels import magnitudes
+from tacit.kernels.dispatch import on_host
 from tacit.kernels.magnitudes import largest
 
 
@@ -46,6 +48,22 @@ def measure_(x: Tensor, out: Tensor) -> None:
     else:
         at = out.view(())
         torch.linalg.vector_norm(x.reshape(-1), torch.inf, dtype=torch.float32, out=at)
+
+
+def divide_(flat: Tensor, by: float, finite_probe: Tensor | None) -> None:
+    """Divide in place; `finite_probe` (one element), where given, becomes the quotients' largest magnitude.
+
+    On the host it is added to what is there: many may have the last one in common.
+    """
+    flat = flat.view(-1)
+    if not on_host(flat):
+        flat.div_(by)
+        if finite_probe is not None:
+            measure_(flat, finite_probe)
+        return
+    most = magnitudes.largest(flat) if by == 1 else magnitudes.divide_(flat, by)
+    if finite_probe is not None:
+        finite_probe.add_(most)
 
 
 def note_magnitude(x: Tensor, health: Tensor) -> None:

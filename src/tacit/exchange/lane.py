@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from tacit import ranges
-from tacit.contracts import Collective, Posted, Request, Transport
+from tacit.contracts import Collective, Posted, Request, Transport, stage_of
 
 
 @dataclass(eq=False)
@@ -63,8 +63,9 @@ class Job:
         """Post the request as the next stage of its axis."""
         request, self.request = self.request, None
         assert request is not None
-        stage = self.stages[request.axis]
-        self.stages[request.axis] += 1
+        where = stage_of(request)
+        stage = self.stages[where]
+        self.stages[where] += 1
         self.posted = transport.post(request, stage, self.key)
         return self.posted
 
@@ -80,18 +81,18 @@ class Staged(Protocol):
     """An exchange under way.
 
     Attributes:
-        stages: how many requests it has posted on each axis.
+        stages: how many requests it has posted on each axis, by `stage_of`.
     """
 
     stages: Counter[str]
 
 
-def in_turn(job: Staged, axis: str, under_way: Iterable[Staged]) -> bool:
-    """Whether an exchange may post on this axis: all earlier ones under way have posted theirs."""
+def in_turn(job: Staged, where: str, under_way: Iterable[Staged]) -> bool:
+    """Whether an exchange may post there (see `stage_of`): all earlier ones under way have posted theirs."""
     for earlier in under_way:
         if earlier is job:
             break
-        if earlier.stages[axis] <= job.stages[axis]:
+        if earlier.stages[where] <= job.stages[where]:
             return False
     return True
 
@@ -207,7 +208,7 @@ class Lane:
     def _post_in_turn(self, job: Job) -> None:
         request = job.request
         assert request is not None
-        if not in_turn(job, request.axis, self._under_way):
+        if not in_turn(job, stage_of(request), self._under_way):
             return
         with ranges.within(self._name, f"post_{type(request).__name__.lower()}_{request.axis}"):
             posted = job.post(self._transport)

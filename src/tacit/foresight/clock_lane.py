@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
+from tacit.contracts import staged_on
 from tacit.exchange.lane import in_turn
 from tacit.foresight.clock_timeline import ENCODING, ClockTimeline
 from tacit.foresight.rehearsal import BucketScript, NodeMessage
@@ -31,9 +32,9 @@ class ClockJob:
         return self.script.messages[self.next - 1]
 
     @property
-    def axis(self) -> str:
-        """Of that."""
-        return self.message.own.axis
+    def where(self) -> str:
+        """Where its stage is counted."""
+        return staged_on(self.message.own.kind, self.message.own.axis)
 
     def advance(self) -> bool:
         """A segment is done; whether a message follows it."""
@@ -44,7 +45,7 @@ class ClockJob:
     def post(self) -> None:
         """Its message leaves."""
         self.waits = False
-        self.stages[self.axis] += 1
+        self.stages[self.where] += 1
 
 
 class ClockLane:
@@ -84,7 +85,7 @@ class ClockLane:
             self._under_way.remove(job)
             job.over.end()
         for held in [each for each in self._under_way if each.waits]:
-            if in_turn(held, held.axis, self._under_way):
+            if in_turn(held, held.where, self._under_way):
                 self._post(held)
 
     def _post(self, job: ClockJob) -> None:

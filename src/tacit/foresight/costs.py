@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from tacit.errors import ConfigError
 from tacit.foresight.profile import BucketCost, LevelCost, Profile, StrategyCost
-from tacit.foresight.rehearsal import BucketScript, LevelScript
+from tacit.foresight.rehearsal import BucketScript, LevelScript, rehearse
+from tacit.strategy import AnyStrategy
 
-__all__ = ["CostOf", "cost_on"]
+__all__ = ["CostOf", "cost_on", "without_cost"]
 
 _LEAVING = 0.4
 """The share of the main thread's work on a round that comes before it leaves: reading the parameters."""
@@ -58,6 +59,16 @@ def _stretched(segments: tuple[float, ...], count: int) -> tuple[float, ...]:
         return (sum(segments) / 2, *[0.0] * (count - 2), sum(segments) / 2) if count > 1 else (sum(segments),)
     middle = sum(segments[1:-1]) / (len(segments) - 2)
     return (segments[0], *[middle] * (count - 2), segments[-1])
+
+
+def without_cost(strategy: AnyStrategy, profile: Profile, nodes: int, ranks: int) -> StrategyCost:
+    """The cost of a strategy whose own work took no time."""
+    scripts = rehearse(strategy, profile, nodes, ranks).levels
+    levels = [
+        LevelCost(tuple(BucketCost(each.numel, (0.0,) * (len(each.messages) + 1)) for each in script.buckets))
+        for script in scripts
+    ]
+    return StrategyCost(strategy.name, nodes, ranks, tuple(levels))
 
 
 def cost_on(profile: Profile, algorithm: str, nodes: int, ranks: int) -> StrategyCost:

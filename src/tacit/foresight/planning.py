@@ -6,13 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tacit.algorithms import known, parse
+from tacit.algorithms.auto import shaped
 from tacit.algorithms.registry import ENTRIES
 from tacit.errors import ConfigError, TacitError
+from tacit.foresight.costs import without_cost
 from tacit.foresight.prediction import Prediction, predict
 from tacit.foresight.profile import Profile
 from tacit.transports.clock import Network
 
-__all__ = ["BASE", "CANDIDATES", "LARGEST", "ClusterPlan", "every_algorithm", "layouts", "plan"]
+__all__ = [
+    "BASE",
+    "CANDIDATES",
+    "LARGEST",
+    "ClusterPlan",
+    "every_algorithm",
+    "layouts",
+    "plan",
+    "shapes_worth_a_look",
+]
 
 CANDIDATES = (
     "ddp",
@@ -70,6 +81,19 @@ def every_algorithm() -> list[str]:
 def layouts(nodes: int, ranks: int) -> list[tuple[int, int]]:
     """The clusters on which to measure what a strategy costs on one of this size."""
     return [(nodes, ranks)] if nodes <= LARGEST else [(LARGEST // 2, ranks), (LARGEST, ranks)]
+
+
+def shapes_worth_a_look(profile: Profile, network: Network) -> list[str]:
+    """The shapes of an all-reduce that would be faster than a ring here, if their own work cost nothing."""
+
+    def least(text: str) -> float:
+        strategy = parse(text)
+        free = without_cost(strategy, profile, network.nodes, network.ranks)
+        return predict(strategy, profile.with_costs([free]), network).seconds
+
+    texts = shaped(network.nodes, network.ranks)
+    ring = least("dense") if texts else 0.0
+    return [text for text in texts if least(text) < ring]
 
 
 def plan(

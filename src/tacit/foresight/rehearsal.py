@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -145,7 +146,7 @@ def _level(strategy: Strategy, profile: Profile, layout: Layout, replicated: boo
             plan.run_dry(i, DryRun(), coordinate, step).messages for coordinate in _senders(plan, i, layout)
         ]
         messages = [
-            NodeMessage(each, _crossing([other[k] for other in found], layout))
+            NodeMessage(_busiest(each), _crossing([other[k] for other in found], layout))
             for k, each in enumerate(found[0])
             if not (replicated and each.kind == "ReduceScatter" and each.axis == NODE)
         ]
@@ -167,16 +168,27 @@ def _crossing(of_node: Sequence[SentMessage], layout: Layout) -> int:
     """Bytes that leave a node, where each of its ranks takes part in a collective as in `of_node`.
 
     On the axis of all ranks, `of_node` has one rank, and all others do the same. There a ring passes from
-    node to node once, and of what is addressed to all peers those in other nodes get theirs.
+    node to node once, and of what is addressed to all peers those in other nodes get theirs. Of messages
+    between pairs it is known who sends to whom.
     """
     first = of_node[0]
     if layout.count == 1 or first.axis == NODE:
         return 0
     if first.axis == NET:
-        return sum(each.sent for each in of_node)
+        return sum(_busiest(each).sent for each in of_node)
     if first.kind == "AllToAll":
         away = layout.count * layout.each - layout.each
         return round(layout.each * first.sent * away / max(layout.count * layout.each - 1, 1))
     if first.kind == "Permute":
-        return layout.each * first.sent
+        sending = Counter(
+            rank // layout.each
+            for rank, end in enumerate(first.to)
+            if end is not None and end // layout.each != rank // layout.each
+        )
+        return first.size * max(sending.values(), default=0)
     return first.sent
+
+
+def _busiest(message: SentMessage) -> SentMessage:
+    """As a rank takes part in it that sends: all wait for those that do."""
+    return message._replace(sent=message.size) if message.kind == "Permute" else message

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit import checks
-from tacit.algorithms.auto import candidates as texts_of
 from tacit.contracts import WORLD
 from tacit.errors import AttachError, CheckpointError, ConfigError, DecisionError
 from tacit.exchange.combinators import gather
@@ -268,7 +267,7 @@ class AutoSession(Attached):
         text = "dense" if choice is None else choice.algorithm
         options, accept = self._check.options(text), self.strategy.accept
         rounded = accept in ("feedback", "periodic")
-        if not (rounded or text in texts_of(accept)) or (options.periodic and accept != "periodic"):
+        if not (rounded or text in self._check.texts(accept)) or (options.periodic and accept != "periodic"):
             raise AttachError(
                 f"{text!r} risks more than accept={accept} allows: accept more, or have the decider choose "
                 "among session.candidates()"

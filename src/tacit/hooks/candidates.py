@@ -85,10 +85,18 @@ class CandidateCheck:
             fragments(options.named, level.parts)
         return options
 
+    def texts(self, accept: Accept) -> list[str]:
+        """What is considered where so much is accepted, possible or not."""
+        if isinstance(self._given.model, ShardedModel):
+            return texts_of(accept)
+        world = self._given.model.process_group.size()
+        nodes = len(self._nodes) or world
+        return texts_of(accept, nodes, world // nodes)
+
     def candidates(self, accept: Accept) -> Candidates:
         """What may be chosen where so much is accepted."""
         possible, left_out = [], []
-        for text in texts_of(accept):
+        for text in self.texts(accept):
             text = (self._dgc or text) if text == "dgc" else text
             try:
                 if text == "dgc":

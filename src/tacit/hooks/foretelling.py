@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from tacit.errors import ConfigError, TacitError
+from tacit.foresight.costs import without_cost
 from tacit.foresight.planning import BASE
 from tacit.foresight.prediction import Prediction, predict, refuse
 from tacit.foresight.profile import Profile
-from tacit.hooks.strategy_costs import measured_cost, without_cost
+from tacit.hooks.strategy_costs import measured_cost
 from tacit.strategy import AnyStrategy
 from tacit.transports.clock import Network
 

@@ -21,7 +21,7 @@ from tacit.session.schedule import Schedule
 from tacit.strategy import AnyStrategy
 from tacit.transports.echo import EchoTransport, Layout
 
-__all__ = ["measured_cost", "without_cost"]
+__all__ = ["measured_cost"]
 
 _ROUNDS = 3
 _SWEPT = 8 << 20
@@ -62,16 +62,6 @@ def measured_cost(
             _level(script, layout, _copies(profile, tensors), leader if number + 1 < len(scripts) else None)
             for number, script in enumerate(scripts)
         ]
-    return StrategyCost(strategy.name, nodes, ranks, tuple(levels))
-
-
-def without_cost(strategy: AnyStrategy, profile: Profile, nodes: int, ranks: int) -> StrategyCost:
-    """The cost of a strategy whose own work took no time."""
-    scripts = rehearse(strategy, profile, nodes, ranks).levels
-    levels = [
-        LevelCost(tuple(BucketCost(each.numel, (0.0,) * (len(each.messages) + 1)) for each in script.buckets))
-        for script in scripts
-    ]
     return StrategyCost(strategy.name, nodes, ranks, tuple(levels))
 
 

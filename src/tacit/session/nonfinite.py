@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from tacit.errors import NonFinite
-from tacit.exchange.health import finite
+from tacit.exchange.health import divide_, finite
 from tacit.session.buckets import Bucket
 from tacit.session.config import SessionConfig
 from tacit.session.health import MEANS
 from tacit.session.nonfinite_origin import Origin, beginnings, decode, encode
-from tacit.transports.wire import divide_
 
 SCALER_HINT = ". With a GradScaler, write attach(..., scaler=scaler): such a step is then passed over"
 

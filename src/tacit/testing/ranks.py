@@ -19,6 +19,7 @@ from tacit.contracts import (
     PushPull,
     Request,
     Topology,
+    stage_of,
 )
 from tacit.parameter_server.averaging_service import AveragingService, AveragingState
 from tacit.parameter_server.messages import Message
@@ -135,8 +136,8 @@ class RanksInProcess:
                     results[rank] = end.value
                     continue
                 assert isinstance(request, Collective), f"a {type(request).__name__} reached the transport"
-                stages[rank][request.axis] += 1
-                waiting[rank] = self._post(rank, request, stages[rank][request.axis])
+                stages[rank][stage_of(request)] += 1
+                waiting[rank] = self._post(rank, request, stages[rank][stage_of(request)])
             ready = {rank: each.answer() for rank, each in waiting.items() if each.done}
             for rank in ready:
                 del waiting[rank]

@@ -5,6 +5,7 @@ from tacit.topologies.decoupled import Decoupled
 from tacit.topologies.flat import Flat
 from tacit.topologies.gossip import Gossip
 from tacit.topologies.hierarchical import Hierarchical
+from tacit.topologies.shapes import BlueConnect, DoubleTree, HalvingDoubling, Ring, Torus
 from tacit.topologies.star import Asynchronous, StaleSynchronous, Star, Synchronous
 from tacit.topologies.tree import GlobalTopK
 from tacit.topologies.two_phase import TwoPhase
@@ -12,13 +13,18 @@ from tacit.topologies.two_phase import TwoPhase
 __all__ = [
     "Asynchronous",
     "Auto",
+    "BlueConnect",
     "Decoupled",
+    "DoubleTree",
     "Flat",
     "GlobalTopK",
     "Gossip",
+    "HalvingDoubling",
     "Hierarchical",
+    "Ring",
     "StaleSynchronous",
     "Star",
     "Synchronous",
+    "Torus",
     "TwoPhase",
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from tacit.contracts import (
     Compressor,
     Context,
     Exchange,
+    OneShot,
     OneShotUse,
     ReduceEncoded,
     Request,
@@ -63,6 +64,18 @@ def gathered_use(compressor: Compressor, step: int) -> OneShotUse | None:
     """The same of one step: what speaks once, if its payloads do not add up."""
     one_shot = compressor.one_shot(step)
     return None if one_shot is None or one_shot.codec.additive else one_shot
+
+
+def codecs_in(part: object) -> Iterator[OneShot]:
+    """All one-shot codecs, inside all wrappers."""
+    if isinstance(part, OneShot):
+        yield part
+    elif isinstance(part, tuple):
+        for each in part:
+            yield from codecs_in(each)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from codecs_in(getattr(part, field.name))
 
 
 def reduce_flat(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:

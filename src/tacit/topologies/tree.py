@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -32,7 +32,7 @@ from tacit.kernels.layout import position_bytes
 from tacit.kernels.merge import common_positions, keep_arrived, merge_largest
 from tacit.kernels.positions import pack_positions, scatter_add_, unpack_positions
 from tacit.kernels.sparse import EntryBuffer, Selection
-from tacit.topologies.flat import reduce_flat
+from tacit.topologies.flat import codecs_in, reduce_flat
 
 Ends: TypeAlias = tuple[int | None, ...]
 """For each rank, the rank that its payload is sent to; see `contracts.Permute`."""
@@ -68,7 +68,7 @@ class GlobalTopK(Topology):
     def check(self, compressor: Compressor) -> None:
         """Refuse codecs whose entries cannot be merged, and compressors that send no entries."""
         super().check(compressor)
-        codecs = [*_codecs(compressor)]
+        codecs = [*codecs_in(compressor)]
         for codec in codecs:
             _entries(codec, 1)
         if all(codec.additive for codec in codecs):
@@ -82,18 +82,6 @@ class GlobalTopK(Topology):
         # The flags go beside the compressor's own requests: so they join those that become an `AllReduce`.
         exchange = watched(compressor.exchange(x, state, ctx), ctx.nonfinite_flags, None)
         return on(WORLD, watched(reduced(exchange, _reduce), None, ctx.finite_probe))
-
-
-def _codecs(part: object) -> Iterator[OneShot]:
-    """All one-shot codecs, inside all wrappers."""
-    if isinstance(part, OneShot):
-        yield part
-    elif isinstance(part, tuple):
-        for each in part:
-            yield from _codecs(each)
-    elif is_dataclass(part):
-        for field in fields(part):
-            yield from _codecs(getattr(part, field.name))
 
 
 def _entries(codec: OneShot, numel: int) -> int | None:

@@ -30,7 +30,8 @@ from tacit.contracts import (
     ReduceScatter,
 )
 from tacit.errors import ConfigError
-from tacit.transports.wire import divide_, empty_message, pack_, unpack
+from tacit.exchange.health import divide_
+from tacit.transports.wire import empty_message, pack_, unpack
 
 __all__ = ["EchoTransport", "Layout"]
 
@@ -162,7 +163,7 @@ def _answered(request: Collective, here: AxisRank) -> tuple[Any, float]:
         case Permute(payload):
             at = _packed(payload)
             nobody = request.comes_from(here.rank) is None
-            return (None if nobody else _copies(payload, 1)[0]), at
+            return (None if nobody else request.into or _copies(payload, 1)[0]), at
     raise AssertionError(f"a {type(request).__name__} has no echo")
 
 

@@ -26,6 +26,7 @@ from tacit.contracts import (
     ReduceScatter,
     Request,
     Spans,
+    stage_of,
 )
 from tacit.transports.wire import ring_bytes
 
@@ -95,7 +96,7 @@ class Loopback:
         group = self.group(rank, request.axis)
         answer = Answer()
         with self._lock:
-            key = (request.axis, tuple(group), *turn)
+            key = (stage_of(request), tuple(group), *turn)
             here = self._posted[key]
             here[rank] = request, answer
             if len(here) < len(group):
@@ -128,7 +129,7 @@ class Loopback:
             return {rank: [_copied(each.payloads[i]) for each in swaps] for i, rank in enumerate(group)}
         sends = [request for request in requests if isinstance(request, Permute)]
         if sends:
-            return {rank: _sent_to(i, sends) for i, rank in enumerate(group)}
+            return _permuted(sends, group)
         if isinstance(requests[0], AllGather):
             copies = [_copied(_given(request)) for request in requests]
             return dict.fromkeys(group, copies)
@@ -160,15 +161,22 @@ def _copied(payload: Payload) -> Payload:
     return tuple(tensor.clone() for tensor in payload)
 
 
-def _sent_to(i: int, requests: Sequence[Permute]) -> Payload | None:
+def _permuted(requests: Sequence[Permute], group: Sequence[int]) -> dict[int, Payload | None]:
     assert len({request.to for request in requests}) == 1, "the ranks disagree about who sends to whom"
-    source = requests[i].comes_from(i)
-    if source is None:
+    sources = [request.comes_from(i) for i, request in enumerate(requests)]
+    # All copied before any is written: `into` may be part of what another rank sends.
+    copies = [None if source is None else _copied(requests[source].payload) for source in sources]
+    return {rank: _taken(*pair) for rank, pair in zip(group, zip(requests, copies, strict=True), strict=True)}
+
+
+def _taken(request: Permute, payload: Payload | None) -> Payload | None:
+    if payload is None:
         return None
-    theirs = requests[source].payload
-    for mine, tensor in zip(requests[i].payload, theirs, strict=True):
+    for mine, tensor in zip(request.arriving, payload, strict=True):
         assert (mine.shape, mine.dtype) == (tensor.shape, tensor.dtype), "payloads differ in shape"
-    return _copied(theirs)
+    for mine, tensor in zip(request.into, payload, strict=bool(request.into)):
+        mine.copy_(tensor)
+    return request.into or payload
 
 
 def _given(request: Collective) -> tuple[torch.Tensor, ...]:
@@ -252,5 +260,6 @@ class LoopbackTransport:
 
     def post(self, request: Collective, stage: int, key: str) -> Posted:
         """Meet the request of the other ranks that is in the same turn of the axis and stage."""
-        self._turns[request.axis, stage] += 1
-        return self._net.post(self._rank, request, (stage, self._turns[request.axis, stage]))
+        turn = stage_of(request), stage
+        self._turns[turn] += 1
+        return self._net.post(self._rank, request, (stage, self._turns[turn]))

@@ -54,12 +54,14 @@ class SentMessage(NamedTuple):
         kind: the request's class.
         size: bytes of what this rank gives.
         sent: bytes that it sends, by the formulas of ring collectives.
+        to: for each peer, who receives its payload; for a `Permute`.
     """
 
     kind: str
     axis: str
     size: int
     sent: int
+    to: tuple[int | None, ...] = ()
 
 
 @dataclass
@@ -68,7 +70,8 @@ class Cost:
 
     Attributes:
         sent: bytes that this rank sends, by axis.
-        stages: how many times the exchange speaks, by axis.
+        stages: how many times the exchange speaks, by axis, as `Transport.open` is told: a `Permute` does not
+            count, but where there is nothing else it is 1.
         messages: each collective, in order.
     """
 
@@ -85,12 +88,17 @@ def run_dry(exchange: Generator[Request, Any, T], place: Callable[[str], AxisRan
         try:
             request = exchange.send(answer)
         except StopIteration as end:
+            for axis in {each.axis for each in cost.messages}:
+                cost.stages[axis] = max(1, cost.stages[axis])
             return end.value, cost
         assert isinstance(request, Collective), f"a {type(request).__name__} reached the meter"
         here = place(request.axis)
-        cost.stages[request.axis] += 1
+        cost.stages[request.axis] += not isinstance(request, Permute)
         cost.sent[request.axis] += (sent := ring_bytes(request, here))
-        cost.messages.append(SentMessage(type(request).__name__, request.axis, given_bytes(request), sent))
+        to = request.to if isinstance(request, Permute) else ()
+        cost.messages.append(
+            SentMessage(type(request).__name__, request.axis, given_bytes(request), sent, to)
+        )
         answer = as_if(request, here)
 
 
@@ -122,8 +130,8 @@ def as_if(request: Collective, here: AxisRank) -> Any:
             return [payloads[here.rank]] * here.peers
         case PushPull():
             return tuple(like(piece) for piece in request.pulls)
-        case Permute(payload):
-            return None if request.comes_from(here.rank) is None else payload
+        case Permute():
+            return None if request.comes_from(here.rank) is None else request.arriving
 
 
 @cache

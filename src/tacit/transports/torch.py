@@ -28,10 +28,11 @@ from tacit.contracts import (
     ReduceScatter,
     Spans,
 )
-from tacit.exchange.health import measure_
+from tacit.exchange.health import divide_, measure_
 from tacit.kernels.dispatch import on_host
-from tacit.transports import process_groups
-from tacit.transports.wire import divide_, empty_message, nbytes, pack_, ring_bytes, unpack
+from tacit.transports import permuting, process_groups
+from tacit.transports.permuting import Waiters
+from tacit.transports.wire import empty_message, nbytes, pack_, ring_bytes, unpack
 
 # torch 2.13 renamed it, and warns about the old name.
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -145,6 +146,7 @@ class TorchTransport:
     _groups: dict[tuple[str, int], dist.ProcessGroup] = field(default_factory=dict, repr=False)
     _messages: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
     _places: dict[str, AxisRank] = field(default_factory=dict, repr=False)
+    _waiters: Waiters = field(default_factory=Waiters, repr=False)
 
     def open(self, stages: Mapping[str, int]) -> None:
         """Have process groups for exchanges that speak so many times on each axis. A collective call.
@@ -166,6 +168,7 @@ class TorchTransport:
         """Leave the groups to the next transport."""
         process_groups.leave(self)
         self._groups = {}
+        self._waiters.close()
 
     def ranks(self, axis: str) -> list[int]:
         """The replicas that share the axis with this one, in order."""
@@ -189,6 +192,8 @@ class TorchTransport:
         if place.peers == 1 and not ALONE_TOO:
             return _Now(_alone(request))
         self.sent += ring_bytes(request, place)
+        if isinstance(request, Permute):
+            return self._permute(request, place, stage, key)
         group = self._groups[request.axis, 0 if self.in_order else stage]
         match request:
             case AllReduce():
@@ -201,8 +206,18 @@ class TorchTransport:
                 return self._all_gather_into(x, spans, group)
             case AllToAll(payloads):
                 return self._all_to_all(payloads, place, group, (key, request.axis, stage))
-            case Permute():
-                return self._permute(request, place, group, (key, request.axis, stage))
+
+    def _permute(self, request: Permute, place: AxisRank, stage: int, key: str) -> Posted:
+        """All stages in the axis' first group: messages are told apart by their tags."""
+        group = self._groups[request.axis, 0]
+
+        def message(part: str, like: Payload) -> Tensor:
+            return self._message((key, request.axis, stage, part), like, 1)
+
+        if self.in_order:
+            return self._later([], permuting.in_stream(request, place, group, message))
+        works, read = permuting.posted(request, place, group, stage, message)
+        return self._under_way([self._waiters.wait(works)], read) if works else _Now(read())
 
     def _all_reduce(self, request: AllReduce, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
         payload = request.payload
@@ -286,31 +301,15 @@ class TorchTransport:
         )
         return self._later([work], lambda: [unpack(each, mine) for each in torch.split(arriving, size)])
 
-    def _permute(
-        self, request: Permute, place: AxisRank, group: dist.ProcessGroup, key: tuple[object, ...]
-    ) -> Posted:
-        # Gloo's own send and receive take half the time, but cannot be waited for by a callback. All members
-        # take part, so that who neither sends nor receives notes a failure too.
-        payload, source, end = request.payload, request.comes_from(place.rank), request.to[place.rank]
-        size = nbytes(payload)
-        both = self._message(key, payload, 2)
-        arriving = both[: 0 if source is None else size]
-        leaving = both[2 * size if end is None else size :]
-        if end is not None:
-            pack_(payload, leaving)
-        out = [size * (i == end) for i in range(place.peers)]
-        in_ = [size * (i == source) for i in range(place.peers)]
-        work = dist.all_to_all_single(arriving, leaving, in_, out, group, async_op=not self.in_order)
-        return self._later([work], lambda: None if source is None else unpack(arriving, payload))
-
     def _later(self, works: Sequence[dist.Work | None], read: Callable[[], Any]) -> Posted:
         if self.in_order:
             if self._failure is not None:
                 raise self._failure
             return _Now(read())
-        later = _Later(
-            [work.get_future() for work in works if work is not None], read, self.under_way.discard
-        )
+        return self._under_way([work.get_future() for work in works if work is not None], read)
+
+    def _under_way(self, futures: Sequence[torch.futures.Future[Any]], read: Callable[[], Any]) -> Posted:
+        later = _Later(futures, read, self.under_way.discard)
         self.under_way.add(later)
         if self._failure is not None:
             later.give_up(self._failure)

@@ -17,9 +17,6 @@ from tacit.contracts import (
     PushPull,
     ReduceScatter,
 )
-from tacit.exchange.health import measure_
-from tacit.kernels import magnitudes
-from tacit.kernels.dispatch import on_host
 
 
 def nbytes(payload: Payload) -> int:
@@ -55,22 +52,6 @@ def unpack(message: Tensor, like: Payload) -> Payload:
     return tuple(views[i] for i in range(len(like)))
 
 
-def divide_(flat: Tensor, by: float, finite_probe: Tensor | None) -> None:
-    """Divide in place; `finite_probe` (one element), where given, becomes the quotients' largest magnitude.
-
-    On the host it is added to what is there: many may have the last one in common.
-    """
-    flat = flat.view(-1)
-    if not on_host(flat):
-        flat.div_(by)
-        if finite_probe is not None:
-            measure_(flat, finite_probe)
-        return
-    most = magnitudes.largest(flat) if by == 1 else magnitudes.divide_(flat, by)
-    if finite_probe is not None:
-        finite_probe.add_(most)
-
-
 def ring_bytes(request: Collective, place: AxisRank) -> int:
     """Bytes that this rank sends, by the formulas of ring collectives, rounded up.
 
@@ -98,13 +79,15 @@ def ring_bytes(request: Collective, place: AxisRank) -> int:
 
 
 def given_bytes(request: Collective) -> int:
-    """Bytes of what this rank gives to a collective."""
+    """Bytes of what this rank gives to a collective; of a `Permute`, also where it only receives."""
     match request:
         case AllToAll(payloads) | PushPull(payloads):
             return sum(map(nbytes, payloads))
         case ReduceScatter(x) | AllGatherInto(x):
             return nbytes((x,))
-        case AllReduce(payload) | AllGather(payload) | Permute(payload):
+        case Permute(payload, into=into):
+            return max(nbytes(payload), nbytes(into))
+        case AllReduce(payload) | AllGather(payload):
             return nbytes(payload)
 
 

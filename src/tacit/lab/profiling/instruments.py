@@ -28,7 +28,7 @@ FUNCTIONS = {
     "exchange.health.check_payload": "look for overflow",
     "exchange.health.refuse_overflow": "look for overflow",
     "exchange.health.finite": "look for NaN",
-    "transports.wire.divide_": "divide and add up",
+    "exchange.health.divide_": "divide and add up",
     "transports.wire.pack_": "pack a message",
     "transports.wire.unpack": "unpack a message",
     "contracts.transmitted.add_rescaled": "add the residual",

@@ -1,0 +1,336 @@
+"""All-reduces as data: in each round, who sends which chunks to whom, and whether they are added there.
+
+A schedule cuts a tensor into chunks. One function for each shape makes it; `topologies.shapes` runs any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+from tacit.errors import ConfigError
+
+__all__ = [
+    "Hop",
+    "MessageSchedule",
+    "blueconnect",
+    "by_factors",
+    "double_tree",
+    "found_factors",
+    "found_sides",
+    "halving_doubling",
+    "ring",
+    "torus",
+]
+
+_MOST_HOPS = 4_000_000
+"""Half a gigabyte of memory, and some twenty seconds to make."""
+_KEPT = 16
+"""Schedules of each shape that are kept: those of large clusters have a million hops."""
+
+
+class Hop(NamedTuple):
+    """One message of a round: chunks from `start` to `stop` go from one rank to another.
+
+    Attributes:
+        adds: whether they are added to those of the receiver; else they overwrite them.
+    """
+
+    source: int
+    end: int
+    start: int
+    stop: int
+    adds: bool
+
+
+Round: TypeAlias = tuple[Hop, ...]
+"""Hops that travel at once: a rank sends one at the most, and receives one at the most."""
+
+
+@dataclass(frozen=True, eq=False)
+class MessageSchedule:
+    """An all-reduce: afterwards each rank holds the sum of all ranks' chunks, in the same bits.
+
+    What a rank sends in a round is what it held when the round began.
+
+    Attributes:
+        peers: the number of ranks.
+        chunks: into how many equal parts the tensor is cut.
+        rounds: follow each other.
+    """
+
+    peers: int
+    chunks: int
+    rounds: tuple[Round, ...]
+
+    def edges(self, numel: int) -> list[int]:
+        """Where the chunks of so many elements begin, and where the last one ends; some may be empty."""
+        return [numel * i // self.chunks for i in range(self.chunks + 1)]
+
+
+# ---- by the digits of a rank --------------------------------------------------------------------------
+
+
+@lru_cache(_KEPT)
+def ring(peers: int) -> MessageSchedule:
+    """Each rank sends to the next one: P - 1 rounds in which chunks are added, P - 1 in which sums go on."""
+    return by_factors(peers, (peers,))
+
+
+@lru_cache(_KEPT)
+def blueconnect(peers: int, factors: tuple[int, ...] = ()) -> MessageSchedule:
+    """A ring over each digit of the rank's number, the first factor counting neighbours (BlueConnect).
+
+    Raises:
+        ConfigError: the factors do not multiply to the number of ranks.
+    """
+    factors = factors or found_factors(peers)
+    refuse_product("BlueConnect", "factors", factors, peers)
+    return by_factors(peers, factors)
+
+
+@lru_cache(_KEPT)
+def torus(peers: int, sides: tuple[int, ...] = ()) -> MessageSchedule:
+    """Rows of `sides[1]` neighbours, `sides[0]` of them: row, column and row again (2-D torus).
+
+    Raises:
+        ConfigError: the sides do not multiply to the number of ranks.
+    """
+    rows, columns = sides or found_sides(peers)
+    refuse_product("Torus", "sides", (rows, columns), peers)
+    return by_factors(peers, (columns, rows))
+
+
+def by_factors(peers: int, factors: Sequence[int]) -> MessageSchedule:
+    """Reduce-scatters over one digit of the rank after the other, then all-gathers back.
+
+    Raises:
+        ConfigError: that would be more messages than a schedule can have.
+    """
+    hops = 2 * sum(factor - 1 for factor in factors) * peers
+    if hops > _MOST_HOPS:
+        raise ConfigError(
+            f"rings of {max(factors)} take {hops} messages among {peers} ranks, and a schedule can have "
+            f"{_MOST_HOPS}: write HalvingDoubling(), or BlueConnect() with smaller factors"
+        )
+    down, up = _scatter_and_gather(range(peers), factors, peers)
+    return MessageSchedule(peers, peers, (*down, *up))
+
+
+def found_factors(peers: int) -> tuple[int, ...]:
+    """The prime factors, from the smallest on."""
+    found, rest, prime = [], peers, 2
+    while rest > 1:
+        while rest % prime == 0:
+            found.append(prime)
+            rest //= prime
+        prime += 1 if prime * prime <= rest else rest - prime if rest > prime else 1
+    return tuple(found) or (1,)
+
+
+def found_sides(peers: int) -> tuple[int, int]:
+    """The two that are nearest to each other, the shorter first."""
+    rows = next(side for side in range(math.isqrt(peers), 0, -1) if peers % side == 0)
+    return rows, peers // rows
+
+
+def refuse_product(shape: str, what: str, given: Sequence[int], peers: int) -> None:
+    """Refuse numbers that do not multiply to the number of ranks; says which would."""
+    if math.prod(given) == peers:
+        return
+    fits = found_sides(peers) if what == "sides" else found_factors(peers)
+    raise ConfigError(
+        f"{shape}({what}={tuple(given)}) is for {math.prod(given)} ranks, and there are {peers}: write "
+        f"{what}={tuple(fits)}, or leave {what} out"
+    )
+
+
+def _scatter_and_gather(
+    ranks: Sequence[int], factors: Sequence[int], chunks: int
+) -> tuple[list[Round], list[Round]]:
+    """Rounds after which each rank owns the sum of its chunks, and rounds that bring these to all."""
+    down: list[Round] = []
+    levels: list[list[Round]] = []
+    whole: dict[int, tuple[int, int]] = dict.fromkeys(range(len(ranks)), (0, chunks))
+    stride = 1
+    for factor in factors:
+        groups = [
+            [first + digit * stride for digit in range(factor)]
+            for first in range(len(ranks))
+            if first // stride % factor == 0
+        ]
+        shares = {group[0]: _parts(*whole[group[0]], factor) for group in groups}
+        down += _in_rings(ranks, groups, shares, adds=True)
+        levels.append(_in_rings(ranks, groups, shares, adds=False))
+        for group in groups:
+            whole.update(zip(group, shares[group[0]], strict=True))
+        stride *= factor
+    return down, [each for level in reversed(levels) for each in level]
+
+
+def _parts(start: int, stop: int, count: int) -> list[tuple[int, int]]:
+    size = stop - start
+    return list(pairwise(start + size * i // count for i in range(count + 1)))
+
+
+def _in_rings(
+    ranks: Sequence[int],
+    groups: Sequence[Sequence[int]],
+    shares: dict[int, list[tuple[int, int]]],
+    adds: bool,
+) -> list[Round]:
+    """The rounds of rings, side by side; member i of each owns the i-th share at the end of the adding."""
+    size = len(groups[0])
+    return [
+        tuple(
+            Hop(
+                ranks[member],
+                ranks[group[(i + 1) % size]],
+                *shares[group[0]][(i - step - adds) % size],
+                adds,
+            )
+            for group in groups
+            for i, member in enumerate(group)
+        )
+        for step in range(size - 1)
+    ]
+
+
+# ---- halves --------------------------------------------------------------------------------------------
+
+
+@lru_cache(_KEPT)
+def halving_doubling(peers: int) -> MessageSchedule:
+    """Pairs at distances 1, 2, 4, ... swap halves of what is left, and then go back (Rabenseifner).
+
+    Of P = 2^m + e ranks the first 2 e form pairs: both swap halves of the tensor and add them up, then the
+    second one gives its half to the first, takes no part, and is sent the result.
+    """
+    core = 1 << peers.bit_length() - 1
+    extra = peers - core
+    chunks = core
+    half = chunks // 2
+    pairs = [(2 * i, 2 * i + 1) for i in range(extra)]
+    swap = [(Hop(a, b, half, chunks, True), Hop(b, a, 0, half, True)) for a, b in pairs]
+    before = [
+        tuple(hop for both in swap for hop in both),
+        tuple(Hop(b, a, half, chunks, False) for a, b in pairs),
+    ]
+    after = [tuple(Hop(a, b, 0, chunks, False) for a, b in pairs)]
+    ranks = [*range(0, 2 * extra, 2), *range(2 * extra, peers)]
+    down, up = _scatter_and_gather(ranks, (2,) * (core.bit_length() - 1), chunks)
+    rounds = [*before, *down, *up, *after] if extra else [*down, *up]
+    return MessageSchedule(peers, chunks, tuple(rounds))
+
+
+# ---- trees ---------------------------------------------------------------------------------------------
+
+
+class _Task(NamedTuple):
+    """A hop of a tree.
+
+    Attributes:
+        after: those that must have been made before it, by their places in the list.
+        piece: of the tree's half of the tensor.
+    """
+
+    hop: Hop
+    after: tuple[int, ...]
+    piece: int
+
+
+@lru_cache(_KEPT)
+def double_tree(peers: int, pieces: int = 1) -> MessageSchedule:
+    """Two binary trees, each for half of the tensor in so many pieces, one behind the other.
+
+    In both, sums go up to the root and come back. A rank has children in one tree and is a leaf in the other
+    (or, the root, has one child), so that all ranks send about as much (Sanders, Speck & Traeff 2009). Of two
+    orders in which hops are tried, the one that takes fewer rounds: that of pieces, where those with the most
+    hops behind them come first; or what goes up before what comes back.
+    """
+    trees = [_tree(peers), [_mirrored(parent, peers) for parent in _tree(peers)[::-1]]]
+    if peers % 2:  # mirrored, the leaves would be the same: the second is the first, one rank further
+        trees[1] = [_shifted(_tree(peers)[rank - 1], peers) for rank in range(peers)]
+    tasks: list[_Task] = []
+    for piece in range(pieces):
+        for number, parents in enumerate(trees):
+            _add_tree(tasks, parents, number * pieces + piece, piece)
+    behind = _behind(tasks)
+    by_way = sorted(range(len(tasks)), key=lambda i: (2 * tasks[i].piece - behind[i], i))
+    sums_first = sorted(
+        range(len(tasks)), key=lambda i: (not tasks[i].hop.adds, tasks[i].piece, -behind[i], i)
+    )
+    rounds = min(([*_packed(tasks, order)] for order in (by_way, sums_first)), key=len)
+    return MessageSchedule(peers, 2 * pieces, tuple(rounds))
+
+
+def _tree(peers: int) -> list[int | None]:
+    """The parent of each rank: rank 0 is the root; the lower its last bit, the nearer to the leaves."""
+    parents: list[int | None] = [None]
+    for rank in range(1, peers):
+        bit = rank & -rank
+        above = (rank - bit) | 2 * bit
+        parents.append(above if above < peers else rank - bit)
+    return parents
+
+
+def _mirrored(parent: int | None, peers: int) -> int | None:
+    return None if parent is None else peers - 1 - parent
+
+
+def _shifted(parent: int | None, peers: int) -> int | None:
+    return None if parent is None else (parent + 1) % peers
+
+
+def _add_tree(tasks: list[_Task], parents: Sequence[int | None], chunk: int, piece: int) -> None:
+    """The hops of one chunk: each rank to its parent behind its children's, and then back."""
+    below: list[list[int]] = [[] for _ in parents]
+    for rank, parent in enumerate(parents):
+        if parent is not None:
+            below[parent].append(rank)
+
+    def add(source: int, end: int, after: Sequence[int], adds: bool) -> int:
+        tasks.append(_Task(Hop(source, end, chunk, chunk + 1, adds), tuple(after), piece))
+        return len(tasks) - 1
+
+    def up(rank: int) -> list[int]:
+        return [add(child, rank, up(child), True) for child in below[rank]]
+
+    def back(rank: int, after: Sequence[int]) -> None:
+        for child in below[rank]:
+            back(child, [add(rank, child, after, False)])
+
+    root = parents.index(None)
+    back(root, up(root))
+
+
+def _packed(tasks: Sequence[_Task], left: Sequence[int]) -> Iterator[Round]:
+    """As many hops a round as can be, tried in this order: each rank sends once and receives once."""
+    made: set[int] = set()
+    while left:
+        sending: set[int] = set()
+        receiving: set[int] = set()
+        taken: set[int] = set()
+        for i in left:
+            hop = tasks[i].hop
+            free = hop.source not in sending and hop.end not in receiving
+            if free and made.issuperset(tasks[i].after):
+                taken.add(i)
+                sending.add(hop.source)
+                receiving.add(hop.end)
+        made |= taken
+        left = [i for i in left if i not in taken]
+        yield tuple(tasks[i].hop for i in sorted(taken))
+
+
+def _behind(tasks: Sequence[_Task]) -> list[int]:
+    """How many hops each is the beginning of, one after the other."""
+    behind = [1] * len(tasks)
+    for i in range(len(tasks) - 1, -1, -1):  # what must come before stands before
+        for before in tasks[i].after:
+            behind[before] = max(behind[before], behind[i] + 1)
+    return behind

@@ -1,0 +1,283 @@
+"""All-reduces by an explicit schedule: rings, halves, trees, a torus, and rings of rings."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from tacit import checks
+from tacit.contracts import (
+    NODE,
+    AllReduce,
+    Compressor,
+    Context,
+    Exchange,
+    Payload,
+    Permute,
+    Request,
+    State,
+)
+from tacit.errors import ConfigError
+from tacit.exchange.combinators import answered, on, reduced, watched
+from tacit.exchange.health import divide_
+from tacit.topologies import schedules
+from tacit.topologies.flat import codecs_in, reduce_flat
+from tacit.topologies.on_axis import OnAxis
+from tacit.topologies.schedules import MessageSchedule
+
+__all__ = ["BlueConnect", "DoubleTree", "HalvingDoubling", "Ring", "Shape", "Torus"]
+
+
+@dataclass(frozen=True)
+class Shape(OnAxis):
+    """An all-reduce as messages between pairs of ranks, in the order of a schedule.
+
+    For compressors whose payloads add up, such as `Dense`, `BF16` and `PowerSGD`. What a message adds is
+    added where it arrives, in the type that travels, as the collectives of `Flat` do; each sum is made by one
+    rank and passed on, so that all ranks have the same bits.
+
+    Attributes:
+        axis: as of `Flat`.
+    """
+
+    on_device: ClassVar[bool] = True
+    encodes_first: ClassVar[bool] = True
+    words: ClassVar[str]
+    """Its name among shapes."""
+
+    @abstractmethod
+    def schedule(self, peers: int, nbytes: int) -> MessageSchedule:
+        """The messages among so many ranks, for a tensor of so many bytes.
+
+        Raises:
+            ConfigError: it is for another number of ranks.
+        """
+
+    def summary(self, compressors: Sequence[Compressor]) -> str:
+        return f"{self.words}{' in each node' if self.axis == NODE else ''}"
+
+    def collectives(self, compressors: Sequence[Compressor]) -> str:
+        return f"messages in a {self.words}"
+
+    def check(self, compressor: Compressor) -> None:
+        """Refuse codecs whose payloads do not add up."""
+        super().check(compressor)
+        for codec in codecs_in(compressor):
+            if not codec.additive:
+                raise _refusal(self, compressor, f"the payloads of {codec} do not add up")
+
+    def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
+        """Every `AllReduce` becomes the messages of the schedule."""
+
+        def answer(request: Request) -> Generator[Request, Any, Payload]:
+            if not isinstance(request, AllReduce):
+                raise _refusal(self, compressor, f"it asks for {type(request).__name__}")
+            return (yield from self._sum(request, ctx))
+
+        exchange = reduced(compressor.exchange(x, state, ctx), reduce_flat)
+        exchange = watched(exchange, ctx.nonfinite_flags, ctx.finite_probe)
+        return on(self.axis, answered(exchange, answer))
+
+    def _sum(self, request: AllReduce, ctx: Context) -> Generator[Request, Any, Payload]:
+        """Overwrite the payload with the peers' mean."""
+        payload = request.payload
+        numel, first = sum(tensor.numel() for tensor in payload), payload[0]
+        ctx = ctx.inside(f"shape.{numel}.{first.dtype}")
+        alone = len(payload) == 1 and first.is_contiguous()
+        whole = first.view(-1) if alone else ctx.scratch("whole", first, (numel,), first.dtype)
+        if not alone:
+            for tensor, span in _laid(payload, whole):
+                span.copy_(tensor.reshape(-1))
+        divide_(whole, ctx.peers, request.finite_probe)  # before the sum, which might overflow
+        yield from _followed(self.schedule(ctx.peers, numel * first.element_size()), whole, ctx)
+        if not alone:
+            for tensor, span in _laid(payload, whole):
+                tensor.copy_(span.view(tensor.shape))
+        return payload
+
+
+def _followed(schedule: MessageSchedule, x: Tensor, ctx: Context) -> Generator[Request, Any, None]:
+    """Take part in each round of the schedule with `x`, which becomes the sum."""
+    turns = _turns(schedule, ctx.rank, x.numel())
+    longest = max((turn.into[1] - turn.into[0] for turn in turns if turn.adds), default=0)
+    arrived = ctx.scratch("arrived", x, (longest,), x.dtype)
+    for to, (start, stop), (begin, end), adds in turns:
+        into = arrived[: end - begin] if adds else x[begin:end]
+        yield Permute((x[start:stop],), to, into=(into,))
+        if adds:
+            x[begin:end].add_(into)
+
+
+class _Turn(NamedTuple):
+    """What a rank does in a round: which stretch it sends, and where what arrives is written or added.
+
+    Who receives nothing has a stretch as long as the longest message: so that a rehearsal of this rank knows.
+    """
+
+    to: tuple[int | None, ...]
+    out: tuple[int, int]
+    into: tuple[int, int]
+    adds: bool
+
+
+@lru_cache(1024)
+def _turns(schedule: MessageSchedule, rank: int, numel: int) -> tuple[_Turn, ...]:
+    """Those of a rank, for a tensor of so many elements; messages without any are left out, on all ranks."""
+    edges = schedule.edges(numel)
+    turns = []
+    for each in schedule.rounds:
+        to: list[int | None] = [None] * schedule.peers
+        out, into, adds = (0, 0), (0, max(edges[hop.stop] - edges[hop.start] for hop in each)), False
+        for source, end, start, stop, added in each:
+            span = edges[start], edges[stop]
+            if span[0] == span[1]:
+                continue
+            to[source] = end
+            if source == rank:
+                out = span
+            if end == rank:
+                into, adds = span, added
+        if any(end is not None for end in to):
+            turns.append(_Turn(tuple(to), out, into, adds))
+    return tuple(turns)
+
+
+def _laid(payload: Payload, whole: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each tensor, and its place in the whole."""
+    start = 0
+    for tensor in payload:
+        yield tensor, whole[start : start + tensor.numel()]
+        start += tensor.numel()
+
+
+def _refusal(shape: Shape, compressor: Compressor, why: str) -> ConfigError:
+    return ConfigError(
+        f"{compressor} cannot travel by {shape}, as {why}: write topology=Flat(), TwoPhase() or Auto(); or a "
+        "compressor whose payloads add up, such as Dense(), BF16() or PowerSGD()"
+    )
+
+
+# ---- which -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ring(Shape):
+    """Each rank sends to the next: 2 (P - 1) messages of n / P (Patarasuk & Yuan 2009).
+
+    The fewest bytes, 2 (P - 1) / P n, and the most messages after each other. Gloo's and NCCL's own
+    all-reduce of large tensors is this one.
+    """
+
+    words: ClassVar[str] = "ring"
+
+    def schedule(self, peers: int, nbytes: int) -> MessageSchedule:
+        return schedules.ring(peers)
+
+
+@dataclass(frozen=True)
+class HalvingDoubling(Shape):
+    """Recursive halving, then doubling: 2 log2 P messages, 2 (P - 1) / P n bytes (Rabenseifner 2004).
+
+    With P = 2^m + e ranks, e of them send half their tensor to a neighbour, take no part, and get the result:
+    three messages more, of n / 2, n / 2 and n. Bytes go by pairs that are 1, 2, 4, ... ranks apart, half as
+    many each time.
+    """
+
+    words: ClassVar[str] = "halving and doubling"
+
+    def schedule(self, peers: int, nbytes: int) -> MessageSchedule:
+        return schedules.halving_doubling(peers)
+
+
+@dataclass(frozen=True)
+class DoubleTree(Shape):
+    """Two binary trees, each for half of the tensor, in pieces that follow each other.
+
+    About 4 log2 P messages after each other and four a piece; a rank sends 2 n. Sanders, Speck & Traeff,
+    Parallel Computing 35 (2009), as NCCL has it. Differences: who sends in which round is found by trying one
+    message after the other, where the paper colours the edges; it takes a fifth more rounds than the least.
+
+    Attributes:
+        piece_bytes: of a half of a tensor that travels in one message, at most 16 pieces a half.
+    """
+
+    piece_bytes: int = 1 << 18
+
+    words: ClassVar[str] = "double tree"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.whole("piece_bytes", self.piece_bytes, 1, None, "write 262144")
+
+    def schedule(self, peers: int, nbytes: int) -> MessageSchedule:
+        return schedules.double_tree(peers, min(max(1, nbytes // 2 // self.piece_bytes), _MOST_PIECES))
+
+
+_MOST_PIECES = 16
+
+
+@dataclass(frozen=True)
+class Torus(Shape):
+    """Ranks in rows and columns: reduce-scatter in rows, all-reduce in columns, all-gather in rows.
+
+    2 (X - 1) + 2 (Y - 1) messages, 2 (P - 1) / P n bytes; between rows no more than 2 (Y - 1) / P n of each
+    rank. Mikami et al. 2018 (arXiv 1811.05233).
+
+    Attributes:
+        sides: how many rows, and how many neighbouring ranks in each; empty: the two that are nearest to each
+            other.
+    """
+
+    sides: tuple[int, ...] = ()
+
+    words: ClassVar[str] = "torus"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_numbers(
+            "sides", self.sides, (0, 2), "write (2, 4) for two rows of four ranks, or leave it out"
+        )
+
+    def schedule(self, peers: int, nbytes: int) -> MessageSchedule:
+        return schedules.torus(peers, self.sides)
+
+
+@dataclass(frozen=True)
+class BlueConnect(Shape):
+    """Reduce-scatters over one level of the cluster after the other, then all-gathers back.
+
+    With factors f, g, h a rank first exchanges with f neighbours, then n / f with the g ranks of its place in
+    the next groups, then n / (f g) with h: out of a group of f ranks go 2 (g - 1) / g n bytes, and out of one
+    of f g ranks 2 (h - 1) / h n, however many ranks there are in it. So it is the hierarchy of any number of
+    levels: GPUs of a node, nodes of a rack, racks. Cho, Finkler, Serrano, Kung & Hunter, MLSys 2019.
+    Difference: in each level a ring; the paper takes what is fastest there.
+
+    Attributes:
+        factors: the ranks of a node, the nodes of a rack, and so on, with neighbours first; empty: the prime
+            factors of the number of ranks, the smallest first.
+    """
+
+    factors: tuple[int, ...] = ()
+
+    words: ClassVar[str] = "rings by level"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_numbers(
+            "factors", self.factors, None, "write (8, 4, 2) for two racks of four nodes of eight ranks"
+        )
+
+    def schedule(self, peers: int, nbytes: int) -> MessageSchedule:
+        return schedules.blueconnect(peers, self.factors)
+
+
+def _check_numbers(name: str, given: object, counts: Sequence[int] | None, hint: str) -> None:
+    """Refuse what is no tuple of whole numbers from 1 on; `counts`: how many there may be."""
+    fits = isinstance(given, tuple) and all(type(each) is int and each >= 1 for each in given)
+    if not fits or (counts is not None and isinstance(given, tuple) and len(given) not in counts):
+        raise ConfigError(f"{name}={given!r} cannot be: {hint}")
