@@ -34,6 +34,7 @@ from tacit.algorithms.powersgd import powersgd as powersgd
 from tacit.algorithms.lag import lag as lag
 from tacit.algorithms.fusion import fusion as fusion
 from tacit.algorithms.priority import priority as priority
+from tacit.algorithms.uneven import uneven as uneven
 from tacit.algorithms.pipesgd import pipesgd as pipesgd
 from tacit.algorithms.localsgd import localsgd as localsgd
 from tacit.algorithms.postlocal import postlocal as postlocal

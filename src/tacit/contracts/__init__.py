@@ -70,6 +70,8 @@ from tacit.contracts.rounds import (
     Sync,
 )
 from tacit.contracts.topology import (
+    ByLinks,
+    LinkRates,
     MixingTopology,
     NodeTopology,
     Options,
@@ -102,6 +104,7 @@ __all__ = [
     "AnchorMerge",
     "Application",
     "AxisRank",
+    "ByLinks",
     "Collective",
     "Compressor",
     "ConsolidatingMerge",
@@ -116,6 +119,7 @@ __all__ = [
     "LateOverlap",
     "LayerwiseOverlap",
     "LearningRateMerge",
+    "LinkRates",
     "Matrix",
     "Merge",
     "MixingMerge",

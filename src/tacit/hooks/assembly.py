@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
-from tacit.contracts import NODE, WORLD, FollowingRounds
+from tacit.contracts import NODE, WORLD, ByLinks, FollowingRounds
 from tacit.errors import AttachError
 from tacit.hooks.learning_rates import Rates
 from tacit.hooks.level import Level
 from tacit.hooks.momentum import TakenMomentum
-from tacit.hooks.node_layout import read_nodes, warn_of_one
+from tacit.hooks.node_layout import measured_links, read_nodes, warn_of_one
 from tacit.hooks.options import AttachOptions
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.process_groups import gathered
+
+_log = logging.getLogger("tacit")
 
 
 def levels_of(options: AttachOptions, rates: Rates, taken: TakenMomentum | None) -> Iterator[Level]:
@@ -36,7 +39,7 @@ def levels_of(options: AttachOptions, rates: Rates, taken: TakenMomentum | None)
     share = _share(options)
     unweighted = options.weight is None and options.scaler is None
     levels: list[Level] = []
-    for each in fully_named(strategy):
+    for each in _for_links(fully_named(strategy), options):
         level = Level(
             each,
             options.model,
@@ -59,6 +62,26 @@ def levels_of(options: AttachOptions, rates: Rates, taken: TakenMomentum | None)
     for at_work in levels:
         if isinstance(at_work.strategy.rounds, FollowingRounds):
             at_work.session.schedule.follow(levels[-1].session.schedule)
+
+
+def _for_links(levels: Sequence[Strategy], options: AttachOptions) -> Sequence[Strategy]:
+    """The levels for the links at hand, which are measured where a topology has not been told them.
+
+    A collective call. All ranks are given the same numbers, so that they decide alike.
+    """
+    if not any(isinstance(each.topology, ByLinks) and each.topology.needs_rates for each in levels):
+        return levels
+    rates = measured_links(options.group, options.mesh).both_ways()
+    found = [
+        replace(each, topology=each.topology.for_rates(rates))
+        if isinstance(each.topology, ByLinks) and each.topology.needs_rates
+        else each
+        for each in levels
+    ]
+    if options.group.rank() == 0:
+        each = ", ".join(f"{rate / 1e6:.4g}" for rate in rates.of_nodes())
+        _log.info("%s: the nodes' links carry %s Mbit/s both ways", options.strategy.name, each)
+    return found
 
 
 def _goes_by_node(strategy: AnyStrategy) -> bool:

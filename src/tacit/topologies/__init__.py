@@ -7,6 +7,7 @@ from tacit.topologies.hierarchical import Hierarchical
 from tacit.topologies.star import Asynchronous, StaleSynchronous, Star, Synchronous
 from tacit.topologies.tree import GlobalTopK
 from tacit.topologies.two_phase import TwoPhase
+from tacit.topologies.uneven import Uneven
 
 __all__ = [
     "Asynchronous",
@@ -19,4 +20,5 @@ __all__ = [
     "Star",
     "Synchronous",
     "TwoPhase",
+    "Uneven",
 ]

@@ -84,5 +84,5 @@ def adopt_orphans() -> None:
 
 
 def name_thread(name: str) -> None:
-    """Have tools such as `ps` and `top` show the calling thread, and a process of one thread, by this name."""
+    """Have tools such as `ps` and `top` show the calling thread by this name."""
     _check(_libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0), "prctl PR_SET_NAME")
