@@ -2,6 +2,7 @@
 
     python benchmarks/order.py            # about 12 minutes
     python benchmarks/order.py --quick    # one model, about a minute
+    python benchmarks/order.py --only uneven
     python benchmarks/order.py --table benchmarks/results/DATE-order.json
 
 On 4x1@1gbit, dense in fp32: a VGG-11 of 9.2 million parameters, and a byte transformer of 0.7 million. All
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import uneven_links
 from launched import in_testbed, tell
 
 CLUSTER = "4x1@1gbit"
@@ -109,9 +111,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one model, two blocks")
+    parser.add_argument(
+        "--only", choices=["uneven"], help="only one part: where one node of four is slow (uneven_links.py)"
+    )
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     parser.add_argument("--save", action="store_true", help="write results/DATE-order.json")
     options = parser.parse_args(argv)
+    if options.only == "uneven":
+        if options.rank:
+            uneven_links.rank_main(options.rank, options.quick)
+            return
+        models = [*uneven_links.CLUSTERS][: 1 if options.quick else None]
+        rows = [row for model in models for row in uneven_links.rows_of(model, __file__, options.quick)]
+        print(uneven_links.table(rows))
+        return
     if options.rank:
         rank_main(options.rank, options.quick)
         return
