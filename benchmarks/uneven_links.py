@@ -1,8 +1,9 @@
 """Steps of DDP and of averages in unequal stretches, side by side, where one node of four is slow.
 
-`python benchmarks/order.py --only uneven` runs it. Dense in fp32: both do the same arithmetic, but for the order
-in which ranks are added up. Promised: where the link has a tenth of the rate, a step is at least 1.3 times as
-fast. A ring has the slow node send 1.5 times the gradient, and the stretches once, so that 1.5 is the limit.
+`python benchmarks/order.py --only uneven` runs it. Dense in fp32: both do the same arithmetic, but for the
+order in which ranks are added up. Promised: where the link has a tenth of the rate, a step is at least 1.3
+times as fast. A ring has the slow node send 1.5 times the gradient, and the stretches once, so that 1.5 is
+the limit.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launched import in_testbed, tell
+from tacit.topologies import Uneven
 
 CLUSTERS = {"vgg11": "nodes=[3x1@1gbit,1x1@100mbit]", "bytes": "nodes=[3x1@100mbit,1x1@10mbit]"}
 """By model: VGG-11 of 9.2 million parameters, and a byte transformer of 0.7 million."""
@@ -34,7 +36,10 @@ def rank_main(model: str, quick: bool) -> None:
         seconds = timed(blocks, 2 if quick else _BLOCKS)
         apart = {arm: _apart(trainers[arm], trainers["ddp"]) for arm in ARMS}
         if rank == 0:
-            topology = trainers["uneven"].session.session.strategy.topology
+            attached = trainers["uneven"].session
+            assert attached is not None
+            topology = attached.session.strategy.topology
+            assert isinstance(topology, Uneven)
             tell(
                 {
                     "seconds": seconds,

@@ -51,7 +51,8 @@ def test_links_have_their_own_rates_and_loads(programs: Path) -> None:
     links = Links.from_json(next(line for line in found if line.startswith("{")))
     print(links)
     fast, into, out = links.rate[0][1], links.rate[0][2], links.rate[2][0]
-    assert fast is not None and into is not None
+    assert fast is not None
+    assert into is not None
     assert out is not None
     assert 25e6 < fast <= 210e6
     assert 8e6 <= into <= 21e6

@@ -63,9 +63,9 @@ def test_a_slow_link_averages_for_nobody() -> None:
     assert cut(12, [1.0]) == ((0, 12),)
 
 
-@given(st.integers(0, 10**10), RATES)
-def test_chunks_are_few(nbytes: int, rates: list[float]) -> None:
-    assert 1 <= chunks(nbytes, rates) <= MOST_CHUNKS
+@given(st.integers(0, 10**10))
+def test_chunks_are_few(nbytes: int) -> None:
+    assert 1 <= chunks(nbytes) <= chunks(nbytes + 5000) <= MOST_CHUNKS
 
 
 def averaged(
@@ -89,14 +89,14 @@ def averaged(
     st.integers(1, 700),
     st.sampled_from([Dense(), BF16(), FP16()]),
     st.integers(0, 2**31),
-    st.sampled_from([2e-3, 1e-9]),
+    st.sampled_from([16 << 10, 100, 1]),
 )
 @settings(max_examples=60, deadline=None)
 def test_all_ranks_have_the_mean_in_equal_bits(
-    rates: list[float], numel: int, compressor: Compressor, seed: int, message: float
+    rates: list[float], numel: int, compressor: Compressor, seed: int, chunk: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(uneven, "MESSAGE_SECONDS", message)  # one chunk, or the most
+        patch.setattr(uneven, "CHUNK_BYTES", chunk)  # one chunk, or the most
         generator = torch.Generator().manual_seed(seed)
         given = [torch.randn(numel, generator=generator) for _ in rates]
         xs, sent = averaged(given, Uneven(rates=tuple(rates)), compressor)

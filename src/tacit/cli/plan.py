@@ -254,6 +254,6 @@ def _sweep(
     found = []
     for nodes in counts:
         for rate in rates:
-            scaled = replace(network, nodes=nodes, rate=rate * networks.FRAMES / 8)
+            scaled = replace(network, nodes=nodes, rate=rate * networks.FRAMES / 8, rates=())
             found.append(planning.plan(profile, scaled, texts))
     return found

@@ -130,6 +130,12 @@ class LinkRates:
             return (_RATE_UNKNOWN,)
         return tuple(max(min(self.between(i, j), self.between(j, i)) for j in nodes if j != i) for i in nodes)
 
+    def of_ranks(self) -> tuple[tuple[float | None, ...], ...]:
+        """From each rank to each rank: the rate of their nodes, or None within a node of unknown rate."""
+        node = {rank: i for i, ranks in enumerate(self.nodes) for rank in ranks}
+        every = sorted(node)
+        return tuple(tuple(self.matrix[node[a]][node[b]] for b in every) for a in every)
+
     def between(self, i: int, j: int) -> float:
         """Bit/s from a node to a node."""
         return self.matrix[i][j] or _RATE_UNKNOWN

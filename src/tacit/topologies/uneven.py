@@ -33,8 +33,8 @@ from tacit.topologies.on_axis import OnAxis
 
 MOST_CHUNKS = 16
 """Chunks of a tensor: each message of an exchange has connections of its own."""
-MESSAGE_SECONDS = 2e-3
-"""What a message costs beside its bytes, about, where it is decided how many there are."""
+CHUNK_BYTES = 16 << 10
+"""Bytes that take as long as what a message costs beside its bytes, about."""
 _UNKNOWN_RATE = 1e9
 
 
@@ -135,7 +135,7 @@ class Uneven(OnAxis, ByLinks):
 def _average_(flat: Tensor, rates: Sequence[float], me: int) -> Generator[Request, Any, None]:
     """Overwrite `flat` with the peers' mean: chunk by chunk, each chunk's mean one message later."""
     spans = cut(flat.numel(), rates)
-    count = chunks(flat.numel() * flat.element_size(), rates)
+    count = chunks(flat.numel() * flat.element_size())
     pieces = [[flat[start:stop] for start, stop in _chunks(span, count)] for span in spans]
     for k in range(count + 1):
         reducing, gathering = _numbered(pieces, k), _numbered(pieces, k - 1)
@@ -190,12 +190,13 @@ def seconds(spans: Spans, rates: Sequence[float]) -> float:
     return max(each / rate for each, rate in zip(busy, rates, strict=True))
 
 
-def chunks(nbytes: int, rates: Sequence[float]) -> int:
-    """Into how many chunks a tensor is cut: the more, the less is done one way only, at a message each."""
-    if nbytes == 0:
-        return 1
-    took = 8 * nbytes * max(1 / min(rates), 2 * (len(rates) - 1) / math.fsum(rates))
-    return max(1, min(MOST_CHUNKS, round(math.sqrt(took / MESSAGE_SECONDS))))
+def chunks(nbytes: int) -> int:
+    """Into how many chunks a tensor is cut.
+
+    Beside what the first of k chunks sends and the last gets, nothing travels: 1 / k more. And each is a
+    message. The square root makes both alike, for messages that cost as much as `CHUNK_BYTES`.
+    """
+    return max(1, min(MOST_CHUNKS, round(math.sqrt(nbytes / CHUNK_BYTES))))
 
 
 def _rounded(numel: int, shares: Sequence[float]) -> Spans:
