@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tacit.contracts import LinkRates
 from tacit.errors import ConfigError
 from tacit.files import put
 
@@ -123,10 +122,6 @@ class Links:
             for j, value in enumerate(row)
             if i != j and value is not None
         ]
-
-    def both_ways(self) -> LinkRates:
-        """What topologies go by: the rates of links that carry as much each way."""
-        return LinkRates(self.rate_both_ways, self.ranks)
 
     def slow(self) -> list[tuple[int, int]]:
         """The links between nodes, from and to, whose rate is under three quarters of the median's."""

@@ -42,7 +42,9 @@ def measured(links: Links, profile: Profile) -> Network:
         per_hop=profile.per_message,
         near_rate=min((rate for rate in near if rate is not None), default=math.inf) / 8,
         near_latency=max((each for each in inside if each is not None), default=_LATENCY),
-        rates=tuple(each / 8 for each in links.both_ways().of_nodes()) if nodes > 1 else (),
+        rates=tuple(each / 8 for each in LinkRates(links.rate_both_ways, links.ranks).of_nodes())
+        if nodes > 1
+        else (),
     )
 
 

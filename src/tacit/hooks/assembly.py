@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from tacit.contracts import NODE, WORLD, ByLinks, FollowingRounds
+from tacit.contracts import NODE, WORLD, ByLinks, FollowingRounds, LinkRates
 from tacit.errors import AttachError
 from tacit.hooks.learning_rates import Rates
 from tacit.hooks.level import Level
@@ -71,7 +71,8 @@ def _for_links(levels: Sequence[Strategy], options: AttachOptions) -> Sequence[S
     """
     if not any(isinstance(each.topology, ByLinks) and each.topology.needs_rates for each in levels):
         return levels
-    rates = measured_links(options.group, options.mesh).both_ways()
+    links = measured_links(options.group, options.mesh)
+    rates = LinkRates(links.rate_both_ways, links.ranks)
     found = [
         replace(each, topology=each.topology.for_rates(rates))
         if isinstance(each.topology, ByLinks) and each.topology.needs_rates

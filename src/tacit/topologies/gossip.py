@@ -52,8 +52,8 @@ class Gossip(MixingTopology, ByLinks):
             1, 2, 4, ... places further, and each takes from as many (Assran et al., ICML 2019, arXiv
             1811.10792). "one-peer": to one of these, to the next one in each round (the same paper; Ying et
             al., NeurIPS 2021, arXiv 2110.13363). "complete": to all. "measured": to those to whom
-            links are fast, as measured when it is attached (`link_graphs.gossip_weights`). Or W itself, row by
-            row.
+            links are fast, as measured when it is attached (`link_graphs.gossip_weights`). Or W itself, row
+            by row.
         global_every: every so many rounds all ranks are averaged (Gossip-PGA: Chen et al., ICML 2021, arXiv
             2105.09080); 0: never.
     """

@@ -93,10 +93,10 @@ def gossip_weights(rates: Rates) -> Weights:
 
     Its graph has the links of at least half the typical rate, which is the median of the ranks' fastest
     links; and of the others those of the best spanning tree, which connect what would fall apart. Weights are
-    Metropolis': W_ij = 1 / (1 + max(d_i, d_j)), where d are the numbers of neighbours (Xiao, Boyd & Kim 2007).
-    Those of slow links are less, down to a quarter. What is left of a row is its rank's own weight. So slow
-    links are used only where there is no way round them. They carry as many bytes as others, whatever their
-    weight.
+    Metropolis': W_ij = 1 / (1 + max(d_i, d_j)), where d are the numbers of neighbours (Xiao, Boyd & Kim
+    2007). Those of slow links are less, down to a quarter. What is left of a row is its rank's own weight. So
+    slow links are used only where there is no way round them. They carry as many bytes as others, whatever
+    their weight.
 
     Raises:
         ConfigError: the matrix is not square, or has a rate that cannot be.
