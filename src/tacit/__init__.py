@@ -117,7 +117,7 @@ _HOMES = {
     "tacit.rounds": "AdaComm ByVariance Cycling Every EveryEpoch EveryStep MomentPeriods NodeRounds "
     "OnPlateau Until",
     "tacit.topologies": "Asynchronous Auto Flat GlobalTopK Gossip Hierarchical StaleSynchronous Star "
-    "Synchronous TwoPhase",
+    "Synchronous TwoPhase Uneven",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 _missing = _moved.attributes("tacit")

@@ -16,7 +16,7 @@ from tacit.errors import ConfigError, NonFinite
 from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.testing import check_compressor
-from tacit.topologies import Flat, Hierarchical, Uneven, uneven
+from tacit.topologies import Hierarchical, Uneven, uneven
 from tacit.topologies.uneven import MOST_CHUNKS, chunks, cut, seconds
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
@@ -183,6 +183,16 @@ def test_measured_links_give_each_rank_its_share_of_its_node() -> None:
     assert alone.rates == (alone.rates[0],) * 3
 
 
-def test_it_can_go_between_nodes() -> None:
-    assert Hierarchical(far=Uneven(NET)).far == Uneven(NET)
-    assert Flat() != Uneven()
+def test_it_goes_between_nodes_too() -> None:
+    net, links = Loopback.of_nodes(3, 2), LinkRates(((None, 9.0, 1.0),) * 3, ((0, 1), (2, 3), (4, 5)))
+    assert Hierarchical(far=Uneven(NET)).needs_rates
+    assert not Hierarchical().needs_rates
+    topology = Hierarchical(far=Uneven(NET)).for_rates(links)
+    assert topology.far == Uneven(NET, links.of_nodes())
+    strategy, named = Strategy(topology=topology), {"a": torch.zeros(200)}
+    given = [torch.randn(200) for _ in range(6)]
+    xs = [x.clone() for x in given]
+    sessions = [Session(strategy, named, LoopbackTransport(net, rank), [["a"]]) for rank in range(6)]
+    net.run([session.open(0, x) for session, x in zip(sessions, xs, strict=True)])
+    assert all(torch.equal(x, xs[0]) for x in xs)
+    assert torch.allclose(xs[0], torch.stack(given).mean(0), atol=1e-6)

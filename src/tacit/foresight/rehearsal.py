@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tacit.contracts import NET, NODE, AxisRank, ByLinks
+from tacit.contracts import NET, NODE, WORLD, AxisRank, ByLinks
 from tacit.errors import ConfigError
 from tacit.foresight.profile import Profile
 from tacit.session.buckets import fitting, group_names
@@ -145,7 +145,7 @@ def _level(strategy: Strategy, profile: Profile, layout: Layout, replicated: boo
     plan, scripts = Plan(context, names), []
     for i, (part, bucket_names) in enumerate(buckets):
         step = max((0, *plan.buckets[i].compressor.changes))
-        if isinstance(topology, ByLinks):
+        if isinstance(topology, ByLinks) and topology.meets == WORLD:
             scripts.append(
                 BucketScript(tuple(bucket_names), plan.buckets[i].numel, _apart(plan, i, step, layout), part)
             )

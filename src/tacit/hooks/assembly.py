@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -15,19 +14,33 @@ from tacit.hooks.level import Level
 from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.node_layout import measured_links, read_nodes, warn_of_one
 from tacit.hooks.options import AttachOptions
+from tacit.links import Links
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.process_groups import gathered
 
-_log = logging.getLogger("tacit")
+
+def links_for(options: AttachOptions) -> Links | None:
+    """The links, measured now if a topology of the strategy is to go by them. A collective call.
+
+    All ranks are given the same numbers, so that they decide alike.
+    """
+    needed = any(
+        isinstance(level.topology, ByLinks) and level.topology.needs_rates
+        for level in options.strategy.levels
+    )
+    return measured_links(options.group, options.mesh) if needed else None
 
 
-def levels_of(options: AttachOptions, rates: Rates, taken: TakenMomentum | None) -> Iterator[Level]:
+def levels_of(
+    options: AttachOptions, rates: Rates, taken: TakenMomentum | None, links: Links | None = None
+) -> Iterator[Level]:
     """Make the strategy's levels, near to far. A generator: all ranks must exhaust it, as a collective call.
 
     Args:
         options: the same on all ranks.
         rates: reads the parameters' learning rates.
         taken: the momentum that the strategy takes from the optimizers.
+        links: as of `links_for`.
 
     Raises:
         AttachError: nothing says which ranks share a node, or only some ranks give a weight.
@@ -39,7 +52,7 @@ def levels_of(options: AttachOptions, rates: Rates, taken: TakenMomentum | None)
     share = _share(options)
     unweighted = options.weight is None and options.scaler is None
     levels: list[Level] = []
-    for each in _for_links(fully_named(strategy), options):
+    for each in _told(fully_named(strategy), links):
         level = Level(
             each,
             options.model,
@@ -64,25 +77,17 @@ def levels_of(options: AttachOptions, rates: Rates, taken: TakenMomentum | None)
             at_work.session.schedule.follow(levels[-1].session.schedule)
 
 
-def _for_links(levels: Sequence[Strategy], options: AttachOptions) -> Sequence[Strategy]:
-    """The levels for the links at hand, which are measured where a topology has not been told them.
-
-    A collective call. All ranks are given the same numbers, so that they decide alike.
-    """
-    if not any(isinstance(each.topology, ByLinks) and each.topology.needs_rates for each in levels):
+def _told(levels: Sequence[Strategy], links: Links | None) -> Sequence[Strategy]:
+    """The levels, with topologies for these links."""
+    if links is None:
         return levels
-    links = measured_links(options.group, options.mesh)
     rates = LinkRates(links.rate_both_ways, links.ranks)
-    found = [
+    return [
         replace(each, topology=each.topology.for_rates(rates))
         if isinstance(each.topology, ByLinks) and each.topology.needs_rates
         else each
         for each in levels
     ]
-    if options.group.rank() == 0:
-        each = ", ".join(f"{rate / 1e6:.4g}" for rate in rates.of_nodes())
-        _log.info("%s: the nodes' links carry %s Mbit/s both ways", options.strategy.name, each)
-    return found
 
 
 def _goes_by_node(strategy: AnyStrategy) -> bool:
