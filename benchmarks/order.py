@@ -8,6 +8,7 @@
 * `scheduled` (scheduled_steps.py): fusion, priority and DeAR.
 * `gossip` (gossip_steps.py): steps on 4, 8 and 16 nodes.
 * `slices` (sliced_bytes.py): what leaves a node whose ranks share a gradient out.
+* `uneven` (uneven_links.py): one node of four has a tenth of the rate.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from typing import Any
 import gossip_steps
 import scheduled_steps
 import sliced_bytes
+import uneven_links
 from paired import add_table, conclude, hardware
 
 PARTS: dict[str, ModuleType] = {
     "scheduled": scheduled_steps,
     "gossip": gossip_steps,
     "slices": sliced_bytes,
+    "uneven": uneven_links,
 }
 """Each has `rank_main`, `rows`, `verdicts` and `table`."""
 

@@ -22,6 +22,16 @@ from tacit.lab.testbed import Testbed
         ("2x2@20ms", Cluster(2, 2, None, 0.02)),
         ("nodes=[3x1@1gbit,1x1@100mbit]", Cluster(4, 1, rates=(1e9, 1e9, 1e9, 1e8))),
         ("nodes=[1x2@10mbit,1x2@1gbit]", Cluster(2, 2, rates=(1e7, 1e9))),
+        ("nodes=[1x1@1gbit,1x1@10mbit]+2", Cluster(2, 1, rates=(1e9, 1e7), servers=2)),
+        ("4x1@1gbit+load=50mbit", Cluster(4, 1, 1e9, load=5e7)),
+        ("4x1+1@1gbit,1ms+load=50mbit", Cluster(4, 1, 1e9, 1e-3, servers=1, load=5e7)),
+        ("2x1+load=50mbit", Cluster(2, 1, load=5e7)),
+        (
+            "nodes=[2x2@1gbit,1x2@100mbit,20ms+load=30mbit]",
+            Cluster(3, 2, rates=(1e9, 1e9, 1e8), latencies=(0, 0, 0.02), loads=(0, 0, 3e7)),
+        ),
+        ("nodes=[1x1@1gbit,1x1@1gbit,2ms]", Cluster(2, 1, 1e9, latencies=(0, 2e-3))),
+        ("nodes=[1x1@1gbit,1x1@1gbit+load=1mbit]", Cluster(2, 1, 1e9, loads=(0, 1e6))),
     ],
 )
 def test_parses_and_writes_back(text: str, cluster: Cluster) -> None:
@@ -37,6 +47,10 @@ def test_parses_and_writes_back(text: str, cluster: Cluster) -> None:
         ("2x2@0.5gbit, 1s", "2x2@500mbit,1s"),
         ("2x2@100mbit,0ms", "2x2@100mbit"),
         ("LOCAL:2", "local:2"),
+        ("nodes=[2@1gbit,2@100mbit]", "nodes=[1x2@1gbit,1x2@100mbit]"),
+        ("nodes=[2@1gbit, 2@1gbit]", "2x2@1gbit"),
+        ("Nodes=[3x1@1gbit, 1@100mbit, 5ms+load=10mbit]", "nodes=[3x1@1gbit,1x1@100mbit,5ms+load=10mbit]"),
+        ("nodes=[2x1@1gbit,1ms,1x1@1gbit,1ms]", "3x1@1gbit,1ms"),
     ],
 )
 def test_other_spellings_mean_the_canonical_one(text: str, canonical: str) -> None:
@@ -52,6 +66,26 @@ def test_other_spellings_mean_the_canonical_one(text: str, canonical: str) -> No
 def test_text_says_it_all(nodes: int, ranks: int, rate: float | None, latency: float) -> None:
     cluster = Cluster(nodes, ranks, rate, latency)
     assert Cluster.parse(str(cluster)) == cluster
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(1e3, 1e12), st.just(0.0) | st.floats(1e-9, 10), st.just(0.0) | st.floats(1, 999)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(1, 4),
+    st.integers(0, 3),
+)
+def test_text_of_uneven_nodes_says_it_all(
+    links: list[tuple[float, float, float]], ranks: int, servers: int
+) -> None:
+    rates, latencies, loads = zip(*links, strict=True)
+    cluster = Cluster(len(links), ranks, servers=servers, rates=rates, latencies=latencies, loads=loads)
+    assert Cluster.parse(str(cluster)) == cluster
+    found = [(cluster.rate_of(i), cluster.latency_of(i), cluster.load_of(i)) for i in range(len(links))]
+    assert found == links
+    assert [cluster.free_rate_of(i) for i in range(len(links))] == [rate - load for rate, _, load in links]
 
 
 @for_each(
@@ -84,6 +118,11 @@ def test_text_says_it_all(nodes: int, ranks: int, rate: float | None, latency: f
         "2x2@20ms,100mbit",
         "2x2@100mbit,20ms,1ms",
         "2x2@1gbit,1gbit",
+        "2x2@1gbit+load=1gbit",
+        "2x2@1gbit+load=1ms",
+        "2x2@1gbit+load=",
+        "2x2+load=5mbit@1gbit",
+        "local:2+load=5mbit",
         "2x2@100mbit please",
         "local:0",
         "local",
@@ -92,7 +131,7 @@ def test_text_says_it_all(nodes: int, ranks: int, rate: float | None, latency: f
     ],
 )
 def test_bad_text_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigError, match="2x2@100mbit"):
+    with pytest.raises(ConfigError, match=r"2x2@100mbit|nodes="):
         Cluster.parse(text)
 
 
@@ -104,6 +143,14 @@ def test_bad_text_is_refused_with_an_example(text: str) -> None:
         {"nodes": 2, "ranks_per_node": 1, "rates": (1e6,)},
         {"nodes": 1, "ranks_per_node": 1, "rate": 1e6, "rates": (1e6,)},
         {"nodes": 1, "ranks_per_node": 1, "rates": (0.0,)},
+        {"nodes": 2, "ranks_per_node": 1, "rate": 1e6, "latencies": (0.0, -1.0)},
+        {"nodes": 2, "ranks_per_node": 1, "rate": 1e6, "loads": (0.0, float("nan"))},
+        {"nodes": 2, "ranks_per_node": 1, "rate": 1e6, "loads": (0.0, 1e6)},
+        {"nodes": 2, "ranks_per_node": 1, "rate": 1e6, "load": 1.0, "loads": (0.0, 1.0)},
+        {"nodes": 2, "ranks_per_node": 1, "rates": (1e6, 1e7), "load": 2e6},
+        {"nodes": 2, "ranks_per_node": 1, "loads": (0.0, 1e6)},
+        {"nodes": 2, "ranks_per_node": 1, "latencies": (0.0, 1.0)},
+        {"nodes": 1, "ranks_per_node": 1, "load": 1.0, "namespaces": False},
         {"nodes": 1, "ranks_per_node": 10**30, "namespaces": False},
         {"nodes": 1, "ranks_per_node": -1},
         {"nodes": 1, "ranks_per_node": 1, "rate": 0.0},
@@ -136,10 +183,15 @@ def test_what_one_machine_cannot_emulate_can_be_planned(values: dict[str, int]) 
 
 @for_each(
     "text",
-    ["nodes=[]", "nodes=[3x1]", "nodes=[1x1@1gbit,1x2@1gbit]", "nodes=[1x1@20ms]", "nodes=[1x1@1gbit"],
+    [
+        *("nodes=[]", "nodes=[3x1]", "nodes=[1x1@1gbit,1x2@1gbit]", "nodes=[1x1@20ms]", "nodes=[1x1@1gbit"),
+        *("nodes=[0x1@1gbit]", "nodes=[1x1@1gbit,2@1gbit]", "nodes=[2,2@1gbit]", "nodes=[1@1gbit,5ms,5ms]"),
+        *("nodes=[1@1gbit+load=5ms]", "nodes=[1@1gbit+load=0mbit]", "nodes=[1@1gbit]+load=5mbit"),
+        *("nodes=[1@1gbit+load=]", "nodes=[1@1gbit+load=5mbit,5ms]", "nodes=[1@1mbit+load=1gbit]"),
+    ],
 )
 def test_uneven_nodes_that_cannot_be_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="nodes="):
+    with pytest.raises(ConfigError, match=r"2x2@100mbit|nodes=\["):
         Cluster.parse(text)
 
 
@@ -147,6 +199,13 @@ def test_a_server_has_the_fastest_link_of_uneven_nodes() -> None:
     cluster = Cluster(2, 1, rates=(1e6, 1e9), servers=1)
     assert [cluster.rate_of(place) for place in range(3)] == [1e6, 1e9, 1e9]
     assert cluster.shaped
+
+
+def test_a_server_has_the_earliest_link_and_no_load() -> None:
+    cluster = Cluster(2, 1, 1e9, latencies=(0.5, 0.1), load=1e6, servers=1)
+    assert [cluster.latency_of(place) for place in range(3)] == [0.5, 0.1, 0.1]
+    assert [cluster.load_of(place) for place in range(3)] == [1e6, 1e6, 0.0]
+    assert cluster.loaded
 
 
 def test_world_size() -> None:

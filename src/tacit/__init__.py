@@ -116,8 +116,8 @@ _HOMES = {
     "tacit.overlap": "Bucketwise Delayed Fused Prioritized",
     "tacit.rounds": "AdaComm ByVariance Cycling Every EveryEpoch EveryStep MomentPeriods NodeRounds "
     "OnPlateau Until",
-    "tacit.topologies": "Asynchronous Auto BlueConnect DoubleTree Flat GlobalTopK Gossip HalvingDoubling "
-    "Hierarchical Ring StaleSynchronous Star Synchronous Torus TwoPhase",
+    "tacit.topologies": "Asynchronous Auto BlueConnect Decoupled DoubleTree Flat GlobalTopK Gossip "
+    "HalvingDoubling Hierarchical Ring StaleSynchronous Star Synchronous Torus TwoPhase Uneven",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 _missing = _moved.attributes("tacit")

@@ -57,4 +57,6 @@ def test_a_saved_result_is_shown_part_by_part() -> None:
 def test_a_part_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         order.main(["--only", "scheduled,gosip"])
-    assert "there is no part 'gosip': write some of scheduled, gossip, slices" in capsys.readouterr().err
+    assert (
+        "there is no part 'gosip': write some of scheduled, gossip, slices, uneven" in capsys.readouterr().err
+    )

@@ -152,3 +152,34 @@ def test_described_links_carry_payload_in_frames() -> None:
     emulated = networks.described(4, 2, [None] * 4, 0.0, profile, emulated=True)
     assert (emulated.cores, emulated.sharing) == (2, 8)
     assert emulated.rate == float("inf")
+
+
+def test_unequal_stretches_wait_for_one_times_the_bytes_of_the_slow_link() -> None:
+    profile = made.with_cost(made.with_cost(made.profile(), "uneven", 4, 1), "ddp", 4, 1)
+    network = networks.described(4, 1, [1e8, 1e8, 1e8, 1e7], 0.0, profile, cores=100.0)
+    assert network.rates == pytest.approx([1e8 / 8 * networks.FRAMES] * 3 + [1e7 / 8 * networks.FRAMES])
+    network = replace(network, latency=0.0)
+    even = replace(network, rates=())
+    ddp, uneven = (predict(parse(text), profile, network) for text in ("ddp", "uneven"))
+    once = profile.model_bytes / network.rate
+    assert ddp.far == pytest.approx(predict(parse("ddp"), profile, even).far)
+    # Two buckets of a few chunks each: what the first sends, and the last gets, has nothing beside it.
+    assert once < uneven.seconds < 1.4 * once + COMPUTE
+    assert ddp.seconds / uneven.seconds > 1.1
+    assert predict(parse("uneven"), profile, even).seconds > 1.3 * uneven.seconds
+
+
+def test_topologies_by_links_are_told_a_networks_rates() -> None:
+    profile = made.profile()
+    network = networks.described(3, 2, [1e8, None, 1e7], 0.0, profile)
+    topology = networks.strategy_on(network, parse("uneven")).levels[0].topology
+    assert topology.rates[4:] == pytest.approx([0.5e7 * networks.FRAMES] * 2)  # type: ignore[attr-defined]
+    given = parse("uneven:rates=5/5/5/5/5/5")
+    assert networks.strategy_on(network, given) == given
+    levels = networks.strategy_on(network, parse("daso"))
+    assert levels == parse("daso")
+
+
+def test_more_ranks_than_can_be_looked_at_one_by_one_are_refused() -> None:
+    with pytest.raises(ConfigError, match="foretold for up to 64 ranks"):
+        made.with_cost(made.profile(), "uneven", 65, 1)

@@ -112,6 +112,24 @@ def everything_kept_is_ddp() -> None:
 
 
 @check
+def unequal_stretches_are_ddp() -> None:
+    ddp, peers = trained("ddp"), dist.get_world_size()
+    for rates in ("1000/" * (peers - 1) + "1", "/".join(str(1 + i) for i in range(peers))):
+        found = trained(f"uneven:rates={rates}")
+        close_to(found, ddp)
+        assert same_on_all_ranks(found)
+    found = trained("uneven:compressor=bf16")
+    close_to(found, ddp, 5e-3)
+    assert same_on_all_ranks(found)
+
+
+@check
+def gossip_on_measured_links_keeps_the_mean_and_meets() -> None:
+    found = trained("gossip:graph=measured")
+    assert same_on_all_ranks(found)
+
+
+@check
 def dgc_that_sends_all_is_ddp_with_momentum() -> None:
     close_to(trained("dgc:ratio=1.0,masking=false"), trained("ddp"))
 

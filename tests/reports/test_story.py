@@ -69,6 +69,12 @@ def test_a_failed_base_leaves_the_others_to_be_told() -> None:
         ("2x1@500kbit", "500 kbit/s links"),
         ("2x2", "full-speed links"),
         ("what?", "what?"),
+        ("4x1@1gbit+load=50mbit", "1 Gbit/s links, each with a background load of 50 Mbit/s"),
+        (
+            "nodes=[1@1gbit,1@100mbit,5ms+load=20mbit]",
+            "uneven 100 Mbit/s to 1 Gbit/s links with 0 to 5 ms of latency, with background loads of "
+            "0 kbit/s to 20 Mbit/s",
+        ),
     ],
 )
 def test_links_in_words(cluster: str, words: str) -> None:

@@ -72,8 +72,21 @@ def command(
             process.kill()
 
 
-@pytest.mark.parametrize("cluster", ["2x1@100mbit", "local:2"])
-@pytest.mark.parametrize("end", ["success", "error", "SIGINT", "SIGTERM", "SIGKILL"])
+LOADED = "nodes=[1x1@100mbit,1x1@10mbit+load=5mbit]"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "end"),
+    [
+        *((cluster, end) for cluster in ("2x1@100mbit", "local:2") for end in ("success", "error")),
+        *(
+            (cluster, end)
+            for cluster in ("2x1@100mbit", "local:2")
+            for end in ("SIGINT", "SIGTERM", "SIGKILL")
+        ),
+        *((LOADED, end) for end in ("success", "error", "SIGINT", "SIGKILL")),
+    ],
+)
 def test_nothing_is_left(programs: Path, tmp_path: Path, cluster: str, end: str) -> None:
     before = interfaces()
     how = "hang" if end.startswith("SIG") else end
@@ -86,7 +99,8 @@ def test_nothing_is_left(programs: Path, tmp_path: Path, cluster: str, end: str)
         used = {network for number, network in networks().items() if number in processes} - {own}
         holders = {item for item in networks().items() if item[1] in used}
         if how == "hang":
-            assert len(processes) >= 2 + 2 + 2 + 2  # command, supervisor, keepers, ranks, orphans
+            # Command, supervisor, keepers, ranks, orphans, and a load.
+            assert len(processes) >= 2 + 2 + 2 + 2 + (cluster == LOADED)
             assert len(used) == (0 if cluster.startswith("local") else 3)  # the switch, and each node
             process.send_signal(signal.Signals[end])
         code = process.wait(30)

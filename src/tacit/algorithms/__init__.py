@@ -35,6 +35,7 @@ from tacit.algorithms.lag import lag as lag
 from tacit.algorithms.fusion import fusion as fusion
 from tacit.algorithms.priority import priority as priority
 from tacit.algorithms.dear import dear as dear
+from tacit.algorithms.uneven import uneven as uneven
 from tacit.algorithms.pipesgd import pipesgd as pipesgd
 from tacit.algorithms.localsgd import localsgd as localsgd
 from tacit.algorithms.postlocal import postlocal as postlocal

@@ -220,9 +220,10 @@ def _network(
 
     if cores is not None and not cores > 0:
         raise ConfigError(f"--cores {cores} must be more than 0, e.g. --cores 16")
-    rates = [shape.rate_of(node) for node in range(shape.nodes)]
+    rates = [shape.free_rate_of(node) for node in range(shape.nodes)]
+    latency = max(shape.latency_of(node) for node in range(shape.nodes))
     network = networks.described(
-        shape.nodes, shape.ranks_per_node, rates, shape.latency, profile, cores=cores, emulated=emulated
+        shape.nodes, shape.ranks_per_node, rates, latency, profile, cores=cores, emulated=emulated
     )
     saved = parsing.path("--links", links)
     if saved is None:
@@ -259,6 +260,6 @@ def _sweep(
     found = []
     for nodes in counts:
         for rate in rates:
-            scaled = replace(network, nodes=nodes, rate=rate * networks.FRAMES / 8)
+            scaled = replace(network, nodes=nodes, rate=rate * networks.FRAMES / 8, rates=())
             found.append(planning.plan(profile, scaled, texts))
     return found

@@ -72,6 +72,8 @@ from tacit.contracts.rounds import (
     Sync,
 )
 from tacit.contracts.topology import (
+    ByLinks,
+    LinkRates,
     MixingTopology,
     NodeTopology,
     Options,
@@ -104,6 +106,7 @@ __all__ = [
     "AnchorMerge",
     "Application",
     "AxisRank",
+    "ByLinks",
     "Collective",
     "Compressor",
     "ConsolidatingMerge",
@@ -118,6 +121,7 @@ __all__ = [
     "LateOverlap",
     "LayerwiseOverlap",
     "LearningRateMerge",
+    "LinkRates",
     "Matrix",
     "Merge",
     "MixingMerge",

@@ -74,11 +74,14 @@ class AllGatherInto:
 class AllToAll:
     """Answer: the payloads that the peers addressed to this rank, in rank order (all-to-all).
 
-    `payloads`: one for each peer, in rank order. All payloads addressed to one rank have equal shapes.
+    `payloads`: one for each peer, in rank order. All payloads addressed to one rank have equal shapes, unless
+    `arriving` says which: for each peer, a payload of the shapes and types of what that one sends here. Its
+    values are not looked at.
     """
 
     payloads: tuple[Payload, ...]
     axis: str = ""
+    arriving: tuple[Payload, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

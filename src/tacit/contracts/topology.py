@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
@@ -101,6 +102,59 @@ class Topology(ABC):
         The compressor and `state` are for this rank's span of `x`. Averages `ctx.nonfinite_flags` over the
         scope, and fills `ctx.finite_probe`, where they are given.
         """
+
+
+_RATE_UNKNOWN = 1e11
+
+
+@dataclass(frozen=True)
+class LinkRates:
+    """What the links between nodes carry.
+
+    Attributes:
+        matrix: bit/s from each node (row) to each node (column), while as much comes back. The diagonal is
+            within a node; None where nothing is known.
+        nodes: the ranks of each node.
+    """
+
+    matrix: tuple[tuple[float | None, ...], ...]
+    nodes: tuple[tuple[int, ...], ...]
+
+    def of_nodes(self) -> tuple[float, ...]:
+        """What each node's own link carries: the most that it exchanges with another node.
+
+        A slow link of another node so counts for that one alone.
+        """
+        nodes = range(len(self.matrix))
+        if len(nodes) == 1:
+            return (_RATE_UNKNOWN,)
+        return tuple(max(min(self.between(i, j), self.between(j, i)) for j in nodes if j != i) for i in nodes)
+
+    def of_ranks(self) -> tuple[tuple[float | None, ...], ...]:
+        """From each rank to each rank: the rate of their nodes, or None within a node of unknown rate."""
+        node = {rank: i for i, ranks in enumerate(self.nodes) for rank in ranks}
+        every = sorted(node)
+        return tuple(tuple(self.matrix[node[a]][node[b]] for b in every) for a in every)
+
+    def between(self, i: int, j: int) -> float:
+        """Bit/s from a node to a node."""
+        return self.matrix[i][j] or _RATE_UNKNOWN
+
+
+class ByLinks(Topology):
+    """Is made for the links at hand, which are measured when it is attached, where it is not told them.
+
+    Ranks may send different numbers of bytes in a message.
+    """
+
+    @property
+    @abstractmethod
+    def needs_rates(self) -> bool:
+        """Whether it has not been told what links carry."""
+
+    @abstractmethod
+    def for_rates(self, links: LinkRates) -> Topology:
+        """This topology for these links; the same on all ranks for the same links."""
 
 
 class NodeTopology(Topology):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -162,14 +162,14 @@ def _all(requests: dict[int, Request]) -> Generator[Request, Any, dict[int, Any]
 
 def _alike(requests: dict[int, Request]) -> list[dict[int, Request]]:
     """Split requests into groups that can travel together, in a fixed order."""
-    carried = {r.axis: type(r).__name__ for r in requests.values() if isinstance(r, AllGather | AllToAll)}
+    carried = {r.axis: type(r).__name__ for r in requests.values() if _carries(r)}
     groups: dict[tuple[object, ...], dict[int, Request]] = {}
     for i, request in requests.items():
         if isinstance(request, AllReduce) and not (request.axis in carried and _rides(request)):
             key: tuple[object, ...] = ("AllReduce", request.axis, tuple({t.dtype for t in request.payload}))
         elif isinstance(request, AllReduce):
             key = (carried[request.axis], request.axis)
-        elif isinstance(request, AllGather | AllToAll):
+        elif _carries(request):
             key = (type(request).__name__, request.axis)
         elif isinstance(request, Permute):
             # Equal on all ranks: all of them join the same.
@@ -178,6 +178,11 @@ def _alike(requests: dict[int, Request]) -> list[dict[int, Request]]:
             key = ("alone", i)
         groups.setdefault(key, {})[i] = request
     return list(groups.values())
+
+
+def _carries(request: Request) -> TypeGuard[AllGather | AllToAll]:
+    """Whether others may travel in it."""
+    return isinstance(request, AllGather) or (isinstance(request, AllToAll) and not request.arriving)
 
 
 def _rides(request: AllReduce) -> bool:

@@ -90,6 +90,5 @@ class ClockLane:
 
     def _post(self, job: ClockJob) -> None:
         job.post()
-        message, crossing = job.message.own, job.message.crossing
-        sent = self._timeline.send(message.kind, message.axis, message.sent, crossing, job.script.names[0])
+        sent = self._timeline.send_message(job.message, job.script.names[0])
         sent.then(lambda: self._happened(job))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tacit.contracts import NET, NODE
 from tacit.foresight.profile import Profile
+from tacit.foresight.rehearsal import NodeMessage
 from tacit.transports.clock import Activity, Clock, Network
 
 __all__ = ["ENCODING", "MAIN", "WAITING", "ClockTimeline", "Simulated", "SimulatedSpan"]
@@ -94,9 +95,16 @@ class ClockTimeline:
             yield self.clock.work(seconds * threads, threads)
             self.note(row, what, begun)
 
-    def send(self, kind: str, axis: str, sent: int, crossing: int, what: str) -> Activity:
-        """A collective."""
-        transfer = self.network.transfer(kind, axis, sent, crossing)
+    def send_message(self, message: NodeMessage, what: str) -> Activity:
+        """A collective of an exchange."""
+        own = message.own
+        return self.send(own.kind, own.axis, own.sent, message.crossing, what, message.by_node)
+
+    def send(
+        self, kind: str, axis: str, sent: int, crossing: int, what: str, by_node: Sequence[int] = ()
+    ) -> Activity:
+        """A collective; see `Network.transfer`."""
+        transfer = self.network.transfer(kind, axis, sent, crossing, by_node)
         begun = self.clock.now
         activity = self.clock.send(transfer)
         activity.then(lambda: self.note(transfer.link, what, begun))

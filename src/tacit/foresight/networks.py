@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
+from tacit.contracts import ByLinks, LinkRates
 from tacit.foresight.profile import Profile
 from tacit.links import Links
+from tacit.strategy import AnyStrategy, AutoStrategy, Strategy
 from tacit.transports.clock import Network
 
-__all__ = ["FRAMES", "described", "measured", "of_ring"]
+__all__ = ["FRAMES", "described", "measured", "of_ring", "strategy_on"]
 
 FRAMES = 1448 / 1514
 """The share of a link's bytes that is payload: TCP with time stamps, in Ethernet frames of 1,500 bytes."""
@@ -39,6 +42,9 @@ def measured(links: Links, profile: Profile) -> Network:
         per_hop=profile.per_message,
         near_rate=min((rate for rate in near if rate is not None), default=math.inf) / 8,
         near_latency=max((each for each in inside if each is not None), default=_LATENCY),
+        rates=tuple(each / 8 for each in LinkRates(links.rate_both_ways, links.ranks).of_nodes())
+        if nodes > 1
+        else (),
     )
 
 
@@ -75,6 +81,7 @@ def described(
         emulated: whether all nodes are on the machine of the profile, as in the testbed.
     """
     slowest = min((rate for rate in rates if rate is not None), default=math.inf)
+    uneven = len({*rates}) > 1
     own = ranks * (profile.threads + 1) if cores is None else cores
     return Network(
         nodes=nodes,
@@ -85,4 +92,24 @@ def described(
         sharing=nodes * ranks if emulated else ranks,
         per_byte=profile.per_byte,
         per_hop=profile.per_message,
+        rates=tuple((rate or math.inf) * FRAMES / 8 for rate in rates) if uneven else (),
     )
+
+
+def strategy_on(network: Network, strategy: AnyStrategy) -> AnyStrategy:
+    """The strategy as it would be attached there: topologies that go by links are told their rates."""
+    if isinstance(strategy, AutoStrategy):
+        return strategy
+    nodes = range(network.nodes)
+    rates = [8 * rate for rate in network.rates or [network.rate] * network.nodes]
+    matrix = tuple(
+        tuple(each if math.isfinite(each := min(rates[i], rates[j])) else None for j in nodes) for i in nodes
+    )
+    ranks = tuple(tuple(range(i * network.ranks, (i + 1) * network.ranks)) for i in nodes)
+    levels = tuple(
+        replace(level, topology=level.topology.for_rates(LinkRates(matrix, ranks)))
+        if isinstance(level.topology, ByLinks) and level.topology.needs_rates
+        else level
+        for level in strategy.levels
+    )
+    return levels[0] if isinstance(strategy, Strategy) else replace(strategy, levels=levels)

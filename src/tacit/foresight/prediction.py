@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tacit.contracts import NET, NODE, AdaptiveRounds, LayerwiseOverlap
 from tacit.errors import ConfigError
+from tacit.foresight import networks
 from tacit.foresight.clock_timeline import ENCODING, MAIN, SimulatedSpan
 from tacit.foresight.costs import CostOf, cost_on
 from tacit.foresight.profile import Profile
@@ -53,7 +54,7 @@ def predict(strategy: AnyStrategy, profile: Profile, network: Network) -> Predic
             foretold, as what it sends depends on the training or on servers.
     """
     refuse(strategy)
-    rehearsal = rehearse(strategy, profile, network.nodes, network.ranks)
+    rehearsal = rehearse(networks.strategy_on(network, strategy), profile, network.nodes, network.ranks)
     cost = cost_on(profile, strategy.name, network.nodes, network.ranks)
     costs = [CostOf(level, script) for level, script in zip(cost.levels, rehearsal.levels, strict=True)]
     found = simulate(rehearsal, profile, costs, network)

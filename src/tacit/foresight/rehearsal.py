@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tacit.contracts import NET, NODE, AxisRank
+from tacit.contracts import NET, NODE, WORLD, AxisRank, ByLinks
+from tacit.errors import ConfigError
 from tacit.foresight.profile import Profile
 from tacit.session.buckets import fitting, group_names
 from tacit.session.fragments import fragments
@@ -29,6 +30,7 @@ __all__ = [
 _FIRST_BUCKET = 1 << 20
 """Bytes that close DDP's first bucket, where the script does not set `bucket_cap_mb`."""
 _CAP = 25 << 20
+_MOST_APART = 64
 TRAINING = {"steps_per_epoch": 100.0, "epochs": 10.0}
 """The training that strategies which go by epochs are told of."""
 
@@ -40,10 +42,12 @@ class NodeMessage:
     Attributes:
         own: as this rank does.
         crossing: bytes that leave the busiest node.
+        by_node: bytes that leave each node, where they differ.
     """
 
     own: SentMessage
     crossing: int
+    by_node: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,11 @@ def _level(strategy: Strategy, profile: Profile, layout: Layout, replicated: boo
     plan, scripts = Plan(context, names), []
     for i, (part, bucket_names) in enumerate(buckets):
         step = max((0, *plan.buckets[i].compressor.changes))
+        if isinstance(topology, ByLinks) and topology.meets == WORLD:
+            scripts.append(
+                BucketScript(tuple(bucket_names), plan.buckets[i].numel, _apart(plan, i, step, layout), part)
+            )
+            continue
         found = [
             plan.run_dry(i, DryRun(), coordinate, step).messages for coordinate in _senders(plan, i, layout)
         ]
@@ -152,6 +161,25 @@ def _level(strategy: Strategy, profile: Profile, layout: Layout, replicated: boo
         ]
         scripts.append(BucketScript(tuple(bucket_names), plan.buckets[i].numel, tuple(messages), part))
     return LevelScript(strategy, tuple(scripts))
+
+
+def _apart(plan: Plan, i: int, step: int, layout: Layout) -> tuple[NodeMessage, ...]:
+    """The messages of an exchange in which ranks send as much as their links allow."""
+    context = plan.session_context
+    if len(context.coordinates) > _MOST_APART:
+        raise ConfigError(
+            f"{context.topology} is foretold for up to {_MOST_APART} ranks, as each sends another number of "
+            f"bytes, and there are {len(context.coordinates)}: plan for fewer nodes"
+        )
+    found = [plan.run_dry(i, DryRun(), each, step).messages for each in context.coordinates]
+    messages = []
+    for own, *others in zip(*found, strict=True):
+        by_rank = [_crossing([each], layout) for each in (own, *others)]
+        # What `_crossing` gives is of a node whose ranks all send as this one does.
+        nodes = [by_rank[k : k + layout.each] for k in range(0, len(by_rank), layout.each)]
+        by_node = [round(sum(node) / layout.each) for node in nodes]
+        messages.append(NodeMessage(own, max(by_node), tuple(by_node)))
+    return tuple(messages)
 
 
 def _senders(plan: Plan, i: int, layout: Layout) -> list[Coordinate]:

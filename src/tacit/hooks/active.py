@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from tacit.contracts import LinkRates
 from tacit.errors import AttachError
 from tacit.hooks import checkpoint, epochs, exit, momentum, sharded_state
 from tacit.hooks.agreement import agree
-from tacit.hooks.assembly import levels_of
+from tacit.hooks.assembly import levels_of, links_for
 from tacit.hooks.ddp import HookDispatcher, no_exchange
 from tacit.hooks.failures import Failures
 from tacit.hooks.frozen_check import FrozenCheck
@@ -22,6 +23,7 @@ from tacit.hooks.memory import too_large
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.step_hooks import StepHooks
 from tacit.hooks.uneven_data import SyncedBackwards
+from tacit.links import Links
 from tacit.torch_compat import in_join
 from tacit.transports.process_groups import ranks_of
 
@@ -39,6 +41,7 @@ class ActiveStrategy:
         levels: the strategy's, near to far.
         failures: what this rank knows of failures, its own and its peers'.
         momentum: what was taken from the optimizers, if anything was.
+        links: what the links carry, where the strategy goes by them.
 
     Raises:
         AttachError: it does not fit, or ranks give different things; no hook is left then.
@@ -47,6 +50,7 @@ class ActiveStrategy:
     def __init__(self, options: AttachOptions, dispatcher: HookDispatcher | None = None) -> None:
         self.options = options
         self.levels: list[Level] = []
+        self.links: Links | None = None
         model, optimizers = options.model, options.optimizers
         rates = Rates(optimizers, options.named)
         # A replica that moves on its own may pass over steps of its own with a scaler.
@@ -77,7 +81,12 @@ class ActiveStrategy:
 
     def _begin(self, rates: Rates, dispatcher: HookDispatcher | None) -> None:
         options = self.options
-        for level in levels_of(options, rates, self.momentum):
+        self.links = links_for(options)
+        if self.links is not None and options.group.rank() == 0:
+            own = LinkRates(self.links.rate_both_ways, self.links.ranks).of_nodes()
+            each = ", ".join(f"{rate / 1e6:.4g}" for rate in own)
+            _log.info("%s: the nodes' links carry %s Mbit/s both ways", options.strategy.name, each)
+        for level in levels_of(options, rates, self.momentum, self.links):
             self.levels.append(level)
         if self.momentum is not None and options.scaler is None:
             store = self.levels[0].session.store

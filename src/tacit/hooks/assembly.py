@@ -7,24 +7,40 @@ from dataclasses import replace
 
 import torch
 
-from tacit.contracts import NODE, WORLD, FollowingRounds
+from tacit.contracts import NODE, WORLD, ByLinks, FollowingRounds, LinkRates
 from tacit.errors import AttachError
 from tacit.hooks.learning_rates import Rates
 from tacit.hooks.level import Level
 from tacit.hooks.momentum import TakenMomentum
-from tacit.hooks.node_layout import read_nodes, warn_of_one
+from tacit.hooks.node_layout import measured_links, read_nodes, warn_of_one
 from tacit.hooks.options import AttachOptions
+from tacit.links import Links
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.process_groups import gathered
 
 
-def levels_of(options: AttachOptions, rates: Rates, taken: TakenMomentum | None) -> Iterator[Level]:
+def links_for(options: AttachOptions) -> Links | None:
+    """The links, measured now if a topology of the strategy is to go by them. A collective call.
+
+    All ranks are given the same numbers, so that they decide alike.
+    """
+    needed = any(
+        isinstance(level.topology, ByLinks) and level.topology.needs_rates
+        for level in options.strategy.levels
+    )
+    return measured_links(options.group, options.mesh) if needed else None
+
+
+def levels_of(
+    options: AttachOptions, rates: Rates, taken: TakenMomentum | None, links: Links | None = None
+) -> Iterator[Level]:
     """Make the strategy's levels, near to far. A generator: all ranks must exhaust it, as a collective call.
 
     Args:
         options: the same on all ranks.
         rates: reads the parameters' learning rates.
         taken: the momentum that the strategy takes from the optimizers.
+        links: as of `links_for`.
 
     Raises:
         AttachError: nothing says which ranks share a node, or only some ranks give a weight.
@@ -36,7 +52,7 @@ def levels_of(options: AttachOptions, rates: Rates, taken: TakenMomentum | None)
     share = _share(options)
     unweighted = options.weight is None and options.scaler is None
     levels: list[Level] = []
-    for each in fully_named(strategy):
+    for each in _told(fully_named(strategy), links):
         level = Level(
             each,
             options.model,
@@ -59,6 +75,19 @@ def levels_of(options: AttachOptions, rates: Rates, taken: TakenMomentum | None)
     for at_work in levels:
         if isinstance(at_work.strategy.rounds, FollowingRounds):
             at_work.session.schedule.follow(levels[-1].session.schedule)
+
+
+def _told(levels: Sequence[Strategy], links: Links | None) -> Sequence[Strategy]:
+    """The levels, with topologies for these links."""
+    if links is None:
+        return levels
+    rates = LinkRates(links.rate_both_ways, links.ranks)
+    return [
+        replace(each, topology=each.topology.for_rates(rates))
+        if isinstance(each.topology, ByLinks) and each.topology.needs_rates
+        else each
+        for each in levels
+    ]
 
 
 def _goes_by_node(strategy: AnyStrategy) -> bool:

@@ -65,7 +65,8 @@ class Attached:
 
     Attributes:
         strategy: as given.
-        links: what the links between nodes carry, where `attach` was to measure them.
+        links: what the links between nodes carry, where `attach` was to measure them, or the strategy goes by
+            them.
     """
 
     strategy: AnyStrategy
@@ -85,7 +86,9 @@ class Attached:
         tensorboard.began(self)
         exit.began(self)
         step_profile.began(self, options)
-        self.links = measured_links(options.group, options.mesh) if options.probe else None
+        self.links = self._active.links
+        if options.probe and self.links is None:
+            self.links = measured_links(options.group, options.mesh)
         diagnosing.began(self)
 
     @property

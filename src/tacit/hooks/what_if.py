@@ -171,14 +171,17 @@ class _Asking:
                 if i != j and rate is not None and (i, j) not in slow
             ]
             self._note(
-                "even links", replace(teller, network=replace(network, rate=median(fast) / 8)), strategy
+                "even links",
+                replace(teller, network=replace(network, rate=median(fast) / 8, rates=())),
+                strategy,
             )
         ratio = median(
             many / one
             for many, one in zip(links.between(links.rate_of_flows), links.between(links.rate), strict=True)
         )
         if ratio > 1:
-            faster = replace(network, rate=network.rate * ratio)
+            rates = tuple(rate * ratio for rate in network.rates)
+            faster = replace(network, rate=network.rate * ratio, rates=rates)
             self._note("several streams", replace(teller, network=faster), strategy)
 
     def _ask_layout(self, teller: Foreteller, strategy: AnyStrategy) -> None:

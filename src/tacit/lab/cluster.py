@@ -7,7 +7,11 @@ The text form is what users write after ``--cluster``:
     2x2               links as fast as the machine allows
     local:4           4 processes on this machine, no emulated network
     4x1+1@100mbit     4 nodes of 1 rank, and 1 parameter server, which has a node of its own
-    nodes=[3x1@1gbit,1x1@100mbit]    links of different rates: 3 nodes of 1 rank, and a slower one
+    4x1@100mbit+load=20mbit    every node also sends 20 Mbit/s of something else
+    nodes=[3x1@1gbit,1x1@100mbit]    links that differ: 3 nodes of 1 rank, and a slower one
+    nodes=[2@1gbit,2@100mbit,5ms+load=20mbit]    2 nodes of 2 ranks; the second is slower, later and busy
+
+Behind ``nodes=`` an entry is ``RANKS@RATE`` for one node, or ``COUNTxRANKS@RATE`` for several that are alike.
 """
 
 from __future__ import annotations
@@ -28,8 +32,9 @@ _UNITS = {**_RATES, **_TIMES}
 _COUNT = r"(\d{1,100})"  # Python refuses to read a number of thousands of digits
 _SHAPE = re.compile(rf"{_COUNT}x{_COUNT}(?:\+{_COUNT})?", re.ASCII)
 _LOCAL = re.compile(rf"local:{_COUNT}(?:\+{_COUNT})?", re.ASCII)
-_UNEVEN = re.compile(r"nodes=\[(.*)\]")
-_GROUP = re.compile(rf"{_COUNT}(?:x{_COUNT})?@([^,@]+)", re.ASCII)
+_UNEVEN = re.compile(rf"nodes=\[(.*)\](?:\+{_COUNT})?")
+_GROUP = re.compile(rf"(?:{_COUNT}x)?{_COUNT}@([^@+]+)(?:\+load=([^@+]+))?", re.ASCII)
+_LOAD = "+load="
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-z]+)", re.ASCII)
 _MOST_NODES = 1023
 """As many ports has a bridge of Linux."""
@@ -38,6 +43,11 @@ _MOST_PLANNED = 1 << 20
 _EXAMPLES = (
     "Write for example 2x2@100mbit (2 nodes of 2 ranks, 100 Mbit/s links), 4x1@1gbit,20ms (with latency), "
     "2x2 (links at full speed) or local:4 (4 plain local processes)."
+)
+_UNEVEN_EXAMPLES = (
+    "Write for example nodes=[3x1@1gbit,1x1@100mbit] (3 nodes of 1 rank and a slower one), or "
+    "nodes=[2@1gbit,2@100mbit,20ms+load=10mbit] (2 nodes of 2 ranks; the second with latency, and with "
+    "10 Mbit/s that something else sends)."
 )
 
 
@@ -53,6 +63,11 @@ class Cluster:
         namespaces: Whether nodes are network namespaces; False means plain processes on this machine.
         servers: How many parameter servers stand beside the nodes, each on one of its own.
         rates: What each node's link carries, where they differ; `rate` is then None.
+        latencies: How much later what each node sends arrives, where they differ; `latency` is then 0.
+        load: What something else sends out of each node all the time, in bit/s of its link.
+        loads: The same of each node, where they differ; `load` is then 0.
+
+    Of equal `rates`, `latencies` or `loads` it makes one for all.
     """
 
     nodes: int
@@ -62,6 +77,9 @@ class Cluster:
     namespaces: bool = True
     servers: int = 0
     rates: tuple[float, ...] = ()
+    latencies: tuple[float, ...] = ()
+    load: float = 0.0
+    loads: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse values that no cluster can have."""
@@ -74,22 +92,53 @@ class Cluster:
             raise ConfigError(
                 f"a cluster cannot have {self.world_size:,} ranks: write up to {_MOST_PLANNED:,}. {_EXAMPLES}"
             )
+        self._make_one_of_equal("rate", "rates", None)
+        self._make_one_of_equal("latency", "latencies", 0.0)
+        self._make_one_of_equal("load", "loads", 0.0)
         for rate in (*self.rates, *([] if self.rate is None else [self.rate])):
             if not (math.isfinite(rate) and rate > 0):
                 raise ConfigError(f"a link cannot carry {rate} bit/s: the rate must be above 0. {_EXAMPLES}")
-        if self.rates and (len(self.rates) != self.nodes or self.rate is not None):
+        for latency in (*self.latencies, self.latency):
+            if not (math.isfinite(latency) and latency >= 0):
+                raise ConfigError(f"a latency cannot be {latency} s: it must be 0 or more. {_EXAMPLES}")
+        self._check_loads()
+        if not self.namespaces and (self.nodes > 1 or self.shaped or self.loaded):
             raise ConfigError(
-                f"{self.nodes} nodes cannot have {len(self.rates)} rates"
-                f"{'' if self.rate is None else ' and another for all'}: give one for each node, and no "
-                f"other. {_EXAMPLES}"
+                "plain local processes are one node without links, so they have no rate, no latency and no "
+                f"load. Leave namespaces=True for more. {_EXAMPLES}"
             )
-        if not (math.isfinite(self.latency) and self.latency >= 0):
-            raise ConfigError(f"a latency cannot be {self.latency} s: it must be 0 or more. {_EXAMPLES}")
-        if not self.namespaces and (self.nodes > 1 or self.shaped):
+        if (self.latencies or self.loads) and self.rate_of(0) is None:
             raise ConfigError(
-                "plain local processes are one node without links, so they have no rate and no latency. "
-                f"Leave namespaces=True for more. {_EXAMPLES}"
+                "nodes whose latency or load differs need a rate each, as their text form names one. "
+                f"{_UNEVEN_EXAMPLES}"
             )
+
+    def _make_one_of_equal(self, one: str, each: str, none: float | None) -> None:
+        """Have equal values of the nodes stand in the field for all, so that one cluster is one value."""
+        values = getattr(self, each)
+        if not values:
+            return
+        if len(values) != self.nodes or getattr(self, one) != none:
+            raise ConfigError(
+                f"{self.nodes} nodes cannot have {len(values)} {each}"
+                f"{'' if getattr(self, one) == none else f' and a {one} for all'}: give one for each node, "
+                f"and no other. {_UNEVEN_EXAMPLES}"
+            )
+        if len({*values}) == 1:
+            object.__setattr__(self, one, values[0])
+            object.__setattr__(self, each, ())
+
+    def _check_loads(self) -> None:
+        for node in range(self.nodes if self.loads else 1):
+            load, rate = self.load_of(node), self.rate_of(node)
+            if not (math.isfinite(load) and load >= 0):
+                raise ConfigError(f"a load cannot be {load} bit/s: it must be 0 or more. {_UNEVEN_EXAMPLES}")
+            slowest = min(self.rates) if self.rates and not self.loads else rate
+            if slowest is not None and load >= slowest:
+                raise ConfigError(
+                    f"a load of {_written(load, _RATES)} leaves nothing of a link of "
+                    f"{_written(slowest, _RATES)}: write less. {_UNEVEN_EXAMPLES}"
+                )
 
     def check_emulated(self) -> None:
         """Check that it is small enough for one machine to emulate it.
@@ -116,13 +165,35 @@ class Cluster:
     @property
     def shaped(self) -> bool:
         """Whether its links have a rate or a latency."""
-        return self.rate is not None or bool(self.rates) or self.latency > 0
+        return self.rate is not None or bool(self.rates or self.latencies) or self.latency > 0
+
+    @property
+    def loaded(self) -> bool:
+        """Whether something else sends on its links."""
+        return self.load > 0 or bool(self.loads)
 
     def rate_of(self, place: int) -> float | None:
         """What the link of a node carries; that of a server is as fast as the fastest of them."""
         if not self.rates:
             return self.rate
         return self.rates[place] if place < self.nodes else max(self.rates)
+
+    def latency_of(self, place: int) -> float:
+        """How much later what a node sends arrives, in seconds; a server's comes as early as the earliest."""
+        if not self.latencies:
+            return self.latency
+        return self.latencies[place] if place < self.nodes else min(self.latencies)
+
+    def load_of(self, place: int) -> float:
+        """What something else sends out of a node, in bit/s; nothing does at a server."""
+        if place >= self.nodes:
+            return 0.0
+        return self.loads[place] if self.loads else self.load
+
+    def free_rate_of(self, place: int) -> float | None:
+        """What the load leaves of a node's link; None where it has no rate."""
+        rate = self.rate_of(place)
+        return None if rate is None else rate - self.load_of(place)
 
     @property
     def world_size(self) -> int:
@@ -135,48 +206,87 @@ class Cluster:
         if local := _LOCAL.fullmatch(text.strip().lower()):
             return cls(1, int(local[1]), namespaces=False, servers=int(local[2] or 0))
         if uneven := _UNEVEN.fullmatch(text.strip().lower()):
-            return _uneven(uneven[1], text)
-        head, at, tail = text.strip().lower().partition("@")
+            return _uneven(uneven[1], int(uneven[2] or 0), text)
+        if text.strip().lower().startswith("nodes="):
+            raise ConfigError(f"cannot read the cluster {text!r}. {_UNEVEN_EXAMPLES}")
+        words, loaded, busy = text.strip().lower().partition(_LOAD)
+        head, at, tail = words.partition("@")
         shape = _SHAPE.fullmatch(head)
         if shape is None:
             raise ConfigError(f"cannot read {head!r} as NODESxRANKS in the cluster {text!r}. {_EXAMPLES}")
         rate, latency = _link(tail, text) if at else (None, 0.0)
-        return cls(int(shape[1]), int(shape[2]), rate, latency, servers=int(shape[3] or 0))
+        load = _load(busy, text) if loaded else 0.0
+        return cls(int(shape[1]), int(shape[2]), rate, latency, servers=int(shape[3] or 0), load=load)
 
     def __str__(self) -> str:
         """The canonical text form."""
-        if self.rates:
-            groups = ((rate, len([*same])) for rate, same in groupby(self.rates))
-            parts = (f"{count}x{self.ranks_per_node}@{_written(rate, _RATES)}" for rate, count in groups)
-            return f"nodes=[{','.join(parts)}]"
         beside = f"+{self.servers}" if self.servers else ""
+        if self.rates or self.latencies or self.loads:
+            groups = groupby(self._link_text(node) for node in range(self.nodes))
+            parts = (f"{len([*same])}x{self.ranks_per_node}{link}" for link, same in groups)
+            return f"nodes=[{','.join(parts)}]{beside}"
         if not self.namespaces:
             return f"local:{self.ranks_per_node}{beside}"
-        link = [_written(self.rate, _RATES)] if self.rate is not None else []
-        link += [_written(self.latency, _TIMES)] if self.latency else []
-        return f"{self.nodes}x{self.ranks_per_node}{beside}" + ("@" + ",".join(link) if link else "")
+        return f"{self.nodes}x{self.ranks_per_node}{beside}{self._link_text(0)}"
+
+    def _link_text(self, node: int) -> str:
+        """What stands behind a node: its rate, latency and load."""
+        rate, latency, load = self.rate_of(node), self.latency_of(node), self.load_of(node)
+        link = [_written(rate, _RATES)] if rate is not None else []
+        link += [_written(latency, _TIMES)] if latency else []
+        busy = f"{_LOAD}{_written(load, _RATES)}" if load else ""
+        return ("@" + ",".join(link) if link else "") + busy
 
 
-def _uneven(text: str, whole: str) -> Cluster:
-    """Read ``COUNTxRANKS@RATE,COUNTxRANKS@RATE``."""
-    groups = [_GROUP.fullmatch(word.strip()) for word in text.split(",")]
-    if not all(groups):
+def _uneven(text: str, servers: int, whole: str) -> Cluster:
+    """Read ``COUNTxRANKS@RATE,LATENCY+load=RATE`` or ``RANKS@RATE``, once for each group of nodes."""
+    words: list[str] = []
+    for word in text.split(","):
+        if "@" in word or not words:
+            words.append(word.strip())
+        else:  # the latency of the entry before
+            words[-1] += f",{word}"
+    found = [_group(word, whole) for word in words]
+    if len({group.ranks_per_node for group in found}) > 1:
         raise ConfigError(
-            f"cannot read {text!r} in the cluster {whole!r}: write nodes=[3x1@1gbit,1x1@100mbit], which are "
-            "3 nodes of 1 rank and a slower one"
+            f"the nodes of {whole!r} differ in their ranks, which is not possible: give all of them as many. "
+            f"{_UNEVEN_EXAMPLES}"
         )
-    found = [(int(group[1]), int(group[2] or 1), group[3]) for group in groups if group is not None]
-    rates: list[float] = []
-    for count, _, words in found:
-        rate, latency = _link(words, whole)
-        if rate is None or latency or count > _MOST_PLANNED:
-            raise ConfigError(f"cannot read {words!r} as a rate in the cluster {whole!r}. {_EXAMPLES}")
-        rates += [rate] * count
-    if len({ranks for _, ranks, _ in found}) > 1:
+    if sum(group.nodes for group in found) > _MOST_PLANNED:
+        raise ConfigError(f"the cluster {whole!r} cannot have so many nodes: write up to {_MOST_PLANNED:,}")
+    nodes = [group for group in found for _ in range(group.nodes)]
+    return Cluster(
+        len(nodes),
+        found[0].ranks_per_node,
+        servers=servers,
+        rates=tuple(node.rate for node in nodes if node.rate is not None),
+        latencies=tuple(node.latency for node in nodes),
+        loads=tuple(node.load for node in nodes),
+    )
+
+
+def _group(word: str, whole: str) -> Cluster:
+    """The nodes of one entry, which are alike."""
+    group = _GROUP.fullmatch(word)
+    rate, latency = _link(group[3], whole) if group is not None else (None, 0.0)
+    if group is None or rate is None:
         raise ConfigError(
-            f"the nodes of {whole!r} differ in their ranks, which is not possible: give all of them as many"
+            f"cannot read {word!r} as RANKS@RATE or COUNTxRANKS@RATE in the cluster {whole!r}. "
+            f"{_UNEVEN_EXAMPLES}"
         )
-    return Cluster(len(rates), found[0][1], rates=tuple(rates))
+    load = _load(group[4], whole) if group[4] else 0.0
+    return Cluster(int(group[1] or 1), int(group[2]), rate, latency, load=load)
+
+
+def _load(word: str, whole: str) -> float:
+    """Read the rate of a load."""
+    value, unit = _quantity(word, whole)
+    if unit not in _RATES or not value:
+        raise ConfigError(
+            f"cannot read {word!r} as the rate of a load, in the cluster {whole!r}: write for example "
+            f"{_LOAD}10mbit, behind the link. {_UNEVEN_EXAMPLES}"
+        )
+    return value
 
 
 def _link(text: str, whole: str) -> tuple[float | None, float]:

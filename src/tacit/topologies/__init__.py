@@ -9,6 +9,7 @@ from tacit.topologies.shapes import BlueConnect, DoubleTree, HalvingDoubling, Ri
 from tacit.topologies.star import Asynchronous, StaleSynchronous, Star, Synchronous
 from tacit.topologies.tree import GlobalTopK
 from tacit.topologies.two_phase import TwoPhase
+from tacit.topologies.uneven import Uneven
 
 __all__ = [
     "Asynchronous",
@@ -27,4 +28,5 @@ __all__ = [
     "Synchronous",
     "Torus",
     "TwoPhase",
+    "Uneven",
 ]

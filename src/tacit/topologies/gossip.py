@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
@@ -13,9 +13,11 @@ from torch import Tensor
 from tacit import checks
 from tacit.contracts import (
     WORLD,
+    ByLinks,
     Compressor,
     Context,
     Exchange,
+    LinkRates,
     MixingTopology,
     Permute,
     ReduceEncoded,
@@ -27,15 +29,16 @@ from tacit.errors import ConfigError
 from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded, transmitted
 from tacit.topologies.flat import reduce_flat
+from tacit.topologies.link_graphs import gossip_weights
 
-Graph: TypeAlias = Literal["ring", "exponential", "one-peer", "complete"]
+Graph: TypeAlias = Literal["ring", "exponential", "one-peer", "complete", "measured"]
 Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 
 _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class Gossip(MixingTopology):
+class Gossip(MixingTopology, ByLinks):
     """Each rank averages with its neighbours in a graph, by the rows of a doubly stochastic matrix W.
 
         answer_i = sum_j W_ij x_j
@@ -48,7 +51,9 @@ class Gossip(MixingTopology):
         graph: who sends to whom, with equal weights. "ring": to both neighbours. "exponential": to the ranks
             1, 2, 4, ... places further, and each takes from as many (Assran et al., ICML 2019, arXiv
             1811.10792). "one-peer": to one of these, to the next one in each round (the same paper; Ying et
-            al., NeurIPS 2021, arXiv 2110.13363). "complete": to all. Or W itself, row by row.
+            al., NeurIPS 2021, arXiv 2110.13363). "complete": to all. "measured": to those to whom
+            links are fast, as measured when it is attached (`link_graphs.gossip_weights`). Or W itself, row
+            by row.
         global_every: every so many rounds all ranks are averaged (Gossip-PGA: Chen et al., ICML 2021, arXiv
             2105.09080); 0: never.
     """
@@ -64,6 +69,14 @@ class Gossip(MixingTopology):
             checks.one_of("graph", self.graph, get_args(Graph))
         else:
             _check_matrix(self.graph)
+
+    @property
+    def needs_rates(self) -> bool:
+        return self.graph == "measured"
+
+    def for_rates(self, links: LinkRates) -> Gossip:
+        """With a matrix that keeps to fast links."""
+        return replace(self, graph=gossip_weights(links.of_ranks()))
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
         """The graph."""
@@ -151,6 +164,11 @@ class Gossip(MixingTopology):
 
 def _offsets(graph: str, peers: int, round_index: int) -> tuple[int, ...]:
     """How many places further a rank sends."""
+    if graph == "measured":
+        raise ConfigError(
+            'graph="measured" is made of links that are measured when it is attached: name another graph '
+            "where nothing is attached, or write the matrix that link_graphs.gossip_weights gives"
+        )
     powers = tuple(1 << k for k in range((peers - 1).bit_length()))
     if peers == 1:
         return ()

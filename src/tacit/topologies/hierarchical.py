@@ -18,10 +18,12 @@ from tacit.contracts import (
     WORLD,
     AllGatherInto,
     AxisRank,
+    ByLinks,
     Compressor,
     Context,
     Exact,
     Exchange,
+    LinkRates,
     NodeTopology,
     Options,
     Outcome,
@@ -38,7 +40,7 @@ from tacit.topologies.on_axis import OnAxis
 
 
 @dataclass(frozen=True)
-class Hierarchical(NodeTopology):
+class Hierarchical(NodeTopology, ByLinks):
     """By node: reduce-scatter inside, the compressor's exchange between the nodes, all-gather inside.
 
     Of n elements on M nodes of G ranks, a dense exchange moves 2 (M - 1) / M n across each node's link, where
@@ -51,7 +53,7 @@ class Hierarchical(NodeTopology):
             "leaders": the first rank of a node sends all of it. "turns": the ranks of a node send all of
             it in turn, one a round (DASO: Coquelin et al. 2021); for compressors without memory.
         far: how ranks with the same rank in their nodes exchange: `Flat` or `TwoPhase` on the axis "net", or
-            whichever of them sends less.
+            whichever of them sends less; or `Uneven`, where the nodes' links differ.
     """
 
     by: Literal["slices", "leaders", "turns"] = "slices"
@@ -67,6 +69,16 @@ class Hierarchical(NodeTopology):
                 f"far={self.far} is not on the axis between nodes: write Flat(axis='net') or "
                 "TwoPhase(axis='net'), or leave it out"
             )
+
+    @property
+    def needs_rates(self) -> bool:
+        return isinstance(self.far, ByLinks) and self.far.needs_rates
+
+    def for_rates(self, links: LinkRates) -> Hierarchical:
+        """The same, between nodes by their links' rates."""
+        far = self.far.for_rates(links) if isinstance(self.far, ByLinks) else self.far
+        assert isinstance(far, OnAxis)
+        return replace(self, far=far)
 
     @property
     def without_nodes(self) -> OnAxis:

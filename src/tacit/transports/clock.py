@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -34,6 +34,7 @@ class Network:
         cores: of a machine; `sharing`: how many ranks share them.
         per_byte: seconds of processor time for a byte that a rank sends and receives.
         per_hop: seconds of processor time for each message of a collective.
+        rates: bytes a second of each node's own link, where they differ.
     """
 
     nodes: int
@@ -46,6 +47,7 @@ class Network:
     per_hop: float
     near_rate: float = math.inf
     near_latency: float = 5e-5
+    rates: tuple[float, ...] = ()
 
     @property
     def world(self) -> int:
@@ -56,16 +58,22 @@ class Network:
         """How many ranks take part in a collective on this axis."""
         return {NODE: self.ranks, NET: self.nodes}.get(axis, self.world)
 
-    def transfer(self, kind: str, axis: str, sent: int, crossing: int) -> Transfer:
+    def transfer(
+        self, kind: str, axis: str, sent: int, crossing: int, by_node: Sequence[int] = ()
+    ) -> Transfer:
         """A collective of a kind (the request's class) as one rank takes part in it.
 
         Args:
             sent: bytes that the rank sends.
             crossing: bytes that leave its node, of all ranks there.
+            by_node: the same of each node, where they differ; it is done when all of their links are.
         """
         peers = self.members(axis)
         hops = _hops(kind, peers)
         far = crossing > 0
+        if far and by_node and self.rates:
+            longest = max(nbytes / rate for nbytes, rate in zip(by_node, self.rates, strict=True))
+            crossing = round(longest * self.rate)
         latency = self.latency if far else self.near_latency
         return Transfer(
             link=NET if far else NODE,

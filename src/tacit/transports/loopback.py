@@ -126,7 +126,7 @@ class Loopback:
                 request.finite_probe.add_(sum(t.sum() for t in _given(request)))
         swaps = [request for request in requests if isinstance(request, AllToAll)]
         if swaps:
-            return {rank: [_copied(each.payloads[i]) for each in swaps] for i, rank in enumerate(group)}
+            return {rank: _addressed_to(i, swaps) for i, rank in enumerate(group)}
         sends = [request for request in requests if isinstance(request, Permute)]
         if sends:
             return _permuted(sends, group)
@@ -159,6 +159,15 @@ class Loopback:
 
 def _copied(payload: Payload) -> Payload:
     return tuple(tensor.clone() for tensor in payload)
+
+
+def _addressed_to(i: int, requests: Sequence[AllToAll]) -> list[Payload]:
+    answers = [_copied(each.payloads[i]) for each in requests]
+    wanted = requests[i].arriving or [requests[i].payloads[i]] * len(requests)
+    for answer, like in zip(answers, wanted, strict=True):
+        shapes = [[(t.shape, t.dtype) for t in payload] for payload in (answer, like)]
+        assert shapes[0] == shapes[1], "payloads differ in shape from what was to arrive"
+    return answers
 
 
 def _permuted(requests: Sequence[Permute], group: Sequence[int]) -> dict[int, Payload | None]:

@@ -127,6 +127,8 @@ def as_if(request: Collective, here: AxisRank) -> Any:
         case ReduceScatter(x) | AllGatherInto(x):
             return x
         case AllToAll(payloads):
+            if request.arriving:
+                return list(request.arriving)
             return [payloads[here.rank]] * here.peers
         case PushPull():
             return tuple(like(piece) for piece in request.pulls)

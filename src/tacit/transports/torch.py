@@ -204,8 +204,8 @@ class TorchTransport:
                 return self._reduce_scatter(request, place, group, (key, request.axis, stage))
             case AllGatherInto(x, spans):
                 return self._all_gather_into(x, spans, group)
-            case AllToAll(payloads):
-                return self._all_to_all(payloads, place, group, (key, request.axis, stage))
+            case AllToAll():
+                return self._all_to_all(request, place, group, (key, request.axis, stage))
 
     def _permute(self, request: Permute, place: AxisRank, stage: int, key: str) -> Posted:
         """All stages in the axis' first group: messages are told apart by their tags."""
@@ -284,22 +284,22 @@ class TorchTransport:
         return self._later(works, lambda: x)
 
     def _all_to_all(
-        self,
-        payloads: tuple[Payload, ...],
-        place: AxisRank,
-        group: dist.ProcessGroup,
-        key: tuple[object, ...],
+        self, request: AllToAll, place: AxisRank, group: dist.ProcessGroup, key: tuple[object, ...]
     ) -> Posted:
-        sizes, mine = [nbytes(payload) for payload in payloads], payloads[place.rank]
-        size = sizes[place.rank]
+        payloads = request.payloads
+        likes = request.arriving or (payloads[place.rank],) * place.peers
+        out, in_ = ([nbytes(payload) for payload in each] for each in (payloads, likes))
         leaving = self._message((*key, "leaving"), tuple(t for payload in payloads for t in payload), 1)
-        for payload, message in zip(payloads, torch.split(leaving, sizes), strict=True):
+        for payload, message in zip(payloads, torch.split(leaving, out), strict=True):
             pack_(payload, message)
-        arriving = self._message((*key, "arriving"), mine, place.peers)
-        work = dist.all_to_all_single(
-            arriving, leaving, [size] * place.peers, sizes, group, async_op=not self.in_order
-        )
-        return self._later([work], lambda: [unpack(each, mine) for each in torch.split(arriving, size)])
+        arriving = self._message((*key, "arriving"), tuple(t for like in likes for t in like), 1)
+        work = dist.all_to_all_single(arriving, leaving, in_, out, group, async_op=not self.in_order)
+
+        def read() -> list[Payload]:
+            messages = torch.split(arriving, in_)
+            return [unpack(message, like) for message, like in zip(messages, likes, strict=True)]
+
+        return self._later([work], read)
 
     def _later(self, works: Sequence[dist.Work | None], read: Callable[[], Any]) -> Posted:
         if self.in_order:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tacit.errors import ConfigError
 from tacit.lab.cluster import Cluster
@@ -55,7 +55,16 @@ def links(cluster: str) -> str:
     if parsed.rates:
         rate = f"uneven {_rate(min(parsed.rates))} to {_rate(max(parsed.rates))}"
     late = f" with {parsed.latency * 1e3:g} ms of latency" if parsed.latency else ""
-    return f"{rate} links{late}"
+    if parsed.latencies:
+        late = f" with {_span(parsed.latencies, lambda each: f'{each * 1e3:g}')} ms of latency"
+    busy = f", each with a background load of {_rate(parsed.load)}" if parsed.load else ""
+    if parsed.loads:
+        busy = f", with background loads of {_span(parsed.loads, _rate)}"
+    return f"{rate} links{late}{busy}"
+
+
+def _span(values: Sequence[float], shown: Callable[[float], str]) -> str:
+    return f"{shown(min(values))} to {shown(max(values))}"
 
 
 def notices(comparison: Comparison | None, records: Sequence[Record]) -> list[str]:

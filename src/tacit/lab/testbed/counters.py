@@ -6,10 +6,14 @@ node's own link. Traffic between the ranks of one node does not cross it.
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from pathlib import Path
 
-from tacit.environment import INTERFACE
+from tacit.environment import CLUSTER, INTERFACE, NODE
 from tacit.errors import TestbedError
+from tacit.lab.cluster import Cluster
+from tacit.lab.testbed import background
 
 __all__ = ["received", "transmitted"]
 
@@ -18,8 +22,17 @@ _RECEIVED, _TRANSMITTED = 0, 8
 
 
 def transmitted(interface: str) -> int:
-    """Bytes that the interface has sent since it was made."""
-    return _counter(interface, _TRANSMITTED)
+    """Bytes that the interface has sent since it was made, without those of a background load."""
+    sent = _counter(interface, _TRANSMITTED)
+    if _is_loaded(os.environ.get(CLUSTER, ""), os.environ.get(NODE, "")):
+        sent -= background.WIRE_BYTES * background.datagrams()
+    return sent
+
+
+@cache
+def _is_loaded(cluster: str, node: str) -> bool:
+    """Whether this is a node of a testbed with a background load."""
+    return bool(cluster and node) and Cluster.parse(cluster).load_of(int(node)) > 0
 
 
 def received(interface: str) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from tacit.errors import TestbedError, installing
 from tacit.lab.cluster import Cluster
 from tacit.lab.testbed.linux import Clone, join, unshare
-from tacit.lab.testbed.nodes import INTERFACE, PREFIX, address
+from tacit.lab.testbed.nodes import INTERFACE, PREFIX, SWITCH, address
 
 _OWN_NETWORK = "/proc/self/ns/net"
 _BURST_SECONDS = 0.004  # what the slowest kernel clock (HZ=250) lets through between two ticks
@@ -43,6 +43,8 @@ def build(cluster: Cluster) -> list[int]:
     with ExitStack() as stack:
         hub = stack.enter_context(IPRoute())
         bridge = _add(hub, "switch", kind="bridge")
+        if cluster.loaded:
+            hub.addr("add", index=bridge, address=SWITCH, prefixlen=PREFIX)
         nodes = []
         for node in range(cluster.places):
             unshare(Clone.NETWORK)
@@ -65,7 +67,7 @@ def _connect(hub: Any, bridge: int, inside: Any, namespace: int, node: int, clus
     inside.link("set", index=inside.link_lookup(ifname="lo")[0], state="up")
     rate = cluster.rate_of(node)
     inside.link("set", index=link, state="up", **_packets(rate))
-    _shape(inside, link, rate, cluster.latency)
+    _shape(inside, link, rate, cluster.latency_of(node))
     _shape(hub, port, rate, 0.0)
 
 

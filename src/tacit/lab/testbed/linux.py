@@ -9,6 +9,7 @@ from enum import IntFlag
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -80,3 +81,8 @@ def die_with_parent(signal: int) -> None:
 def adopt_orphans() -> None:
     """Make this process the parent of its descendants that lose theirs."""
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl PR_SET_CHILD_SUBREAPER")
+
+
+def name_thread(name: str) -> None:
+    """Have tools such as `ps` and `top` show the calling thread by this name."""
+    _check(_libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0), "prctl PR_SET_NAME")

@@ -8,6 +8,9 @@ INTERFACE = "eth0"
 PREFIX = 16
 """How many leading bits the addresses of all nodes share."""
 
+SWITCH = "10.77.255.254"
+"""The IPv4 address of the switch, where there is a background load: it takes what is sent there."""
+
 
 def address(node: int) -> str:
     """The IPv4 address of a node, valid inside its testbed only."""

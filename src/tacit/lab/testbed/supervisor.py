@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tacit.lab.testbed import wire
-from tacit.lab.testbed.linux import Clone, die_with_parent, join, unshare
+from tacit.lab.testbed import background, wire
+from tacit.lab.testbed.linux import Clone, die_with_parent, join, name_thread, unshare
 
 _LAUNCHER = "torch.distributed.run"
 
@@ -33,6 +33,8 @@ class Supervisor:
         self._control = control
         self._networks = networks
         self._launchers: dict[int, int] = {}  # node by process
+        self._loads: dict[int, int] = {}  # the same
+        self._sink: socket.socket | None = None
         self._launched = False
         self._wakeup, wake = os.pipe()
         for end in (self._wakeup, wake):
@@ -65,6 +67,8 @@ class Supervisor:
         message, files = received
         if message["do"] == "start":
             self._start(message, files)
+        elif message["do"] == "load":
+            self._start_load(message["node"], message["rate"])
         elif message["do"] == "signal":
             self._signal(message["node"], message["signal"])
         else:
@@ -84,8 +88,11 @@ class Supervisor:
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 node = self._launchers.pop(ended[0], None)
+                code = os.waitstatus_to_exitcode(ended[1])
                 if node is not None:
-                    self._tell({"ended": node, "code": os.waitstatus_to_exitcode(ended[1])})
+                    self._tell({"ended": node, "code": code})
+                elif (node := self._loads.pop(ended[0], None)) is not None:
+                    self._tell({"unloaded": node, "code": code})
         except ChildProcessError:
             return False
         return True
@@ -109,12 +116,31 @@ class Supervisor:
             self._become(message, files)
         self._launchers[process] = message["node"]
 
+    def _start_load(self, node: int, rate: float) -> None:
+        """Have a process send out of a node until all are ended."""
+        if self._sink is None:
+            self._sink = background.sink()  # this process's own network is the switch
+        process = os.fork()
+        if process:
+            self._loads[process] = node
+            return
+        try:
+            _reset_signals()
+            die_with_parent(signal.SIGKILL)
+            name_thread(background.NAME)
+            join(self._networks[node], Clone.NETWORK)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            background.send_at(rate)
+        except BaseException as error:
+            sys.stderr.write(f"the background load of node {node} ended: {error}\n")
+            sys.stderr.flush()
+        finally:
+            os._exit(1)
+
     def _become(self, message: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
         """In the child: turn into the launcher of a node."""
         try:
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGPIPE, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_DFL)
+            _reset_signals()
             die_with_parent(signal.SIGKILL)
             os.setsid()
             if self._networks:
@@ -129,6 +155,12 @@ class Supervisor:
             os.write(files[1], f"cannot start {message['argv'][0]}: {error}\n".encode())
         finally:
             os._exit(127)
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGPIPE, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _launches(argv: Sequence[str]) -> bool:

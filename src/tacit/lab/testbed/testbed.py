@@ -151,6 +151,9 @@ class Testbed:
             saving=servers is not None and servers.checkpoint is not None,
         )
         try:
+            for node in range(self.cluster.nodes):
+                if load := self.cluster.load_of(node):
+                    run.load(node, load)
             if servers is not None:
                 where = ",".join(f"{host}:{port}" for host, port in points)
                 env = {**env, SERVERS: where, SERVER_SECRET: secrets.token_hex(32)}

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tacit.errors import TestbedError
+from tacit.lab.cluster import Cluster
+from tacit.lab.testbed import Testbed, background
+from tacit.links import Links
+
+pytestmark = [pytest.mark.testbed, pytest.mark.usefixtures("namespaces")]
+
+UNEVEN = Cluster.parse("nodes=[2x1@200mbit,1x1@20mbit+load=10mbit]")
+
+
+def loads() -> set[int]:
+    """The processes of background loads."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if (entry / "comm").read_text().strip() == background.NAME:
+                    found.add(int(entry.name))
+    return found
+
+
+def test_links_have_their_own_rates_and_loads(programs: Path) -> None:
+    found: list[str] = []
+    before = loads()
+    with Testbed(UNEVEN) as testbed:
+        result = testbed.run(
+            [str(programs / "loads.py")], on_line=lambda _, line: found.append(line), timeout=100
+        )
+        assert result.ok, found
+        assert loads() == before  # between two runs there is none
+        sent = {each["node"]: each for each in map(json.loads, found)}
+        assert 0.6 * 10e6 <= sent[2]["rate"] <= 1.15 * 10e6, sent
+        assert max(sent[0]["rate"], sent[1]["rate"]) < 1e6, sent
+        assert abs(sent[2]["ours"]) < 60_000, sent  # of 1.2 million bytes
+
+        found.clear()
+        words = ["-m", "tacit.probe", "--json", "--seconds", "0.2"]
+        assert testbed.run(words, on_line=lambda _, line: found.append(line), timeout=100).ok, found
+    assert loads() == before
+    links = Links.from_json(next(line for line in found if line.startswith("{")))
+    print(links)
+    fast, into, out = links.rate[0][1], links.rate[0][2], links.rate[2][0]
+    assert fast is not None
+    assert into is not None
+    assert out is not None
+    assert 25e6 < fast <= 210e6
+    assert 8e6 <= into <= 21e6
+    assert 3e6 <= out <= 17e6  # what waits for an idle link passes at once
+
+
+def test_a_load_that_ends_ends_the_run(programs: Path) -> None:
+    before = loads()
+
+    def kill(_: int, line: str) -> None:
+        for process in loads() - before:
+            os.kill(process, signal.SIGKILL)
+
+    with (
+        pytest.raises(TestbedError, match="background load of node 1 has ended"),
+        Testbed(Cluster.parse("nodes=[1x1@100mbit,1x1@100mbit+load=10mbit]")) as testbed,
+    ):
+        testbed.run([str(programs / "linger.py"), "hang"], on_line=kill, timeout=60)
+    end = time.monotonic() + 10
+    while loads() != before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert loads() == before
