@@ -18,6 +18,7 @@ from tacit.compressors.momentum import MomentumCorrection
 from tacit.compressors.natural import Natural
 from tacit.compressors.onebit import OneBit
 from tacit.compressors.powersgd import PowerSGD
+from tacit.compressors.public_copy import PublicCopy
 from tacit.compressors.qsgd import QSGD
 from tacit.compressors.randomk import RandomK
 from tacit.compressors.scheduled import Scheduled
@@ -50,6 +51,7 @@ __all__ = [
     "OneBit",
     "Partition",
     "PowerSGD",
+    "PublicCopy",
     "RandomK",
     "Scheduled",
     "Sign",

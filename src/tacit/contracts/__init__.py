@@ -38,6 +38,7 @@ from tacit.contracts.common import (
 from tacit.contracts.compressor import (
     Compressor,
     Matrix,
+    MixingCompressor,
     Momentum,
     OneShot,
     OneShotUse,
@@ -118,6 +119,7 @@ __all__ = [
     "LearningRateMerge",
     "Matrix",
     "Merge",
+    "MixingCompressor",
     "MixingMerge",
     "MixingTopology",
     "Momentum",
