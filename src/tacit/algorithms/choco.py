@@ -50,6 +50,15 @@ _RATIO = 0.01
 _GAMMA: dict[str, float] = {"topk": 0.05, "sign": 0.5, "qsgd": 0.5, "int8": 0.5}
 
 
+def check_fixed(graph: str) -> None:
+    """Refuse a graph that is not the same in all rounds, by name.
+
+    Raises:
+        ConfigError: it is none of `Fixed`.
+    """
+    checks.one_of("graph", graph, get_args(Fixed))
+
+
 def codec_of(codec: str, ratio: float | None) -> OneShot:
     """What compresses a difference; `ratio`: the share of the entries that "topk" sends, None: 1 %.
 
@@ -80,7 +89,7 @@ def choco(
     buffers: Buffers = "on_sync",
 ) -> Strategy:
     """Move by `gamma` towards what is known of the neighbours; differences are sent by `codec`."""
-    checks.one_of("graph", graph, get_args(Fixed))
+    check_fixed(graph)
     inner = codec_of(codec, ratio)
     compressor = PublicCopy(inner, _GAMMA[codec] if gamma is None else gamma)
     return mixing("choco", graph, sync_every, late, buffers, compressor)
