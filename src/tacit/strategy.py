@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from tacit import checks
@@ -17,6 +17,7 @@ from tacit.contracts import (
     LateOverlap,
     LayerwiseOverlap,
     Merge,
+    MixingCompressor,
     MixingMerge,
     MixingTopology,
     Overlap,
@@ -91,6 +92,12 @@ class Strategy:
         if self.server is not None:
             self.server.admit(self.subject, self.rounds, self.merge, self.overlap)
         self._check_mean_feedback()
+        if not isinstance(self.topology, MixingTopology) and _holds_mixing(self.compressor):
+            raise ConfigError(
+                f"{self.compressor} with topology={self.topology} is not possible, as it is for replicas "
+                "that differ, each with an answer of its own: write subject='delta', topology=Gossip(), "
+                "merge=Mix()"
+            )
         if self.subject == "gradient":
             self._check_gradient()
         if self.subject == "delta":
@@ -285,6 +292,14 @@ class Strategy:
         ]
         phased = Scheduled(tuple(stretches[:-1]), stretches[-1][1])
         return replace(self, compressor=phased, blocking=None)
+
+
+def _holds_mixing(value: object) -> bool:
+    """Whether it is a `MixingCompressor`, or has one inside."""
+    if isinstance(value, tuple):
+        return any(map(_holds_mixing, value))
+    inside = [getattr(value, each.name) for each in fields(value)] if is_dataclass(value) else []
+    return isinstance(value, MixingCompressor) or any(map(_holds_mixing, inside))
 
 
 @dataclass(frozen=True)

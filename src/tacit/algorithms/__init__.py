@@ -52,6 +52,9 @@ from tacit.algorithms.odsgd import odsgd as odsgd
 from tacit.algorithms.ednncomm import ednncomm as ednncomm
 from tacit.algorithms.daso import daso as daso
 from tacit.algorithms.gossip import gossip as gossip, sgp as sgp, gossip_pga as gossip_pga
+from tacit.algorithms.choco import choco as choco
+from tacit.algorithms.dcd import dcd as dcd
+from tacit.algorithms.deepsqueeze import deepsqueeze as deepsqueeze
 from tacit.algorithms.ps import (
     ps as ps,
     ps_async as ps_async,

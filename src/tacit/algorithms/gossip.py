@@ -22,6 +22,7 @@ from __future__ import annotations
 from tacit import checks
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.dense import Dense
+from tacit.contracts import Compressor
 from tacit.merges import Mix
 from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every
@@ -39,7 +40,7 @@ def gossip(
     graph: Graph = "exponential", sync_every: int = 1, late: int = 0, buffers: Buffers = "on_sync"
 ) -> Strategy:
     """Average with the neighbours in a graph, every `sync_every` steps."""
-    return _gossip("gossip", graph, 0, sync_every, late, buffers)
+    return mixing("gossip", graph, sync_every, late, buffers)
 
 
 @algorithm(
@@ -50,7 +51,7 @@ def gossip(
 )
 def sgp(sync_every: int = 1, late: int = 0, buffers: Buffers = "on_sync") -> Strategy:
     """Send half to one rank, 1, 2, 4, ... places further in turn."""
-    return _gossip("sgp", "one-peer", 0, sync_every, late, buffers)
+    return mixing("sgp", "one-peer", sync_every, late, buffers)
 
 
 @algorithm(
@@ -68,16 +69,25 @@ def gossip_pga(
 ) -> Strategy:
     """Average with the neighbours, and with all ranks in every `global_every`-th round."""
     checks.whole("global_every", global_every, 1, None, "write 8, or attach 'gossip' for never")
-    return _gossip("gossip-pga", graph, global_every, sync_every, late, buffers)
+    return mixing("gossip-pga", graph, sync_every, late, buffers, global_every=global_every)
 
 
-def _gossip(name: str, graph: Graph, every: int, sync_every: int, late: int, buffers: Buffers) -> Strategy:
+def mixing(
+    name: str,
+    graph: Graph,
+    sync_every: int,
+    late: int,
+    buffers: Buffers,
+    compressor: Compressor | None = None,
+    global_every: int = 0,
+) -> Strategy:
+    """Replicas that take steps of their own, and the mix of their neighbours in a graph; None: densely."""
     checks.whole("late", late, 0, None, "write 1, or 0 for answers that are applied at once")
     return Strategy(
         subject="delta",
         rounds=Every(sync_every),
-        compressor=Dense(),
-        topology=Gossip(graph, every),
+        compressor=compressor or Dense(),
+        topology=Gossip(graph, global_every),
         overlap=Delayed(late) if late else Bucketwise(),
         merge=Mix(),
         buffers=buffers,

@@ -8,6 +8,7 @@ from tacit.compressors.cascade import Cascade
 from tacit.compressors.cast import BF16, FP8, FP16
 from tacit.compressors.clip import Clip
 from tacit.compressors.dense import Dense
+from tacit.compressors.difference_copy import DifferenceCopy
 from tacit.compressors.entropy_coded import EntropyCoded
 from tacit.compressors.int8 import Int8
 from tacit.compressors.lag import LAG
@@ -18,10 +19,12 @@ from tacit.compressors.momentum import MomentumCorrection
 from tacit.compressors.natural import Natural
 from tacit.compressors.onebit import OneBit
 from tacit.compressors.powersgd import PowerSGD
+from tacit.compressors.public_copy import PublicCopy
 from tacit.compressors.qsgd import QSGD
 from tacit.compressors.randomk import RandomK
 from tacit.compressors.scheduled import Scheduled
 from tacit.compressors.sign import Sign
+from tacit.compressors.squeezed import Squeezed
 from tacit.compressors.terngrad import TernGrad
 from tacit.compressors.threshold import Threshold
 from tacit.compressors.topk import TopK
@@ -39,6 +42,7 @@ __all__ = [
     "Cascade",
     "Clip",
     "Dense",
+    "DifferenceCopy",
     "EntropyCoded",
     "ErrorFeedback",
     "Int8",
@@ -50,9 +54,11 @@ __all__ = [
     "OneBit",
     "Partition",
     "PowerSGD",
+    "PublicCopy",
     "RandomK",
     "Scheduled",
     "Sign",
+    "Squeezed",
     "TernGrad",
     "Threshold",
     "TopK",

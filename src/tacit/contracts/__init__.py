@@ -40,6 +40,7 @@ from tacit.contracts.common import (
 from tacit.contracts.compressor import (
     Compressor,
     Matrix,
+    MixingCompressor,
     Momentum,
     OneShot,
     OneShotUse,
@@ -124,6 +125,7 @@ __all__ = [
     "LinkRates",
     "Matrix",
     "Merge",
+    "MixingCompressor",
     "MixingMerge",
     "MixingTopology",
     "Momentum",

@@ -163,6 +163,25 @@ class PartitionedCompressor(Compressor):
         """Each of them and its spans, by the part of its context; None: all that the others leave."""
 
 
+class MixingCompressor(Compressor):
+    """Keeps where this replica stands among the others; for a `MixingTopology`.
+
+    Its state is neither equal on all ranks nor an error that is still to be sent: it belongs together with
+    that of the other ranks, which have made the same rounds. A checkpoint keeps it by rank. It begins anew,
+    as of `init`, on all ranks at once: where replicas are made equal, and where a checkpoint goes on with
+    another number of ranks. All is in units of the distance from the anchor, so that zeros stand for it.
+    """
+
+    fixed_graph: ClassVar[bool] = True
+    """Whether it adds up what neighbours send, so that all rounds must be in the same graph."""
+
+    def counted_(self, x: Tensor, state: State) -> None:
+        """Overwrite `x`, given by this replica, with what it counts for where all are made equal.
+
+        They become the mean of what all count for; by default of the replicas.
+        """
+
+
 class OneShot(Compressor):
     """A compressor with one message a round: `encode`, one collective, `decode`."""
 

@@ -160,6 +160,13 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[Activ
             *(state["ranks"], _on(state["nodes"]), peers, _on(nodes)),
         )
 
+    begun_anew = {name for level in levels for name, _ in level.session.store.mixing} if resized else set()
+    if begun_anew and transport.place(WORLD).rank == 0:
+        _log.warning(
+            "what %d ranks knew of each other's replicas (of %d parameters) is of no use to %d: it begins "
+            "anew at the anchor, which is equal on all of them",
+            *(state["ranks"], len(begun_anew), peers),
+        )
     if taken_over and transport.place(WORLD).rank == 0:
         _log.warning(
             "the residuals of the means of %d parameters are now in every rank's residual, as no rank "
@@ -274,7 +281,7 @@ def _found(
     session = level.session
     found = _of_topology(i, session, shares)
     elsewhere = state["topologies"][i] != repr(session.strategy.topology)
-    decayed = shares.names(i, DECAY)
+    decayed, mixing = shares.names(i, DECAY), session.store.mixing
     expected = session.store.widths() | {
         key: (kept.shared, kept.width) for key, kept in _of_hook(level).items()
     }
@@ -284,6 +291,8 @@ def _found(
         if not width or (field == DECAY and name not in decayed):
             found[name, field] = torch.zeros(width)  # an empty shard; nothing decayed when it was saved
             continue
+        if resized and (name, field) in mixing:
+            continue  # it begins anew
         if resized:
             by_node = session.context.by_node and field not in RANKS_OWN
             found[name, field] = shares.of(i, name, field, shared, by_node, width)

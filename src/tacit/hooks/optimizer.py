@@ -209,8 +209,10 @@ class OptimizerHook:
         session, scope = self._session, self._session.strategy.topology.scope
         for i, (bucket, anchor) in enumerate(zip(session.buckets, self._anchor, strict=True)):
             self._replica.progress(i, anchor, self._flat[i])
+            session.store.counted_(i, self._flat[i])
             session.ask(partial(average_, self._flat[i], scope), bucket.name, of=self._flat[i])
             self._replica.write(i, anchor.add_(self._replica.widened(i, self._flat[i])))
+        session.store.begin_anew()
         if self._buffers is not None:
             self._buffers.average()
 

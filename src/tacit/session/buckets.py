@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tacit.compressors.dense import Dense
 from tacit.compressors.wrappers import Part, Partition
-from tacit.contracts import Compressor, Matrix, PartitionedCompressor, Spans, State
+from tacit.contracts import Compressor, Matrix, MixingCompressor, PartitionedCompressor, Spans, State
 from tacit.errors import AttachError
 
 Policy = Callable[[str, Tensor], Compressor | None]
@@ -244,6 +244,7 @@ class StateSlice:
         shared: whether it is equal on all ranks of the axis where the compressors meet.
         start: of how many elements the whole would be, and from which on this is: `width`, `start`.
         by_entry: whether it has an element for each of the parameter's entries.
+        mixing: whether it belongs together with that of the other ranks; see `MixingCompressor`.
     """
 
     tensor: Tensor
@@ -251,6 +252,7 @@ class StateSlice:
     start: int
     width: int
     by_entry: bool = True
+    mixing: bool = False
 
 
 def named_state(bucket: Bucket, state: State) -> dict[tuple[str, str], StateSlice]:
@@ -258,7 +260,7 @@ def named_state(bucket: Bucket, state: State) -> dict[tuple[str, str], StateSlic
     views: dict[tuple[str, str], StateSlice] = {}
     for field, tensor in state.items():
         owner, slices, short = _owner(bucket, field)
-        widths = owner.widths(short)
+        widths, mixing = owner.widths(short), isinstance(owner, MixingCompressor)
         at = 0
         for i, (param, start) in enumerate(slices):
             if widths is not None:
@@ -271,7 +273,9 @@ def named_state(bucket: Bucket, state: State) -> dict[tuple[str, str], StateSlic
                     param.shape.numel(),
                 )
             view = tensor[begin : begin + size]
-            views[param.name, short] = StateSlice(view, owner.is_shared(short), offset, width, widths is None)
+            views[param.name, short] = StateSlice(
+                view, owner.is_shared(short), offset, width, widths is None, mixing
+            )
             at += size
     return views
 

@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.compressors.wrappers import inner_state
 from tacit.contracts import (
     NODE,
     AllGatherInto,
     AxisRank,
+    MixingCompressor,
     Outcome,
+    PartitionedCompressor,
     Request,
     Spans,
     State,
@@ -149,6 +152,34 @@ class StateStore:
         for key, kept in after.items():
             if key[0] in idle and kept.tensor.data_ptr() != before[key].tensor.data_ptr():
                 kept.tensor.copy_(before[key].tensor)
+
+    def counted_(self, i: int, x: Tensor) -> None:
+        """Overwrite `x`, what this replica has of bucket `i`, with what it counts for among replicas."""
+        compressor, state = self._pieces[i].compressor, self._states[i]
+        if isinstance(compressor, MixingCompressor):
+            compressor.counted_(x, state)
+        elif isinstance(compressor, PartitionedCompressor):
+            for part, (inside, spans) in compressor.inside().items():
+                if isinstance(inside, MixingCompressor):
+                    spans = spans or ((0, len(x)),)
+                    mine = torch.cat([x[start:stop] for start, stop in spans])
+                    inside.counted_(mine, inner_state(state, part))
+                    for start, stop in spans:
+                        x[start:stop], mine = mine[: stop - start], mine[stop - start :]
+
+    def begin_anew(self) -> None:
+        """Forget how replicas differ, as they have been made equal; see `MixingCompressor`."""
+        for i, (bucket, state) in enumerate(zip(self.buckets, self._states, strict=True)):
+            kept = {key: each.tensor for key, each in self._views(i, state).items() if each.mixing}
+            if kept:
+                first = self._views(i, self._plan.first_state(i, self._context.coordinate, bucket.device))
+                for key, tensor in kept.items():
+                    tensor.copy_(first[key].tensor)
+
+    @property
+    def mixing(self) -> set[tuple[str, str]]:
+        """The (parameter, field) of what belongs together with the other ranks' state."""
+        return {key for key, kept in self.named_state().items() if kept.mixing}
 
     # ---- state by parameter ---------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from tacit.contracts import (
     Context,
     Exchange,
     LinkRates,
+    MixingCompressor,
     MixingTopology,
     Permute,
     ReduceEncoded,
@@ -88,13 +89,31 @@ class Gossip(MixingTopology, ByLinks):
         return "messages to neighbours"
 
     def check(self, compressor: Compressor) -> None:
-        """Refuse what does not arrive as it is: nobody would keep what was left out."""
+        """Refuse what does not arrive as it is, unless what was left out is kept (`MixingCompressor`)."""
         super().check(compressor)
+        if isinstance(compressor, MixingCompressor):
+            self._check_fixed(compressor)
+            return
         one_shot = compressor.one_shot(0)
         if one_shot is None or not one_shot.codec.additive or one_shot.has_feedback:
             raise ConfigError(
                 f"compressor={compressor} with {type(self).__name__}() would lose what it does not send, as "
-                "every rank has an answer of its own: write compressor=Dense() or BF16()"
+                "every rank has an answer of its own: write compressor=Dense() or BF16(), or, as "
+                "CHOCO-SGD does, PublicCopy(TopK(ratio=0.01))"
+            )
+
+    def _check_fixed(self, compressor: MixingCompressor) -> None:
+        """Refuse rounds in which other ranks are mixed than in those before, where a sum of them is kept."""
+        given = f"{compressor} with topology={self} is not possible, as"
+        if self.global_every:
+            raise ConfigError(
+                f"{given} no rank has sent all of its replica when all are to be averaged: leave "
+                "global_every out, and call session.sync() for a mean of all"
+            )
+        if compressor.fixed_graph and self.graph == "one-peer":
+            raise ConfigError(
+                f"{given} it keeps the sum of what its neighbours have sent, and this graph has another "
+                'neighbour in each round: write graph="ring" or graph="exponential"'
             )
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
