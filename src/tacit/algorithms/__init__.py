@@ -50,6 +50,8 @@ from tacit.algorithms.odsgd import odsgd as odsgd
 from tacit.algorithms.ednncomm import ednncomm as ednncomm
 from tacit.algorithms.daso import daso as daso
 from tacit.algorithms.gossip import gossip as gossip, sgp as sgp, gossip_pga as gossip_pga
+from tacit.algorithms.adpsgd import adpsgd as adpsgd
+from tacit.algorithms.wagma import wagma as wagma, prague as prague
 from tacit.algorithms.ps import (
     ps as ps,
     ps_async as ps_async,

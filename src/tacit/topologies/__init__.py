@@ -3,7 +3,9 @@
 from tacit.topologies.auto import Auto
 from tacit.topologies.flat import Flat
 from tacit.topologies.gossip import Gossip
+from tacit.topologies.groups import Groups
 from tacit.topologies.hierarchical import Hierarchical
+from tacit.topologies.pairs import Pairs
 from tacit.topologies.star import Asynchronous, StaleSynchronous, Star, Synchronous
 from tacit.topologies.tree import GlobalTopK
 from tacit.topologies.two_phase import TwoPhase
@@ -14,7 +16,9 @@ __all__ = [
     "Flat",
     "GlobalTopK",
     "Gossip",
+    "Groups",
     "Hierarchical",
+    "Pairs",
     "StaleSynchronous",
     "Star",
     "Synchronous",
