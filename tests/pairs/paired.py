@@ -67,7 +67,9 @@ class PairedCrew(Crew):
         pushed: what each has added to its store so far, in the order of `stored`.
     """
 
-    def __init__(self, *args: object, timeout: float = 30.0, sleeps: int | None = None, **more: object) -> None:
+    def __init__(
+        self, *args: object, timeout: float = 30.0, sleeps: int | None = None, **more: object
+    ) -> None:
         self._timeout = timeout
         self._random = None if sleeps is None else random.Random(sleeps)
         super().__init__(*args, **more)  # type: ignore[arg-type]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from paired import N, PairedCrew, train
 from torch import Tensor
 
 from cases import for_each
+from paired import N, PairedCrew, train
 from tacit.algorithms import parse
 from tacit.compressors import BF16, TopK
 from tacit.contracts import PairTopology, PayloadSpec, PushPull
@@ -391,6 +391,10 @@ def test_what_does_not_fit_is_refused() -> None:
             strategy(**given)
     with pytest.raises(ConfigError, match="cannot be one of several levels"):
         Levels((Strategy(), strategy()))
-    for text, says in (("graph=star", "adpsgd:graph 'star'"), ("late=-1", "late=-1"), ("allow_lost=2", "allow_lost")):
+    for text, says in (
+        ("graph=star", "adpsgd:graph 'star'"),
+        ("late=-1", "late=-1"),
+        ("allow_lost=2", "allow_lost"),
+    ):
         with pytest.raises(ConfigError, match=says):
             parse(f"adpsgd:{text}")

@@ -60,7 +60,7 @@ class _End(PairLink, ABC):
                     self._hear(self._channel.header(self._timeout))
                 self._look()
         except Exception as error:
-            why = next(iter(str(error).splitlines()), type(error).__name__)
+            why = _first_line(error)
         finally:
             self._channel.close()
         if why and not self._closing:
@@ -181,3 +181,9 @@ class AnsweringLink(_End):
         theirs = self._body(header, self._theirs[number])
         moved = self._store.answer(number, theirs, self._moved[number])
         self._channel.send(Header(FrameKind.ANSWER, number), [moved.view(torch.uint8)])
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return next(iter(str(error).splitlines()), type(error).__name__)
