@@ -116,8 +116,8 @@ _HOMES = {
     "tacit.overlap": "Bucketwise Delayed Fused Prioritized",
     "tacit.rounds": "AdaComm ByVariance Cycling Every EveryEpoch EveryStep MomentPeriods NodeRounds "
     "OnPlateau Until",
-    "tacit.topologies": "Asynchronous Auto Flat GlobalTopK Gossip Hierarchical StaleSynchronous Star "
-    "Synchronous TwoPhase",
+    "tacit.topologies": "Asynchronous Auto Flat GlobalTopK Gossip Groups Hierarchical Pairs "
+    "StaleSynchronous Star Synchronous TwoPhase",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 _missing = _moved.attributes("tacit")

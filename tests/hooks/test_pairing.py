@@ -1,4 +1,4 @@
-"""Ranks that average in pairs or groups, as real processes: they train, and a dead one is named or left out."""
+"""Real ranks that average in pairs or groups: they train, and a dead one is named or left out."""
 
 import pytest
 from launching import Ended, assert_passed, ranks

@@ -254,14 +254,13 @@ def test_a_dead_rank_is_named(lost: int) -> None:
     crew = PairedCrew("adpsgd", peers=4)
     crew.each(lambda rank, _: train(crew, rank, 3))
     crew.kill(lost)
-    errors: list[str] = []
+    errors: list[int] = []
 
     def work(rank: int, _: object) -> None:
         if rank != lost:
-            with pytest.raises(PeerLost, match=f"rank {lost} is gone: .*allow_lost=true") as raised:
-                train(crew, rank, 1000)
-                crew.replicas[rank].progress.sync()
-            errors.append(str(raised.value))
+            with pytest.raises(PeerLost, match=f"rank {lost} is gone: .*allow_lost=true"):
+                train(crew, rank, 100_000)
+            errors.append(rank)
 
     crew.each(work)
     assert len(errors) == 3

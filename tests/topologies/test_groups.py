@@ -152,8 +152,8 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     for given, says in (
-        ({"size": 3}, "write 2 or 4"),
-        ({"size": 1}, "size=1"),
+        ({"group_size": 3}, "write 2 or 4"),
+        ({"group_size": 1}, "group_size=1"),
         ({"drawing": "static"}, "unknown drawing"),
         ({"global_every": -1}, "write 0 for never"),
     ):
@@ -161,7 +161,7 @@ def test_what_cannot_be_is_refused() -> None:
             Groups(**given)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"drawing='butterfly' with 6 ranks.*attach prague.*4 or 8 ranks"):
         Groups().swaps(6, 0)
-    with pytest.raises(ConfigError, match="size=8 with 4 ranks is not possible: write 4"):
+    with pytest.raises(ConfigError, match="group_size=8 with 4 ranks is not possible: write 4"):
         Groups(8).swaps(4, 0)
     for compressor in (TopK(), ErrorFeedback(TopK()), ErrorFeedback(BF16())):
         with pytest.raises(ConfigError, match="would lose what it does not send"):

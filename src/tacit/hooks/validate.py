@@ -48,8 +48,8 @@ def check_weight(strategy: AnyStrategy, weight: float | None) -> None:
         )
     if any(isinstance(level.topology, PairTopology) for level in strategy.levels):
         raise AttachError(
-            f"weight={weight!r} with {strategy.name!r} is not possible, as two replicas meet halfway: leave it "
-            "out, or attach localsgd, say"
+            f"weight={weight!r} with {strategy.name!r} is not possible, as two replicas meet halfway: leave "
+            "it out, or attach localsgd, say"
         )
     if any(isinstance(level.merge, UnsentMerge) for level in strategy.levels):
         raise AttachError(
@@ -209,8 +209,8 @@ def _check_pairs(model: TrainedModel, strategy: AnyStrategy) -> None:
         return
     if model.find_unused_parameters:
         raise AttachError(
-            f"with {strategy.name!r} nobody waits for anybody, and with find_unused_parameters=True all ranks "
-            "compare in each backward which parameters they used: make the model with "
+            f"with {strategy.name!r} nobody waits for anybody, and with find_unused_parameters=True all "
+            "ranks compare in each backward which parameters they used: make the model with "
             "find_unused_parameters=False, or attach 'gossip'"
         )
     for name, module in model.module.named_modules():

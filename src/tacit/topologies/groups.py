@@ -50,7 +50,7 @@ class Groups(MixingTopology):
     where a late rank's last values are taken in its stead. For ranks that wait for nobody: `Pairs`.
 
     Attributes:
-        size: S, of a group, a power of two. None: the one nearest to the square root of the number of ranks
+        group_size: S, a power of two. None: the one nearest to the square root of the number of ranks
             (Li et al. 2020).
         drawing: which groups. "butterfly": in round t those whose ranks differ in the bits t log2(S) and
             following of their numbers, counted around, so that after log2(P) / log2(S) rounds everybody has
@@ -62,25 +62,25 @@ class Groups(MixingTopology):
 
     encodes_first: ClassVar[bool] = True
 
-    size: int | None = None
+    group_size: int | None = None
     drawing: Drawing = "butterfly"
     global_every: int = 0
 
     def __post_init__(self) -> None:
         checks.one_of("drawing", self.drawing, get_args(Drawing))
         checks.whole("global_every", self.global_every, 0, None, "write 0 for never")
-        if self.size is not None:
-            checks.whole("size", self.size, 2, None, "write 2, 4 or another power of two")
-            if self.size & (self.size - 1):
+        if self.group_size is not None:
+            checks.whole("group_size", self.group_size, 2, None, "write 2, 4 or another power of two")
+            if self.group_size & (self.group_size - 1):
                 raise ConfigError(
-                    f"size={self.size} is not a power of two, and a group is averaged by swaps of two ranks: "
-                    f"write {1 << self.size.bit_length() - 1} or {1 << self.size.bit_length()}"
+                    f"group_size={self.group_size} is not a power of two, and a group is averaged by swaps of "
+                    f"two ranks: write {_below(self.group_size)} or {2 * _below(self.group_size)}"
                 )
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
         """The groups."""
         every = f", all ranks every {self.global_every} rounds" if self.global_every else ""
-        return f"{self.drawing} groups{'' if self.size is None else f' of {self.size}'}{every}"
+        return f"{self.drawing} groups{'' if self.group_size is None else f' of {self.group_size}'}{every}"
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
         return "messages in groups"
@@ -138,14 +138,19 @@ class Groups(MixingTopology):
         """S, for so many ranks."""
         if peers == 1:
             return 1
-        if self.size is None:
+        if self.group_size is None:
             return max(2, 1 << round(math.log2(peers) / 2))
-        if self.size > peers:
+        if self.group_size > peers:
             raise ConfigError(
-                f"size={self.size} with {peers} ranks is not possible: write {1 << peers.bit_length() - 1}, "
-                "or leave it out"
+                f"group_size={self.group_size} with {peers} ranks is not possible: write {_below(peers)}, or "
+                "leave it out"
             )
-        return self.size
+        return self.group_size
+
+
+def _below(number: int) -> int:
+    """The largest power of two that is no larger."""
+    return 1 << number.bit_length() - 1
 
 
 def _drawn(peers: int, size: int, seed: str) -> list[list[int]]:
