@@ -41,6 +41,7 @@ def wagma(
     buffers: Buffers = "on_sync",
 ) -> Strategy:
     """Average in groups of `group_size`, and all ranks in every `global_every`-th round."""
+    checks.whole("global_every", global_every, 1, None, "write 10, or attach 'prague' for never")
     return _grouped("wagma", Groups(group_size, "butterfly", global_every), sync_every, late, buffers)
 
 
@@ -52,13 +53,13 @@ def wagma(
 )
 def prague(
     group_size: int = 2,
-    global_every: int = 0,
     sync_every: int = 1,
     late: int = 0,
     buffers: Buffers = "on_sync",
 ) -> Strategy:
     """Average in random groups of `group_size`."""
-    return _grouped("prague", Groups(group_size, "random", global_every), sync_every, late, buffers)
+    checks.whole("group_size", group_size, 2, None, "write 2, 4 or another power of two")
+    return _grouped("prague", Groups(group_size, "random"), sync_every, late, buffers)
 
 
 def _grouped(name: str, groups: Groups, sync_every: int, late: int, buffers: Buffers) -> Strategy:
