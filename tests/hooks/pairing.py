@@ -100,7 +100,7 @@ def a_checkpoint_is_gone_on_from() -> None:
 def what_would_make_ranks_wait_or_be_wrong_is_refused() -> None:
     def refused(says: str, text: str = "adpsgd", model: nn.Module | None = None, **more: object) -> None:
         model = model or wrapped()
-        raises(AttachError, says, lambda: tacit.attach(model, sgd(model), text, **more))
+        raises(AttachError, lambda: tacit.attach(model, sgd(model), text, **more), says)
 
     refused("find_unused_parameters", model=wrapped(find_unused_parameters=True))
     refused("weight=2.0", weight=2.0)

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cases import for_each
 from paired import N, PairedCrew, train
 from tacit.algorithms import parse
 from tacit.compressors import BF16, TopK
 from tacit.contracts import PairTopology, PayloadSpec, PushPull
-from tacit.errors import ConfigError, NonFinite, PeerLost, RoundError
-from tacit.hooks import pair_members
+from tacit.errors import AttachError, ConfigError, NonFinite, PeerLost, RoundError
+from tacit.hooks import pair_members, validate
 from tacit.merges import Average, ServerParams
 from tacit.overlap import Delayed
 from tacit.pairs import PairTransport
@@ -397,3 +397,23 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=says):
             parse(f"adpsgd:{text}")
+
+
+def test_models_for_which_ranks_wait_in_each_pass_are_refused() -> None:
+    """DDP has SyncBatchNorm on a GPU alone, so this is no model of DDP's."""
+
+    class Model:
+        module = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+        find_unused_parameters = False
+        parameters = module.parameters
+        process_group = None
+
+    strategy = parse("adpsgd")
+    with pytest.raises(AttachError, match=r"1 is a SyncBatchNorm.*attach 'gossip'"):
+        validate._check_pairs(Model(), strategy)  # type: ignore[arg-type]
+    validate._check_pairs(Model(), parse("gossip"))  # type: ignore[arg-type]
+    for text in ("adpsgd:graph=ring", "adpsgd:graph=exponential"):
+        (level,) = parse(text).levels
+        assert isinstance(level.topology, PairTopology)
+        with pytest.raises(ConfigError, match="write graph=complete|Write graph=complete"):
+            level.topology.partners(0, 5)

@@ -73,8 +73,8 @@ class Groups(MixingTopology):
             checks.whole("group_size", self.group_size, 2, None, "write 2, 4 or another power of two")
             if self.group_size & (self.group_size - 1):
                 raise ConfigError(
-                    f"group_size={self.group_size} is not a power of two, and a group is averaged by swaps of "
-                    f"two ranks: write {_below(self.group_size)} or {2 * _below(self.group_size)}"
+                    f"group_size={self.group_size} is not a power of two, and a group is averaged by "
+                    f"swaps of two ranks: write {_below(self.group_size)} or {2 * _below(self.group_size)}"
                 )
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
