@@ -53,6 +53,10 @@ def test_who_asks_is_never_asked_and_all_are_connected(graph: str) -> None:
 
 
 def test_each_partner_is_drawn_about_as_often_and_no_lost_one() -> None:
+    for graph in GRAPHS:
+        for turn in range(20):
+            asked = [Pairs(graph).partner(rank, 8, turn, seed=1) for rank in (0, 2, 4, 6)]  # type: ignore[arg-type]
+            assert len({*asked}) == 4, "in one round no two ask the same"
     topology = Pairs()
     drawn = [topology.partner(2, 8, turn, seed=3) for turn in range(400)]
     assert {rank: 60 < drawn.count(rank) < 140 for rank in (1, 3, 5, 7)} == dict.fromkeys((1, 3, 5, 7), True)

@@ -91,6 +91,9 @@ class Level:
         self.transport: TorchTransport | ByDevice | StarTransport | PairTransport = peers
         tensors = {**named, **_at_servers(strategy, model)}
         cap = int(model.bucket_bytes_cap)
+        pairs = strategy.topology if isinstance(strategy.topology, PairTopology) else None
+        if pairs is not None:  # one bucket's answer comes back while the next one leaves
+            cap = placement.message_cap(strategy, tensors, 1, 1, cap)
         parts = [] if quiet else fragments(tensors, strategy.parts)
         buckets = [
             bucket
@@ -105,7 +108,6 @@ class Level:
             buckets = [[*each] for each in modules if any(local(named[name]).numel() for name in each)]
         groups: OptimizerGroups | None = None
         beside: ServerBuffers | None = None
-        pairs = strategy.topology if isinstance(strategy.topology, PairTopology) else None
         if pairs is not None:
             assert isinstance(peers, TorchTransport), "no store is on a GPU"
             self.transport = joined_pairs(peers, pairs, seed, timeout)

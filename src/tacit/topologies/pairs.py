@@ -50,6 +50,9 @@ class Pairs(PairTopology):
     no two ranks ever wait for each other. Lian et al., ICML 2018 (arXiv 1710.06952), which cuts the ranks
     into an active and a passive set for the same two reasons.
 
+    Each partner is drawn alike often. Of an even number of ranks, those that have taken as many rounds draw
+    different ones, so that ranks of one speed do not crowd at one link.
+
     Attributes:
         graph: whom an even rank may ask. "complete": any odd rank. "ring": both neighbours. "exponential":
             the ranks 1, 3, 5, 9, 17, ... places further. The last two need an even number of ranks.
@@ -97,11 +100,14 @@ class Pairs(PairTopology):
         if self.graph == "complete":
             return tuple(range(1, peers, 2))
         steps = (1, peers - 1) if self.graph == "ring" else _odd_distances(peers)
-        return tuple(sorted({(rank + step) % peers for step in steps} - {rank}))
+        return tuple(dict.fromkeys((rank + step) % peers for step in steps if peers > 1))
 
     def partner(self, rank: int, peers: int, turn: int, seed: int, lost: Collection[int] = ()) -> int | None:
-        partners = [each for each in self.partners(rank, peers) if each not in lost]
-        return random.Random(f"{seed}/{rank}/{turn}").choice(partners) if partners else None
+        partners = [*self.partners(rank, peers)]
+        random.Random(f"{seed}/{turn}").shuffle(partners)  # on all ranks alike
+        first = rank // 2 if self.graph == "complete" else 0
+        inturn = (partners[(first + i) % len(partners)] for i in range(len(partners)))
+        return next((each for each in inturn if each not in lost), None)
 
     def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
         """Require deltas, and rounds that a rank knows of by itself."""
