@@ -63,6 +63,7 @@ PROCESSES = (
     "tests/hooks/test_mp2.py",
     "tests/hooks/test_odd_world.py",
     "tests/hooks/test_old_checkpoints.py",
+    "tests/hooks/test_pairing.py",
     "tests/hooks/test_progress.py",
     "tests/hooks/test_resize.py::test_real_processes",
     "tests/hooks/test_sharded.py::test_on_gloo",

@@ -34,6 +34,7 @@ NAMES: dict[str, Any] = {
         ["strategy"],
         ["algorithms", "session"],
         ["parameter_server", "foresight"],
+        ["pairs"],
         ["hooks", "testing"],
         ["diagnose", "probe"],
         ["lab", "integrations"],

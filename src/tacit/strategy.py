@@ -21,6 +21,7 @@ from tacit.contracts import (
     MixingMerge,
     MixingTopology,
     Overlap,
+    PairTopology,
     PeriodicRounds,
     PhasedRounds,
     Rounds,
@@ -332,6 +333,11 @@ class Levels:
             )
         for level in self.levels:
             if isinstance(level.topology, MixingTopology):
+                raise ConfigError(
+                    f"topology={level.topology} cannot be one of several levels, as all ranks of a node need "
+                    "one answer: use it alone, or Flat() here"
+                )
+            if isinstance(level.server, PairTopology):
                 raise ConfigError(
                     f"topology={level.topology} cannot be one of several levels, as all ranks of a node need "
                     "one answer: use it alone, or Flat() here"

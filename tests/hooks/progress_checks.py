@@ -86,6 +86,8 @@ PROGRESS = (
     "sgp",
     "gossip:late=1,sync_every=2",
     "gossip-pga:global_every=2,buffers=averaged",
+    "adpsgd",
+    "prague:sync_every=2",
 )
 
 

@@ -31,6 +31,8 @@ FAULTS = [
     ("interrupted", "odsgd"),
     ("killed", "daso:delay=3"),
     ("interrupted", "daso:delay=3"),
+    ("killed", "gossip"),
+    ("killed", "prague"),
     ("slow", "topk"),
     ("slow", "ddp"),
     ("slow", "localsgd:sync_every=1"),

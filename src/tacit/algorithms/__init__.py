@@ -55,6 +55,8 @@ from tacit.algorithms.gossip import gossip as gossip, sgp as sgp, gossip_pga as 
 from tacit.algorithms.choco import choco as choco
 from tacit.algorithms.dcd import dcd as dcd
 from tacit.algorithms.deepsqueeze import deepsqueeze as deepsqueeze
+from tacit.algorithms.adpsgd import adpsgd as adpsgd
+from tacit.algorithms.wagma import wagma as wagma, prague as prague
 from tacit.algorithms.ps import (
     ps as ps,
     ps_async as ps_async,

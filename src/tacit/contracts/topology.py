@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -230,6 +230,28 @@ class ServerTopology(Topology):
     @abstractmethod
     def back(self, x: Tensor) -> PayloadSpec:
         """How the parameters `x` of a bucket, or what has become of them, come back."""
+
+
+class PairTopology(ServerTopology):
+    """Each rank keeps its parameters in a store of its own, as a server of one worker, and stores average in
+    pairs, at any time. No server is started.
+
+    Attributes:
+        allow_lost: whether a rank that is gone is left out; else it is an error.
+    """
+
+    allow_lost: bool
+
+    @abstractmethod
+    def partners(self, rank: int, peers: int) -> tuple[int, ...]:
+        """The ranks that this one may ask for an average; empty for one that only answers.
+
+        Who asks is never asked. Raises a `ConfigError` if so many ranks cannot be in the graph.
+        """
+
+    @abstractmethod
+    def partner(self, rank: int, peers: int, turn: int, seed: int, lost: Collection[int] = ()) -> int | None:
+        """The rank that this one asks in its `turn`-th round, none of the lost; None if there is none."""
 
 
 class ServerOption(Topology):

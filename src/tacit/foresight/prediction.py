@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tacit.contracts import NET, NODE, AdaptiveRounds, LayerwiseOverlap
+from tacit.contracts import NET, NODE, AdaptiveRounds, LayerwiseOverlap, PairTopology
 from tacit.errors import ConfigError
 from tacit.foresight import networks
 from tacit.foresight.clock_timeline import ENCODING, MAIN, SimulatedSpan
@@ -82,6 +82,11 @@ def refuse(strategy: AnyStrategy) -> None:
         ConfigError: what it sends depends on the training or on servers; says what to do instead.
     """
     for level in strategy.levels:
+        if isinstance(level.server, PairTopology):
+            raise ConfigError(
+                f"{strategy.name!r} cannot be foretold: who averages with whom, and when, is left to chance. "
+                "Try it with tacit compare"
+            )
         if level.server is not None:
             raise ConfigError(
                 f"{strategy.name!r} cannot be foretold: what a parameter server does is not in a profile. "

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from tacit.contracts import LayerwiseOverlap, ScheduleState
+from tacit.contracts import LayerwiseOverlap, PairTopology, ScheduleState
 from tacit.hooks import buffers
 from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.ddp import GradientHook
@@ -19,6 +19,7 @@ from tacit.hooks.layerwise import LayerwiseHook
 from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.optimizer import OptimizerHook
 from tacit.hooks.optimizer_state import OptimizerState
+from tacit.hooks.pair_members import joined_pairs
 from tacit.hooks.replica import LiveTensors
 from tacit.hooks.server_buffers import ServerBuffers, homes_of
 from tacit.hooks.server_step import OptimizerGroups, ServerStepHook
@@ -27,6 +28,7 @@ from tacit.hooks.sharded_model import ShardedModel
 from tacit.hooks.trained_model import TrainedModel, local, locals_of
 from tacit.hooks.unused_parameters import UsedParameters
 from tacit.kernels.dispatch import warm_up_for
+from tacit.pairs import PairTransport
 from tacit.parameter_server import placement
 from tacit.parameter_server.transport import StarTransport
 from tacit.session import Session
@@ -77,6 +79,7 @@ class Level:
         taken: TakenMomentum | None = None,
         exchange_on: str | None = None,
     ) -> None:
+        self._group = model.process_group
         self.strategy = strategy = strategy.for_training(schedule_state or {})
         self.taken = taken if strategy.subject == "gradient" else None
         quiet = strategy.subject == "nothing"
@@ -85,9 +88,12 @@ class Level:
         if not quiet:
             self.placing = placed(strategy, named, chosen, model.process_group, exchange_on)
         peers = transport_for(self.placing, model.process_group, timeout, nodes)
-        self.transport: TorchTransport | ByDevice | StarTransport = peers
+        self.transport: TorchTransport | ByDevice | StarTransport | PairTransport = peers
         tensors = {**named, **_at_servers(strategy, model)}
         cap = int(model.bucket_bytes_cap)
+        pairs = strategy.topology if isinstance(strategy.topology, PairTopology) else None
+        if pairs is not None:  # one bucket's answer comes back while the next one leaves
+            cap = placement.message_cap(strategy, tensors, 1, 1, cap)
         parts = [] if quiet else fragments(tensors, strategy.parts)
         buckets = [
             bucket
@@ -102,7 +108,10 @@ class Level:
             buckets = [[*each] for each in modules if any(local(named[name]).numel() for name in each)]
         groups: OptimizerGroups | None = None
         beside: ServerBuffers | None = None
-        if strategy.server is not None:
+        if pairs is not None:
+            assert isinstance(peers, TorchTransport), "no store is on a GPU"
+            self.transport = joined_pairs(peers, pairs, seed, timeout)
+        elif strategy.server is not None:
             stepped = strategy.server.optimizer == "server"
             groups = OptimizerGroups(optimizers, named) if stepped else None
             still = dict(LiveTensors(model.module, buffers.numbers_in(model))) if stepped else {}
@@ -143,6 +152,8 @@ class Level:
                 bucket_lr=None if groups is None else groups.rate,
                 replicated_in_node=named if replicated_in_node else (),
             )
+        if isinstance(self.transport, PairTransport):
+            self.transport.report_to(self.session.failure.fail)
         if quiet:
             return
         together = strategy.subject == "delta" and not strategy.independent
@@ -175,15 +186,18 @@ class Level:
             self.fetch()
 
     def fetch(self) -> None:
-        """Go on from the parameters that the servers have, where these keep them. A collective call."""
+        """Go on from the parameters that servers or this rank's store keep, if any do. A collective call."""
         hook = self.progress or self.stepped
+        if isinstance(self.transport, PairTransport) and hook is not None:
+            hook.enter(self.transport.enter)
+            placement.wait_for_all(self._group)
         if not isinstance(self.transport, StarTransport) or hook is None:
             return
         servers, star = self.transport.servers, self.strategy.server
         if star is None or not star.independent:
             return
         hook.enter(lambda bucket, x: servers.of(bucket).enter(x, f"{bucket}/0", star.back(x)))
-        placement.wait_for_all(self.transport.peers)
+        placement.wait_for_all(self._group)
 
     def metrics(self) -> dict[str, float]:
         """See `Session.metrics`; with parameter servers, what was pushed and pulled too."""

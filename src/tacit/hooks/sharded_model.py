@@ -11,7 +11,15 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tacit.compressors.dense import Dense
-from tacit.contracts import NODE, WORLD, FollowingRounds, LateOverlap, LayerwiseOverlap, NodeTopology
+from tacit.contracts import (
+    NODE,
+    WORLD,
+    FollowingRounds,
+    LateOverlap,
+    LayerwiseOverlap,
+    NodeTopology,
+    PairTopology,
+)
 from tacit.errors import AttachError
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.process_groups import rank_in, ranks_of
@@ -186,6 +194,11 @@ def far_level(strategy: AnyStrategy, replicas: int) -> Strategy:
         AttachError: it cannot work on sharded models, by name; says what to write.
     """
     far = strategy.levels[-1]
+    if isinstance(far.server, PairTopology):
+        raise AttachError(
+            f"{strategy.name!r} averages whole parameters of two ranks, and a rank of a sharded model has "
+            f"shards: {_PEERS}"
+        )
     if far.server is not None:
         raise AttachError(
             f"{strategy.name!r} goes by parameter servers, and these take whole parameters and no shards: "

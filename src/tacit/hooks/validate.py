@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from tacit import checks
-from tacit.contracts import WORLD, AdaptiveRounds, LateOverlap, LayerwiseOverlap, UnsentMerge
+from tacit.contracts import (
+    WORLD,
+    AdaptiveRounds,
+    LateOverlap,
+    LayerwiseOverlap,
+    PairTopology,
+    UnsentMerge,
+)
 from tacit.errors import AttachError
 from tacit.hooks.device_placement import check_backend, device_of
 from tacit.hooks.forward_steps import refuse_forward_steps
@@ -38,6 +45,11 @@ def check_weight(strategy: AnyStrategy, weight: float | None) -> None:
     if not is_periodic(strategy):
         raise AttachError(
             f"weight={weight!r} is for strategies that average replicas, and {strategy.name!r} does not"
+        )
+    if any(isinstance(level.topology, PairTopology) for level in strategy.levels):
+        raise AttachError(
+            f"weight={weight!r} with {strategy.name!r} is not possible, as two replicas meet halfway: leave "
+            "it out, or attach localsgd, say"
         )
     if any(isinstance(level.merge, UnsentMerge) for level in strategy.levels):
         raise AttachError(
@@ -96,6 +108,7 @@ def checked(model: TrainedModel, optimizers: Sequence[Optimizer], strategy: AnyS
         _check_model(model, named, strategy, "gradient" in subjects)
     _check_layerwise(model, named, optimizers, strategy)
     _check_unused(model, strategy)
+    _check_pairs(model, strategy)
     _check_optimizers(named, optimizers)
     return named
 
@@ -187,6 +200,27 @@ def _check_unused(model: TrainedModel, strategy: AnyStrategy) -> None:
         f"{why}: make the model with find_unused_parameters=False, or attach another algorithm, such as "
         "'dense'"
     )
+
+
+def _check_pairs(model: TrainedModel, strategy: AnyStrategy) -> None:
+    """Refuse what has ranks wait for each other in each step, where they are not to."""
+    topology = strategy.levels[-1].topology
+    if not isinstance(topology, PairTopology):
+        return
+    if model.find_unused_parameters:
+        raise AttachError(
+            f"with {strategy.name!r} nobody waits for anybody, and with find_unused_parameters=True all "
+            "ranks compare in each backward which parameters they used: make the model with "
+            "find_unused_parameters=False, or attach 'gossip'"
+        )
+    for name, module in model.module.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise AttachError(
+                f"with {strategy.name!r} nobody waits for anybody, and {name} is a SyncBatchNorm, for which "
+                "all ranks wait in each forward: use BatchNorm, whose statistics are averaged with the "
+                "parameters, or GroupNorm, or attach 'gossip'"
+            )
+    topology.partners(0, model.process_group.size())
 
 
 def _check_optimizers(named: dict[str, Tensor], optimizers: Sequence[Optimizer]) -> None:

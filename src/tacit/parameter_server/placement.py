@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tacit.contracts import AxisRank, ServerOption
+from tacit.contracts import AxisRank, PairTopology, ServerOption
 from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE, SERVERS, WORKER, WORKERS
 from tacit.errors import AttachError, ConfigError, TacitError
 from tacit.parameter_server import secret as secrets
@@ -50,7 +50,9 @@ def addresses(text: str) -> list[tuple[str, int]]:
 
 def needs_servers(strategy: AnyStrategy) -> bool:
     """Whether a strategy cannot do without parameter servers."""
-    return any(level.server is not None for level in strategy.levels)
+    return any(
+        level.server is not None and not isinstance(level.server, PairTopology) for level in strategy.levels
+    )
 
 
 def uses_servers(strategy: AnyStrategy) -> bool:
@@ -232,9 +234,9 @@ def connect(
     return StarTransport(peers, servers)
 
 
-def wait_for_all(peers: TorchTransport) -> None:
+def wait_for_all(group: dist.ProcessGroup) -> None:
     """Wait until all workers have entered: an earlier push would move the parameters where others start."""
-    _gather_flags(peers.parent, False)
+    _gather_flags(group, False)
 
 
 def _me(peers: TorchTransport, strategy: Strategy) -> AxisRank:

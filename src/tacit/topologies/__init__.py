@@ -4,7 +4,9 @@ from tacit.topologies.auto import Auto
 from tacit.topologies.decoupled import Decoupled
 from tacit.topologies.flat import Flat
 from tacit.topologies.gossip import Gossip
+from tacit.topologies.groups import Groups
 from tacit.topologies.hierarchical import Hierarchical
+from tacit.topologies.pairs import Pairs
 from tacit.topologies.shapes import BlueConnect, DoubleTree, HalvingDoubling, Ring, Torus
 from tacit.topologies.star import Asynchronous, StaleSynchronous, Star, Synchronous
 from tacit.topologies.tree import GlobalTopK
@@ -20,8 +22,10 @@ __all__ = [
     "Flat",
     "GlobalTopK",
     "Gossip",
+    "Groups",
     "HalvingDoubling",
     "Hierarchical",
+    "Pairs",
     "Ring",
     "StaleSynchronous",
     "Star",

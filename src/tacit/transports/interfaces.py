@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Interface", "interfaces", "sent_bytes", "socket_buffer"]
+__all__ = ["Interface", "address_of", "interfaces", "sent_bytes", "socket_buffer"]
 
 _TABLE = Path("/proc/self/net/dev")
 _LIMITS = (Path("/proc/sys/net/ipv4/tcp_wmem"), Path("/proc/sys/net/ipv4/tcp_rmem"))
@@ -52,6 +52,16 @@ def interfaces() -> list[Interface]:
             if _usable(asked, name):
                 found.append(Interface(name, sent, _rate(asked, name)))
     return found
+
+
+def address_of(name: str) -> str | None:
+    """The IPv4 address of an interface; None where it has none, or there is no such interface."""
+    request = struct.pack("256s", name.encode()[:15])
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+            return socket.inet_ntoa(fcntl.ioctl(asked, _GET_ADDRESS, request)[20:24])
+    except OSError:
+        return None
 
 
 def socket_buffer() -> int | None:

@@ -225,8 +225,11 @@ def _restarts(
     if count is None:
         return None
     parsing.whole("--restarts", count, least=0)
+    from tacit.parameter_server.placement import needs_servers
+
     name = DEFAULT if strategy is None else strategy.name
-    if strategy is None or not all(level.independent for level in strategy.levels):
+    alone = strategy is not None and all(level.independent for level in strategy.levels)
+    if strategy is None or not (alone and needs_servers(strategy)):
         raise ConfigError(
             f"--restarts {count} is for workers that go on without each other, and those of {name} do not: "
             "write --algorithm ps-async, say, or leave it out"

@@ -1,0 +1,54 @@
+"""Replicas that average in random pairs while they train, and never wait for a slower one.
+
+AD-PSGD (Lian et al., ICML 2018, arXiv 1710.06952), on each worker i:         here:
+    read x^_i, the model to compute with, from x_i                            the model's own parameters
+    g_i <- gradient at x^_i                                                   the user's step; `OptimizerHook`
+                                                                              has how far it has moved x^_i
+    draw a neighbour j; x_i, x_j <- (x_i + x_j) / 2, at one moment            `Pairs`; `ReplicaStore`
+    x_i <- x_i - lr * g_i                                                     `ReplicaStore.push`
+    (appendix) active workers ask, passive ones answer; graph bipartite       even ranks, odd ranks
+
+x_i is the rank's store, which a passive rank's neighbours change while it computes; x^_i is read from it
+behind each round. The order of a round is that of the appendix: the step is added to x_i, and what an average
+brings in the meantime is added to it and not put in its place.
+
+Differences. Parameters are averaged bucket by bucket, each bucket at one moment: a model of several buckets
+may be met by two neighbours in turn. A rank averages behind its step and waits for the message, but for no
+step; with `late=1` it waits for neither, and takes the answer a step later, as the paper's second thread
+does. Active ranks draw alike often, but in the same round different ones. Floating-point buffers (BatchNorm's statistics)
+are averaged with the parameters; the optimizer's state stays local.
+
+A checkpoint has each rank's own replica. What is under way while ranks save may be in one and not in the
+other: call `session.sync()` before, and it is exact. The draws begin anew where it is loaded.
+"""
+
+from __future__ import annotations
+
+from tacit import checks
+from tacit.algorithms.registry import algorithm
+from tacit.merges import ServerParams
+from tacit.overlap import Bucketwise, Delayed
+from tacit.rounds import Every
+from tacit.strategy import Strategy
+from tacit.topologies.pairs import PairGraph, Pairs
+
+
+@algorithm(
+    family="gossip",
+    paper="AD-PSGD: Lian et al. 2018, arXiv 1710.06952",
+    compresses=False,
+    changes="no gradient travels; two replicas at a time are averaged, and nobody waits for a slower rank",
+)
+def adpsgd(
+    graph: PairGraph = "complete", sync_every: int = 1, late: int = 0, allow_lost: bool = False
+) -> Strategy:
+    """Average with one random neighbour every `sync_every` steps; `allow_lost`: go on without dead ranks."""
+    checks.whole("late", late, 0, None, "write 1, or 0 for answers that are applied at once")
+    return Strategy(
+        subject="delta",
+        rounds=Every(sync_every),
+        topology=Pairs(graph, allow_lost),
+        overlap=Delayed(late) if late else Bucketwise(),
+        merge=ServerParams(),
+        name="adpsgd",
+    )

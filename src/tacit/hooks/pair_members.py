@@ -1,0 +1,197 @@
+"""Which ranks of those that average in pairs are there: they agree on it by the launcher's store."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from tacit.contracts import PairTopology
+from tacit.errors import PeerLost, of_ranks
+from tacit.hooks.bounded_store import BoundedStore, KeyValueStore
+from tacit.hooks.close_barrier import SILENT_SECONDS
+from tacit.pairs import Membership, PairTransport, join
+from tacit.torch_compat import PrefixStore, default_store
+from tacit.transports.process_groups import ranks_of
+from tacit.transports.torch import TorchTransport
+
+POLL_SECONDS = 1.0
+_log = logging.getLogger("tacit")
+
+
+class PairMembers(Membership):
+    """One rank's part in it. Who sees that a rank is gone writes so into the store; all look once a second.
+
+    While some ranks have come to a meeting, all write there each second that they live, from a thread of
+    their own. So one that has not come is waited for as long as it lives, and missed after `SILENT_SECONDS`.
+
+    Args:
+        store: seen by these ranks alone, and for this session.
+        rank: this one of so many `peers`, from 0.
+        allow_lost: whether the others go on where one is gone.
+        timeout: after which a store that does not answer is an error.
+    """
+
+    def __init__(
+        self, store: KeyValueStore, rank: int, peers: int, allow_lost: bool, timeout: float = 60.0
+    ) -> None:
+        self._store = BoundedStore(store, timeout)
+        self._rank, self._peers, self._allow_lost = rank, peers, allow_lost
+        self._lost: set[int] = set()
+        self._meetings = 0
+        self._met = False
+        self._heard: dict[int, tuple[str, float]] = {}
+        self._report: Callable[[int, str], None] = lambda rank, why: None
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, name="tacit-pair-members", daemon=True)
+        self._thread.start()
+
+    def report_to(self, report: Callable[[int, str], None]) -> None:
+        """Say of which rank others have written that it is gone, and why; called in a thread."""
+        self._report = report
+
+    # ---- who is gone ----------------------------------------------------------------------------------
+
+    def lose(self, rank: int, why: str) -> PeerLost:
+        first = f"{rank} {why}"
+        with self._lock:
+            new = rank not in self._lost
+            self._lost.add(rank)
+        with contextlib.suppress(dist.DistError):  # then the others find out by themselves
+            self._store.compare_set(f"lost/{rank}", "", why)
+            first = self._store.compare_set("first lost", "", first).decode()
+        if new and self._allow_lost:
+            _log.warning(
+                "rank %d goes on without rank %d, which is gone: %s. Its last steps may be lost, and its "
+                "data are no longer trained on",
+                *(self._rank, rank, why),
+            )
+        number, _, why = first.partition(" ")
+        return PeerLost(
+            f"rank {number} is gone: {why}. To go on without it, write allow_lost=true"
+            if not self._allow_lost
+            else f"rank {number} is gone: {why}"
+        )
+
+    def _watch(self) -> None:
+        beats = 0
+        while not self._closing.wait(POLL_SECONDS):
+            try:
+                if self._store.check(["first lost"]):
+                    self._tell_lost()
+                if self._store.check(["meeting"]):
+                    beats += 1
+                    self._store.set(f"alive/{self._rank}", str(beats))
+            except dist.DistError:
+                return  # whoever asks the store next says so
+
+    def _tell_lost(self) -> None:
+        for rank in range(self._peers):
+            if rank not in (*self._lost, self._rank) and self._store.check([f"lost/{rank}"]):
+                self._report(rank, self._store.get(f"lost/{rank}").decode())
+
+    # ---- where all come together ----------------------------------------------------------------------
+
+    def meet(self) -> list[int]:
+        self._meetings += 1
+        meeting, delay = str(self._meetings), 0.002
+        try:
+            self._store.set(f"{meeting}/here/{self._rank}", "")
+            self._store.set("meeting", "")
+            since = time.monotonic()
+            while True:
+                here = [rank for rank in range(self._peers) if self._is_here(meeting, rank)]
+                if len(here) + len(self._missing(here, since)) == self._peers:
+                    break
+                time.sleep(delay)
+                delay = min(2 * delay, 0.05)
+            given = self._store.compare_set(f"{meeting}/members", "", " ".join(map(str, here)))
+        except dist.DistError as error:
+            raise PeerLost(
+                f"the launcher's store is gone, and with it the node that held it: {error}"
+            ) from error
+        members = [*map(int, given.split())]
+        self._check(members)
+        self._met = True
+        return members
+
+    def _is_here(self, meeting: str, rank: int) -> bool:
+        return self._store.check([f"{meeting}/here/{rank}"])
+
+    def _missing(self, here: list[int], since: float) -> list[int]:
+        """Those that will not come: lost, gone, or silent."""
+        missing = []
+        for rank in sorted({*range(self._peers)} - {*here}):
+            if self._store.check([f"lost/{rank}"]):
+                missing.append(rank)
+            elif self._store.check([f"left/{rank}"]):
+                self.lose(rank, "it has closed its session, and others have not")
+                missing.append(rank)
+            elif self._silent(rank, since):
+                self.lose(
+                    rank, f"nothing was heard of it for {SILENT_SECONDS:g} s, while others waited for it"
+                )
+                missing.append(rank)
+        return missing
+
+    def _silent(self, rank: int, since: float) -> bool:
+        key, now = f"alive/{rank}", time.monotonic()
+        beat = self._store.get(key).decode() if self._store.check([key]) else ""
+        if self._heard.get(rank, ("", since))[0] != beat or rank not in self._heard:
+            self._heard[rank] = beat, now
+        return now - max(since, self._heard[rank][1]) > SILENT_SECONDS
+
+    def _check(self, members: list[int]) -> None:
+        if self._rank not in members:
+            why = self._store.get(f"lost/{self._rank}").decode()
+            raise PeerLost(
+                f"the others took this rank, {self._rank}, for gone ({why}), and go on without it: what it "
+                "has trained since is lost"
+            )
+        gone = sorted({*range(self._peers)} - {*members})
+        if not gone or self._allow_lost:
+            return
+        raise self.lose(gone[0], f"it did not come where {of_ranks(members)} were to be equal")
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(2 * POLL_SECONDS)
+        with contextlib.suppress(dist.DistError):
+            self._store.set(f"left/{self._rank}", "")
+        self._store.close()
+
+
+_SESSIONS: dict[str, int] = {}
+"""How many sessions in pairs these ranks have begun: each has keys of its own in the store."""
+
+
+def joined_pairs(
+    peers: TorchTransport, topology: PairTopology, seed: int, timeout: timedelta
+) -> PairTransport:
+    """Connect the ranks of a session that averages in pairs. A collective call.
+
+    Raises:
+        AttachError: one cannot be reached.
+    """
+    name = "-".join(map(str, ranks_of(peers.parent)))
+    _SESSIONS[name] = _SESSIONS.get(name, 0) + 1
+    store = default_store()
+    # A store client serves one call at a time: a copy never waits for the program's own calls.
+    clone = getattr(store, "clone", lambda: store)()
+    prefixed = PrefixStore(f"tacit/pairs/{name}/{_SESSIONS[name]}", clone)
+    here, seconds = peers.place(), timeout.total_seconds()
+    members = PairMembers(prefixed, here.rank, here.peers, topology.allow_lost, seconds)
+    try:
+        transport = join(peers, topology, members, seed, seconds)
+    except BaseException:
+        members.close()
+        raise
+    members.report_to(transport.lose)
+    return transport

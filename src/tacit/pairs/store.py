@@ -1,0 +1,70 @@
+"""A rank's parameters, as the ranks average them: beside those that it trains."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from tacit.contracts import state_dtype
+
+
+class ReplicaStore:
+    """The parameters of a rank, bucket by bucket, in float32 at least. Any thread may call any method.
+
+    An average of two stores is three calls. One rank sends what `read` gives. The other `answer`s: it moves
+    half the way towards that, and sends the way back. The first `take`s it: it moves by as much the other
+    way. What was pushed to either in the meantime stays on top.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._buckets: dict[str, Tensor] = {}
+        self._types: dict[str, torch.dtype] = {}
+
+    @property
+    def keys(self) -> list[str]:
+        """The buckets, in the order in which they were entered first; the same on all ranks."""
+        return list(self._buckets)
+
+    def enter(self, key: str, x: Tensor) -> None:
+        """Begin with these parameters of a bucket, or begin anew."""
+        with self._lock:
+            self._buckets[key] = x.to(state_dtype(x.dtype), copy=True)
+            self._types[key] = x.dtype
+
+    def like(self, key: str) -> Tensor:
+        """An uninitialised tensor for the bucket, as it travels."""
+        return torch.empty(self._buckets[key].shape, dtype=self._types[key])
+
+    def push(self, key: str, delta: Tensor) -> None:
+        """Add what the rank's own steps have changed."""
+        with self._lock:
+            self._buckets[key].add_(delta)
+
+    def read(self, key: str, out: Tensor) -> Tensor:
+        """Overwrite `out` with the parameters; returns it."""
+        with self._lock:
+            return out.copy_(self._buckets[key])
+
+    def answer(self, key: str, theirs: Tensor, out: Tensor) -> Tensor:
+        """Average with a rank that has these parameters: overwrites `out` by how far this one has moved."""
+        with self._lock:
+            x = self._buckets[key]
+            out.copy_(theirs.to(x.dtype).mul_(0.5).sub_(x, alpha=0.5))
+            x.add_(out)
+        return out
+
+    def take(self, key: str, moved: Tensor) -> None:
+        """Move by as much as the one that has answered, the other way."""
+        with self._lock:
+            self._buckets[key].sub_(moved)
+
+    @contextmanager
+    def held(self) -> Iterator[list[Tensor]]:
+        """The parameters of all buckets, to be overwritten; whoever else wants something waits."""
+        with self._lock:
+            yield list(self._buckets.values())

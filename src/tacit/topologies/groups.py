@@ -1,0 +1,199 @@
+"""Each rank averages with a small group, which is another one in each round (WAGMA, Prague)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from tacit import checks
+from tacit.contracts import (
+    WORLD,
+    Compressor,
+    Context,
+    Exchange,
+    MixingTopology,
+    Permute,
+    ReduceEncoded,
+    Request,
+    State,
+    Transmitted,
+)
+from tacit.errors import ConfigError
+from tacit.exchange.combinators import on, reduced, watched
+from tacit.exchange.error_feedback import encoded, transmitted
+from tacit.topologies.flat import reduce_flat
+
+Drawing: TypeAlias = Literal["butterfly", "random"]
+Partners: TypeAlias = tuple[int | None, ...]
+"""For each rank, whom it averages with; None: with nobody."""
+
+
+@dataclass(frozen=True)
+class Groups(MixingTopology):
+    """In each round the ranks are cut into groups, and each group takes its mean.
+
+        x_i <- 1 / S * sum of x_j over the group of i
+
+    A group is averaged by recursive doubling: in log2(S) messages each rank swaps what it has with another
+    one of its group, so that of n bytes it sends n log2(S). The groups of a round follow from its number, and
+    from the seed where they are drawn; all ranks know them without a message.
+
+    The ranks of a group wait for each other, as in every average that does not take old values. And as the
+    messages of a round are one operation of the process group, a rank that is late holds up the others too,
+    by one message. So this sends less than an all-reduce of all, and is not what WAGMA calls wait-avoiding,
+    where a late rank's last values are taken in its stead. For ranks that wait for nobody: `Pairs`.
+
+    Attributes:
+        group_size: S, a power of two. None: the one nearest to the square root of the number of ranks
+            (Li et al. 2020).
+        drawing: which groups. "butterfly": in round t those whose ranks differ in the bits t log2(S) and
+            following of their numbers, counted around, so that after log2(P) / log2(S) rounds everybody has
+            of everybody (WAGMA: Li et al., arXiv 2005.00124); for a power of two of ranks. "random": drawn
+            anew in each round (Prague: Luo et al., ASPLOS 2020); where the ranks cannot be cut into groups
+            of S, what is left makes smaller ones.
+        global_every: every so many rounds all ranks are averaged; 0: never.
+    """
+
+    encodes_first: ClassVar[bool] = True
+
+    group_size: int | None = None
+    drawing: Drawing = "butterfly"
+    global_every: int = 0
+
+    def __post_init__(self) -> None:
+        checks.one_of("drawing", self.drawing, get_args(Drawing))
+        checks.whole("global_every", self.global_every, 0, None, "write 0 for never")
+        if self.group_size is not None:
+            checks.whole("group_size", self.group_size, 2, None, "write 2, 4 or another power of two")
+            if self.group_size & (self.group_size - 1):
+                raise ConfigError(
+                    f"group_size={self.group_size} is not a power of two, and a group is averaged by "
+                    f"swaps of two ranks: write {_below(self.group_size)} or {2 * _below(self.group_size)}"
+                )
+
+    def summary(self, compressors: Sequence[Compressor]) -> str:
+        """The groups."""
+        every = f", all ranks every {self.global_every} rounds" if self.global_every else ""
+        return f"{self.drawing} groups{'' if self.group_size is None else f' of {self.group_size}'}{every}"
+
+    def collectives(self, compressors: Sequence[Compressor]) -> str:
+        return "messages in groups"
+
+    def check(self, compressor: Compressor) -> None:
+        """Refuse what does not arrive as it is: nobody would keep what was left out."""
+        super().check(compressor)
+        one_shot = compressor.one_shot(0)
+        if one_shot is None or not one_shot.codec.additive or one_shot.has_feedback:
+            raise ConfigError(
+                f"compressor={compressor} with {type(self).__name__}() would lose what it does not send, as "
+                "every group has an answer of its own: write compressor=Dense() or BF16()"
+            )
+
+    def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
+        """Each tensor that the compressor wants averaged is averaged in the group of this round."""
+        meets = self.global_every > 0 and (ctx.round + 1) % self.global_every == 0
+        swaps = self.swaps(ctx.peers, ctx.round, ctx.seed)
+
+        def mix(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
+            return _doubled(request, swaps, ctx.rank)
+
+        exchange = reduced(compressor.exchange(x, state, ctx), reduce_flat if meets else mix)
+        return on(WORLD, watched(exchange, ctx.nonfinite_flags, None))
+
+    def swaps(self, peers: int, round_index: int, seed: int = 0) -> tuple[Partners, ...]:
+        """Who swaps with whom, message by message; behind the last one each has its group's mean.
+
+        Raises:
+            ConfigError: so many ranks cannot be cut into such groups.
+        """
+        size = self._size(peers)
+        if self.drawing == "random":
+            return _in_groups(_drawn(peers, size, f"{seed}/{round_index}"), peers)
+        bits, phases = (peers - 1).bit_length(), size.bit_length() - 1
+        if peers & (peers - 1):
+            raise ConfigError(
+                f"drawing='butterfly' with {peers} ranks is not possible, as groups are made of the bits of "
+                "the ranks' numbers: write drawing='random' (or attach prague), or train with "
+                f"{1 << bits - 1} or {1 << bits} ranks"
+            )
+        first = round_index * phases
+        masks = [1 << (first + phase) % bits for phase in range(phases)]
+        return tuple(tuple(rank ^ mask for rank in range(peers)) for mask in masks)
+
+    def rows(self, peers: int, round_index: int, seed: int = 0) -> tuple[tuple[float, ...], ...]:
+        """The weights W_ij by which rank i takes of rank j in this round."""
+        w = torch.eye(peers, dtype=torch.float64)
+        for partners in self.swaps(peers, round_index, seed):
+            others = [rank if partner is None else partner for rank, partner in enumerate(partners)]
+            w = (w + w[others]) / 2
+        return tuple(tuple(row) for row in w.tolist())
+
+    def _size(self, peers: int) -> int:
+        """S, for so many ranks."""
+        if peers == 1:
+            return 1
+        if self.group_size is None:
+            return max(2, 1 << round(math.log2(peers) / 2))
+        if self.group_size > peers:
+            raise ConfigError(
+                f"group_size={self.group_size} with {peers} ranks is not possible: write {_below(peers)}, or "
+                "leave it out"
+            )
+        return self.group_size
+
+
+def _below(number: int) -> int:
+    """The largest power of two that is no larger."""
+    return 1 << number.bit_length() - 1
+
+
+def _drawn(peers: int, size: int, seed: str) -> list[list[int]]:
+    """The ranks in random groups of this size; of what is left, groups of the largest powers of two."""
+    ranks = [*range(peers)]
+    random.Random(seed).shuffle(ranks)
+    groups = []
+    while ranks:
+        while size > len(ranks):
+            size //= 2
+        groups.append(ranks[:size])
+        ranks = ranks[size:]
+    return groups
+
+
+def _in_groups(groups: Sequence[Sequence[int]], peers: int) -> tuple[Partners, ...]:
+    """Recursive doubling in each of the groups, side by side."""
+    phases = max(map(len, groups)).bit_length() - 1
+    swaps: list[list[int | None]] = [[None] * peers for _ in range(phases)]
+    for group in groups:
+        for phase in range(len(group).bit_length() - 1):
+            for place, rank in enumerate(group):
+                swaps[phase][rank] = group[place ^ (1 << phase)]
+    return tuple(map(tuple, swaps))
+
+
+def _doubled(
+    request: ReduceEncoded, swaps: Sequence[Partners], me: int
+) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
+    """Average with one rank after the other; what this one has is encoded anew for each."""
+    codec, work, out = request.codec, request.ctx, request.ctx.out
+    payload = encoded(request)
+    mixed, theirs = (work.scratch(name, out, out.shape, out.dtype) for name in ("mixed", "theirs"))
+    codec.decode_(payload, mixed)
+    sent = transmitted(request, payload)
+    for number, partners in enumerate(swaps):
+        leaving = payload
+        if number:
+            leaving = codec.encode(mixed, work)
+            codec.decode_(leaving, mixed)  # as the others have it: so no mean drifts where it is rounded
+        answer = yield Permute(leaving, partners)
+        if answer is not None:
+            codec.decode_(answer, theirs)
+            mixed.add_(theirs).mul_(0.5)
+    out.copy_(mixed)
+    return out, sent

@@ -1,0 +1,172 @@
+"""Ranks average with one random neighbour at a time, and wait for nobody's step (AD-PSGD)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from tacit import checks
+from tacit.contracts import (
+    AdaptiveRounds,
+    Compressor,
+    Context,
+    Exact,
+    Exchange,
+    Merge,
+    Outcome,
+    Overlap,
+    PairTopology,
+    PayloadSpec,
+    PhasedRounds,
+    PushPull,
+    Request,
+    Rounds,
+    State,
+)
+from tacit.errors import ConfigError
+
+PairGraph: TypeAlias = Literal["complete", "ring", "exponential"]
+
+
+@dataclass(frozen=True)
+class Pairs(PairTopology):
+    """Even ranks ask one random odd neighbour after each round; the two become their mean (AD-PSGD).
+
+        x_i, x_j <- (x_i + x_j) / 2
+
+    Each rank keeps its parameters x in a store, beside those that it trains. Its steps are added to x, and
+    it goes on from x. An odd rank's store answers in a thread of its own, at any time of its training. So an
+    even rank waits for a message there and back, never for a step, and an odd one for nothing. Bytes: of n,
+    an even rank sends n a round, and an odd one n each time that it is asked.
+
+    The mean is atomic: the odd rank moves by d = (x_i - x_j) / 2 at one moment, and the even one by -d when d
+    comes back. Between the two nothing but its own steps moves the even rank's x, as nobody asks it: they
+    stay on top of the mean. So the sum of the two is kept to the bit of a rounding, whatever the order, and
+    no two ranks ever wait for each other. Lian et al., ICML 2018 (arXiv 1710.06952), which cuts the ranks
+    into an active and a passive set for the same two reasons.
+
+    Each partner is drawn alike often. Of an even number of ranks, those that have taken as many rounds draw
+    different ones, so that ranks of one speed do not crowd at one link.
+
+    Attributes:
+        graph: whom an even rank may ask. "complete": any odd rank. "ring": both neighbours. "exponential":
+            the ranks 1, 3, 5, 9, 17, ... places further. The last two need an even number of ranks.
+        allow_lost: leave out a rank that is gone, and log it. Otherwise that is a `PeerLost`.
+    """
+
+    graph: PairGraph = "complete"
+    allow_lost: bool = False
+
+    # What a parameter server may do besides: nothing of it here.
+    consistency: None = field(default=None, init=False, repr=False)
+    pull: None = field(default=None, init=False, repr=False)
+    optimizer: Literal["worker"] = field(default="worker", init=False, repr=False)
+    compensation: float = field(default=0.0, init=False, repr=False)
+    by_staleness: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        checks.one_of("graph", self.graph, get_args(PairGraph))
+        checks.flag("allow_lost", self.allow_lost)
+
+    @property
+    def averages(self) -> bool:
+        """False: it keeps the parameters."""
+        return False
+
+    @property
+    def counts_all(self) -> bool:
+        """True: no step is dropped or divided."""
+        return True
+
+    @property
+    def has_feedback(self) -> bool:
+        """False: whole parameters come back."""
+        return False
+
+    def partners(self, rank: int, peers: int) -> tuple[int, ...]:
+        if self.graph != "complete" and peers % 2 and peers > 1:
+            raise ConfigError(
+                f"graph={self.graph!r} with {peers} ranks is not possible: ranks that ask and ranks that "
+                "answer take turns around it, and an odd number of them cannot. Write graph=complete, or "
+                f"train with {peers - 1} or {peers + 1} ranks"
+            )
+        if rank % 2:
+            return ()
+        if self.graph == "complete":
+            return tuple(range(1, peers, 2))
+        steps = (1, peers - 1) if self.graph == "ring" else _odd_distances(peers)
+        return tuple(dict.fromkeys((rank + step) % peers for step in steps if peers > 1))
+
+    def partner(self, rank: int, peers: int, turn: int, seed: int, lost: Collection[int] = ()) -> int | None:
+        partners = [*self.partners(rank, peers)]
+        random.Random(f"{seed}/{turn}").shuffle(partners)  # on all ranks alike
+        first = rank // 2 if self.graph == "complete" else 0
+        inturn = (partners[(first + i) % len(partners)] for i in range(len(partners)))
+        return next((each for each in inturn if each not in lost), None)
+
+    def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
+        """Require deltas, and rounds that a rank knows of by itself."""
+        if subject != "delta":
+            raise ConfigError(f"subject={subject!r} with {self} is not possible: write subject='delta'")
+        if isinstance(rounds, AdaptiveRounds | PhasedRounds):
+            raise ConfigError(
+                f"rounds={rounds} are agreed on by all ranks, and with {self} nobody waits for others: write "
+                "Every(1)"
+            )
+
+    def summary(self, compressors: Sequence[Compressor]) -> str:
+        """The graph."""
+        return f"random pairs in {self.graph} graph"
+
+    def collectives(self, compressors: Sequence[Compressor]) -> str:
+        return "messages between two ranks at a time"
+
+    def check(self, compressor: Compressor) -> None:
+        """Refuse what is not sent as it is: a mean of what was rounded would not be that of the two."""
+        super().check(compressor)
+        one_shot = compressor.one_shot(0)
+        x = torch.zeros(1)
+        exact = (
+            one_shot is not None
+            and not one_shot.has_feedback
+            and one_shot.codec.additive
+            and one_shot.codec.inline
+            and isinstance(one_shot.codec.sent((x,), x), Exact)
+        )
+        if not exact:
+            raise ConfigError(
+                f"compressor={compressor} with {self} is not possible, as two ranks' parameters are averaged "
+                "whole: write compressor=Dense()"
+            )
+
+    def fields(self, compressor: Compressor) -> tuple[str, ...]:
+        self.check(compressor)
+        return ()
+
+    def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
+        """Add the steps to this rank's store, and take what is there behind the round's average."""
+        if not x.is_meta and ctx.knows_of_nonfinite:
+            return Outcome(x, Exact(x), state)  # nothing is pushed: the session reports what is not finite
+        whole = self.back(x)
+        (answer,) = yield PushPull(((x,),), (whole,), (whole,), lr=ctx.lr)
+        ctx.out.copy_(answer[0])
+        return Outcome(ctx.out, Exact(x), state)
+
+    def agree(self, x: Tensor) -> Generator[Request, Any, None]:
+        """Wait until all ranks have come, and take the mean of their stores."""
+        (answer,) = yield PushPull((), (), (self.back(x),), do="meet")
+        x.copy_(answer[0])
+
+    def back(self, x: Tensor) -> PayloadSpec:
+        """The parameters of a bucket as they are."""
+        return PayloadSpec(None, x.numel(), x.dtype)
+
+
+def _odd_distances(peers: int) -> tuple[int, ...]:
+    """1, 3, 5, 9, 17, ...: from an even rank to odd ones."""
+    return (1, *(1 + (1 << k) for k in range(1, peers.bit_length()) if 1 + (1 << k) < peers))

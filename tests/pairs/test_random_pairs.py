@@ -1,0 +1,423 @@
+"""Ranks that average in pairs, at times of their own: nothing is lost or counted twice, and nobody waits."""
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cases import for_each
+from paired import N, PairedCrew, train
+from tacit.algorithms import parse
+from tacit.compressors import BF16, TopK
+from tacit.contracts import PairTopology, PayloadSpec, PushPull
+from tacit.errors import AttachError, ConfigError, NonFinite, PeerLost, RoundError
+from tacit.hooks import pair_members, validate
+from tacit.merges import Average, ServerParams
+from tacit.overlap import Delayed
+from tacit.pairs import PairTransport
+from tacit.rounds import AdaComm, Cycling
+from tacit.strategy import Levels, Strategy
+from tacit.topologies import Pairs
+from tacit.transports.loopback import Loopback, LoopbackTransport
+
+GRAPHS = ("complete", "ring", "exponential")
+
+
+# ---- who asks whom ------------------------------------------------------------------------------------
+
+
+@for_each("graph", GRAPHS)
+def test_who_asks_is_never_asked_and_all_are_connected(graph: str) -> None:
+    for peers in (1, 2, 3, 4, 5, 6, 8, 10, 16, 33):
+        topology = Pairs(graph)  # type: ignore[arg-type]
+        if graph != "complete" and peers in (3, 5, 33):
+            with pytest.raises(ConfigError, match=rf"{peers} ranks is not possible.*Write graph=complete"):
+                topology.partners(0, peers)
+            continue
+        asks = {rank: topology.partners(rank, peers) for rank in range(peers)}
+        asked = {other for others in asks.values() for other in others}
+        assert not asked & {rank for rank, others in asks.items() if others}
+        reached, new = {0}, [0]
+        while new:
+            here = new.pop()
+            near = {other for other in range(peers) if other in asks[here] or here in asks[other]} - reached
+            reached |= near
+            new += near
+        assert len(reached) == peers
+        if graph == "ring" and peers > 2:
+            assert all(len(others) in (0, 2) for others in asks.values())
+
+
+def test_each_partner_is_drawn_about_as_often_and_no_lost_one() -> None:
+    for graph in GRAPHS:
+        for turn in range(20):
+            asked = [Pairs(graph).partner(rank, 8, turn, seed=1) for rank in (0, 2, 4, 6)]  # type: ignore[arg-type]
+            assert len({*asked}) == 4, "in one round no two ask the same"
+    topology = Pairs()
+    drawn = [topology.partner(2, 8, turn, seed=3) for turn in range(400)]
+    assert {rank: 60 < drawn.count(rank) < 140 for rank in (1, 3, 5, 7)} == dict.fromkeys((1, 3, 5, 7), True)
+    assert drawn == [topology.partner(2, 8, turn, seed=3) for turn in range(400)]
+    assert {topology.partner(2, 8, turn, 3, {1, 7}) for turn in range(99)} == {3, 5}
+    assert topology.partner(2, 4, 0, 0, {1, 3}) is None
+    assert topology.partner(1, 4, 0, 0) is None
+
+
+# ---- random schedules ---------------------------------------------------------------------------------
+
+
+class Alone:
+    """A member of nothing: no schedule here meets."""
+
+    def lose(self, rank: int, why: str) -> PeerLost:
+        raise AssertionError(why)
+
+    def meet(self) -> list[int]:
+        raise AssertionError
+
+    def close(self) -> None: ...
+
+
+class Simulated:
+    """Ranks whose messages arrive when a schedule says so, all in one thread.
+
+    Attributes:
+        x: the paper's lines, in plain tensors: a step is added, and two ranks become their mean at once.
+    """
+
+    def __init__(self, peers: int, graph: str, seed: int) -> None:
+        self.random, self.peers = random.Random(seed), peers
+        topology = Pairs(graph)  # type: ignore[arg-type]
+        net = Loopback(peers)
+        self.ranks = [
+            PairTransport(LoopbackTransport(net, rank), topology, Alone(), lambda ranks, xs: None, seed)
+            for rank in range(peers)
+        ]
+        self.messages: list[Callable[[], None]] = []
+        self.on_the_way = 0.0
+        self.x = [float(rank) for rank in range(peers)]
+        for rank, transport in enumerate(self.ranks):
+            transport.enter("w", torch.tensor([self.x[rank]], dtype=torch.float64))
+            for other in topology.partners(rank, peers):
+                transport.connect(SimulatedLink(self, rank, other))
+        self.left = [3] * peers
+        self.waits: list[object | None] = [None] * peers
+
+    def step(self, rank: int) -> None:
+        self.left[rank] -= 1
+        by = self.random.gauss(0, 1)
+        self.x[rank] += by
+        delta, whole = torch.tensor([by], dtype=torch.float64), PayloadSpec(None, 1, torch.float64)
+        self.waits[rank] = self.ranks[rank].post(PushPull(((delta,),), (whole,), (whole,)), 0, "w")
+
+    def ready(self, rank: int) -> bool:
+        waits = self.waits[rank]
+        return waits is None or waits.done.is_set()  # type: ignore[attr-defined]
+
+    def stored(self, rank: int) -> float:
+        return float(self.ranks[rank].store.read("w", torch.empty(1, dtype=torch.float64)))
+
+    def run(self) -> None:
+        while True:
+            events: list[Callable[[], None]] = [
+                lambda rank=rank: self.step(rank)  # type: ignore[misc]
+                for rank in range(self.peers)
+                if self.left[rank] and self.ready(rank)
+            ]
+            events += [lambda i=i: self.messages.pop(i)() for i in range(len(self.messages))]  # type: ignore[misc]
+            if not events:
+                break
+            self.random.choice(events)()
+            total = sum(map(self.stored, range(self.peers)))
+            assert total - self.on_the_way == pytest.approx(sum(self.x), abs=1e-9)
+        assert self.left == [0] * self.peers, "a deadlock"
+        assert all(self.ready(rank) for rank in range(self.peers)), "somebody waits for ever"
+
+
+class SimulatedLink:
+    """A message there, and one back, each when the schedule says so."""
+
+    def __init__(self, net: Simulated, rank: int, other: int) -> None:
+        self.net, self.asks, self.rank = net, rank, other
+
+    def ask(self, number: int, x: Tensor, reply: Callable[[Tensor | None], None]) -> None:
+        net = self.net
+
+        def there() -> None:
+            moved = net.ranks[self.rank].answer(number, x, torch.empty_like(x))
+            net.on_the_way += float(moved)
+            mean = (net.x[self.asks] + net.x[self.rank]) / 2
+            net.x[self.asks] = net.x[self.rank] = mean
+
+            def back() -> None:
+                net.on_the_way -= float(moved)
+                reply(moved)
+
+            net.messages.append(back)
+
+        net.messages.append(there)
+
+    def close(self, settled: bool) -> None: ...
+
+
+def test_a_thousand_random_schedules_do_the_papers_lines_and_none_of_them_ends_in_a_deadlock() -> None:
+    """Each exchange keeps the sum at every moment, and is a mean at one moment, whatever is in between."""
+    for seed in range(1000):
+        peers = 2 + seed % 4
+        net = Simulated(peers, "complete" if peers % 2 else GRAPHS[seed % 3], seed)
+        net.run()
+        for rank in range(peers):
+            assert net.stored(rank) == pytest.approx(net.x[rank], abs=1e-9), (seed, rank)
+
+
+# ---- threads and sockets ------------------------------------------------------------------------------
+
+
+def texts() -> Iterator[tuple[str, int]]:
+    yield "adpsgd", 4
+    yield "adpsgd:late=1", 5
+    yield "adpsgd:sync_every=3,graph=ring", 4
+    yield "adpsgd:graph=exponential,late=1,sync_every=2", 6
+
+
+@for_each(("text", "peers"), [*texts()])
+def test_in_many_threads_nothing_is_lost_and_nothing_counted_twice(text: str, peers: int) -> None:
+    crew = PairedCrew(text, peers=peers, sleeps=7)
+    crew.each(lambda rank, _: train(crew, rank, 12))
+    crew.each(lambda _, replica: replica.session.flush())
+    total = sum(crew.stored(rank).double() for rank in range(peers))
+    assert torch.allclose(total, peers * torch.ones(N) + sum(crew.pushed), atol=1e-4)
+    crew.sync()
+    flats = [replica.flat for replica in crew.replicas]
+    assert all(torch.equal(flats[0], each) for each in flats)
+    assert torch.allclose(crew.flat(0).double(), 1 + sum(crew.pushed) / peers, atol=1e-5)
+    crew.each(lambda rank, _: train(crew, rank, 3))  # and on from there
+    crew.sync()
+    crew.close()
+
+
+@for_each("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_sums_are_kept_in_other_types_too(dtype: torch.dtype) -> None:
+    crew = PairedCrew("adpsgd", peers=4, dtype=dtype)
+    crew.each(lambda rank, _: train(crew, rank, 10))
+    total = sum(crew.stored(rank).double() for rank in range(4))
+    assert torch.allclose(total, 4 * torch.ones(N) + sum(crew.pushed), atol=1e-5)
+    crew.close()
+
+
+def test_replicas_come_closer_than_without_averaging() -> None:
+    def spread(crew: PairedCrew) -> float:
+        x = torch.stack([crew.flat(rank) for rank in range(4)])
+        return float((x - x.mean(0)).square().sum())
+
+    mixed, apart = PairedCrew("adpsgd", peers=4), PairedCrew("adpsgd:sync_every=100", peers=4)
+    for crew in (mixed, apart):
+        crew.each(lambda rank, _, crew=crew: train(crew, rank, 20))  # type: ignore[misc]
+    assert spread(mixed) < 0.5 * spread(apart)
+    for crew in (mixed, apart):
+        crew.close()
+
+
+@for_each("slow", [0, 1])
+def test_a_slow_rank_slows_nobody(slow: int) -> None:
+    """The others take all their steps while it is in the middle of its first, whether it asks or answers."""
+    crew = PairedCrew("adpsgd", peers=4)
+    finished = threading.Semaphore(0)
+
+    def work(rank: int, _: object) -> None:
+        if rank == slow:
+            train(crew, rank, 2, lambda step: [finished.acquire(timeout=30) for _ in range(3) if not step])  # type: ignore[arg-type, return-value]
+            assert crew.replicas[rank].session.step == 2
+            return
+        train(crew, rank, 25)
+        assert crew.replicas[slow].session.step == 0
+        finished.release()
+
+    crew.each(work)
+    crew.sync()
+    assert [replica.session.step for replica in crew.replicas] == [2 if r == slow else 25 for r in range(4)]
+    crew.close()
+
+
+def test_one_rank_alone_trains_as_it_is() -> None:
+    crew = PairedCrew("adpsgd", peers=1)
+    train(crew, 0, 3)
+    crew.sync()
+    assert torch.equal(crew.flat(0), crew.stored(0))
+    crew.close()
+
+
+# ---- who is gone --------------------------------------------------------------------------------------
+
+
+@for_each("lost", [0, 1])
+def test_a_dead_rank_is_named(lost: int) -> None:
+    crew = PairedCrew("adpsgd", peers=4)
+    crew.each(lambda rank, _: train(crew, rank, 3))
+    crew.kill(lost)
+    errors: list[int] = []
+
+    def work(rank: int, _: object) -> None:
+        if rank != lost:
+            with pytest.raises(PeerLost, match=f"rank {lost} is gone: .*allow_lost=true"):
+                train(crew, rank, 100_000)
+            errors.append(rank)
+
+    crew.each(work)
+    assert len(errors) == 3
+    for transport in crew.links:
+        transport.abort()
+    crew.close()
+
+
+@for_each("lost", [0, 1])
+def test_a_dead_rank_is_left_out_where_that_is_allowed(lost: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "tacit")
+    crew = PairedCrew("adpsgd:allow_lost=true", peers=4)
+    crew.each(lambda rank, _: train(crew, rank, 3))
+    crew.kill(lost)
+    others = [rank for rank in range(4) if rank != lost]
+    crew.each(lambda rank, _: train(crew, rank, 30) if rank != lost else None)
+    crew.each(lambda rank, replica: replica.progress.sync() if rank != lost else None)
+    flats = [crew.replicas[rank].flat for rank in others]
+    assert all(torch.equal(flats[0], each) for each in flats)
+    crew.each(lambda rank, _: train(crew, rank, 5) if rank != lost else None)
+    assert all(crew.replicas[rank].session.step == 38 for rank in others)
+    said = [record.getMessage() for record in caplog.records]
+    assert any(f"goes on without rank {lost}, which is gone" in each for each in said)
+    with pytest.raises(PeerLost, match=f"took this rank, {lost}, for gone"):
+        crew.links[lost]._members.meet()
+    crew.close()
+
+
+def test_a_rank_that_does_not_come_to_a_meeting_is_missed_when_nothing_is_heard_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pair_members, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(pair_members, "POLL_SECONDS", 0.1)
+    for allowed in (True, False):
+        crew = PairedCrew(f"adpsgd:allow_lost={str(allowed).lower()}", peers=3)
+        crew.members[2]._closing.set()  # frozen: its sockets are open, and it says nothing
+        outcomes: list[object] = [None] * 3
+
+        def work(rank: int, replica: object, outcomes: list[object] = outcomes) -> None:
+            if rank < 2:
+                try:
+                    replica.progress.after_step()  # type: ignore[attr-defined]
+                    replica.progress.sync()  # type: ignore[attr-defined]
+                except RoundError as error:
+                    outcomes[rank] = error
+
+        crew.each(work)
+        if allowed:
+            assert outcomes == [None] * 3
+        else:
+            assert all("rank 2 is gone: nothing was heard of it" in str(each) for each in outcomes[:2])
+        for transport in crew.links:
+            transport.abort()
+        crew.close()
+
+
+def test_who_closes_early_is_gone_to_the_others() -> None:
+    crew = PairedCrew("adpsgd", peers=2)
+    crew.each(lambda rank, _: train(crew, rank, 2))
+    crew.links[1].close()
+    with pytest.raises(PeerLost, match="rank 1 is gone"):
+        train(crew, 0, 1000)
+    crew.close()
+
+
+def test_a_nan_stays_where_it_is() -> None:
+    crew = PairedCrew("adpsgd", peers=4)
+    crew.each(lambda rank, _: train(crew, rank, 2))
+    crew.replicas[2].named["b"][1] = float("nan")
+    with pytest.raises(NonFinite, match="b on rank 2"):
+        crew.replicas[2].progress.after_step()
+    assert all(bool(crew.stored(rank).isfinite().all()) for rank in range(4))
+    crew.close()
+
+
+# ---- checkpoints --------------------------------------------------------------------------------------
+
+
+@for_each("text", ["adpsgd", "adpsgd:late=1", "adpsgd:sync_every=2"])
+def test_a_run_goes_on_from_a_checkpoint(text: str) -> None:
+    first = PairedCrew(text, peers=4)
+    first.each(lambda rank, _: train(first, rank, 7))
+    first.sync()
+    saved = first.save()
+    at = first.replicas[0].flat
+    second = PairedCrew(text, peers=4, start=0.0)
+
+    def load(rank: int, replica: object) -> None:
+        replica.load(saved[rank])  # type: ignore[attr-defined]
+        replica.progress.enter(second.links[rank].enter)  # type: ignore[attr-defined]
+
+    second.each(load)
+    assert all(torch.equal(replica.flat, at) for replica in second.replicas)
+    assert all(replica.session.step == 7 for replica in second.replicas)
+    begun = torch.stack([second.stored(rank) for rank in range(4)]).double()
+    assert torch.equal(begun[0], begun[3])
+    second.each(lambda rank, _: train(second, rank, 6))
+    second.each(lambda _, replica: replica.session.flush())
+    total = sum(second.stored(rank).double() for rank in range(4))
+    assert torch.allclose(total, begun.sum(0) + sum(second.pushed), atol=1e-4)
+    for each in (first, second):
+        each.close()
+
+
+# ---- what cannot be -----------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    def strategy(**more: object) -> Strategy:
+        return Strategy(**{"subject": "delta", "topology": Pairs(), "merge": ServerParams(), **more})  # type: ignore[arg-type]
+
+    assert isinstance(strategy(overlap=Delayed(1)).topology, PairTopology)
+    for given, says in (
+        ({"subject": "gradient", "merge": None}, "write subject='delta'"),
+        ({"merge": Average()}, r"write merge=ServerParams\(whole=True\)"),
+        ({"compressor": TopK()}, r"write compressor=Dense\(\)"),
+        ({"compressor": BF16()}, r"write compressor=Dense\(\)"),
+        ({"rounds": Cycling()}, r"write Every\(1\)"),
+        ({"rounds": AdaComm(8)}, r"write Every\(1\)"),
+        ({"buffers": "local"}, "leave it out"),
+        ({"momentum": "averaged"}, "leave it out"),
+    ):
+        given = {key: value for key, value in given.items() if value is not None}
+        if given.get("subject") == "gradient":
+            given["merge"] = Strategy().merge
+        with pytest.raises(ConfigError, match=says):
+            strategy(**given)
+    with pytest.raises(ConfigError, match="cannot be one of several levels"):
+        Levels((Strategy(), strategy()))
+    for text, says in (
+        ("graph=star", "adpsgd:graph 'star'"),
+        ("late=-1", "late=-1"),
+        ("allow_lost=2", "allow_lost"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            parse(f"adpsgd:{text}")
+
+
+def test_models_for_which_ranks_wait_in_each_pass_are_refused() -> None:
+    """DDP has SyncBatchNorm on a GPU alone, so this is no model of DDP's."""
+
+    class Model:
+        module = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+        find_unused_parameters = False
+        parameters = module.parameters
+        process_group = None
+
+    strategy = parse("adpsgd")
+    with pytest.raises(AttachError, match=r"1 is a SyncBatchNorm.*attach 'gossip'"):
+        validate._check_pairs(Model(), strategy)  # type: ignore[arg-type]
+    validate._check_pairs(Model(), parse("gossip"))  # type: ignore[arg-type]
+    for text in ("adpsgd:graph=ring", "adpsgd:graph=exponential"):
+        (level,) = parse(text).levels
+        assert isinstance(level.topology, PairTopology)
+        with pytest.raises(ConfigError, match="write graph=complete|Write graph=complete"):
+            level.topology.partners(0, 5)
