@@ -15,6 +15,7 @@ from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.foresight.messages import MessagePlan
 from tacit.hooks.ddp import SETTLED, BucketFuture, GradientHook, after_backward, no_exchange
+from tacit.hooks.message_times import MessageLog
 from tacit.session import Session
 from tacit.torch_compat import GradBucket, behind_accumulation
 
@@ -149,6 +150,7 @@ class LayerwiseHook:
         into_forward: whether means may come as late as the next forward pass.
         times: when gradients were there.
         link: when messages were under way.
+        log: when each message was where, once asked for.
         buffers: DDP's buckets.
         fixed, late: see `GradientHook`; nothing here is either.
     """
@@ -172,6 +174,7 @@ class LayerwiseHook:
         self.into_forward = overlap.into_forward
         self.times = GradientTimes()
         self.link = LinkTime()
+        self.log = MessageLog()
         self.buffers = DdpBuffers()
         self.fixed: list[list[str]] = []
         self.late = None
@@ -292,6 +295,7 @@ class LayerwiseHook:
             session.discard()
             shapes = zip(self._flats, session.buckets, strict=True)
             self._messages = [LayerMessage(flat, len(bucket.slices)) for flat, bucket in shapes]
+            self.log.next_round(session.step, self._messages, self._plan)
             self._arrived = set()
             self._next = self._under_way = 0
 
@@ -301,6 +305,7 @@ class LayerwiseHook:
             return
         self._arrived.add(name)
         if self._messages[self._places[name]].filled():
+            self.log.ready(self._messages[self._places[name]])
             self._leave()
 
     def _leave(self) -> None:
@@ -313,12 +318,14 @@ class LayerwiseHook:
                 if message.missing or full:
                     return
                 self.link.left(size, first=not self._under_way)
+                self.log.left(message)
                 self._next += 1
                 self._under_way += size
                 self._session.submit(self._next - 1, message.flat, self._completed(message))
 
     def _completed(self, message: LayerMessage) -> Callable[[], None]:
         def completed() -> None:
+            self.log.came(message)
             message.over.set()
             with self._lock:
                 self._under_way -= message.flat.nbytes
@@ -365,7 +372,7 @@ class LayerwiseHook:
         waiting = {self._places[name] for name in names}
         with self._session.pending.waited_for():
             for i in waiting:
-                self._messages[i].over.wait()
+                self.log.wait_for(self._messages[i], self._messages[i].over)
         self._session.failure.raise_first()
 
     def is_here(self, name: str) -> bool:
