@@ -8,7 +8,7 @@ from cases import for_each
 from tacit import timelines
 from tacit.errors import ConfigError
 from tacit.lab.records import Writer
-from tacit.timelines import Change, Exchange, Span, Step, Timeline
+from tacit.timelines import Change, Exchange, PlannedMessage, Span, Step, Timeline
 
 WHOLE = Timeline(
     algorithm="ednncomm",
@@ -22,6 +22,7 @@ WHOLE = Timeline(
         Exchange(0, 2, 1, 1.2, 1.4, 80, True, ()),
     ),
     changes=(Change(1, 0, {"period": 4.0}), Change(1, 2, {"period": 2.0})),
+    messages=(PlannedMessage(1, 0, "a.weight and 1 more", 80, 0.6, 0.7, 1.1, (Span(1.0, 1.1),)),),
 )
 
 
@@ -49,6 +50,13 @@ def test_a_file_holds_what_was_written_in_order(tmp_path: Path) -> None:
         ("exchanges", [[0, 0, 0, 0.1, 0.3, 80, False, 7]], "is no Exchange"),
         ("exchanges", [[0, 0, 0, 0.1, None, 80, False, []]], "is no Exchange"),
         ("changes", [[0, 0, {"period": "long"}]], "is no Change"),
+        (
+            "messages",
+            [[1, 0, "a", 80, 0.6, 0.7, 1.1]],
+            "is no PlannedMessage: write .step, turn, name, bytes, ready",
+        ),
+        ("messages", [[1, 0, "a", 80, 0.6, 0.5, 1.1, []]], "what begins at 0.6 s and ends at 0.5 s"),
+        ("messages", [[1, -1, "a", 80, 0.6, 0.7, 1.1, []]], "a message of turn -1: write 0 or more"),
         ("levels", None, "levels is None in this Timeline: write a list"),
         ("origin", "then", "origin is 'then' in this Timeline: write a finite number"),
         ("version", 99, "version 99.*update tacit"),
@@ -64,6 +72,8 @@ def test_a_part_has_all_that_was_under_way_in_it() -> None:
     assert part.steps == WHOLE.steps[1:2]
     assert part.exchanges == WHOLE.exchanges[1:2]  # it left in step 0, and training waits for it in step 2
     assert part.changes == WHOLE.changes
+    assert part.messages == WHOLE.messages
+    assert WHOLE.within(0, 1).messages == ()
     assert WHOLE.within(7, 9).steps == ()
     assert WHOLE.within(0, 3) == WHOLE
 

@@ -162,6 +162,7 @@ _TYPE_NAMES = {
     bool: "true or false",
     str: "a text",
     dict: "an object",
+    list: "a list",
     NoneType: "null",
 }
 

@@ -19,6 +19,7 @@ from tacit.json_lines import Line, is_of, read_lines
 __all__ = [
     "Change",
     "Exchange",
+    "PlannedMessage",
     "Span",
     "Step",
     "Timeline",
@@ -82,7 +83,29 @@ class Change(NamedTuple):
     values: Mapping[str, float]
 
 
-R = TypeVar("R", Step, Exchange, Change)
+class PlannedMessage(NamedTuple):
+    """A planned message of `fusion` or `priority` on this rank.
+
+    Attributes:
+        step: How many steps had been taken when backward made it.
+        turn: In which the next forward pass needs it, from 0.
+        name: The parameter of it that is needed first, and how many others it has.
+        bytes: Of its gradients.
+        ready: When its last gradient was there; `left`: when it had its turn; `came`: when its mean was here.
+        waits: When training waited for it.
+    """
+
+    step: int
+    turn: int
+    name: str
+    bytes: int
+    ready: float
+    left: float
+    came: float
+    waits: tuple[Span, ...]
+
+
+R = TypeVar("R", Step, Exchange, Change, PlannedMessage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +123,7 @@ class Timeline(Line):
         exchanges: Those that have landed, level by level, in order.
         changes: Of the schedules, in order: "period", "delay" and "local" where a level remembers them, and
             "phase", counted from 0, where it has phases. The first are what it began with.
+        messages: Planned ones, step by step; none of other strategies, and in older files.
     """
 
     kind: ClassVar[str] = "timeline"
@@ -109,6 +133,7 @@ class Timeline(Line):
     steps: tuple[Step, ...]
     exchanges: tuple[Exchange, ...] = ()
     changes: tuple[Change, ...] = ()
+    messages: tuple[PlannedMessage, ...] = ()
 
     def within(self, first: int, stop: int) -> Self:
         """The same of steps `first` to `stop` - 1, with all exchanges that left or were under way in them."""
@@ -119,7 +144,12 @@ class Timeline(Line):
             for each in self.exchanges
             if first <= each.step < stop or (each.begun < ended and begun < each.ended)
         )
-        return replace(self, steps=steps, exchanges=exchanges)
+        messages = tuple(each for each in self.messages if first <= each.step < stop)
+        return replace(self, steps=steps, exchanges=exchanges, messages=messages)
+
+    def from_step(self, first: int) -> Self:
+        """The same without the steps before this one; what was exchanged in them stays."""
+        return replace(self, steps=tuple(each for each in self.steps if each.step >= first))
 
     def resumed(self, times: Iterable[float]) -> Self:
         """The same where training only began again at these times, in seconds since 1970.
@@ -148,6 +178,15 @@ class Timeline(Line):
                 )
                 for each in self.exchanges
             ),
+            messages=tuple(
+                each._replace(
+                    ready=moved(each.ready),
+                    left=moved(each.left),
+                    came=moved(each.came),
+                    waits=tuple(Span(moved(wait.begun), moved(wait.ended)) for wait in each.waits),
+                )
+                for each in self.messages
+            ),
         )
 
     @classmethod
@@ -158,6 +197,7 @@ class Timeline(Line):
             "steps": _rows(Step, "steps", values),
             "exchanges": _rows(Exchange, "exchanges", values),
             "changes": _rows(Change, "changes", values),
+            "messages": _rows(PlannedMessage, "messages", values),
         }
         timeline = super()._from_mapping(typed)
         timeline._check()
@@ -175,6 +215,11 @@ class Timeline(Line):
         for change in self.changes:
             steps.append(change.step)
             levels.append(change.level)
+        for message in self.messages:
+            times += [(message.ready, message.left), (message.left, message.came), *message.waits]
+            steps.append(message.step)
+            if message.turn < 0:
+                raise ConfigError(f"this Timeline has a message of turn {message.turn}: write 0 or more")
         for begun, ended in times:
             if begun > ended:
                 raise ConfigError(f"this Timeline has what begins at {begun} s and ends at {ended} s")
@@ -213,6 +258,7 @@ def one_after_another(parts: Sequence[tuple[int, Timeline]]) -> Timeline:
         steps=tuple(step for each in moved for step in each.steps),
         exchanges=tuple(sorted((x for each in moved for x in each.exchanges), key=lambda x: x.level)),
         changes=tuple(change for each in moved for change in each.changes),
+        messages=tuple(message for each in moved for message in each.messages),
     )
 
 
@@ -228,6 +274,7 @@ def _moved(timeline: Timeline, steps: int, levels: Sequence[str]) -> Timeline:
         changes=tuple(
             each._replace(step=each.step + steps, level=numbers[each.level]) for each in timeline.changes
         ),
+        messages=tuple(each._replace(step=each.step + steps) for each in timeline.messages),
     )
 
 

@@ -197,6 +197,11 @@ assert "tacit" not in sys.modules
     assert ran.out == "ddp\nddp\n"
     payload = 2 * 3 * 4.0  # two nodes, three times, 4 MB each
     assert payload <= ran.kept["mb_between_nodes"] <= 1.08 * payload
+    (none, there), (back, nothing) = ran.kept["traffic"]
+    assert (none, nothing) == (0, 0)
+    assert there + back == pytest.approx(1e6 * ran.kept["mb_between_nodes"], rel=0.05)
+    assert "  MB from each node (row) to each other (column):\n" in ran.err
+    assert f"    0         {0:6.1f}{there / 1e6:6.1f}\n" in ran.err
     assert ran.kept["ranks"] == []
     assert ran.kept["compute_share"] is ran.kept["mb_by_formulas"] is None
 

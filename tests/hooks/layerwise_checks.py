@@ -82,6 +82,34 @@ def training_is_that_of_ddp() -> None:
 
 
 @check
+def messages_are_noted_once_asked_for() -> None:
+    for algorithm in ("fusion:megabytes=0.1", "priority:megabytes=0.1"):
+        torch.manual_seed(3)
+        model = DDP(network(), bucket_cap_mb=0.2)
+        optimizer = sgd(model)
+        with tacit.attach(model, optimizer, algorithm) as session:
+            assert session.session is not None
+            steps(model, optimizer, LONG)
+            assert session.timeline().messages == ()
+            steps(model, optimizer, 3)
+            session.flush()
+            timeline = session.timeline()
+        found = {step: [each for each in timeline.messages if each.step == step] for step in range(LONG + 3)}
+        assert [step for step, each in found.items() if each] == [*range(LONG, LONG + 3)], algorithm
+        for each in found.values():
+            assert [message.turn for message in each] == [*range(len(each))]
+        first, *more = found[LONG + 1]
+        assert more, "the network has too few messages"
+        assert first.name.partition(" ")[0] == next(iter(dict(model.module.named_parameters()))), first
+        nbytes = sum(p.nbytes for p in model.module.parameters())
+        assert sum(each.bytes for each in found[LONG + 1]) == nbytes
+        for each in timeline.messages:
+            assert each.ready <= each.left <= each.came
+            assert all(wait.begun <= wait.ended for wait in each.waits)
+        assert any(each.waits for each in timeline.messages)
+
+
+@check
 def gradients_are_cleared_in_place() -> None:
     def train(model: DDP, attach: Attach) -> None:
         optimizer = sgd(model)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from browser import DARK, LIGHT, NEEDS_CHROMIUM, opened, titled
 from samples import ALONE, DDP, TOPK, WHOLE, comparison
-from timed import scheduled, untold
+from timed import planned, scheduled, untold
 
 from tacit.lab import reports
 from tacit.timelines import Change
@@ -132,6 +132,18 @@ def test_timelines_and_schedules_are_drawn(timed_page: Path) -> None:
     assert schedule.count('<path class="js-line" d="M') == 3
     for word in ("period B", "delay W", "local L", "warm-up", "cycling", "cool-down"):
         assert re.search(rf">{word}</t(span|ext)>", schedule), word
+
+
+def test_planned_messages_are_drawn_in_lanes(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(reports.page(WHOLE, planned("topk:ratio=0.01")), encoding="utf-8")
+    document, console = opened(path)
+    assert console == []
+    lanes = plots(document)["lanes-0"]
+    assert ">1  …r.layer0.weight +2</text>" in lanes.replace("\u00a0", " ")
+    # Three bars for each of three steps of training; two for each message, and one more for the first.
+    assert lanes.count('<g class="point"') == 3 * 3 + 4 * (2 * 8 + 1)
+    assert on_a_phone(path) == "nothing amiss"
 
 
 def test_light_and_dark_differ_in_the_timelines_too(timed_page: Path) -> None:

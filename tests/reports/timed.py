@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tacit.timelines import Change, Exchange, Span, Step, Timeline
+from tacit.timelines import Change, Exchange, PlannedMessage, Span, Step, Timeline
 
 STEPS = 40
 """Of 0.1 s each; a near round takes 0.04 s, and is hidden for half of it."""
@@ -51,3 +51,28 @@ def overlapping(algorithm: str) -> Timeline:
     first = run(algorithm)[0]
     rounds = [Exchange(0, i, i, i / 10 + 0.05, i / 10 + 0.25, 10, False, ()) for i in range(10)]
     return replace(first, levels=("exchange",), exchanges=tuple(rounds))
+
+
+def planned(algorithm: str, ranks: int = 4, lanes: int = 8) -> list[Timeline]:
+    """One level whose rounds are so many messages; training waits for the first of them in the next step."""
+    return [
+        replace(
+            each,
+            levels=("exchange",),
+            exchanges=tuple(e for e in each.exchanges if e.level == 0),
+            messages=tuple(
+                _message(step, turn, lanes) for step in each.steps for turn in reversed(range(lanes))
+            ),
+        )
+        for each in run(algorithm, ranks)
+    ]
+
+
+def _message(step: Step, turn: int, lanes: int) -> PlannedMessage:
+    """The last of them is ready first; each is ready for 5 ms, and then 10 ms under way, the first 30."""
+    ready = step.begun + 0.05 + 0.04 * (lanes - turn) / lanes
+    came = ready + (0.035 if turn == 0 else 0.015)
+    waits = (Span(step.ended, came),) if turn == 0 else ()
+    return PlannedMessage(
+        step.step, turn, f"encoder.layer{turn}.weight and 2 more", 4000, ready, ready + 0.005, came, waits
+    )

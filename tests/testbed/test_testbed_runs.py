@@ -67,6 +67,15 @@ def test_ranks_talk_and_interfaces_count(programs: Path) -> None:
     assert far["received"] <= carried * 1.02 + burst(100e6) + (64 << 10)
     assert far["received"] >= 0.4 * carried
 
+    for here, there in ((0, 2), (2, 0)):
+        (sent, received), (to, of) = ranks[here]["totals"], ranks[here]["peers"]
+        node = str(ranks[there]["node"])
+        assert [*to] == [*of] == [node]  # what ranks of a node send to each other is in neither
+        few = 4000  # bytes of ARP, and of what the bridge itself announces
+        assert sent * 0.99 - few <= to[node] <= sent * 1.05  # a packet that was dropped is counted again
+        assert received * 0.99 - few <= of[node] <= received
+        print(f"counted/sent {to[node] / sent:.4f}, counted/received {of[node] / received:.4f}")
+
 
 @pytest.mark.usefixtures("namespaces")
 def test_environment_of_the_ranks(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

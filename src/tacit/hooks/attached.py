@@ -235,11 +235,14 @@ class Attached:
 
         Of each round: when it began and ended, when training waited for it, its bytes. What of a step is no
         waiting is computing, tacit's own included. Ranks of one machine have one clock. With `ddp` only steps
-        are known. `tacit.lab.reports.trace` makes of all ranks' timelines a trace for Perfetto.
+        are known. Of `fusion` and `priority` also when each message was ready, left and came, and when
+        training waited for it: this is noted from the first call on. `tacit.lab.reports.trace` makes of all
+        ranks' timelines a trace for Perfetto.
         """
         names = ["exchange"] if len(self.levels) == 1 else [each.name for each in self.strategy.levels]
         sessions = [level.session for level in self.levels]
-        return timeline(self.strategy.name, rank_in(), names, sessions)
+        messages = [each for level in self.levels for each in level.messages()]
+        return timeline(self.strategy.name, rank_in(), names, sessions, messages)
 
     @property
     def choice(self) -> Choice | None:

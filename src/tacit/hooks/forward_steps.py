@@ -207,6 +207,7 @@ class ForwardSteps:
     def begin(self) -> None:
         """Put steps off from now on. Behind a forward pass that used the model."""
         self.at_work = True
+        self._hook.log.order_by(self.needed)
         for handle in self._handles:
             handle.remove()
         needs: dict[nn.Module, dict[str, None]] = {}

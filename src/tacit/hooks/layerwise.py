@@ -15,6 +15,7 @@ from tacit.exchange.halves import Halves
 from tacit.foresight.messages import MessagePlan
 from tacit.hooks.ddp import SETTLED, BucketFuture, GradientHook, after_backward, no_exchange
 from tacit.hooks.layer_messages import DdpBuffers, GradientTimes, LayerMessage, LinkTime
+from tacit.hooks.message_times import MessageLog
 from tacit.session import Session
 from tacit.session.buckets import parameter_of
 from tacit.torch_compat import GradBucket, behind_accumulation
@@ -36,6 +37,7 @@ class LayerwiseHook:
         into_forward: whether means may come as late as the next forward pass.
         times: when gradients were there.
         link: when messages were under way.
+        log: when each message was where, once asked for.
         buffers: DDP's buckets.
         fixed, late: see `GradientHook`; nothing here is either.
     """
@@ -61,6 +63,7 @@ class LayerwiseHook:
         self.into_forward = overlap.into_forward
         self.times = GradientTimes()
         self.link = LinkTime()
+        self.log = MessageLog()
         self.buffers = DdpBuffers()
         self.fixed: list[list[str]] = []
         self.late = None
@@ -191,6 +194,7 @@ class LayerwiseHook:
                 LayerMessage(flat, len(bucket.names), Halves() if self._split else None)
                 for flat, bucket in shapes
             ]
+            self.log.next_round(session.step, self._messages, self._plan)
             self._arrived = set()
             self._next = self._under_way = 0
 
@@ -199,8 +203,10 @@ class LayerwiseHook:
         if name in self._arrived or not self._flats:
             return
         self._arrived.add(name)
-        filled = [self._messages[i].filled() for i in self._places[name]]
-        if any(filled):
+        filled = [self._messages[i] for i in self._places[name] if self._messages[i].filled()]
+        for message in filled:
+            self.log.ready(message)
+        if filled:
             self._leave()
 
     def _leave(self) -> None:
@@ -213,6 +219,7 @@ class LayerwiseHook:
                 if full or not message.may_leave(last):
                     return
                 self.link.left(size, first=not self._under_way)
+                self.log.left(message)
                 self._next += 1
                 self._under_way += size
                 completed = self._completed(message, last, size)
@@ -220,6 +227,8 @@ class LayerwiseHook:
 
     def _completed(self, message: LayerMessage, last: bool, size: int) -> Callable[[], None]:
         def completed() -> None:
+            if last:
+                self.log.came(message)
             message.completed(last)
             with self._lock:
                 self._under_way -= size
@@ -266,7 +275,7 @@ class LayerwiseHook:
         waiting = {i for name in names for i in self._places[name]}
         with self._session.pending.waited_for():
             for i in waiting:
-                self._messages[i].over.wait()
+                self.log.wait_for(self._messages[i], self._messages[i].over)
         self._session.failure.raise_first()
 
     def is_here(self, name: str) -> bool:

@@ -35,6 +35,7 @@ from tacit.session import Session
 from tacit.session.buckets import Policy, fitting, group_names
 from tacit.session.fragments import fragments
 from tacit.strategy import Strategy
+from tacit.timelines import PlannedMessage
 from tacit.transports.devices import ByDevice
 from tacit.transports.torch import TorchTransport
 
@@ -205,6 +206,13 @@ class Level:
         if isinstance(self.transport, StarTransport):
             numbers |= self.transport.servers.counts()
         return numbers
+
+    def messages(self) -> list[PlannedMessage]:
+        """When planned messages were where, from the first call on; empty where there are none."""
+        if not isinstance(self.gradient, LayerwiseHook):
+            return []
+        self.gradient.log.begin()
+        return self.gradient.log.messages()
 
     def servers(self) -> list[dict[str, Any]]:
         """The counters of its parameter servers; see `Attached.servers`."""

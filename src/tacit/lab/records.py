@@ -136,6 +136,9 @@ class EndRecord(Line):
     metrics: dict[str, Any] = field(default_factory=dict)
     """The session's numbers; "servers", if it is there, is a list of what each parameter server counted, and
     "choice" what `auto` has chosen, and on what grounds."""
+    traffic: list[list[int]] | None = None
+    """Bytes that left each node's interface, row by row, for each other node: first the nodes with ranks,
+    then the servers'. Counted before they are queued. None where nothing counts, and in older records."""
     error: str | None = None
 
     @classmethod
@@ -152,6 +155,11 @@ class EndRecord(Line):
             raise ConfigError(
                 f"servers is {servers!r:.60} in the metrics of this EndRecord: write a list of objects with "
                 f"{', '.join(_OF_SERVERS)}"
+            )
+        if record.traffic is not None and not _is_square(record.traffic):
+            raise ConfigError(
+                f"traffic is {record.traffic!r:.60} in this EndRecord: write as many rows as nodes, each of "
+                "as many whole numbers of 0 or more, or null"
             )
         return record
 
@@ -174,6 +182,14 @@ def _is_of_server(told: Any) -> bool:
         isinstance(told, dict)
         and all(is_of(told.get(name), kind) for name, kind in _OF_SERVERS.items())
         and all(str(age).isdecimal() and is_of(count, int) for age, count in told["stale"].items())
+    )
+
+
+def _is_square(rows: list[Any]) -> bool:
+    """Whether this is a square matrix of counts."""
+    return bool(rows) and all(
+        isinstance(row, list) and len(row) == len(rows) and all(is_of(n, int) and n >= 0 for n in row)
+        for row in rows
     )
 
 

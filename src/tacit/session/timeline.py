@@ -6,11 +6,20 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from tacit.session.session import Session
-from tacit.timelines import Change, Exchange, Step, Timeline, since_1970
+from tacit.timelines import Change, Exchange, PlannedMessage, Step, Timeline, since_1970
 
 
-def timeline(algorithm: str, rank: int, names: Sequence[str], sessions: Sequence[Session]) -> Timeline:
-    """The last thousand steps, and the last thousand rounds of each level; both arguments near to far."""
+def timeline(
+    algorithm: str,
+    rank: int,
+    names: Sequence[str],
+    sessions: Sequence[Session],
+    messages: Sequence[PlannedMessage] = (),
+) -> Timeline:
+    """The last thousand steps, and the last thousand rounds of each level; levels and sessions near to far.
+
+    `messages`: that were noted beside, by the same clock.
+    """
     found = zip(names, sessions, strict=True)
     levels = [(name, session) for name, session in found if session.strategy.subject != "nothing"]
     stamps = tuple(sessions[0].stats.steps)
@@ -30,6 +39,7 @@ def timeline(algorithm: str, rank: int, names: Sequence[str], sessions: Sequence
             for each in tuple(session.stats.records)
         ),
         changes=tuple(each for i, (_, session) in enumerate(levels) for each in _changes(i, session)),
+        messages=tuple(messages),
     )
     return whole.counted_from(since_1970(stamps[0][1]))
 

@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from tacit.lab.testbed import counters
+from tacit.lab.testbed import counters, peers
 
 INTERFACE = os.environ["TACIT_INTERFACE"]
 SIZE = 6_000_000
@@ -40,6 +40,10 @@ for name, pair in (("near", (0, 1)), ("far", (0, 2))):
     if dist.get_rank() in pair:
         facts[name] = move(*pair)
     time.sleep(2.0 if dist.get_rank() not in pair else 0.0)  # others keep off the links
+dist.barrier()
+time.sleep(0.2)
+facts["totals"] = counters.transmitted(INTERFACE), counters.received(INTERFACE)
+facts["peers"] = peers.read()
 dist.barrier()
 print(json.dumps(facts))
 dist.destroy_process_group()

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from tacit import files
 from tacit.environment import INTERFACE, NODE, WORKER
-from tacit.lab.testbed import counters
+from tacit.lab.testbed import counters, peers
 from tacit.lab.testbed.linux import die_with_parent
 
 
@@ -29,12 +30,14 @@ def main(argv: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, _ignore)
     before = _sent_bytes()
-    _write(Path(folder), {"before": before, "after": None})
+    exchanged = _exchanged()
+    _write(Path(folder), {"before": before, "after": None, "exchanged_before": exchanged})
     process = subprocess.Popen(
         [sys.executable, "-u", *script], preexec_fn=lambda: die_with_parent(signal.SIGKILL)
     )
     code = process.wait()
-    _write(Path(folder), {"before": before, "after": _sent_bytes()})
+    now = {"after": _sent_bytes(), "exchanged_after": _exchanged()}
+    _write(Path(folder), {"before": before, "exchanged_before": exchanged, **now})
     if code < 0:
         _end_by_signal(-code)
     return code
@@ -50,11 +53,17 @@ def _sent_bytes() -> int | None:
     return counters.transmitted(interface) if interface else None
 
 
-def _write(folder: Path, counts: dict[str, int | None]) -> None:
+def _exchanged() -> peers.PeerBytes | None:
+    """What it has exchanged with each other node; None where that is not counted."""
+    return peers.read() if os.environ.get(INTERFACE) else None
+
+
+def _write(folder: Path, counts: dict[str, Any]) -> None:
     rank, node = int(os.environ.get(WORKER, os.environ["RANK"])), int(os.environ[NODE])
     file = folder / f"process{rank}.json"
     with suppress(OSError):  # of a rank that was started again: count from its first start
-        counts["before"] = json.loads(file.read_text(encoding="utf-8"))["before"]
+        first = json.loads(file.read_text(encoding="utf-8"))
+        counts |= {key: first[key] for key in ("before", "exchanged_before") if key in first}
     with files.spared(f"the bytes of the nodes are not kept in {folder}"):
         files.put(file, json.dumps({"rank": rank, "node": node, **counts}))
 

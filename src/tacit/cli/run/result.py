@@ -14,6 +14,7 @@ from typing import Any, Literal
 from tacit.cli.interrupts import Interrupted
 from tacit.cli.run.failures import FailureGroup, format_groups, group_endings, write_tracebacks
 from tacit.cli.run.options import DEFAULT, RunOptions
+from tacit.cli.run.traffic import matrix, printed
 from tacit.lab.cluster import Cluster
 from tacit.lab.profiling import profile as profiles
 from tacit.lab.records import Environment, Status
@@ -49,6 +50,7 @@ class RunResult:
         exit_code: The command's; 124 after the time limit, 128 + n after signal n; None while unfinished.
         seconds: From the launch to the end of all ranks; None if it was interrupted.
         mb_between_nodes: What the nodes' interfaces sent; None if there are none.
+        traffic: Bytes from each node, row by row, to each other, the servers' last; None if it is not known.
         mb_by_formulas: What all ranks sent by the formulas of the collectives; None if no round was counted,
             as with plain DDP.
         compute_share: The mean over ranks, 0..1; None if no rank counted two rounds.
@@ -70,6 +72,7 @@ class RunResult:
     exit_code: int | None
     seconds: float | None = None
     mb_between_nodes: float | None = None
+    traffic: list[list[int]] | None = None
     mb_by_formulas: float | None = None
     compute_share: float | None = None
     failures: tuple[Failure, ...] = ()
@@ -97,7 +100,8 @@ class RunResult:
         table = [f"  {name:<18}{number:>9}  {meaning}" for (name, meaning), number in named]
         head = f"{self.algorithm} on {self.cluster}: {' '.join(self.script)}"
         told = ["", *self.profile.lines()] if self.profile else []
-        return [*self._failure(), head, *table, *told]
+        traffic = printed(self.traffic, Cluster.parse(self.cluster).nodes)
+        return [*self._failure(), head, *table, *traffic, *told]
 
     def _failure(self) -> list[str]:
         if self.error is None:
@@ -131,6 +135,7 @@ def summarize(
         exit_code=_exit_code(result) or (2 if error else 0),
         seconds=result.seconds,
         mb_between_nodes=_megabytes(processes, servers, options.cluster),
+        traffic=matrix(processes, options.cluster),
         mb_by_formulas=sum(sent) / 1e6 if counted else None,
         compute_share=fmean(shares) if shares else None,
         failures=result.failures,

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tacit.environment import INTERFACE, NODES
+from tacit.lab.recipes import traffic
 from tacit.lab.testbed import counters
 
 __all__ = ["Meter", "mean_over_ranks"]
@@ -26,6 +27,7 @@ class Meter:
         seconds: The sum over windows of the slowest rank's time.
         transmitted: The sum over windows and nodes of the bytes that left a node's interface; None where the
             ranks share a machine without such interfaces.
+        traffic: The same from node to node; None where there are no interfaces.
     """
 
     def __init__(self, beside: Callable[[], int] = lambda: 0) -> None:
@@ -37,6 +39,7 @@ class Meter:
         self._beside = beside
         self.seconds = 0.0
         self.transmitted: int | None = 0 if self._interface else None
+        self.traffic = traffic.here(self._reads) if self._interface else None
 
     @contextmanager
     def window(self) -> Iterator[None]:
@@ -47,15 +50,19 @@ class Meter:
         """
         dist.barrier()
         before = self._ask()
+        counted = self._counted()
         self._began = (time.perf_counter(), self._read())
         yield
         spent = time.perf_counter() - self._began[0]
         dist.barrier()
         sent = self._read() - self._began[1] + self._ask() - before
-        everyone = _gather(spent, sent)
+        more = self._counted()[1:] - counted[1:]
+        everyone = _gather(spent, sent, *counted[:1].tolist(), *more.tolist())
         self.seconds += float(everyone[:, 0].max())
         if self.transmitted is not None:
             self.transmitted += int(everyone[:, 1].sum())
+        if self.traffic is not None:
+            self.traffic.add(everyone[:, 2:])
 
     def live(self) -> tuple[float, float | None]:
         """Seconds and megabytes up to now, inside a window, as far as one node can know them."""
@@ -66,6 +73,9 @@ class Meter:
 
     def _ask(self) -> int:
         return self._beside() if self._interface and dist.get_rank() == 0 else 0
+
+    def _counted(self) -> torch.Tensor:
+        return torch.empty(0) if self.traffic is None else self.traffic.read()
 
     def _read(self) -> int:
         return counters.transmitted(self._interface) if self._interface and self._reads else 0

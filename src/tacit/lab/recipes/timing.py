@@ -9,10 +9,14 @@ import torch.distributed as dist
 
 from tacit.timelines import Timeline, aligned, now
 
-__all__ = ["KEPT", "Timekeeper"]
+__all__ = ["KEPT", "MESSAGES", "Timekeeper"]
 
 KEPT = 200
 """Steps around the middle of the run that are written down, so that a long run's file stays small."""
+
+
+MESSAGES = 40
+"""Of these, the steps of which planned messages are written down too: there may be dozens in a step."""
 
 
 class Timed(Protocol):
@@ -40,6 +44,8 @@ class Timekeeper:
 
     def began(self) -> None:
         """To be called when training starts, also after an evaluation."""
+        if not self._begun:
+            self._session.timeline()  # what has to be asked for is noted from now on
         self._begun.append(now())
 
     def paused(self, step: int) -> None:
@@ -61,4 +67,7 @@ class Timekeeper:
         return aligned(everyone or [])
 
     def _middle(self, timeline: Timeline) -> Timeline:
-        return timeline.within(self._first, self._stop).resumed(self._begun)
+        part = timeline.within(self._first, self._stop)
+        middle = part.steps[len(part.steps) // 2].step if part.steps else 0
+        few = tuple(each for each in part.messages if abs(each.step - middle) <= MESSAGES // 2)
+        return replace(part, messages=few).resumed(self._begun)

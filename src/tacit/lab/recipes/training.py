@@ -248,6 +248,7 @@ class _TrainingRun:
             loss=self._loss,
             seconds_to_target=self._to_target,
             metrics=self._metrics(),
+            traffic=None if self._meter.traffic is None else self._meter.traffic.matrix,
         )
 
     def _train(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -42,6 +42,7 @@ class Row:
         reduction: The share of the base's megabytes that was saved; negative where there were more.
         of_compute_only: The seconds without communication / seconds.
         chosen: The algorithm that `auto` went on with.
+        traffic: Bytes from each node, row by row, to each; the servers' nodes come last.
     """
 
     algorithm: str
@@ -54,6 +55,7 @@ class Row:
     reduction: float | None
     of_compute_only: float | None
     chosen: str | None = None
+    traffic: list[list[int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,7 @@ def _row(end: EndRecord, base: EndRecord, limit: EndRecord | None) -> Row:
         reduction=None if left is None else 1 - left,
         of_compute_only=_ratio(limit.seconds if limit else None, end.seconds),
         chosen=end.metrics.get("choice", {}).get("algorithm"),
+        traffic=end.traffic,
     )
 
 

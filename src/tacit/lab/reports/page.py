@@ -17,6 +17,7 @@ from tacit.lab.reports.figures import Style, styles
 from tacit.lab.reports.sections import sections, swatch
 from tacit.lab.reports.servers import servers
 from tacit.lab.reports.table import cells
+from tacit.lab.reports.traffic import traffic
 from tacit.timelines import Timeline
 
 __all__ = ["page"]
@@ -47,6 +48,7 @@ def page(records: Iterable[Record], timelines: Iterable[Timeline] = (), *, cut: 
         _notices([*summary.notices(comparison, records), *([_CUT] if cut else [])]),
         _table(comparison) if comparison and comparison.rows else "",
         *(html for html, _ in found),
+        traffic(records, styles(comparison)) if comparison else "",
         servers(records),
         details(comparison, runs) if comparison else "",
     ]

@@ -9,6 +9,7 @@ from tacit.lab.records import Record
 from tacit.lab.reports.charts import charts
 from tacit.lab.reports.comparison import Comparison
 from tacit.lab.reports.figures import Chart, Style, styles
+from tacit.lab.reports.lanes import lanes_chart
 from tacit.lab.reports.schedule import schedule_chart
 from tacit.lab.reports.timeline import timeline_chart
 from tacit.timelines import Timeline
@@ -21,6 +22,18 @@ MARKS = {
     "stripes": "waiting for an exchange: nothing hid it",
     "faint": "an exchange that computing hid",
 }
+
+LANE_MARKS = {
+    "line": "ready, and waiting for its turn",
+    "solid": "under way",
+    "stripes": "training waits for it",
+}
+DID = """A few steps from the middle of each run, rank by rank, by one clock.
+The upper bar is training, the lower ones are exchanges. More steps are in <code>traces</code>, to open in
+ui.perfetto.dev or chrome://tracing."""
+LANES = """Below training's bar each planned message has a lane of its own, named by a parameter of it: what
+the next forward pass needs first is at the top, and what backward has first is mostly at the bottom. With
+<code>priority</code> a message may come as late as in the next step, where the forward pass waits for it."""
 
 Section = tuple[str, Sequence[Chart]]
 """HTML, and the charts that belong into it."""
@@ -39,10 +52,12 @@ def sections(
     went = charts(comparison, records)
     chosen = [schedule_chart(run[0], records, paint, i) for i, run in enumerate(runs)]
     did = [timeline_chart(run, paint, i) for i, run in enumerate(runs)]
+    planned = [lanes_chart(run, paint, i) for i, run in enumerate(runs)]
     found = [
         section("How training went", _key(comparison, paint), went),
         section("What the schedules chose", "", [chart for chart in chosen if chart]),
-        section("What the ranks were doing", _marks(), [chart for chart in did if chart]),
+        section("What the ranks were doing", _marks(DID, MARKS), [chart for chart in did if chart]),
+        section("Which message had its turn when", _marks(LANES, LANE_MARKS), [c for c in planned if c]),
     ]
     return [each for each in found if each[1]]
 
@@ -72,11 +87,10 @@ def _key(comparison: Comparison, paint: Mapping[str, Style]) -> str:
     return f'<ul class="key">\n{items}\n</ul>'
 
 
-def _marks() -> str:
-    items = "\n".join(f'<li><i class="{kind}"></i>{escape(said)}</li>' for kind, said in MARKS.items())
-    return f"""<p class="asked">A few steps from the middle of each run, rank by rank, by one clock.
-The upper bar is training, the lower ones are exchanges. More steps are in <code>traces</code>, to open in
-ui.perfetto.dev or chrome://tracing.</p>
+def _marks(said: str, marks: Mapping[str, str]) -> str:
+    """What the charts of a section show, and what each kind of bar means."""
+    items = "\n".join(f'<li><i class="{kind}"></i>{escape(meant)}</li>' for kind, meant in marks.items())
+    return f"""<p class="asked">{said}</p>
 <ul class="marks">
 {items}
 </ul>"""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
-from typing import NamedTuple
 
 from tacit.lab.reports.activity import hidden, outside, stretches, waits
 from tacit.lab.reports.figures import Chart, Figure, Style, tint
+from tacit.lab.reports.spans import FAINT, SpanBar, solid, span_trace, striped
 from tacit.lab.reports.window import Window, cut
 from tacit.timelines import Exchange, Span, Timeline
 
@@ -15,19 +14,8 @@ __all__ = ["timeline_chart"]
 
 TALL, FLAT, SPACE = 22, 11, 13
 """Pixels: of training's bar, of a level's, and between two ranks."""
-FAINT = 0.45
-"""How much of the algorithm's colour an exchange has where it was hidden."""
 LONG = 10.0
 """Seconds from which on a window is told in seconds, and not in milliseconds."""
-
-
-class _Bar(NamedTuple):
-    """Where it stands: from above in pixels, from the left in seconds."""
-
-    y: float
-    height: float
-    span: Span
-    told: str
 
 
 def timeline_chart(timelines: Sequence[Timeline], paint: Mapping[str, Style], place: int) -> Chart | None:
@@ -43,17 +31,17 @@ def timeline_chart(timelines: Sequence[Timeline], paint: Mapping[str, Style], pl
         return None
     algorithm = window.timelines[0].algorithm
     bars, colour = _Bars(window), tint(algorithm, paint)
-    solid: Figure = {"color": colour, "line": {"color": "var(--page)", "width": 0.75}}
-    faint, striped = {**solid, "opacity": FAINT}, _striped(colour)
+    plain, stripes = solid(colour), striped(colour)
+    faint = {**plain, "opacity": FAINT}
     end = max(step.ended for each in window.timelines for step in each.steps)
     scale, unit = (1.0, "seconds") if end >= LONG else (1e3, "milliseconds")
     traces = [
-        _trace(name, list(found), marker, scale)
+        span_trace(name, list(found), marker, scale)
         for name, found, marker in (
-            ("computing", bars.training(waiting=False), solid),
-            ("waiting", bars.training(waiting=True), striped),
+            ("computing", bars.training(waiting=False), plain),
+            ("waiting", bars.training(waiting=True), stripes),
             ("hidden", bars.exchanges(waiting=False), faint),
-            ("exposed", bars.exchanges(waiting=True), striped),
+            ("exposed", bars.exchanges(waiting=True), stripes),
             ("steps", bars.steps(), faint),
         )
     ]
@@ -90,7 +78,7 @@ class _Bars:
         """The top of the rank in this place, in pixels."""
         return place * self._each + SPACE / 2
 
-    def training(self, *, waiting: bool) -> Iterator[_Bar]:
+    def training(self, *, waiting: bool) -> Iterator[SpanBar]:
         """The bars of the stretches in which training waited, or in which it did not."""
         for place, timeline in enumerate(self._timelines if self._levels else ()):
             waited = waits(timeline)
@@ -103,13 +91,13 @@ class _Bars:
                 what = f"waiting for {self._names(levels)}, between two steps"
                 yield self._upper(place, Span(begun, ended), what)
 
-    def steps(self) -> Iterator[_Bar]:
+    def steps(self) -> Iterator[SpanBar]:
         """Bars of whole steps, where their parts are not known."""
         for place, timeline in enumerate(() if self._levels else self._timelines):
             for step in timeline.steps:
                 yield self._upper(place, Span(step.begun, step.ended), f"step {step.step}")
 
-    def exchanges(self, *, waiting: bool) -> Iterator[_Bar]:
+    def exchanges(self, *, waiting: bool) -> Iterator[SpanBar]:
         """The bars of rounds, for the stretches in which training waited for them, or in which it did not."""
         for place, timeline in enumerate(self._timelines):
             for each in timeline.exchanges:
@@ -119,37 +107,15 @@ class _Bars:
     def _names(self, levels: Iterable[int]) -> str:
         return " and ".join(self._levels[level] for level in levels)
 
-    def _upper(self, place: int, span: Span, told: str) -> _Bar:
-        return _Bar(self.top(place) + TALL / 2, TALL, span, f"rank {self._timelines[place].rank}, {told}")
+    def _upper(self, place: int, span: Span, told: str) -> SpanBar:
+        return SpanBar(self.top(place) + TALL / 2, TALL, span, f"rank {self._timelines[place].rank}, {told}")
 
-    def _lower(self, place: int, each: Exchange, span: Span, how: str) -> _Bar:
+    def _lower(self, place: int, each: Exchange, span: Span, how: str) -> SpanBar:
         y = self.top(place) + TALL + FLAT * (each.level + 0.5) + 1
         skipped = ", failed: nothing was applied" if each.skipped else ""
         told = f"{self._levels[each.level]} round {each.round} of step {each.step}, {how}{skipped}"
         rank = self._timelines[place].rank
-        return _Bar(y, FLAT - 3, span, f"rank {rank}, {told}: {each.bytes_out / 1e3:,.1f} kB")
-
-
-def _striped(colour: str) -> Figure:
-    stripes = {"shape": "/", "size": 5, "solidity": 0.3, "fgcolor": colour, "bgcolor": "var(--page)"}
-    return {"color": colour, "pattern": stripes, "line": {"color": colour, "width": 1}}
-
-
-def _trace(name: str, bars: Sequence[_Bar], marker: Figure, scale: float) -> Figure:
-    digits = 2 if scale > 1 else 4
-    unit = "ms" if scale > 1 else "s"
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": name,
-        "y": [bar.y for bar in bars],
-        "width": [bar.height for bar in bars],
-        "base": [round(bar.span.begun * scale, digits) for bar in bars],
-        "x": [round((bar.span.ended - bar.span.begun) * scale, digits) for bar in bars],
-        "customdata": [escape(bar.told) for bar in bars],
-        "marker": marker,
-        "hovertemplate": f"%{{customdata}}<br>%{{x}} {unit}<extra></extra>",
-    }
+        return SpanBar(y, FLAT - 3, span, f"rank {rank}, {told}: {each.bytes_out / 1e3:,.1f} kB")
 
 
 def _note(window: Window) -> str:

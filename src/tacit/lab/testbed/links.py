@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from tacit.errors import TestbedError, installing
 from tacit.lab.cluster import Cluster
+from tacit.lab.testbed import peers
 from tacit.lab.testbed.linux import Clone, join, unshare
 from tacit.lab.testbed.nodes import INTERFACE, PREFIX, SWITCH, address
 
@@ -49,6 +50,8 @@ def build(cluster: Cluster) -> list[int]:
         for node in range(cluster.places):
             unshare(Clone.NETWORK)
             _prepare_network()
+            with suppress(OSError):  # where the kernel cannot count so, it is not known who sent to whom
+                peers.begin()
             nodes.append(os.open(_OWN_NETWORK, os.O_RDONLY))
             inside = stack.enter_context(IPRoute())
             join(switch, Clone.NETWORK)
