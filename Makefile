@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+READY  := $(VENV)/.compiled
+JITTED := $(wildcard src/tacit/kernels/numba/*.py)
 
 # Without bytecode files each of a thousand processes would compile all sources anew: a second of processor time.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo quick test check docs
-setup: $(STAMP)
+setup: $(READY)
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -17,20 +19,29 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-deps torchtitan==0.3.0
 	@touch $(STAMP)
 
+# Numba compiles a kernel for a processor once, and keeps it; else each of the tests' processes would at first.
+$(READY): $(STAMP) $(JITTED)
+	@$(BIN)/python -m compileall -q src
+	@echo "compiling kernels: half a minute" && printf '%s\n' \
+	    "levels blockwise int8 two_magnitudes" "exponents entropy magnitudes merge orthogonal positions select signs" \
+	  | xargs -P 2 -I NAMES $(BIN)/python -c \
+	    "from importlib import import_module; [import_module('tacit.kernels.numba.' + each) for each in 'NAMES'.split()]"
+	@touch $(READY)
+
 demo: setup  ## Train with five algorithms on an emulated slow network and compare them.
 	$(BIN)/tacit compare
 
-quick: setup  ## The laws, and the tests that start no process: two minutes on two cores.
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not processes and not long"
+quick: setup  ## The laws, and the tests that start no process: less than two minutes on two cores.
+	$(BIN)/python -m pytest --forks 3 -m "not processes and not long"
 
 test: setup  ## The whole test suite; tests that need network namespaces say so where they cannot run.
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --forks 4
 
-check: setup  ## Format, lint, strict types, and the rules of the source's structure.
+check: $(STAMP)  ## Format, lint, strict types, and the rules of the source's structure.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
-docs: setup  ## The documentation site, in build/site; a broken link is an error.
+docs: $(STAMP)  ## The documentation site, in build/site; a broken link is an error.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

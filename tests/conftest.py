@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads would
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+from forked_workers import Forks
 from tacit.errors import TestbedError
 from tacit.lab.cluster import Cluster
 from tacit.lab.testbed import Testbed
@@ -33,8 +34,6 @@ PROCESSES = (
     "tests/cli/test_diagnose.py::test_a_script",
     "tests/cli/test_disk.py",
     "tests/cli/test_failures.py::test_the_summary_names_who_failed_first",
-    "tests/cli/test_list.py::test_json_lists",
-    "tests/cli/test_list.py::test_the_table_fits",
     "tests/cli/test_main.py",
     "tests/cli/test_plan.py::test_a_script",
     "tests/cli/test_probe.py::test_links_are",
@@ -154,6 +153,16 @@ LONGEST += ("cli/test_disk", "hooks/test_resize", "cli/test_main", "hooks/test_i
 LONGEST += ("parameter_server/test_cli", "hooks/test_daso", "hooks/test_loops")
 LONGEST += ("testbed/test_testbed_failures", "hooks/test_late", "integrations/test_frameworks")
 """Files of tests, longest first: where they are run side by side, none of them is begun last."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    words = "run tests in so many processes, forked from the one that has collected them"
+    parser.addoption("--forks", type=int, default=0, help=words)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.forks:
+        config.pluginmanager.register(Forks(config.option.forks), "forks")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from forked import ran
 
 import launched
 import peer_list
@@ -94,7 +95,7 @@ def test_every_peer_has_a_name_a_way_and_a_counterpart_that_can_be_read() -> Non
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(words: list[str], said: str) -> None:
-    done = subprocess.run([sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=300)
+    done = ran(str(SCRIPT), *words)
     assert done.returncode == 2
     assert said in done.stderr
 

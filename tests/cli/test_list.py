@@ -1,13 +1,11 @@
 """`tacit list`, and the facts that it tells."""
 
 import json
-import os
-import subprocess
-import sys
 from typing import Literal, get_args
 
 import pytest
 
+from commands import called
 from tacit import algorithms
 from tacit.algorithms import registry
 from tacit.compressors import Dense
@@ -15,8 +13,6 @@ from tacit.contracts import WORLD
 from tacit.prediction import Nowcast
 from tacit.strategy import Strategy
 from tacit.topologies import Star
-
-TACIT = [sys.executable, "-m", "tacit.cli", "list"]
 
 
 def test_every_algorithm_has_an_entry_and_no_entry_is_stale() -> None:
@@ -59,8 +55,9 @@ def test_parameters_are_told_as_they_are_declared(monkeypatch: pytest.MonkeyPatc
 
 
 def test_json_lists_what_is_known() -> None:
-    done = subprocess.run([*TACIT, "--json"], capture_output=True, text=True, check=True)
-    told = {each["name"]: each for each in json.loads(done.stdout)}
+    done = called("list", "--json")
+    assert done.code == 0, done.err
+    told = {each["name"]: each for each in json.loads(done.out)}
     assert list(told) == algorithms.known()
     for each in told.values():
         assert set(each) == {
@@ -97,16 +94,16 @@ def test_json_lists_what_is_known() -> None:
             algorithms.parse(":".join(filter(None, (name, ",".join(given)))))
 
 
-def test_the_table_fits_80_columns_and_tells_all() -> None:
-    done = subprocess.run(
-        TACIT, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "80"}
-    )
-    lines = done.stdout.splitlines()
+def test_the_table_fits_80_columns_and_tells_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = called("list")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
     assert max(map(len, lines)) <= 80
     for name in algorithms.known():
         assert any(line.startswith(name) for line in lines)
         for each in registry.parameters_of(name):
             assert any(line.startswith(f" {each.name}=") for line in lines), each
-    words = " ".join(done.stdout.split())
+    words = " ".join(done.out.split())
     assert "[bold]" not in words
     assert "1805.09767" in words

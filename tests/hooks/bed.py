@@ -109,7 +109,7 @@ def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     LEVEL.value = WARNING
     random.seed()
     np.random.seed()
-    nursery.finish(nursery.run(argv[1:], env))
+    nursery.leave(nursery.run(argv[1:], env))
 
 
 def execve(path: str, argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:

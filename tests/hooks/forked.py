@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -38,7 +39,7 @@ class Fork(subprocess.Popen[Any]):
         request = {
             "argv": [*map(str, told["args"][1:])],
             "env": {**(os.environ if told["env"] is None else told["env"])},
-            "cwd": told["cwd"] or os.getcwd(),
+            "cwd": str(told["cwd"] or os.getcwd()),
             "session": told["start_new_session"],
             "files": [0, 1, 2, *kept],
         }
@@ -64,6 +65,20 @@ class Forked(Fork):
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         super().__init__([sys.executable, *argv], env=env, text=True, **out)
+
+
+def ran(
+    *words: str, cwd: Path | None = None, seconds: float = 300, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """As `python WORDS` with these variables besides, to its end; its output, and its errors apart."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Fork([sys.executable, *words], env=os.environ | env, cwd=cwd, text=True, **pipes) as process:
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
 def given_to_execute(given: Sequence[Any]) -> dict[str, Any]:

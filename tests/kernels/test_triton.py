@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -18,41 +19,92 @@ pytest.importorskip("triton", reason="triton is not installed: pip install -e '.
 
 CHECKS = Path(__file__).with_name("triton_checks.py")
 FAMILIES = [
-    "signs or payloads or means", "levels", "int8 or exponents", "blocks", "pass or chosen or chunk",
-    "positions or scattering or outside or orthogonal",
-]  # fmt: skip
+    *("signs or payloads or means", "levels", "int8 or exponents", "blocks"),
+    *("pass or chosen or chunk or buffer", "positions or scattering or outside or orthogonal"),
+]
 
 
-def checked(family: str, file: Path = CHECKS, **variables: str) -> None:
-    """Run the checks of a family in a process of its own: Triton reads its variables when it is imported."""
+WAITS = "host_sync"
+"""What the checks are of that nothing waits for a device: here only some of them, and of one size."""
+NONE_WAITS = (
+    "(select or signs or exponents) and 5000 and dtype0 or positions or scattering or outside or orthogonal"
+)
+
+
+def checked(chosen: str, result: Path, *files: Path, **variables: str) -> dict[str, str]:
+    """Run checks in a process of their own, as Triton reads its variables when it is imported.
+
+    Returns:
+        What went wrong in each check, by file and name; "" where nothing did.
+    """
     env = {name: value for name, value in os.environ.items() if name not in (KERNELS, "TRITON_INTERPRET")}
+    words = ["-q", "-p", "no:cacheprovider", f"--junitxml={result}", "-k", chosen, *map(str, files)]
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", family, str(file)],
+        [sys.executable, "-m", "pytest", *words],
         env=env | {"OMP_NUM_THREADS": "1"} | variables,
         capture_output=True,
         text=True,
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.returncode in (0, 1), ended.stdout + ended.stderr
+    found = {}
+    for case in ElementTree.parse(result).iter("testcase"):
+        wrong = [each.text or "it failed" for each in case if each.tag in ("failure", "error")]
+        found[f"{case.get('classname')} {case.get('name')}"] = "\n".join(wrong)
+    assert ended.returncode == any(found.values()), ended.stdout + ended.stderr
+    return found
 
 
-@pytest.mark.timeout(600)
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """All checks in Triton's interpreter, in one process."""
+    files = (CHECKS, CHECKS.with_name("test_host_sync.py"))
+    result = tmp_path_factory.mktemp("interpreter") / "result.xml"
+    chosen = f"{CHECKS.stem} or {WAITS} and ({NONE_WAITS})"
+    return checked(chosen, result, *files, TRITON_INTERPRET="1", TACIT_KERNELS="triton")
+
+
+@pytest.fixture(scope="module")
+def on_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """All checks on the device, in one process."""
+    return checked(CHECKS.stem, tmp_path_factory.mktemp("gpu") / "result.xml", CHECKS)
+
+
+def of_family(family: str, found: dict[str, str]) -> dict[str, str]:
+    """Those of the checks whose function has one of the words in its name."""
+    words = family.split(" or ")
+    names = {each: each.rpartition(" ")[2].partition("[")[0] for each in found if WAITS not in each}
+    return {each: found[each] for each, name in names.items() if any(word in name for word in words)}
+
+
+def assert_right(found: dict[str, str]) -> None:
+    """Hold that there are checks, and that nothing went wrong in them."""
+    assert found
+    wrong = {name: error for name, error in found.items() if error}
+    assert not wrong, "\n\n".join(f"{name}:\n{error}" for name, error in wrong.items())
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_in_the_interpreter(family: str) -> None:
-    checked(family, TRITON_INTERPRET="1", TACIT_KERNELS="triton")
+def test_in_the_interpreter(family: str, interpreted: dict[str, str]) -> None:
+    assert_right(of_family(family, interpreted))
 
 
-@pytest.mark.timeout(600)
-def test_nothing_waits_for_them() -> None:
-    whole = "positions or scattering or outside or orthogonal"
-    family = f"(select or signs or exponents) and 5000 and dtype0 or {whole}"
-    checked(family, CHECKS.with_name("test_host_sync.py"), TRITON_INTERPRET="1", TACIT_KERNELS="triton")
+@pytest.mark.timeout(900)
+def test_nothing_waits_for_them(interpreted: dict[str, str]) -> None:
+    assert_right({name: error for name, error in interpreted.items() if WAITS in name})
+
+
+@pytest.mark.timeout(900)
+def test_each_check_is_of_a_family(interpreted: dict[str, str]) -> None:
+    seen = {name for family in FAMILIES for name in of_family(family, interpreted)}
+    assert {name for name in interpreted if WAITS not in name} == seen
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_on_a_gpu(family: str) -> None:
-    checked(family)
+def test_on_a_gpu(family: str, on_gpu: dict[str, str]) -> None:
+    assert_right(of_family(family, on_gpu))
 
 
 KINDS = {

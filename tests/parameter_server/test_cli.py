@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked import ran
 from tacit_command import tacit
 
 from tacit import cli
@@ -185,12 +184,7 @@ def test_a_port_in_use_is_said_by_the_server(tmp_path: Path) -> None:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = subprocess.run(
-            [sys.executable, "-m", "tacit.parameter_server", "--workers", "1", "--port", str(port)],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            env=os.environ | {"TACIT_SERVER_SECRET": "a secret of the tests"},
-        )
+        words = ("-m", "tacit.parameter_server", "--workers", "1", "--port", str(port))
+        done = ran(*words, TACIT_SERVER_SECRET="a secret of the tests")
     assert done.returncode == 2
     assert f"port {port} of 127.0.0.1 cannot be opened, perhaps another server has it: give" in done.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from crowd import free_port
+from forked import Fork
 
 HERE = Path(__file__).resolve().parent
 WORLD = 2
@@ -19,14 +20,8 @@ WORLD = 2
 
 def started(command: Sequence[str], **env: str) -> subprocess.Popen[str]:
     common = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=HERE,
-        env=os.environ | common | env,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return Fork([sys.executable, *command], **pipes, text=True, cwd=HERE, env=os.environ | common | env)
 
 
 def ran(store: Path, how: str, *options: str) -> tuple[list[dict[str, object]], str]:

@@ -1,7 +1,6 @@
 """The recorder in a process that trains, and the stages that it times in tacit."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import ran
 
 from tacit.lab.profiling import instruments, recorder, sampler
 from tacit.lab.profiling.profile import ENDED, RankProfile, Summary
@@ -146,13 +146,8 @@ def test_a_profile_is_written_however_the_script_ends(tmp_path: Path) -> None:
         "w = torch.zeros(3, requires_grad=True)\no = torch.optim.SGD([w], lr=1)\n"
         "for _ in range(4):\n    w.sum().backward()\n    o.step()\nsys.exit(3)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "tacit.lab.profiling.script", str(script), "--lr", "1"],
-        env=os.environ | {"TACIT_PROFILE": str(tmp_path), "RANK": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ("-m", "tacit.lab.profiling.script", str(script), "--lr", "1")
+    done = ran(*words, TACIT_PROFILE=str(tmp_path), RANK="1")
     assert done.returncode == 3, done.stderr
     profile = RankProfile.from_json((tmp_path / "profile1.json").read_text())
     assert profile.steps == 2

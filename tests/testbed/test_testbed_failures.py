@@ -31,7 +31,7 @@ def run(program: Path, *arguments: str, timeout: float = 90) -> tuple[Result, li
     ],
 )
 def test_the_rank_that_failed_first_is_named(programs: Path, how: str, reason: str) -> None:
-    with forked_testbeds(fresh=(2,)) if how in ("raise-and-linger", "exit") else nullcontext():
+    with nullcontext() if how == "kill-keeper" else forked_testbeds(fresh=(2,)):  # once as users have it
         result, lines = run(programs / "fail.py", how)
     first = result.failures[0]
     assert (first.node, first.rank, first.reason) == (1, 2, reason), (result, lines)
@@ -57,7 +57,8 @@ def test_a_run_that_hangs_is_ended_at_its_time_limit(programs: Path) -> None:
 def test_nodes_that_do_not_fail_are_stopped(programs: Path, tmp_path: Path) -> None:
     script = tmp_path / "one.py"
     script.write_text("import os, sys, time\nif os.environ['RANK'] == '3': sys.exit(3)\ntime.sleep(1000)\n")
-    result, lines = run(script)
+    with forked_testbeds():
+        result, lines = run(script)
     assert [(f.node, f.rank, f.reason) for f in result.failures] == [(1, 3, "exit code 3")], (result, lines)
     assert result.seconds < 100  # and not the thousand of the others
 
