@@ -17,6 +17,7 @@ FAMILIES = {
     "low rank": "powersgd",
     "lazy": "lag",
     "votes": "signsgd",
+    "scheduled": "fusion:megabytes=0.1",
     "delayed": "pipesgd",
     "periodic": "localsgd:sync_every=3",
     "adaptive": "adacomm:sync_every=3,interval=4",

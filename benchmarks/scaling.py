@@ -70,6 +70,7 @@ SYNCHRONOUS = {
     "topk": "topk:ratio=0.01",
     "powersgd": "powersgd:rank=2",
     "lag": "lag",
+    "fusion": "fusion:megabytes=4",
     "pipesgd": "pipesgd",
 }
 LADDERS = {

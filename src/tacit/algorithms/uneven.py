@@ -42,13 +42,15 @@ def uneven(rates: str | None = None, compressor: Literal["none", "bf16"] = "none
 
 
 def _read(rates: str | None) -> tuple[float, ...]:
+    if rates is None:
+        return ()
     try:
-        found = () if rates is None else tuple(1e6 * float(word) for word in rates.split("/"))
-    except ValueError:
+        found = tuple(1e6 * float(word) for word in rates.split("/"))
+    except (AttributeError, ValueError):
         found = (0.0,)
     if not all(0 < rate < float("inf") for rate in found):
         raise ConfigError(
-            f"rates={rates} is not possible: write what each rank's link carries, in Mbit/s, such as "
+            f"rates={rates!r} is not possible: write what each rank's link carries, in Mbit/s, such as "
             "rates=1000/1000/1000/100, or leave it out, to have it measured"
         )
     return found
