@@ -18,7 +18,7 @@ from tacit.errors import AttachError, ConfigError, NonFinite, PeerLost, RoundErr
 from tacit.hooks import pair_members, validate
 from tacit.merges import Average, ServerParams
 from tacit.overlap import Delayed
-from tacit.pairs import PairTransport
+from tacit.pairs import PairTransport, links
 from tacit.rounds import AdaComm, Cycling
 from tacit.strategy import Levels, Strategy
 from tacit.topologies import Pairs
@@ -185,6 +185,13 @@ def texts() -> Iterator[tuple[str, int]]:
 
 @for_each(("text", "peers"), [*texts()])
 def test_in_many_threads_nothing_is_lost_and_nothing_counted_twice(text: str, peers: int) -> None:
+    """In chunks of three entries, so that several of a bucket are under way."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(links, "CHUNK", 3)
+        trained_in_threads(text, peers)
+
+
+def trained_in_threads(text: str, peers: int) -> None:
     crew = PairedCrew(text, peers=peers, sleeps=7)
     crew.each(lambda rank, _: train(crew, rank, 12))
     crew.each(lambda _, replica: replica.session.flush())

@@ -50,10 +50,13 @@ class ReplicaStore:
         with self._lock:
             return out.copy_(self._buckets[key])
 
-    def answer(self, key: str, theirs: Tensor, out: Tensor) -> Tensor:
-        """Average with a rank that has these parameters: overwrites `out` by how far this one has moved."""
+    def answer(self, key: str, theirs: Tensor, out: Tensor, start: int = 0) -> Tensor:
+        """Average with a rank that has these parameters: overwrites `out` by how far this one has moved.
+
+        `start`: the first of them in the bucket, of which they may be a stretch.
+        """
         with self._lock:
-            x = self._buckets[key]
+            x = self._buckets[key][start : start + theirs.numel()]
             out.copy_(theirs.to(x.dtype).mul_(0.5).sub_(x, alpha=0.5))
             x.add_(out)
         return out

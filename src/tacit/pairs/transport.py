@@ -134,9 +134,9 @@ class PairTransport(Transport):
         """An uninitialised tensor for the bucket of this number."""
         return self.store.like(self.store.keys[number])
 
-    def answer(self, number: int, theirs: Tensor, out: Tensor) -> Tensor:
+    def answer(self, number: int, theirs: Tensor, out: Tensor, start: int = 0) -> Tensor:
         """Average the bucket of this number with another rank's; see `ReplicaStore.answer`."""
-        return self.store.answer(self.store.keys[number], theirs, out)
+        return self.store.answer(self.store.keys[number], theirs, out, start)
 
     def lose(self, rank: int, why: str) -> None:
         """A rank is gone: it is left out, or an error from now on."""
