@@ -89,7 +89,7 @@ class PairTransport(Transport):
         self._turns: Counter[str] = Counter()
         self._numbers: dict[str, int] = {}
         self._outgoing: dict[str, Tensor] = {}
-        self._answers: dict[str, Tensor] = {}
+        self._messages: dict[str, Tensor] = {}
         self._pending: set[PendingReply] = set()
         self._meeting: dict[str, PendingReply] = {}
         self._settled = True
@@ -125,7 +125,7 @@ class PairTransport(Transport):
         """Begin with these parameters of a bucket; returns them."""
         self.store.enter(key, x)
         self._numbers = {key: number for number, key in enumerate(self.store.keys)}
-        self._outgoing[key], self._answers[key] = self.store.like(key), self.store.like(key)
+        self._outgoing[key], self._messages[key] = self.store.like(key), self.store.like(key)
         return x
 
     # ---- what others ask ------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class PairTransport(Transport):
         if self._failure is not None:
             posted.end(error=self._failure)
         else:
-            posted.end(((self.store.read(key, self._answers[key]),),))
+            posted.end(((self.store.read(key, self._messages[key]),),))
 
     # ---- where all are to be equal --------------------------------------------------------------------
 
