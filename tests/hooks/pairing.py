@@ -44,6 +44,8 @@ def pairs_train_and_end_equal() -> None:
             steps(model, optimizer, 4, seed=1, micro=2)  # accumulated gradients are one step
             assert session.metrics()["steps"] == 14
             assert "random pairs" in session.active_path
+            assert session.footprint()["store"] == 4 * flat(model).numel()
+            assert session.describe()
         assert same_on_all_ranks(flat(model)), text
         assert float((flat(model) - flat(network())).abs().max()) > 1e-3
 

@@ -15,10 +15,13 @@ from tacit.algorithms import parse
 from tacit.compressors import BF16, TopK
 from tacit.contracts import PairTopology, PayloadSpec, PushPull
 from tacit.errors import AttachError, ConfigError, NonFinite, PeerLost, RoundError
+from tacit.foresight.prediction import refuse
 from tacit.hooks import pair_members, validate
+from tacit.hooks.sharded_model import far_level
 from tacit.merges import Average, ServerParams
 from tacit.overlap import Delayed
-from tacit.pairs import PairTransport
+from tacit.pairs import PairTransport, links
+from tacit.parameter_server.placement import needs_servers
 from tacit.rounds import AdaComm, Cycling
 from tacit.strategy import Levels, Strategy
 from tacit.topologies import Pairs
@@ -185,6 +188,13 @@ def texts() -> Iterator[tuple[str, int]]:
 
 @for_each(("text", "peers"), [*texts()])
 def test_in_many_threads_nothing_is_lost_and_nothing_counted_twice(text: str, peers: int) -> None:
+    """In chunks of three entries, so that several of a bucket are under way."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(links, "CHUNK", 3)
+        trained_in_threads(text, peers)
+
+
+def trained_in_threads(text: str, peers: int) -> None:
     crew = PairedCrew(text, peers=peers, sleeps=7)
     crew.each(lambda rank, _: train(crew, rank, 12))
     crew.each(lambda _, replica: replica.session.flush())
@@ -403,6 +413,15 @@ def test_what_does_not_fit_is_refused() -> None:
             parse(f"adpsgd:{text}")
 
 
+def test_other_doors_refuse_it_by_name() -> None:
+    strategy = parse("adpsgd")
+    with pytest.raises(ConfigError, match="who averages with whom, and when, is left to chance"):
+        refuse(strategy)
+    with pytest.raises(AttachError, match="averages whole parameters of two ranks"):
+        far_level(strategy, 4)
+    assert not needs_servers(strategy)
+
+
 def test_models_for_which_ranks_wait_in_each_pass_are_refused() -> None:
     """DDP has SyncBatchNorm on a GPU alone, so this is no model of DDP's."""
 
@@ -419,5 +438,5 @@ def test_models_for_which_ranks_wait_in_each_pass_are_refused() -> None:
     for text in ("adpsgd:graph=ring", "adpsgd:graph=exponential"):
         (level,) = parse(text).levels
         assert isinstance(level.topology, PairTopology)
-        with pytest.raises(ConfigError, match=r"[wW]rite graph=complete"):
+        with pytest.raises(ConfigError, match="Write graph=complete"):
             level.topology.partners(0, 5)

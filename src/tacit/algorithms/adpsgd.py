@@ -12,11 +12,11 @@ x_i is the rank's store, which a passive rank's neighbours change while it compu
 behind each round. The order of a round is that of the appendix: the step is added to x_i, and what an average
 brings in the meantime is added to it and not put in its place.
 
-Differences. Parameters are averaged bucket by bucket, each bucket at one moment: a model of several buckets
-may be met by two neighbours in turn. A rank averages behind its step and waits for the message, but for no
+Differences. Parameters are averaged chunk by chunk, each chunk at one moment: parts of a model may be met by
+two neighbours in turn. A rank averages behind its step and waits for the message, but for no
 step; with `late=1` it waits for neither, and takes the answer a step later, as the paper's second thread
-does. Active ranks draw alike often, but in the same round different ones. Floating-point buffers (BatchNorm's
-statistics) are averaged with the parameters; the optimizer's state stays local.
+does. Neighbours are drawn alike often, but in the same round different ones. Floating-point buffers
+(BatchNorm's statistics) are averaged with the parameters; the optimizer's state stays local.
 
 A checkpoint has each rank's own replica. What is under way while ranks save may be in one and not in the
 other: call `session.sync()` before, and it is exact. The draws begin anew where it is loaded.

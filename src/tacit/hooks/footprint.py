@@ -27,6 +27,10 @@ FIELDS = {
     "_rounded": "scratch",
     "_before": "scratch",
     "_messages": "messages",
+    "_outgoing": "messages",
+    "_theirs": "messages",
+    "_moved": "messages",
+    "_stored": "store",
 }
 """What is said of the tensors below an attribute of this name; of others "others"."""
 STATES = ("_states", "states")

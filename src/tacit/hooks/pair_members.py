@@ -129,6 +129,7 @@ class PairMembers(Membership):
         missing = []
         for rank in sorted({*range(self._peers)} - {*here}):
             if self._store.check([f"lost/{rank}"]):
+                self.lose(rank, self._store.get(f"lost/{rank}").decode())
                 missing.append(rank)
             elif self._store.check([f"left/{rank}"]):
                 self.lose(rank, "it has closed its session, and others have not")

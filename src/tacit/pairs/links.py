@@ -1,4 +1,8 @@
-"""Two ranks' ends of a channel: one asks for averages, the other answers, in a thread of its own."""
+"""Two ranks' ends of a channel: one asks for averages, the other answers, in a thread of its own.
+
+A bucket travels in chunks, and each is answered when it has come, so that answers come back while the next
+chunk is on its way. The header of a chunk has the number of its bucket, and where it begins there.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ from tacit.parameter_server.protocol import Channel, FrameKind, Header
 
 _LOOK_SECONDS = 1.0
 _CLOSE_SECONDS = 5.0
+CHUNK = 1 << 17
+"""Entries that travel together."""
 Reply = Callable[[Tensor | None], None]
 
 
@@ -76,7 +82,11 @@ class _End(PairLink, ABC):
             raise PayloadError(f"it sent a frame of kind {header.kind}, where {expected.name} was expected")
         self._take(header)
 
-    def _body(self, header: Header, into: Tensor) -> Tensor:
+    def _body(self, header: Header, whole: Tensor) -> Tensor:
+        """The chunk that a header announces, as it lies in the bucket."""
+        if header.sequence % CHUNK or not 0 <= header.sequence < max(1, whole.numel()):
+            raise PayloadError(f"it sent parameters from {header.sequence} on, of {whole.numel()}")
+        into = whole[header.sequence : header.sequence + CHUNK]
         size = into.numel() * into.element_size()
         if header.nbytes != size:
             raise PayloadError(f"it sent {header.nbytes} bytes of parameters, where {size} were expected")
@@ -100,9 +110,10 @@ class _End(PairLink, ABC):
 
 @dataclass(eq=False)
 class _Asked:
-    """What was asked and is not answered, and when."""
+    """What was asked; `missing`: the chunks that are not answered, since when."""
 
     reply: Reply
+    missing: set[int]
     since: float
 
 
@@ -119,16 +130,19 @@ class AskingLink(_End):
     def ask(self, number: int, x: Tensor, reply: Reply) -> None:
         if number not in self._moved:
             self._moved[number] = torch.empty_like(x)
+        starts = range(0, max(1, x.numel()), CHUNK)
         with self._lock:
             over = self._over
             if not over:
-                self._asked[number] = _Asked(reply, time.monotonic())
+                self._asked[number] = _Asked(reply, {*starts}, time.monotonic())
         if over:
             self._store.lose(self.rank, "it has closed its session")
             reply(None)
             return
         try:
-            self._channel.send(Header(FrameKind.PUSH, number), [x.view(torch.uint8)])
+            for start in starts:
+                chunk = x[start : start + CHUNK].view(torch.uint8)
+                self._channel.send(Header(FrameKind.PUSH, number, start), [chunk])
         except OSError:
             self._channel.drop()  # the thread that receives says so, and answers
 
@@ -138,12 +152,16 @@ class AskingLink(_End):
     def _take(self, header: Header) -> None:
         with self._lock:
             asked = self._asked.get(header.spec)
-        if asked is None:
+        if asked is None or header.sequence not in asked.missing:
             raise PayloadError("it answered what was not asked")
-        moved = self._body(header, self._moved[header.spec])
+        self._body(header, self._moved[header.spec])
         with self._lock:
+            asked.missing.discard(header.sequence)
+            asked.since = time.monotonic()
+            if asked.missing:
+                return
             del self._asked[header.spec]
-        asked.reply(moved)
+        asked.reply(self._moved[header.spec])
 
     def _look(self) -> None:
         with self._lock:
@@ -178,9 +196,9 @@ class AnsweringLink(_End):
         number = header.spec
         if number not in self._theirs:
             self._theirs[number], self._moved[number] = self._store.like(number), self._store.like(number)
-        theirs = self._body(header, self._theirs[number])
-        moved = self._store.answer(number, theirs, self._moved[number])
-        self._channel.send(Header(FrameKind.ANSWER, number), [moved.view(torch.uint8)])
+        start, theirs = header.sequence, self._body(header, self._theirs[number])
+        moved = self._store.answer(number, theirs, self._moved[number][start : start + CHUNK], start)
+        self._channel.send(Header(FrameKind.ANSWER, number, start), [moved.view(torch.uint8)])
 
 
 def _first_line(error: Exception) -> str:

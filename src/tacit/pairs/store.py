@@ -22,38 +22,41 @@ class ReplicaStore:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._buckets: dict[str, Tensor] = {}
+        self._stored: dict[str, Tensor] = {}
         self._types: dict[str, torch.dtype] = {}
 
     @property
     def keys(self) -> list[str]:
         """The buckets, in the order in which they were entered first; the same on all ranks."""
-        return list(self._buckets)
+        return list(self._stored)
 
     def enter(self, key: str, x: Tensor) -> None:
         """Begin with these parameters of a bucket, or begin anew."""
         with self._lock:
-            self._buckets[key] = x.to(state_dtype(x.dtype), copy=True)
+            self._stored[key] = x.to(state_dtype(x.dtype), copy=True)
             self._types[key] = x.dtype
 
     def like(self, key: str) -> Tensor:
         """An uninitialised tensor for the bucket, as it travels."""
-        return torch.empty(self._buckets[key].shape, dtype=self._types[key])
+        return torch.empty(self._stored[key].shape, dtype=self._types[key])
 
     def push(self, key: str, delta: Tensor) -> None:
         """Add what the rank's own steps have changed."""
         with self._lock:
-            self._buckets[key].add_(delta)
+            self._stored[key].add_(delta)
 
     def read(self, key: str, out: Tensor) -> Tensor:
         """Overwrite `out` with the parameters; returns it."""
         with self._lock:
-            return out.copy_(self._buckets[key])
+            return out.copy_(self._stored[key])
 
-    def answer(self, key: str, theirs: Tensor, out: Tensor) -> Tensor:
-        """Average with a rank that has these parameters: overwrites `out` by how far this one has moved."""
+    def answer(self, key: str, theirs: Tensor, out: Tensor, start: int = 0) -> Tensor:
+        """Average with a rank that has these parameters: overwrites `out` by how far this one has moved.
+
+        `start`: the first of them in the bucket, of which they may be a stretch.
+        """
         with self._lock:
-            x = self._buckets[key]
+            x = self._stored[key][start : start + theirs.numel()]
             out.copy_(theirs.to(x.dtype).mul_(0.5).sub_(x, alpha=0.5))
             x.add_(out)
         return out
@@ -61,10 +64,10 @@ class ReplicaStore:
     def take(self, key: str, moved: Tensor) -> None:
         """Move by as much as the one that has answered, the other way."""
         with self._lock:
-            self._buckets[key].sub_(moved)
+            self._stored[key].sub_(moved)
 
     @contextmanager
     def held(self) -> Iterator[list[Tensor]]:
         """The parameters of all buckets, to be overwritten; whoever else wants something waits."""
         with self._lock:
-            yield list(self._buckets.values())
+            yield list(self._stored.values())

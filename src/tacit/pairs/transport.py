@@ -89,7 +89,7 @@ class PairTransport(Transport):
         self._turns: Counter[str] = Counter()
         self._numbers: dict[str, int] = {}
         self._outgoing: dict[str, Tensor] = {}
-        self._answers: dict[str, Tensor] = {}
+        self._messages: dict[str, Tensor] = {}
         self._pending: set[PendingReply] = set()
         self._meeting: dict[str, PendingReply] = {}
         self._settled = True
@@ -125,7 +125,7 @@ class PairTransport(Transport):
         """Begin with these parameters of a bucket; returns them."""
         self.store.enter(key, x)
         self._numbers = {key: number for number, key in enumerate(self.store.keys)}
-        self._outgoing[key], self._answers[key] = self.store.like(key), self.store.like(key)
+        self._outgoing[key], self._messages[key] = self.store.like(key), self.store.like(key)
         return x
 
     # ---- what others ask ------------------------------------------------------------------------------
@@ -134,9 +134,9 @@ class PairTransport(Transport):
         """An uninitialised tensor for the bucket of this number."""
         return self.store.like(self.store.keys[number])
 
-    def answer(self, number: int, theirs: Tensor, out: Tensor) -> Tensor:
+    def answer(self, number: int, theirs: Tensor, out: Tensor, start: int = 0) -> Tensor:
         """Average the bucket of this number with another rank's; see `ReplicaStore.answer`."""
-        return self.store.answer(self.store.keys[number], theirs, out)
+        return self.store.answer(self.store.keys[number], theirs, out, start)
 
     def lose(self, rank: int, why: str) -> None:
         """A rank is gone: it is left out, or an error from now on."""
@@ -199,7 +199,7 @@ class PairTransport(Transport):
         if self._failure is not None:
             posted.end(error=self._failure)
         else:
-            posted.end(((self.store.read(key, self._answers[key]),),))
+            posted.end(((self.store.read(key, self._messages[key]),),))
 
     # ---- where all are to be equal --------------------------------------------------------------------
 
