@@ -54,7 +54,8 @@ class Uneven(OnAxis, ByLinks):
 
     The mean is the mean of payloads, in fp32 or wider, added in the order of the ranks. For compressors whose
     payload is one tensor with an element for each entry, and adds up: `Dense`, `BF16`, `FP16`. Shares by
-    bandwidth are those of BytePS (Jiang et al., OSDI 2020), there of servers.
+    bandwidth are those of BytePS (Jiang et al., OSDI 2020), there of servers. Messages have buffers of their
+    own, for all that is sent and got: 2 n + 2 (P - 2) s_i elements a rank.
 
     Attributes:
         axis: as of `Flat`.
@@ -84,6 +85,10 @@ class Uneven(OnAxis, ByLinks):
     def check(self, compressor: Compressor) -> None:
         """Refuse compressors whose payload cannot be cut and averaged element by element."""
         super().check(compressor)
+        self.fields(compressor)
+
+    def fields(self, compressor: Compressor) -> tuple[str, ...]:
+        """None; refuses what `check` refuses, also of a policy's compressors."""
         for step in (0, *compressor.changes):
             use = compressor.one_shot(step)
             if use is None or not (use.codec.additive and use.codec.entrywise):
@@ -92,6 +97,7 @@ class Uneven(OnAxis, ByLinks):
                     "stretches of its payload, which must be one tensor with an element for each entry that "
                     "adds up: write Dense() or BF16(), or topology=Auto()"
                 )
+        return ()
 
     @property
     def needs_rates(self) -> bool:
