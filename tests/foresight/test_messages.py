@@ -6,7 +6,16 @@ import random
 import pytest
 
 from cases import for_each
-from tacit.foresight.messages import Gradient, Link, MessagePlan, by_priority, by_size, merged
+from tacit.foresight.messages import (
+    Gradient,
+    Link,
+    LinkUse,
+    MessagePlan,
+    by_priority,
+    by_size,
+    fitted,
+    merged,
+)
 
 LINK = Link(latency=1.0, rate=10.0)
 
@@ -114,3 +123,18 @@ def test_the_first_of_a_message_decides_how_urgent_it_is() -> None:
 @pytest.mark.parametrize("most", [None, 1.0])
 def test_no_gradients_make_no_messages(most: float | None) -> None:
     assert by_priority([], LINK, most).messages == ()
+
+
+def test_what_a_message_costs_is_told_by_rounds_of_few_and_of_many() -> None:
+    busy = Link(latency=0.01, rate=50.0)
+    few, many = (LinkUse(n * busy.latency + 100 / busy.rate, 100.0, n) for n in (3, 40))
+    found = fitted(few, many, idle=Link(0.001, 80.0))
+    assert found.latency == pytest.approx(busy.latency)
+    assert found.rate == pytest.approx(busy.rate)
+
+
+def test_messages_never_cost_less_than_on_idle_links() -> None:
+    idle = Link(0.001, 80.0)
+    assert fitted(LinkUse(0.5, 100.0, 3), LinkUse(0.4, 100.0, 40), idle) == idle
+    assert fitted(LinkUse(0.0, 0.0, 0), LinkUse(0.4, 100.0, 40), idle) == idle
+    assert fitted(LinkUse(4.0, 100.0, 3), LinkUse(4.0, 100.0, 3), idle).latency == idle.latency

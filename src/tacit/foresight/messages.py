@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import pairwise
 
-__all__ = ["Gradient", "Link", "MessagePlan", "by_priority", "by_size", "merged"]
+__all__ = ["Gradient", "Link", "LinkUse", "MessagePlan", "by_priority", "by_size", "fitted", "merged"]
 
 _SMALL_SHARE = 20
 """A message takes so many times what it costs before its first byte, where it is to be short."""
@@ -60,6 +60,30 @@ class Link:
     def seconds(self, nbytes: float) -> float:
         """How long a message takes."""
         return self.latency + nbytes / self.rate
+
+
+@dataclass(frozen=True)
+class LinkUse:
+    """What was sent while ranks computed: `seconds` with something under way, bytes, and messages."""
+
+    seconds: float
+    nbytes: float
+    messages: int
+
+
+def fitted(few: LinkUse, many: LinkUse, idle: Link) -> Link:
+    """What a message costs while ranks compute, from rounds of few messages and of many.
+
+    Where ranks share cores with what carries their messages, that is more than on links that are `idle`; it
+    is never taken for less.
+    """
+    if not few.nbytes or not many.nbytes:
+        return idle
+    more = many.messages / many.nbytes - few.messages / few.nbytes
+    slower = many.seconds / many.nbytes - few.seconds / few.nbytes
+    latency = max(idle.latency, slower / more if more > 0 else 0.0)
+    per_byte = min((each.seconds - latency * each.messages) / each.nbytes for each in (few, many))
+    return Link(latency, 1 / max(per_byte, 1 / idle.rate))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from time import perf_counter
 from torch import Tensor
 
 from tacit.exchange.halves import Halves
+from tacit.foresight.messages import LinkUse
 from tacit.session.buckets import stretch_of
 from tacit.torch_compat import GradBucket
 
@@ -70,29 +70,38 @@ class GradientTimes:
 
 
 class LinkTime:
-    """For how long messages were under way, of how many bytes."""
+    """For how long messages were under way, how many, and of how many bytes of gradients."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._began = 0.0
         self.clear()
 
     def clear(self) -> None:
         """Forget what was."""
-        self._seconds, self._nbytes, self._began = 0.0, 0, 0.0
+        self._seconds, self._nbytes, self._messages = 0.0, 0, 0
 
-    def left(self, nbytes: int, first: bool) -> None:
-        """A message of so many bytes leaves; `first`: nothing else is under way."""
-        self._nbytes += nbytes
-        if first:
-            self._began = perf_counter()
+    def left(self, nbytes: int) -> None:
+        """A message of so many bytes leaves."""
+        with self._lock:
+            if not self._under_way:
+                self._began = perf_counter()
+            self._under_way += 1
+            self._messages += 1
+            self._nbytes += nbytes
 
-    def idle(self) -> None:
-        """Nothing is under way any more."""
-        self._seconds += perf_counter() - self._began
+    def came(self) -> None:
+        """One is complete."""
+        with self._lock:
+            self._under_way -= 1
+            if not self._under_way:
+                self._seconds += perf_counter() - self._began
 
-    @property
-    def rate(self) -> float:
-        """Bytes of gradients a second."""
-        return self._nbytes / self._seconds if self._seconds else math.inf
+    def seen(self, share: float) -> LinkUse:
+        """What was under way since it was cleared; `share`: bytes on the wire for each of a gradient."""
+        with self._lock:
+            return LinkUse(self._seconds, share * self._nbytes, self._messages)
 
 
 class DdpBuffers:

@@ -157,6 +157,9 @@ class LayerwiseHook:
             after_backward(self._ended, self._wait)
         if not self._flats:
             answer = self._by_buckets(ddp_bucket)
+            if self._communicates:
+                self.link.left(ddp_bucket.buffer().nbytes)
+                answer.add_done_callback(lambda _: self.link.came())
             self.buffers.note([self._names[id(p)] for p in parameters], ddp_bucket)
             return answer
         if not self._communicates:
@@ -218,7 +221,7 @@ class LayerwiseHook:
                 full = self._under_way > 0 and self._under_way + size > self._credit
                 if full or not message.may_leave(last):
                     return
-                self.link.left(size, first=not self._under_way)
+                self.link.left(size)
                 self.log.left(message)
                 self._next += 1
                 self._under_way += size
@@ -232,8 +235,7 @@ class LayerwiseHook:
             message.completed(last)
             with self._lock:
                 self._under_way -= size
-                if not self._under_way:
-                    self.link.idle()
+            self.link.came()
             self._leave()
 
         return completed

@@ -12,7 +12,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tacit.contracts import WORLD, LayerwiseOverlap
-from tacit.foresight.messages import Gradient, Link, MessagePlan, by_priority, by_size, merged
+from tacit.foresight.messages import (
+    Gradient,
+    Link,
+    LinkUse,
+    MessagePlan,
+    by_priority,
+    by_size,
+    fitted,
+    merged,
+)
 from tacit.hooks.forward_steps import ForwardSteps
 from tacit.hooks.layerwise import LayerwiseHook
 from tacit.session import Session
@@ -52,7 +61,8 @@ class MessagePlanner:
         self._overlap, self._hook, self._session, self._named = overlap, hook, session, named
         self._group, self._forward = group, forward
         self._steps = self._tried = 0
-        self._link: Link | None = None
+        self._idle: Link | None = None
+        self._few = LinkUse(0.0, 0.0, 0)
 
     def stepped(self) -> None:
         """To be called behind every step, on all ranks; a collective call where a plan is made."""
@@ -60,16 +70,17 @@ class MessagePlanner:
         hook = self._hook
         if self._steps == SKIPPED:
             hook.times.clear()
+            hook.link.clear()
         if self._steps >= SKIPPED + SEEN and not hook.is_planned:
             self._use(self._first_plan())
         if self._forward is not None and hook.is_at_work and not self._forward.at_work:
             self._forward.begin()
-        if self._link is not None and hook.is_at_work:
+        if self._idle is not None and hook.is_at_work:
             self._tried += 1
             if self._tried == 1:
                 hook.link.clear()
             if self._tried == 1 + SEEN:
-                link, self._link = replace(self._link, rate=min(self._link.rate, hook.link.rate)), None
+                link, self._idle = fitted(self._few, hook.link.seen(self._share()), self._idle), None
                 self._use(self._agreed(link))
 
     def _use(self, plan: MessagePlan) -> None:
@@ -84,8 +95,9 @@ class MessagePlanner:
             return by_size(self._in_buckets(unplanned), 1e6 * self._overlap.megabytes)
         ring = ring_cost(self._group)
         hops = 2 * (self._group.size() - 1)
-        self._link = Link(ring.latency * hops, ring.rate * self._group.size() / max(hops, 1))
-        return self._agreed(self._link)
+        self._few = self._hook.link.seen(self._share())
+        self._idle = Link(ring.latency * hops, ring.rate * self._group.size() / max(hops, 1))
+        return self._agreed(self._idle)
 
     def _agreed(self, link: Link) -> MessagePlan:
         """The plan of the first rank, as each has its own times."""
