@@ -163,7 +163,7 @@ class SimulatedLink:
 
         net.messages.append(there)
 
-    def close(self, settled: bool) -> None: ...
+    def close(self, settled: bool, why: str = "") -> None: ...
 
 
 def test_a_thousand_random_schedules_do_the_papers_lines_and_none_of_them_ends_in_a_deadlock() -> None:
@@ -347,6 +347,9 @@ def test_a_nan_stays_where_it_is() -> None:
     with pytest.raises(NonFinite, match="b on rank 2"):
         crew.replicas[2].progress.after_step()
     assert all(bool(crew.stored(rank).isfinite().all()) for rank in range(4))
+    crew.links[2].abort(crew.replicas[2].session.failure.error)
+    with pytest.raises(PeerLost, match="rank 2 is gone: NaN or infinity in the parameter b on rank 2"):
+        train(crew, 1, 100_000)
     crew.close()
 
 
