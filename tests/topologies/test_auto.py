@@ -9,11 +9,11 @@ from torch import Tensor
 import tacit
 from cases import for_each
 from tacit.algorithms import known, parse
-from tacit.contracts import WORLD, Compressor, Topology
+from tacit.contracts import WORLD, Compressor, MixingTopology, ServerTopology, Topology
 from tacit.errors import ConfigError
 from tacit.session import Session
 from tacit.strategy import Strategy
-from tacit.topologies import Auto, Flat, GlobalTopK, Gossip, Hierarchical, Star, TwoPhase
+from tacit.topologies import Auto, Flat, GlobalTopK, Hierarchical, TwoPhase
 from tacit.topologies.two_phase import SECOND
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
@@ -29,7 +29,7 @@ ALONE = [
     name
     for name in known()
     if len(parse(name).levels) == 1 and parse(name).levels[0].subject != "nothing"
-    if not isinstance(parse(name).levels[0].topology, Star | Gossip)
+    if not isinstance(parse(name).levels[0].topology, ServerTopology | MixingTopology)
 ]
 BOTH_WAYS = {"fp8", "int8", "sign", "efsign", "onebit", "qsgd", "terngrad", "natural"}
 BOTH_WAYS |= {"topk", "dgc", "threshold", "stc", "streaming-diloco", "mp2"}
