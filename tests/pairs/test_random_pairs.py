@@ -331,6 +331,16 @@ def test_a_rank_that_does_not_come_to_a_meeting_is_missed_when_nothing_is_heard_
         crew.close()
 
 
+def test_who_does_not_answer_is_named_within_the_time_out() -> None:
+    crew = PairedCrew("adpsgd", peers=2, timeout=1.0)
+    frozen = crew.links[1].store.held()
+    with frozen, pytest.raises(PeerLost, match="rank 1 is gone: it did not answer within 1 s"):
+        train(crew, 0, 5)
+    for transport in crew.links:
+        transport.abort()
+    crew.close()
+
+
 def test_who_closes_early_is_gone_to_the_others() -> None:
     crew = PairedCrew("adpsgd", peers=2)
     crew.each(lambda rank, _: train(crew, rank, 2))
