@@ -958,9 +958,10 @@ def every_algorithm_is_resumed_bit_for_bit() -> None:
     folder = Path(sys.argv[1])
     for name in algorithms.known():
         # DDP alone is not: its buckets differ before and after the stop. Others are to be told of epochs, and
-        # those with a server are resumed with it, in tests/parameter_server, and `auto` in `auto_checks`.
+        # those with a server are resumed with it, in tests/parameter_server, and `auto` in `auto_checks`. Who
+        # averages with whom, and when, is left to chance with `adpsgd`: see tests/hooks/pairing.py.
         needs = any(level.rounds.needs for level in algorithms.parse(name).levels)
-        if name not in ("ddp", "auto") and not needs and not name.startswith("ps"):
+        if name not in ("ddp", "auto", "adpsgd") and not needs and not name.startswith("ps"):
             for before in (1, 2) if name in ("dense", "topk", "localsgd") else (2,):
                 never, stopped = resumed(name, before, 3, folder, "torch")
                 assert torch.equal(never, stopped), f"{name}, saved after {before} steps"

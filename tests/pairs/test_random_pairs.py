@@ -163,7 +163,7 @@ class SimulatedLink:
 
         net.messages.append(there)
 
-    def close(self, settled: bool) -> None: ...
+    def close(self, settled: bool, why: str = "") -> None: ...
 
 
 def test_a_thousand_random_schedules_do_the_papers_lines_and_none_of_them_ends_in_a_deadlock() -> None:
@@ -331,6 +331,16 @@ def test_a_rank_that_does_not_come_to_a_meeting_is_missed_when_nothing_is_heard_
         crew.close()
 
 
+def test_who_does_not_answer_is_named_within_the_time_out() -> None:
+    crew = PairedCrew("adpsgd", peers=2, timeout=1.0)
+    frozen = crew.links[1].store.held()
+    with frozen, pytest.raises(PeerLost, match="rank 1 is gone: it did not answer within 1 s"):
+        train(crew, 0, 5)
+    for transport in crew.links:
+        transport.abort()
+    crew.close()
+
+
 def test_who_closes_early_is_gone_to_the_others() -> None:
     crew = PairedCrew("adpsgd", peers=2)
     crew.each(lambda rank, _: train(crew, rank, 2))
@@ -347,6 +357,9 @@ def test_a_nan_stays_where_it_is() -> None:
     with pytest.raises(NonFinite, match="b on rank 2"):
         crew.replicas[2].progress.after_step()
     assert all(bool(crew.stored(rank).isfinite().all()) for rank in range(4))
+    crew.links[2].abort(crew.replicas[2].session.failure.error)
+    with pytest.raises(PeerLost, match="rank 2 is gone: NaN or infinity in the parameter b on rank 2"):
+        train(crew, 1, 100_000)
     crew.close()
 
 

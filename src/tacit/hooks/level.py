@@ -251,7 +251,7 @@ class Level:
         if self.used is not None:
             self.used.close()
         if failed:
-            self.transport.abort()
+            self.transport.abort(self.session.failure.error)
         self.transport.close()
 
 

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.errors import PayloadError
+from tacit.errors import PayloadError, PeerLost
 from tacit.pairs.transport import PairLink, PairTransport
-from tacit.parameter_server.protocol import Channel, FrameKind, Header
+from tacit.parameter_server.protocol import Channel, FrameKind, Header, as_body
 
 _LOOK_SECONDS = 1.0
 _CLOSE_SECONDS = 5.0
+_LONGEST = 1 << 12
+"""Bytes in which a rank says why it leaves."""
 CHUNK = 1 << 17
 """Entries that travel together."""
 Reply = Callable[[Tensor | None], None]
@@ -48,10 +50,11 @@ class _End(PairLink, ABC):
         """Begin to listen."""
         self._thread.start()
 
-    def close(self, settled: bool) -> None:
-        if settled and not self._closing:
+    def close(self, settled: bool, why: str = "") -> None:
+        if (settled or why) and not self._closing:
+            kind = FrameKind.LEAVE if settled else FrameKind.PEER_LOST
             with contextlib.suppress(OSError):
-                self._channel.send(Header(FrameKind.LEAVE))
+                self._channel.send(Header(kind), as_body(why.encode(errors="replace")[:_LONGEST]))
                 self._channel.drain(_CLOSE_SECONDS)
         self._closing = True
         self._channel.drop()
@@ -77,6 +80,8 @@ class _End(PairLink, ABC):
         if header.kind == FrameKind.LEAVE:
             self._left = True
             return
+        if header.kind == FrameKind.PEER_LOST:
+            raise PeerLost(self._channel.text(header, _LONGEST, self._timeout).decode(errors="replace"))
         expected = self._kind()
         if header.kind != expected or not 0 <= header.spec < len(self._store.store.keys):
             raise PayloadError(f"it sent a frame of kind {header.kind}, where {expected.name} was expected")
@@ -115,6 +120,12 @@ class _Asked:
     reply: Reply
     missing: set[int]
     since: float
+
+    def over(self, start: int) -> bool:
+        """Note that this chunk is answered; returns whether all are."""
+        self.missing.discard(start)
+        self.since = time.monotonic()
+        return not self.missing
 
 
 class AskingLink(_End):
@@ -156,9 +167,7 @@ class AskingLink(_End):
             raise PayloadError("it answered what was not asked")
         self._body(header, self._moved[header.spec])
         with self._lock:
-            asked.missing.discard(header.sequence)
-            asked.since = time.monotonic()
-            if asked.missing:
+            if not asked.over(header.sequence):
                 return
             del self._asked[header.spec]
         asked.reply(self._moved[header.spec])

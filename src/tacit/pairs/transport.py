@@ -32,8 +32,8 @@ class PairLink(Protocol):
         where it is gone.
         """
 
-    def close(self, settled: bool) -> None:
-        """End it; `settled`: whether this rank has nothing more to say, and is not to be missed."""
+    def close(self, settled: bool, why: str = "") -> None:
+        """End it; `settled`: whether this rank has said all, and is not to be missed; if not, `why`."""
 
 
 class Membership(Protocol):
@@ -245,8 +245,10 @@ class PairTransport(Transport):
         self._settled = False
         self._failure = self._failure or error or RuntimeError("the session has failed")
         self.fail(self._failure)
+        # Of a rank that others are told of already, nothing: this one is not to be blamed for it.
+        why = "" if isinstance(self._failure, PeerLost) or error is None else str(self._failure)
         for link in [*self._links.values()]:
-            link.close(settled=False)
+            link.close(settled=False, why=why)
 
     def close(self) -> None:
         """Say goodbye, if replicas are equal; else others miss this rank."""
