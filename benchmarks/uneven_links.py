@@ -13,6 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from launched import in_testbed, tell
 from tacit.topologies import Uneven
 
@@ -29,7 +31,10 @@ def rank_main(model: str, quick: bool) -> None:
     from foresight import _work
 
     with ranks() as rank:
-        trainers = {arm: Trainer(arm, work=_work(model)) for arm in ("compute-only", *ARMS)}
+        trainers = {}
+        for arm in ("compute-only", *ARMS):
+            torch.manual_seed(0)  # the same model and data for all
+            trainers[arm] = Trainer(arm, work=_work(model))
         for each in trainers.values():
             each.steps(_WARM)  # DDP's buckets are those of the training from then on
         blocks = {arm: Blocks(each, 1 if quick else _STEPS) for arm, each in trainers.items()}

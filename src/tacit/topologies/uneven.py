@@ -31,9 +31,9 @@ from tacit.exchange.error_feedback import encoded, transmitted
 from tacit.topologies.flat import reduce_flat
 from tacit.topologies.on_axis import OnAxis
 
-MOST_CHUNKS = 16
+MOST_CHUNKS = 32
 """Chunks of a tensor: each message of an exchange has connections of its own."""
-CHUNK_BYTES = 16 << 10
+CHUNK_BYTES = 8 << 10
 """Bytes that take as long as what a message costs beside its bytes, about."""
 _UNKNOWN_RATE = 1e9
 
