@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from pairs_in_threads import N, PairedCrew, train
 from torch import Tensor, nn
 
 from cases import for_each
-from paired import N, PairedCrew, train
 from tacit.algorithms import parse
 from tacit.compressors import BF16, TopK
 from tacit.contracts import PairTopology, PayloadSpec, PushPull
