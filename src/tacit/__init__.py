@@ -107,17 +107,18 @@ _HOMES = {
     "tacit.lab.cluster": "Cluster",
     "tacit.strategy": "Levels Strategy",
     # The answers' names stand here too, unseen, so that scripts that write `tacit.TopK` go on to work.
-    "tacit.compressors": "BF16 FP8 FP16 LAG QSGD Blockwise Cascade Clip Dense DifferenceCopy EntropyCoded ErrorFeedback "
-    "Int8 LowBitPowerSGD MajoritySign MeanFeedback MomentumCorrection Natural OneBit Partition "
-    "PowerSGD PublicCopy RandomK Scheduled Sign Squeezed TernGrad Threshold TopK TwoMagnitudes",
+    "tacit.compressors": "BF16 FP16 FP8 LAG QSGD Blockwise Cascade Clip Dense DifferenceCopy EntropyCoded "
+    "ErrorFeedback Int8 LowBitPowerSGD MajoritySign MeanFeedback MomentumCorrection Natural OneBit "
+    "Partition PowerSGD PublicCopy PushSum RandomK Scheduled Sign Squeezed TernGrad Threshold TopK "
+    "TwoMagnitudes",
     "tacit.merges": "Average CommonPoint Elastic LocalResidual Mix OuterStep Replace ServerParams SlowMo "
     "StaleMean",
     "tacit.optim": "LAMB LARS GrowingBatches scale_lr",
     "tacit.overlap": "Bucketwise Delayed Fused Prioritized",
     "tacit.rounds": "AdaComm ByVariance Cycling Every EveryEpoch EveryStep MomentPeriods NodeRounds "
     "OnPlateau Until",
-    "tacit.topologies": "Asynchronous Auto Flat GlobalTopK Gossip Hierarchical StaleSynchronous Star "
-    "Synchronous TwoPhase",
+    "tacit.topologies": "Asynchronous Auto Directed Flat GlobalTopK Gossip Hierarchical StaleSynchronous "
+    "Star Synchronous TwoPhase",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 _missing = _moved.attributes("tacit")

@@ -1,6 +1,7 @@
 """With which ranks replicas exchange, and by which collectives."""
 
 from tacit.topologies.auto import Auto
+from tacit.topologies.directed import Directed
 from tacit.topologies.flat import Flat
 from tacit.topologies.gossip import Gossip
 from tacit.topologies.hierarchical import Hierarchical
@@ -11,6 +12,7 @@ from tacit.topologies.two_phase import TwoPhase
 __all__ = [
     "Asynchronous",
     "Auto",
+    "Directed",
     "Flat",
     "GlobalTopK",
     "Gossip",
