@@ -108,17 +108,17 @@ _HOMES = {
     "tacit.strategy": "Levels Strategy",
     # The answers' names stand here too, unseen, so that scripts that write `tacit.TopK` go on to work.
     "tacit.compressors": "BF16 FP8 FP16 LAG QSGD Blockwise Cascade Clip Dense DifferenceCopy EntropyCoded "
-    "ErrorFeedback Int8 LowBitPowerSGD MajoritySign MeanFeedback MomentumCorrection "
-    "Natural OneBit Partition PowerSGD PublicCopy RandomK Scheduled Sign Squeezed "
-    "TernGrad Threshold TopK TwoMagnitudes",
+    "ErrorFeedback Int8 LowBitPowerSGD MajoritySign MeanFeedback MomentumCorrection Natural OneBit "
+    "Partition PowerSGD PublicCopy PushSum RandomK Scheduled Sign Squeezed TernGrad Threshold TopK "
+    "TwoMagnitudes",
     "tacit.merges": "Average CommonPoint Elastic LocalResidual Mix OuterStep Replace ServerParams SlowMo "
     "StaleMean",
     "tacit.optim": "LAMB LARS GrowingBatches scale_lr",
     "tacit.overlap": "Bucketwise Delayed Fused Prioritized",
     "tacit.rounds": "AdaComm ByVariance Cycling Every EveryEpoch EveryStep MomentPeriods NodeRounds "
     "OnPlateau Until",
-    "tacit.topologies": "Asynchronous Auto BlueConnect Decoupled DoubleTree Flat GlobalTopK Gossip Groups "
-    "HalvingDoubling Hierarchical Pairs Ring StaleSynchronous Star Synchronous Torus TwoPhase Uneven",
+    "tacit.topologies": "Asynchronous Auto BlueConnect Decoupled Directed DoubleTree Flat GlobalTopK Gossip "
+    "Groups HalvingDoubling Hierarchical Pairs Ring StaleSynchronous Star Synchronous Torus TwoPhase Uneven",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 _missing = _moved.attributes("tacit")

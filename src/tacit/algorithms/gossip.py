@@ -9,7 +9,18 @@ With `late=1` the mix is applied a step later, on top of that step, which hides 
 
 SGP (Assran et al., ICML 2019, arXiv 1811.10792) sends to one rank a step, 1, 2, 4, ... places further in
 turn. Its push-sum weights correct for graphs in which a rank gets more than it gives. In this graph each rank
-gives and gets one half, in every step, so that the weights are 1 for ever: they are not sent.
+gives and gets one half, in every step, so that the weights are 1 for ever: they are not sent. In the other
+graphs of `sgp`, and with any column-stochastic P as a value, they are. Its algorithm 1 on each worker i:
+
+    x_i <- x_i - gamma * g_i(z_i)                       the user's optimizer steps from z_i, the parameters
+    send (p_ji x_i, p_ji w_i) to all j, and receive     Directed, PushSum: its states `pushed`, `weight`
+    x_i <- sum_j p_ij x_j;  w_i <- sum_j p_ij w_j
+    z_i <- x_i / w_i                                    PushSum: the answer, which Mix applies
+
+    Strategy(subject="delta", compressor=PushSum(), topology=Directed(P), merge=Mix())
+
+Overlapped SGP is `late=1`: what has come is applied a step later, on top of that step. The paper's replicas
+may get a message some steps late, each at its own time; here all wait for those of one round.
 
 Gossip-PGA (Chen et al., ICML 2021, arXiv 2105.09080) averages all ranks every H rounds.
 
@@ -19,15 +30,23 @@ optimizer's own state stays local, as in the papers.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal, TypeAlias, get_args
+
 from tacit import checks
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.dense import Dense
+from tacit.compressors.push_sum import PushSum
 from tacit.contracts import Compressor
 from tacit.merges import Mix
 from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every
 from tacit.strategy import Buffers, Strategy
+from tacit.topologies.directed import Directed
 from tacit.topologies.gossip import Gossip, Graph
+
+Pushed: TypeAlias = Literal["one-peer", "one-way", "star"]
+"""The graphs of SGP: the one-peer graph of `Gossip`, and those of `Directed`."""
 
 
 @algorithm(
@@ -49,9 +68,18 @@ def gossip(
     compresses=False,
     changes="no gradient travels; each replica is averaged with one other, another one in each step",
 )
-def sgp(sync_every: int = 1, late: int = 0, buffers: Buffers = "on_sync") -> Strategy:
-    """Send half to one rank, 1, 2, 4, ... places further in turn."""
-    return mixing("sgp", "one-peer", sync_every, late, buffers)
+def sgp(
+    sync_every: int = 1,
+    late: int = 0,
+    buffers: Buffers = "on_sync",
+    graph: Pushed = "one-peer",
+) -> Strategy:
+    """Send half to one rank, 1, 2, 4, ... places further in turn; or shares along a directed graph."""
+    checks.one_of("graph", graph, get_args(Pushed))
+    if graph == "one-peer":
+        return mixing("sgp", "one-peer", sync_every, late, buffers)
+    along = mixing("sgp", "ring", sync_every, late, buffers)
+    return replace(along, compressor=PushSum(), topology=Directed(graph))
 
 
 @algorithm(

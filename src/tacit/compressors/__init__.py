@@ -20,6 +20,7 @@ from tacit.compressors.natural import Natural
 from tacit.compressors.onebit import OneBit
 from tacit.compressors.powersgd import PowerSGD
 from tacit.compressors.public_copy import PublicCopy
+from tacit.compressors.push_sum import PushSum
 from tacit.compressors.qsgd import QSGD
 from tacit.compressors.randomk import RandomK
 from tacit.compressors.scheduled import Scheduled
@@ -55,6 +56,7 @@ __all__ = [
     "Partition",
     "PowerSGD",
     "PublicCopy",
+    "PushSum",
     "RandomK",
     "Scheduled",
     "Sign",

@@ -50,6 +50,7 @@ from tacit.contracts.compressor import (
     ServerAnswer,
     SparseEntries,
     VariableLength,
+    WeighedCompressor,
 )
 from tacit.contracts.context import AxisRank, Context, Exchange, Outcome, Workspace
 from tacit.contracts.merge import (
@@ -165,6 +166,7 @@ __all__ = [
     "Transport",
     "UnsentMerge",
     "VariableLength",
+    "WeighedCompressor",
     "Workspace",
     "add_mean_",
     "add_rescaled",

@@ -175,10 +175,15 @@ class MixingCompressor(Compressor):
     fixed_graph: ClassVar[bool] = True
     """Whether it adds up what neighbours send, so that all rounds must be in the same graph."""
 
+
+class WeighedCompressor(MixingCompressor):
+    """A `MixingCompressor` that sends its weight too, so that a rank may get more than it gives."""
+
+    @abstractmethod
     def counted_(self, x: Tensor, state: State) -> None:
         """Overwrite `x`, given by this replica, with what it counts for where all are made equal.
 
-        They become the mean of what all count for; by default of the replicas.
+        They become the mean of what all count for, in place of the mean of the replicas.
         """
 
 

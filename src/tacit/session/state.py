@@ -17,12 +17,12 @@ from tacit.contracts import (
     NODE,
     AllGatherInto,
     AxisRank,
-    MixingCompressor,
     Outcome,
     PartitionedCompressor,
     Request,
     Spans,
     State,
+    WeighedCompressor,
     Workspace,
     state_dtype,
 )
@@ -156,11 +156,11 @@ class StateStore:
     def counted_(self, i: int, x: Tensor) -> None:
         """Overwrite `x`, what this replica has of bucket `i`, with what it counts for among replicas."""
         compressor, state = self._pieces[i].compressor, self._states[i]
-        if isinstance(compressor, MixingCompressor):
+        if isinstance(compressor, WeighedCompressor):
             compressor.counted_(x, state)
         elif isinstance(compressor, PartitionedCompressor):
             for part, (inside, spans) in compressor.inside().items():
-                if isinstance(inside, MixingCompressor):
+                if isinstance(inside, WeighedCompressor):
                     spans = spans or ((0, len(x)),)
                     mine = torch.cat([x[start:stop] for start, stop in spans])
                     inside.counted_(mine, inner_state(state, part))

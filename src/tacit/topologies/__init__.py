@@ -2,6 +2,7 @@
 
 from tacit.topologies.auto import Auto
 from tacit.topologies.decoupled import Decoupled
+from tacit.topologies.directed import Directed
 from tacit.topologies.flat import Flat
 from tacit.topologies.gossip import Gossip
 from tacit.topologies.groups import Groups
@@ -18,6 +19,7 @@ __all__ = [
     "Auto",
     "BlueConnect",
     "Decoupled",
+    "Directed",
     "DoubleTree",
     "Flat",
     "GlobalTopK",

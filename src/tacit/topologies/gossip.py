@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
-import torch
 from torch import Tensor
 
 from tacit import checks
@@ -19,27 +18,21 @@ from tacit.contracts import (
     Exchange,
     LinkRates,
     MixingCompressor,
-    MixingTopology,
-    Permute,
-    ReduceEncoded,
-    Request,
     State,
-    Transmitted,
 )
 from tacit.errors import ConfigError
 from tacit.exchange.combinators import on, reduced, watched
-from tacit.exchange.error_feedback import encoded, transmitted
 from tacit.topologies.flat import reduce_flat
 from tacit.topologies.link_graphs import gossip_weights
+from tacit.topologies.neighbours import Matrix, NeighbourTopology, reached
 
 Graph: TypeAlias = Literal["ring", "exponential", "one-peer", "complete", "measured"]
-Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 
 _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class Gossip(MixingTopology, ByLinks):
+class Gossip(NeighbourTopology, ByLinks):
     """Each rank averages with its neighbours in a graph, by the rows of a doubly stochastic matrix W.
 
         answer_i = sum_j W_ij x_j
@@ -58,8 +51,6 @@ class Gossip(MixingTopology, ByLinks):
         global_every: every so many rounds all ranks are averaged (Gossip-PGA: Chen et al., ICML 2021, arXiv
             2105.09080); 0: never.
     """
-
-    encodes_first: ClassVar[bool] = True
 
     graph: Graph | Matrix = "exponential"
     global_every: int = 0
@@ -84,9 +75,6 @@ class Gossip(MixingTopology, ByLinks):
         graph = self.graph if isinstance(self.graph, str) else "a given"
         every = f", all ranks every {self.global_every} rounds" if self.global_every else ""
         return f"neighbours in {graph} graph{every}"
-
-    def collectives(self, compressors: Sequence[Compressor]) -> str:
-        return "messages to neighbours"
 
     def check(self, compressor: Compressor) -> None:
         """Refuse what does not arrive as it is, unless what was left out is kept (`MixingCompressor`)."""
@@ -118,9 +106,9 @@ class Gossip(MixingTopology, ByLinks):
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Each tensor that the compressor wants averaged is sent to the neighbours of this round."""
-        meets = self.global_every > 0 and (ctx.round + 1) % self.global_every == 0
-        reduce = reduce_flat if meets else self._mixing(ctx)
-        exchange = reduced(compressor.exchange(x, state, ctx), reduce)
+        if not self.global_every or (ctx.round + 1) % self.global_every:
+            return super().conduct(x, compressor, state, ctx)
+        exchange = reduced(compressor.exchange(x, state, ctx), reduce_flat)
         return on(WORLD, watched(exchange, ctx.nonfinite_flags, None))
 
     def rows(self, peers: int, round_index: int) -> Matrix:
@@ -129,14 +117,16 @@ class Gossip(MixingTopology, ByLinks):
         Raises:
             ConfigError: the matrix is for another number of ranks.
         """
-        steps = (0, *self._steps(peers, round_index))
+        steps = (0, *self.steps(peers, round_index))
         return tuple(
-            tuple(self._weight(i, j, len(steps)) if (i - j) % peers in steps else 0.0 for j in range(peers))
+            tuple(
+                self.weight(i, j, peers, len(steps)) if (i - j) % peers in steps else 0.0
+                for j in range(peers)
+            )
             for i in range(peers)
         )
 
-    def _steps(self, peers: int, round_index: int) -> tuple[int, ...]:
-        """How many places further ranks send, in this round."""
+    def steps(self, peers: int, round_index: int, seed: int = 0) -> tuple[int, ...]:
         if isinstance(self.graph, str):
             return _offsets(self.graph, peers, round_index)
         if len(self.graph) != peers:
@@ -145,40 +135,17 @@ class Gossip(MixingTopology, ByLinks):
                 'rank, or the name of a graph, such as "exponential"'
             )
         return tuple(
-            step for step in range(1, peers) if any(end is not None for end in self._ends(peers, step))
+            step for step in range(1, peers) if any(end is not None for end in self.ends(peers, step, 0))
         )
 
-    def _weight(self, i: int, j: int, parties: int) -> float:
-        """W_ij, where `parties` ranks are mixed, this one among them."""
+    def weight(self, i: int, j: int, peers: int, parties: int) -> float:
         return 1 / parties if isinstance(self.graph, str) else self.graph[i][j]
 
-    def _ends(self, peers: int, step: int) -> tuple[int | None, ...]:
-        """For each rank, the one so many places further, if it takes anything of this rank."""
+    def ends(self, peers: int, step: int, round_index: int, seed: int = 0) -> tuple[int | None, ...]:
         ends = [(rank + step) % peers for rank in range(peers)]
         if isinstance(self.graph, str):
             return tuple(ends)
         return tuple(end if self.graph[end][rank] else None for rank, end in enumerate(ends))
-
-    def _mixing(
-        self, ctx: Context
-    ) -> Callable[[ReduceEncoded], Generator[Request, Any, tuple[Tensor, Transmitted]]]:
-        """Answers by the weighted sum of what this rank and its neighbours give."""
-        me, peers, steps = ctx.rank, ctx.peers, self._steps(ctx.peers, ctx.round)
-
-        def mix(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
-            codec, out, work, payload = request.codec, request.ctx.out, request.ctx, encoded(request)
-            mixed, theirs = (work.scratch(name, out, out.shape, out.dtype) for name in ("mixed", "theirs"))
-            codec.decode_(payload, mixed)
-            mixed.mul_(self._weight(me, me, 1 + len(steps)))
-            for step in steps:
-                answer = yield Permute(payload, self._ends(peers, step))
-                if answer is not None:
-                    codec.decode_(answer, theirs)
-                    mixed.add_(theirs, alpha=self._weight(me, (me - step) % peers, 1 + len(steps)))
-            out.copy_(mixed)
-            return out, transmitted(request, payload)
-
-        return mix
 
 
 def _offsets(graph: str, peers: int, round_index: int) -> tuple[int, ...]:
@@ -205,7 +172,7 @@ def _offsets(graph: str, peers: int, round_index: int) -> tuple[int, ...]:
 
 def _check_matrix(matrix: object) -> None:
     """Refuse what is no doubly stochastic matrix of a connected graph; names the row or column."""
-    if not isinstance(matrix, tuple) or not matrix or any(not _is_row(row, len(matrix)) for row in matrix):
+    if not isinstance(matrix, tuple) or not matrix or any(not is_row(row, len(matrix)) for row in matrix):
         raise ConfigError(
             f"graph={matrix!r:.80} is no square matrix of weights: write a tuple of tuples of numbers from 0 "
             f"to 1, as many as there are ranks, or one of {', '.join(get_args(Graph))}"
@@ -217,7 +184,7 @@ def _check_matrix(matrix: object) -> None:
                     f"graph= is not doubly stochastic: {what} {number} adds up to {math.fsum(line):.6g}. "
                     "Each row and each column must add up to 1, or the mean of the replicas would drift"
                 )
-    lost = set(range(len(matrix))) - _reached(matrix)
+    lost = set(range(len(matrix))) - reached(matrix)
     if lost:
         raise ConfigError(
             f"graph= is not connected: nothing of rank 0 ever comes to rank {min(lost)}, and they would "
@@ -225,20 +192,10 @@ def _check_matrix(matrix: object) -> None:
         )
 
 
-def _is_row(row: object, size: int) -> bool:
+def is_row(row: object, size: int) -> bool:
+    """Whether it is a tuple of so many numbers from 0 to 1."""
     return (
         isinstance(row, tuple)
         and len(row) == size
         and all(isinstance(each, int | float) and 0 <= each <= 1 for each in row)
     )
-
-
-def _reached(matrix: Matrix) -> set[int]:
-    """The ranks to which something of rank 0 comes, sooner or later."""
-    weights = torch.tensor(matrix) > 0
-    reached, new = {0}, [0]
-    while new:
-        found = {int(i) for j in new for i in weights[:, j].nonzero()} - reached
-        reached |= found
-        new = [*found]
-    return reached

@@ -1,0 +1,101 @@
+"""The weighted sum of what a few other ranks send."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from torch import Tensor
+
+from tacit.contracts import (
+    WORLD,
+    Compressor,
+    Context,
+    Exchange,
+    MixingTopology,
+    Permute,
+    ReduceEncoded,
+    Request,
+    State,
+    Transmitted,
+)
+from tacit.exchange.combinators import on, reduced, watched
+from tacit.exchange.error_feedback import encoded, transmitted
+
+Matrix: TypeAlias = tuple[tuple[float, ...], ...]
+"""W: row by row, the weight of what rank j sends in the answer of rank i."""
+
+
+@dataclass(frozen=True)
+class NeighbourTopology(MixingTopology):
+    """Base of topologies in which a rank's answer is answer_i = sum_j W_ij x_j.
+
+    W may be another one in each round. Who sends is told by how many places further ranks send.
+    """
+
+    encodes_first: ClassVar[bool] = True
+
+    def collectives(self, compressors: Sequence[Compressor]) -> str:
+        return "messages to neighbours"
+
+    def fields(self, compressor: Compressor) -> tuple[str, ...]:
+        """None; refuses the compressor of any parameter that `check` refuses."""
+        self.check(compressor)
+        return ()
+
+    def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
+        """What the compressor wants averaged is sent to the neighbours of this round."""
+        exchange = reduced(compressor.exchange(x, state, ctx), self.mixing(ctx))
+        return on(WORLD, watched(exchange, ctx.nonfinite_flags, None))
+
+    @abstractmethod
+    def steps(self, peers: int, round_index: int, seed: int = 0) -> tuple[int, ...]:
+        """How many places further ranks send, in this round; rising.
+
+        Raises:
+            ConfigError: it is not for so many ranks.
+        """
+
+    @abstractmethod
+    def ends(self, peers: int, step: int, round_index: int, seed: int = 0) -> tuple[int | None, ...]:
+        """For each rank, the one so many places further, if it takes anything of this rank."""
+
+    @abstractmethod
+    def weight(self, i: int, j: int, peers: int, parties: int) -> float:
+        """W_ij, where `parties` ranks are mixed at most, this one among them."""
+
+    def mixing(
+        self, ctx: Context
+    ) -> Callable[[ReduceEncoded], Generator[Request, Any, tuple[Tensor, Transmitted]]]:
+        """Answers by the weighted sum of what this rank and its neighbours give."""
+        me, peers = ctx.rank, ctx.peers
+        steps = self.steps(peers, ctx.round, ctx.seed)
+        parties = 1 + len(steps)
+
+        def mix(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
+            codec, out, work, payload = request.codec, request.ctx.out, request.ctx, encoded(request)
+            mixed, theirs = (work.scratch(name, out, out.shape, out.dtype) for name in ("mixed", "theirs"))
+            codec.decode_(payload, mixed)
+            mixed.mul_(self.weight(me, me, peers, parties))
+            for step in steps:
+                answer = yield Permute(payload, self.ends(peers, step, ctx.round, ctx.seed))
+                if answer is not None:
+                    codec.decode_(answer, theirs)
+                    mixed.add_(theirs, alpha=self.weight(me, (me - step) % peers, peers, parties))
+            out.copy_(mixed)
+            return out, transmitted(request, payload)
+
+        return mix
+
+
+def reached(matrix: Matrix, backwards: bool = False) -> set[int]:
+    """The ranks to which something of rank 0 comes, sooner or later; backwards, of which something comes."""
+    found, new, ranks = {0}, [0], range(len(matrix))
+    while new:
+        j = new.pop()
+        more = {i for i in ranks if (matrix[j][i] if backwards else matrix[i][j]) > 0} - found
+        found |= more
+        new.extend(more)
+    return found
