@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from tacit import checks
 from tacit.compressors.dense import Dense
 from tacit.contracts import (
     Compressor,
@@ -44,6 +45,9 @@ class PushSum(WeighedCompressor):
     fixed_graph: ClassVar[bool] = False
 
     matrices: tuple[Matrix, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks.matrices(self.matrices)
 
     def exempts(self, shape: torch.Size) -> bool:
         """No parameter, as others would have no weight."""
