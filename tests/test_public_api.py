@@ -29,7 +29,7 @@ ERRORS = {
     "TestbedError",
     "UnevenData",
 }
-FUNCTIONS = {"attach", "comm_hook", "from_env", "join_states", "log_metrics", "parse"}
+FUNCTIONS = {"attach", "comm_hook", "from_env", "join_states", "log_metrics", "measure_consensus", "parse"}
 OTHERS = {"Attached", "Cluster", "CommState", "Levels", "Strategy"}
 SUBMODULES = {
     "testing",

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         UnevenData,
     )
     from tacit.hooks.attach import attach, from_env
-    from tacit.hooks.attached import Attached
+    from tacit.hooks.attached import Attached, measure_consensus
     from tacit.hooks.checkpoint import join_states
     from tacit.hooks.comm_hook import CommState, comm_hook
     from tacit.hooks.scalars import log_metrics
@@ -96,6 +96,7 @@ __all__ = [
     "from_env",
     "join_states",
     "log_metrics",
+    "measure_consensus",
     "parse",
 ]
 
@@ -103,7 +104,7 @@ _HOMES = {
     "tacit.algorithms": "parse",
     "tacit.errors": "AttachError CheckpointError ConfigError DecisionError NonFinite Overflow PayloadError "
     "PeerLost ProbeError RatesDiffer RoundError ServerLost TacitError TestbedError UnevenData",
-    "tacit.hooks": "Attached CommState attach comm_hook from_env join_states log_metrics",
+    "tacit.hooks": "Attached CommState attach comm_hook from_env join_states log_metrics measure_consensus",
     "tacit.lab.cluster": "Cluster",
     "tacit.strategy": "Levels Strategy",
     # The answers' names stand here too, unseen, so that scripts that write `tacit.TopK` go on to work.

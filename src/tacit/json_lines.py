@@ -27,6 +27,7 @@ _LEAST = {
     **dict.fromkeys(("epochs", "batch_per_rank", "world_size", "cores"), 1),
     **dict.fromkeys(("seed", "parameters", "epoch", "step", "steps", "rank"), 0),
     **dict.fromkeys(("seconds", "seconds_to_target", "bytes_between_nodes", "mb_between_nodes"), 0),
+    **dict.fromkeys(("consensus_distance", "consensus_relative"), 0),
 }
 """What a number of this name is at least, whatever the record."""
 _SHARES = ("accuracy", "target")

@@ -1,3 +1,4 @@
+import json
 import re
 import subprocess
 import sys
@@ -191,3 +192,18 @@ def test_without_plotly_the_error_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(ConfigError, match=r"pip install -e '\.\[page\]'"):
         reports.page(WHOLE)
+
+
+def test_the_consensus_distance_is_drawn_where_replicas_differ_and_only_there() -> None:
+    assert "consensus-distance-epochs" not in reports.page(WHOLE)
+    apart = [
+        replace(each, consensus_distance=3.0 / each.epoch, consensus_relative=0.03 / each.epoch)
+        if isinstance(each, records.EpochRecord) and each.algorithm == TOPK.algorithm
+        else each
+        for each in WHOLE
+    ]
+    assert [records.parse(each.to_json()) for each in apart] == apart
+    text = reports.page(apart)
+    drawn = json.loads(re.findall(r'id="figures">(.*?)</script>', text)[0])
+    (trace,) = drawn["consensus-distance-epochs"]["data"]
+    assert (trace["name"], trace["x"], trace["y"]) == (TOPK.algorithm, [1, 2], [0.03, 0.015])

@@ -15,6 +15,7 @@ from tacit.errors import AttachError, PeerLost
 from tacit.hooks import diagnosing, exit, run_report, status, step_profile, tensorboard
 from tacit.hooks.active import ActiveStrategy
 from tacit.hooks.choosing import Choice
+from tacit.hooks.consensus import Consensus
 from tacit.hooks.ddp import HookDispatcher
 from tacit.hooks.diagnosing import Diagnosing
 from tacit.hooks.failures import first_line
@@ -181,12 +182,17 @@ class Attached:
           `compute_share`: the share of the time between rounds that was not spent waiting;
         * `lag`: how many steps after its round had left an answer was applied, on average.
 
+        Where replicas differ, and were averaged by `sync` or `tacit.measure_consensus`, how far they were
+        apart just before: `consensus_distance`, the mean over the replicas of ||x_i - mean x||, and
+        `consensus_relative`, that over ||mean x||.
+
         With parameter servers also `push_bytes`, `pull_bytes`, `queue_seconds` and `staleness`. Of several
         levels: their sums (`lag`: that of the farthest), and `rounds_0`, `bytes_out_0`, `rounds_1` and so on
         for each, near to far.
         """
         each = [level.metrics() for level in self.levels]
-        return each[0] if len(each) == 1 else joined(each)
+        apart = {key: value for key, value in each[-1].items() if key.startswith("consensus_")}
+        return each[0] if len(each) == 1 else joined(each) | apart
 
     def servers(self) -> list[dict[str, Any]]:
         """The counters of each parameter server; empty where there are none.
@@ -335,3 +341,18 @@ class Attached:
         self._leave()
         if lost is not None:
             raise lost from error
+
+
+def measure_consensus(session: Attached) -> Consensus | None:
+    """How far the replicas are apart now: once an epoch, say. They stay as they are. A collective call.
+
+    It averages a copy of the model, whose bytes `session.metrics` does not count, unless replicas are equal
+    by what the strategy has done; then it is 0. `session.metrics` has it from then on. None where it is not
+    measured: where replicas never differ, where workers go on by themselves, and of sharded models.
+
+    Raises:
+        RoundError: the average failed.
+    """
+    session.flush()
+    far = session.levels[-1].progress
+    return None if far is None else far.measure_consensus()

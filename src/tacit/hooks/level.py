@@ -184,6 +184,7 @@ class Level:
             )
             if isinstance(model, ShardedModel):
                 self.progress.observations.share_with(model.near)
+                self.progress.consensus.leave_out()
             self.fetch()
 
     def fetch(self) -> None:
@@ -205,6 +206,8 @@ class Level:
         numbers = self.session.metrics()
         if isinstance(self.transport, StarTransport):
             numbers |= self.transport.servers.counts()
+        if self.progress is not None and self.progress.consensus.last is not None:
+            numbers |= self.progress.consensus.last.metrics()
         return numbers
 
     def messages(self) -> list[PlannedMessage]:

@@ -15,6 +15,7 @@ from tacit.exchange.combinators import average_
 from tacit.hooks.anchor_comparison import AnchorComparison
 from tacit.hooks.answers import Answers
 from tacit.hooks.buffers import ReplicaBuffers
+from tacit.hooks.consensus import Consensus, ConsensusMeter
 from tacit.hooks.fragments import buckets_of_parts
 from tacit.hooks.local_deltas import ASIDE, GIVEN, MINE, LocalDeltas
 from tacit.hooks.observations import Observations
@@ -81,6 +82,7 @@ class OptimizerHook:
         self._buffers, self._on_sync, self._variances = buffers, on_sync, frozenset(variances)
         self.observations = Observations(session, lambda: max(rates().values(), default=0.0))
         self._moments = moments
+        self.consensus = ConsensusMeter(session)
         self.follow_buckets()
 
     def follow_buckets(self, under_way: Iterable[UnappliedRound] = (), met: int = 0) -> None:
@@ -167,6 +169,17 @@ class OptimizerHook:
         """After how many steps the replicas were last equal, as far as that is known."""
         return self._equal_before if self._equal_at is None else self._equal_at
 
+    def measure_consensus(self) -> Consensus | None:
+        """How far the replicas are apart now; None where that is not measured.
+
+        A collective call: all ranks average a copy of the model, unless the replicas are known to be equal.
+        """
+        if self.independent is None:
+            self.consensus.equal()
+        else:
+            self.consensus.measure(self._replica)
+        return self.consensus.last
+
     def sync(self) -> None:
         """A round of all parts, now: afterwards every replica equals the anchor.
 
@@ -207,11 +220,15 @@ class OptimizerHook:
     def _average(self) -> None:
         """Average the replicas densely, with what they have not sent or have not mixed."""
         session, scope = self._session, self._session.strategy.topology.scope
+        self.consensus.begin()
         for i, (bucket, anchor) in enumerate(zip(session.buckets, self._anchor, strict=True)):
             self._replica.progress(i, anchor, self._flat[i])
             session.store.counted_(i, self._flat[i])
             session.ask(partial(average_, self._flat[i], scope), bucket.name, of=self._flat[i])
-            self._replica.write(i, anchor.add_(self._replica.widened(i, self._flat[i])))
+            anchor.add_(self._replica.widened(i, self._flat[i]))
+            self.consensus.add(self._replica.params(i), anchor)
+            self._replica.write(i, anchor)
+        self.consensus.end()
         session.store.begin_anew()
         if self._buffers is not None:
             self._buffers.average()
@@ -222,11 +239,15 @@ class OptimizerHook:
         if way.pending is not None:
             self._session.pending.wait(way.pending)
         if not self._agree():
+            self.consensus.begin()
             for i, anchor in enumerate(self._anchor):
                 alone = self._replica.params(i) if len(self._session.ranks) == 1 else None
+                own = self._replica.params(i)
                 mean = self._replica.widened(i, self._flat[i])
+                self.consensus.add(own, anchor, mean)
                 consolidate_(self._session.strategy.merge, anchor, mean, alone)
                 self._replica.write(i, anchor)
+            self.consensus.end()
         if self._buffers is not None:
             self._buffers.complete(lag=0)
         self._end(way)

@@ -118,6 +118,11 @@ class EpochRecord(Line):
     """Mean over the ranks' replicas, on held-out data; None where it was not finite."""
     accuracy: float
     bytes_between_nodes: int | None
+    consensus_distance: float | None = None
+    """How far the replicas were from their mean, on average over them, as vectors of all parameters; None
+    where they do not differ, and in older records."""
+    consensus_relative: float | None = None
+    """That, over the length of the mean."""
 
 
 @dataclass(frozen=True, kw_only=True)

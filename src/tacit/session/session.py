@@ -299,17 +299,20 @@ class Session:
         """Note that bucket `i` is complete; the last one of a round commits it, unless it is skipped."""
         self.pending.complete(i, outcome)
 
-    def ask(self, open: Open[T], key: str, of: Tensor | None = None) -> T:
+    def ask(self, open: Open[T], key: str, of: Tensor | None = None, counted: bool = True) -> T:
         """The answer to an exchange that is none of a bucket, behind all that was submitted.
 
-        `of`: what travels, where it is no message of the host's own.
+        `of`: what travels, where it is no message of the host's own. `counted`: whether its bytes are among
+        those that were sent.
 
         Raises:
             RoundError: it failed, or an earlier exchange did.
         """
         on_host = of is None or of.device != self.lanes.device
         with self.pending.waited_for():
-            (found,) = self.lanes.ask([(open, key)], self.stats.sent, on_host)
+            (found,) = self.lanes.ask(
+                [(open, key)], self.stats.sent if counted else lambda nbytes: None, on_host
+            )
         self.lanes.join()
         return found
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit.hooks import attach
+from tacit.hooks.attached import Attached, measure_consensus
 from tacit.hooks.choosing import Choice
 from tacit.lab.recipes.curves import NO_CURVES, Curves
 from tacit.lab.recipes.meter import Meter, mean_over_ranks
@@ -221,6 +222,9 @@ class _TrainingRun:
                 self._replica.session.sync()
         self.times.paused(self._step)
         self._epoch += 1
+        session = self._replica.session
+        if self._epoch < self._task.epochs and isinstance(session, Attached):
+            measure_consensus(session)  # behind the last epoch `sync` has, before it made them equal
         self._evaluate()
         self._record(self._epoch_record())
         self._report(self._meter.seconds, self._loss, self._megabytes())
@@ -278,6 +282,7 @@ class _TrainingRun:
 
     def _epoch_record(self) -> EpochRecord:
         assert self._accuracy is not None
+        numbers = self._replica.session.metrics()
         return EpochRecord(
             algorithm=self._task.algorithm,
             epoch=self._epoch,
@@ -286,6 +291,8 @@ class _TrainingRun:
             loss=self._loss,
             accuracy=self._accuracy,
             bytes_between_nodes=self._meter.transmitted,
+            consensus_distance=numbers.get("consensus_distance"),
+            consensus_relative=numbers.get("consensus_relative"),
         )
 
     def _megabytes(self) -> float | None:

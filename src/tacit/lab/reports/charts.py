@@ -20,6 +20,10 @@ Reading: TypeAlias = Callable[[EpochRecord], float | None]
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 """Fewer than colours, so that the two do not begin again together."""
+_OF_APART = (
+    "How far replicas are from their mean, on average, over the length of the mean. Measured behind each "
+    "epoch, in the last one just before they are made equal; 0 where they have just met."
+)
 LOG_FROM = 8.0
 """An axis is logarithmic where its largest value is this many times its smallest."""
 
@@ -39,6 +43,8 @@ MEGABYTES = _Axis(
 )
 ACCURACY = _Axis(title="accuracy", reading=lambda epoch: epoch.accuracy, form=".4f")
 LOSS = _Axis(title="loss", reading=lambda epoch: epoch.loss, form=".4f")
+EPOCHS = _Axis(title="epochs", reading=lambda epoch: epoch.epoch, form="d")
+APART = _Axis(title="consensus distance", reading=lambda epoch: epoch.consensus_relative, form=".2e")
 
 
 def charts(comparison: Comparison, records: Sequence[Record]) -> list[Chart]:
@@ -48,6 +54,8 @@ def charts(comparison: Comparison, records: Sequence[Record]) -> list[Chart]:
     found = [
         _chart(y, x, curves, paint, comparison.target) for y in (ACCURACY, LOSS) for x in (SECONDS, MEGABYTES)
     ]
+    apart = {name: each for name, each in curves.items() if any(epoch.consensus_relative for epoch in each)}
+    found.append(_chart(APART, EPOCHS, apart, paint, comparison.target))
     spent = bars(split(records), paint, comparison.compute_only_seconds)
     return [chart for chart in (*found, spent) if chart is not None]
 
@@ -77,11 +85,11 @@ def _chart(
     layout: Figure = {"xaxis": _axis(x, traces, "x"), "yaxis": _axis(y, traces, "y")}
     if y is ACCURACY:
         layout |= line_at("y", target, f"target {target:g}")
-    better = "higher" if y is ACCURACY else "lower"
+    note = f"One point for each epoch; {'higher' if y is ACCURACY else 'lower'} and left is better."
     return Chart(
-        key=f"{y.title}-{x.title.split()[-1]}".lower(),
+        key=f"{y.title}-{x.title.split()[-1]}".lower().replace(" ", "-"),
         title=f"{y.title.capitalize()} against {x.title}",
-        note=f"One point for each epoch; {better} and left is better.",
+        note=_OF_APART if y is APART else note,
         figure={"data": traces, "layout": layout},
     )
 

@@ -25,16 +25,11 @@ def traffic(records: Iterable[Record], paint: Mapping[str, Style]) -> str:
     """A table for each algorithm of whose run it is known; "" if it is of none."""
     records = list(records)
     ends = {record.algorithm: record for record in records if isinstance(record, EndRecord)}
-    nodes = {
-        each.algorithm: Cluster.parse(each.cluster).nodes for each in records if isinstance(each, RunRecord)
-    }
+    clusters = {each.algorithm: each.cluster for each in records if isinstance(each, RunRecord)}
     tables = [
-        _table(end.algorithm, end.traffic, nodes[end.algorithm], paint[end.algorithm])
-        for end in ends.values()
-        if end.traffic is not None
-        and len(end.traffic) > 1
-        and end.algorithm in nodes
-        and end.algorithm in paint
+        _table(name, end.traffic, Cluster.parse(clusters[name]).nodes, paint[name])
+        for name, end in ends.items()
+        if end.traffic is not None and len(end.traffic) > 1 and name in clusters and name in paint
     ]
     if not tables:
         return ""
