@@ -57,6 +57,7 @@ PROCESSES = (
     "tests/hooks/test_hook.py",
     "tests/hooks/test_in_stream.py",
     "tests/hooks/test_late.py",
+    "tests/hooks/test_layerwise.py",
     "tests/hooks/test_loops.py",
     "tests/hooks/test_mp2.py",
     "tests/hooks/test_odd_world.py",
