@@ -25,6 +25,10 @@ from tacit.kernels.thread_scratch import thread_scratch
 
 REALS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
+    import triton_interpreter
+
+    triton_interpreter.replace_once_a_launch()
 SIZES = [1, 7, 512, 5000, *([] if INTERPRETED else [512 * 513 + 77])]
 pytestmark = [  # numpy's, under Triton's interpreter
     pytest.mark.filterwarnings("ignore:overflow encountered"),

@@ -37,6 +37,10 @@ from tacit.kernels.reference import signs as signs_reference
 from tacit.kernels.sparse import MARGIN, EntryBuffer
 
 ON = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+if ON == "cpu":
+    import triton_interpreter
+
+    triton_interpreter.replace_once_a_launch()
 LARGE = [] if ON == "cpu" else [5000, 512 * 8192 + 77]
 """Not in the interpreter, which takes a second for each."""
 SIZES = [0, 7, 1100, *([512] if LARGE else []), *LARGE]
