@@ -205,5 +205,6 @@ def test_the_consensus_distance_is_drawn_where_replicas_differ_and_only_there() 
     assert [records.parse(each.to_json()) for each in apart] == apart
     text = reports.page(apart)
     drawn = json.loads(re.findall(r'id="figures">(.*?)</script>', text)[0])
+    assert drawn["consensus-distance-epochs"]["layout"]["xaxis"]["dtick"] == 1
     (trace,) = drawn["consensus-distance-epochs"]["data"]
     assert (trace["name"], trace["x"], trace["y"]) == (TOPK.algorithm, [1, 2], [0.03, 0.015])

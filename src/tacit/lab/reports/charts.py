@@ -54,8 +54,8 @@ def charts(comparison: Comparison, records: Sequence[Record]) -> list[Chart]:
     found = [
         _chart(y, x, curves, paint, comparison.target) for y in (ACCURACY, LOSS) for x in (SECONDS, MEGABYTES)
     ]
-    apart = {name: each for name, each in curves.items() if any(epoch.consensus_relative for epoch in each)}
-    found.append(_chart(APART, EPOCHS, apart, paint, comparison.target))
+    if any(epoch.consensus_relative for each in curves.values() for epoch in each):
+        found.append(_chart(APART, EPOCHS, curves, paint, comparison.target))
     spent = bars(split(records), paint, comparison.compute_only_seconds)
     return [chart for chart in (*found, spent) if chart is not None]
 
@@ -126,6 +126,9 @@ def _axis(axis: _Axis, traces: Sequence[Figure], key: str) -> Figure:
         texts = [f"{tick:g}" for tick in ticks]
         title = f"{axis.title} (log scale)"
         return {"title": {"text": title}, "type": "log", "tickvals": ticks, "ticktext": texts}
+    if axis is EPOCHS:
+        whole = {"tick0": 0, "dtick": math.ceil(max(values) / 8), "tickformat": "d"}
+        return {"title": {"text": axis.title}, "rangemode": "tozero", **whole}
     return {"title": {"text": axis.title}, "rangemode": "tozero" if key == "x" else "normal"}
 
 
