@@ -118,8 +118,9 @@ _HOMES = {
     "tacit.overlap": "Bucketwise Delayed Fused Prioritized",
     "tacit.rounds": "AdaComm ByVariance Cycling Every EveryEpoch EveryStep MomentPeriods NodeRounds "
     "OnPlateau Until",
-    "tacit.topologies": "Asynchronous Auto BlueConnect Decoupled Directed DoubleTree Flat GlobalTopK Gossip "
-    "Groups HalvingDoubling Hierarchical Pairs Ring StaleSynchronous Star Synchronous Torus TwoPhase Uneven",
+    "tacit.topologies": "Asynchronous Auto BlueConnect Decoupled Directed DoubleTree Flat GlobalTopK "
+    "Gossip Groups HalvingDoubling Hierarchical LinkTree Pairs Ring StaleSynchronous "
+    "Star Synchronous Torus TwoPhase Uneven",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 _missing = _moved.attributes("tacit")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tacit.contracts import LinkRates
 from tacit.errors import ConfigError
-from tacit.topologies import Gossip
-from tacit.topologies.link_graphs import Tree, gossip_weights, spanning_tree, symmetric
+from tacit.topologies import Gossip, LinkTree
+from tacit.topologies.link_graphs import Tree, balanced_tree, gossip_weights, spanning_tree, symmetric
 
 
 def matrices(least: int, most: int) -> st.SearchStrategy[list[list[float]]]:
@@ -117,3 +117,46 @@ def test_gossip_is_made_for_measured_links() -> None:
     assert int((w[4:, :4] > 0).sum()) == 1, "one link to the slow node"
     with pytest.raises(ConfigError, match="measured when it is attached"):
         measured.rows(6, 0)
+
+
+@given(matrices(1, 7))
+@settings(max_examples=60, deadline=None)
+def test_a_balanced_tree_has_as_fast_a_slowest_link_but_for_a_class(rates: list[list[float]]) -> None:
+    tree = balanced_tree(rates)
+    assert sorted(tree.order()) == [*range(len(rates))]
+    best = spanning_tree(rates).bottleneck(rates)
+    assert tree.bottleneck(rates) >= best / 2**0.5 * (1 - 1e-9)
+
+
+def test_equal_links_make_a_tree_of_few_children() -> None:
+    for count in range(2, 20):
+        tree = balanced_tree([[1e9] * count] * count)
+        children = [tree.parents.count(rank) for rank in range(count)]
+        assert max(children) <= 2
+        assert tree.parents[:3] == (None, 0, 0)[:count]
+
+
+def test_between_two_places_one_link_is_used() -> None:
+    """Three ranks in each of two places, with a slow link between them: sums cross it once each way."""
+    rates = [[1e9 if i // 3 == j // 3 else 1e7 for j in range(6)] for i in range(6)]
+    crossing = [(a, b) for a, b in balanced_tree(rates).edges if a // 3 != b // 3]
+    assert len(crossing) == 1
+
+
+def test_a_tree_is_made_for_measured_links() -> None:
+    links = LinkRates(((None, 1e7, 1e9), (1e7, None, 1e9), (1e9, 1e9, None)), ((0,), (1,), (2,)))
+    assert LinkTree().needs_rates
+    found = LinkTree().for_rates(links)
+    assert found.parents == (2, 2, None)
+    assert not found.needs_rates
+
+
+@pytest.mark.parametrize("parents", [(0,), (1, 0), (None, None), (None, 5), (None, True), [None, 0], 3, "x"])
+def test_what_is_no_tree_is_refused(parents: object) -> None:
+    with pytest.raises(ConfigError, match="is no tree"):
+        LinkTree(parents=parents)  # type: ignore[arg-type]
+
+
+def test_a_tree_of_other_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has 3 ranks, and there are 4"):
+        LinkTree(parents=(None, 0, 0)).schedule(4, 100)

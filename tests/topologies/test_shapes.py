@@ -15,13 +15,20 @@ from tacit.session import Session
 from tacit.strategy import Strategy
 from tacit.testing import check_topology
 from tacit.testing.exchanges import FreshBuffers
-from tacit.topologies import BlueConnect, DoubleTree, Flat, HalvingDoubling, Ring, Torus, schedules
+from tacit.topologies import BlueConnect, DoubleTree, Flat, HalvingDoubling, LinkTree, Ring, Torus, schedules
 from tacit.topologies.schedules import MessageSchedule
 from tacit.topologies.shapes import Shape
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
-SHAPES: tuple[Shape, ...] = (Ring(), HalvingDoubling(), DoubleTree(piece_bytes=64), Torus(), BlueConnect())
-WORDS = ("ring", "halving-doubling", "double-tree", "torus", "blueconnect")
+SHAPES: tuple[Shape, ...] = (
+    Ring(),
+    HalvingDoubling(),
+    DoubleTree(piece_bytes=64),
+    Torus(),
+    BlueConnect(),
+    LinkTree(piece_bytes=64),
+)
+WORDS = ("ring", "halving-doubling", "double-tree", "torus", "blueconnect", "link-tree")
 
 
 def held(schedule: MessageSchedule) -> Tensor:

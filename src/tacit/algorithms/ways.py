@@ -15,7 +15,7 @@ from tacit.rounds import Every
 from tacit.topologies.auto import Auto
 from tacit.topologies.flat import Flat
 from tacit.topologies.on_axis import OnAxis
-from tacit.topologies.shapes import BlueConnect, DoubleTree, HalvingDoubling, Ring, Torus
+from tacit.topologies.shapes import BlueConnect, DoubleTree, HalvingDoubling, LinkTree, Ring, Torus
 from tacit.topologies.two_phase import TwoPhase
 
 Way: TypeAlias = Literal["all-gather", "two-phase", "auto"]
@@ -27,14 +27,23 @@ each rank averages a slice for all, and sends the mean compressed again. "auto":
 
 AdditiveWay: TypeAlias = (
     Literal[
-        "all-reduce", "ring", "halving-doubling", "double-tree", "torus", "blueconnect", "two-phase", "auto"
+        "all-reduce",
+        "ring",
+        "halving-doubling",
+        "double-tree",
+        "torus",
+        "blueconnect",
+        "link-tree",
+        "two-phase",
+        "auto",
     ]
     | str
 )
 """The same where payloads may add up: also the shapes of an all-reduce.
 
 "all-reduce" and "auto" take the backend's own. "torus-2x4" has two rows of four ranks; "blueconnect-8x4x2"
-has nodes of eight ranks, racks of four nodes, and two racks: levels, with neighbours first.
+has nodes of eight ranks, racks of four nodes, and two racks: levels, with neighbours first. "link-tree" goes
+by the links, which are measured when it is attached.
 """
 
 _NUMBERED = r"(torus|blueconnect)-(\d+(?:x\d+)+)"
@@ -46,6 +55,7 @@ _SHAPES: dict[str, OnAxis] = {
     "double-tree": DoubleTree(),
     "torus": Torus(),
     "blueconnect": BlueConnect(),
+    "link-tree": LinkTree(),
 }
 
 FEW_BITS: dict[str, Compressor] = {"none": Dense(), "bf16": BF16(), "int8": Int8()}

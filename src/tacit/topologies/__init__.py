@@ -8,7 +8,7 @@ from tacit.topologies.gossip import Gossip
 from tacit.topologies.groups import Groups
 from tacit.topologies.hierarchical import Hierarchical
 from tacit.topologies.pairs import Pairs
-from tacit.topologies.shapes import BlueConnect, DoubleTree, HalvingDoubling, Ring, Torus
+from tacit.topologies.shapes import BlueConnect, DoubleTree, HalvingDoubling, LinkTree, Ring, Torus
 from tacit.topologies.star import Asynchronous, StaleSynchronous, Star, Synchronous
 from tacit.topologies.tree import GlobalTopK
 from tacit.topologies.two_phase import TwoPhase
@@ -27,6 +27,7 @@ __all__ = [
     "Groups",
     "HalvingDoubling",
     "Hierarchical",
+    "LinkTree",
     "Pairs",
     "Ring",
     "StaleSynchronous",

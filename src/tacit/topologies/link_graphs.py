@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from tacit.errors import ConfigError
 
-__all__ = ["Tree", "gossip_weights", "spanning_tree"]
+__all__ = ["Tree", "balanced_tree", "gossip_weights", "spanning_tree"]
 
 Rates: TypeAlias = Sequence[Sequence[float | None]]
 Weights: TypeAlias = tuple[tuple[float, ...], ...]
@@ -85,6 +85,33 @@ def spanning_tree(rates: Rates, root: int = 0) -> Tree:
         for other in range(count):
             if other not in reached:
                 heapq.heappush(waiting, (-links[child][other], level + 1, child, other))
+    return Tree(root, tuple(parents))
+
+
+def balanced_tree(rates: Rates) -> Tree:
+    """A tree for sums that go up it and come back: of links as fast as can be, and of few children.
+
+    Rates within a factor of the root of two count as equal. With them no tree has a faster slowest link; of
+    equally fast links those are taken whose upper end has less than two children, and which leave the tree
+    flat. The root is the rank whose links are the fastest.
+
+    Raises:
+        ConfigError: the matrix is not square, or has a rate that cannot be.
+    """
+    links = symmetric(rates)
+    count = len(links)
+    classes = [[rate if rate == math.inf else round(2 * math.log2(rate)) for rate in row] for row in links]
+    root = max(range(count), key=lambda i: (sorted(each for j, each in enumerate(classes[i]) if j != i), -i))
+    parents: list[int | None] = [None] * count
+    depth, children, reached = [0] * count, [0] * count, [root]
+    while len(reached) < count:
+        parent, child = min(
+            ((i, j) for i in reached for j in range(count) if j not in reached),
+            key=lambda pair: (-classes[pair[0]][pair[1]], children[pair[0]] >= 2, depth[pair[0]], *pair),
+        )
+        parents[child], depth[child] = parent, depth[parent] + 1
+        children[parent] += 1
+        reached.append(child)
     return Tree(root, tuple(parents))
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "halving_doubling",
     "ring",
     "torus",
+    "tree",
 ]
 
 _MOST_HOPS = 4_000_000
@@ -259,13 +260,27 @@ def double_tree(peers: int, pieces: int = 1) -> MessageSchedule:
     for piece in range(pieces):
         for number, parents in enumerate(trees):
             _add_tree(tasks, parents, number * pieces + piece, piece)
+    return MessageSchedule(peers, 2 * pieces, _fewest_rounds(tasks))
+
+
+@lru_cache(_KEPT)
+def tree(parents: tuple[int | None, ...], pieces: int = 1) -> MessageSchedule:
+    """Sums go up a tree, of which the parent of each rank is given, and come back, in so many pieces."""
+    tasks: list[_Task] = []
+    for piece in range(pieces):
+        _add_tree(tasks, parents, piece, piece)
+    return MessageSchedule(len(parents), pieces, _fewest_rounds(tasks))
+
+
+def _fewest_rounds(tasks: Sequence[_Task]) -> tuple[Round, ...]:
+    """The hops of trees, by the better of two orders."""
     behind = _behind(tasks)
     by_way = sorted(range(len(tasks)), key=lambda i: (2 * tasks[i].piece - behind[i], i))
     sums_first = sorted(
         range(len(tasks)), key=lambda i: (not tasks[i].hop.adds, tasks[i].piece, -behind[i], i)
     )
-    rounds = min(([*_packed(tasks, order)] for order in (by_way, sums_first)), key=len)
-    return MessageSchedule(peers, 2 * pieces, tuple(rounds))
+    found: list[tuple[Round, ...]] = [tuple(_packed(tasks, order)) for order in (by_way, sums_first)]
+    return min(found, key=len)
 
 
 def _tree(peers: int) -> list[int | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,11 +12,14 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.contracts import (
+    NET,
     NODE,
     AllReduce,
+    ByLinks,
     Compressor,
     Context,
     Exchange,
+    LinkRates,
     Payload,
     Permute,
     Request,
@@ -27,10 +30,11 @@ from tacit.exchange.combinators import answered, on, reduced, watched
 from tacit.exchange.health import divide_
 from tacit.topologies import schedules
 from tacit.topologies.flat import codecs_in, reduce_flat
+from tacit.topologies.link_graphs import balanced_tree
 from tacit.topologies.on_axis import OnAxis
 from tacit.topologies.schedules import MessageSchedule
 
-__all__ = ["BlueConnect", "DoubleTree", "HalvingDoubling", "Ring", "Shape", "Torus"]
+__all__ = ["BlueConnect", "DoubleTree", "HalvingDoubling", "LinkTree", "Ring", "Shape", "Torus"]
 
 
 @dataclass(frozen=True)
@@ -219,6 +223,68 @@ class DoubleTree(Shape):
 
 
 _MOST_PIECES = 16
+
+
+@dataclass(frozen=True)
+class LinkTree(Shape, ByLinks):
+    """One tree, along the fastest links: sums go up to its root and come back, in pieces.
+
+    For links that differ from pair to pair, as between places: sums go round slow links as far as that can
+    be. A rank sends n to its parent and n to each child, more than in a ring; so with links that are all
+    alike it is the slowest of the shapes.
+
+    Attributes:
+        parents: of each rank the next one towards the root, None for the root; empty: they are found by
+            `link_graphs.balanced_tree` from what links carry when the strategy is attached.
+        piece_bytes: of a tensor that travels in one message, at most 16 pieces.
+    """
+
+    parents: tuple[int | None, ...] = ()
+    piece_bytes: int = 1 << 18
+
+    words: ClassVar[str] = "tree by links"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.whole("piece_bytes", self.piece_bytes, 1, None, "write 262144")
+        if not isinstance(self.parents, tuple) or not _is_tree(self.parents):
+            raise ConfigError(
+                f"parents={self.parents!r:.80} is no tree: write for each rank the one to which it sends, "
+                "and None for one of them, such as (None, 0, 0, 1), or leave it out, to go by measured links"
+            )
+
+    @property
+    def needs_rates(self) -> bool:
+        """Whether no tree is given."""
+        return not self.parents
+
+    def for_rates(self, links: LinkRates) -> LinkTree:
+        """Along the fastest of these links."""
+        rates = links.matrix if self.axis == NET else links.of_ranks()
+        return replace(self, parents=balanced_tree(rates).parents)
+
+    def schedule(self, peers: int, nbytes: int) -> MessageSchedule:
+        parents = self.parents or balanced_tree([[None] * peers] * peers).parents
+        if len(parents) != peers:
+            raise ConfigError(
+                f"parents= has {len(parents)} ranks, and there are {peers}: write one for each, or leave "
+                "it out"
+            )
+        return schedules.tree(parents, min(max(1, nbytes // self.piece_bytes), _MOST_PIECES))
+
+
+def _is_tree(parents: tuple[object, ...]) -> bool:
+    """Whether all ranks lead to one; true of no ranks."""
+    ranks = range(len(parents))
+    if not all(each is None or (type(each) is int and each in ranks) for each in parents):
+        return False
+    above = {rank: each for rank, each in enumerate(parents) if isinstance(each, int)}
+    for rank in ranks:
+        for _ in ranks:
+            rank = above.get(rank, rank)
+        if rank in above:
+            return False
+    return len(above) == max(len(parents) - 1, 0)
 
 
 @dataclass(frozen=True)
