@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _MOST_HOPS = 4_000_000
-"""Half a gigabyte of memory, and some twenty seconds to make."""
+"""By what half a million take, more than 20 seconds to make."""
 _KEPT = 16
 """Schedules of each shape that are kept: those of large clusters have a million hops."""
 

@@ -204,7 +204,8 @@ class DoubleTree(Shape):
 
     About 4 log2 P messages after each other and four a piece; a rank sends 2 n. Sanders, Speck & Traeff,
     Parallel Computing 35 (2009), as NCCL has it. Differences: who sends in which round is found by trying one
-    message after the other, where the paper colours the edges; it takes a fifth more rounds than the least.
+    message after the other, where the paper colours the edges. So 16 pieces take 65 rounds among 4 ranks and
+    90 among 127, where four a piece are 64.
 
     Attributes:
         piece_bytes: of a half of a tensor that travels in one message, at most 16 pieces a half.
