@@ -90,6 +90,13 @@ ARMS = (
     "slowmo",
     "ednncomm",
     "daso",
+    # With a few others only.
+    "gossip:graph=ring",
+    "sgp",
+    "gossip-pga",
+    "prague",
+    "choco",
+    "choco:codec=qsgd",
     # Five leaps, and a sixth of the steps behind the last; it sends all, and may need fewer steps.
     "wnn:period={thirtieth}",
 )
