@@ -12,7 +12,7 @@ __all__ = ["Gradient", "Link", "LinkUse", "MessagePlan", "by_priority", "by_size
 
 _SMALL_SHARE = 20
 """A message takes so many times what it costs before its first byte, where it is to be short."""
-_SHORTEST, _LONGEST = 256_000, 4_000_000
+_SHORTEST, _LONGEST = 256_000, 16_000_000
 """Bytes of a message, where it is to be short; BytePS cuts at 4,096,000."""
 _ALIGNED = 1024
 """Entries of a slice are a multiple of so many, so that the blocks of a codec are whole."""
@@ -52,7 +52,10 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Link:
-    """What a message costs: `latency` seconds, and one for each `rate` bytes of a gradient."""
+    """What a message costs: `latency` seconds, and one for each `rate` bytes of a gradient.
+
+    The latency counts what a message takes of a processor, where that is taken from computing.
+    """
 
     latency: float
     rate: float

@@ -96,7 +96,9 @@ class MessagePlanner:
         ring = ring_cost(self._group)
         hops = 2 * (self._group.size() - 1)
         self._few = self._hook.link.seen(self._share())
-        self._idle = Link(ring.latency * hops, ring.rate * self._group.size() / max(hops, 1))
+        # A message takes processor time from computing, too.
+        cost = (ring.latency + ring.per_hop) * hops
+        self._idle = Link(cost, ring.rate * self._group.size() / max(hops, 1))
         return self._agreed(self._idle)
 
     def _agreed(self, link: Link) -> MessagePlan:
