@@ -22,7 +22,7 @@ ARMS = ("ddp", "gossip:graph=ring", "sgp", "gossip:graph=exponential")
 CONSTANT = ("gossip:graph=ring", "sgp")
 """Those in which a rank has as many neighbours however many ranks there are."""
 PROMISED = 0.1
-_STEPS, _BLOCKS, _WARM = 2, 6, 5
+_STEPS, _BLOCKS, _WARM = 2, 5, 5
 
 
 def rank_main(nodes: str, quick: bool) -> None:

@@ -1,7 +1,7 @@
 """In which order, and with whom: what messages, links and neighbours decide, each side by side with DDP.
 
-    python benchmarks/order.py                  # about 30 minutes
-    python benchmarks/order.py --quick          # about 6 minutes: fewer blocks, and a model less
+    python benchmarks/order.py                  # about 20 minutes
+    python benchmarks/order.py --quick          # about 8 minutes: fewer blocks, and a model less
     python benchmarks/order.py --only scheduled # a part, or some of them with commas
     python benchmarks/order.py --table benchmarks/results/DATE-order.json
 

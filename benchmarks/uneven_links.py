@@ -22,7 +22,7 @@ CLUSTERS = {"vgg11": "nodes=[3x1@1gbit,1x1@100mbit]", "bytes": "nodes=[3x1@100mb
 """By model: VGG-11 of 9.2 million parameters, and a byte transformer of 0.7 million."""
 ARMS = ("ddp", "dense", "uneven")
 PROMISED = 1.3
-_STEPS, _BLOCKS, _WARM = 3, 8, 5
+_STEPS, _BLOCKS, _WARM = 2, 5, 5
 
 
 def rank_main(model: str, quick: bool) -> None:

@@ -12,7 +12,14 @@ def scheduled(**ms: float) -> list[dict[str, object]]:
     """Rows of one model, where computing takes 100 ms, and DDP 200."""
     took = {"ddp": 200.0, "fusion": 150.0, "priority": 140.0} | ms
     return [
-        {"model": "vgg11", "arm": arm, "ms": each, "limit_ms": 100.0, "removed": (200 - each) / 100}
+        {
+            "model": "vgg11",
+            "arm": arm,
+            "ms": each,
+            "busy_ms": each,
+            "limit_ms": 100.0,
+            "removed": (200 - each) / 100,
+        }
         for arm, each in took.items()
     ]
 
@@ -50,7 +57,7 @@ def test_more_than_the_gradient_out_of_a_node_is_missed() -> None:
 def test_a_saved_result_is_shown_part_by_part() -> None:
     rows = {"scheduled": scheduled(), "gossip": neighbours(101.0)}
     text = order.table({"rows": rows})
-    assert "| vgg11 | `fusion` | 150 | 50 % | 1.50 × |" in text
+    assert "| vgg11 | `fusion` | 150 | 150 | 50 % | 1.50 × |" in text
     assert "16 nodes, clock" in text
 
 
