@@ -125,7 +125,7 @@ def verdicts(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def table(found: Sequence[Mapping[str, Any]]) -> str:
     """The rows, as the documents show them."""
     head = [
-        "| model | arm | ms a step | cores at work, ms | of DDP's (step - computing) removed | over the limit |",
+        "| model | arm | ms a step | cores at work | of DDP's (step - computing) removed | over the limit |",
         "|---|---|---:|---:|---:|---:|",
     ]
     lines = [
