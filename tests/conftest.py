@@ -114,6 +114,8 @@ LONG = (
     "tests/recipes/test_image_recipes.py::test_every_network_learns",
     "tests/recipes/test_prediction.py",
     "tests/parameter_server/test_waiting.py",
+    "tests/pairs/test_random_pairs.py",
+    "tests/topologies/test_choco.py",
 )
 """Those that start no process, and take three seconds of processor time and more, over all their values."""
 CHEAP = {"git", "uname"}
