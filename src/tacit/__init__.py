@@ -110,7 +110,7 @@ _HOMES = {
     # The answers' names stand here too, unseen, so that scripts that write `tacit.TopK` go on to work.
     "tacit.compressors": "BF16 FP8 FP16 LAG QSGD Blockwise Cascade Clip Dense DifferenceCopy EntropyCoded "
     "ErrorFeedback Int8 LowBitPowerSGD MajoritySign MeanFeedback MomentumCorrection Natural OneBit "
-    "Partition PowerSGD PublicCopy PushSum RandomK Scheduled Sign Squeezed TernGrad Threshold TopK "
+    "OuterMix Partition PowerSGD PublicCopy PushSum RandomK Scheduled Sign Squeezed TernGrad Threshold TopK "
     "TwoMagnitudes",
     "tacit.merges": "Average CommonPoint Elastic LocalResidual Mix OuterStep Replace ServerParams SlowMo "
     "StaleMean",

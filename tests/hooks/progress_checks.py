@@ -88,6 +88,10 @@ PROGRESS = (
     "gossip-pga:global_every=2,buffers=averaged",
     "adpsgd",
     "prague:sync_every=2",
+    "choco:ratio=0.5",
+    "dcd",
+    "sgp:graph=star",
+    "noloco:sync_every=2",
 )
 
 

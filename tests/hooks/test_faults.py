@@ -72,6 +72,8 @@ def test_the_others_name_it(
         # Where answers come late, the round in which the others notice is a matter of luck.
         says = re.sub(r"in round \d+", "in round 5", str(said["says"])) if late else str(said["says"])
         assert SAYS[fault] in says, said
+        mixes = algorithm in ("gossip", "prague")
+        assert ("attach 'adpsgd:allow_lost=true'" in says) == mixes, said
         assert float(str(said["seconds"])) < 25
 
 

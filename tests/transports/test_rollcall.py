@@ -10,10 +10,12 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from tacit.algorithms import parse
 from tacit.errors import PeerLost, RatesDiffer, UnevenData
 from tacit.hooks import close_barrier, failure_detector
 from tacit.hooks.close_barrier import StepsReached
 from tacit.hooks.failure_detector import FailureDetector
+from tacit.hooks.failures import without_it
 from tacit.hooks.store_comparison import StepComparison, StepNote
 
 
@@ -162,6 +164,20 @@ def test_threads_end(three: Ranks) -> None:
     assert three.all_close([0.0] * 3) == [None] * 3
     assert threading.active_count() <= before
     assert not any(call._thread.is_alive() for call in three.calls)
+
+
+def test_the_error_of_a_lost_rank_says_what_could_go_on_without_it() -> None:
+    here = {0: "h5 6 7.0", 2: "h5 6 7.0"}
+    for text in ("gossip", "noloco:sync_every=2", "sgp:graph=star"):
+        (level,) = parse(text).levels
+        said = failure_detector._blamed([0, 1, 2], here, "why", 6.0, without_it(level))
+        assert said is not None
+        assert said.startswith("rank 1 did not answer in round 5: gone or frozen (why). With '")
+        assert said.endswith("attach 'adpsgd:allow_lost=true'")
+        assert failure_detector._blamed([0, 2], here, "why", 6.0, without_it(level)) is None
+    for text in ("topk", "diloco"):
+        (level,) = parse(text).levels
+        assert without_it(level) == ""
 
 
 # ---- who it was ----------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ from tacit.algorithms.dcd import dcd as dcd
 from tacit.algorithms.deepsqueeze import deepsqueeze as deepsqueeze
 from tacit.algorithms.adpsgd import adpsgd as adpsgd
 from tacit.algorithms.wagma import wagma as wagma, prague as prague
+from tacit.algorithms.noloco import noloco as noloco
 from tacit.algorithms.ps import (
     ps as ps,
     ps_async as ps_async,

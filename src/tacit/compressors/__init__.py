@@ -18,6 +18,7 @@ from tacit.compressors.mean_feedback import MeanFeedback
 from tacit.compressors.momentum import MomentumCorrection
 from tacit.compressors.natural import Natural
 from tacit.compressors.onebit import OneBit
+from tacit.compressors.outer_mix import OuterMix
 from tacit.compressors.powersgd import PowerSGD
 from tacit.compressors.public_copy import PublicCopy
 from tacit.compressors.push_sum import PushSum
@@ -53,6 +54,7 @@ __all__ = [
     "MomentumCorrection",
     "Natural",
     "OneBit",
+    "OuterMix",
     "Partition",
     "PowerSGD",
     "PublicCopy",

@@ -180,6 +180,9 @@ class MixingTopology(Topology):
     ranks tell each other, by `Context.nonfinite_flags`.
     """
 
+    def check_ranks(self, peers: int) -> None:
+        """Raise a `ConfigError` that says what to write, if so many ranks cannot be mixed by it."""
+
 
 class ServerTopology(Topology):
     """By way of parameter servers. They keep state by bucket, so buckets stay as they were first made.

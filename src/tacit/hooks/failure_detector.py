@@ -64,6 +64,7 @@ class FailureDetector:
         notes: what all ranks must have noted the same after each step.
         on_alarm: called once, in this thread, with what was found; must end what hangs.
         timeout: seconds after which a peer that does not answer is an error.
+        instead: a sentence behind the error of a rank that does not answer: what could do without it.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class FailureDetector:
         timeout: float = 60.0,
         posted: Callable[[], PostedCount] | None = None,
         notes: StepHistory | None = None,
+        instead: str = "",
     ) -> None:
         # A store client serves one call at a time: a copy never waits for the program's own calls.
         clone = getattr(store, "clone", lambda: store)  # an older torch has none
@@ -88,7 +90,7 @@ class FailureDetector:
         self._reached = reached
         self._barrier = CloseBarrier(self._store, rank, ranks)
         self._comparison = None if notes is None else StepComparison(self._store, rank, notes)
-        self._timeout = timeout
+        self._timeout, self._instead = timeout, instead
         self._posted = posted or self._begun
         self._last = PostedCount(-1, time.monotonic())
         self._stood, self._stood_at = 0.0, 0.0
@@ -227,7 +229,7 @@ class FailureDetector:
                     if rank not in answers and self._store.check([key]):
                         answers[rank] = key[0] + self._store.get(key).decode()
             time.sleep(0.05)
-        blamed = _blamed(self._ranks, answers, alarm, self._timeout)
+        blamed = _blamed(self._ranks, answers, alarm, self._timeout, self._instead)
         if blamed is None and (uneven := self._barrier.left_behind(alarm)) is not None:
             return UnevenData(uneven.removeprefix(UNEVEN))
         return PeerLost(blamed or _nobody(answers, alarm))
@@ -262,14 +264,16 @@ class _RankStatus(NamedTuple):
         return cls(int(round), int(posted), *map(float, seconds))
 
 
-def _blamed(ranks: list[int], answers: dict[int, str], alarm: str, timeout: float) -> str | None:
-    """Who has failed, and how; None where that is not known."""
+def _blamed(
+    ranks: list[int], answers: dict[int, str], alarm: str, timeout: float, instead: str = ""
+) -> str | None:
+    """Who has failed, and how; None where that is not known. `instead`: behind ranks that are gone."""
     absent = [rank for rank in ranks if rank not in answers]
     left = {rank: text[1:] for rank, text in answers.items() if text[0] == "l"}
     here = _present(answers)
     now = max((each.round for each in here.values()), default=0)
     if absent:
-        return f"{of_ranks(absent)} did not answer in round {now}: gone or frozen ({alarm})"
+        return f"{of_ranks(absent)} did not answer in round {now}: gone or frozen ({alarm}){instead}"
     if left:
         return "; ".join(f"rank {rank} has left in round {now}: {why}" for rank, why in left.items())
     most = max(each.posted for each in here.values())

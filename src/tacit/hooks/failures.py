@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from tacit.contracts import MixingTopology
 from tacit.errors import PeerLost, RoundError, TacitError
 from tacit.hooks.close_barrier import StepsReached
 from tacit.hooks.failure_detector import FailureDetector, PostedCount
@@ -14,6 +15,7 @@ from tacit.hooks.learning_rates import RateHistory
 from tacit.hooks.level import Level
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.uneven_data import SyncedBackwards, untouched
+from tacit.strategy import Strategy
 from tacit.torch_compat import default_store
 from tacit.transports.process_groups import abort, rank_in, ranks_of
 
@@ -63,6 +65,7 @@ class Failures:
             self._options.time_limit.total_seconds(),
             None if self._options.leaves_ddp_alone else self._posted,
             self._notes,
+            without_it(self._levels[-1].strategy),
         )
         for level in self._levels:
             tell = self._tell if len(level.session.ranks) < len(ranks) else None
@@ -175,6 +178,16 @@ def _is_of_gloo(error: BaseException) -> bool:
     """Whether a collective of Gloo failed; most of its plain errors name a file of its sources."""
     text = str(error)
     return isinstance(error, RuntimeError) and ("gloo" in text or "pair closure" in text)
+
+
+def without_it(strategy: Strategy) -> str:
+    """A sentence that says what could go on without a lost rank; "" where nothing that is alike could."""
+    if not isinstance(strategy.topology, MixingTopology):
+        return ""
+    return (
+        f". With {strategy.name!r} all ranks of a round wait for each other; to go on without a rank that is "
+        "gone, attach 'adpsgd:allow_lost=true'"
+    )
 
 
 def first_line(error: BaseException) -> str:

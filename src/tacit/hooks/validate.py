@@ -15,6 +15,7 @@ from tacit.contracts import (
     AdaptiveRounds,
     LateOverlap,
     LayerwiseOverlap,
+    MixingTopology,
     PairTopology,
     UnsentMerge,
 )
@@ -109,6 +110,7 @@ def checked(model: TrainedModel, optimizers: Sequence[Optimizer], strategy: AnyS
     _check_layerwise(model, named, optimizers, strategy)
     _check_unused(model, strategy)
     _check_pairs(model, strategy)
+    _check_ranks(model, strategy)
     _check_optimizers(named, optimizers)
     return named
 
@@ -221,6 +223,13 @@ def _check_pairs(model: TrainedModel, strategy: AnyStrategy) -> None:
                 "parameters, or GroupNorm, or attach 'gossip'"
             )
     topology.partners(0, model.process_group.size())
+
+
+def _check_ranks(model: TrainedModel, strategy: AnyStrategy) -> None:
+    """Refuse a number of ranks that cannot be mixed."""
+    topology = strategy.levels[-1].topology
+    if isinstance(topology, MixingTopology):
+        topology.check_ranks(model.process_group.size())
 
 
 def _check_optimizers(named: dict[str, Tensor], optimizers: Sequence[Optimizer]) -> None:

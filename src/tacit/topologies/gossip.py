@@ -76,6 +76,10 @@ class Gossip(NeighbourTopology, ByLinks):
         every = f", all ranks every {self.global_every} rounds" if self.global_every else ""
         return f"neighbours in {graph} graph{every}"
 
+    def check_ranks(self, peers: int) -> None:
+        if not self.needs_rates:
+            super().check_ranks(peers)
+
     def check(self, compressor: Compressor) -> None:
         """Refuse what does not arrive as it is, unless what was left out is kept (`MixingCompressor`)."""
         super().check(compressor)

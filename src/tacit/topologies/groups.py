@@ -17,6 +17,7 @@ from tacit.contracts import (
     Compressor,
     Context,
     Exchange,
+    MixingCompressor,
     MixingTopology,
     Permute,
     ReduceEncoded,
@@ -58,6 +59,7 @@ class Groups(MixingTopology):
             anew in each round (Prague: Luo et al., ASPLOS 2020); where the ranks cannot be cut into groups
             of S, what is left makes smaller ones.
         global_every: every so many rounds all ranks are averaged; 0: never.
+        equal: refuse so many ranks as cannot be cut into groups of S; else what is left makes smaller ones.
     """
 
     encodes_first: ClassVar[bool] = True
@@ -65,10 +67,12 @@ class Groups(MixingTopology):
     group_size: int | None = None
     drawing: Drawing = "butterfly"
     global_every: int = 0
+    equal: bool = False
 
     def __post_init__(self) -> None:
         checks.one_of("drawing", self.drawing, get_args(Drawing))
         checks.whole("global_every", self.global_every, 0, None, "write 0 for never")
+        checks.flag("equal", self.equal)
         if self.group_size is not None:
             checks.whole("group_size", self.group_size, 2, None, "write 2, 4 or another power of two")
             if self.group_size & (self.group_size - 1):
@@ -88,12 +92,32 @@ class Groups(MixingTopology):
     def check(self, compressor: Compressor) -> None:
         """Refuse what does not arrive as it is: nobody would keep what was left out."""
         super().check(compressor)
+        if isinstance(compressor, MixingCompressor):
+            self._check_changing(compressor)
+            return
         one_shot = compressor.one_shot(0)
         if one_shot is None or not one_shot.codec.additive or one_shot.has_feedback:
             raise ConfigError(
                 f"compressor={compressor} with {type(self).__name__}() would lose what it does not send, as "
                 "every group has an answer of its own: write compressor=Dense() or BF16()"
             )
+
+    def _check_changing(self, compressor: MixingCompressor) -> None:
+        """Refuse what must know with whom it averages, or what a rank stands for where all are averaged."""
+        given = f"{compressor} with topology={self} is not possible, as"
+        if compressor.fixed_graph:
+            raise ConfigError(
+                f"{given} it keeps the sum of what its neighbours have sent, and groups are others in each "
+                'round: write topology=Gossip("ring")'
+            )
+        if self.global_every:
+            raise ConfigError(
+                f"{given} a mean of all is not made of what it keeps: leave global_every out, and call "
+                "session.sync() for a mean of all"
+            )
+
+    def check_ranks(self, peers: int) -> None:
+        self.swaps(peers, 0)
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Each tensor that the compressor wants averaged is averaged in the group of this round."""
@@ -113,6 +137,12 @@ class Groups(MixingTopology):
             ConfigError: so many ranks cannot be cut into such groups.
         """
         size = self._size(peers)
+        if self.equal and peers % size:
+            raise ConfigError(
+                f"groups of {size} with {peers} ranks are not possible, as some would be left: train with "
+                f"{peers - peers % size} or {peers - peers % size + size} ranks, or attach 'diloco' or "
+                "'prague', which take any number"
+            )
         if self.drawing == "random":
             return _in_groups(_drawn(peers, size, f"{seed}/{round_index}"), peers)
         bits, phases = (peers - 1).bit_length(), size.bit_length() - 1

@@ -45,6 +45,9 @@ class NeighbourTopology(MixingTopology):
         self.check(compressor)
         return ()
 
+    def check_ranks(self, peers: int) -> None:
+        self.steps(peers, 0)
+
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """What the compressor wants averaged is sent to the neighbours of this round."""
         exchange = reduced(compressor.exchange(x, state, ctx), self.mixing(ctx))
