@@ -40,6 +40,7 @@ from tacit.compressors.topk import TopK
 from tacit.contracts import OneShot
 from tacit.errors import ConfigError
 from tacit.strategy import Buffers, Strategy
+from tacit.topologies.gossip import Gossip
 
 Codec: TypeAlias = Literal["topk", "sign", "qsgd", "int8"]
 """What compresses a difference: the largest entries, a bit, 4 bits, or 8 bits an entry."""
@@ -92,4 +93,4 @@ def choco(
     check_fixed(graph)
     inner = codec_of(codec, ratio)
     compressor = PublicCopy(inner, _GAMMA[codec] if gamma is None else gamma)
-    return mixing("choco", graph, sync_every, late, buffers, compressor)
+    return mixing("choco", Gossip(graph), sync_every, late, buffers, compressor)

@@ -25,6 +25,7 @@ from tacit.algorithms.gossip import mixing
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.difference_copy import DifferenceCopy
 from tacit.strategy import Buffers, Strategy
+from tacit.topologies.gossip import Gossip
 
 
 @algorithm(
@@ -37,4 +38,4 @@ def dcd(bits: int = 8, graph: Fixed = "ring", sync_every: int = 1, buffers: Buff
     """Send how a replica moves in `bits` an entry."""
     check_fixed(graph)
     checks.whole("bits", bits, 3, 8, "write 8; with 2, DCD diverges, and choco:codec=sign does not")
-    return mixing("dcd", graph, sync_every, 0, buffers, DifferenceCopy(levels_of(bits)))
+    return mixing("dcd", Gossip(graph), sync_every, 0, buffers, DifferenceCopy(levels_of(bits)))

@@ -20,8 +20,7 @@ from typing import Literal
 
 from tacit import checks
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.cast import BF16
-from tacit.compressors.dense import Dense
+from tacit.algorithms.ways import ADDED_UP
 from tacit.overlap import Prioritized
 from tacit.strategy import Strategy
 from tacit.topologies.decoupled import Decoupled
@@ -39,10 +38,10 @@ def dear(
     compressor: Literal["none", "bf16"] = "none",
 ) -> Strategy:
     """Reduce-scatters travel during backward, all-gathers during the next forward pass."""
-    checks.one_of("compressor", compressor, ("none", "bf16"))
+    checks.one_of("compressor", compressor, list(ADDED_UP))
     return Strategy(
         overlap=Prioritized(megabytes, credit, split=True),
-        compressor=BF16() if compressor == "bf16" else Dense(),
+        compressor=ADDED_UP[compressor],
         topology=Decoupled(),
         name="dear",
     )

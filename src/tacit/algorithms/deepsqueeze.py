@@ -21,6 +21,7 @@ from tacit.algorithms.gossip import mixing
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.squeezed import Squeezed
 from tacit.strategy import Buffers, Strategy
+from tacit.topologies.gossip import Gossip
 
 _GAMMA: dict[str, float] = {"topk": 0.05, "sign": 0.2, "qsgd": 0.5, "int8": 0.5}
 
@@ -43,4 +44,4 @@ def deepsqueeze(
     check_fixed(graph)
     inner = codec_of(codec, ratio if ratio is not None or codec != "topk" else 0.1)
     compressor = Squeezed(inner, _GAMMA[codec] if gamma is None else gamma)
-    return mixing("deepsqueeze", graph, sync_every, 0, buffers, compressor)
+    return mixing("deepsqueeze", Gossip(graph), sync_every, 0, buffers, compressor)

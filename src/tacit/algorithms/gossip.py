@@ -30,14 +30,13 @@ optimizer's own state stays local, as in the papers.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
 from tacit import checks
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.dense import Dense
 from tacit.compressors.push_sum import PushSum
-from tacit.contracts import Compressor
+from tacit.contracts import Compressor, MixingTopology
 from tacit.merges import Mix
 from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every
@@ -59,7 +58,7 @@ def gossip(
     graph: Graph = "exponential", sync_every: int = 1, late: int = 0, buffers: Buffers = "on_sync"
 ) -> Strategy:
     """Average with the neighbours in a graph, every `sync_every` steps."""
-    return mixing("gossip", graph, sync_every, late, buffers)
+    return mixing("gossip", Gossip(graph), sync_every, late, buffers)
 
 
 @algorithm(
@@ -77,9 +76,8 @@ def sgp(
     """Send half to one rank, 1, 2, 4, ... places further in turn; or shares along a directed graph."""
     checks.one_of("graph", graph, get_args(Pushed))
     if graph == "one-peer":
-        return mixing("sgp", "one-peer", sync_every, late, buffers)
-    along = mixing("sgp", "ring", sync_every, late, buffers)
-    return replace(along, compressor=PushSum(), topology=Directed(graph))
+        return mixing("sgp", Gossip(graph), sync_every, late, buffers)
+    return mixing("sgp", Directed(graph), sync_every, late, buffers, PushSum())
 
 
 @algorithm(
@@ -97,25 +95,24 @@ def gossip_pga(
 ) -> Strategy:
     """Average with the neighbours, and with all ranks in every `global_every`-th round."""
     checks.whole("global_every", global_every, 1, None, "write 8, or attach 'gossip' for never")
-    return mixing("gossip-pga", graph, sync_every, late, buffers, global_every=global_every)
+    return mixing("gossip-pga", Gossip(graph, global_every), sync_every, late, buffers)
 
 
 def mixing(
     name: str,
-    graph: Graph,
+    topology: MixingTopology,
     sync_every: int,
     late: int,
     buffers: Buffers,
     compressor: Compressor | None = None,
-    global_every: int = 0,
 ) -> Strategy:
-    """Replicas that take steps of their own, and the mix of their neighbours in a graph; None: densely."""
+    """Replicas that take steps of their own, and the mix that the topology gives each; None: densely."""
     checks.whole("late", late, 0, None, "write 1, or 0 for answers that are applied at once")
     return Strategy(
         subject="delta",
         rounds=Every(sync_every),
         compressor=compressor or Dense(),
-        topology=Gossip(graph, global_every),
+        topology=topology,
         overlap=Delayed(late) if late else Bucketwise(),
         merge=Mix(),
         buffers=buffers,

@@ -25,11 +25,9 @@ A replica alone takes its own steps only.
 from __future__ import annotations
 
 from tacit import checks
+from tacit.algorithms.gossip import mixing
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.outer_mix import OuterMix
-from tacit.merges import Mix
-from tacit.overlap import Bucketwise, Delayed
-from tacit.rounds import Every
 from tacit.strategy import Buffers, Strategy
 from tacit.topologies.groups import Groups
 
@@ -52,14 +50,5 @@ def noloco(
     checks.real("outer_lr", outer_lr, "write 0.7", above=0)
     checks.real("outer_momentum", outer_momentum, "write 0.5, or 0 for none", least=0, below=1)
     checks.whole("group_size", group_size, 2, None, "write 2, 4 or another power of two")
-    checks.whole("late", late, 0, None, "write 1, or 0 for answers that are applied at once")
-    return Strategy(
-        subject="delta",
-        rounds=Every(sync_every),
-        compressor=OuterMix(outer_lr, outer_momentum),
-        topology=Groups(group_size, "random", equal=True),
-        overlap=Delayed(late) if late else Bucketwise(),
-        merge=Mix(),
-        buffers=buffers,
-        name="noloco",
-    )
+    groups, outer = Groups(group_size, "random", equal=True), OuterMix(outer_lr, outer_momentum)
+    return mixing("noloco", groups, sync_every, late, buffers, outer)

@@ -20,13 +20,10 @@ from typing import Literal
 
 from tacit import checks
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.cast import BF16
-from tacit.compressors.dense import Dense
+from tacit.algorithms.ways import ADDED_UP
 from tacit.errors import ConfigError
 from tacit.strategy import Strategy
 from tacit.topologies.uneven import Uneven
-
-_COMPRESSORS = {"none": Dense(), "bf16": BF16()}
 
 
 @algorithm(
@@ -37,8 +34,8 @@ _COMPRESSORS = {"none": Dense(), "bf16": BF16()}
 )
 def uneven(rates: str | None = None, compressor: Literal["none", "bf16"] = "none") -> Strategy:
     """Average in unequal stretches; `rates` in Mbit/s, a rank each, as 1000/1000/100, or else measured."""
-    checks.one_of("compressor", compressor, list(_COMPRESSORS))
-    return Strategy(compressor=_COMPRESSORS[compressor], topology=Uneven(rates=_read(rates)), name="uneven")
+    checks.one_of("compressor", compressor, list(ADDED_UP))
+    return Strategy(compressor=ADDED_UP[compressor], topology=Uneven(rates=_read(rates)), name="uneven")
 
 
 def _read(rates: str | None) -> tuple[float, ...]:

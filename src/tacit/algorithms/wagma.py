@@ -19,10 +19,8 @@ Replicas that wait for nobody: `adpsgd`.
 from __future__ import annotations
 
 from tacit import checks
+from tacit.algorithms.gossip import mixing
 from tacit.algorithms.registry import algorithm
-from tacit.merges import Mix
-from tacit.overlap import Bucketwise, Delayed
-from tacit.rounds import Every
 from tacit.strategy import Buffers, Strategy
 from tacit.topologies.groups import Groups
 
@@ -42,7 +40,7 @@ def wagma(
 ) -> Strategy:
     """Average in groups of `group_size`, and all ranks in every `global_every`-th round."""
     checks.whole("global_every", global_every, 1, None, "write 10, or attach 'prague' for never")
-    return _grouped("wagma", Groups(group_size, "butterfly", global_every), sync_every, late, buffers)
+    return mixing("wagma", Groups(group_size, "butterfly", global_every), sync_every, late, buffers)
 
 
 @algorithm(
@@ -59,17 +57,4 @@ def prague(
 ) -> Strategy:
     """Average in random groups of `group_size`."""
     checks.whole("group_size", group_size, 2, None, "write 2, 4 or another power of two")
-    return _grouped("prague", Groups(group_size, "random"), sync_every, late, buffers)
-
-
-def _grouped(name: str, groups: Groups, sync_every: int, late: int, buffers: Buffers) -> Strategy:
-    checks.whole("late", late, 0, None, "write 1, or 0 for answers that are applied at once")
-    return Strategy(
-        subject="delta",
-        rounds=Every(sync_every),
-        topology=groups,
-        overlap=Delayed(late) if late else Bucketwise(),
-        merge=Mix(),
-        buffers=buffers,
-        name=name,
-    )
+    return mixing("prague", Groups(group_size, "random"), sync_every, late, buffers)

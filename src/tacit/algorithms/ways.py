@@ -58,8 +58,10 @@ _SHAPES: dict[str, OnAxis] = {
     "link-tree": LinkTree(),
 }
 
-FEW_BITS: dict[str, Compressor] = {"none": Dense(), "bf16": BF16(), "int8": Int8()}
-"""The parameter `compressor` of algorithms whose point is another one."""
+ADDED_UP: dict[str, Compressor] = {"none": Dense(), "bf16": BF16()}
+FEW_BITS = ADDED_UP | {"int8": Int8()}
+"""The parameter `compressor` of algorithms whose point is another one; `ADDED_UP`: where payloads must add
+up."""
 
 
 def way(topology: str) -> OnAxis:
