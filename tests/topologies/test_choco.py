@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from mixed_replicas import N, assert_followed, assert_nan_named, assert_resumed, matrix, synced
 from torch import Tensor
 
 from tacit.algorithms import choco, parse
@@ -27,7 +28,7 @@ from tacit.compressors import (
     TopK,
 )
 from tacit.contracts import Compressor
-from tacit.errors import ConfigError, NonFinite
+from tacit.errors import ConfigError
 from tacit.merges import Average, Mix
 from tacit.strategy import Strategy
 from tacit.topologies import Flat, Gossip
@@ -36,7 +37,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
 import crew
 from crew import LR, SIZES, Crew, gradient
 
-N = sum(SIZES.values())
 UNEVEN = ((0.5, 0.5, 0.0), (0.25, 0.25, 0.5), (0.25, 0.25, 0.5))
 BIG = {"a": 640, "b": 360}
 """Entries of two buckets: 1 % of them are 7 and 4."""
@@ -108,19 +108,14 @@ def test_replicas_take_the_papers_steps(text: str, peers: int) -> None:
     assert isinstance(sender.inner, TopK)
     assert isinstance(topology, Gossip)
     replicas = Crew(strategy, peers=peers)
-    rows, w = buckets(replicas), torch.tensor(topology.rows(peers, 0), dtype=torch.float64)
+    rows, w = buckets(replicas), matrix(topology, peers)
     late = level.overlap.apply_at(0) == 1
     every = level.rounds.sync_every  # type: ignore[attr-defined]
     want = choco_by_hand(w, 12, sender.inner.ratio, sender.gamma, rows, late, every)
-    trace = replicas.train(12)
-    for rank in range(peers):
-        for step in range(12):
-            assert torch.allclose(trace[rank][step].double(), want[step][rank], atol=3e-6), (rank, step)
-    replicas.sync()
-    flats = [replica.flat for replica in replicas.replicas]
-    assert all(torch.equal(flats[0], each) for each in flats), "sync() makes replicas equal"
+    assert_followed(replicas.train(12), want, atol=3e-6)
+    found = synced(replicas)
     if not late:
-        assert torch.allclose(flats[0].double(), want[-1].mean(0), atol=3e-6), "and leaves their mean"
+        assert torch.allclose(found.double(), want[-1].mean(0), atol=3e-6), "and leaves their mean"
     for replica in replicas.replicas:
         for (_, field), kept in replica.session.store.named_state().items():
             assert not kept.tensor.any(), f"{field} is at the anchor, as the replicas are"
@@ -168,15 +163,9 @@ def test_the_others_take_their_papers_steps(
     replicas = Crew(
         Strategy(subject="delta", compressor=sender, topology=Gossip("ring"), merge=Mix()), peers=peers
     )
-    w = torch.tensor(Gossip("ring").rows(peers, 0), dtype=torch.float64)
-    want, trace = by_hand(w, 12, buckets(replicas)), replicas.train(12)
-    for rank in range(peers):
-        for step in range(12):
-            assert torch.allclose(trace[rank][step].double(), want[step][rank], atol=3e-6), (rank, step)
-    replicas.sync()
-    flats = [replica.flat for replica in replicas.replicas]
-    assert all(torch.equal(flats[0], each) for each in flats)
-    assert torch.allclose(flats[0].double(), want[-1].mean(0), atol=3e-6)
+    want = by_hand(matrix(Gossip("ring"), peers), 12, buckets(replicas))
+    assert_followed(replicas.train(12), want, atol=3e-6)
+    assert torch.allclose(synced(replicas).double(), want[-1].mean(0), atol=3e-6)
     assert not any(
         kept.tensor.any() for each in replicas.replicas for kept in each.session.store.named_state().values()
     )
@@ -188,7 +177,7 @@ def test_dcd_that_loses_nothing_mixes_beside_the_step() -> None:
     replicas = Crew(
         Strategy(subject="delta", compressor=DifferenceCopy(Dense()), topology=Gossip("ring"), merge=Mix())
     )
-    w, x = torch.tensor(Gossip("ring").rows(3, 0), dtype=torch.float64), torch.ones(3, N).double()
+    w, x = matrix(Gossip("ring"), 3), torch.ones(3, N).double()
     trace = replicas.train(8)
     for t in range(8):
         x = w @ x - LR * torch.stack([gradient(each, i, t) for i, each in enumerate(x)])
@@ -206,7 +195,7 @@ def test_a_replica_alone_stays_as_it_is() -> None:
 
 
 def test_after_sync_it_goes_on_as_from_the_start() -> None:
-    w = torch.tensor(Gossip("ring").rows(3, 0), dtype=torch.float64)
+    w = matrix(Gossip("ring"), 3)
     replicas = Crew("choco:ratio=0.3,gamma=0.4")
     replicas.train(7)
     replicas.sync()
@@ -276,14 +265,7 @@ def test_other_codecs_bring_them_closer(text: str, monkeypatch: pytest.MonkeyPat
 
 def test_a_run_that_is_resumed_goes_on_bit_for_bit() -> None:
     for text in ("choco:ratio=0.3", "choco:ratio=0.3,late=1", "choco:codec=qsgd", "dcd", "deepsqueeze"):
-        whole = Crew(text, peers=4).train(12)
-        first = Crew(text, peers=4)
-        first.train(7)
-        saved = first.save()
-        second = Crew(text, peers=4)
-        second.each(lambda rank, replica, saved=saved: replica.load(saved[rank]))  # type: ignore[misc]
-        rest = second.train(5)
-        assert all(torch.equal(a[-1], b[-1]) for a, b in zip(whole, rest, strict=True)), text
+        assert_resumed(text)
 
 
 def test_other_ranks_begin_with_public_copies_at_the_anchor(caplog: pytest.LogCaptureFixture) -> None:
@@ -300,26 +282,11 @@ def test_other_ranks_begin_with_public_copies_at_the_anchor(caplog: pytest.LogCa
     for replica in second.replicas:
         assert not any(kept.tensor.any() for kept in replica.session.store.named_state().values())
     second.train(3)
-    second.sync()
-    flats = [replica.flat for replica in second.replicas]
-    assert all(torch.equal(flats[0], each) for each in flats)
+    synced(second)
 
 
 def test_a_nan_is_told_on_all_ranks() -> None:
-    replicas = Crew("choco:ratio=0.3", peers=5)
-    errors: list[str] = []
-
-    def work(rank: int, replica: crew.Replica) -> None:
-        if rank == 3:
-            replica.named["b"][1] = float("nan")
-        try:
-            replica.progress.after_step()
-        except NonFinite as error:
-            errors.append(str(error))
-
-    replicas.each(work)
-    assert len(errors) == 5
-    assert all("b on rank 3" in each for each in errors), errors[0]
+    assert_nan_named("choco:ratio=0.3", peers=5)
 
 
 def test_a_rank_sends_what_its_codec_takes_to_each_neighbour() -> None:

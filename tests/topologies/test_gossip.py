@@ -5,46 +5,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from mixed_replicas import N, assert_followed, assert_nan_named, assert_resumed, matrix, mixed_by_hand, synced
 
 from tacit.algorithms import parse
 from tacit.compressors import BF16, Dense, ErrorFeedback, TopK
 from tacit.contracts import Compressor
-from tacit.errors import ConfigError, NonFinite
+from tacit.errors import ConfigError
 from tacit.merges import Average, Mix
 from tacit.strategy import Levels, Strategy
 from tacit.topologies import Flat, Gossip
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
-from crew import LR, SIZES, Crew, gradient
+from crew import Crew
 
 GRAPHS = ("ring", "exponential", "one-peer", "complete")
 UNEVEN = ((0.5, 0.5, 0.0), (0.25, 0.25, 0.5), (0.25, 0.25, 0.5))
-N = sum(SIZES.values())
-
-
-def matrix(topology: Gossip, peers: int, round_index: int = 0) -> Tensor:
-    return torch.tensor(topology.rows(peers, round_index), dtype=torch.float64)
-
-
-def by_hand(topology: Gossip, peers: int, steps: int, every: int = 1, late: int = 0) -> list[list[Tensor]]:
-    """The paper's lines: step, then mix; late, the mix of the step before is put under this one."""
-    x = torch.ones(peers, N, dtype=torch.float64)
-    rounds, way, trace = 0, None, []
-    for t in range(steps):
-        x = torch.stack([each - LR * gradient(each, i, t) for i, each in enumerate(x)])
-        if way is not None:
-            x, way = x + way, None
-        if (t + 1) % every == 0:
-            meets = topology.global_every and (rounds + 1) % topology.global_every == 0
-            w = torch.full((peers, peers), 1 / peers).double() if meets else matrix(topology, peers, rounds)
-            rounds += 1
-            if late:
-                way = w @ x - x
-            else:
-                x = w @ x
-        trace.append([*x])
-    return trace
 
 
 @pytest.mark.parametrize("graph", [*GRAPHS, UNEVEN])
@@ -95,17 +70,11 @@ def test_replicas_take_the_papers_steps(text: str, peers: int) -> None:
     assert isinstance(level.topology, Gossip)
     late = int(level.overlap.apply_at(0))
     crew = Crew(strategy, peers=peers)
-    trace = crew.train(12)
-    want = by_hand(level.topology, peers, 12, level.rounds.sync_every, late)  # type: ignore[attr-defined]
-    for rank in range(peers):
-        for step in range(12):
-            assert torch.allclose(trace[rank][step].double(), want[step][rank], atol=2e-6), (rank, step)
-    crew.sync()
-    mean = torch.stack(want[-1]).mean(0)
-    flats = [replica.flat for replica in crew.replicas]
-    assert all(torch.equal(flats[0], each) for each in flats), "sync() makes replicas equal"
+    want = mixed_by_hand(level.topology, peers, 12, level.rounds.sync_every, late)  # type: ignore[attr-defined]
+    assert_followed(crew.train(12), want, atol=2e-6)
+    mean, found = torch.stack(want[-1]).mean(0), synced(crew)
     if not late:
-        assert torch.allclose(flats[0].double(), mean, atol=2e-6), "and leaves their mean"
+        assert torch.allclose(found.double(), mean, atol=2e-6), "and leaves their mean"
     crew.close()
 
 
@@ -123,7 +92,7 @@ def test_a_rank_sends_to_its_neighbours_alone_however_many_ranks_there_are(
 
 def test_a_matrix_of_ones_own() -> None:
     strategy = Strategy(subject="delta", topology=Gossip(UNEVEN), merge=Mix())
-    trace, want = Crew(strategy).train(8), by_hand(Gossip(UNEVEN), 3, 8)
+    trace, want = Crew(strategy).train(8), mixed_by_hand(Gossip(UNEVEN), 3, 8)
     assert all(torch.allclose(trace[r][7].double(), want[7][r], atol=2e-6) for r in range(3))
 
 
@@ -136,31 +105,11 @@ def test_all_to_all_is_local_sgd() -> None:
 
 def test_a_run_that_is_resumed_goes_on_bit_for_bit() -> None:
     for text in ("sgp", "gossip:late=1", "gossip-pga:global_every=4"):
-        whole = Crew(text, peers=4).train(12)
-        first = Crew(text, peers=4)
-        first.train(7)
-        saved = first.save()
-        second = Crew(text, peers=4)
-        second.each(lambda rank, replica, saved=saved: replica.load(saved[rank]))  # type: ignore[misc]
-        rest = second.train(5)
-        assert all(torch.equal(a[-1], b[-1]) for a, b in zip(whole, rest, strict=True)), text
+        assert_resumed(text)
 
 
 def test_a_nan_is_told_on_all_ranks_and_not_only_next_to_it() -> None:
-    crew = Crew("sgp", peers=8)
-    errors: list[str] = []
-
-    def work(rank: int, replica: object) -> None:
-        if rank == 3:
-            replica.named["b"][1] = float("nan")  # type: ignore[attr-defined]
-        try:
-            replica.progress.after_step()  # type: ignore[attr-defined]
-        except NonFinite as error:
-            errors.append(str(error))
-
-    crew.each(work)
-    assert len(errors) == 8
-    assert all("b on rank 3" in each for each in errors), errors[0]
+    assert_nan_named("sgp", peers=8)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mixed_replicas import N, assert_followed, assert_resumed, matrix, mixed_by_hand, synced
 from torch import Tensor
 
 from cases import for_each
@@ -16,13 +17,7 @@ from tacit.strategy import Levels, Strategy
 from tacit.topologies import Groups
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
-from crew import LR, SIZES, Crew, gradient
-
-N = sum(SIZES.values())
-
-
-def matrix(topology: Groups, peers: int, round_index: int) -> Tensor:
-    return torch.tensor(topology.rows(peers, round_index), dtype=torch.float64)
+from crew import Crew
 
 
 def sizes(w: Tensor) -> list[int]:
@@ -72,24 +67,6 @@ def test_random_groups_are_others_in_each_round_and_follow_the_seed() -> None:
     assert drawn != [topology.swaps(8, round_index, seed=6) for round_index in range(20)]
 
 
-def by_hand(topology: Groups, peers: int, steps: int, every: int = 1, late: int = 0) -> list[list[Tensor]]:
-    """The paper's lines: step, then the mean of the group; at times that of all."""
-    x = torch.ones(peers, N, dtype=torch.float64)
-    rounds, way, trace = 0, None, []
-    for t in range(steps):
-        x = torch.stack([each - LR * gradient(each, i, t) for i, each in enumerate(x)])
-        if way is not None:
-            x, way = x + way, None
-        if (t + 1) % every == 0:
-            meets = topology.global_every and (rounds + 1) % topology.global_every == 0
-            w = torch.full((peers, peers), 1 / peers).double() if meets else matrix(topology, peers, rounds)
-            rounds += 1
-            way = w @ x - x if late else None
-            x = x if late else w @ x
-        trace.append([*x])
-    return trace
-
-
 @for_each(
     ("text", "peers"),
     [
@@ -106,14 +83,9 @@ def test_replicas_take_the_papers_steps(text: str, peers: int) -> None:
     assert isinstance(level.topology, Groups)
     late = int(level.overlap.apply_at(0))
     crew = Crew(level, peers=peers)
-    trace = crew.train(12)
-    want = by_hand(level.topology, peers, 12, level.rounds.sync_every, late)  # type: ignore[attr-defined]
-    for rank in range(peers):
-        for step in range(12):
-            assert torch.allclose(trace[rank][step].double(), want[step][rank], atol=2e-6), (rank, step)
-    crew.sync()
-    flats = [replica.flat for replica in crew.replicas]
-    assert all(torch.equal(flats[0], each) for each in flats)
+    want = mixed_by_hand(level.topology, peers, 12, level.rounds.sync_every, late)  # type: ignore[attr-defined]
+    assert_followed(crew.train(12), want, atol=2e-6)
+    synced(crew)
     crew.close()
 
 
@@ -140,14 +112,7 @@ def test_the_mean_stays_also_where_it_travels_rounded() -> None:
 
 def test_a_run_that_is_resumed_goes_on_bit_for_bit() -> None:
     for text in ("wagma", "prague:late=1"):
-        whole = Crew(text, peers=4).train(12)
-        first = Crew(text, peers=4)
-        first.train(7)
-        saved = first.save()
-        second = Crew(text, peers=4)
-        second.each(lambda rank, replica, saved=saved: replica.load(saved[rank]))  # type: ignore[misc]
-        rest = second.train(5)
-        assert all(torch.equal(a[-1], b[-1]) for a, b in zip(whole, rest, strict=True)), text
+        assert_resumed(text)
 
 
 def test_what_cannot_be_is_refused() -> None:

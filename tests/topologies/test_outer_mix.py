@@ -6,22 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from mixed_replicas import N, assert_followed, assert_nan_named, assert_resumed, matrix, synced
 from torch import Tensor
 
 from tacit.algorithms import parse
 from tacit.compressors import Dense, OuterMix, PublicCopy, PushSum, TopK
 from tacit.contracts import Compressor, MixingTopology
-from tacit.errors import ConfigError, NonFinite
+from tacit.errors import ConfigError
 from tacit.hooks import validate
 from tacit.merges import Average, Mix
 from tacit.strategy import Strategy
 from tacit.topologies import Directed, Flat, Gossip, Groups
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
-import crew
-from crew import LR, SIZES, Crew, gradient
-
-N = sum(SIZES.values())
+from crew import LR, Crew, gradient
 
 
 def by_hand(
@@ -41,7 +39,7 @@ def by_hand(
         if way is not None:  # an answer that left a step ago comes on top of that step
             theta, way = theta + way, None
         if (t + 1) % every == 0:
-            w = torch.tensor(topology.rows(peers, (t + 1) // every - 1), dtype=torch.float64)
+            w = matrix(topology, peers, (t + 1) // every - 1)
             delta = theta - phi
             m = mu * m + lr * (w @ delta) + lr * (w @ phi - phi)
             phi = phi + m
@@ -51,11 +49,6 @@ def by_hand(
                 theta = phi.clone()
         trace.append(theta.clone())
     return torch.stack(trace)
-
-
-def same(trace: list[list[Tensor]], want: Tensor) -> bool:
-    found = torch.stack([torch.stack(each) for each in trace], 1).double()
-    return torch.allclose(found, want, atol=5e-6)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +70,10 @@ def test_replicas_take_the_outer_steps_of_the_authors_code(text: str, peers: int
     every = level.rounds.sync_every  # type: ignore[attr-defined]
     replicas = Crew(level, peers=peers)
     want = by_hand(topology, peers, 12, sender.lr, sender.momentum, every, late)
-    assert same(replicas.train(12), want)
-    replicas.sync()
-    flats = [replica.flat for replica in replicas.replicas]
-    assert all(torch.equal(flats[0], each) for each in flats), "sync() makes replicas equal"
+    assert_followed(replicas.train(12), [*want], atol=5e-6)
+    found = synced(replicas)
     if not late:
-        assert torch.allclose(flats[0].double(), want[-1].mean(0), atol=5e-6), "and leaves their mean"
+        assert torch.allclose(found.double(), want[-1].mean(0), atol=5e-6), "and leaves their mean"
     for replica in replicas.replicas:
         kept = replica.session.store.named_state()
         assert {field for _, field in kept} == {"slow", "momentum"}
@@ -108,7 +99,8 @@ def test_after_sync_it_goes_on_from_the_mean() -> None:
 
 def test_in_any_graph_of_gossip_and_without_momentum_it_is_gossip() -> None:
     ring = Strategy(subject="delta", compressor=OuterMix(0.6, 0.4), topology=Gossip("ring"), merge=Mix())
-    assert same(Crew(ring, peers=3).train(8), by_hand(Gossip("ring"), 3, 8, 0.6, 0.4))
+    want = by_hand(Gossip("ring"), 3, 8, 0.6, 0.4)
+    assert_followed(Crew(ring, peers=3).train(8), [*want], atol=5e-6)
     plain = Strategy(
         subject="delta", compressor=OuterMix(1.0, 0.0), topology=Groups(2, "random"), merge=Mix()
     )
@@ -127,14 +119,7 @@ def test_a_rank_sends_its_replica_once_a_round() -> None:
 
 def test_a_run_that_is_resumed_goes_on_bit_for_bit() -> None:
     for text in ("noloco:sync_every=2", "noloco:sync_every=2,late=1"):
-        whole = Crew(text, peers=4).train(12)
-        first = Crew(text, peers=4)
-        first.train(7)
-        saved = first.save()
-        second = Crew(text, peers=4)
-        second.each(lambda rank, replica, saved=saved: replica.load(saved[rank]))  # type: ignore[misc]
-        rest = second.train(5)
-        assert all(torch.equal(a[-1], b[-1]) for a, b in zip(whole, rest, strict=True)), text
+        assert_resumed(text)
 
 
 def test_two_byte_parameters_keep_their_slow_ones_in_fp32() -> None:
@@ -152,20 +137,7 @@ def test_a_replica_alone_takes_its_own_steps() -> None:
 
 
 def test_a_nan_is_told_on_all_ranks() -> None:
-    replicas = Crew("noloco:sync_every=1", peers=4)
-    errors: list[str] = []
-
-    def work(rank: int, replica: crew.Replica) -> None:
-        if rank == 3:
-            replica.named["b"][1] = float("nan")
-        try:
-            replica.progress.after_step()
-        except NonFinite as error:
-            errors.append(str(error))
-
-    replicas.each(work)
-    assert len(errors) == 4
-    assert all("b on rank 3" in each for each in errors), errors[0]
+    assert_nan_named("noloco:sync_every=1", peers=4)
 
 
 def test_odd_ranks_are_refused_at_attach() -> None:

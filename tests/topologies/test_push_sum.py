@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from mixed_replicas import N, assert_followed, assert_nan_named, assert_resumed, synced
 from torch import Tensor
 
 from tacit.algorithms import parse
 from tacit.compressors import Dense, PublicCopy, PushSum, TopK
 from tacit.contracts import Compressor
-from tacit.errors import ConfigError, NonFinite
+from tacit.errors import ConfigError
 from tacit.merges import Mix
 from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every
@@ -19,9 +20,8 @@ from tacit.topologies import Directed, Gossip
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "algorithms"))
 import crew
-from crew import LR, SIZES, Crew, gradient
+from crew import LR, Crew, gradient
 
-N = sum(SIZES.values())
 UNEVEN = ((0.5, 0.25, 0.0), (0.5, 0.25, 0.9), (0.0, 0.5, 0.1))
 """Column-stochastic: rank 1 gets more than it gives, and rank 2 hears of rank 0 by rank 1 alone."""
 
@@ -76,15 +76,11 @@ def test_replicas_take_the_papers_steps(graph: object, peers: int, late: int) ->
     assert torch.allclose(p.sum(0), torch.ones(peers).double())
     every = 2 if peers == 4 else 1
     replicas = Crew(pushing(directed, every, late), peers=peers)
-    (want, mean), trace = by_hand(p, 12, every, bool(late)), replicas.train(12)
-    for rank in range(peers):
-        for step in range(12):
-            assert torch.allclose(trace[rank][step].double(), want[step][rank], atol=5e-6), (rank, step)
-    replicas.sync()
-    flats = [replica.flat for replica in replicas.replicas]
-    assert all(torch.equal(flats[0], each) for each in flats), "sync() makes replicas equal"
+    want, mean = by_hand(p, 12, every, bool(late))
+    assert_followed(replicas.train(12), want, atol=5e-6)
+    found = synced(replicas)
     if every == 1:
-        assert torch.allclose(flats[0].double(), mean, atol=5e-6), "each counts by its weight"
+        assert torch.allclose(found.double(), mean, atol=5e-6), "each counts by its weight"
     for replica in replicas.replicas:
         for (_, field), kept in replica.session.store.named_state().items():
             assert bool((kept.tensor == (1 if field == "weight" else 0)).all()), "weights begin anew"
@@ -129,31 +125,11 @@ def test_on_the_one_peer_graph_sgp_is_as_it_was() -> None:
 
 def test_a_run_that_is_resumed_goes_on_bit_for_bit() -> None:
     for text in ("sgp:graph=star", "sgp:graph=star,late=1"):
-        whole = Crew(text, peers=4).train(12)
-        first = Crew(text, peers=4)
-        first.train(7)
-        saved = first.save()
-        second = Crew(text, peers=4)
-        second.each(lambda rank, replica, saved=saved: replica.load(saved[rank]))  # type: ignore[misc]
-        rest = second.train(5)
-        assert all(torch.equal(a[-1], b[-1]) for a, b in zip(whole, rest, strict=True)), text
+        assert_resumed(text)
 
 
 def test_a_nan_is_told_on_all_ranks() -> None:
-    replicas = Crew("sgp:graph=one-way", peers=5)
-    errors: list[str] = []
-
-    def work(rank: int, replica: crew.Replica) -> None:
-        if rank == 3:
-            replica.named["b"][1] = float("nan")
-        try:
-            replica.progress.after_step()
-        except NonFinite as error:
-            errors.append(str(error))
-
-    replicas.each(work)
-    assert len(errors) == 5
-    assert all("b on rank 3" in each for each in errors), errors[0]
+    assert_nan_named("sgp:graph=one-way", peers=5)
 
 
 @pytest.mark.parametrize(
