@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -13,6 +14,9 @@ from tacit.exchange.halves import Halves
 from tacit.foresight.messages import LinkUse
 from tacit.session.buckets import stretch_of
 from tacit.torch_compat import GradBucket
+
+_ROUNDS = 32
+"""More than are looked at until the last plan is made."""
 
 
 @dataclass(eq=False)
@@ -51,9 +55,9 @@ class LayerMessage:
 
 @dataclass(eq=False)
 class GradientTimes:
-    """When backward had each gradient: seconds from the first one on, of each round since it was cleared."""
+    """When backward had each gradient: seconds from the first one on, of the last rounds."""
 
-    ready: dict[str, list[float]] = field(default_factory=dict)
+    ready: dict[str, deque[float]] = field(default_factory=dict)
     began: float = 0.0
 
     def clear(self) -> None:
@@ -66,7 +70,7 @@ class GradientTimes:
 
     def note(self, name: str) -> None:
         """This one is."""
-        self.ready.setdefault(name, []).append(perf_counter() - self.began)
+        self.ready.setdefault(name, deque(maxlen=_ROUNDS)).append(perf_counter() - self.began)
 
 
 class LinkTime:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
 from torch import Tensor
 
-from tacit.contracts import SERVER, WORLD, AxisRank, Collective, PairTopology, Posted, PushPull, Transport
+from tacit.contracts import Collective, PairTopology, Posted, PushPull, Transport
 from tacit.errors import PeerLost
 from tacit.pairs.store import ReplicaStore
 from tacit.parameter_server.client import PendingReply
+from tacit.parameter_server.transport import BesidePeers
 
 
 class PairLink(Protocol):
@@ -57,7 +58,7 @@ Mean = Callable[[Sequence[int], Sequence[Tensor]], None]
 """Overwrites the tensors by their means over these ranks, which all call it."""
 
 
-class PairTransport(Transport):
+class PairTransport(BesidePeers):
     """Requests of the axis SERVER go to this rank's store; all others to `peers`.
 
     A push is added to the store. A rank that asks then averages it with one partner's, and the answer is what
@@ -96,20 +97,6 @@ class PairTransport(Transport):
         self._failure: BaseException | None = None
         self._report: Callable[[BaseException], None] = lambda error: None
         self._lock = threading.Lock()
-
-    @property
-    def nodes(self) -> Sequence[Sequence[int]]:
-        return self.peers.nodes
-
-    def open(self, stages: Mapping[str, int]) -> None:
-        """Make the process groups of the ranks. A collective call."""
-        self.peers.open({axis: count for axis, count in stages.items() if axis != SERVER})
-
-    def ranks(self, axis: str) -> Sequence[int]:
-        return self.peers.ranks(WORLD if axis == SERVER else axis)
-
-    def place(self, axis: str = WORLD) -> AxisRank:
-        return self.peers.place(WORLD if axis == SERVER else axis)
 
     # ---- how it begins --------------------------------------------------------------------------------
 

@@ -75,26 +75,35 @@ class ServerGroup:
         return [dict(encoding.read(server.call(FrameKind.STATS), ServerStats, {})) for server in self.each]
 
 
+class BesidePeers:
+    """Base of transports whose requests of the axis SERVER go elsewhere, and all others to `peers`."""
+
+    peers: Transport
+
+    @property
+    def nodes(self) -> Sequence[Sequence[int]]:
+        """Those of the peers."""
+        return self.peers.nodes
+
+    def open(self, stages: Mapping[str, int]) -> None:
+        """Make the process groups of the ranks. A collective call."""
+        self.peers.open({axis: count for axis, count in stages.items() if axis != SERVER})
+
+    def ranks(self, axis: str) -> Sequence[int]:
+        """Those of the peers; on the axis SERVER, all."""
+        return self.peers.ranks(WORLD if axis == SERVER else axis)
+
+    def place(self, axis: str = WORLD) -> AxisRank:
+        """This rank's among the peers; on the axis SERVER, among all."""
+        return self.peers.place(WORLD if axis == SERVER else axis)
+
+
 @dataclass(eq=False)
-class StarTransport(Transport):
+class StarTransport(BesidePeers):
     """A transport whose requests of the axis SERVER go to the servers, and all others to `peers`."""
 
     peers: TorchTransport
     servers: ServerGroup
-
-    @property
-    def nodes(self) -> Sequence[Sequence[int]]:
-        return self.peers.nodes
-
-    def open(self, stages: Mapping[str, int]) -> None:
-        """Make the process groups of the workers. A collective call."""
-        self.peers.open({axis: count for axis, count in stages.items() if axis != SERVER})
-
-    def ranks(self, axis: str) -> Sequence[int]:
-        return self.peers.ranks(WORLD if axis == SERVER else axis)
-
-    def place(self, axis: str) -> AxisRank:
-        return self.peers.place(WORLD if axis == SERVER else axis)
 
     def post(self, request: Collective, stage: int, key: str) -> Posted:
         """Start it; see `contracts.Transport`."""

@@ -24,7 +24,7 @@ from tacit.errors import ConfigError
 from tacit.exchange.combinators import on, reduced, watched
 from tacit.topologies.flat import reduce_flat
 from tacit.topologies.link_graphs import gossip_weights
-from tacit.topologies.neighbours import Matrix, NeighbourTopology, reached
+from tacit.topologies.neighbours import Matrix, NeighbourTopology, arrives_whole, reached
 
 Graph: TypeAlias = Literal["ring", "exponential", "one-peer", "complete", "measured"]
 
@@ -86,8 +86,7 @@ class Gossip(NeighbourTopology, ByLinks):
         if isinstance(compressor, MixingCompressor):
             self._check_fixed(compressor)
             return
-        one_shot = compressor.one_shot(0)
-        if one_shot is None or not one_shot.codec.additive or one_shot.has_feedback:
+        if not arrives_whole(compressor):
             raise ConfigError(
                 f"compressor={compressor} with {type(self).__name__}() would lose what it does not send, as "
                 "every rank has an answer of its own: write compressor=Dense() or BF16(), or, as "

@@ -29,6 +29,7 @@ from tacit.errors import ConfigError
 from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded, transmitted
 from tacit.topologies.flat import reduce_flat
+from tacit.topologies.neighbours import arrives_whole
 
 Drawing: TypeAlias = Literal["butterfly", "random"]
 Partners: TypeAlias = tuple[int | None, ...]
@@ -95,8 +96,7 @@ class Groups(MixingTopology):
         if isinstance(compressor, MixingCompressor):
             self._check_changing(compressor)
             return
-        one_shot = compressor.one_shot(0)
-        if one_shot is None or not one_shot.codec.additive or one_shot.has_feedback:
+        if not arrives_whole(compressor):
             raise ConfigError(
                 f"compressor={compressor} with {type(self).__name__}() would lose what it does not send, as "
                 "every group has an answer of its own: write compressor=Dense() or BF16()"

@@ -93,6 +93,12 @@ class NeighbourTopology(MixingTopology):
         return mix
 
 
+def arrives_whole(compressor: Compressor) -> bool:
+    """Whether peers have all that a rank gives: else nobody would keep what was left out."""
+    one_shot = compressor.one_shot(0)
+    return one_shot is not None and one_shot.codec.additive and not one_shot.has_feedback
+
+
 def reached(matrix: Matrix, backwards: bool = False) -> set[int]:
     """The ranks to which something of rank 0 comes, sooner or later; backwards, of which something comes."""
     found, new, ranks = {0}, [0], range(len(matrix))
