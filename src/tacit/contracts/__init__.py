@@ -83,6 +83,7 @@ from tacit.contracts.topology import (
     ServerOption,
     ServerTopology,
     Topology,
+    made_for,
 )
 from tacit.contracts.transmitted import (
     Decoded,
@@ -173,6 +174,7 @@ __all__ = [
     "consolidate_",
     "cut_factors",
     "lasting",
+    "made_for",
     "stage_of",
     "staged_on",
     "state_dtype",

@@ -157,6 +157,13 @@ class ByLinks(Topology):
         """This topology for these links; the same on all ranks for the same links."""
 
 
+def made_for(topology: Topology, links: LinkRates) -> Topology:
+    """The topology; for these links, if it goes by links and has not been told them."""
+    if isinstance(topology, ByLinks) and topology.needs_rates:
+        return topology.for_rates(links)
+    return topology
+
+
 class NodeTopology(Topology):
     """Combines the tensors of a node first; compressors meet between the nodes."""
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tacit.contracts import ByLinks, LinkRates
+from tacit.contracts import LinkRates, made_for
 from tacit.foresight.profile import Profile
 from tacit.links import Links
 from tacit.strategy import AnyStrategy, AutoStrategy, Strategy
@@ -106,10 +106,6 @@ def strategy_on(network: Network, strategy: AnyStrategy) -> AnyStrategy:
         tuple(each if math.isfinite(each := min(rates[i], rates[j])) else None for j in nodes) for i in nodes
     )
     ranks = tuple(tuple(range(i * network.ranks, (i + 1) * network.ranks)) for i in nodes)
-    levels = tuple(
-        replace(level, topology=level.topology.for_rates(LinkRates(matrix, ranks)))
-        if isinstance(level.topology, ByLinks) and level.topology.needs_rates
-        else level
-        for level in strategy.levels
-    )
+    links = LinkRates(matrix, ranks)
+    levels = tuple(replace(level, topology=made_for(level.topology, links)) for level in strategy.levels)
     return levels[0] if isinstance(strategy, Strategy) else replace(strategy, levels=levels)

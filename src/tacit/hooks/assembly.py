@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from tacit.contracts import NODE, WORLD, ByLinks, FollowingRounds, LinkRates
+from tacit.contracts import NODE, WORLD, ByLinks, FollowingRounds, LinkRates, made_for
 from tacit.errors import AttachError
 from tacit.hooks.learning_rates import Rates
 from tacit.hooks.level import Level
@@ -82,12 +82,7 @@ def _told(levels: Sequence[Strategy], links: Links | None) -> Sequence[Strategy]
     if links is None:
         return levels
     rates = LinkRates(links.rate_both_ways, links.ranks)
-    return [
-        replace(each, topology=each.topology.for_rates(rates))
-        if isinstance(each.topology, ByLinks) and each.topology.needs_rates
-        else each
-        for each in levels
-    ]
+    return [replace(each, topology=made_for(each.topology, rates)) for each in levels]
 
 
 def _goes_by_node(strategy: AnyStrategy) -> bool:
