@@ -11,12 +11,10 @@ from typing import Literal, TypeAlias, get_args
 from tacit import checks
 from tacit.contracts import Compressor, WeighedCompressor
 from tacit.errors import ConfigError
-from tacit.topologies.gossip import is_row
-from tacit.topologies.neighbours import Matrix, NeighbourTopology, reached
+from tacit.topologies.matrices import Matrix, adds_up, check_size, check_square, columns, unreached
+from tacit.topologies.neighbours import NeighbourTopology
 
 DirectedGraph: TypeAlias = Literal["one-way", "star"]
-
-_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -64,11 +62,7 @@ class Directed(NeighbourTopology):
         """
         if isinstance(self.graph, str):
             return _named(self.graph, peers)
-        if len(self.graph) != peers:
-            raise ConfigError(
-                f"graph= has {len(self.graph)} rows, and there are {peers} ranks: write a row for each "
-                'rank, or the name of a graph, such as "one-way"'
-            )
+        check_size(self.graph, peers, "one-way")
         return self.graph
 
     def steps(self, peers: int, round_index: int, seed: int = 0) -> tuple[int, ...]:
@@ -96,15 +90,11 @@ def _named(graph: str, peers: int) -> Matrix:
     )
 
 
-def _check_matrix(matrix: object) -> None:
+def _check_matrix(matrix: Matrix) -> None:
     """Refuse what is no column-stochastic matrix of a connected graph; names the column or rank."""
-    if not isinstance(matrix, tuple) or not matrix or any(not is_row(row, len(matrix)) for row in matrix):
-        raise ConfigError(
-            f"graph={matrix!r:.80} is no square matrix of shares: write a tuple of tuples of numbers from 0 "
-            f"to 1, as many as there are ranks, or one of {', '.join(get_args(DirectedGraph))}"
-        )
-    for number, column in enumerate(zip(*matrix, strict=True)):
-        if abs(math.fsum(column) - 1) > _ROUNDING:
+    check_square(matrix, "shares", get_args(DirectedGraph))
+    for number, column in enumerate(columns(matrix)):
+        if not adds_up(column):
             raise ConfigError(
                 f"graph= is not column-stochastic: column {number} adds up to {math.fsum(column):.6g}. It is "
                 f"what rank {number} gives away and keeps, and must add up to 1"
@@ -114,10 +104,9 @@ def _check_matrix(matrix: object) -> None:
                 f"graph= gives away all that rank {number} has: it must keep a share, or its weight may "
                 f"become 0. Write more than 0 in row {number} of column {number}"
             )
-    for backwards in (False, True):
-        lost = set(range(len(matrix))) - reached(matrix, backwards)
-        if lost:
-            ends = (min(lost), 0) if backwards else (0, min(lost))
+    for backwards, edges in enumerate((matrix, columns(matrix))):
+        if (lost := unreached(edges)) is not None:
+            ends = (lost, 0) if backwards else (0, lost)
             raise ConfigError(
                 f"graph= is not connected: nothing of rank {ends[0]} ever comes to rank {ends[1]}, and they "
                 "would never agree. Add an edge, so that each rank can be reached from each"

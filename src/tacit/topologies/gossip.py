@@ -7,28 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
-from torch import Tensor
-
 from tacit import checks
-from tacit.contracts import (
-    WORLD,
-    ByLinks,
-    Compressor,
-    Context,
-    Exchange,
-    LinkRates,
-    MixingCompressor,
-    State,
-)
+from tacit.contracts import ByLinks, Compressor, Context, LinkRates, MixingCompressor
 from tacit.errors import ConfigError
-from tacit.exchange.combinators import on, reduced, watched
 from tacit.topologies.flat import reduce_flat
 from tacit.topologies.link_graphs import gossip_weights
-from tacit.topologies.neighbours import Matrix, NeighbourTopology, arrives_whole, reached
+from tacit.topologies.matrices import Matrix, adds_up, check_size, check_square, columns, unreached
+from tacit.topologies.mixing import Mixing, check_whole, global_rounds, is_global
+from tacit.topologies.neighbours import NeighbourTopology
 
 Graph: TypeAlias = Literal["ring", "exponential", "one-peer", "complete", "measured"]
-
-_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -73,8 +61,7 @@ class Gossip(NeighbourTopology, ByLinks):
     def summary(self, compressors: Sequence[Compressor]) -> str:
         """The graph."""
         graph = self.graph if isinstance(self.graph, str) else "a given"
-        every = f", all ranks every {self.global_every} rounds" if self.global_every else ""
-        return f"neighbours in {graph} graph{every}"
+        return f"neighbours in {graph} graph{global_rounds(self.global_every)}"
 
     def check_ranks(self, peers: int) -> None:
         if not self.needs_rates:
@@ -86,12 +73,9 @@ class Gossip(NeighbourTopology, ByLinks):
         if isinstance(compressor, MixingCompressor):
             self._check_fixed(compressor)
             return
-        if not arrives_whole(compressor):
-            raise ConfigError(
-                f"compressor={compressor} with {type(self).__name__}() would lose what it does not send, as "
-                "every rank has an answer of its own: write compressor=Dense() or BF16(), or, as "
-                "CHOCO-SGD does, PublicCopy(TopK(ratio=0.01))"
-            )
+        check_whole(
+            compressor, self, "every rank", "or BF16(), or, as CHOCO-SGD does, PublicCopy(TopK(ratio=0.01))"
+        )
 
     def _check_fixed(self, compressor: MixingCompressor) -> None:
         """Refuse rounds in which other ranks are mixed than in those before, where a sum of them is kept."""
@@ -107,12 +91,9 @@ class Gossip(NeighbourTopology, ByLinks):
                 'neighbour in each round: write graph="ring" or graph="exponential"'
             )
 
-    def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
-        """Each tensor that the compressor wants averaged is sent to the neighbours of this round."""
-        if not self.global_every or (ctx.round + 1) % self.global_every:
-            return super().conduct(x, compressor, state, ctx)
-        exchange = reduced(compressor.exchange(x, state, ctx), reduce_flat)
-        return on(WORLD, watched(exchange, ctx.nonfinite_flags, None))
+    def mixing(self, ctx: Context) -> Mixing:
+        """By all ranks in each `global_every`-th round, by neighbours in the others."""
+        return reduce_flat if is_global(self.global_every, ctx) else super().mixing(ctx)
 
     def rows(self, peers: int, round_index: int) -> Matrix:
         """W for so many ranks, in this round.
@@ -132,11 +113,7 @@ class Gossip(NeighbourTopology, ByLinks):
     def steps(self, peers: int, round_index: int, seed: int = 0) -> tuple[int, ...]:
         if isinstance(self.graph, str):
             return _offsets(self.graph, peers, round_index)
-        if len(self.graph) != peers:
-            raise ConfigError(
-                f"graph= has {len(self.graph)} rows, and there are {peers} ranks: write a row for each "
-                'rank, or the name of a graph, such as "exponential"'
-            )
+        check_size(self.graph, peers, "exponential")
         return tuple(
             step for step in range(1, peers) if any(end is not None for end in self.ends(peers, step, 0))
         )
@@ -170,35 +147,18 @@ def _offsets(graph: str, peers: int, round_index: int) -> tuple[int, ...]:
     return tuple(range(1, peers))
 
 
-# ---- matrices -----------------------------------------------------------------------------------------
-
-
-def _check_matrix(matrix: object) -> None:
+def _check_matrix(matrix: Matrix) -> None:
     """Refuse what is no doubly stochastic matrix of a connected graph; names the row or column."""
-    if not isinstance(matrix, tuple) or not matrix or any(not is_row(row, len(matrix)) for row in matrix):
-        raise ConfigError(
-            f"graph={matrix!r:.80} is no square matrix of weights: write a tuple of tuples of numbers from 0 "
-            f"to 1, as many as there are ranks, or one of {', '.join(get_args(Graph))}"
-        )
-    for what, lines in (("row", matrix), ("column", tuple(zip(*matrix, strict=True)))):
+    check_square(matrix, "weights", get_args(Graph))
+    for what, lines in (("row", matrix), ("column", columns(matrix))):
         for number, line in enumerate(lines):
-            if abs(math.fsum(line) - 1) > _ROUNDING:
+            if not adds_up(line):
                 raise ConfigError(
                     f"graph= is not doubly stochastic: {what} {number} adds up to {math.fsum(line):.6g}. "
                     "Each row and each column must add up to 1, or the mean of the replicas would drift"
                 )
-    lost = set(range(len(matrix))) - reached(matrix)
-    if lost:
+    if (lost := unreached(matrix)) is not None:
         raise ConfigError(
-            f"graph= is not connected: nothing of rank 0 ever comes to rank {min(lost)}, and they would "
-            "never agree. Add an edge between the parts"
+            f"graph= is not connected: nothing of rank 0 ever comes to rank {lost}, and they would never "
+            "agree. Add an edge between the parts"
         )
-
-
-def is_row(row: object, size: int) -> bool:
-    """Whether it is a tuple of so many numbers from 0 to 1."""
-    return (
-        isinstance(row, tuple)
-        and len(row) == size
-        and all(isinstance(each, int | float) and 0 <= each <= 1 for each in row)
-    )

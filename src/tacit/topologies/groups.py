@@ -29,7 +29,7 @@ from tacit.errors import ConfigError
 from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded, transmitted
 from tacit.topologies.flat import reduce_flat
-from tacit.topologies.neighbours import arrives_whole
+from tacit.topologies.mixing import check_whole, global_rounds, is_global
 
 Drawing: TypeAlias = Literal["butterfly", "random"]
 Partners: TypeAlias = tuple[int | None, ...]
@@ -84,8 +84,8 @@ class Groups(MixingTopology):
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
         """The groups."""
-        every = f", all ranks every {self.global_every} rounds" if self.global_every else ""
-        return f"{self.drawing} groups{'' if self.group_size is None else f' of {self.group_size}'}{every}"
+        size = "" if self.group_size is None else f" of {self.group_size}"
+        return f"{self.drawing} groups{size}{global_rounds(self.global_every)}"
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
         return "messages in groups"
@@ -96,11 +96,7 @@ class Groups(MixingTopology):
         if isinstance(compressor, MixingCompressor):
             self._check_changing(compressor)
             return
-        if not arrives_whole(compressor):
-            raise ConfigError(
-                f"compressor={compressor} with {type(self).__name__}() would lose what it does not send, as "
-                "every group has an answer of its own: write compressor=Dense() or BF16()"
-            )
+        check_whole(compressor, self, "every group", "or BF16()")
 
     def _check_changing(self, compressor: MixingCompressor) -> None:
         """Refuse what must know with whom it averages, or what a rank stands for where all are averaged."""
@@ -121,13 +117,14 @@ class Groups(MixingTopology):
 
     def conduct(self, x: Tensor, compressor: Compressor, state: State, ctx: Context) -> Exchange:
         """Each tensor that the compressor wants averaged is averaged in the group of this round."""
-        meets = self.global_every > 0 and (ctx.round + 1) % self.global_every == 0
         swaps = self.swaps(ctx.peers, ctx.round, ctx.seed)
 
         def mix(request: ReduceEncoded) -> Generator[Request, Any, tuple[Tensor, Transmitted]]:
             return _doubled(request, swaps, ctx.rank)
 
-        exchange = reduced(compressor.exchange(x, state, ctx), reduce_flat if meets else mix)
+        exchange = reduced(
+            compressor.exchange(x, state, ctx), reduce_flat if is_global(self.global_every, ctx) else mix
+        )
         return on(WORLD, watched(exchange, ctx.nonfinite_flags, None))
 
     def swaps(self, peers: int, round_index: int, seed: int = 0) -> tuple[Partners, ...]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -23,9 +23,7 @@ from tacit.contracts import (
 )
 from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded, transmitted
-
-Matrix: TypeAlias = tuple[tuple[float, ...], ...]
-"""W: row by row, the weight of what rank j sends in the answer of rank i."""
+from tacit.topologies.mixing import Mixing
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,7 @@ class NeighbourTopology(MixingTopology):
     def weight(self, i: int, j: int, peers: int, parties: int) -> float:
         """W_ij, where `parties` ranks are mixed at most, this one among them."""
 
-    def mixing(
-        self, ctx: Context
-    ) -> Callable[[ReduceEncoded], Generator[Request, Any, tuple[Tensor, Transmitted]]]:
+    def mixing(self, ctx: Context) -> Mixing:
         """Answers by the weighted sum of what this rank and its neighbours give."""
         me, peers = ctx.rank, ctx.peers
         steps = self.steps(peers, ctx.round, ctx.seed)
@@ -91,20 +87,3 @@ class NeighbourTopology(MixingTopology):
             return out, transmitted(request, payload)
 
         return mix
-
-
-def arrives_whole(compressor: Compressor) -> bool:
-    """Whether peers have all that a rank gives: else nobody would keep what was left out."""
-    one_shot = compressor.one_shot(0)
-    return one_shot is not None and one_shot.codec.additive and not one_shot.has_feedback
-
-
-def reached(matrix: Matrix, backwards: bool = False) -> set[int]:
-    """The ranks to which something of rank 0 comes, sooner or later; backwards, of which something comes."""
-    found, new, ranks = {0}, [0], range(len(matrix))
-    while new:
-        j = new.pop()
-        more = {i for i in ranks if (matrix[j][i] if backwards else matrix[i][j]) > 0} - found
-        found |= more
-        new.extend(more)
-    return found
