@@ -95,7 +95,9 @@ def ended(process: subprocess.Popen[str], seconds: float) -> Ended:
 
 def assert_passed(name: str, ended: list[Ended]) -> None:
     """Hold that the check of this name passed on every rank of a launch of `replicas.Checks`."""
+    said = [{entry["check"]: entry["error"] for entry in each.said} for each in ended]
+    # Of a rank that fails alone, the others say a time-out at best.
+    errors = "\n".join(f"rank {rank}:\n{each[name]}" for rank, each in enumerate(said) if each.get(name))
+    assert not errors, errors
     for rank, each in enumerate(ended):
-        said = {entry["check"]: entry["error"] for entry in each.said}
-        assert name in said, f"rank {rank} did not get there:\n{each.text[-3000:]}"
-        assert said[name] is None, f"rank {rank}:\n{said[name]}"
+        assert name in said[rank], f"rank {rank} did not get there:\n{each.text[-3000:]}"

@@ -33,7 +33,12 @@ check = CHECKS.add
 
 @check
 def pairs_train_and_end_equal() -> None:
-    for text in ("adpsgd", "adpsgd:graph=ring,late=1", "adpsgd:sync_every=3,graph=exponential"):
+    for text, path in (
+        ("adpsgd", "random pairs"),
+        ("adpsgd:graph=ring,late=1", "random pairs"),
+        ("adpsgd:sync_every=3,graph=exponential", "random pairs"),
+        ("wagma:wait=false,group_size=4,global_every=4", "groups of a butterfly, all ranks every 4 rounds"),
+    ):
         model = wrapped()
         optimizer = sgd(model)
         with tacit.attach(model, optimizer, text) as session:
@@ -43,7 +48,7 @@ def pairs_train_and_end_equal() -> None:
             assert same_on_all_ranks(flat(model)), text
             steps(model, optimizer, 4, seed=1, micro=2)  # accumulated gradients are one step
             assert session.metrics()["steps"] == 14
-            assert "random pairs" in session.active_path
+            assert path in session.active_path
             assert session.footprint()["store"] == 4 * flat(model).numel()
             assert session.describe()
         assert same_on_all_ranks(flat(model)), text

@@ -14,7 +14,7 @@ from cases import for_each
 from tacit.algorithms import parse
 from tacit.compressors import BF16, TopK
 from tacit.contracts import PairTopology, PayloadSpec, PushPull
-from tacit.errors import AttachError, ConfigError, NonFinite, PeerLost, RoundError
+from tacit.errors import AttachError, ConfigError, NonFinite, PeerLost, RoundError, UnevenData
 from tacit.foresight.prediction import refuse
 from tacit.hooks import pair_members, validate
 from tacit.hooks.sharded_model import far_level
@@ -24,10 +24,10 @@ from tacit.pairs import PairTransport, links
 from tacit.parameter_server.placement import needs_servers
 from tacit.rounds import AdaComm, Cycling
 from tacit.strategy import Levels, Strategy
-from tacit.topologies import Pairs
+from tacit.topologies import Groups, Pairs
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
-GRAPHS = ("complete", "ring", "exponential")
+GRAPHS = ("complete", "ring", "exponential", "butterfly")
 
 
 # ---- who asks whom ------------------------------------------------------------------------------------
@@ -37,8 +37,8 @@ GRAPHS = ("complete", "ring", "exponential")
 def test_who_asks_is_never_asked_and_all_are_connected(graph: str) -> None:
     for peers in (1, 2, 3, 4, 5, 6, 8, 10, 16, 33):
         topology = Pairs(graph)  # type: ignore[arg-type]
-        if graph != "complete" and peers in (3, 5, 33):
-            with pytest.raises(ConfigError, match=rf"{peers} ranks is not possible.*Write graph=complete"):
+        if (graph != "complete" and peers in (3, 5, 33)) or (graph == "butterfly" and peers in (6, 10)):
+            with pytest.raises(ConfigError, match=rf"{peers} ranks is not possible.*rite graph='?complete"):
                 topology.partners(0, peers)
             continue
         asks = {rank: topology.partners(rank, peers) for rank in range(peers)}
@@ -58,8 +58,9 @@ def test_who_asks_is_never_asked_and_all_are_connected(graph: str) -> None:
 def test_each_partner_is_drawn_about_as_often_and_no_lost_one() -> None:
     for graph in GRAPHS:
         for turn in range(20):
-            asked = [Pairs(graph).partner(rank, 8, turn, seed=1) for rank in (0, 2, 4, 6)]  # type: ignore[arg-type]
-            assert len({*asked}) == 4, "in one round no two ask the same"
+            askers = (0, 3, 5, 6) if graph == "butterfly" else (0, 2, 4, 6)
+            asked = [Pairs(graph).partner(rank, 8, turn, seed=1) for rank in askers]  # type: ignore[arg-type]
+            assert len({*asked} - {None}) == 4, "in one round no two ask the same"
     topology = Pairs()
     drawn = [topology.partner(2, 8, turn, seed=3) for turn in range(400)]
     assert {rank: 60 < drawn.count(rank) < 140 for rank in (1, 3, 5, 7)} == dict.fromkeys((1, 3, 5, 7), True)
@@ -78,8 +79,8 @@ class Alone:
     def lose(self, rank: int, why: str) -> PeerLost:
         raise AssertionError(why)
 
-    def meet(self) -> list[int]:
-        raise AssertionError
+    def meet(self, what: str) -> list[int]:
+        raise AssertionError(what)
 
     def close(self) -> None: ...
 
@@ -91,9 +92,8 @@ class Simulated:
         x: the paper's lines, in plain tensors: a step is added, and two ranks become their mean at once.
     """
 
-    def __init__(self, peers: int, graph: str, seed: int) -> None:
+    def __init__(self, peers: int, topology: Pairs, seed: int) -> None:
         self.random, self.peers = random.Random(seed), peers
-        topology = Pairs(graph)  # type: ignore[arg-type]
         net = Loopback(peers)
         self.ranks = [
             PairTransport(LoopbackTransport(net, rank), topology, Alone(), lambda ranks, xs: None, seed)
@@ -170,10 +170,38 @@ def test_a_thousand_random_schedules_do_the_papers_lines_and_none_of_them_ends_i
     """Each exchange keeps the sum at every moment, and is a mean at one moment, whatever is in between."""
     for seed in range(1000):
         peers = 2 + seed % 4
-        net = Simulated(peers, "complete" if peers % 2 else GRAPHS[seed % 3], seed)
+        net = Simulated(peers, Pairs("complete" if peers % 2 else GRAPHS[seed % 3]), seed)  # type: ignore[arg-type]
         net.run()
         for rank in range(peers):
             assert net.stored(rank) == pytest.approx(net.x[rank], abs=1e-9), (seed, rank)
+
+
+def test_groups_that_wait_for_nobody_do_their_lines_in_any_schedule_too() -> None:
+    for seed in range(300):
+        peers = (4, 8)[seed % 2]
+        net = Simulated(peers, Pairs("butterfly", group_size=(2, 4)[seed // 2 % 2]), seed)
+        net.run()
+        for rank in range(peers):
+            assert net.stored(rank) == pytest.approx(net.x[rank], abs=1e-9), (seed, rank)
+
+
+def test_ranks_in_step_take_the_means_of_the_groups_of_wagma() -> None:
+    """Round by round: all step, and messages of the first turn come before those of the second."""
+    for group_size in (2, 4):
+        net = Simulated(8, Pairs("butterfly", group_size=group_size), seed=0)
+        groups = Groups(group_size)
+        want = torch.tensor(net.x, dtype=torch.float64)
+        for round_index in range(3):
+            before = [*net.x]
+            for rank in range(8):
+                net.step(rank)
+            want += torch.tensor(net.x, dtype=torch.float64) - torch.tensor(before, dtype=torch.float64)
+            while net.messages:
+                messages, net.messages = net.messages, []
+                for deliver in messages:
+                    deliver()
+            want = torch.tensor(groups.rows(8, round_index), dtype=torch.float64) @ want
+            assert [net.stored(rank) for rank in range(8)] == pytest.approx(want.tolist(), abs=1e-12)
 
 
 # ---- threads and sockets ------------------------------------------------------------------------------
@@ -184,6 +212,8 @@ def texts() -> Iterator[tuple[str, int]]:
     yield "adpsgd:late=1", 5
     yield "adpsgd:sync_every=3,graph=ring", 4
     yield "adpsgd:graph=exponential,late=1,sync_every=2", 6
+    yield "wagma:wait=false,global_every=5", 4
+    yield "wagma:wait=false,group_size=4,global_every=4,late=1", 8
 
 
 @for_each(("text", "peers"), [*texts()])
@@ -232,9 +262,10 @@ def test_replicas_come_closer_than_without_averaging() -> None:
 
 
 @for_each("slow", [0, 1])
-def test_a_slow_rank_slows_nobody(slow: int) -> None:
+@for_each("text", ["adpsgd", "wagma:wait=false,group_size=4,global_every=100"])
+def test_a_slow_rank_slows_nobody(text: str, slow: int) -> None:
     """The others take all their steps while it is in the middle of its first, whether it asks or answers."""
-    crew = PairedCrew("adpsgd", peers=4)
+    crew = PairedCrew(text, peers=4)
     finished = threading.Semaphore(0)
 
     def work(rank: int, _: object) -> None:
@@ -252,11 +283,45 @@ def test_a_slow_rank_slows_nobody(slow: int) -> None:
     crew.close()
 
 
-def test_one_rank_alone_trains_as_it_is() -> None:
-    crew = PairedCrew("adpsgd", peers=1)
+@for_each("text", ["adpsgd", "wagma:wait=false,global_every=2"])
+def test_one_rank_alone_trains_as_it_is(text: str) -> None:
+    crew = PairedCrew(text, peers=1)
     train(crew, 0, 3)
     crew.sync()
     assert torch.equal(crew.flat(0), crew.stored(0))
+    crew.close()
+
+
+def test_all_are_equal_behind_a_round_in_which_all_are_averaged() -> None:
+    """And nothing of anybody's steps is lost in it, or counted twice."""
+    crew = PairedCrew("wagma:wait=false,global_every=4", peers=4, sleeps=3)
+    for rounds in (4, 8):
+        crew.each(lambda rank, _: train(crew, rank, 4))
+        flats = [replica.flat for replica in crew.replicas]
+        assert all(torch.equal(flats[0], each) for each in flats), rounds
+        assert torch.allclose(crew.flat(0).double(), 1 + sum(crew.pushed) / 4, atol=1e-5)
+    crew.each(lambda rank, _: train(crew, rank, 1))
+    assert not torch.equal(crew.replicas[0].flat, crew.replicas[3].flat)
+    crew.close()
+
+
+def test_where_one_has_come_to_its_end_and_others_to_a_mean_of_all_both_are_told() -> None:
+    crew = PairedCrew("wagma:wait=false,global_every=3", peers=2)
+    said: dict[int, str] = {}
+
+    def work(rank: int, replica: object) -> None:
+        try:
+            train(crew, rank, 3 - 2 * rank)
+            replica.progress.sync()  # type: ignore[attr-defined]
+        except UnevenData as error:
+            said[rank] = str(error)
+
+    crew.each(work)
+    assert all("give all of them equally many batches" in said[rank] for rank in range(2))
+    assert "rank 0 has come to its round 3, and rank 1 to session.sync() or its end" in said[0]
+    assert "rank 1 has come to session.sync() or its end, and rank 0 to its round 3" in said[1]
+    for transport in crew.links:
+        transport.abort()
     crew.close()
 
 
@@ -284,9 +349,12 @@ def test_a_dead_rank_is_named(lost: int) -> None:
 
 
 @for_each("lost", [0, 1])
-def test_a_dead_rank_is_left_out_where_that_is_allowed(lost: int, caplog: pytest.LogCaptureFixture) -> None:
+@for_each("text", ["adpsgd:allow_lost=true", "wagma:wait=false,allow_lost=true,group_size=4,global_every=7"])
+def test_a_dead_rank_is_left_out_where_that_is_allowed(
+    text: str, lost: int, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, "tacit")
-    crew = PairedCrew("adpsgd:allow_lost=true", peers=4)
+    crew = PairedCrew(text, peers=4)
     crew.each(lambda rank, _: train(crew, rank, 3))
     crew.kill(lost)
     others = [rank for rank in range(4) if rank != lost]
@@ -299,7 +367,7 @@ def test_a_dead_rank_is_left_out_where_that_is_allowed(lost: int, caplog: pytest
     said = [record.getMessage() for record in caplog.records]
     assert any(f"goes on without rank {lost}, which is gone" in each for each in said)
     with pytest.raises(PeerLost, match=f"took this rank, {lost}, for gone"):
-        crew.links[lost]._members.meet()
+        crew.links[lost]._members.meet("session.sync() or its end")
     crew.close()
 
 
@@ -366,7 +434,7 @@ def test_a_nan_stays_where_it_is() -> None:
 # ---- checkpoints --------------------------------------------------------------------------------------
 
 
-@for_each("text", ["adpsgd", "adpsgd:late=1", "adpsgd:sync_every=2"])
+@for_each("text", ["adpsgd", "adpsgd:late=1", "adpsgd:sync_every=2", "wagma:wait=false,global_every=5"])
 def test_a_run_goes_on_from_a_checkpoint(text: str) -> None:
     first = PairedCrew(text, peers=4)
     first.each(lambda rank, _: train(first, rank, 7))
@@ -424,6 +492,19 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=says):
             parse(f"adpsgd:{text}")
+    for text, says in (
+        ("wait=false,group_size=3", "write 2 or 4"),
+        ("wait=false,buffers=local", "buffers are averaged with the parameters"),
+        ("allow_lost=true", "write wait=false too"),
+        ("wait=2", "wait"),
+        ("global_every=0,wait=false", "global_every=0"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            parse(f"wagma:{text}")
+    with pytest.raises(ConfigError, match=r"group_size=4 with graph='ring'.*write graph='butterfly'"):
+        Pairs("ring", group_size=4)
+    with pytest.raises(ConfigError, match="group_size=8 with 4 ranks is not possible: write 4"):
+        Pairs("butterfly", group_size=8).partners(0, 4)
 
 
 def test_other_doors_refuse_it_by_name() -> None:
@@ -448,8 +529,8 @@ def test_models_for_which_ranks_wait_in_each_pass_are_refused() -> None:
     with pytest.raises(AttachError, match=r"1 is a SyncBatchNorm.*attach 'gossip'"):
         validate._check_pairs(Model(), strategy)  # type: ignore[arg-type]
     validate._check_pairs(Model(), parse("gossip"))  # type: ignore[arg-type]
-    for text in ("adpsgd:graph=ring", "adpsgd:graph=exponential"):
+    for text in ("adpsgd:graph=ring", "adpsgd:graph=exponential", "wagma:wait=false"):
         (level,) = parse(text).levels
         assert isinstance(level.topology, PairTopology)
-        with pytest.raises(ConfigError, match="Write graph=complete"):
+        with pytest.raises(ConfigError, match=r"rite graph='?complete"):
             level.topology.partners(0, 5)

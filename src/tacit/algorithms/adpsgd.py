@@ -24,13 +24,15 @@ other: call `session.sync()` before, and it is exact. The draws begin anew where
 
 from __future__ import annotations
 
+from typing import get_args
+
 from tacit import checks
 from tacit.algorithms.registry import algorithm
 from tacit.merges import ServerParams
 from tacit.overlap import Bucketwise, Delayed
 from tacit.rounds import Every
 from tacit.strategy import Strategy
-from tacit.topologies.pairs import PairGraph, Pairs
+from tacit.topologies.pairs import Pairs, RandomGraph
 
 
 @algorithm(
@@ -40,15 +42,21 @@ from tacit.topologies.pairs import PairGraph, Pairs
     changes="no gradient travels; two replicas at a time are averaged, and nobody waits for a slower rank",
 )
 def adpsgd(
-    graph: PairGraph = "complete", sync_every: int = 1, late: int = 0, allow_lost: bool = False
+    graph: RandomGraph = "complete", sync_every: int = 1, late: int = 0, allow_lost: bool = False
 ) -> Strategy:
     """Average with one random neighbour every `sync_every` steps; `allow_lost`: go on without dead ranks."""
+    checks.one_of("graph", graph, get_args(RandomGraph))  # a butterfly is `wagma:wait=false`
+    return in_pairs("adpsgd", Pairs(graph, allow_lost), sync_every, late)
+
+
+def in_pairs(name: str, topology: Pairs, sync_every: int, late: int) -> Strategy:
+    """A strategy whose replicas average two by two, from stores of their own."""
     checks.whole("late", late, 0, None, "write 1, or 0 for answers that are applied at once")
     return Strategy(
         subject="delta",
         rounds=Every(sync_every),
-        topology=Pairs(graph, allow_lost),
+        topology=topology,
         overlap=Delayed(late) if late else Bucketwise(),
         merge=ServerParams(),
-        name="adpsgd",
+        name=name,
     )

@@ -125,7 +125,8 @@ class PushPull:
     """Answer: the server's payloads for this worker, one for each of `pulls`.
 
     Attributes:
-        payloads: what is pushed, in the formats of `pieces`; empty with `do="pull"`.
+        payloads: what is pushed, in the formats of `pieces`; empty with `do="pull"`, and where nothing is
+            pushed before all meet.
         pulls: the formats of the answer.
         do: "push": push and pull. "pull": pull only. "meet": pull once all workers have asked (a barrier).
         lr: the learning rate of this step, for a server that applies what is pushed.

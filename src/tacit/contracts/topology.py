@@ -261,7 +261,11 @@ class PairTopology(ServerTopology):
 
     @abstractmethod
     def partner(self, rank: int, peers: int, turn: int, seed: int, lost: Collection[int] = ()) -> int | None:
-        """The rank that this one asks in its `turn`-th round, none of the lost; None if there is none."""
+        """The rank that this one asks in its `turn`-th turn, none of the lost; None if there is none."""
+
+    def turns(self, peers: int) -> int:
+        """How many turns a round has, one after the other."""
+        return 1
 
 
 class ServerOption(Topology):

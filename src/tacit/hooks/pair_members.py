@@ -6,13 +6,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from tacit.contracts import PairTopology
-from tacit.errors import PeerLost, of_ranks
+from tacit.errors import PeerLost, UnevenData, of_ranks
 from tacit.hooks.bounded_store import BoundedStore, KeyValueStore
 from tacit.hooks.close_barrier import SILENT_SECONDS
 from tacit.pairs import Membership, PairTransport, join
@@ -98,11 +98,11 @@ class PairMembers(Membership):
 
     # ---- where all come together ----------------------------------------------------------------------
 
-    def meet(self) -> list[int]:
+    def meet(self, what: str) -> list[int]:
         self._meetings += 1
         meeting, delay = str(self._meetings), 0.002
         try:
-            self._store.set(f"{meeting}/here/{self._rank}", "")
+            self._store.set(f"{meeting}/here/{self._rank}", what)
             self._store.set("meeting", "")
             since = time.monotonic()
             while True:
@@ -112,14 +112,26 @@ class PairMembers(Membership):
                 time.sleep(delay)
                 delay = min(2 * delay, 0.05)
             given = self._store.compare_set(f"{meeting}/members", "", " ".join(map(str, here)))
+            members = [*map(int, given.split())]
+            come = {rank: self._store.get(f"{meeting}/here/{rank}").decode() for rank in members}
         except dist.DistError as error:
             raise PeerLost(
                 f"the launcher's store is gone, and with it the node that held it: {error}"
             ) from error
-        members = [*map(int, given.split())]
         self._check(members)
+        self._check_same(come, what)
         self._met = True
         return members
+
+    def _check_same(self, come: Mapping[int, str], what: str) -> None:
+        """Refuse to average all at the end of some, and in a round of others."""
+        for rank, where in come.items():
+            if where != what:
+                raise UnevenData(
+                    f"rank {self._rank} has come to {what}, and rank {rank} to {where}, where all ranks are "
+                    "averaged: give all of them equally many batches, or attach 'adpsgd', whose ranks may "
+                    "take other numbers of steps"
+                )
 
     def _is_here(self, meeting: str, rank: int) -> bool:
         return self._store.check([f"{meeting}/here/{rank}"])

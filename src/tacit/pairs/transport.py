@@ -43,11 +43,12 @@ class Membership(Protocol):
     def lose(self, rank: int, why: str) -> PeerLost:
         """Note that a rank is gone. Returns the error of it, for where that is one."""
 
-    def meet(self) -> list[int]:
-        """Wait until all ranks that are there have come here; returns them.
+    def meet(self, what: str) -> list[int]:
+        """Wait until all ranks that are there have come here; returns them. `what`: where this one has come.
 
         Raises:
             PeerLost: one is gone and must not be; or this one was taken for gone.
+            UnevenData: another one has come somewhere else.
         """
 
     def close(self) -> None:
@@ -61,8 +62,8 @@ Mean = Callable[[Sequence[int], Sequence[Tensor]], None]
 class PairTransport(BesidePeers):
     """Requests of the axis SERVER go to this rank's store; all others to `peers`.
 
-    A push is added to the store. A rank that asks then averages it with one partner's, and the answer is what
-    the store holds when that is done.
+    A push is added to the store. A rank that asks then averages it with its partners of the round, one after
+    the other, and the answer is what the store holds when that is done.
 
     Args:
         peers: the transport of what all ranks do together.
@@ -87,7 +88,7 @@ class PairTransport(BesidePeers):
         self._leave = leave
         self._links: dict[int, PairLink] = {}
         self._lost: set[int] = set()
-        self._turns: Counter[str] = Counter()
+        self._rounds: Counter[str] = Counter()
         self._numbers: dict[str, int] = {}
         self._outgoing: dict[str, Tensor] = {}
         self._messages: dict[str, Tensor] = {}
@@ -155,30 +156,40 @@ class PairTransport(BesidePeers):
             self._pending.add(posted)
         if self._failure is not None:
             posted.end(error=self._failure)
-        elif request.do == "meet":
-            self._come(key, posted)
         else:
-            self._settled = False
-            self.store.push(key, request.payloads[0][0])
-            self._average(key, posted)
+            self._begin(request, key, posted)
         return posted
 
-    def _average(self, key: str, posted: PendingReply) -> None:
-        """Average the bucket with the partner of this round, if there is one."""
-        here = self.place()
-        turn, self._turns[key] = self._turns[key], self._turns[key] + 1
-        partner = self._topology.partner(here.rank, here.peers, turn, self._seed, frozenset(self._lost))
-        if partner is None:
-            self._end(key, posted)
-            return
-        x = self.store.read(key, self._outgoing[key])
-        self._links[partner].ask(self._numbers[key], x, partial(self._moved, key, posted))
+    def _begin(self, request: PushPull, key: str, posted: PendingReply) -> None:
+        meets, turns = request.do == "meet", self._topology.turns(self.place().peers)
+        first = self._rounds[key] * turns
+        if request.payloads:
+            self._settled = False
+            self._rounds[key] += 1
+            self.store.push(key, request.payloads[0][0])
+        if meets:
+            what = f"its round {self._rounds[key]}" if request.payloads else "session.sync() or its end"
+            self._come(key, posted, what)
+        else:
+            self._average(key, posted, range(first, first + turns))
 
-    def _moved(self, key: str, posted: PendingReply, by: Tensor | None) -> None:
-        """The partner has moved by so much, or is gone."""
+    def _average(self, key: str, posted: PendingReply, turns: Sequence[int]) -> None:
+        """Average the bucket with the partner of each turn, if there is one."""
+        here, lost = self.place(), frozenset(self._lost)
+        for done, turn in enumerate(turns, 1):
+            partner = self._topology.partner(here.rank, here.peers, turn, self._seed, lost)
+            if partner is not None:
+                x = self.store.read(key, self._outgoing[key])
+                moved = partial(self._moved, key, posted, turns[done:])
+                self._links[partner].ask(self._numbers[key], x, moved)
+                return
+        self._end(key, posted)
+
+    def _moved(self, key: str, posted: PendingReply, turns: Sequence[int], by: Tensor | None) -> None:
+        """The partner has moved by so much, or is gone; `turns`: those that are left."""
         if by is not None:
             self.store.take(key, by)
-        self._end(key, posted)
+        self._average(key, posted, turns)
 
     def _end(self, key: str, posted: PendingReply) -> None:
         with self._lock:
@@ -190,16 +201,16 @@ class PairTransport(BesidePeers):
 
     # ---- where all are to be equal --------------------------------------------------------------------
 
-    def _come(self, key: str, posted: PendingReply) -> None:
+    def _come(self, key: str, posted: PendingReply, what: str) -> None:
         """The last bucket for which this rank comes begins the meeting."""
         self._meeting[key] = posted
         if len(self._meeting) == len(self._numbers):
-            threading.Thread(target=self._meet, name="tacit-meet", daemon=True).start()
+            threading.Thread(target=self._meet, args=(what,), name="tacit-meet", daemon=True).start()
 
-    def _meet(self) -> None:
+    def _meet(self, what: str) -> None:
         meeting, self._meeting = self._meeting, {}
         try:
-            self._make_equal()
+            self._make_equal(what)
         except BaseException as error:
             self.fail(error)
             return
@@ -207,8 +218,8 @@ class PairTransport(BesidePeers):
         for key, posted in meeting.items():
             self._end(key, posted)
 
-    def _make_equal(self) -> None:
-        here = self._members.meet()
+    def _make_equal(self, what: str) -> None:
+        here = self._members.meet(what)
         for rank in set(range(self.place().peers)) - set(here) - self._lost:
             self._lost.add(rank)
             if rank in self._links:

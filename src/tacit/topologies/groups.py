@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,14 @@ from tacit.errors import ConfigError
 from tacit.exchange.combinators import on, reduced, watched
 from tacit.exchange.error_feedback import encoded, transmitted
 from tacit.topologies.flat import reduce_flat
-from tacit.topologies.mixing import check_whole, global_rounds, is_global
+from tacit.topologies.mixing import (
+    bits_of,
+    check_group_size,
+    check_whole,
+    global_rounds,
+    group_size_for,
+    is_global,
+)
 
 Drawing: TypeAlias = Literal["butterfly", "random"]
 Partners: TypeAlias = tuple[int | None, ...]
@@ -49,7 +55,7 @@ class Groups(MixingTopology):
     The ranks of a group wait for each other, as in every average that does not take old values. And as the
     messages of a round are one operation of the process group, a rank that is late holds up the others too,
     by one message. So this sends less than an all-reduce of all, and is not what WAGMA calls wait-avoiding,
-    where a late rank's last values are taken in its stead. For ranks that wait for nobody: `Pairs`.
+    where a late rank's last values are taken in its stead. That is `Pairs("butterfly")`.
 
     Attributes:
         group_size: S, a power of two. None: the one nearest to the square root of the number of ranks
@@ -74,13 +80,7 @@ class Groups(MixingTopology):
         checks.one_of("drawing", self.drawing, get_args(Drawing))
         checks.whole("global_every", self.global_every, 0, None, "write 0 for never")
         checks.flag("equal", self.equal)
-        if self.group_size is not None:
-            checks.whole("group_size", self.group_size, 2, None, "write 2, 4 or another power of two")
-            if self.group_size & (self.group_size - 1):
-                raise ConfigError(
-                    f"group_size={self.group_size} is not a power of two, and a group is averaged by "
-                    f"swaps of two ranks: write {_below(self.group_size)} or {2 * _below(self.group_size)}"
-                )
+        check_group_size(self.group_size)
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
         """The groups."""
@@ -133,7 +133,7 @@ class Groups(MixingTopology):
         Raises:
             ConfigError: so many ranks cannot be cut into such groups.
         """
-        size = self._size(peers)
+        size = group_size_for(self.group_size, peers)
         if self.equal and peers % size:
             raise ConfigError(
                 f"groups of {size} with {peers} ranks are not possible, as some would be left: train with "
@@ -142,13 +142,8 @@ class Groups(MixingTopology):
             )
         if self.drawing == "random":
             return _in_groups(_drawn(peers, size, f"{seed}/{round_index}"), peers)
-        bits, phases = (peers - 1).bit_length(), size.bit_length() - 1
-        if peers & (peers - 1):
-            raise ConfigError(
-                f"drawing='butterfly' with {peers} ranks is not possible, as groups are made of the bits of "
-                "the ranks' numbers: write drawing='random' (or attach prague), or train with "
-                f"{1 << bits - 1} or {1 << bits} ranks"
-            )
+        bits = bits_of(peers, "drawing='butterfly'", "drawing='random' (or attach prague)")
+        phases = size.bit_length() - 1
         first = round_index * phases
         masks = [1 << (first + phase) % bits for phase in range(phases)]
         return tuple(tuple(rank ^ mask for rank in range(peers)) for mask in masks)
@@ -160,24 +155,6 @@ class Groups(MixingTopology):
             others = [rank if partner is None else partner for rank, partner in enumerate(partners)]
             w = (w + w[others]) / 2
         return tuple(tuple(row) for row in w.tolist())
-
-    def _size(self, peers: int) -> int:
-        """S, for so many ranks."""
-        if peers == 1:
-            return 1
-        if self.group_size is None:
-            return max(2, 1 << round(math.log2(peers) / 2))
-        if self.group_size > peers:
-            raise ConfigError(
-                f"group_size={self.group_size} with {peers} ranks is not possible: write {_below(peers)}, or "
-                "leave it out"
-            )
-        return self.group_size
-
-
-def _below(number: int) -> int:
-    """The largest power of two that is no larger."""
-    return 1 << number.bit_length() - 1
 
 
 def _drawn(peers: int, size: int, seed: str) -> list[list[int]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from tacit import checks
 from tacit.contracts import Compressor, Context, MixingTopology, ReduceEncoded, Request, Transmitted
 from tacit.errors import ConfigError
 
@@ -42,3 +44,64 @@ def is_global(every: int, ctx: Context) -> bool:
 def global_rounds(every: int) -> str:
     """When they are, for a summary."""
     return f", all ranks every {every} rounds" if every else ""
+
+
+# ---- groups, whose size is a power of two ---------------------------------------------------------------
+
+
+def check_group_size(group_size: int | None) -> None:
+    """Refuse what is no power of two from 2 on; None: it follows from the number of ranks.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if group_size is None:
+        return
+    checks.whole("group_size", group_size, 2, None, "write 2, 4 or another power of two")
+    if group_size & (group_size - 1):
+        raise ConfigError(
+            f"group_size={group_size} is not a power of two, and a group is averaged by swaps of two ranks: "
+            f"write {_below(group_size)} or {2 * _below(group_size)}"
+        )
+
+
+def group_size_for(group_size: int | None, peers: int) -> int:
+    """S, for so many ranks; None: the one nearest to the square root of their number (Li et al. 2020).
+
+    Raises:
+        ConfigError: there are not as many ranks.
+    """
+    if peers == 1:
+        return 1
+    if group_size is None:
+        return max(2, 1 << round(math.log2(peers) / 2))
+    if group_size > peers:
+        raise ConfigError(
+            f"group_size={group_size} with {peers} ranks is not possible: write {_below(peers)}, or leave it "
+            "out"
+        )
+    return group_size
+
+
+def bits_of(peers: int, given: str, instead: str) -> int:
+    """How many bits the ranks' numbers have, each of which tells two partners apart.
+
+    Args:
+        peers: how many ranks there are.
+        given: what needs a power of two of them.
+        instead: what could be written for other numbers.
+
+    Raises:
+        ConfigError: it is no power of two.
+    """
+    if peers & (peers - 1):
+        raise ConfigError(
+            f"{given} with {peers} ranks is not possible, as groups are made of the bits of the ranks' "
+            f"numbers: write {instead}, or train with {_below(peers)} or {2 * _below(peers)} ranks"
+        )
+    return peers.bit_length() - 1
+
+
+def _below(number: int) -> int:
+    """The largest power of two that is no larger."""
+    return 1 << number.bit_length() - 1

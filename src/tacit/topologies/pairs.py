@@ -1,4 +1,4 @@
-"""Ranks average with one random neighbour at a time, and wait for nobody's step (AD-PSGD)."""
+"""Ranks average with one neighbour at a time, and wait for nobody's step (AD-PSGD, WAGMA)."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ from tacit.contracts import (
     State,
 )
 from tacit.errors import ConfigError
+from tacit.topologies.mixing import bits_of, check_group_size, global_rounds, group_size_for, is_global
 
-PairGraph: TypeAlias = Literal["complete", "ring", "exponential"]
+RandomGraph: TypeAlias = Literal["complete", "ring", "exponential"]
+PairGraph: TypeAlias = Literal["complete", "ring", "exponential", "butterfly"]
 
 
 @dataclass(frozen=True)
 class Pairs(PairTopology):
-    """Even ranks ask one random odd neighbour after each round; the two become their mean (AD-PSGD).
+    """In each round even ranks ask one random odd neighbour; the two become their mean (AD-PSGD).
 
         x_i, x_j <- (x_i + x_j) / 2
 
@@ -53,14 +55,26 @@ class Pairs(PairTopology):
     Each partner is drawn alike often. Of an even number of ranks, those that have taken as many rounds draw
     different ones, so that ranks of one speed do not crowd at one link.
 
+    In a butterfly nothing is drawn. In its turn t a rank averages with the one whose number differs in bit t,
+    counted around, and a round has log2(S) turns: ranks in step thus take the mean of groups of S, as
+    `Groups` does. Of one that is late, or ahead, what its store holds is taken. So a group waits for nobody
+    (WAGMA: Li et al., arXiv 2005.00124). Who asks is there who has an even number of bits set.
+
     Attributes:
         graph: whom an even rank may ask. "complete": any odd rank. "ring": both neighbours. "exponential":
-            the ranks 1, 3, 5, 9, 17, ... places further. The last two need an even number of ranks.
+            the ranks 1, 3, 5, 9, 17, ... places further. These two need an even number of ranks. "butterfly":
+            those of its groups, for a power of two of ranks.
         allow_lost: leave out a rank that is gone, and log it. Otherwise that is a `PeerLost`.
+        group_size: S, a power of two, above 2 for a butterfly only. None: the one nearest to the square root
+            of the number of ranks.
+        global_every: in every so many-th round all ranks wait for each other, and take the mean of all; 0:
+            never. All of them must take equally many steps then.
     """
 
     graph: PairGraph = "complete"
     allow_lost: bool = False
+    group_size: int | None = 2
+    global_every: int = 0
 
     # What a parameter server may do besides: nothing of it here.
     consistency: None = field(default=None, init=False, repr=False)
@@ -72,6 +86,13 @@ class Pairs(PairTopology):
     def __post_init__(self) -> None:
         checks.one_of("graph", self.graph, get_args(PairGraph))
         checks.flag("allow_lost", self.allow_lost)
+        checks.whole("global_every", self.global_every, 0, None, "write 0 for never")
+        check_group_size(self.group_size)
+        if self.graph != "butterfly" and self.group_size != 2:
+            raise ConfigError(
+                f"group_size={self.group_size} with graph={self.graph!r} is not possible, as only a "
+                "butterfly has larger groups: write graph='butterfly', or leave group_size out"
+            )
 
     @property
     def averages(self) -> bool:
@@ -89,6 +110,10 @@ class Pairs(PairTopology):
         return False
 
     def partners(self, rank: int, peers: int) -> tuple[int, ...]:
+        if self.graph == "butterfly":
+            group_size_for(self.group_size, peers)
+            bits = bits_of(peers, "graph='butterfly'", "graph='complete' (or attach adpsgd)")
+            return () if rank.bit_count() % 2 else tuple(rank ^ 1 << bit for bit in range(bits))
         if self.graph != "complete" and peers % 2 and peers > 1:
             raise ConfigError(
                 f"graph={self.graph!r} with {peers} ranks is not possible: ranks that ask and ranks that "
@@ -104,10 +129,16 @@ class Pairs(PairTopology):
 
     def partner(self, rank: int, peers: int, turn: int, seed: int, lost: Collection[int] = ()) -> int | None:
         partners = [*self.partners(rank, peers)]
+        if self.graph == "butterfly":
+            other = partners[turn % len(partners)] if partners else None
+            return None if other in lost else other
         random.Random(f"{seed}/{turn}").shuffle(partners)  # on all ranks alike
         first = rank // 2 if self.graph == "complete" else 0
         inturn = (partners[(first + i) % len(partners)] for i in range(len(partners)))
         return next((each for each in inturn if each not in lost), None)
+
+    def turns(self, peers: int) -> int:
+        return group_size_for(self.group_size, peers).bit_length() - 1 if self.graph == "butterfly" else 1
 
     def admit(self, subject: str, rounds: Rounds, merge: Merge, overlap: Overlap) -> None:
         """Require deltas, and rounds that a rank knows of by itself."""
@@ -121,7 +152,10 @@ class Pairs(PairTopology):
 
     def summary(self, compressors: Sequence[Compressor]) -> str:
         """The graph."""
-        return f"random pairs in {self.graph} graph"
+        pairs = (
+            "groups of a butterfly" if self.graph == "butterfly" else f"random pairs in {self.graph} graph"
+        )
+        return f"{pairs}{global_rounds(self.global_every)}"
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
         return "messages between two ranks at a time"
@@ -153,7 +187,8 @@ class Pairs(PairTopology):
         if not x.is_meta and ctx.knows_of_nonfinite:
             return Outcome(x, Exact(x), state)  # nothing is pushed: the session reports what is not finite
         whole = self.back(x)
-        (answer,) = yield PushPull(((x,),), (whole,), (whole,), lr=ctx.lr)
+        do: Literal["push", "meet"] = "meet" if is_global(self.global_every, ctx) else "push"
+        (answer,) = yield PushPull(((x,),), (whole,), (whole,), do, lr=ctx.lr)
         ctx.out.copy_(answer[0])
         return Outcome(ctx.out, Exact(x), state)
 
