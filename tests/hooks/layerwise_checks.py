@@ -26,11 +26,11 @@ ALL = (
     "priority",
     "priority:megabytes=0.1",
     "priority:megabytes=0.5,credit=0.6",
-    "priority:megabytes=0.005,credit=0.01",
+    "priority:megabytes=0.01,credit=0.02",
     "dear",
     "dear:megabytes=0.1,credit=0.3",
 )
-FEW = ("fusion", "priority:megabytes=0.005,credit=0.01", "dear:megabytes=0.1,credit=0.3")
+FEW = ("fusion", "priority:megabytes=0.05,credit=0.1", "dear:megabytes=0.1,credit=0.3")
 """One of each way in which gradients leave."""
 LONG = 20
 """Steps, of which the last are behind both plans."""
