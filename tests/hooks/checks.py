@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import pytorch_optimizer
 import torch
@@ -34,6 +35,7 @@ from tacit.exchange.driver import drive
 from tacit.hooks.validate import checked
 from tacit.kernels.layout import position_bytes
 from tacit.timelines import Timeline, aligned
+from tacit.topologies import Uneven
 from tacit.transports.torch import TorchTransport
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "compressors"))
@@ -453,6 +455,23 @@ def lots_settle_on_the_buckets_of_ddp() -> None:
         assert door is not None
         assert guessed != [[slot.name for slot in bucket.slices] for bucket in session.session.buckets]
         assert not door._staged, "a bucket is still copied"
+
+
+@check
+def buckets_of_ddp_are_cut_where_the_topology_asks_for_small_ones() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    with (
+        patch.object(Uneven, "bucket_bytes", 1 << 14),
+        tacit.attach(model, optimizer, "uneven:rates=1000/1000/1000/100") as session,
+    ):
+        steps(model, optimizer, 4)
+        hook = session.levels[0].gradient
+        assert hook is not None
+        buckets = session.session.buckets
+        assert all(bucket.numel <= 1 << 12 or len(bucket.slices) == 1 for bucket in buckets)
+        assert max(len(bucket.slices) for bucket in buckets) > 1
+        assert not hook._staged, "a stretch of DDP's buckets is copied"
 
 
 @check

@@ -82,6 +82,7 @@ from tacit.contracts.topology import (
     PairTopology,
     ServerOption,
     ServerTopology,
+    SmallBuckets,
     Topology,
     made_for,
 )
@@ -157,6 +158,7 @@ __all__ = [
     "ServerAnswer",
     "ServerOption",
     "ServerTopology",
+    "SmallBuckets",
     "Spans",
     "Sparse",
     "SparseEntries",

@@ -268,6 +268,18 @@ class PairTopology(ServerTopology):
         return 1
 
 
+class SmallBuckets(Topology):
+    """A topology whose exchanges are of many messages, so that a link idles between two of them.
+
+    DDP's buckets are cut, so that the exchange of another bucket uses the link then.
+
+    Attributes:
+        bucket_bytes: the most bytes of a bucket, but for a parameter that is larger.
+    """
+
+    bucket_bytes: ClassVar[int]
+
+
 class ServerOption(Topology):
     """A topology that `Star` replaces, where `at_servers` is set and there are parameter servers."""
 

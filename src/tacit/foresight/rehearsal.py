@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from tacit.contracts import NET, NODE, WORLD, AxisRank, ByLinks
 from tacit.errors import ConfigError
 from tacit.foresight.profile import Profile
-from tacit.session.buckets import fitting, group_names
+from tacit.session.buckets import divided, fitting, group_names, most_bytes
 from tacit.session.fragments import fragments
 from tacit.session.plan import Coordinate, Plan, SessionContext
 from tacit.session.topology_choice import choose
@@ -109,13 +109,13 @@ def ddp_buckets(profile: Profile) -> list[list[str]]:
 
 def level_buckets(strategy: Strategy, profile: Profile) -> list[tuple[int, list[str]]]:
     """The buckets of a level, in the order in which they leave, each with its part of the model."""
+    named, topology = profile.named, strategy.topology
     if strategy.subject != "delta":
-        return [(0, names) for names in ddp_buckets(profile)]
-    named = profile.named
+        return [(0, names) for names in divided(ddp_buckets(profile), named, topology)]
     return [
         (part, bucket)
         for part, names in enumerate(fragments(named, strategy.parts))
-        for bucket in group_names(names, named, profile.bucket_bytes)
+        for bucket in group_names(names, named, most_bytes(topology, profile.bucket_bytes))
     ]
 
 

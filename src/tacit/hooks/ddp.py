@@ -24,6 +24,7 @@ from tacit.hooks.frozen_check import misfit, sparse
 from tacit.hooks.host_copies import HostCopies
 from tacit.hooks.unused_parameters import UsedParameters
 from tacit.session import Session
+from tacit.session.buckets import divided
 from tacit.torch_compat import GradBucket, at_end_of_backward
 from tacit.transports.process_groups import sum_
 
@@ -267,7 +268,7 @@ class GradientHook:
         self._arrived = set()
         settles = session.strategy.server is None
         if settles and session.round >= SETTLED and self.layout is not None:
-            session.rebucket(self.layout)
+            session.rebucket(divided(self.layout, session.context.tensors, session.context.topology))
             self.layout = None
         if self._routed is not session.buckets:
             self._routed = session.buckets

@@ -32,7 +32,7 @@ from tacit.pairs import PairTransport
 from tacit.parameter_server import placement
 from tacit.parameter_server.transport import StarTransport
 from tacit.session import Session
-from tacit.session.buckets import Policy, fitting, group_names
+from tacit.session.buckets import Policy, fitting, group_names, most_bytes
 from tacit.session.fragments import fragments
 from tacit.strategy import Strategy
 from tacit.timelines import PlannedMessage
@@ -91,7 +91,7 @@ class Level:
         peers = transport_for(self.placing, model.process_group, timeout, nodes)
         self.transport: TorchTransport | ByDevice | StarTransport | PairTransport = peers
         tensors = {**named, **_at_servers(strategy, model)}
-        cap = int(model.bucket_bytes_cap)
+        cap = most_bytes(strategy.topology, int(model.bucket_bytes_cap))
         pairs = strategy.topology if isinstance(strategy.topology, PairTopology) else None
         if pairs is not None:  # one bucket's answer comes back while the next one leaves
             cap = placement.message_cap(strategy, tensors, 1, 1, cap)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +12,16 @@ from torch import Tensor
 
 from tacit.compressors.dense import Dense
 from tacit.compressors.wrappers import Part, Partition
-from tacit.contracts import Compressor, Matrix, MixingCompressor, PartitionedCompressor, Spans, State
+from tacit.contracts import (
+    Compressor,
+    Matrix,
+    MixingCompressor,
+    PartitionedCompressor,
+    SmallBuckets,
+    Spans,
+    State,
+    Topology,
+)
 from tacit.errors import AttachError
 
 Policy = Callable[[str, Tensor], Compressor | None]
@@ -142,6 +152,19 @@ def group_names(names: Iterable[str], named: Mapping[str, Tensor], cap: int) -> 
         room -= size
         last = kind
     return buckets
+
+
+def divided(
+    layout: Sequence[Sequence[str]], named: Mapping[str, Tensor], topology: Topology
+) -> list[list[str]]:
+    """Buckets cut into smaller ones, where the topology asks for such."""
+    cap = most_bytes(topology)
+    return [each for names in layout for each in group_names(names, named, cap)]
+
+
+def most_bytes(topology: Topology, cap: int = sys.maxsize) -> int:
+    """The most bytes of a bucket of at most `cap` with this topology."""
+    return min(cap, topology.bucket_bytes) if isinstance(topology, SmallBuckets) else cap
 
 
 def _sliceable(compressor: Compressor) -> bool:

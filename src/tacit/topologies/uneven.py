@@ -21,6 +21,7 @@ from tacit.contracts import (
     LinkRates,
     ReduceEncoded,
     Request,
+    SmallBuckets,
     Spans,
     State,
     Transmitted,
@@ -39,7 +40,7 @@ _UNKNOWN_RATE = 1e9
 
 
 @dataclass(frozen=True)
-class Uneven(OnAxis, ByLinks):
+class Uneven(OnAxis, ByLinks, SmallBuckets):
     """Each rank averages a stretch of the tensor for all, as long as its link allows.
 
     Of n elements on P ranks, rank i owns s_i. It sends n - s_i elements to the other owners, and its mean to
@@ -50,7 +51,8 @@ class Uneven(OnAxis, ByLinks):
 
     Both halves go on at once, as a link carries as much each way: the tensor is cut into chunks, and each
     message has this rank's part of a chunk and the mean of the chunk before. Of k chunks that takes k + 1
-    messages.
+    messages. Between two of them a link idles until all ranks have the first, so buckets are small and
+    several are under way (`bucket_bytes`).
 
     The mean is the mean of payloads, in fp32 or wider, added in the order of the ranks. For compressors whose
     payload is one tensor with an element for each entry, and adds up: `Dense`, `BF16`, `FP16`. Shares by
@@ -64,6 +66,7 @@ class Uneven(OnAxis, ByLinks):
     """
 
     encodes_first: ClassVar[bool] = True
+    bucket_bytes: ClassVar[int] = 4 << 20  # as the parts of BytePS
 
     rates: tuple[float, ...] = ()
 
