@@ -1,6 +1,7 @@
 """Each row of the table of compressors under every topology that takes it, in fp32, bf16 and fp64."""
 
 import pytest
+import torch
 from table import TABLE
 
 from tacit.compressors import MeanFeedback, Partition
@@ -17,10 +18,21 @@ ROWS = {
 which is for merges that keep what is not sent: `algorithms/test_mp2.py` has its law."""
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_a_row_obeys_under_every_topology(name: str) -> None:
+def obeys(name: str, *dtypes: torch.dtype) -> None:
     row = ROWS[name]
-    checked = check_compressor(row.compressor, worlds=(4,), shapes=SHAPES, conserves=row.conserves)
+    checked = check_compressor(
+        row.compressor, dtypes=dtypes, worlds=(4,), shapes=SHAPES, conserves=row.conserves
+    )
     assert any(text.startswith("Flat") for text in checked.accepted)
     for why in checked.refused.values():
         assert "write" in why or "leave" in why, "a refusal says what to write instead"
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_obeys_under_every_topology(name: str) -> None:
+    obeys(name, torch.float32)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_in_other_types_too(name: str) -> None:
+    obeys(name, torch.bfloat16, torch.float64)

@@ -24,7 +24,7 @@ NAMED = {
     "d": torch.zeros(130),
 }
 LOTS = [["d", "c"], ["b", "a"]]
-WORLDS = [1, 2, 3, 4, 16]
+WORLDS = [1, 2, 3, 4, 8]
 ALONE = [
     name
     for name in known()
