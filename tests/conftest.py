@@ -99,29 +99,39 @@ LONG = (
     "tests/algorithms/test_common_point.py::test_it_is_so_in_every_other_combination",
     "tests/algorithms/test_common_point.py::test_every_other_run_that_is_resumed",
     "tests/algorithms/test_facts.py::test_a_loss_that_every_rank_has_told",
+    "tests/algorithms/test_missed_rounds.py::test_all_go_on_together_from_checkpoints_of_one_moment",
     "tests/algorithms/test_precision.py::test_a_checkpoint_holds_what_rounding_took_away",
     "tests/algorithms/test_precision.py::test_what_one_rank_in_eight_does_arrives",
     *(f"{RESUMED}_stopped[{stop}-" for stop in (5, 8)),
     "tests/cli/test_odd_input.py",
+    "tests/cli/test_parse_once.py::test_predictor",
     "tests/cli/test_predictor.py",
     "tests/compressors/test_allocation.py",
     "tests/compressors/test_any_input.py::test_ranks_agree_and_finite_entries_stay_finite",
     "tests/compressors/test_any_input.py::test_the_mean_is_of_what_was_sent_and_the_rest_is_owed",
-    *(f"{TWO_BYTES}[{name}" for name in ("gtopk", "onebit", "select", "topk in int8")),
+    *(f"{TWO_BYTES}[{name}" for name in ("gtopk", "int8", "onebit", "select", "topk in int8")),
     "tests/compressors/test_predicted.py::test_many_ranks_that_agree_are_never_told_to_differ",
+    "tests/compressors/test_predicting.py::test_motion_that_shrinks_is_predicted_in_every_round",
     "tests/compressors/test_predicting.py::test_steady_motion_is_predicted",
+    "tests/foresight/test_rehearsal.py::test_so_it_is_with_all_others",
     "tests/hooks/test_resize.py",
     "tests/laws/test_on_device.py::test_by_nodes_all_others_too",
     "tests/laws/test_on_device.py::test_in_other_types_too",
+    "tests/laws/test_on_device.py::test_in_two_phases_all_others_too",
     "tests/laws/test_pairs.py::test_in_other_types_too",
     "tests/recipes/test_cifar10_files.py::test_the_real_images",
     "tests/recipes/test_image_recipes.py::test_every_network_learns",
     "tests/recipes/test_prediction.py",
+    "tests/parameter_server/test_chunking.py::test_it_comes_back_as_if_it_were_whole",
     "tests/parameter_server/test_waiting.py",
     "tests/pairs/test_random_pairs.py",
     "tests/topologies/test_choco.py",
+    "tests/topologies/test_push_sum.py::test_the_minimum_of_the_mean_is_found",
+    "tests/topologies/test_tree.py::test_nothing_is_lost_in_many_rounds_and_all_of_it_comes",
+    "tests/transports/test_launch_order.py::test_a_rank_with_other_values_launches_the_same",
 )
-"""Those that start no process, and take three seconds of processor time and more, over all their values."""
+"""Those that start no process, and take two seconds of processor time and more over all their values, where
+others hold the same of fewer of them, or of parts."""
 CHEAP = {"git", "uname"}
 """Programs that end at once: they say which machine this is, and which commit."""
 

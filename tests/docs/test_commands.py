@@ -3,9 +3,11 @@
 Nothing is run.
 """
 
+import functools
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import typer
 from pages import EVERY, ROOT, inline, name, shell_lines
@@ -43,10 +45,16 @@ def test_commands_are_found() -> None:
     assert TEXTS
 
 
+@functools.cache
+def commands() -> Any:
+    """As `tacit` has them."""
+    return typer.main.get_command(app)
+
+
 @for_each(("page", "line"), TACIT)
 def test_a_command_can_be_read(page: str, line: str) -> None:
     words = typed(line)[1:]
-    group = typer.main.get_command(app)
+    group = commands()
     if words[0].startswith("--"):
         assert words[0] in {option for each in group.params for option in each.opts} | {"--help"}
         return

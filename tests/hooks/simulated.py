@@ -143,7 +143,9 @@ class Gpu:
         pinned = bool(given.pop("pin_memory", False))
         if target is not None:
             given["device"] = torch.device("cpu") if target == "cuda" else given["device"]
-        inner, inner_given = each_tensor((tuple(args), given), lambda x: x.inner if isinstance(x, OnGpu) else x)
+        inner, inner_given = each_tensor(
+            (tuple(args), given), lambda x: x.inner if isinstance(x, OnGpu) else x
+        )
         if name == "copy_":
             there = isinstance(args[0], OnGpu)
         crosses = name in ("copy_", "_to_copy") and there != any(

@@ -38,10 +38,9 @@ def trained(recorder: ProfileRecorder, steps: int) -> RankProfile | None:
             loss.backward()
             optimizer.step()
             other.step()
-    found = recorder.profile(3)
-    end.set()
+    end.set()  # else it has the interpreter's lock while names are looked up, for seconds
     thread.join()
-    return found
+    return recorder.profile(3)
 
 
 def test_all_that_a_process_uses_is_in_the_rows() -> None:
