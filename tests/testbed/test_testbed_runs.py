@@ -78,6 +78,17 @@ def test_ranks_talk_and_interfaces_count(programs: Path) -> None:
 
 
 @pytest.mark.usefixtures("namespaces")
+def test_congestion_control_is_not_the_machines() -> None:
+    lines = Lines()
+    code = "print(open('/proc/sys/net/ipv4/tcp_congestion_control').read())"
+    with Testbed(Cluster.parse("2x1@100mbit")) as testbed:
+        result = testbed.run(["-c", code], on_line=lines, timeout=100)
+    assert result.ok, f"{result}\n{lines}"
+    told = [line for _, line in lines if line.strip()]
+    assert told == ["cubic"] * 2 or told == ["reno"] * 2
+
+
+@pytest.mark.usefixtures("namespaces")
 def test_environment_of_the_ranks(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "77")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

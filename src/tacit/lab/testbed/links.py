@@ -23,6 +23,7 @@ _LEAST_BURST = 16 << 10
 _QUEUE_SECONDS = 0.05
 _LEAST_QUEUE = 256 << 10
 _FASTEST = 8 * (2**32 - 1)  # tbf takes bytes per second in 32 bits
+_CONGESTION_CONTROLS = ("cubic", "reno")
 _HANDLE_NETEM, _HANDLE_TBF = "1:", "2:"
 
 
@@ -132,7 +133,16 @@ def _explained(error: Exception, purpose: str, module: str) -> TestbedError:
 
 
 def _prepare_network() -> None:
-    """Keep IPv6 out of this process's network namespace: it would announce itself, and so be counted."""
+    """What all nodes have alike, in this process's network namespace, whatever the machine has.
+
+    No IPv6: it would announce itself, and so be counted. And the congestion control that Linux has by
+    default. With BBR, which some machines have, each connection sends next to nothing for 200 ms every ten
+    seconds; among many ranks there is one at that in nearly every step, and all wait for it.
+    """
     setting = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
     if setting.exists():
         setting.write_text("1")
+    for control in _CONGESTION_CONTROLS:
+        with suppress(OSError):  # without privileges only some are permitted
+            Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(control)
+            break
