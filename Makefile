@@ -31,8 +31,8 @@ $(READY): $(STAMP) $(JITTED)
 demo: setup  ## Train with five algorithms on an emulated slow network and compare them.
 	$(BIN)/tacit compare
 
-quick: setup  ## The laws, and the tests that start no process: two to three minutes on two cores.
-	$(BIN)/python -m pytest --forks 3 -m "not processes and not long"
+quick: setup  ## The laws, and the tests that start no process: under two minutes on two cores.
+	$(BIN)/python -m pytest --forks 6 -m "not processes and not long"
 
 test: setup  ## The whole test suite; tests that need network namespaces say so where they cannot run.
 	$(BIN)/python -m pytest --forks 4

@@ -113,6 +113,7 @@ LONG = (
     "tests/compressors/test_predicted.py::test_many_ranks_that_agree_are_never_told_to_differ",
     "tests/compressors/test_predicting.py::test_motion_that_shrinks_is_predicted_in_every_round",
     "tests/compressors/test_predicting.py::test_steady_motion_is_predicted",
+    "tests/compressors/test_predicting.py::test_wrong_predictions_cost_no_more_than_none",
     "tests/foresight/test_rehearsal.py::test_so_it_is_with_all_others",
     "tests/hooks/test_resize.py",
     "tests/laws/test_on_device.py::test_by_nodes_all_others_too",
@@ -121,16 +122,21 @@ LONG = (
     "tests/laws/test_pairs.py::test_in_other_types_too",
     "tests/recipes/test_cifar10_files.py::test_the_real_images",
     "tests/recipes/test_image_recipes.py::test_every_network_learns",
+    "tests/recipes/test_mnist_files.py::test_the_real_digits",
     "tests/recipes/test_prediction.py",
+    "tests/recipes/test_recipes.py::test_bytes_learns",
+    "tests/recipes/test_recipes.py::test_digits_learns",
     "tests/parameter_server/test_chunking.py::test_it_comes_back_as_if_it_were_whole",
+    "tests/parameter_server/test_encoding.py::test_whatever_is_sent_is_read_or_refused",
     "tests/parameter_server/test_waiting.py",
     "tests/pairs/test_random_pairs.py",
     "tests/topologies/test_choco.py",
     "tests/topologies/test_push_sum.py::test_the_minimum_of_the_mean_is_found",
     "tests/topologies/test_tree.py::test_nothing_is_lost_in_many_rounds_and_all_of_it_comes",
+    "tests/topologies/test_tree.py::test_positions_in_every_way_of_writing_them",
     "tests/transports/test_launch_order.py::test_a_rank_with_other_values_launches_the_same",
 )
-"""Those that start no process, and take two seconds of processor time and more over all their values, where
+"""Those that start no process, and take a second of processor time and more over all their values, where
 others hold the same of fewer of them, or of parts."""
 CHEAP = {"git", "uname"}
 """Programs that end at once: they say which machine this is, and which commit."""
@@ -169,6 +175,10 @@ LONGEST += ("cli/test_disk", "hooks/test_resize", "cli/test_main", "hooks/test_i
 LONGEST += ("parameter_server/test_cli", "hooks/test_daso", "hooks/test_loops")
 LONGEST += ("testbed/test_testbed_failures", "hooks/test_late", "integrations/test_frameworks")
 """Files of tests, longest first: where they are run side by side, none of them is begun last."""
+WAITING = ("parameter_server/test_connecting", "parameter_server/test_strangers")
+WAITING += ("parameter_server/test_process", "transports/test_rollcall", "transports/test_bounded")
+"""Those that wait, and need no processor for it: `make quick` begins with them, while others compute."""
+QUICK = "not processes and not long"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -183,7 +193,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Files of which `make quick` runs nothing are not imported for it: seconds, in each of its workers."""
-    quick = config.option.markexpr == "not processes and not long"
+    quick = config.option.markexpr == QUICK
     name = collection_path.relative_to(config.rootpath).as_posix()
     return True if quick and name.startswith((*PROCESSES, *LONG)) else None
 
@@ -193,10 +203,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files first, all others in their order; and the marks."""
     here = Path(__file__).parent
-    places = {here / f"{name}.py": place for place, name in enumerate(LONGEST)}
+    first = WAITING if config.option.markexpr == QUICK else LONGEST
+    places = {here / f"{name}.py": place for place, name in enumerate(first)}
     assert all(file.exists() for file in places), places
     items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
