@@ -194,6 +194,18 @@ def test_buffers_too_small_for_the_latency() -> None:
     assert kinds(replace(made, ranks=tuple(enough))) == []
 
 
+def test_a_congestion_control_that_pauses() -> None:
+    made = facts(*(of_rank(r, own=0.02, waits=0.18, congestion_control="bbr") for r in range(4)))
+    (one,) = found(made)
+    assert one.kind == "congestion control"
+    assert one.seconds == pytest.approx(0.04 * 0.18)
+    assert "on 4 nodes" in one.says
+    assert "cubic on all nodes" in one.advice
+    assert kinds(facts(*(replace(each, congestion_control="cubic") for each in made.ranks))) == []
+    assert kinds(facts(*(of_rank(r, congestion_control="bbr") for r in range(4)))) == [], "links cost little"
+    assert kinds(facts(*(replace(each, node=0) for each in made.ranks))) == [], "one node has no network"
+
+
 def test_another_strategy_where_the_exchange_costs_most() -> None:
     made = facts(predicted=0.12, waits={"links": 0.02, "encoding": 0.0}, best="topk:ratio=0.01")
     made = replace(made, changes={"strategy": 0.102})

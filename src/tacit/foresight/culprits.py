@@ -25,6 +25,8 @@ _BUCKET_BYTES = 25 << 20
 """DDP's default."""
 _TINY_BYTES, _SEVERAL_BUCKETS = 1 << 20, 4
 """So many buckets of less than DDP's own first one are named, even if the planner sees no gain."""
+_PAUSED = 0.01
+"""The share of waiting for links that each node with BBR costs, as measured on 4 and on 8 (dev/LOG.md)."""
 _HOW_TO_LOAD = "more worker processes (num_workers=), prefetch_factor=, or data that is decoded beforehand"
 
 
@@ -237,6 +239,20 @@ def _buffers(facts: Facts, _: Shares) -> Iterable[Finding]:
             return
 
 
+def _congestion_control(facts: Facts, taken: Shares) -> Iterable[Finding]:
+    """BBR pauses each connection for 200 ms every ten seconds, and whoever is not paused waits."""
+    nodes = {each.node: each for each in facts.ranks if each.congestion_control == "bbr"}
+    costs = taken.parts["links"] * min(1.0, _PAUSED * len(nodes))
+    if costs >= WORTH * facts.seconds:
+        yield Finding(
+            "congestion control",
+            f"TCP goes by BBR on {len(nodes)} nodes, where each connection sends next to nothing for 200 ms "
+            "every ten seconds, and all others wait for it",
+            "sysctl -w net.ipv4.tcp_congestion_control=cubic on all nodes, if the network loses few packets",
+            costs,
+        )
+
+
 def _strategy(facts: Facts, taken: Shares) -> Iterable[Finding]:
     """What the exchange itself costs, where another strategy would be faster."""
     costs = facts.saved("strategy")
@@ -261,6 +277,7 @@ _RULES: tuple[Callable[[Facts, Shares], Iterable[Finding]], ...] = (
     _small_buckets,
     _slow_interface,
     _buffers,
+    _congestion_control,
     _strategy,
 )
 

@@ -45,6 +45,7 @@ class RankSteps:
         interface: that one; `rate`: bit/s that it says it carries.
         faster: another one of the node that says it carries more; `faster_rate`: how much.
         buffer: bytes that a TCP connection may have under way.
+        congestion_control: what new TCP connections go by, such as "cubic"; "" where the kernel does not say.
     """
 
     rank: int
@@ -64,6 +65,7 @@ class RankSteps:
     faster: str = ""
     faster_rate: float | None = None
     buffer: int | None = None
+    congestion_control: str = ""
 
     @property
     def own(self) -> tuple[float, ...]:

@@ -33,7 +33,7 @@ from tacit.hooks.step_timer import StepTimer, StepTimes
 from tacit.hooks.what_if import considered
 from tacit.links import Links
 from tacit.timelines import Span
-from tacit.transports.interfaces import Interface, interfaces, socket_buffer
+from tacit.transports.interfaces import Interface, congestion_control, interfaces, socket_buffer
 from tacit.transports.process_groups import rank_in, said
 
 __all__ = ["DiagnoseRequest", "Diagnosing", "began"]
@@ -215,6 +215,7 @@ class Diagnosing:
             cores=cores(),
             passes=max(step.passes for step in steps),
             buffer=socket_buffer(),
+            congestion_control=congestion_control(),
         )
         return _with_interface(here, self._before, after, self._steps)
 

@@ -10,10 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Interface", "address_of", "interfaces", "sent_bytes", "socket_buffer"]
+__all__ = ["Interface", "address_of", "congestion_control", "interfaces", "sent_bytes", "socket_buffer"]
 
 _TABLE = Path("/proc/self/net/dev")
 _LIMITS = (Path("/proc/sys/net/ipv4/tcp_wmem"), Path("/proc/sys/net/ipv4/tcp_rmem"))
+_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _SENT = 8
 """The column of bytes sent, behind the eight of what was received."""
 _GET_FLAGS, _GET_ADDRESS, _ETHTOOL = 0x8913, 0x8915, 0x8946
@@ -71,6 +72,13 @@ def socket_buffer() -> int | None:
         with suppress(OSError, ValueError, IndexError):
             limits.append(int(path.read_text().split()[2]))
     return min(limits, default=None)
+
+
+def congestion_control() -> str:
+    """What new TCP connections of this process go by, such as "cubic"; "" where the kernel does not say."""
+    with suppress(OSError):
+        return _CONTROL.read_text().strip()
+    return ""
 
 
 def _usable(asked: socket.socket, name: str) -> bool:
