@@ -242,12 +242,12 @@ def _buffers(facts: Facts, _: Shares) -> Iterable[Finding]:
 
 def _congestion_control(facts: Facts, taken: Shares) -> Iterable[Finding]:
     """BBR pauses each connection for 200 ms every ten seconds, and whoever is not paused waits."""
-    nodes = {each.node: each for each in facts.ranks if each.congestion_control == "bbr"}
-    costs = taken.parts["links"] * min(1.0, _PAUSED * len(nodes))
+    nodes = len({each.node for each in facts.ranks if each.congestion_control == "bbr"})
+    costs = taken.parts["links"] * min(1.0, _PAUSED * nodes)
     if costs >= WORTH * facts.seconds:
         yield Finding(
             "congestion control",
-            f"TCP goes by BBR on {len(nodes)} nodes, where each connection sends next to nothing for 200 ms "
+            f"TCP goes by BBR on {nodes} nodes, where each connection sends next to nothing for 200 ms "
             "every ten seconds, and all others wait for it",
             "sysctl -w net.ipv4.tcp_congestion_control=cubic on all nodes, if the network loses few packets",
             costs,
