@@ -75,7 +75,7 @@ def progress(before: list[Tensor], step: int) -> Tensor:
 
 ROUNDS = [(1, TwoPhase()), (2, TwoPhase()), (1, Flat())]
 CODES = [(2, ""), (3, ""), (8, ""), (3, "last"), (2, "least-squares")]
-SOME = [(*code, *round_) for code, round_ in product(CODES, ROUNDS)]
+SOME = [(*code, *round_) for code, round_ in zip(CODES, ROUNDS + ROUNDS, strict=False)]
 OTHERS = [
     each for each in product([2, 3, 4, 8], PREDICTORS, [1, 2], [TwoPhase(), Flat()]) if each not in SOME
 ]

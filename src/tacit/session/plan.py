@@ -25,7 +25,10 @@ from tacit.contracts import (
 )
 from tacit.exchange.health import finite
 from tacit.session.buckets import Bucket, Policy, make_buckets
+from tacit.session.remembered import RememberedRuns
 from tacit.transports.meter import Cost, DryRun, run_dry
+
+_RUNS = RememberedRuns()
 
 
 class Coordinate(NamedTuple):
@@ -207,10 +210,6 @@ class Plan:
     def run_dry(self, i: int, dry_run: DryRun, coordinate: Coordinate | None = None, step: int = 0) -> Cost:
         """What an exchange of bucket `i` costs the rank there, this one or another; on meta tensors."""
         session_context, coordinate = self.session_context, coordinate or self.session_context.coordinate
-        bucket, compressor = self.buckets[i], self.piece(i, coordinate.near).compressor
-        state, x = self.first_state(i, coordinate), bucket.like()
-        out = bucket.like() if session_context.apart else x
-        ctx = replace(self.context(i, coordinate, out, dry_run, self.nonfinite_flags(i, "meta")), step=step)
 
         def place(axis: str) -> AxisRank:
             if axis == session_context.topology.meets:
@@ -221,7 +220,27 @@ class Plan:
                 else session_context.transport.place(axis)
             )
 
-        outcome, cost = run_dry(session_context.topology.conduct(x, compressor, state, ctx), place)
+        def run(work: DryRun, place: Callable[[str], AxisRank]) -> Cost:
+            return self._run_dry(i, work, coordinate, step, place)
+
+        context = session_context
+        settings = context.topology, context.apart, context.idle is None, context.in_stream, step
+        key = (*settings, len(context.ranks), self.buckets[i], self.spans[i], tuple(coordinate))
+        return _RUNS.run(key, dry_run, place, run)
+
+    def _run_dry(
+        self,
+        i: int,
+        dry_run: DryRun,
+        coordinate: Coordinate,
+        step: int,
+        place: Callable[[str], AxisRank],
+    ) -> Cost:
+        bucket, compressor = self.buckets[i], self.piece(i, coordinate.near).compressor
+        state, x = self.first_state(i, coordinate), bucket.like()
+        out = bucket.like() if self.session_context.apart else x
+        ctx = replace(self.context(i, coordinate, out, dry_run, self.nonfinite_flags(i, "meta")), step=step)
+        outcome, cost = run_dry(self.session_context.topology.conduct(x, compressor, state, ctx), place)
         finite(outcome.mean)  # so that what looks at means is compiled now
         before, after = ({k: v.shape for k, v in each.items()} for each in (state, outcome.state))
         assert before == after, f"{compressor} changes the shape of its state"

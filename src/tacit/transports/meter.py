@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -40,6 +40,10 @@ class DryRun:
     def spare(self, field: str, like: Tensor) -> Tensor:
         """A meta tensor like the state field."""
         return torch.empty_like(like, device="meta")
+
+    def ask_again(self, scratched: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+        """Note what another dry run of the same exchange was asked for."""
+        self.scratched |= scratched
 
     def scratch(self, key: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A meta tensor; the request is noted."""

@@ -1,0 +1,87 @@
+"""Dry runs that were made before: what an exchange costs depends on shapes and settings, and on no values."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from threading import Lock
+
+import torch
+
+from tacit.contracts import AxisRank
+from tacit.transports.meter import Cost, DryRun
+
+CAPACITY = 1024
+"""How many are remembered; the one that was asked for longest ago goes first."""
+_VALUES = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
+Place = Callable[[str], AxisRank]
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """A dry run.
+
+    Attributes:
+        scratched: what it asked of `DryRun`.
+        places: where the rank was on each axis on which it spoke.
+    """
+
+    cost: Cost
+    scratched: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    places: Mapping[str, AxisRank]
+
+
+class RememberedRuns:
+    """The last dry runs of this process. Several threads may ask."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity, self._lock = capacity, Lock()
+        self._runs: OrderedDict[Hashable, Remembered] = OrderedDict()
+
+    def run(
+        self, key: tuple[Hashable, ...], work: DryRun, place: Place, run: Callable[[DryRun, Place], Cost]
+    ) -> Cost:
+        """What `run` costs, which asks `work` for memory; not run again where all is as it was.
+
+        `key`: all that the cost depends on but places. Where part of it could change while it is equal to
+        itself, as objects of outsiders can, nothing is remembered.
+        """
+        if not unchanging(key):
+            return run(work, place)
+        with self._lock:
+            found = self._runs.pop(key, None)
+            if found is not None:
+                self._runs[key] = found
+        if found is None or any(place(axis) != there for axis, there in found.places.items()):
+            found = self._made(key, place, run)
+        work.ask_again(found.scratched)
+        return found.cost
+
+    def _made(self, key: Hashable, place: Place, run: Callable[[DryRun, Place], Cost]) -> Remembered:
+        asked: dict[str, AxisRank] = {}
+
+        def noted(axis: str) -> AxisRank:
+            asked[axis] = place(axis)
+            return asked[axis]
+
+        work = DryRun()
+        made = Remembered(run(work, noted), work.scratched, asked)
+        with self._lock:
+            self._runs[key] = made
+            while len(self._runs) > self._capacity:
+                self._runs.popitem(last=False)
+        return made
+
+
+def unchanging(value: object) -> bool:
+    """Whether it is of frozen dataclasses, tuples, texts and numbers alone."""
+    if isinstance(value, _VALUES):
+        return True
+    if isinstance(value, tuple):
+        return all(map(unchanging, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        frozen = type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]
+        return frozen and all(unchanging(getattr(value, field.name)) for field in fields(value))
+    return False
