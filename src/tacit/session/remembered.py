@@ -76,12 +76,13 @@ class RememberedRuns:
 
 
 def unchanging(value: object) -> bool:
-    """Whether it is of frozen dataclasses, tuples, texts and numbers alone."""
+    """Whether it is of frozen dataclasses, tuples, texts and numbers alone: equal ones do the same."""
     if isinstance(value, _VALUES):
         return True
     if isinstance(value, tuple):
         return all(map(unchanging, value))
-    if is_dataclass(value) and not isinstance(value, type):
-        frozen = type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]
-        return frozen and all(unchanging(getattr(value, field.name)) for field in fields(value))
-    return False
+    if isinstance(value, type) or not is_dataclass(value):
+        return False
+    # A subclass that is no dataclass itself may have what does not count when two are compared.
+    own = vars(type(value)).get("__dataclass_params__")
+    return own is not None and own.frozen and all(unchanging(getattr(value, f.name)) for f in fields(value))
