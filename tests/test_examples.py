@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 ALL = sorted(file.name for file in EXAMPLES.glob("*.py"))
 
 
-def run(folder: Path, name: str, *options: str) -> tuple[str, dict[str, Any]]:
-    """What the script printed, and what the command told of it; rank 0 imports it all by itself."""
+def run(folder: Path, name: str, *options: str, fresh: Sequence[int] = ()) -> tuple[str, dict[str, Any]]:
+    """What the script printed, and what the command told of it; `fresh` ranks import it all by themselves."""
     words = (*options, "--out", str(folder), "--json", "--", str(EXAMPLES / name))
-    done = called("run", *words, fresh=(0,))
+    done = called("run", *words, fresh=fresh)
     print(done.err, file=sys.stderr)
     assert done.code == 0, done.err
     *printed, last = done.out.splitlines()
@@ -35,7 +36,7 @@ def test_an_example_says_how_to_run_it(name: str) -> None:
 
 def test_top_k_on_two_emulated_machines(namespaces: None, tmp_path: Path) -> None:
     words = ("--cluster", "2x2@100mbit", "--algorithm", "topk:ratio=0.02")
-    printed, told = run(tmp_path, "01_ddp_topk.py", *words)
+    printed, told = run(tmp_path, "01_ddp_topk.py", *words, fresh=(0,))
     assert float(printed.partition("accuracy ")[2].split()[0]) > 0.85
     assert told["attached"] == ["topk:ratio=0.02"]
     (steps,) = {rank["sessions"][0]["metrics"]["steps"] for rank in told["ranks"]}
@@ -81,7 +82,7 @@ def test_epochs_and_the_loss_are_told(
 
 def test_sharded_replicas_on_two_emulated_machines(namespaces: None, tmp_path: Path) -> None:
     words = ("--cluster", "2x2@100mbit", "--algorithm", "diloco:sync_every=20,bits=4")
-    printed, told = run(tmp_path, "05_fsdp2_diloco.py", *words)
+    printed, told = run(tmp_path, "05_fsdp2_diloco.py", *words, fresh=(0,))
     assert float(printed.partition("accuracy ")[2].split()[0]) > 0.8
     assert "2 replicas, each on 2 ranks" in printed
     assert told["attached"] == ["diloco:sync_every=20,bits=4"]
