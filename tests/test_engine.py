@@ -31,6 +31,9 @@ class Slow:
     def place(self, axis: str) -> AxisRank:
         return AxisRank(0, 2)
 
+    def global_rank(self, replica: int) -> int:
+        return replica
+
     def post(self, request: Collective, stage: int, key: str) -> "Answer":
         return Answer(self, (key, stage) if request.axis == "world" else (f"{key} {request.axis}", stage))
 

@@ -74,6 +74,9 @@ class Twin:
     def place(self, axis: str = WORLD) -> AxisRank:
         return AxisRank(0, 2)
 
+    def global_rank(self, replica: int) -> int:
+        return replica
+
     def post(self, request: Collective, stage: int, key: str) -> Posted:
         if isinstance(request, AllGather):
             return Now([tuple(x.clone() for x in request.payload) for _ in range(2)])

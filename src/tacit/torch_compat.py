@@ -7,6 +7,7 @@ an AttributeError, or the import of tacit an ImportError, unless the function sa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ __all__ = [
     "device_types",
     "fabric_module",
     "gloo_sharing_sockets",
+    "group_named",
     "has_bf16_products",
     "in_join",
     "is_normalising",
@@ -88,6 +90,22 @@ def abort(group: dist.ProcessGroup) -> None:
 def is_open(group: dist.ProcessGroup | None) -> bool:
     """Whether it is a group that has not been destroyed; by `distributed_c10d._world.pg_map`."""
     return group in dist.distributed_c10d._world.pg_map
+
+
+@contextmanager
+def group_named(name: str) -> Iterator[None]:
+    """Give process groups of some ranks that are made meanwhile this name.
+
+    Torch takes how many groups this rank has into it, so that ranks which have taken part in unequally many
+    wait for each other under different names. By `distributed_c10d._process_group_name`.
+    """
+    c10d: Any = dist.distributed_c10d
+    inner = c10d._process_group_name
+    c10d._process_group_name = lambda *_, **__: name
+    try:
+        yield
+    finally:
+        c10d._process_group_name = inner
 
 
 def shares_sockets() -> bool:

@@ -400,8 +400,9 @@ def what_cannot_be_is_refused_by_name() -> None:
 @check
 def ranks_of_a_replica_attach_the_same() -> None:
     net = sharded()
-    own = "diloco" if dist.get_rank() % 2 else "localsgd"
-    says = "ranks [1] attach another strategy than rank 0"
+    rank = dist.get_rank()
+    own = "diloco" if rank % 2 else "localsgd"
+    says = f"ranks [{rank // 2 * 2 + 1}] attach another strategy than rank {rank // 2 * 2}: "
     raises(AttachError, lambda: tacit.attach(net, sgd(net), own, mesh=mesh()), says)
 
 

@@ -330,8 +330,10 @@ def what_gradients_of_shards_cannot_do_is_refused() -> None:
     hooked = sharded()
     hooked.second.set_all_reduce_hook(lambda flat: None)
     refused("second.weight is of a module that has an all-reduce hook already", "topk", net=hooked)
-    own = "sum" if dist.get_rank() // 2 else "mean"
-    refused("attach another reduction than rank 0", "topk", reduction=own)
+    rank = dist.get_rank()
+    own = "sum" if rank // 2 else "mean"
+    says = f"ranks [{2 + rank % 2}] attach another reduction than rank {rank % 2}: "
+    refused(says, "topk", reduction=own)
 
 
 class Choosy(nn.Module):

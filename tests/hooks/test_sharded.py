@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from launching import Ended, assert_passed, ranks
-from sharded_gradient_checks import CHECKS
+from sharded_setup_checks import CHECKS
 
 from tacit.errors import AttachError
 from tacit.hooks.sharded_model import _check_placed
@@ -16,7 +16,7 @@ WORLD = 4
 
 @pytest.fixture(scope="module")
 def ended() -> list[Ended]:
-    return ranks("sharded_gradient_checks.py", WORLD, seconds=240)
+    return ranks("sharded_setup_checks.py", WORLD, seconds=240)
 
 
 @pytest.mark.parametrize("name", CHECKS)

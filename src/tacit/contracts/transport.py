@@ -38,6 +38,9 @@ class Transport(Protocol):
     def place(self, axis: str) -> AxisRank:
         """This rank on the axis, and the number of ranks there."""
 
+    def global_rank(self, replica: int) -> int:
+        """The replica's rank among all processes of the job, for what users are told."""
+
     def post(self, request: Collective, stage: int, key: str) -> Posted:
         """Start a collective.
 

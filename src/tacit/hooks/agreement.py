@@ -21,7 +21,7 @@ from tacit.hooks.trained_model import TrainedModel, locals_of
 from tacit.kernels.payloads import FORMAT
 from tacit.session.buckets import Policy, choice, exempting
 from tacit.strategy import AnyStrategy
-from tacit.transports.process_groups import gathered
+from tacit.transports.process_groups import gathered, ranks_of
 
 _TEXT = 400
 """Bytes in which a rank says what it has, once it is known that others have something else."""
@@ -58,12 +58,13 @@ def _compare(group: dist.ProcessGroup, compared: Mapping[str, _Compared]) -> Non
     sums = torch.tensor([zlib.crc32(thing.text.encode()) for thing in compared.values()])
     all_ = _gathered(group, sums)
     for column, (what, thing) in enumerate(compared.items()):
-        different = [rank for rank, theirs in enumerate(all_) if theirs[column] != all_[0][column]]
-        if different:
-            each = _gathered_texts(group, thing.shown or thing.text)
+        others = [i for i, theirs in enumerate(all_) if theirs[column] != all_[0][column]]
+        if others:
+            ranks = ranks_of(group)
+            each = dict(zip(ranks, _gathered_texts(group, thing.shown or thing.text), strict=True))
             raise AttachError(
-                f"ranks {different} attach another {what} than rank 0: give every rank the same one "
-                f"({_by_rank(each)})"
+                f"ranks {[ranks[i] for i in others]} attach another {what} than rank {ranks[0]}: give every "
+                f"rank the same one ({_by_rank(each)})"
             )
 
 
@@ -168,14 +169,18 @@ def _gathered_texts(group: dist.ProcessGroup, text: str) -> list[str]:
     return [bytes(each.tolist()).rstrip(b"\0").decode(errors="ignore") for each in _gathered(group, mine)]
 
 
-def _by_rank(each: Sequence[str]) -> str:
+def _by_rank(each: Mapping[int, str]) -> str:
     """Which ranks gave which text, shortened to its first word where this tells them apart."""
-    heads = [text.split(" ", 1)[0] for text in each] if each[0].startswith("'") else list(each)
-    if len(set(heads)) == 1:
-        heads = list(each)
-    by = {text: [rank for rank, head in enumerate(heads) if head == text] for text in dict.fromkeys(heads)}
+    heads = dict(each)
+    if next(iter(each.values())).startswith("'"):
+        heads = {rank: text.split(" ", 1)[0] for rank, text in each.items()}
+    if len(set(heads.values())) == 1:
+        heads = dict(each)
+    by: dict[str, list[int]] = {}
+    for rank, head in heads.items():
+        by.setdefault(head, []).append(rank)
     if len(by) == 1:
-        return f"here: {heads[0]}"
+        return f"here: {next(iter(by))}"
     found = [f"{text} on {of_ranks(ranks)}" for text, ranks in by.items()]
     more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
     return "; ".join([*found[:_SHOWN], *more])

@@ -71,12 +71,13 @@ class AnchorComparison:
             return
         each = torch.stack((yield from gather(torch.tensor([*sums.values()]), scope)))
         apart = (each != each[0]).nonzero().tolist()
-        ranks = {self._session.ranks[place] for place, _ in apart}
+        known_as = self._session.context.global_ranks
+        ranks = {known_as[place] for place, _ in apart}
         names = [name for i, name in enumerate(sums) if i in {column for _, column in apart}]
         more = f" and {len(names) - 1} other parameters" if len(names) > 1 else ""
         raise RoundError(
             f"in step {step} the common point of {names[0]}{more} has other bits on "
-            f"{of_ranks(sorted(ranks))} than on rank {self._session.ranks[0]}, and no rank has sent "
+            f"{of_ranks(sorted(ranks))} than on rank {known_as[0]}, and no rank has sent "
             "anything of this step: load checkpoints of one moment on all ranks, and give all of them the "
             "same versions of tacit and torch"
         )

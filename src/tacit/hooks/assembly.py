@@ -16,7 +16,7 @@ from tacit.hooks.node_layout import measured_links, read_nodes, warn_of_one
 from tacit.hooks.options import AttachOptions
 from tacit.links import Links
 from tacit.strategy import AnyStrategy, Strategy
-from tacit.transports.process_groups import gathered
+from tacit.transports.process_groups import gathered, ranks_of
 
 
 def links_for(options: AttachOptions) -> Links | None:
@@ -111,7 +111,8 @@ def _share(options: AttachOptions) -> float:
     weights = torch.cat(gathered(mine, options.group))
     if not bool(weights.any()):
         return 1.0
-    without = [rank for rank, each in enumerate(weights.tolist()) if not each]
+    ranks = ranks_of(options.group)
+    without = [rank for rank, each in zip(ranks, weights.tolist(), strict=True) if not each]
     if without:
         raise AttachError(f"ranks {without} give no weight, and others do: give one on every rank")
     return float(mine / weights.mean())

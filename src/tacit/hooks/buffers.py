@@ -227,7 +227,7 @@ class ReplicaBuffers:
     def _nonfinite(
         self, broken: Iterable[tuple[str, Sequence[int]]], began: Mapping[int, Origin]
     ) -> NonFinite:
-        ranks = self._session.ranks
+        ranks = self._session.context.global_ranks
         where = ", ".join(
             f"{name} on rank {', '.join(str(ranks[place]) for place in places)}" for name, places in broken
         )

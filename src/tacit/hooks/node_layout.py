@@ -34,12 +34,13 @@ def read_nodes(group: dist.ProcessGroup, mesh: DeviceMesh | None) -> list[list[i
     """
     laid_out = _by_mesh(group, mesh) if mesh is not None else []
     numbers = _everybodys(group, zlib.crc32(repr(laid_out).encode()) if laid_out else 0)
-    nodes = laid_out or _by_launcher(numbers)
+    nodes = laid_out or _by_launcher(numbers, ranks_of(group))
     most = max(nodes, key=len)
     for i, node in enumerate(nodes):
         if len(node) != len(most):
+            first = ranks_of(group)[node[0]]
             raise AttachError(
-                f"node {i} has {len(node)} ranks (first: rank {node[0]}) and another has {len(most)}: a "
+                f"node {i} has {len(node)} ranks (first: rank {first}) and another has {len(most)}: a "
                 "strategy by nodes needs as many ranks on every node; start as many on each, or choose an "
                 "algorithm without levels"
             )
@@ -93,18 +94,20 @@ def _everybodys(group: dist.ProcessGroup, layout: int) -> list[int]:
     said = next((os.environ[name] for name in VARIABLES if name in os.environ), "-1")
     mine = torch.tensor([int(said), layout])
     all_ = gathered(mine, group)
-    different = [rank for rank, theirs in enumerate(all_) if theirs[1] != all_[0][1]]
+    ranks = ranks_of(group)
+    different = [rank for rank, theirs in zip(ranks, all_, strict=True) if theirs[1] != all_[0][1]]
     if different:
         raise AttachError(
-            f"ranks {different} give attach another mesh than rank 0: give every rank the same one"
+            f"ranks {different} give attach another mesh than rank {ranks[0]}: give every rank the same one"
         )
     return [int(theirs[0]) for theirs in all_]
 
 
-def _by_launcher(numbers: list[int]) -> list[list[int]]:
+def _by_launcher(numbers: list[int], ranks: list[int]) -> list[list[int]]:
     if -1 in numbers:
+        silent = ranks[numbers.index(-1)]
         raise AttachError(
-            f"rank {numbers.index(-1)} cannot tell its node, as neither {' nor '.join(VARIABLES)} is set: "
+            f"rank {silent} cannot tell its node, as neither {' nor '.join(VARIABLES)} is set: "
             "start with torchrun, srun or Ray Train, or give attach(..., mesh="
             'init_device_mesh("cpu", (nodes, ranks), mesh_dim_names=("net", "node")))'
         )

@@ -114,7 +114,9 @@ class Observations:
         return mine[None] if self._near is None else torch.stack(gathered(mine, self._near))
 
     def _check_given(self, step: int, given: Sequence[float]) -> None:
-        silent = [rank for rank, each in zip(self._session.ranks, given, strict=True) if not each]
+        silent = [
+            rank for rank, each in zip(self._session.context.global_ranks, given, strict=True) if not each
+        ]
         if not silent:
             return
         where = "at all" if len(silent) == len(given) else f"on {of_ranks(silent)}"

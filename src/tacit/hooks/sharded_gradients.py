@@ -90,6 +90,7 @@ class ShardedGradients:
         self._partial: dict[int, Tensor] = {}
         self._landing: list[tuple[BucketFuture, Tensor]] = []
         self._over = False
+        self._failure: Exception | None = None
         self._handle: RemovableHandle | None = None
         for group in self._groups:
             if group.has_hook:
@@ -162,19 +163,27 @@ class ShardedGradients:
         if bucket.index() == 0:
             self._over = False
             at_end_of_backward(self._ended)
-        future = self._dispatcher.answer(bucket)
         if bucket.is_last():
             self._arrived.clear()
-        self._landing.append((future, flat))
+        try:
+            self._landing.append((self._dispatcher.answer(bucket), flat))
+        except Exception as error:  # of a round that has failed, as `_land` has it
+            self._failure = self._failure or error
         if not later:
             self._land()
-        elif len(self._landing) == 1:
-            at_end_of_backward(self._land)
 
     def _land(self) -> None:
-        """Wait for the means that are under way."""
+        """Wait for the means that are under way.
+
+        A failure is raised when backward ends: a rank that left it earlier would not take part in what FSDP2
+        does for its other modules, and the ranks of its replica would wait for it.
+        """
         for future, flat in self._landing:
-            future.wait()
+            try:
+                future.wait()
+            except Exception as error:
+                self._failure = self._failure or error
+                continue
             if self._factor != 1:
                 flat.mul_(self._factor)
             if flat.is_cuda:  # FSDP2 may give its memory away while this stream still reads it
@@ -197,7 +206,12 @@ class ShardedGradients:
     # ---- what is left undone --------------------------------------------------------------------------
 
     def _ended(self) -> None:
+        """Backward is over, and FSDP2's own part of it."""
         self._over = True
+        self._land()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def _before_forward(self, *_: object) -> None:
         """Begin anew where the last backward has failed."""

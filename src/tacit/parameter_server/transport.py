@@ -97,6 +97,10 @@ class BesidePeers:
         """This rank's among the peers; on the axis SERVER, among all."""
         return self.peers.place(WORLD if axis == SERVER else axis)
 
+    def global_rank(self, replica: int) -> int:
+        """As the peers tell it."""
+        return self.peers.global_rank(replica)
+
 
 @dataclass(eq=False)
 class StarTransport(BesidePeers):

@@ -120,7 +120,7 @@ class DeviceRounds(PendingRounds):
         if report.given and hidden and checks.skips_given(self._origin_codes(bucket, report, step), step):
             pending.skip()
         if report.overflow and not pending.skipped:
-            where = ", ".join(str(context.ranks[place]) for place in report.overflow)
+            where = ", ".join(str(context.global_ranks[place]) for place in report.overflow)
             raise overflow(bucket.name, step, bucket.dtype, f" of rank {where}")
         if not report.mean:
             return

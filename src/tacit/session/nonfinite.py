@@ -73,7 +73,7 @@ class NonfiniteChecks:
 
     def origins_of(self, codes: Sequence[float]) -> dict[int, Origin]:
         """By rank, of the ranks whose code is not 0."""
-        each = zip(self._config.context.ranks, map(round, codes), strict=True)
+        each = zip(self._config.context.global_ranks, map(round, codes), strict=True)
         return {rank: decode(code, self._names) for rank, code in each if code > 0}
 
     # ---- what is looked at --------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class NonfiniteChecks:
         # The first to have it: what others gave to later means came of the first.
         codes = [divmod(round(float(w) * len(nonfinite_flags)), MEANS + 1) for w in nonfinite_flags]
         first = min((index for _, index in codes if index), default=0)
-        ranks = self._config.context.ranks
+        ranks = self._config.context.global_ranks
         blamed = {rank for rank, (_, index) in zip(ranks, codes, strict=True) if 0 < index <= first}
         began = self.origins_of([code for code, _ in codes])
         began = {rank: origin for rank, origin in began.items() if rank in blamed}

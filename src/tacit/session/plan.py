@@ -68,6 +68,11 @@ class SessionContext:
         return list(self.transport.ranks(self.topology.scope))
 
     @cached_property
+    def global_ranks(self) -> list[int]:
+        """What users know them by: their ranks among all processes of the job."""
+        return [self.transport.global_rank(rank) for rank in self.ranks]
+
+    @cached_property
     def me(self) -> int:
         """This rank's place among them."""
         return self.transport.place(self.topology.scope).rank

@@ -59,6 +59,10 @@ class ByDevice:
         """As of `contracts.Transport`."""
         return self.device.place(axis)
 
+    def global_rank(self, replica: int) -> int:
+        """As of `contracts.Transport`."""
+        return self.device.global_rank(replica)
+
     def post(self, request: Collective, stage: int, key: str) -> Posted:
         """By the transport that reaches what is sent."""
         chosen = self.host if on_host(_first(request)) else self.device

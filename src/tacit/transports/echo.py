@@ -68,6 +68,10 @@ class Layout:
         ranks = self.ranks(axis)
         return AxisRank(ranks.index(self.rank), len(ranks))
 
+    def global_rank(self, replica: int) -> int:
+        """The same: there are no others."""
+        return replica
+
     def open(self, stages: Mapping[str, int]) -> None:
         """Nothing to do."""
 
@@ -119,6 +123,10 @@ class EchoTransport:
     def place(self, axis: str) -> AxisRank:
         """See `Layout`."""
         return self.layout.place(axis)
+
+    def global_rank(self, replica: int) -> int:
+        """See `Layout`."""
+        return self.layout.global_rank(replica)
 
     def post(self, request: Collective, stage: int, key: str) -> Posted:
         """Answer it.

@@ -267,6 +267,10 @@ class LoopbackTransport:
         ranks = self.ranks(axis)
         return AxisRank(ranks.index(self._rank), len(ranks))
 
+    def global_rank(self, replica: int) -> int:
+        """The same: there are no others."""
+        return replica
+
     def post(self, request: Collective, stage: int, key: str) -> Posted:
         """Meet the request of the other ranks that is in the same turn of the axis and stage."""
         turn = stage_of(request), stage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -41,6 +42,8 @@ _OPEN: dict[GroupUser, int] = {}
 """The transports at work, and the channel of each: two at once must not share a process group."""
 _CONTROL: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _NOTICES: dict[tuple[int, ...], dist.ProcessGroup] = {}
+_MADE: Counter[tuple[int, ...]] = Counter()
+"""How many groups of these ranks were made: on all of them as many, whatever else one takes part in."""
 _NOTICE, _SHARING = "tacit", "tacit-gloo"
 """The names of a backend that only tells of a shutdown, and of Gloo with one thread for all sockets."""
 
@@ -164,8 +167,12 @@ def notify_of_shutdown(ranks: Sequence[int], call: Callable[[], None]) -> None:
 
 
 def _new_group(ranks: Sequence[int], timeout: timedelta | None, backend: str) -> dist.ProcessGroup:
-    whole = len(ranks) == dist.get_world_size()
-    group = dist.new_group([*ranks], timeout, backend, use_local_synchronization=not whole)
+    if len(ranks) == dist.get_world_size():
+        group = dist.new_group([*ranks], timeout, backend)
+    else:
+        _MADE[tuple(ranks)] += 1
+        with torch_compat.group_named(f"tacit {' '.join(map(str, ranks))} #{_MADE[tuple(ranks)]}"):
+            group = dist.new_group([*ranks], timeout, backend, use_local_synchronization=True)
     assert isinstance(group, dist.ProcessGroup)
     return group
 

@@ -185,6 +185,10 @@ class TorchTransport:
             self._places[axis] = AxisRank(ranks.index(self.parent.rank()), len(ranks))
         return self._places[axis]
 
+    def global_rank(self, replica: int) -> int:
+        """That of `torch.distributed`."""
+        return process_groups.ranks_of(self.parent)[replica]
+
     def post(self, request: Collective, stage: int, key: str) -> Posted:
         """Start the collective; see `contracts.Transport`."""
         assert not isinstance(request, PushPull), "a server was asked, and there is none"
