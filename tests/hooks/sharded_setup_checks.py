@@ -111,7 +111,7 @@ def a_nan_is_an_error_that_names_the_rank_as_all_know_it() -> None:
 
 @check
 def a_rank_with_more_process_groups_than_others_finds_them() -> None:
-    """Ranks 0 and 1 have one each that ranks 2 and 3 have not; another time-out asks for groups that are new."""
+    """Ranks 0 and 1 have one each that the others have not; another time-out asks for groups that are new."""
     if dist.get_rank() < 2:
         dist.new_group([dist.get_rank()], use_local_synchronization=True)
     net = sharded()
