@@ -114,7 +114,10 @@ LONG = (
     "tests/compressors/test_allocation.py",
     "tests/compressors/test_any_input.py::test_ranks_agree_and_finite_entries_stay_finite",
     "tests/compressors/test_any_input.py::test_the_mean_is_of_what_was_sent_and_the_rest_is_owed",
-    *(f"{TWO_BYTES}[{name}" for name in ("gtopk", "int8", "onebit", "powersgd", "s", "topk in int8")),
+    *(
+        f"{TWO_BYTES}[{name}"
+        for name in ("gtopk", "int8", "onebit", "powersgd", "select", "sign", "topk in int8")
+    ),
     "tests/compressors/test_predicted.py::test_what_is_sent_stands_for",
     "tests/compressors/test_predicted.py::test_many_ranks_that_agree_are_never_told_to_differ",
     "tests/compressors/test_predicting.py::test_motion_that_shrinks_is_predicted_in_every_round",
