@@ -60,6 +60,10 @@ class Meeting:
         barrier.wait(30)
 
 
+KNOWN_AS = 10
+"""What errors call the first rank: the group is not that of all ranks."""
+
+
 class PairedCrew(Crew):
     """Replicas of a `PairTopology`.
 
@@ -80,7 +84,10 @@ class PairedCrew(Crew):
     def transports(self, peers: int) -> Sequence[LoopbackTransport]:
         topology, store, mean = self.strategy.topology, dist.HashStore(), Meeting()
         assert isinstance(topology, PairTopology)
-        self.members = [PairMembers(store, rank, peers, topology.allow_lost) for rank in range(peers)]
+        known_as = range(KNOWN_AS, KNOWN_AS + peers)
+        self.members = [
+            PairMembers(store, rank, peers, topology.allow_lost, known_as=known_as) for rank in range(peers)
+        ]
         net = Loopback(peers)
         self.links = [
             PairTransport(LoopbackTransport(net, rank), topology, self.members[rank], mean)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from pairs_in_threads import N, PairedCrew, train
+from pairs_in_threads import KNOWN_AS, N, PairedCrew, train
 from torch import Tensor, nn
 
 from cases import for_each
@@ -318,8 +318,8 @@ def test_where_one_has_come_to_its_end_and_others_to_a_mean_of_all_both_are_told
 
     crew.each(work)
     assert all("give all of them equally many batches" in said[rank] for rank in range(2))
-    assert "rank 0 has come to its round 3, and rank 1 to session.sync() or its end" in said[0]
-    assert "rank 1 has come to session.sync() or its end, and rank 0 to its round 3" in said[1]
+    assert "rank 10 has come to its round 3, and rank 11 to session.sync() or its end" in said[0]
+    assert "rank 11 has come to session.sync() or its end, and rank 10 to its round 3" in said[1]
     for transport in crew.links:
         transport.abort()
     crew.close()
@@ -337,7 +337,7 @@ def test_a_dead_rank_is_named(lost: int) -> None:
 
     def work(rank: int, _: object) -> None:
         if rank != lost:
-            with pytest.raises(PeerLost, match=f"rank {lost} is gone: .*allow_lost=true"):
+            with pytest.raises(PeerLost, match=f"rank {KNOWN_AS + lost} is gone: .*allow_lost=true"):
                 train(crew, rank, 100_000)
             errors.append(rank)
 
@@ -365,8 +365,8 @@ def test_a_dead_rank_is_left_out_where_that_is_allowed(
     crew.each(lambda rank, _: train(crew, rank, 5) if rank != lost else None)
     assert all(crew.replicas[rank].session.step == 38 for rank in others)
     said = [record.getMessage() for record in caplog.records]
-    assert any(f"goes on without rank {lost}, which is gone" in each for each in said)
-    with pytest.raises(PeerLost, match=f"took this rank, {lost}, for gone"):
+    assert any(f"goes on without rank {KNOWN_AS + lost}, which is gone" in each for each in said)
+    with pytest.raises(PeerLost, match=f"took this rank, {KNOWN_AS + lost}, for gone"):
         crew.links[lost]._members.meet("session.sync() or its end")
     crew.close()
 
@@ -393,7 +393,7 @@ def test_a_rank_that_does_not_come_to_a_meeting_is_missed_when_nothing_is_heard_
         if allowed:
             assert outcomes == [None] * 3
         else:
-            assert all("rank 2 is gone: nothing was heard of it" in str(each) for each in outcomes[:2])
+            assert all("rank 12 is gone: nothing was heard of it" in str(each) for each in outcomes[:2])
         for transport in crew.links:
             transport.abort()
         crew.close()
@@ -402,7 +402,7 @@ def test_a_rank_that_does_not_come_to_a_meeting_is_missed_when_nothing_is_heard_
 def test_who_does_not_answer_is_named_within_the_time_out() -> None:
     crew = PairedCrew("adpsgd", peers=2, timeout=1.0)
     frozen = crew.links[1].store.held()
-    with frozen, pytest.raises(PeerLost, match="rank 1 is gone: it did not answer within 1 s"):
+    with frozen, pytest.raises(PeerLost, match="rank 11 is gone: it did not answer within 1 s"):
         train(crew, 0, 5)
     for transport in crew.links:
         transport.abort()
@@ -413,7 +413,7 @@ def test_who_closes_early_is_gone_to_the_others() -> None:
     crew = PairedCrew("adpsgd", peers=2)
     crew.each(lambda rank, _: train(crew, rank, 2))
     crew.links[1].close()
-    with pytest.raises(PeerLost, match="rank 1 is gone"):
+    with pytest.raises(PeerLost, match="rank 11 is gone"):
         train(crew, 0, 1000)
     crew.close()
 
@@ -426,7 +426,7 @@ def test_a_nan_stays_where_it_is() -> None:
         crew.replicas[2].progress.after_step()
     assert all(bool(crew.stored(rank).isfinite().all()) for rank in range(4))
     crew.links[2].abort(crew.replicas[2].session.failure.error)
-    with pytest.raises(PeerLost, match="rank 2 is gone: NaN or infinity in the parameter b on rank 2"):
+    with pytest.raises(PeerLost, match="rank 12 is gone: NaN or infinity in the parameter b on rank 2"):
         train(crew, 1, 100_000)
     crew.close()
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -35,13 +35,21 @@ class PairMembers(Membership):
         rank: this one of so many `peers`, from 0.
         allow_lost: whether the others go on where one is gone.
         timeout: after which a store that does not answer is an error.
+        known_as: what errors call each of them; as they are counted here, where not said.
     """
 
     def __init__(
-        self, store: KeyValueStore, rank: int, peers: int, allow_lost: bool, timeout: float = 60.0
+        self,
+        store: KeyValueStore,
+        rank: int,
+        peers: int,
+        allow_lost: bool,
+        timeout: float = 60.0,
+        known_as: Sequence[int] = (),
     ) -> None:
         self._store = BoundedStore(store, timeout)
         self._rank, self._peers, self._allow_lost = rank, peers, allow_lost
+        self._known_as = known_as or range(peers)
         self._lost: set[int] = set()
         self._meetings = 0
         self._met = False
@@ -70,14 +78,11 @@ class PairMembers(Membership):
             _log.warning(
                 "rank %d goes on without rank %d, which is gone: %s. Its last steps may be lost, and its "
                 "data are no longer trained on",
-                *(self._rank, rank, why),
+                *(self._known_as[self._rank], self._known_as[rank], why),
             )
         number, _, why = first.partition(" ")
-        return PeerLost(
-            f"rank {number} is gone: {why}. To go on without it, write allow_lost=true"
-            if not self._allow_lost
-            else f"rank {number} is gone: {why}"
-        )
+        gone = f"rank {self._known_as[int(number)]} is gone: {why}"
+        return PeerLost(gone if self._allow_lost else f"{gone}. To go on without it, write allow_lost=true")
 
     def _watch(self) -> None:
         beats = 0
@@ -127,8 +132,9 @@ class PairMembers(Membership):
         """Refuse to average all at the end of some, and in a round of others."""
         for rank, where in come.items():
             if where != what:
+                here, there = self._known_as[self._rank], self._known_as[rank]
                 raise UnevenData(
-                    f"rank {self._rank} has come to {what}, and rank {rank} to {where}, where all ranks are "
+                    f"rank {here} has come to {what}, and rank {there} to {where}, where all ranks are "
                     "averaged: give all of them equally many batches, or attach 'adpsgd', whose ranks may "
                     "take other numbers of steps"
                 )
@@ -163,14 +169,16 @@ class PairMembers(Membership):
     def _check(self, members: list[int]) -> None:
         if self._rank not in members:
             why = self._store.get(f"lost/{self._rank}").decode()
+            me = self._known_as[self._rank]
             raise PeerLost(
-                f"the others took this rank, {self._rank}, for gone ({why}), and go on without it: what it "
-                "has trained since is lost"
+                f"the others took this rank, {me}, for gone ({why}), and go on without it: what it has "
+                "trained since is lost"
             )
         gone = sorted({*range(self._peers)} - {*members})
         if not gone or self._allow_lost:
             return
-        raise self.lose(gone[0], f"it did not come where {of_ranks(members)} were to be equal")
+        come = of_ranks([self._known_as[rank] for rank in members])
+        raise self.lose(gone[0], f"it did not come where {come} were to be equal")
 
     def close(self) -> None:
         self._closing.set()
@@ -200,7 +208,8 @@ def joined_pairs(
     clone = getattr(store, "clone", lambda: store)()
     prefixed = PrefixStore(f"tacit/pairs/{name}/{_SESSIONS[name]}", clone)
     here, seconds = peers.place(), timeout.total_seconds()
-    members = PairMembers(prefixed, here.rank, here.peers, topology.allow_lost, seconds)
+    known_as = ranks_of(peers.parent)
+    members = PairMembers(prefixed, here.rank, here.peers, topology.allow_lost, seconds, known_as)
     try:
         transport = join(peers, topology, members, seed, seconds)
     except BaseException:

@@ -20,7 +20,7 @@ from tacit.parameter_server.listener import Listener, RejectionLog
 from tacit.parameter_server.protocol import Channel, FrameKind, Header
 from tacit.parameter_server.secret import Secret
 from tacit.transports.interfaces import address_of
-from tacit.transports.process_groups import channel_of, gathered, own_groups, said, sum_
+from tacit.transports.process_groups import channel_of, gathered, own_groups, ranks_of, said, sum_
 from tacit.transports.torch import TorchTransport
 
 _PORT_HINT = (
@@ -40,7 +40,7 @@ def join(
     Raises:
         AttachError: a rank cannot be reached.
     """
-    here = peers.place()
+    here, known_as = peers.place(), ranks_of(peers.parent)
     transport = PairTransport(peers, topology, members, _GroupMean(peers), seed, peers.close)
     transport.open({WORLD: 1})
     asked_by = [rank for rank in range(here.peers) if here.rank in topology.partners(rank, here.peers)]
@@ -54,20 +54,23 @@ def join(
         try:
             for rank in topology.partners(here.rank, here.peers):
                 home, port = homes[rank].split()
-                channel = open_channel((home, int(port)), secret, timeout, f"rank {rank}")
+                channel = open_channel((home, int(port)), secret, timeout, f"rank {known_as[rank]}")
                 channel.send(Header(FrameKind.HELLO, sequence=here.rank))
                 link = AskingLink(rank, channel, transport, timeout)
                 transport.connect(link)
                 link.start()
         except (ServerLost, AttachError, OSError) as failed:
-            error = AttachError(
-                f"rank {rank} at {home}:{port} cannot be reached by rank {here.rank}: {failed}"
-            )
+            there, me = known_as[rank], known_as[here.rank]
+            error = AttachError(f"rank {there} at {home}:{port} cannot be reached by rank {me}: {failed}")
         else:
             missing = door.missing()
             if missing:
-                error = AttachError(f"{of_ranks(missing)} did not connect to rank {here.rank} at {host}")
-        refused = [rank for rank, each in enumerate(_flags(peers, error is not None)) if each]
+                error = AttachError(
+                    f"{of_ranks([known_as[rank] for rank in missing])} did not connect to rank "
+                    f"{known_as[here.rank]} at {host}"
+                )
+        told = zip(known_as, _flags(peers, error is not None), strict=True)
+        refused = [rank for rank, each in told if each]
         if refused:
             transport.abort(PeerLost(f"{of_ranks(refused)} could not be connected"))
             transport.close()
