@@ -31,7 +31,7 @@ $(READY): $(STAMP) $(JITTED)
 demo: setup  ## Train with five algorithms on an emulated slow network and compare them.
 	$(BIN)/tacit compare
 
-quick: setup  ## The laws, and the tests that start no process: a minute and a half on two cores.
+quick: setup  ## The laws, and the tests that start no process: about a minute and a half on two cores.
 	$(BIN)/python -m pytest --forks 6 -m "not processes and not long"
 
 test: setup  ## The whole test suite; tests that need network namespaces say so where they cannot run.
