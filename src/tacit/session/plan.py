@@ -25,7 +25,7 @@ from tacit.contracts import (
 )
 from tacit.exchange.health import finite
 from tacit.session.buckets import Bucket, Policy, make_buckets
-from tacit.session.remembered import RememberedRuns
+from tacit.session.remembered import Place, RememberedRuns
 from tacit.transports.meter import Cost, DryRun, run_dry
 
 _RUNS = RememberedRuns()
@@ -214,33 +214,21 @@ class Plan:
 
     def run_dry(self, i: int, dry_run: DryRun, coordinate: Coordinate | None = None, step: int = 0) -> Cost:
         """What an exchange of bucket `i` costs the rank there, this one or another; on meta tensors."""
-        session_context, coordinate = self.session_context, coordinate or self.session_context.coordinate
+        context, coordinate = self.session_context, coordinate or self.session_context.coordinate
 
         def place(axis: str) -> AxisRank:
-            if axis == session_context.topology.meets:
+            if axis == context.topology.meets:
                 return coordinate.here
-            return (
-                coordinate.near
-                if axis == NODE and session_context.by_node
-                else session_context.transport.place(axis)
-            )
+            return coordinate.near if axis == NODE and context.by_node else context.transport.place(axis)
 
-        def run(work: DryRun, place: Callable[[str], AxisRank]) -> Cost:
+        def run(work: DryRun, place: Place) -> Cost:
             return self._run_dry(i, work, coordinate, step, place)
 
-        context = session_context
         settings = context.topology, context.apart, context.idle is None, context.in_stream, step
         key = (*settings, len(context.ranks), self.buckets[i], self.spans[i], tuple(coordinate))
         return _RUNS.run(key, dry_run, place, run)
 
-    def _run_dry(
-        self,
-        i: int,
-        dry_run: DryRun,
-        coordinate: Coordinate,
-        step: int,
-        place: Callable[[str], AxisRank],
-    ) -> Cost:
+    def _run_dry(self, i: int, dry_run: DryRun, coordinate: Coordinate, step: int, place: Place) -> Cost:
         bucket, compressor = self.buckets[i], self.piece(i, coordinate.near).compressor
         state, x = self.first_state(i, coordinate), bucket.like()
         out = bucket.like() if self.session_context.apart else x
