@@ -4,6 +4,7 @@
     python benchmarks/gpu.py --only kernels       # encode and decode, in GB/s and in copies
     python benchmarks/gpu.py --only steps         # a step with each algorithm against plain DDP
     python benchmarks/gpu.py --only wire          # the same with an emulated wire between 8 GPUs
+    python benchmarks/gpu.py --only profile       # where a step's time beyond plain DDP's goes
     python benchmarks/gpu.py --dry                # what would be measured; exchanges run emulated on the CPU
 
 One rank starts its collectives too, so that all launches are there. What one GPU cannot show, NCCL between
@@ -28,7 +29,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._autograd import DeviceType
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
@@ -38,10 +41,11 @@ from tacit.contracts import AllGather, AllReduce, Collective, Context, OneShot, 
 from tacit.hooks.ddp import HookDispatcher
 from tacit.kernels.dispatch import emulated_device
 from tacit.lab.recipes.models.gpt import GPT
+from tacit.session import health
 from tacit.transports import torch as transport
 from tacit.transports.wire import nbytes
 
-PARTS = ("kernels", "steps", "wire")
+PARTS = ("kernels", "steps", "wire", "profile")
 ALGORITHMS = (
     "dense",
     "bf16",
@@ -335,6 +339,137 @@ def wired(algorithms: Sequence[str], gbit: float, peers: int, count: int) -> lis
     return rows
 
 
+# ---- where the time goes ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def without(waiting: bool = False, notes: bool = False) -> Iterator[None]:
+    """Leave out the wait before the optimizer's step, or what is noted of NaN and overflow."""
+    report, noted = health.DeviceReport, health.BucketHealth
+    replaced: list[tuple[Any, str, Any]] = []
+    if waiting:
+        replaced.append((report, "read", lambda self: {}))
+    if notes:
+        replaced += [(noted, name, lambda self, x: None) for name in ("note_given", "note_mean")]
+        replaced.append((transport, "divide_", lambda flat, by, finite_probe: flat.div_(by)))
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    for each in replaced:
+        setattr(*each)
+    try:
+        yield
+    finally:
+        for each in before:
+            setattr(*each)
+
+
+def hooked_by_torch() -> Training:
+    """Plain DDP with torch's own hook in Python, which does what DDP does without one."""
+    each = training(None)
+    each.model.register_comm_hook(None, allreduce_hook)  # type: ignore[operator]
+    return each
+
+
+def parts(blocks: int, count: int) -> list[dict[str, Any]]:
+    """A step with `dense`, and with parts of it left out, against plain DDP; in interleaved blocks."""
+    arms: dict[str, tuple[Training, dict[str, bool]]] = {"plain": (training(None), {})}
+    arms["torch's hook"] = hooked_by_torch(), {}
+    for name, left_out in {
+        "dense": {},
+        "dense, not waiting": {"waiting": True},
+        "dense, noting nothing": {"notes": True},
+        "dense, neither": {"waiting": True, "notes": True},
+    }.items():
+        arms[name] = training("dense"), left_out
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for block in range(blocks + 1):
+        for name in [*arms][:: 1 if block % 2 else -1]:
+            each, left_out = arms[name]
+            with without(**left_out):
+                found = milliseconds(each, count)
+            if block:  # the first is to settle
+                seconds[name].append(found)
+    rows = []
+    for name, times in seconds.items():
+        ratio = paired_ratio(times, seconds["plain"])
+        rows.append({"arm": name, "ms": statistics.median(times), "ratio": ratio})
+        print(f"{name:28} {rows[-1]['ms']:7.2f} ms, of plain {ratio['median']:.4f}", flush=True)
+    for each, _ in arms.values():
+        if each.session is not None:
+            each.session.close()
+    return rows
+
+
+def profiled(algorithm: str | None, count: int = 3) -> dict[str, Any]:
+    """A step's kernels by name, in ms; for how long the GPU did nothing; and the longest such gaps."""
+    each = training(algorithm)
+    for _ in range(8):
+        each.step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(count):
+            each.step()
+        torch.cuda.synchronize()
+    assert profiler.profiler is not None
+    found = [
+        (event.start_ns() / 1e6, event.duration_ns() / 1e6, event.name())
+        for event in profiler.profiler.kineto_results.events()
+        if event.device_type() == DeviceType.CUDA
+    ]
+    found.sort()
+    by_name: dict[str, float] = {}
+    gaps: list[tuple[float, str, str]] = []
+    end, last, worked = found[0][0], "", 0.0
+    for start, took, name in found:
+        by_name[name] = by_name.get(name, 0.0) + took / count
+        if start > end:
+            gaps.append((start - end, last, name))
+        worked += max(0.0, start + took - max(start, end))
+        if start + took > end:
+            end, last = start + took, name
+    if each.session is not None:
+        each.session.close()
+    return {
+        "algorithm": algorithm or "plain",
+        "busy_ms": worked / count,
+        "idle_ms": sum(gap for gap, *_ in gaps) / count,
+        "kernels": len(found) / count,
+        "by_name": by_name,
+        "longest_gaps": sorted(gaps, reverse=True)[:6],
+    }
+
+
+def busy(row: Mapping[str, Any]) -> str:
+    """In a line."""
+    numbers = f"busy {row['busy_ms']:.2f} ms, idle {row['idle_ms']:.2f}, {row['kernels']:.0f} kernels"
+    return f"{row['algorithm']}: {numbers}"
+
+
+def where(algorithms: Sequence[str]) -> list[dict[str, Any]]:
+    """What the GPU does in a step beyond what it does with plain DDP."""
+    plain = profiled(None)
+    rows = [plain]
+    print(
+        f"plain: busy {plain['busy_ms']:.2f} ms, idle {plain['idle_ms']:.2f}, {plain['kernels']:.0f} kernels"
+    )
+    for algorithm in algorithms:
+        row = profiled(algorithm)
+        more = {
+            name: row["by_name"].get(name, 0.0) - plain["by_name"].get(name, 0.0)
+            for name in {**row["by_name"], **plain["by_name"]}
+        }
+        ordered = sorted(more.items(), key=lambda each: -each[1])
+        row["beyond_plain"] = {name: ms for name, ms in ordered if abs(ms) > 0.02}
+        rows.append(row)
+        print(busy(row))
+        for name, ms in [*row["beyond_plain"].items()][:14]:
+            print(f"    {ms:+8.3f} ms {name[:110]}")
+        for gap, before, after in row["longest_gaps"][:3]:
+            print(f"    idle {gap:.3f} ms between {before[:60]} and {after[:60]}", flush=True)
+    for row in rows:
+        row.pop("by_name")
+    return rows
+
+
 # ---- all of it ----------------------------------------------------------------------------------------
 
 
@@ -399,20 +534,23 @@ def main() -> None:
         return
     if not torch.cuda.is_available():
         parser.error("torch sees no GPU here: write --dry to see what would be measured")
-    parts = options.only.split(",") if options.only else list(PARTS)
-    if unknown := set(parts) - set(PARTS):
+    parts_wanted = options.only.split(",") if options.only else list(PARTS)
+    if unknown := set(parts_wanted) - set(PARTS):
         parser.error(f"--only {options.only}: there is no part {', '.join(unknown)}, only {', '.join(PARTS)}")
     torch.cuda.set_device(0)
     store = HashStore()
     dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=CUDA)
     transport.ALONE_TOO = True
     result: dict[str, Any] = {"benchmark": "gpu", **hardware(), **gpu()}
-    if "kernels" in parts:
+    if "kernels" in parts_wanted:
         result["kernels"] = kernels()
-    if "steps" in parts:
+    if "steps" in parts_wanted:
         result["steps"] = steps(options.algorithms, *((4, 4) if options.quick else (10, 10)))
-    if "wire" in parts:
+    if "wire" in parts_wanted:
         result["wire"] = wired(options.algorithms, options.gbit, options.peers, 2 if options.quick else 10)
+    if "profile" in parts_wanted:
+        result["parts"] = parts(*((4, 4) if options.quick else (10, 10)))
+        result["profile"] = where([each for each in options.algorithms if "sync_every" not in each])
     dist.destroy_process_group()
     conclude(result, "", options)
 

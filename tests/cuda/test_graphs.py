@@ -1,0 +1,87 @@
+"""CUDA graphs on one GPU: what works beside a session, and what is refused."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from gpu_training import CUDA, batches, flat, network, on, sgd, steps, trained, wrapped
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import tacit
+from tacit.errors import AttachError
+
+pytestmark = pytest.mark.usefixtures("nccl")
+
+
+def captured(model: DDP, x: Tensor, y: Tensor) -> torch.cuda.CUDAGraph:
+    """Forward and backward; a replay leaves gradients where DDP has its buckets."""
+
+    def once() -> None:
+        nn.functional.cross_entropy(model(x), y).backward()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(11):  # as torch's notes on CUDA graphs ask of DDP
+            once()
+    torch.cuda.current_stream().wait_stream(side)
+    model.zero_grad()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        once()
+    return graph
+
+
+@pytest.mark.parametrize("algorithm", ["localsgd:sync_every=3", "diloco:sync_every=3,bits=4"])
+def test_rounds_come_beside_a_captured_step(algorithm: str) -> None:
+    data = on(CUDA, batches(10))
+    x, y = (each.clone() for each in data[0])
+    with torch.cuda.stream(torch.cuda.Stream()):
+        model = wrapped()
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, algorithm) as session:
+        graph = captured(model, x, y)
+        for here, there in data:
+            x.copy_(here)
+            y.copy_(there)
+            graph.replay()
+            optimizer.step()
+        assert session.metrics()["rounds"] == 3
+    assert (flat(model).cpu() - trained(algorithm)).abs().max() < 1e-4
+
+
+def test_to_capture_a_backward_whose_gradients_travel_is_refused() -> None:
+    data = on(CUDA, batches(1))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        model = wrapped()
+    tacit.attach(model, sgd(model), "topk:ratio=0.05")
+    with pytest.raises((AttachError, RuntimeError)) as raised:
+        captured(model, *data[0])
+    errors = [raised.value]
+    while errors[-1].__context__ is not None:
+        errors.append(errors[-1].__context__)
+    assert any("a CUDA graph is being captured" in str(each) for each in errors), errors
+
+
+@pytest.mark.parametrize("algorithm", ["dense", "topk:ratio=0.05", "diloco:sync_every=2"])
+def test_layers_that_are_graphs_train_alike(algorithm: str) -> None:
+    """`make_graphed_callables` inside DDP: backward replays a graph, and DDP calls its hook behind it."""
+    x, _ = on(CUDA, batches(1))[0]
+    layers = torch.cuda.make_graphed_callables(network(), (x,))
+    model = wrapped(layers)
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, algorithm) as session:
+        steps(model, optimizer, on(CUDA, batches(6)), session.observe)
+    assert (flat(model).cpu() - trained(algorithm, 6)).abs().max() < (2e-2 if "topk" in algorithm else 1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.parametrize("wrap", [lambda net: wrapped(torch.compile(net, mode="reduce-overhead"))])
+@pytest.mark.parametrize("algorithm", ["dense", "topk:ratio=0.05", "powersgd", "diloco:sync_every=2"])
+def test_a_model_compiled_into_graphs_trains_alike(algorithm: str, wrap: Callable[[nn.Module], DDP]) -> None:
+    model = wrap(network())
+    optimizer = sgd(model)
+    with tacit.attach(model, optimizer, algorithm) as session:
+        steps(model, optimizer, on(CUDA, batches(8)), session.observe)
+    assert (flat(model).cpu() - trained(algorithm, 8)).abs().max() < (2e-2 if "topk" in algorithm else 1e-3)
