@@ -348,7 +348,7 @@ def without(waiting: bool = False, notes: bool = False) -> Iterator[None]:
     report, noted = health.DeviceReport, health.BucketHealth
     replaced: list[tuple[Any, str, Any]] = []
     if waiting:
-        replaced.append((report, "read", lambda self: {}))
+        replaced += [(report, "read", lambda self: {}), (report, "seconds", lambda self: None)]
     if notes:
         replaced += [(noted, name, lambda self, x: None) for name in ("note_given", "note_mean")]
         replaced.append((transport, "divide_", lambda flat, by, finite_probe: flat.div_(by)))

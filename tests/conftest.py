@@ -17,6 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: its threads would
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import torch
+
 from forked_workers import Forks
 from tacit.errors import TestbedError
 from tacit.lab.cluster import Cluster
@@ -273,11 +275,13 @@ class Guard:
 
 
 GUARD = Guard()
+ON_GPU = torch.cuda.is_available()
+"""There Triton starts a compiler when a test launches a kernel."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    GUARD.watching = item.get_closest_marker("processes") is None
+    GUARD.watching = item.get_closest_marker("processes") is None and not ON_GPU
     GUARD.started.clear()
     try:
         return (yield)

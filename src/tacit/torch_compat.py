@@ -287,12 +287,15 @@ class ReduceGroup:
 
     @staticmethod
     def all_of(model: nn.Module) -> Iterator[ReduceGroup]:
-        """Those of the model with a parameter that is trained; by `FSDPState._fsdp_param_groups`."""
+        """Those of the model with a parameter that is trained.
+
+        By `FSDPState._fsdp_param_groups`; before torch 2.12 by `_fsdp_param_group`, the only one.
+        """
         seen: set[int] = set()
         for each in model.modules():
             module: Any = each
             state = module._get_fsdp_state() if hasattr(module, "set_all_reduce_hook") else None
-            for group in () if state is None else state._fsdp_param_groups:
+            for group in _param_groups(state):
                 found = ReduceGroup(module, group)
                 if id(group) not in seen and found.widths():
                     seen.add(id(group))
@@ -345,6 +348,12 @@ class ReduceGroup:
             and all(p.dtype == reduced.dtype and p.grad is None for p in params)
             and not any(getattr(p, "_post_accumulate_grad_hooks", None) for p in params)
         )
+
+
+def _param_groups(state: Any) -> list[Any]:
+    if state is None or hasattr(state, "_fsdp_param_groups"):
+        return [] if state is None else [*state._fsdp_param_groups]
+    return [each for each in (state._fsdp_param_group,) if each is not None]
 
 
 # ---- numbers ------------------------------------------------------------------------------------------

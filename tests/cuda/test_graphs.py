@@ -1,6 +1,7 @@
 """CUDA graphs on one GPU: what works beside a session, and what is refused."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 import torch
@@ -11,24 +12,33 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import tacit
 from tacit.errors import AttachError
 
+T = TypeVar("T")
 pytestmark = pytest.mark.usefixtures("nccl")
 
 
-def captured(model: DDP, x: Tensor, y: Tensor) -> torch.cuda.CUDAGraph:
+def on_a_side(side: torch.cuda.Stream, call: Callable[[], T]) -> T:
+    """What it returns, launched on a stream of its own, as torch's notes on CUDA graphs ask of DDP."""
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        found = call()
+    torch.cuda.current_stream().wait_stream(side)
+    return found
+
+
+def captured(model: DDP, side: torch.cuda.Stream, x: Tensor, y: Tensor) -> torch.cuda.CUDAGraph:
     """Forward and backward; a replay leaves gradients where DDP has its buckets."""
 
     def once() -> None:
         nn.functional.cross_entropy(model(x), y).backward()
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(11):  # as torch's notes on CUDA graphs ask of DDP
+    def warm_up() -> None:
+        for _ in range(11):
             once()
-    torch.cuda.current_stream().wait_stream(side)
+
+    on_a_side(side, warm_up)
     model.zero_grad()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):
         once()
     return graph
 
@@ -37,11 +47,11 @@ def captured(model: DDP, x: Tensor, y: Tensor) -> torch.cuda.CUDAGraph:
 def test_rounds_come_beside_a_captured_step(algorithm: str) -> None:
     data = on(CUDA, batches(10))
     x, y = (each.clone() for each in data[0])
-    with torch.cuda.stream(torch.cuda.Stream()):
-        model = wrapped()
+    side = torch.cuda.Stream()
+    model = on_a_side(side, wrapped)
     optimizer = sgd(model)
     with tacit.attach(model, optimizer, algorithm) as session:
-        graph = captured(model, x, y)
+        graph = captured(model, side, x, y)
         for here, there in data:
             x.copy_(here)
             y.copy_(there)
@@ -52,13 +62,18 @@ def test_rounds_come_beside_a_captured_step(algorithm: str) -> None:
 
 
 def test_to_capture_a_backward_whose_gradients_travel_is_refused() -> None:
-    data = on(CUDA, batches(1))
-    with torch.cuda.stream(torch.cuda.Stream()):
-        model = wrapped()
-    tacit.attach(model, sgd(model), "topk:ratio=0.05")
-    with pytest.raises((AttachError, RuntimeError)) as raised:
-        captured(model, *data[0])
-    errors = [raised.value]
+    ((x, y),) = data = on(CUDA, batches(1))
+    side = torch.cuda.Stream()
+    model = on_a_side(side, wrapped)
+    optimizer = sgd(model)
+    tacit.attach(model, optimizer, "topk:ratio=0.05")
+    on_a_side(side, lambda: steps(model, optimizer, data * 5))
+    with (
+        pytest.raises((AttachError, RuntimeError)) as raised,
+        torch.cuda.graph(torch.cuda.CUDAGraph(), stream=side),
+    ):
+        nn.functional.cross_entropy(model(x), y).backward()
+    errors: list[BaseException] = [raised.value]
     while errors[-1].__context__ is not None:
         errors.append(errors[-1].__context__)
     assert any("a CUDA graph is being captured" in str(each) for each in errors), errors

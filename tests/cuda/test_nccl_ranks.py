@@ -10,10 +10,9 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))
-from nccl_ranks import CHECKS
+from nccl_ranks import CHECKS, LOST
 
 HERE = Path(__file__).resolve().parent
-LOST = "a lost rank is told to the others"
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.nccl.version() < (2, 30),

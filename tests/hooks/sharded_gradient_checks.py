@@ -13,7 +13,7 @@ from auto_checks import Fixed
 from replicas import close_to, raises
 from sharded_checks import CHECKS, Net, batch, check, folder, mesh, sgd, sharded, told, train, trained, whole
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
@@ -371,7 +371,8 @@ def gradients_that_do_not_come_are_an_error() -> None:
     trains("aabs")
     trains("as", says="gave no gradient to b.weight, nor to anything else")
     trains("ab", says="with shift 2 of 4 entries have had a gradient")
-    trains("ab", lambda net: net.set_reduce_scatter_unused_params(True))
+    if hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # since torch 2.13
+        trains("ab", lambda net: net.set_reduce_scatter_unused_params(True))
     says = "write model.set_requires_all_reduce(is_last) before each backward"
     trains("abs", lambda net: net.set_requires_all_reduce(False), says)
     net: Any = fully_shard(Choosy("abs"), mesh=mesh()["near"])

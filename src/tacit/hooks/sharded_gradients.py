@@ -195,10 +195,11 @@ class ShardedGradients:
         widths = group.widths()
         expected = sum(width for _, width in widths)
         if flat.numel() != expected:
+            flag = "set_reduce_scatter_unused_params"
+            write = f"write model.{flag}(True) behind fully_shard, or " if hasattr(self._module, flag) else ""
             raise AttachError(
                 f"of a module with {self._first(group)} {flat.numel()} of {expected} entries have had a "
-                "gradient, as forward did not use all of its parameters: write "
-                "model.set_reduce_scatter_unused_params(True) behind fully_shard, or freeze what is not used "
+                f"gradient, as forward did not use all of its parameters: {write}freeze what is not used "
                 "before you attach"
             )
         return [p for p, _ in widths]
