@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +23,10 @@ from tacit.hooks.optimizer import OptimizerHook
 from tacit.kernels import dispatch
 from tacit.session import Session
 from tacit.session.buckets import group_names
+from tacit.session.failure import SessionFailure
 from tacit.session.fragments import fragments
 from tacit.session.health import BucketHealth, DeviceReport, mark
+from tacit.session.lanes import Lanes
 from tacit.strategy import Strategy
 
 SHAPES = {"a": (30, 20), "b": (30,), "c": (12, 30), "d": (12,), "e": (5, 12), "f": (5,)}
@@ -462,3 +466,18 @@ def test_a_wait_that_is_left_out_is_found(
     left_out(monkeypatch)
     model.train(4)
     assert any(race in each for each in gpu.races), gpu.races
+
+
+def test_a_device_that_stands_still_is_overdue() -> None:
+    lanes = Lanes(Twin(), torch.device("cpu"), True, SessionFailure(), "topk")
+    assert not lanes.overdue(0)
+    lane: Any = lanes.buckets
+    lanes.posted_at = time.monotonic() - 5
+    assert not lanes.overdue(4)
+    asked = []
+    lane.stream = SimpleNamespace(query=lambda: bool(asked.append(1)))
+    assert lanes.overdue(4)
+    assert not lanes.overdue(6)
+    assert len(asked) == 1, "a stream is asked only where it is late"
+    lane.stream = SimpleNamespace(query=lambda: True)
+    assert not lanes.overdue(4)

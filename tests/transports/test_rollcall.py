@@ -317,3 +317,19 @@ def test_a_rank_that_begins_late_is_told_from_those_that_waited(three: Ranks) ->
     three.reached[1] = StepsReached(5, 6)
     time.sleep(0.2)
     assert "rank 1 did not enter round 0 in time, but some 1 s late" in str(three.calls[0].alarm("timed out"))
+
+
+def test_a_round_that_is_overdue_is_taken_for_failed(three: Ranks) -> None:
+    """A GPU that waits for a peer that is gone raises nothing: the thread that looks says so."""
+    three.calls[1].close()  # as if its process were gone
+    three.calls[0]._overdue = lambda: "the GPU has not ended an exchange within 20 s"
+    for _ in range(200):
+        if len(three.alarms) == 2:
+            break
+        time.sleep(0.05)
+    assert {*three.alarms} == {0, 2}
+    for error in three.alarms.values():
+        assert str(error) == (
+            "rank 1 did not answer in round 0: gone or frozen "
+            "(rank 0: the GPU has not ended an exchange within 20 s)"
+        )

@@ -66,6 +66,11 @@ class StreamLane:
         if self.stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self.stream)
 
+    @property
+    def busy(self) -> bool:
+        """Whether the stream has not run all that was launched on it."""
+        return self.stream is not None and not self.stream.query()
+
     def flush(self) -> None:
         """Return at once: on the host nothing is ever under way."""
 

@@ -65,6 +65,8 @@ class FailureDetector:
         on_alarm: called once, in this thread, with what was found; must end what hangs.
         timeout: seconds after which a peer that does not answer is an error.
         instead: a sentence behind the error of a rank that does not answer: what could do without it.
+        overdue: asked at each look, in this thread: why this rank must take a round for failed that has not
+            ended, which nobody else would notice; "" as long as that is not so.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class FailureDetector:
         posted: Callable[[], PostedCount] | None = None,
         notes: StepHistory | None = None,
         instead: str = "",
+        overdue: Callable[[], str] = lambda: "",
     ) -> None:
         # A store client serves one call at a time: a copy never waits for the program's own calls.
         clone = getattr(store, "clone", lambda: store)  # an older torch has none
@@ -91,7 +94,7 @@ class FailureDetector:
         self._barrier = CloseBarrier(self._store, rank, ranks)
         self._comparison = None if notes is None else StepComparison(self._store, rank, notes)
         self._timeout, self._instead = timeout, instead
-        self._posted = posted or self._begun
+        self._posted, self._overdue = posted or self._begun, overdue
         self._last = PostedCount(-1, time.monotonic())
         self._stood, self._stood_at = 0.0, 0.0
         self._found: PeerLost | None = None
@@ -195,6 +198,8 @@ class FailureDetector:
             different = self._comparison.look()
             if different is not None:
                 self._raise(different, self._store)
+        if overdue := self._overdue():
+            self._raise(f"rank {self._rank}: {overdue}", self._store)
         if not self._store.check(["news"]):
             return None
         if not self._store.check(["alarm"]):

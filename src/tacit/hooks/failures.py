@@ -66,6 +66,7 @@ class Failures:
             None if self._options.leaves_ddp_alone else self._posted,
             self._notes,
             without_it(self._levels[-1].strategy),
+            self._overdue,
         )
         for level in self._levels:
             tell = self._tell if len(level.session.ranks) < len(ranks) else None
@@ -146,6 +147,13 @@ class Failures:
         begun = self._backwards.begun if self._options.scaled else 0
         since = max(session.lanes.posted_at for session in sessions)
         return PostedCount(sum(session.lanes.posted for session in sessions) + begun, since)
+
+    def _overdue(self) -> str:
+        """Why a round on a GPU counts as failed: NCCL waits for a peer that is gone, and says nothing."""
+        seconds = self._options.time_limit.total_seconds()
+        if not any(level.session.lanes.overdue(seconds) for level in self._levels):
+            return ""
+        return f"the GPU has not ended an exchange within {seconds:g} s"
 
     def _reached(self) -> StepsReached:
         """How far this rank is, as ranks compare it when one closes its session."""

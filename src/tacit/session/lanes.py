@@ -129,6 +129,15 @@ class Lanes:
         if isinstance(self._lane, StreamLane):
             self._lane.join()
 
+    def overdue(self, seconds: float) -> bool:
+        """Whether a device has not run what was submitted, and the last of that is so many seconds old.
+
+        No peer is then known to be gone: a collective on a device has no time-out that raises. A stream is
+        asked only where that is so long ago, as that would end a CUDA graph's capture in another thread.
+        """
+        lane = self._lane
+        return isinstance(lane, StreamLane) and time.monotonic() - self.posted_at > seconds and lane.busy
+
     def flush(self) -> None:
         """Wait until nothing is under way."""
         for lane in (self._lane, self._host_lane):

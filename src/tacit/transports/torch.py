@@ -161,7 +161,8 @@ class TorchTransport:
                 backend = self.backend or process_groups.backend_of(self.parent)
                 count = 1 if self.in_order else count
                 use = (channel, axis)
-                groups = process_groups.own_groups(self.parent, ranks, self.timeout, backend, use, count)
+                timeout = self.timeout + LATER * self.in_order
+                groups = process_groups.own_groups(self.parent, ranks, timeout, backend, use, count)
                 self._groups |= {(axis, stage): group for stage, group in enumerate(groups)}
 
     def close(self) -> None:
@@ -353,5 +354,7 @@ def _alone(request: Collective) -> Any:
     return request.payload if isinstance(request, AllReduce) else request.x
 
 
+LATER = timedelta(minutes=1)
+"""Later than a session notices a lost peer, NCCL's own watchdog ends the process, and names nobody."""
 ALONE_TOO = False
 """Whether one rank alone starts collectives too: to measure launches where there is one GPU."""
