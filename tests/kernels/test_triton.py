@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="triton is not installed: pip install -e '.
 CHECKS = Path(__file__).with_name("triton_checks.py")
 FAMILIES = [
     *("signs or payloads or means", "levels", "int8 or exponents", "blocks"),
-    *("pass or chosen or chunk or buffer", "positions or scattering or outside or orthogonal"),
+    *("pass or chosen or chunk or buffer", "positions or scattering or outside or orthogonal or products"),
 ]
 
 
@@ -124,7 +124,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> lis
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from tacit.kernels.triton import launch, orthogonal, positions, select, signs
+    from tacit.kernels.triton import launch, orthogonal, positions, products, select, signs
 
     written: list[str] = []
 
@@ -146,7 +146,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> lis
             assert made.asm["cubin"]
             written.append(made.asm["ptx"])
 
-    for module in (launch, orthogonal, positions, select, signs):
+    for module in (launch, orthogonal, positions, products, select, signs):
         monkeypatch.setattr(module, "launch", launched)
     call()
     return written
@@ -197,11 +197,18 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
 
 def calls_of_fp32() -> dict[str, Callable[[], object]]:
     """Those that take fp32 only, or no entries."""
-    from tacit.kernels.triton import orthogonal, positions, select, signs
+    from tacit.contracts import Matrix
+    from tacit.kernels.triton import orthogonal, positions, products, select, signs
 
+    matrices = (Matrix(0, 16, 32), Matrix(512, 32, 16))
     x, many = torch.ones(1024), torch.ones(512 * 1025)
     codes, index = torch.zeros(70_000, dtype=torch.uint8), torch.zeros(1024, dtype=torch.int32)
     return {
+        "times Q": lambda: products.times_q(x, x, x, matrices, 4),
+        "times Q of rank 1": lambda: products.times_q(x, x, x, matrices, 1),
+        "times P": lambda: products.times_p(x, x, x, matrices, 4),
+        "P Q'": lambda: products.expand(x, x, x, matrices, 4, subtract=False),
+        "less P Q'": lambda: products.expand(x, x, x, matrices, 4, subtract=True),
         "sign of many": lambda: signs.encode_one(many, None, None, codes, torch.ones(1025), x),
         "select reaching": lambda: select.select_reaching(x, 0.5, index, x, x, x),
         "bitmap": lambda: positions.pack(index, 1024, 0, codes),

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tacit.kernels import blockwise, exponents, int8, levels, orthogonal, select, signs
+from tacit.contracts import Matrix
+from tacit.kernels import blockwise, exponents, int8, levels, orthogonal, products, select, signs
 from tacit.kernels.dispatch import active_backend, emulated_device, find_backend
 from tacit.kernels.layout import (
     BLOCK,
@@ -327,6 +328,13 @@ def test_exactly_the_largest_are_chosen(dtype: torch.dtype, ratio: float, numel:
             same([new_residual], [a.index_fill(0, expected, 0.0)])
 
 
+def test_they_are_chosen_where_a_program_counts_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tacit.kernels.triton import select as kernels
+
+    monkeypatch.setattr(kernels, "COUNTING", 2)
+    test_exactly_the_largest_are_chosen(torch.float32, 0.3, 21_000)
+
+
 def drawn(numel: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor | None]]:
     """Numbers that differ, with what is new_residual; many that tie, with NaN and infinity; all the same."""
     ties = numbers(numel).round_()
@@ -441,3 +449,62 @@ def test_rows_are_scaled_and_made_orthogonal(rank: int, size: float) -> None:
     orthogonal.orthogonalize_(fast, lengths, rank)
     orthogonal_reference.orthogonalize_(p, lengths, rank)
     torch.testing.assert_close(fast.cpu(), p, atol=2e-5, rtol=0)
+
+
+MATRICES = (
+    Matrix(3, 20, 7),
+    Matrix(150, 1, 130),
+    Matrix(290, 33, 65),
+    Matrix(2435, 1100, 3),
+    *[Matrix(5735, 2, 2)],
+)
+"""With gaps before and after some of them, and one whose rows are split."""
+
+
+@pytest.mark.parametrize("rank", [1, 3, 4])
+def test_products_of_matrices_with_factors(rank: int) -> None:
+    x, p, q = factors(rank)
+    total, here = x.double(), [each.to(ON) for each in (x, p, q)]
+
+    def each() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """M, P' and Q' of each matrix, in fp64."""
+        at_p = at_q = 0
+        for m in MATRICES:
+            end_p, end_q = at_p + rank * m.rows, at_q + rank * m.columns
+            yield (
+                total[m.start : m.start + m.rows * m.columns].view(m.rows, m.columns),
+                p[at_p:end_p].view(rank, m.rows).double(),
+                q[at_q:end_q].view(rank, m.columns).double(),
+            )
+            at_p, at_q = end_p, end_q
+
+    fast = torch.full_like(here[1], torch.nan)
+    assert products.times_q_(here[0], fast, here[2], MATRICES, rank)
+    close(fast, torch.cat([(b @ m.T).flatten() for m, _, b in each()]))
+    fast = torch.full_like(here[2], torch.nan)
+    assert products.times_p_(here[0], here[1], fast, MATRICES, rank)
+    close(fast, torch.cat([(a @ m).flatten() for m, a, _ in each()]))
+    for subtract in (True, False):
+        fast = here[0].clone()
+        assert products.expand_(fast, here[1], here[2], MATRICES, rank, subtract)
+        for m, a, b in each():
+            m.copy_(m - a.T @ b if subtract else a.T @ b)
+        close(fast, total)
+        total = x.double()
+
+
+def factors(rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    sizes = 5750, rank * sum(m.rows for m in MATRICES), rank * sum(m.columns for m in MATRICES)
+    x, p, q = (torch.randn(size, generator=generator) for size in sizes)
+    return x, p, q
+
+
+def close(fast: Tensor, exact: Tensor) -> None:
+    torch.testing.assert_close(fast.cpu().double(), exact, atol=1e-4, rtol=1e-5)
+
+
+def test_products_that_no_kernel_was_written_for_are_left_to_torch() -> None:
+    x, p, q = (each.to(ON) for each in factors(1))
+    assert not products.times_q_(x.bfloat16(), p.bfloat16(), q.bfloat16(), MATRICES, 1)
+    assert not products.times_q_(x, p, q, MATRICES, 17)

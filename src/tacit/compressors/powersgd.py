@@ -23,6 +23,7 @@ from tacit.contracts import (
     State,
     Transmitted,
 )
+from tacit.kernels import products
 from tacit.kernels.dispatch import on_host
 from tacit.kernels.magnitudes import largest
 from tacit.kernels.orthogonal import orthogonalize_, scale_
@@ -115,18 +116,25 @@ class PowerSGD(Compressor):
         own.copy_(state["q"])
         # P is then as large as M: gradients of 1e20 do not overflow in it, nor do those of 1e-20 vanish.
         scale_(own, [m.columns for m in self.matrices], self.rank)
-        for matrices, mine, before in self._parts(x, p, own):
-            torch.bmm(before, matrices.transpose(1, 2), out=mine)
+        if not products.times_q_(x, p, own, self.matrices, self.rank):
+            for matrices, mine, before in self._parts(x, p, own):
+                torch.bmm(before, matrices.transpose(1, 2), out=mine)
         yield from self._average_(p, None, "p", ctx)
         orthogonalize_(p, [m.rows for m in self.matrices], self.rank)
-        for matrices, bases, mine in self._parts(x, p, q):
-            torch.bmm(bases, matrices, out=mine)
+        if not products.times_p_(x, p, q, self.matrices, self.rank):
+            for matrices, bases, mine in self._parts(x, p, q):
+                torch.bmm(bases, matrices, out=mine)
         yield from self._average_(q, own, "q", ctx)
         for start, stop in self._gaps(x.numel()):
             ctx.out[start:stop] = 0
-        for matrices, bases, agreed in self._parts(ctx.out, p, q):
-            torch.bmm(bases.transpose(1, 2), agreed, out=matrices)
+        self._expand_(ctx.out, p, q)
         return Outcome(ctx.out, _Projected(self, p, own), {"q": q}, self._bounded(p, q))
+
+    def _expand_(self, x: Tensor, p: Tensor, q: Tensor) -> None:
+        """Overwrite the matrices in x by P Q'."""
+        if not products.expand_(x, p, q, self.matrices, self.rank):
+            for matrices, bases, mine in self._parts(x, p, q):
+                torch.bmm(bases.transpose(1, 2), mine, out=matrices)
 
     def _average_(
         self, factor: Tensor, seen: Tensor | None, which: str, ctx: Context
@@ -193,13 +201,14 @@ class _Projected(Transmitted):
     q: Tensor
 
     def subtract_from_(self, new_residual: Tensor) -> None:
-        for matrices, bases, own in self.codec._parts(new_residual, self.p, self.q):
-            matrices.baddbmm_(bases.transpose(1, 2), own, alpha=-1)
+        codec = self.codec
+        if not products.expand_(new_residual, self.p, self.q, codec.matrices, codec.rank, subtract=True):
+            for matrices, bases, own in codec._parts(new_residual, self.p, self.q):
+                matrices.baddbmm_(bases.transpose(1, 2), own, alpha=-1)
 
     def dense(self, like: Tensor) -> Tensor:
         whole = torch.zeros_like(like)
-        for matrices, bases, own in self.codec._parts(whole, self.p, self.q):
-            torch.bmm(bases.transpose(1, 2), own, out=matrices)
+        self.codec._expand_(whole, self.p, self.q)
         return whole
 
 

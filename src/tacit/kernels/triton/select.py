@@ -18,7 +18,9 @@ from tacit.kernels.triton.launch import jit, launch
 from tacit.kernels.triton.primitives import load_sum, magnitude_rank, store
 
 PIECE, WARPS = 4096, 8
-"""Entries of one program, and its warps."""
+"""Entries that a program works on at a time, and its warps."""
+COUNTING = 1024
+"""Programs that count, at most: each adds to the same few bins, one after the other."""
 LEVELS = 4
 BINS, FEW = tl.constexpr(256), tl.constexpr(256)
 """Bins that are counted at a time; and up to how many entries of a piece are counted one by one."""
@@ -26,12 +28,12 @@ BINS, FEW = tl.constexpr(256), tl.constexpr(256)
 
 @jit
 def load_piece(
-    x: tensor, residual: tensor, numel: tensor, PIECE: tl.constexpr, HAS_RESIDUAL: tl.constexpr
+    x: tensor, residual: tensor, numel: tensor, begin: tensor, PIECE: tl.constexpr, HAS_RESIDUAL: tl.constexpr
 ) -> tensor:  # fmt: skip
-    """Where this program's piece begins; indices in it, which of them are entries, and the entries there."""
-    begin, inside = tl.program_id(0).to(tl.int64) * PIECE, tl.arange(0, PIECE)
+    """Indices in the piece that begins there, which of them are entries, and the entries."""
+    inside = tl.arange(0, PIECE)
     mask = inside < numel - begin
-    return begin, inside, mask, load_sum(x + begin, residual + begin, inside, mask, HAS_RESIDUAL)
+    return inside, mask, load_sum(x + begin, residual + begin, inside, mask, HAS_RESIDUAL)
 
 
 @jit
@@ -61,23 +63,31 @@ def count_kernel(
     x: tensor, residual: tensor, new_residual: tensor, counts: tensor, state: tensor, numel: tensor,
     k: tensor, PIECE: tl.constexpr, LEVEL: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Count this level's bins, of entries in the k-th largest's bin above. The first level adds."""
+    """Count this level's bins, of entries in the k-th largest's bin above. The first level adds.
+
+    Each program takes one piece after the other, and adds its counts to those of all once.
+    """
     bits: tl.constexpr = 7 if LEVEL == 3 else 8
     shift: tl.constexpr = 23 - 8 * LEVEL if LEVEL < 3 else 0
-    begin, inside, mask, a = load_piece(x, residual, numel, PIECE, HAS_RESIDUAL)
-    if HAS_RESIDUAL:
-        store(new_residual + begin, inside, a, mask)
-    of_all = magnitude_rank(a)
+    prefix = 0
     if LEVEL > 0:
         prefix, _ = kth_largest_bits(counts, state, k, LEVEL - 1)
-        mask = mask & ((of_all >> (shift + bits)) == prefix)
-    bin_index = (of_all >> shift) & ((1 << bits) - 1)
-    number = tl.sum(mask.to(tl.int32), axis=0)
-    if number > FEW:
-        count = tl.histogram(bin_index, BINS, mask)
-        tl.atomic_add(counts + LEVEL * BINS + tl.arange(0, BINS), count, count > 0, sem="relaxed")
-    elif number > 0:
-        tl.atomic_add(counts + LEVEL * BINS + bin_index, 1, mask, sem="relaxed")
+    count = tl.zeros((BINS,), tl.int32)
+    first = tl.program_id(0).to(tl.int64) * PIECE
+    for begin in range(first, numel, tl.num_programs(0).to(tl.int64) * PIECE):
+        inside, mask, a = load_piece(x, residual, numel, begin, PIECE, HAS_RESIDUAL)
+        if HAS_RESIDUAL:
+            store(new_residual + begin, inside, a, mask)
+        of_all = magnitude_rank(a)
+        if LEVEL > 0:
+            mask = mask & ((of_all >> (shift + bits)) == prefix)
+        bin_index = (of_all >> shift) & ((1 << bits) - 1)
+        number = tl.sum(mask.to(tl.int32), axis=0)
+        if number > FEW:
+            count += tl.histogram(bin_index, BINS, mask)
+        elif number > 0:
+            tl.atomic_add(counts + LEVEL * BINS + bin_index, 1, mask, sem="relaxed")
+    tl.atomic_add(counts + LEVEL * BINS + tl.arange(0, BINS), count, count > 0, sem="relaxed")
 
 
 @jit
@@ -86,7 +96,7 @@ def count_selected_kernel(
     PIECE: tl.constexpr, LEVEL: tl.constexpr,
 ) -> None:  # fmt: skip
     """How many of each piece are larger than the k-th largest, and how many are equal."""
-    _, _, mask, a = load_piece(x, x, numel, PIECE, False)
+    _, mask, a = load_piece(x, x, numel, tl.program_id(0).to(tl.int64) * PIECE, PIECE, False)
     least, _ = kth_largest_bits(counts, state, k, LEVEL)
     of_all = magnitude_rank(a)
     tl.store(ends + tl.program_id(0), tl.sum((mask & (of_all > least)).to(tl.int32), axis=0))
@@ -100,7 +110,8 @@ def write_selected_kernel(
 ) -> None:  # fmt: skip
     """Write what is larger, and the first of what is equal, in order; and zeros there to the residual."""
     piece = tl.program_id(0)
-    begin, inside, mask, a = load_piece(x, x, numel, PIECE, False)
+    begin = piece.to(tl.int64) * PIECE
+    inside, mask, a = load_piece(x, x, numel, begin, PIECE, False)
     least, left = tl.load(state + 2 * LEVEL + 2), tl.load(state + 2 * LEVEL + 3)
     of_all = magnitude_rank(a)
     larger, equal = mask & (of_all > least), mask & (of_all == least)
@@ -128,7 +139,8 @@ def select_largest(
     )
     for level in range(LEVELS):
         launch(
-            count_kernel, pieces, x, given, residual if has_residual else a, a, counts, state, numel, k,
+            count_kernel, min(pieces, COUNTING), x, given, residual if has_residual else a, a, counts, state,
+            numel, k,
             PIECE=PIECE, LEVEL=level, HAS_RESIDUAL=has_residual and level == 0, num_warps=WARPS,
         )  # fmt: skip
         given = a
