@@ -36,9 +36,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
 from paired import conclude, hardware, paired_ratio
-from tacit.compressors import BF16, FP8, QSGD, Int8, Natural, Sign, TernGrad, TopK
-from tacit.contracts import AllGather, AllReduce, Collective, Context, OneShot, Posted
+from tacit.compressors import BF16, FP8, QSGD, Int8, Natural, PowerSGD, Sign, TernGrad, TopK
+from tacit.contracts import AllGather, AllReduce, Collective, Context, Matrix, OneShot, Posted
 from tacit.hooks.ddp import HookDispatcher
+from tacit.kernels import products
 from tacit.kernels.dispatch import emulated_device
 from tacit.lab.recipes.models.gpt import GPT
 from tacit.session import health
@@ -118,9 +119,51 @@ def kernels() -> list[dict[str, Any]]:
                 took = timed(call)
                 rows.append({"numel": numel, "codec": name, "task": task, "us": took, "copies": took / copy})
                 print(
-                    f"{numel:>11,} {name:16} {task:12} {took:8.0f} us {took / copy:6.2f} copies", flush=True
+                    f"{numel:>11,} {name:17} {task:12} {took:8.0f} us {took / copy:6.2f} copies", flush=True
                 )
     return rows
+
+
+def thin_products() -> list[dict[str, Any]]:
+    """PowerSGD's three products, of the matrices of three blocks of GPT-2 small, by Triton and by torch."""
+    shapes = [(2304, 768), (768, 768), (3072, 768), (768, 3072)] * 3
+    matrices, start = [], 0
+    for rows, columns in shapes:
+        matrices.append(Matrix(start, rows, columns))
+        start += rows * columns
+    codec = PowerSGD(rank=4, matrices=tuple(matrices))
+    x, out = (torch.randn(start, device=CUDA) for _ in range(2))
+    p, q = (
+        torch.randn(4 * sum(getattr(m, side) for m in matrices), device=CUDA) for side in ("rows", "columns")
+    )
+    copy = timed(partial(out.copy_, x))
+
+    def by_torch(product: Callable[[Tensor, Tensor, Tensor], object]) -> None:
+        for parts in codec._parts(x, p, q):
+            product(*parts)
+
+    tasks: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "P = M Q": (
+            lambda: products.times_q_(x, p, q, matrices, 4),
+            lambda: by_torch(lambda m, a, b: torch.bmm(b, m.transpose(1, 2), out=a)),
+        ),
+        "Q = M' P": (
+            lambda: products.times_p_(x, p, q, matrices, 4),
+            lambda: by_torch(lambda m, a, b: torch.bmm(a, m, out=b)),
+        ),
+        "M - P Q'": (
+            lambda: products.expand_(x, p, q, matrices, 4, subtract=True),
+            lambda: by_torch(lambda m, a, b: m.baddbmm_(a.transpose(1, 2), b, alpha=-1e-9)),
+        ),
+    }
+    rows_ = []
+    for task, calls in tasks.items():
+        for name, call in zip(("powersgd", "the same by torch"), calls, strict=True):
+            call()
+            took = timed(call)
+            rows_.append({"numel": start, "codec": name, "task": task, "us": took, "copies": took / copy})
+            print(f"{start:>11,} {name:17} {task:12} {took:8.0f} us {took / copy:6.2f} copies", flush=True)
+    return rows_
 
 
 def tasks_of(codec: OneShot, x: Tensor, out: Tensor) -> dict[str, Callable[[], object]]:
@@ -543,7 +586,7 @@ def main() -> None:
     transport.ALONE_TOO = True
     result: dict[str, Any] = {"benchmark": "gpu", **hardware(), **gpu()}
     if "kernels" in parts_wanted:
-        result["kernels"] = kernels()
+        result["kernels"] = [*kernels(), *thin_products()]
     if "steps" in parts_wanted:
         result["steps"] = steps(options.algorithms, *((4, 4) if options.quick else (10, 10)))
     if "wire" in parts_wanted:
