@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tacit.algorithms import parse
 from tacit.contracts import WORLD, AllGather, AllGatherInto, AllReduce, AllToAll, AxisRank, Collective, Posted
+from tacit.errors import PeerLost
 from tacit.exchange import stream_lane
 from tacit.exchange.lane import Job
 from tacit.exchange.stream_lane import StreamLane
@@ -23,6 +24,7 @@ from tacit.hooks.optimizer import OptimizerHook
 from tacit.kernels import dispatch
 from tacit.session import Session
 from tacit.session.buckets import group_names
+from tacit.session.device_rounds import DeviceRounds
 from tacit.session.failure import SessionFailure
 from tacit.session.fragments import fragments
 from tacit.session.health import BucketHealth, DeviceReport, mark
@@ -255,6 +257,24 @@ def test_an_overflow_of_one_of_many_is_reported(gpu: Gpu, ranks: int) -> None:
     health.nonfinite_flags.div_(ranks)
     found = DeviceReport([(0, health)], None).read()
     assert found[0].overflow == [0]
+
+
+def test_what_is_too_large_behind_a_lost_peer_is_that_peer(gpu: Gpu) -> None:
+    """A collective that another rank has given up ends here without an error, and with any numbers."""
+    named = {"w": torch.zeros(4, 3, device=gpu.device)}
+    session = Session(parse("topk"), named, Twin(), [["w"]], in_stream=True)
+    told: list[PeerLost] = []
+    session.failure.report_to(lambda error: error, alarm=lambda: told.pop() if told else None)
+    session.submit(0, torch.ones(12, device=gpu.device), lambda: None)
+    assert isinstance(session.pending, DeviceRounds)
+    report = session.pending._unverified[0].device_report
+    assert report is not None
+    report._host.fill_(3.4e38)
+    told.append(PeerLost("rank 1 did not answer in round 0"))
+    with pytest.raises(PeerLost, match="rank 1 did not answer"):
+        session.pending.verify()
+    with pytest.raises(PeerLost, match="rank 1 did not answer"):
+        session.failure.raise_first()
 
 
 # ---- whole steps --------------------------------------------------------------------------------------

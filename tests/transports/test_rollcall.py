@@ -333,3 +333,11 @@ def test_a_round_that_is_overdue_is_taken_for_failed(three: Ranks) -> None:
             "rank 1 did not answer in round 0: gone or frozen "
             "(rank 0: the GPU has not ended an exchange within 20 s)"
         )
+
+
+def test_an_alarm_is_known_to_who_asks(three: Ranks) -> None:
+    assert three.calls[0].raised() is None
+    three.calls[1].close()
+    three.calls[2].alarm("a collective failed")
+    found = three.calls[0].raised()
+    assert str(found) == "rank 1 did not answer in round 0: gone or frozen (rank 2: a collective failed)"

@@ -114,6 +114,13 @@ class FailureDetector:
             self._told.wait(POLL_SECONDS + 2 * GRACE_SECONDS)
         return self._found or PeerLost(f"a round failed and the store does not answer: {reason}")
 
+    def raised(self) -> PeerLost | None:
+        """What the alarm that somebody has raised has found; None where nobody has. Asks the store."""
+        with contextlib.suppress(dist.DistError):
+            if self._soon.check(["alarm"]):
+                self._told.wait(POLL_SECONDS + 2 * GRACE_SECONDS)
+        return self._found
+
     def leave(self, reason: str) -> None:
         """Tell the others that this rank stops, so that they need not wait for it."""
         self._try(lambda: self._soon.set(f"left/{self._rank}", reason))

@@ -70,7 +70,7 @@ class Failures:
         )
         for level in self._levels:
             tell = self._tell if len(level.session.ranks) < len(ranks) else None
-            level.session.failure.report_to(self._explain, tell)
+            level.session.failure.report_to(self._explain, tell, self._detector.raised)
 
     @property
     def first(self) -> BaseException | None:

@@ -97,6 +97,8 @@ class DeviceRounds(PendingRounds):
         assert pending.device_report is not None
         try:
             reports = pending.device_report.read()
+            if any(report.wrong for report in reports.values()):
+                self._failure.raise_lost()
             self._failure.raise_first()  # a peer may have been lost meanwhile, and its collectives given up
             for i, report in reports.items():
                 self._judge(self._store.buckets[i], report, pending, pending.outcomes[i])

@@ -20,17 +20,21 @@ class SessionFailure:
         self._raised = False
         self._explain: Callable[[BaseException], BaseException] = lambda error: error
         self._report: Callable[[BaseException], None] = lambda error: None
+        self._alarm: Callable[[], BaseException | None] = lambda: None
 
     def report_to(
         self,
         explain: Callable[[BaseException], BaseException],
         report: Callable[[BaseException], None] | None = None,
+        alarm: Callable[[], BaseException | None] | None = None,
     ) -> None:
         """Ask `explain` which error to raise for one of a collective, as that may be a peer's fault.
 
-        `report` is called with an error that all ranks of the session's scope know of, and no others.
+        `report` is called with an error that all ranks of the session's scope know of, and no others. `alarm`
+        says which peer others have missed, if they have.
         """
         self._explain = explain
+        self._alarm = alarm or self._alarm
         self._report = report or self._report
 
     def fail(self, error: BaseException) -> None:
@@ -46,6 +50,17 @@ class SessionFailure:
         if self.error is not None:
             self._raised = True
             raise self.error
+
+    def raise_lost(self) -> None:
+        """Raise the peer's loss that others have noticed, if they have: what a device holds may be due to it.
+
+        A peer that gives up a collective ends it here too, without an error, and with any numbers.
+        """
+        self.raise_first()
+        lost = self._alarm()
+        if lost is not None:
+            self.fail(lost)
+            self.raise_first()
 
     @property
     def unraised(self) -> bool:

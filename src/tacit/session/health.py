@@ -114,6 +114,11 @@ class HealthReport:
     finite_probe: Tensor
     mean: bool
 
+    @property
+    def wrong(self) -> bool:
+        """Whether anything was not finite, or too large."""
+        return bool(self.given or self.overflow or self.mean)
+
 
 class DeviceReport:
     """The numbers of a round on their way to the host, behind all that the round has launched."""

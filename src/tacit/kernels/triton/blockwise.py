@@ -96,7 +96,9 @@ def add_kernel(
         codes_at, units_at = codes, units
         for _ in range(peers):
             code = code_of(codes_at, wide * BYTES + i, lanes, mask, j, BITS)
-            level = (code - ((1 << (BITS - 1)) - 1)).to(tl.float32)
+            level = code.to(tl.float32) - (
+                (1 << (BITS - 1)) - 1
+            )  # not as integers, of which LLVM makes bytes
             unit = round_to(round_to(load(units_at, wide, there), out) * weight, out)
             total = round_to(total + round_to(unit * level, out), out)
             codes_at += codes_step

@@ -20,8 +20,10 @@ from tacit.contracts import Matrix
 from tacit.kernels.thread_scratch import current_stream, thread_scratch
 from tacit.kernels.triton.launch import jit, launch
 
-ROWS, COLUMNS, SPLIT = 16, 64, 1024
+ROWS, COLUMNS, SPLIT = 16, 64, 128
 """Of the tile that a program works on; and the rows after which a column's product is begun anew."""
+WIDE = 256
+"""Columns of the tile of a product that is written."""
 PIECE = 1024
 """Entries of a factor that a program adds up."""
 FIELDS = tl.constexpr(6)
@@ -104,22 +106,22 @@ def expand_kernel(
     x: tensor, p: tensor, q: tensor, table: tensor, tiles: tensor, rank: tensor,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SUBTRACT: tl.constexpr,
 ) -> None:  # fmt: skip
-    """M = P Q', or M - P Q', of ROWS rows."""
+    """A tile of M = P Q', or of M - P Q'."""
     at_x, at_p, at_q, _, rows, columns, tile = matrix_of(table, tiles)
-    if tile * ROWS < rows:
-        i = tile * ROWS + tl.arange(0, ROWS)
-        for begin in range(0, columns, COLUMNS):
-            j = begin + tl.arange(0, COLUMNS)
-            here = (i < rows)[:, None] & (j < columns)[None, :]
-            total = tl.zeros((ROWS, COLUMNS), tl.float32)
-            for r in range(rank):
-                a = tl.load(p + at_p + r * rows + i, i < rows, 0.0)
-                b = tl.load(q + at_q + r * columns + j, j < columns, 0.0)
-                total += a[:, None] * b[None, :]
-            at = x + at_x + i.to(tl.int64)[:, None] * columns + j[None, :]
-            if SUBTRACT:
-                total = tl.load(at, here, 0.0) - total
-            tl.store(at, total, here)
+    across = (columns + COLUMNS - 1) // COLUMNS
+    first = tile // across * ROWS
+    if first < rows:
+        i, j = first + tl.arange(0, ROWS), (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
+        here = (i < rows)[:, None] & (j < columns)[None, :]
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for r in range(rank):
+            a = tl.load(p + at_p + r * rows + i, i < rows, 0.0)
+            b = tl.load(q + at_q + r * columns + j, j < columns, 0.0)
+            total += a[:, None] * b[None, :]
+        at = x + at_x + i.to(tl.int64)[:, None] * columns + j[None, :]
+        if SUBTRACT:
+            total = tl.load(at, here, 0.0) - total
+        tl.store(at, total, here)
 
 
 def times_q(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Matrix], rank: int) -> None:
@@ -146,10 +148,10 @@ def times_p(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Matrix], rank: i
 
 def expand(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Matrix], rank: int, subtract: bool) -> None:
     """`products.expand_`."""
-    tiles = max(triton.cdiv(m.rows, ROWS) for m in matrices)
+    tiles = max(triton.cdiv(m.rows, ROWS) * triton.cdiv(m.columns, WIDE) for m in matrices)
     launch(
         expand_kernel, tiles * len(matrices), x, x, p, q, _table_for(x, matrices, rank), tiles, rank,
-        ROWS=ROWS, COLUMNS=4 * COLUMNS, SUBTRACT=subtract,
+        ROWS=ROWS, COLUMNS=WIDE, SUBTRACT=subtract,
     )  # fmt: skip
 
 

@@ -22,8 +22,11 @@ PIECE, WARPS = 4096, 8
 COUNTING = 1024
 """Programs that count, at most: each adds to the same few bins, one after the other."""
 LEVELS = 4
-BINS, FEW = tl.constexpr(256), tl.constexpr(256)
-"""Bins that are counted at a time; and up to how many entries of a piece are counted one by one."""
+BINS, FEW = tl.constexpr(256), tl.constexpr(8)
+"""Bins that are counted at a time; and up to how many entries of a piece are counted one by one.
+
+One by one, all programs wait for each other at the same few bins.
+"""
 
 
 @jit
