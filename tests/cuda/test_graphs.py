@@ -92,7 +92,7 @@ def test_layers_that_are_graphs_train_alike(algorithm: str) -> None:
     assert (flat(model).cpu() - trained(algorithm, 6)).abs().max() < (2e-2 if "topk" in algorithm else 1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores", "ignore:The CUDA Graph is empty")
 @pytest.mark.parametrize("algorithm", ["dense", "topk:ratio=0.05", "powersgd", "diloco:sync_every=2"])
 def test_a_model_compiled_into_graphs_trains_alike(algorithm: str) -> None:
     model = wrapped(torch.compile(network(), mode="reduce-overhead"), bucket_cap_mb=25)

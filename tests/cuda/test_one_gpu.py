@@ -48,9 +48,6 @@ PROGRESS = [
     "ednncomm:sync_every=2",
     "daso",
     "odsgd",
-]
-IN_STREAM = [*GRADIENT, *PROGRESS]
-NOT_YET_RUN = [
     "adacomm:sync_every=3",
     "sparseloco:sync_every=3",
     "muloco:sync_every=3",
@@ -58,13 +55,12 @@ NOT_YET_RUN = [
     "desloc:sync_every=3",
     "dilocox:sync_every=3",
 ]
-"""Written since these tests last ran on a GPU; `docs/gpus.md` claims the others only."""
-ON_HOST = ["threshold:tau=0.01", "lag", "predictive:sync_every=3", "wnn"]
-ON_HOST_NOT_YET_RUN = ["mp2", "mp2:form=paper"]
+IN_STREAM = [*GRADIENT, *PROGRESS]
+ON_HOST = ["threshold:tau=0.01", "lag", "predictive:sync_every=3", "wnn", "mp2", "mp2:form=paper"]
 KNOWN = {"steps_per_epoch": 5, "epochs": 4}
 
 
-@pytest.mark.parametrize("algorithm", [*IN_STREAM, *NOT_YET_RUN])
+@pytest.mark.parametrize("algorithm", IN_STREAM)
 def test_a_strategy_in_stream_order_gives_what_it_gives_on_the_cpu(algorithm: str) -> None:
     model = wrapped()
     optimizer = sgd(model)
@@ -78,13 +74,13 @@ def test_a_strategy_in_stream_order_gives_what_it_gives_on_the_cpu(algorithm: st
     assert (flat(model).cpu() - on_host).abs().max() < (0.2 if "randomk" in algorithm else 2e-2)
 
 
-@pytest.mark.parametrize("algorithm", [*IN_STREAM, *ON_HOST, *ON_HOST_NOT_YET_RUN])
+@pytest.mark.parametrize("algorithm", [*IN_STREAM, *ON_HOST])
 def test_a_strategy_on_the_host_gives_what_it_gives_on_the_cpu(algorithm: str) -> None:
     found = trained(algorithm, exchange_on="host", **KNOWN)
     assert found.isfinite().all()
 
 
-@pytest.mark.parametrize("algorithm", [*ON_HOST, *ON_HOST_NOT_YET_RUN])
+@pytest.mark.parametrize("algorithm", ON_HOST)
 def test_what_needs_the_host_says_so(algorithm: str) -> None:
     model = wrapped()
     with tacit.attach(model, optimizer := sgd(model), algorithm, **KNOWN) as session:

@@ -23,7 +23,7 @@ from tacit.session.buckets import fitting
 from tacit.strategy import Strategy
 
 HEAD = '| algorithms | CPU, Gloo | GPU, NCCL | GPU, Gloo, or `exchange_on="host"` |'
-RUN, EMULATED, NOT_RUN = "run on one H100", "tested in emulation", "on the host, not run"
+RUN, EMULATED, NOT_RUN = "run on one H200", "tested in emulation", "on the host, not run"
 REFUSED = 'with `exchange_on="device"` refused'
 AT_ATTACH = "refused at attach"
 NAMED = dict(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).named_parameters())
