@@ -131,6 +131,7 @@ def thin_products() -> list[dict[str, Any]]:
     for rows, columns in shapes:
         matrices.append(Matrix(start, rows, columns))
         start += rows * columns
+    places = [(m.start, m.rows, m.columns) for m in matrices]
     codec = PowerSGD(rank=4, matrices=tuple(matrices))
     x, out = (torch.randn(start, device=CUDA) for _ in range(2))
     p, q = (
@@ -144,15 +145,15 @@ def thin_products() -> list[dict[str, Any]]:
 
     tasks: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "P = M Q": (
-            lambda: products.times_q_(x, p, q, matrices, 4),
+            lambda: products.times_q_(x, p, q, places, 4),
             lambda: by_torch(lambda m, a, b: torch.bmm(b, m.transpose(1, 2), out=a)),
         ),
         "Q = M' P": (
-            lambda: products.times_p_(x, p, q, matrices, 4),
+            lambda: products.times_p_(x, p, q, places, 4),
             lambda: by_torch(lambda m, a, b: torch.bmm(a, m, out=b)),
         ),
         "M - P Q'": (
-            lambda: products.expand_(x, p, q, matrices, 4, subtract=True),
+            lambda: products.expand_(x, p, q, places, 4, subtract=True),
             lambda: by_torch(lambda m, a, b: m.baddbmm_(a.transpose(1, 2), b, alpha=-1e-9)),
         ),
     }

@@ -197,10 +197,9 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
 
 def calls_of_fp32() -> dict[str, Callable[[], object]]:
     """Those that take fp32 only, or no entries."""
-    from tacit.contracts import Matrix
     from tacit.kernels.triton import orthogonal, positions, products, select, signs
 
-    matrices = (Matrix(0, 16, 32), Matrix(512, 32, 16))
+    matrices = ((0, 16, 32), (512, 32, 16))
     x, many = torch.ones(1024), torch.ones(512 * 1025)
     codes, index = torch.zeros(70_000, dtype=torch.uint8), torch.zeros(1024, dtype=torch.int32)
     return {

@@ -116,12 +116,12 @@ class PowerSGD(Compressor):
         own.copy_(state["q"])
         # P is then as large as M: gradients of 1e20 do not overflow in it, nor do those of 1e-20 vanish.
         scale_(own, [m.columns for m in self.matrices], self.rank)
-        if not products.times_q_(x, p, own, self.matrices, self.rank):
+        if not products.times_q_(x, p, own, self._places, self.rank):
             for matrices, mine, before in self._parts(x, p, own):
                 torch.bmm(before, matrices.transpose(1, 2), out=mine)
         yield from self._average_(p, None, "p", ctx)
         orthogonalize_(p, [m.rows for m in self.matrices], self.rank)
-        if not products.times_p_(x, p, q, self.matrices, self.rank):
+        if not products.times_p_(x, p, q, self._places, self.rank):
             for matrices, bases, mine in self._parts(x, p, q):
                 torch.bmm(bases, matrices, out=mine)
         yield from self._average_(q, own, "q", ctx)
@@ -132,7 +132,7 @@ class PowerSGD(Compressor):
 
     def _expand_(self, x: Tensor, p: Tensor, q: Tensor) -> None:
         """Overwrite the matrices in x by P Q'."""
-        if not products.expand_(x, p, q, self.matrices, self.rank):
+        if not products.expand_(x, p, q, self._places, self.rank):
             for matrices, bases, mine in self._parts(x, p, q):
                 torch.bmm(bases.transpose(1, 2), mine, out=matrices)
 
@@ -162,6 +162,10 @@ class PowerSGD(Compressor):
                 _strided(p, batch, 1, self.rank, rows),
                 _strided(q, batch, 2, self.rank, columns),
             )
+
+    @cached_property
+    def _places(self) -> tuple[products.Place, ...]:
+        return tuple((m.start, m.rows, m.columns) for m in self.matrices)
 
     @cached_property
     def _batches(self) -> tuple[_Batch, ...]:
@@ -202,7 +206,7 @@ class _Projected(Transmitted):
 
     def subtract_from_(self, new_residual: Tensor) -> None:
         codec = self.codec
-        if not products.expand_(new_residual, self.p, self.q, codec.matrices, codec.rank, subtract=True):
+        if not products.expand_(new_residual, self.p, self.q, codec._places, codec.rank, subtract=True):
             for matrices, bases, own in codec._parts(new_residual, self.p, self.q):
                 matrices.baddbmm_(bases.transpose(1, 2), own, alpha=-1)
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from tacit.contracts import Matrix
+from tacit.kernels.products import Place
 from tacit.kernels.thread_scratch import current_stream, thread_scratch
 from tacit.kernels.triton.launch import jit, launch
 
@@ -124,59 +124,59 @@ def expand_kernel(
         tl.store(at, total, here)
 
 
-def times_q(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Matrix], rank: int) -> None:
+def times_q(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: int) -> None:
     """`products.times_q_`."""
-    tiles = max(triton.cdiv(m.rows, ROWS) for m in matrices)
+    tiles = max(triton.cdiv(rows, ROWS) for _, rows, _ in matrices)
     launch(
         times_q_kernel, tiles * len(matrices), x, x, p, q, _table_for(x, matrices, rank), tiles, rank,
         ROWS=ROWS, COLUMNS=COLUMNS, RANK=triton.next_power_of_2(rank),
     )  # fmt: skip
 
 
-def times_p(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Matrix], rank: int) -> None:
+def times_p(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: int) -> None:
     """`products.times_p_`."""
     table = _table_for(x, matrices, rank)
     sums = thread_scratch("products", sum(_parts(matrices, rank)), x.dtype, x.device)
-    tiles = max(triton.cdiv(m.rows, SPLIT) * triton.cdiv(m.columns, COLUMNS) for m in matrices)
+    tiles = max(triton.cdiv(rows, SPLIT) * triton.cdiv(columns, COLUMNS) for _, rows, columns in matrices)
     launch(
         times_p_kernel, tiles * len(matrices), x, x, p, sums, table, tiles, rank,
         ROWS=ROWS, COLUMNS=COLUMNS, SPLIT=SPLIT, RANK=triton.next_power_of_2(rank),
     )  # fmt: skip
-    tiles = max(triton.cdiv(rank * m.columns, PIECE) for m in matrices)
+    tiles = max(triton.cdiv(rank * columns, PIECE) for *_, columns in matrices)
     launch(add_parts_kernel, tiles * len(matrices), x, sums, q, table, tiles, rank, PIECE=PIECE, SPLIT=SPLIT)
 
 
-def expand(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Matrix], rank: int, subtract: bool) -> None:
+def expand(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: int, subtract: bool) -> None:
     """`products.expand_`."""
-    tiles = max(triton.cdiv(m.rows, ROWS) * triton.cdiv(m.columns, WIDE) for m in matrices)
+    tiles = max(triton.cdiv(rows, ROWS) * triton.cdiv(columns, WIDE) for _, rows, columns in matrices)
     launch(
         expand_kernel, tiles * len(matrices), x, x, p, q, _table_for(x, matrices, rank), tiles, rank,
         ROWS=ROWS, COLUMNS=WIDE, SUBTRACT=subtract,
     )  # fmt: skip
 
 
-def _parts(matrices: Sequence[Matrix], rank: int) -> list[int]:
+def _parts(matrices: Sequence[Place], rank: int) -> list[int]:
     """How many numbers the partial sums of each matrix are."""
-    return [triton.cdiv(m.rows, SPLIT) * rank * m.columns for m in matrices]
+    return [triton.cdiv(rows, SPLIT) * rank * columns for _, rows, columns in matrices]
 
 
-def _table_for(x: Tensor, matrices: Sequence[Matrix], rank: int) -> Tensor:
+def _table_for(x: Tensor, matrices: Sequence[Place], rank: int) -> Tensor:
     return _table(tuple(matrices), rank, x.device, current_stream(x.device))
 
 
 @lru_cache(maxsize=256)
-def _table(matrices: tuple[Matrix, ...], rank: int, device: torch.device, stream: int) -> Tensor:
+def _table(matrices: tuple[Place, ...], rank: int, device: torch.device, stream: int) -> Tensor:
     """See `FIELDS`; filled in, as the host would wait for a copy."""
     table = torch.empty((len(matrices), FIELDS.value), dtype=torch.int64, device=device)
     at_p, at_q, at_sums = (
         [0, *accumulate(sizes)]
         for sizes in (
-            [m.rows * rank for m in matrices],
-            [m.columns * rank for m in matrices],
+            [rows * rank for _, rows, _ in matrices],
+            [columns * rank for *_, columns in matrices],
             _parts(matrices, rank),
         )
     )
-    for i, m in enumerate(matrices):
-        for field, value in enumerate((m.start, at_p[i], at_q[i], at_sums[i], m.rows, m.columns)):
+    for i, (start, rows, columns) in enumerate(matrices):
+        for field, value in enumerate((start, at_p[i], at_q[i], at_sums[i], rows, columns)):
             table[i, field].fill_(value)
     return table
