@@ -7,10 +7,11 @@
 
 Four workers train in one process (`in_one_process.py`): an algorithm whose course does not depend on the
 network has the same trajectory there as on real ranks, which --check shows once. Each arm is trained with
-three learning rates, and more where the best is at an end; the best by a validation split (training images
-that no arm trains on) is taken for all its seeds; plain training (`dense`) likewise. Gaps are paired by seed:
-equal weights, order and augmentation. Bytes are by the formulas of ring collectives, against a dense fp32
-all-reduce after every step.
+three learning rates, and more where the best is at an end. The best is taken for all its seeds: by a
+validation split (training images that no arm trains on), and of rates that this does not tell apart the one
+with the lowest loss in training; for plain training (`dense`) likewise. Gaps are paired by seed: equal
+weights, order and augmentation. Bytes are by the formulas of ring collectives, against a dense fp32 all-reduce
+after every step.
 
 PATH holds cifar10 (an archive or a folder, as `tacit compare cifar10 --data` takes it) and mnist.
 """
@@ -245,7 +246,7 @@ def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list
     steps = min(steps, max(short, SEARCHED))
     jobs = [Job(task, arm, steps, CHOOSING, rate) for rate in rates if LIMITS[0] <= rate <= LIMITS[1]]
     while all(job in done for job in jobs):
-        found = max(jobs, key=lambda job: done[job].validation).rate
+        found = by_merit([done[job] for job in jobs])[0].job.rate
         tried = [job.rate for job in jobs]
         beyond = {min(tried): found / 2, max(tried): 2 * found}.get(found)
         if beyond is None or not LIMITS[0] <= beyond <= LIMITS[1]:
@@ -259,9 +260,27 @@ def best(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> float | 
     jobs = searched(done, task, arm, steps)
     if not all(job in done for job in jobs):
         return None
-    tried = sorted(jobs, key=lambda job: -done[job].validation)
-    stable = [job.rate for job in tried if not _collapsed(done, replace(job, steps=steps), done[tried[0]])]
-    return stable[0] if stable else tried[-1].rate
+    tried = by_merit([done[job] for job in jobs])
+    stable = [
+        each.job.rate for each in tried if not _collapsed(done, replace(each.job, steps=steps), tried[0])
+    ]
+    return stable[0] if stable else tried[-1].job.rate
+
+
+def by_merit(tried: Sequence[Ended]) -> list[Ended]:
+    """Trainings with several rates, the best first.
+
+    Of those whose accuracy on the validation split is within one standard error of the highest, which so few
+    images do not tell apart, the one with the lowest loss in training; then the others by that accuracy.
+    """
+    highest = max(each.validation for each in tried)
+    error = math.sqrt(highest * (1 - highest) / VALIDATION) if 0 < highest < 1 else 0.0
+    alike = [each for each in tried if each.validation >= highest - error]
+    others = [each for each in tried if each.validation < highest - error]
+    return [
+        *sorted(alike, key=lambda each: each.loss),
+        *sorted(others, key=lambda each: -each.validation),
+    ]
 
 
 def _collapsed(done: Mapping[Job, Ended], chosen: Job, leading: Ended) -> bool:

@@ -143,16 +143,12 @@ trains: what is sent late has less time to arrive in a short run. So each table 
 The gap is the accuracy with the algorithm minus that of plain training, in points (hundredths), from equal
 weights, equal batches and equal augmentation; with the 95 % interval over {seeds} seeds.
 Both are trained at their own best learning rate: three multiples of the recipe's rate are tried, more where
-the best is at an end, and 2,000 training images that nobody trains on decide. In longer trainings they are
-tried around the one that was best in the shortest. A rate with which one of the seeds collapses is given up
-for the next best, for all seeds. An interval that holds 0 does not show that nothing is lost: it shows how
-much at most.
-
-**The choice of a rate is the weakest part of this.** Near 99 %, 2,000 images tell accuracies apart by 0.2
-points at best (one standard error), so of two rates that are as near the worse may be taken, and the interval
-does not count that. On MNIST, 2,400 steps, `topk:ratio=0.01` got half the recipe's rate by two images; with
-twice the rate a training that no table counts ended 0.2 points higher. So a gap of up to 0.3 points there may
-be the rate's, and not the algorithm's.
+the best is at an end. The best is that with the highest accuracy on 2,000 training images that nobody trains
+on; of rates that are within one standard error of it, which so few images do not tell apart, that with the
+lowest loss in training. In longer trainings they are tried around the one that was best in the shortest. A
+rate with which one of the seeds collapses is given up for the next best, for all seeds. An interval that
+holds 0 does not show that nothing is lost: it shows how much at most. It does not count that other images
+might have chosen another rate.
 
 Four workers train inside one process and exchange what tacit sends (`benchmarks/in_one_process.py`); `python
 benchmarks/accuracy.py --check` compares that with real ranks. Bytes are those of ring collectives on four

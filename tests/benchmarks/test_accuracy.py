@@ -15,8 +15,8 @@ from tacit.lab.recipes.digits import Digits
 WANTED = [("digits", "dense", 66), ("digits", "topk", 66)]
 
 
-def ended(job: Job, found: float, validation: float = 0.5) -> Ended:
-    return Ended(job, found, validation, 0.1, 0.03, 1.0, {})
+def ended(job: Job, found: float, validation: float = 0.5, loss: float = 0.1) -> Ended:
+    return Ended(job, found, validation, loss, 0.03, 1.0, {})
 
 
 def searched(arm: str, validations: tuple[float, float, float]) -> dict[Job, Ended]:
@@ -42,6 +42,25 @@ def test_the_search_goes_on_where_the_best_is_at_an_end() -> None:
     assert accuracy.best(done | {beyond: ended(beyond, 0.0, 0.6)}, "digits", "topk", 66) == 2.0
     done |= {beyond: ended(beyond, 0.0, 1.0)}
     assert accuracy.searched(done, "digits", "topk", 66)[-1].rate == 8.0
+
+
+def test_of_rates_that_the_validation_split_does_not_tell_apart_the_loss_decides() -> None:
+    """0.985 and 0.983 of 2,000 images are 4 images apart, and one standard error is 5."""
+    jobs = accuracy.searched({}, "digits", "topk", 66)
+    found = [(0.983, 0.02), (0.985, 0.03), (0.97, 0.01)]
+    done = {job: ended(job, 0.0, *each) for job, each in zip(jobs, found, strict=True)}
+    assert [each.job.rate for each in accuracy.by_merit([*done.values()])] == [0.5, 1.0, 2.0]
+    *_, beyond = accuracy.searched(done, "digits", "topk", 66)
+    assert beyond.rate == 0.25, "the search goes on beside what is chosen"
+    done |= {beyond: ended(beyond, 0.0, 0.984, 0.04)}
+    assert accuracy.best(done, "digits", "topk", 66) == 0.5
+
+
+def test_a_task_without_such_a_split_goes_by_the_loss() -> None:
+    jobs = accuracy.searched({}, "text", "dense", 600)
+    losses = (2.2, 2.0, 2.1)
+    done = {job: ended(job, 0.0, -loss, loss) for job, loss in zip(jobs, losses, strict=True)}
+    assert accuracy.best(done, "text", "dense", 600) == 1.0
 
 
 def test_rates_are_searched_first_and_with_a_seed_of_their_own() -> None:
