@@ -10,8 +10,8 @@ network has the same trajectory there as on real ranks, which --check shows once
 three learning rates, and more where the best is at an end. The best is taken for all its seeds: by a
 validation split (training images that no arm trains on), and of rates that this does not tell apart the one
 with the lowest loss in training; for plain training (`dense`) likewise. Gaps are paired by seed: equal
-weights, order and augmentation. Bytes are by the formulas of ring collectives, against a dense fp32 all-reduce
-after every step.
+weights, order and augmentation. Bytes are by the formulas of ring collectives, against a dense fp32
+all-reduce after every step.
 
 PATH holds cifar10 (an archive or a folder, as `tacit compare cifar10 --data` takes it) and mnist.
 """
