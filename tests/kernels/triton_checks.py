@@ -25,7 +25,7 @@ from tacit.kernels.layout import (
     position_bytes,
     position_format,
 )
-from tacit.kernels.positions import clear_, pack_positions, scatter_add_, unpack_positions
+from tacit.kernels.positions import clear_, pack_positions, scatter_add_, unpack_all, unpack_positions
 from tacit.kernels.reference import blockwise as blockwise_reference
 from tacit.kernels.reference import exponents as exponents_reference
 from tacit.kernels.reference import int8 as int8_reference
@@ -405,6 +405,20 @@ def test_positions(numel: int, k: int) -> None:
     out = torch.zeros(numel, device=ON)
     scatter_add_(harmless, torch.ones(k, device=ON), out)
     clear_(harmless, out)
+
+
+@pytest.mark.parametrize(("numel", "k"), [(1, 1), (257, 3), (1000, 999), (70_001, 7), (100_003, 3000)])
+def test_positions_of_several_peers(numel: int, k: int) -> None:
+    generator = torch.Generator().manual_seed(k)
+    rows = [torch.randperm(numel, generator=generator)[:k].sort().values for _ in range(3)]
+    rows[1] = rows[1][: k // 2]
+    message = torch.empty(3, position_bytes(numel, k), dtype=torch.uint8, device=ON)
+    for index, packed in zip(rows, message, strict=True):
+        pack_positions(index.to(ON, torch.int32), numel, k, packed)
+    elsewhere = [message[0], message[1].clone(), torch.empty(64, device=ON), message[2].clone()]
+    for peers in ([*message], [elsewhere[i] for i in (0, 1, 3)]):
+        for index, found in zip(rows, unpack_all(peers, numel, k), strict=True):
+            same([found], [torch.cat([index, index.new_full((k - len(index),), -1)]).to(torch.int32)])
 
 
 @pytest.mark.parametrize("weight", [1.0, 1 / 3, 1e-40])

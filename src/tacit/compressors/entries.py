@@ -11,9 +11,17 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Context, Decoded, Payload, SparseEntries, Transmitted
+from tacit.kernels.dispatch import on_host
 from tacit.kernels.layout import position_bytes
 from tacit.kernels.payloads import expect, expect_parts
-from tacit.kernels.positions import clear_, pack_positions, scatter_add_, scatter_all_, unpack_positions
+from tacit.kernels.positions import (
+    clear_,
+    pack_positions,
+    scatter_add_,
+    scatter_all_,
+    unpack_all,
+    unpack_positions,
+)
 from tacit.kernels.sparse import EntryBuffer, Selection, buffer_size
 from tacit.kernels.thread_scratch import thread_scratch
 
@@ -102,7 +110,8 @@ class Entries(SparseEntries):
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         """Scatter-add of the sent entries only."""
         self.check(payload, out)
-        entries, weight = self._decoded(payload, out, weight)
+        (index,) = self._places([payload], out)
+        entries, weight = self._decoded(payload, index, out, weight)
         scatter_add_(*entries, out, weight)
 
     def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
@@ -114,15 +123,25 @@ class Entries(SparseEntries):
             self._decode_all(some, out, 1 / len(payloads), fresh=not first)
 
     def _decode_all(self, payloads: Sequence[Payload], out: Tensor, weight: float, fresh: bool) -> None:
-        found = [self._decoded(payload, out, weight, i) for i, payload in enumerate(payloads)]
+        places = self._places(payloads, out)
+        found = [
+            self._decoded(payload, index, out, weight, i)
+            for i, (payload, index) in enumerate(zip(payloads, places, strict=True))
+        ]
         scatter_all_([entries for entries, _ in found], out, found[0][1], fresh)
 
+    def _places(self, payloads: Sequence[Payload], out: Tensor) -> Sequence[Tensor]:
+        """The positions of each payload's entries."""
+        packed, numel, most = [each[-1] for each in payloads], out.numel(), self.most(out.numel())
+        if out.is_meta or on_host(out):
+            return [_positions(each, numel, most, i) for i, each in enumerate(packed)]
+        return unpack_all(packed, numel, most)
+
     def _decoded(
-        self, payload: Payload, out: Tensor, weight: float, place: int = 0
+        self, payload: Payload, index: Tensor, out: Tensor, weight: float, place: int = 0
     ) -> tuple[Selection, float]:
         """(the entries of a checked payload, factor of their values); in scratch memory of this `place`."""
-        *written, packed = payload
-        index = _positions(packed, out.numel(), self.most(out.numel()), place)
+        written = payload[:-1]
         if not self.exact:
             values = thread_scratch(f"values{place}", index.numel(), out.dtype, out.device)
             return Selection(index, self.read(tuple(written), values, weight)), 1.0

@@ -50,7 +50,7 @@ def unpack_positions(packed: Tensor, numel: int, k: int, buffer: Tensor | None =
     expect(packed, "positions", position_bytes(numel, k), torch.uint8, numel)
     low = position_format(numel, k)
     if not on_host(packed):
-        return _unpack_on_device(packed, low, k)
+        return _unpack_on_device([packed], low, k)[0]
     if low == INT32 or not numba_takes(packed):
         return reference.unpack_positions(packed, low, k)
     positions = torch.empty(k + 1, dtype=torch.int32) if buffer is None else buffer
@@ -58,13 +58,20 @@ def unpack_positions(packed: Tensor, numel: int, k: int, buffer: Tensor | None =
     return positions[:count]
 
 
-def _unpack_on_device(packed: Tensor, low: int, k: int) -> Tensor:
+def unpack_all(packed: Sequence[Tensor], numel: int, k: int) -> Sequence[Tensor]:
+    """The positions of several peers, on a device; see `unpack_positions`."""
+    for each in packed:
+        expect(each, "positions", position_bytes(numel, k), torch.uint8, numel)
+    return _unpack_on_device(packed, position_format(numel, k), k)
+
+
+def _unpack_on_device(packed: Sequence[Tensor], low: int, k: int) -> Sequence[Tensor]:
     if low == INT32:
-        return packed.clone().view(torch.int32)
-    positions = torch.full((k,), -1, dtype=torch.int32, device=packed.device)
-    if on_triton(packed) and run_triton("positions.unpack", packed, k, low, positions):
-        return positions
-    return reference.unpack_positions_on_device(packed, low, k)
+        return [each.clone().view(torch.int32) for each in packed]
+    positions = torch.full((len(packed), k), -1, dtype=torch.int32, device=packed[0].device)
+    if all(map(on_triton, packed)) and run_triton("positions.unpack", packed, k, low, positions):
+        return positions.unbind()
+    return [reference.unpack_positions_on_device(each, low, k) for each in packed]
 
 
 def scatter_add_(positions: Tensor, values: Tensor, out: Tensor, weight: float = 1.0) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from tacit.kernels.triton.launch import jit, launch
+from tacit.kernels.triton.launch import jit, launch, payload_stacks
 from tacit.kernels.triton.primitives import store
 
 SIZE, BITS = 1024, 4096
@@ -32,27 +34,33 @@ def pack_kernel(
 
 
 @jit
-def bit_at(row: tensor, size: tensor, BITS: tl.constexpr) -> tensor:
+def bit_at(row: tensor, size: tensor, piece: tensor, BITS: tl.constexpr) -> tensor:
     """Indices, and the bit at each; 0 behind the end."""
-    place = tl.program_id(0) * BITS + tl.arange(0, BITS)
+    place = piece * BITS + tl.arange(0, BITS)
     byte = tl.load(row + (place >> 3), (place >> 3) < size, 0).to(tl.int32)
     return place, (byte >> (place & 7)) & 1
 
 
 @jit
-def count_kernel(row: tensor, counts: tensor, size: tensor, BITS: tl.constexpr) -> None:
-    """How many bits of each piece are set."""
-    _, bit = bit_at(row, size, BITS)
+def count_kernel(
+    row: tensor, counts: tensor, size: tensor, step: tensor, pieces: tensor, BITS: tl.constexpr
+) -> None:  # fmt: skip
+    """How many bits of each piece of each peer are set."""
+    peer, piece = tl.program_id(0) // pieces, tl.program_id(0) % pieces
+    _, bit = bit_at(row + peer.to(tl.int64) * step, size, piece, BITS)
     tl.store(counts + tl.program_id(0), tl.sum(bit, axis=0))
 
 
 @jit
 def unpack_kernel(
-    packed: tensor, row: tensor, ends: tensor, index: tensor, size: tensor, k: tensor,
-    BITS: tl.constexpr, LOW: tl.constexpr,
+    packed: tensor, row: tensor, ends: tensor, index: tensor, size: tensor, step: tensor, pieces: tensor,
+    k: tensor, BITS: tl.constexpr, LOW: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The position of each bit that is set, of the first k."""
-    place, bit = bit_at(row, size, BITS)
+    """The position of each bit that is set, of the first k of each peer."""
+    peer, piece = tl.program_id(0) // pieces, tl.program_id(0) % pieces
+    far = peer.to(tl.int64)
+    packed, index = packed + far * step, index + far * k
+    place, bit = bit_at(row + far * step, size, piece, BITS)
     j = tl.load(ends + tl.program_id(0)) - tl.sum(bit, axis=0) + tl.cumsum(bit, axis=0) - 1
     there = (bit != 0) & (j < k)
     if LOW > 0:
@@ -97,14 +105,27 @@ def pack(index: Tensor, k: int, low: int, packed: Tensor) -> None:
     row.copy_(words.view(torch.uint8)[: row.numel()])
 
 
-def unpack(packed: Tensor, k: int, low: int, index: Tensor) -> None:
-    """`positions.unpack_positions`, to `index`, where nothing is written for positions that are not there."""
-    row = packed[low * k :]
-    pieces = triton.cdiv(8 * row.numel(), BITS)
-    counts = torch.empty(pieces, dtype=torch.int32, device=packed.device)
-    launch(count_kernel, pieces, packed, row, counts, row.numel(), BITS=BITS)
-    ends = counts.cumsum(0, dtype=torch.int32)
-    launch(unpack_kernel, pieces, packed, packed, row, ends, index, row.numel(), k, BITS=BITS, LOW=low)
+def unpack(packed: Sequence[Tensor], k: int, low: int, index: Tensor) -> None:
+    """`positions.unpack_positions` of each peer, to its row of `index` (peers, k).
+
+    Nothing is written for positions that are not there. Of peers that lie at equal distances, as in a
+    message, the launches are as many as of one.
+    """
+    done = 0
+    for stack in payload_stacks([(each,) for each in packed]):
+        first, some = stack.first[0], index[done : done + stack.peers]
+        assert first is not None
+        row = first[low * k :]
+        pieces = triton.cdiv(8 * row.numel(), BITS)
+        counts = torch.empty((stack.peers, pieces), dtype=torch.int32, device=first.device)
+        (step,) = stack.strides
+        launch(count_kernel, stack.peers * pieces, first, row, counts, row.numel(), step, pieces, BITS=BITS)
+        ends = counts.cumsum(1, dtype=torch.int32)
+        launch(
+            unpack_kernel, stack.peers * pieces, first, first, row, ends, some, row.numel(), step, pieces, k,
+            BITS=BITS, LOW=low,
+        )  # fmt: skip
+        done += stack.peers
 
 
 def scatter(index: Tensor, values: Tensor, weight: float, out: Tensor) -> None:
