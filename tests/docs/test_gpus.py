@@ -19,6 +19,7 @@ from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.hooks.device_placement import HOST, _needs_host, placed
 from tacit.kernels.dispatch import emulated_device
+from tacit.parameter_server.placement import with_servers
 from tacit.session.buckets import fitting
 from tacit.strategy import Strategy
 
@@ -74,7 +75,8 @@ ON_HOST = assigned("test_one_gpu.py", "ON_HOST") | assigned("gpu_ranks.py", "ALG
 
 
 def levels(name: str) -> list[Strategy]:
-    return [level for level in parse(name).levels if level.subject != "nothing"]
+    """Those that exchange, where there are no parameter servers."""
+    return [level for level in with_servers(parse(name), ()).levels if level.subject != "nothing"]
 
 
 def backend(name: str) -> Any:

@@ -284,3 +284,7 @@ class ServerOption(Topology):
     """A topology that `Star` replaces, where `at_servers` is set and there are parameter servers."""
 
     at_servers: bool
+
+    @abstractmethod
+    def without_servers(self) -> Topology:
+        """The same where there are none."""

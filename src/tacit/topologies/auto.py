@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -51,6 +51,9 @@ class Auto(OnAxis, ServerOption):
     def on_device(self) -> bool:
         """Whether `Flat` and `TwoPhase` both are, and no server is used."""
         return not self.at_servers
+
+    def without_servers(self) -> Auto:
+        return replace(self, at_servers=False)
 
     def collectives(self, compressors: Sequence[Compressor]) -> str:
         """Both ways, where there is a choice."""
