@@ -19,7 +19,6 @@ from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.hooks.device_placement import HOST, _needs_host, placed
 from tacit.kernels.dispatch import emulated_device
-from tacit.parameter_server.placement import with_servers
 from tacit.session.buckets import fitting
 from tacit.strategy import Strategy
 
@@ -75,8 +74,7 @@ ON_HOST = assigned("test_one_gpu.py", "ON_HOST") | assigned("gpu_ranks.py", "ALG
 
 
 def levels(name: str) -> list[Strategy]:
-    """Those that exchange, where there are no parameter servers."""
-    return [level for level in with_servers(parse(name), ()).levels if level.subject != "nothing"]
+    return [level for level in parse(name).levels if level.subject != "nothing"]
 
 
 def backend(name: str) -> Any:

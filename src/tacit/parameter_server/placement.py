@@ -63,20 +63,10 @@ def uses_servers(strategy: AnyStrategy) -> bool:
 
 
 def with_servers(strategy: AnyStrategy, where: Addresses) -> AnyStrategy:
-    """The strategy, with `Star` as its topology where it uses servers and there are some.
-
-    Where there are none, its topology no longer says that it might.
-    """
-    if not isinstance(strategy, Strategy) or needs_servers(strategy):
-        return strategy
-    if where:
+    """The strategy, with `Star` as its topology where it uses servers and there are some."""
+    if isinstance(strategy, Strategy) and where and not needs_servers(strategy):
         return replace(strategy, topology=Star())
-    topology = strategy.topology
-    return (
-        replace(strategy, topology=topology.without_servers())
-        if isinstance(topology, ServerOption)
-        else strategy
-    )
+    return strategy
 
 
 def find_servers(strategy: AnyStrategy, given: Sequence[str] | None) -> Addresses:
