@@ -179,12 +179,15 @@ def timed(arms: Mapping[str, Blocks], blocks: int) -> dict[str, list[float]]:
     return {name: [each / arms[name].steps for each in seconds[name]] for name in arms}
 
 
-def on_all_ranks(arms: Mapping[str, Arm], blocks: int) -> dict[str, list[float]]:
+def on_all_ranks(
+    arms: Mapping[str, Arm], blocks: int, fence: Callable[[], None] | None = None
+) -> dict[str, list[float]]:
     """`interleave`, whose blocks begin together; of each block the seconds of the rank that took longest.
 
     Where ranks share cores and do not wait for each other, the first may end long before the last.
+    `fence`: what has them begin together; None: a barrier.
     """
-    seconds = interleave(arms, blocks, dist.barrier)
+    seconds = interleave(arms, blocks, fence or dist.barrier)
     longest = torch.tensor([seconds[name] for name in arms], dtype=torch.float64)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
     return dict(zip(arms, longest.tolist(), strict=True))

@@ -1,7 +1,7 @@
 """What the machinery costs, and what it saves: step times of VGG-11, all arms interleaved in one run.
 
-    python benchmarks/overhead.py            # about 12 minutes
-    python benchmarks/overhead.py --quick    # about 3 minutes
+    python benchmarks/overhead.py            # about 45 minutes
+    python benchmarks/overhead.py --quick    # about 6 minutes
     python benchmarks/overhead.py --json     # the last line on stdout is one JSON object
 
 Experiments, each with all its arms interleaved, on 4 nodes of 1 rank, one thread a rank:
@@ -9,7 +9,7 @@ Experiments, each with all its arms interleaved, on 4 nodes of 1 rank, one threa
 * `unshaped`, fp32: `dense` against plain DDP (the machinery's own cost), and `closed` (a session was
   attached, took one step and was closed) against plain DDP that tacit never touched.
 * `shaped`, fp32, links of 100 Mbit/s: compression against plain DDP.
-* `lean`, fp32, the same links: what says least, against computing alone.
+* `lean`, in six scenes (`lean-slow`, ...): what compression leaves of computing alone. See `lean.py`.
 * `mixed`, the same links; every arm computes in bf16 autocast with channels-last convolutions (gradients, and
   what travels, stay fp32) on 16 images a rank instead of 32: where computing alone takes a tenth of a step of
   ddp, as in fp32 on two cores, nothing can be ten times as fast. PowerSGD is also held against torch's own
@@ -76,17 +76,6 @@ EXPERIMENTS = {
         "4x1@100mbit",
         {"ddp": 1, "bf16": 1, "topk:ratio=0.01": 3},
         (Promise("bf16", 1.8), Promise("topk:ratio=0.01", 5.0)),
-        blocks=12,
-        quick=2,
-    ),
-    "lean": Experiment(
-        "4x1@100mbit",
-        {"ddp": 1, "dgc:ratio=0.001": 3, "powersgd:rank=2": 3, "efsign": 3},
-        (
-            Promise("dgc:ratio=0.001", 0.80, against=COMPUTE_ONLY),
-            Promise("powersgd:rank=2", 0.80, against=COMPUTE_ONLY),
-            Promise("efsign", 0.72, against=COMPUTE_ONLY),
-        ),
         blocks=12,
         quick=2,
     ),
@@ -222,6 +211,7 @@ def _ms(value: object) -> str:
 def main() -> None:
     """Measure, print, and with --save keep the result under benchmarks/results/."""
     import buckets
+    import lean
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -231,7 +221,8 @@ def main() -> None:
     parser.add_argument(
         "--save", action="store_true", help="write benchmarks/results/DATE-overhead[-ONLY].json"
     )
-    parser.add_argument("--only", choices=[*EXPERIMENTS, buckets.NAME], help="one experiment alone")
+    parts = [*EXPERIMENTS, buckets.NAME, lean.NAME, *lean.SCENES]
+    parser.add_argument("--only", choices=parts, help="one experiment alone; lean: all its scenes")
     parser.add_argument("--batch", type=int, help="images a rank and step, instead of each experiment's own")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -245,16 +236,25 @@ def main() -> None:
         if options.only in (None, name)
         for row in measure(name, options.quick, options.batch)
     ]
+    shares = [
+        row
+        for name in lean.SCENES
+        if options.only in (None, lean.NAME, name)
+        for row in lean.measure(name, options.quick)
+    ]
     four = buckets.measure() if options.only in (None, buckets.NAME) else []
     result = {
         "benchmark": "overhead",
         "quick": options.quick,
         "hardware": hardware(),
         "rows": rows,
+        "lean": shares,
         "four_buckets": [asdict(each) for each in four],
     }
     if rows:
         print(table(rows), file=out)
+    if shares:
+        print(lean.table(shares), file=out)
     for each in four:
         print(each, file=out)
     if options.quick:
