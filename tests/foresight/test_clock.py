@@ -7,6 +7,7 @@ import pytest
 from made_training import network
 from tacit.contracts import NET, NODE, WORLD
 from tacit.transports.clock import Activity, Clock, Transfer
+from tacit.transports.wire import AT_ONCE
 
 FREE = {"delay": 0.0, "cpu": 0.0}
 
@@ -70,11 +71,18 @@ def test_resting_takes_no_core() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "hops"),
-    [("AllReduce", 14), ("AllGather", 7), ("AllToAll", 1), ("Broadcast", 3), ("Permute", 1)],
+    ("kind", "sent", "hops"),
+    [
+        ("AllReduce", 100, 14),
+        ("AllGather", 7 * AT_ONCE, 1),
+        ("AllGather", 7 * AT_ONCE + 7, 7),
+        ("AllToAll", 100, 1),
+        ("Broadcast", 100, 3),
+        ("Permute", 100, 1),
+    ],
 )
-def test_hops_of_a_collective(kind: str, hops: int) -> None:
-    found = network(4, 2, latency=0.25, per_hop=0.5).transfer(kind, WORLD, 100, 60)
+def test_hops_of_a_collective(kind: str, sent: int, hops: int) -> None:
+    found = network(4, 2, latency=0.25, per_hop=0.5).transfer(kind, WORLD, sent, 60)
     assert (found.delay, found.cpu, found.nbytes, found.link) == (0.25 * hops, 0.5 * hops, 60.0, NET)
 
 

@@ -9,9 +9,10 @@ from checks import TABLE, agrees_with_the_loopback
 from replicas import Checks, close_to, flat, same_on_all_ranks, sgd, steps, trained, wrapped
 
 import tacit
-from tacit.contracts import AllReduce, Permute
+from tacit.contracts import AllGather, AllReduce, Permute
 from tacit.exchange.driver import drive
 from tacit.transports.torch import TorchTransport
+from tacit.transports.wire import AT_ONCE
 
 CHECKS = Checks()
 check = CHECKS.add
@@ -48,6 +49,30 @@ def a_payload_reaches_the_one_it_is_for() -> None:
         source = sources[rank]
         assert sent(to) == (None if source is None else [source, source]), to
         assert transport.sent - before == (0 if to[rank] is None else 5)
+    transport.close()
+
+
+@check
+def short_and_long_payloads_are_gathered_in_the_order_of_ranks() -> None:
+    rank = dist.get_rank()
+    transport = TorchTransport(dist.group.WORLD, timedelta(seconds=30))
+    transport.open({"world": 1})
+
+    def gathered(numel: int) -> list[list[torch.Tensor]]:
+        # A byte more than fours: of three messages in a row only the first lies aligned.
+        payload = torch.full((numel,), float(rank)), torch.tensor([rank], dtype=torch.uint8)
+
+        def talk():
+            return (yield AllGather(payload, "world"))
+
+        return [[*each] for each in drive(talk(), transport)]
+
+    for numel in (0, 1, (AT_ONCE - 1) // 4, AT_ONCE // 4, AT_ONCE):
+        before = transport.sent
+        for peer, (many, one) in enumerate(gathered(numel)):
+            assert torch.equal(many, torch.full((numel,), float(peer))), (numel, peer)
+            assert one.tolist() == [peer], (numel, peer)
+        assert transport.sent - before == 2 * (4 * numel + 1)
     transport.close()
 
 

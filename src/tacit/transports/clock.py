@@ -15,6 +15,7 @@ from functools import partial
 from itertools import count
 
 from tacit.contracts import NET, NODE
+from tacit.transports.wire import AT_ONCE
 
 __all__ = ["Activity", "Clock", "Network", "Transfer"]
 
@@ -69,7 +70,7 @@ class Network:
             by_node: the same of each node, where they differ; it is done when all of their links are.
         """
         peers = self.members(axis)
-        hops = _hops(kind, peers)
+        hops = _hops(kind, peers, sent)
         far = crossing > 0
         if far and by_node and self.rates:
             longest = max(nbytes / rate for nbytes, rate in zip(by_node, self.rates, strict=True))
@@ -84,10 +85,12 @@ class Network:
         )
 
 
-def _hops(kind: str, peers: int) -> int:
+def _hops(kind: str, peers: int, sent: int) -> int:
     """Messages that follow each other in a collective of Gloo, the longest chain."""
     if peers < 2:
         return 0
+    if kind == "AllGather" and sent <= (peers - 1) * AT_ONCE:
+        return 1
     tree = math.ceil(math.log2(peers))
     return {
         "AllReduce": 2 * (peers - 1),

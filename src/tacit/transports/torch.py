@@ -32,7 +32,7 @@ from tacit.exchange.health import divide_, measure_
 from tacit.kernels.dispatch import on_host
 from tacit.transports import permuting, process_groups
 from tacit.transports.permuting import Waiters
-from tacit.transports.wire import empty_message, nbytes, pack_, ring_bytes, unpack
+from tacit.transports.wire import AT_ONCE, empty_message, nbytes, pack_, ring_bytes, unpack
 
 # torch 2.13 renamed it, and warns about the old name.
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -247,10 +247,16 @@ class TorchTransport:
 
     def _all_gather(self, payload: Payload, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
         size = nbytes(payload)
-        both = self._message(key, payload, group.size() + 1)
-        mine, all_ = both[:size], both[size:]
-        pack_(payload, mine)
-        work = _all_gather_flat(all_, mine, group=group, async_op=not self.in_order)
+        at_once = size <= AT_ONCE and not self.in_order
+        both = self._message(key, payload, group.size() * (1 + at_once) + (not at_once))
+        mine, all_ = both[: -size * group.size()], both[-size * group.size() :]
+        pack_(payload, mine[:size])
+        if at_once:
+            copies = mine.view(group.size(), size)
+            copies[1:] = copies[0]
+            work = dist.all_to_all_single(all_, mine, group=group, async_op=True)
+        else:
+            work = _all_gather_flat(all_, mine, group=group, async_op=not self.in_order)
         return self._later(
             [work], lambda: [unpack(all_[i : i + size], payload) for i in range(0, all_.numel(), size)]
         )

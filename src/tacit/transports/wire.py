@@ -18,6 +18,10 @@ from tacit.contracts import (
     ReduceScatter,
 )
 
+AT_ONCE = 1 << 16
+"""Bytes up to which Gloo gathers by an all-to-all of copies: in its ring a rank takes as many turns as it has
+peers, and waits for a core in each where ranks share them. Beyond about 200 kB the link takes longer."""
+
 
 def nbytes(payload: Payload) -> int:
     """The bytes of a payload."""
