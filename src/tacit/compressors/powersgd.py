@@ -111,24 +111,58 @@ class PowerSGD(Compressor):
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Two all-reduces: one of all P, one of all Q."""
+        return (yield from self._exchange(x, None, None, state, ctx))
+
+    def exchange_with_feedback(
+        self, x: Tensor, residual: Tensor, new_residual: Tensor, state: State, ctx: Context
+    ) -> Exchange:
+        """The same of `x` + `residual`; `new_residual` becomes that less what this rank has contributed.
+
+        Both are taken where the matrices are read anyway. All three are of one type.
+        """
+        return (yield from self._exchange(x, residual, new_residual, state, ctx))
+
+    def _exchange(
+        self, x: Tensor, residual: Tensor | None, new_residual: Tensor | None, state: State, ctx: Context
+    ) -> Exchange:
         p = ctx.scratch("p", x, (sum(m.rows for m in self.matrices) * self.rank,), x.dtype)
         q, own = ctx.spare("q", state["q"]), ctx.scratch("own", x, state["q"].shape, x.dtype)
         own.copy_(state["q"])
         # P is then as large as M: gradients of 1e20 do not overflow in it, nor do those of 1e-20 vanish.
         scale_(own, [m.columns for m in self.matrices], self.rank)
-        if not products.times_q_(x, p, own, self._places, self.rank):
-            for matrices, mine, before in self._parts(x, p, own):
-                torch.bmm(before, matrices.transpose(1, 2), out=mine)
+        if x.is_meta:
+            products.prepare()
+        given = self._times_q_(x, residual, new_residual, p, own)
         yield from self._average_(p, None, "p", ctx)
         orthogonalize_(p, [m.rows for m in self.matrices], self.rank)
-        if not products.times_p_(x, p, q, self._places, self.rank):
-            for matrices, bases, mine in self._parts(x, p, q):
+        if not products.times_p_(given, p, q, self._places, self.rank):
+            for matrices, bases, mine in self._parts(given, p, q):
                 torch.bmm(bases, matrices, out=mine)
         yield from self._average_(q, own, "q", ctx)
         for start, stop in self._gaps(x.numel()):
             ctx.out[start:stop] = 0
-        self._expand_(ctx.out, p, q)
-        return Outcome(ctx.out, _Projected(self, p, own), {"q": q}, self._bounded(p, q))
+        sent = _Projected(self, p, own)
+        if new_residual is None:
+            self._expand_(ctx.out, p, q)
+        elif not products.expand_and_subtract_(ctx.out, new_residual, p, q, own, self._places, self.rank):
+            self._expand_(ctx.out, p, q)
+            sent.subtract_from_(new_residual)
+        return Outcome(ctx.out, sent, {"q": q}, self._bounded(p, q))
+
+    def _times_q_(
+        self, x: Tensor, residual: Tensor | None, new_residual: Tensor | None, p: Tensor, q: Tensor
+    ) -> Tensor:
+        """P = M Q; M, which with a residual is its sum with `x`, written to `new_residual`."""
+        if residual is not None and new_residual is not None:
+            if products.times_q_(x, p, q, self._places, self.rank, residual, new_residual):
+                for start, stop in self._gaps(x.numel()):
+                    torch.add(x[start:stop], residual[start:stop], out=new_residual[start:stop])
+                return new_residual
+            x = torch.add(x, residual, out=new_residual)
+        if not products.times_q_(x, p, q, self._places, self.rank):
+            for matrices, mine, before in self._parts(x, p, q):
+                torch.bmm(before, matrices.transpose(1, 2), out=mine)
+        return x
 
     def _expand_(self, x: Tensor, p: Tensor, q: Tensor) -> None:
         """Overwrite the matrices in x by P Q'."""

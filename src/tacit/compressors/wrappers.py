@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit import checks
+from tacit.compressors.powersgd import PowerSGD
 from tacit.contracts import (
     Compressor,
     Context,
@@ -169,6 +170,12 @@ class ErrorFeedback(Feedback):
         if isinstance(self.inner, OneShot):
             mean, sent = yield ReduceEncoded(self.inner, x, inside, residual, new_residual)
             return Outcome(mean, sent, {**state, "residual": new_residual})
+        if self._adds_itself(x, residual, ctx):
+            assert isinstance(self.inner, PowerSGD)
+            done = yield from self.inner.exchange_with_feedback(
+                x, residual, new_residual, inner_state(state, "inner"), inside
+            )
+            return done._replace(state={"residual": new_residual, **outer_state(done.state, "inner")})
         given = add_rescaled(x, residual, ctx.rescale, new_residual)
         if new_residual.dtype != x.dtype:
             given = ctx.scratch("given", x, x.shape, x.dtype).copy_(new_residual)
@@ -181,6 +188,11 @@ class ErrorFeedback(Feedback):
             new_residual.sub_(done.sent.dense(given))
         sent = lasting(done.sent, x, residual, new_residual, ctx.rescale)
         return done._replace(sent=sent, state={"residual": new_residual, **outer_state(done.state, "inner")})
+
+    def _adds_itself(self, x: Tensor, residual: Tensor, ctx: Context) -> bool:
+        """Whether the inner compressor adds the residual, and takes from the sum what it sends."""
+        plain = not ctx.rescale and residual.dtype == x.dtype
+        return plain and isinstance(self.inner, PowerSGD) and not self.inner.hides_nonfinite
 
 
 def _times(decay: float, factors: Factors, numel: int) -> Factors:

@@ -44,6 +44,8 @@ class _Model(models.PrimitiveModel):  # type: ignore[misc]
 FLOATS, INTS, SHORTS, BYTES = (
     Vector(each) for each in (types.float32, types.int32, types.uint16, types.uint8)
 )
+SIXTEEN = Vector(types.float32, 16)
+"""A cache line of fp32 numbers, for kernels that hold many vectors at a time."""
 
 
 # ---- from memory, and back ----------------------------------------------------------------------------
@@ -62,6 +64,7 @@ def _loads(kind: Vector) -> Any:
 
 
 load_floats, load_shorts, load_bytes = _loads(FLOATS), _loads(SHORTS), _loads(BYTES)
+load_sixteen = _loads(SIXTEEN)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -120,6 +123,7 @@ def _broadcasts(kind: Vector) -> Any:
 float_vector, int_vector, short_vector, byte_vector = (
     _broadcasts(kind) for kind in (FLOATS, INTS, SHORTS, BYTES)
 )
+sixteen = _broadcasts(SIXTEEN)
 
 
 # ---- lane by lane -------------------------------------------------------------------------------------
