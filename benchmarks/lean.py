@@ -54,7 +54,7 @@ class Scene:
     """One run.
 
     Attributes:
-        arms: what is attached -> steps in a block; whole periods.
+        arms: what is attached -> steps in a block; whole periods. Behind an @: DDP's `bucket_cap_mb`.
         promises: arm -> what is wanted of it.
         blocks: counted ones.
         warmup: steps of each arm first.
@@ -78,9 +78,11 @@ SCENES = {
             "ddp": 1,
             "bf16": 1,
             "topk": 8,
-            "topk:values=int8": 8,
+            "topk@10": 8,
+            "topk:values=int8@10": 8,
             "dgc": 8,
             "powersgd": 8,
+            "powersgd@1024": 8,
             "efsign": 8,
             "int8": 4,
             "mp2:sync_every=2,late=1": 16,
@@ -88,6 +90,8 @@ SCENES = {
         {
             "bf16": [Promise(cpu_ms=12)],
             "topk": [Promise(0.90), Promise(cpu_ms=18)],
+            "topk@10": [Promise(0.90)],
+            "topk:values=int8@10": [Promise(0.90)],
             "dgc": [Promise(0.90), Promise(cpu_ms=18)],
             "powersgd": [Promise(0.90), Promise(cpu_ms=20)],
             "efsign": [Promise(1 / 1.1, LIMIT)],
@@ -123,7 +127,16 @@ SCENES = {
     "lean-fast": Scene(
         "4x1@1gbit",
         "vgg11",
-        {COMPUTE_ONLY: 6, "noop": 6, "ddp": 4, "topk": 6, "powersgd": 6, "dgc": 6, "int8": 6},
+        {
+            COMPUTE_ONLY: 6,
+            "noop": 6,
+            "ddp": 4,
+            "topk": 6,
+            "powersgd": 6,
+            "powersgd@1024": 6,
+            "dgc": 6,
+            "int8": 6,
+        },
         {"topk": [Promise(0.95)], "powersgd": [Promise(0.95)]},
     ),
     "lean-small": Scene(
@@ -149,23 +162,14 @@ def rank_main(name: str, quick: bool) -> None:
     """Measure all arms of a scene; rank 0 prints the result."""
     import torch.distributed as dist
 
-    from arms import ONE_BUCKET, Trainer, on_all_ranks, ranks
+    from arms import on_all_ranks, ranks
     from paired import Arm
 
     scene = SCENES[name]
     with ranks() as rank:
         blocks = {
-            # PowerSGD has one bucket: small matrices of several would be more messages.
-            text: Steady(
-                Trainer(
-                    text,
-                    bucket_cap_mb=ONE_BUCKET if text == "powersgd" else None,
-                    epochs=CYCLING,
-                    work=_work(scene.model),
-                ),
-                min(steps, 4) if quick else steps,
-            )
-            for text, steps in scene.arms.items()
+            arm: Steady(_trainer(arm, scene.model), min(steps, 4) if quick else steps)
+            for arm, steps in scene.arms.items()
         }
         for each in blocks.values():
             for _ in range(1 if quick else scene.warmup):
@@ -197,6 +201,13 @@ def rank_main(name: str, quick: bool) -> None:
             )
         for each in blocks.values():
             each.trainer.close()
+
+
+def _trainer(arm: str, model: str) -> Trainer:
+    from arms import Trainer
+
+    text, _, cap = arm.partition("@")
+    return Trainer(text, bucket_cap_mb=float(cap) if cap else None, epochs=CYCLING, work=_work(model))
 
 
 @dataclass
