@@ -170,6 +170,14 @@ def test_what_ddp_was_told() -> None:
     assert kinds(replace(small, changes={"large buckets": 0.119}, buckets=2)) == []
 
 
+@pytest.mark.parametrize(("smaller", "found"), [(0.115, ["large buckets"]), (0.119, [])])
+def test_buckets_that_leave_late_are_named_where_smaller_ones_save_something(
+    smaller: float, found: list[str]
+) -> None:
+    made = facts(predicted=0.12, bucket_bytes=25 << 20, buckets=3, changes={"smaller buckets": smaller})
+    assert kinds(made) == found
+
+
 def test_a_flat_ring_only_where_nodes_are_faster_inside() -> None:
     made = facts(links=links(), predicted=0.12, changes={"by node": 0.09})
     assert kinds(made) == ["flat ring"]

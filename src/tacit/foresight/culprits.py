@@ -203,6 +203,19 @@ def _small_buckets(facts: Facts, _: Shares) -> Iterable[Finding]:
         )
 
 
+def _large_buckets(facts: Facts, _: Shares) -> Iterable[Finding]:
+    """A bucket leaves when its last gradient is there: of few large ones most bytes may leave at the end."""
+    costs = facts.saved("smaller buckets")
+    if costs >= WORTH * facts.seconds:
+        yield Finding(
+            "large buckets",
+            f"gradients leave in {facts.buckets} buckets of at most {facts.bucket_bytes / 2**20:.3g} MiB, "
+            "most of them when little of backward is left to hide them",
+            "DistributedDataParallel(..., bucket_cap_mb=10)",
+            costs,
+        )
+
+
 def _slow_interface(facts: Facts, taken: Shares) -> Iterable[Finding]:
     for each in facts.ranks:
         if each.faster and each.rate and (each.faster_rate or 0.0) >= _FASTER * each.rate:
@@ -276,6 +289,7 @@ _RULES: tuple[Callable[[Facts, Shares], Iterable[Finding]], ...] = (
     _views,
     _flat_ring,
     _small_buckets,
+    _large_buckets,
     _slow_interface,
     _buffers,
     _congestion_control,

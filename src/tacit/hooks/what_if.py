@@ -37,6 +37,7 @@ __all__ = ["considered"]
 MOST_NODES = 16
 """Of more, the links are not measured one by one: that would take minutes."""
 _LARGE = 25 << 20
+_SMALLER = 10 << 20
 _COPIED = 16 << 20
 _SIDE, _PRODUCTS, _TIMES = 384, 10, 3
 
@@ -185,10 +186,13 @@ class _Asking:
             self._note("several streams", replace(teller, network=faster), strategy)
 
     def _ask_layout(self, teller: Foreteller, strategy: AnyStrategy) -> None:
-        """With large buckets, and by node."""
+        """With larger and with smaller buckets, and by node."""
         if teller.profile.bucket_bytes < _LARGE:
             large = replace(teller.profile, bucket_bytes=_LARGE)
             self._note("large buckets", replace(teller, profile=large), strategy)
+        if teller.profile.bucket_bytes > _SMALLER and self.options.ddp is not None:
+            smaller = replace(teller.profile, bucket_bytes=_SMALLER)
+            self._note("smaller buckets", replace(teller, profile=smaller), strategy)
         near = strategy.levels[0]
         several = teller.network.nodes > 1 and teller.network.ranks > 1
         if several and len(strategy.levels) == 1 and near.subject != "delta" and near.topology.meets == WORLD:
