@@ -52,9 +52,7 @@ def _times_q(x: Any, residual: Any, total: Any, places: Any, rank: Any, p: Any, 
                 q0, q1, q2, q3 = four(q, at_q, columns, left, k, rank, zeros)
                 for i in range(0, rows, 2):
                     here = 4 * (start + i * columns + left)
-                    below = here + 4 * columns * np.int64(
-                        i + 1 < rows
-                    )  # the last of an odd number counts once
+                    below = here + 4 * columns * np.int64(i + 1 < rows)  # of an odd number the last again
                     streams = ((total + here) | (total + below)) & (BYTES - 1) == 0
                     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = sixteen(np.float32(0))
                     for c in range(whole):
