@@ -82,8 +82,14 @@ def test_resting_takes_no_core() -> None:
     ],
 )
 def test_hops_of_a_collective(kind: str, sent: int, hops: int) -> None:
-    found = network(4, 2, latency=0.25, per_hop=0.5).transfer(kind, WORLD, sent, 60)
+    found = network(8, 1, latency=0.25, per_hop=0.5).transfer(kind, WORLD, sent, 60)
     assert (found.delay, found.cpu, found.nbytes, found.link) == (0.25 * hops, 0.5 * hops, 60.0, NET)
+
+
+def test_ranks_gather_in_a_ring_where_nodes_have_several() -> None:
+    many = network(4, 2, latency=0.25)
+    assert many.transfer("AllGather", WORLD, 100, 60).delay == 0.25 * 7
+    assert many.transfer("AllGather", NET, 100, 60).delay == 0.25
 
 
 def test_what_stays_in_the_node_takes_no_link_between_nodes() -> None:

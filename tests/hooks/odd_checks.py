@@ -55,7 +55,7 @@ def a_payload_reaches_the_one_it_is_for() -> None:
 @check
 def short_and_long_payloads_are_gathered_in_the_order_of_ranks() -> None:
     rank = dist.get_rank()
-    transport = TorchTransport(dist.group.WORLD, timedelta(seconds=30))
+    transport = TorchTransport(dist.group.WORLD, timedelta(seconds=30), nodes=[[0], [1], [2]])
     transport.open({"world": 1})
 
     def gathered(numel: int) -> list[list[torch.Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -147,6 +148,7 @@ class TorchTransport:
     _messages: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
     _places: dict[str, AxisRank] = field(default_factory=dict, repr=False)
     _waiters: Waiters = field(default_factory=Waiters, repr=False)
+    _spread: bool | None = None
 
     def open(self, stages: Mapping[str, int]) -> None:
         """Have process groups for exchanges that speak so many times on each axis. A collective call.
@@ -154,6 +156,8 @@ class TorchTransport:
         May be called again, when nothing is under way: buffers of messages that may be no more are let go.
         """
         self._messages.clear()
+        if self._spread is None:
+            self._spread = self._is_spread()
         channel = process_groups.channel_of(self)
         for axis, count in stages.items():
             ranks = self.ranks(axis)
@@ -203,8 +207,8 @@ class TorchTransport:
         match request:
             case AllReduce():
                 return self._all_reduce(request, group, (key, request.axis, stage))
-            case AllGather(payload):
-                return self._all_gather(payload, group, (key, request.axis, stage))
+            case AllGather():
+                return self._all_gather(request, group, (key, request.axis, stage))
             case ReduceScatter():
                 return self._reduce_scatter(request, place, group, (key, request.axis, stage))
             case AllGatherInto(x, spans):
@@ -245,9 +249,10 @@ class TorchTransport:
 
         return self._later([work], read)
 
-    def _all_gather(self, payload: Payload, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
+    def _all_gather(self, request: AllGather, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
+        payload = request.payload
         size = nbytes(payload)
-        at_once = size <= AT_ONCE and not self.in_order
+        at_once = size <= AT_ONCE and not self.in_order and (request.axis != WORLD or bool(self._spread))
         both = self._message(key, payload, group.size() * (1 + at_once) + (not at_once))
         mine, all_ = both[: -size * group.size()], both[-size * group.size() :]
         pack_(payload, mine[:size])
@@ -260,6 +265,16 @@ class TorchTransport:
         return self._later(
             [work], lambda: [unpack(all_[i : i + size], payload) for i in range(0, all_.numel(), size)]
         )
+
+    def _is_spread(self) -> bool:
+        """Whether no node has several ranks, or there is one node. A collective call where that is not known.
+
+        Else a ring takes each payload between two nodes once, and an all-to-all once for each rank there.
+        """
+        if self.nodes or self.in_order or self.parent.size() == 1:
+            return len(self.nodes) == 1 or all(len(node) == 1 for node in self.nodes)
+        everyones = process_groups.said(os.environ.get("LOCAL_WORLD_SIZE", ""), self.parent)
+        return all(each == "1" for each in everyones)
 
     def _reduce_scatter(
         self, request: ReduceScatter, place: AxisRank, group: dist.ProcessGroup, key: tuple[object, ...]

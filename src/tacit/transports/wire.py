@@ -20,7 +20,8 @@ from tacit.contracts import (
 
 AT_ONCE = 1 << 16
 """Bytes up to which Gloo gathers by an all-to-all of copies: in its ring a rank takes as many turns as it has
-peers, and waits for a core in each where ranks share them. Beyond about 200 kB the link takes longer."""
+peers, and waits for a core in each where ranks share them. Beyond about 200 kB the link takes longer. Not
+where nodes have several ranks, as the copies for one node would all cross its link."""
 
 
 def nbytes(payload: Payload) -> int:
