@@ -14,6 +14,8 @@ pytest.importorskip("numba")
 SHAPES = ((1, 1), (3, 5), (7, 16), (5, 33), (2, BLOCK), (4, BLOCK + 17))
 GAP = 3
 """Entries before each matrix, so that rows do not lie aligned."""
+LINE = 16
+"""Entries of a cache line: where all rows begin at one, they are written past the caches."""
 RANKS = pytest.mark.parametrize("rank", [1, 2, 3, 4, 5, 8])
 
 
@@ -102,6 +104,27 @@ def test_each_of_the_two_is_there_alone_too(rank: int, subtract: bool) -> None:
     assert products.expand_(out, made.p, made.q, made.places, rank, subtract)
     for found, given, p, q in made.parts(out, made.x, made.p, made.q):
         close(found, given - p.t() @ q if subtract else p.t() @ q)
+
+
+@pytest.mark.parametrize("rank", [1, 4, 5])
+def test_rows_that_begin_at_cache_lines_are_as_others(rank: int) -> None:
+    rows, columns = 5, BLOCK + 2 * LINE
+    generator = torch.Generator().manual_seed(rank)
+    # A cache line longer than is needed: somewhere at the front one begins.
+    x, residual, total, out = (torch.randn(rows * columns + LINE, generator=generator) for _ in range(4))
+    x, residual, total, out = (
+        each[-each.data_ptr() // 4 % LINE :][: rows * columns] for each in (x, residual, total, out)
+    )
+    assert not (total.data_ptr() | out.data_ptr()) % (4 * LINE)
+    p, (q, own) = torch.empty(rank * rows), torch.randn(2, rank * columns, generator=generator)
+    places = [(0, rows, columns)]
+    assert products.times_q_(x, p, q, places, rank, residual, total)
+    assert torch.equal(total, x + residual)
+    close(p.view(rank, rows).t(), total.view(rows, columns) @ q.view(rank, columns).t())
+    assert products.expand_and_subtract_(out, total, p, q, own, places, rank)
+    bases = p.view(rank, rows).t()
+    close(out.view(rows, columns), bases @ q.view(rank, columns))
+    close(total.view(rows, columns), (x + residual).view(rows, columns) - bases @ own.view(rank, columns))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -52,7 +52,7 @@ def times_p_(x: Tensor, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: i
     """Q = M' P."""
     if numba_takes_fp32(x, p, q):
         kernels = numba_kernels("products")
-        kernels.times_p(address(x), _array(matrices), rank, address(p), address(q), _zeros(kernels))
+        kernels.times_p(address(x), _array(matrices), rank, address(p), address(q), kernels.ZEROS_AT)
         return True
     return _launches(x, p, q, rank) and run_triton("products.times_p", x, p, q, matrices, rank)
 
@@ -87,22 +87,18 @@ def _times_q(
     x: Tensor, residual: int, total: int, p: Tensor, q: Tensor, matrices: Sequence[Place], rank: int
 ) -> None:
     kernels, places = numba_kernels("products"), _array(matrices)
-    kernels.times_q(address(x), residual, total, places, rank, address(p), address(q), _zeros(kernels))
+    kernels.times_q(address(x), residual, total, places, rank, address(p), address(q), kernels.ZEROS_AT)
 
 
 def _expand(
     out: int, rest: int, p: Tensor, q: Tensor, own: Tensor, matrices: Sequence[Place], rank: int
 ) -> None:
     kernels, places = numba_kernels("products"), _array(matrices)
-    kernels.expand(out, rest, places, rank, address(p), address(q), address(own), _zeros(kernels))
+    kernels.expand(out, rest, places, rank, address(p), address(q), address(own), kernels.ZEROS_AT)
 
 
 def _array(matrices: Sequence[Place]) -> Any:
     return np.array(matrices, np.int64).reshape(-1, 3)
-
-
-def _zeros(kernels: Any) -> int:
-    return int(kernels.ZEROS.ctypes.data)
 
 
 def _launches(x: Tensor, p: Tensor, q: Tensor, rank: int) -> bool:

@@ -21,7 +21,9 @@ TOGETHER = 4
 BLOCK = 1024
 """Columns of a matrix that are gone through at once: so much of four columns of Q stays in a core's cache."""
 ZEROS = np.zeros(BLOCK, np.float32)
-"""What is read in place of columns beyond the rank; its address is `zeros`."""
+"""What is read in place of columns beyond the rank."""
+ZEROS_AT: int = ZEROS.ctypes.data
+"""Its address, which kernels are given as `zeros`."""
 
 
 @inline
