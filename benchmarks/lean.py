@@ -172,7 +172,7 @@ def rank_main(name: str, quick: bool) -> None:
             for arm, steps in scene.arms.items()
         }
         for each in blocks.values():
-            for _ in range(1 if quick else scene.warmup):
+            for _ in range(scene.warmup):  # buckets settle in the fourth round
                 each.trainer.step()
 
         def fence() -> None:
