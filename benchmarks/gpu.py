@@ -107,6 +107,40 @@ def timed(call: Callable[[], object], times: int = 20) -> float:
     return float(statistics.median(found))
 
 
+def launched(call: Callable[[], object], times: int = 5) -> tuple[float, float]:
+    """A call's kernels: for how many microseconds they run, and how many they are."""
+    found = [took for _, took, _ in on_the_device(call, times)]
+    return sum(found) * 1000 / times, len(found) / times
+
+
+def on_the_device(call: Callable[[], object], times: int) -> list[tuple[float, float, str]]:
+    """What the GPU does in so many calls, in order: (begin, duration) in ms, and its name."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(times):
+            call()
+        torch.cuda.synchronize()
+    assert profiler.profiler is not None
+    return sorted(
+        (event.start_ns() / 1e6, event.duration_ns() / 1e6, event.name())
+        for event in profiler.profiler.kineto_results.events()
+        if event.device_type() == DeviceType.CUDA
+    )
+
+
+def measured(numel: int, codec: str, task: str, call: Callable[[], object], copy: float) -> dict[str, Any]:
+    """A row of the table, which is printed too; `copy`: what a copy takes."""
+    call()
+    took, (runs, count) = timed(call), launched(call)
+    print(
+        f"{numel:>11,} {codec:17} {task:12} {took:8.0f} us {took / copy:6.2f} copies; "
+        f"{count:3.0f} kernels run for {runs:6.0f} us",
+        flush=True,
+    )
+    told = {"us": took, "copies": took / copy, "kernels_us": runs, "kernels": count}
+    return {"numel": numel, "codec": codec, "task": task, **told}
+
+
 def kernels() -> list[dict[str, Any]]:
     """Every codec's encode, encode with error feedback, and decode of four peers."""
     rows = []
@@ -115,12 +149,7 @@ def kernels() -> list[dict[str, Any]]:
         copy = timed(partial(out.copy_, x))
         for name, codec in KERNELS.items():
             for task, call in tasks_of(codec, x, out).items():
-                call()
-                took = timed(call)
-                rows.append({"numel": numel, "codec": name, "task": task, "us": took, "copies": took / copy})
-                print(
-                    f"{numel:>11,} {name:17} {task:12} {took:8.0f} us {took / copy:6.2f} copies", flush=True
-                )
+                rows.append(measured(numel, name, task, call, copy))
     return rows
 
 
@@ -157,14 +186,11 @@ def thin_products() -> list[dict[str, Any]]:
             lambda: by_torch(lambda m, a, b: m.baddbmm_(a.transpose(1, 2), b, alpha=-1e-9)),
         ),
     }
-    rows_ = []
-    for task, calls in tasks.items():
-        for name, call in zip(("powersgd", "the same by torch"), calls, strict=True):
-            call()
-            took = timed(call)
-            rows_.append({"numel": start, "codec": name, "task": task, "us": took, "copies": took / copy})
-            print(f"{start:>11,} {name:17} {task:12} {took:8.0f} us {took / copy:6.2f} copies", flush=True)
-    return rows_
+    return [
+        measured(start, name, task, call, copy)
+        for task, calls in tasks.items()
+        for name, call in zip(("powersgd", "the same by torch"), calls, strict=True)
+    ]
 
 
 def tasks_of(codec: OneShot, x: Tensor, out: Tensor) -> dict[str, Callable[[], object]]:
@@ -448,18 +474,7 @@ def profiled(algorithm: str | None, count: int = 3) -> dict[str, Any]:
     each = training(algorithm)
     for _ in range(8):
         each.step()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for _ in range(count):
-            each.step()
-        torch.cuda.synchronize()
-    assert profiler.profiler is not None
-    found = [
-        (event.start_ns() / 1e6, event.duration_ns() / 1e6, event.name())
-        for event in profiler.profiler.kineto_results.events()
-        if event.device_type() == DeviceType.CUDA
-    ]
-    found.sort()
+    found = on_the_device(each.step, count)
     by_name: dict[str, float] = {}
     gaps: list[tuple[float, str, str]] = []
     end, last, worked = found[0][0], "", 0.0

@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
 from tacit.errors import NonFinite
+from tacit.hooks.choosing import Choice, ChoosingSession
 from tacit.kernels.dispatch import emulated_device
 
 ALGORITHMS = [
@@ -205,6 +206,48 @@ def shards_by(algorithm: str) -> None:
     assert apart < 2e-2, apart
 
 
+class Compressing:
+    """Chooses `topk` after three steps."""
+
+    steps = 3
+
+    def begin(self, session: ChoosingSession) -> None:
+        assert len(session.ranks) == dist.get_world_size()
+
+    def measure(self, session: ChoosingSession) -> None:
+        mine = torch.tensor([float(dist.get_rank())])
+        assert session.from_all(mine).view(-1).tolist() == [*range(dist.get_world_size())]
+
+    def decide(self) -> Choice:
+        return Choice("topk:ratio=0.05", "topk it is", 1.0, (("ddp", 1.0),))
+
+
+def a_choice_is_what_was_attached_by_hand() -> None:
+    """To the bit: three steps with `dense`, and five with what is chosen then."""
+
+    def run(by_hand: bool) -> Tensor:
+        model = wrapped(DEVICE)
+        optimizer = sgd(model)
+        data = on(DEVICE, batches(8, dist.get_rank()))
+        if by_hand:
+            with tacit.attach(model, optimizer, "dense"):
+                steps(model, optimizer, data[:3])
+            with tacit.attach(model, optimizer, "topk:ratio=0.05"):
+                steps(model, optimizer, data[3:])
+            return flat(model)
+        with tacit.attach(model, optimizer, "auto:watch=none", decider=Compressing()) as session:
+            steps(model, optimizer, data)
+            assert IN_STREAM in session.active_path, session.active_path
+            assert session.choice is not None
+            assert session.choice.algorithm == "topk:ratio=0.05"
+        return flat(model)
+
+    with there():
+        found = run(by_hand=False)
+        assert_equal_on_all_ranks(found)
+        assert torch.equal(found, run(by_hand=True))
+
+
 def a_lost_rank_is_told_to_the_others() -> None:
     """The last of all: it costs a rank."""
     model = wrapped(DEVICE)
@@ -239,6 +282,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     },
     "shards learn what ddp does": shards_learn_what_ddp_does,
     **{f"shards by {each}": partial(shards_by, each) for each in (*EXCHANGING, *AVERAGING)},
+    "a choice is what was attached by hand": a_choice_is_what_was_attached_by_hand,
     LOST: a_lost_rank_is_told_to_the_others,
 }
 
