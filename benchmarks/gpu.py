@@ -37,14 +37,16 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import tacit
 from paired import conclude, hardware, paired_ratio
 from tacit.compressors import BF16, FP8, QSGD, Int8, Natural, PowerSGD, Sign, TernGrad, TopK
-from tacit.contracts import AllGather, AllReduce, Collective, Context, Matrix, OneShot, Posted
+from tacit.contracts import AllGather, AllReduce, Collective, Context, Matrix, OneShot, Payload, Posted
 from tacit.hooks.ddp import HookDispatcher
 from tacit.kernels import products
 from tacit.kernels.dispatch import emulated_device
 from tacit.lab.recipes.models.gpt import GPT
+from tacit.prediction import MP2
+from tacit.prediction.predictor import in_a_row
 from tacit.session import health
 from tacit.transports import torch as transport
-from tacit.transports.wire import nbytes
+from tacit.transports.wire import empty_message, nbytes, pack_, unpack
 
 PARTS = ("kernels", "steps", "wire", "profile")
 ALGORITHMS = (
@@ -204,9 +206,29 @@ def tasks_of(codec: OneShot, x: Tensor, out: Tensor) -> dict[str, Callable[[], o
     if codec.encode_with_feedback(x, residual, new_residual, ctxs[0]) is not None:
         tasks["encode + EF"] = lambda: codec.encode_with_feedback(x, residual, new_residual, ctxs[0])
     if not codec.additive:
-        payloads = [codec.encode(torch.randn_like(x), ctx) for ctx in ctxs]
+        payloads = gathered([codec.encode(torch.randn_like(x), ctx) for ctx in ctxs])
         tasks["decode 4"] = lambda: codec.decode_mean_(payloads, out)
     return tasks
+
+
+def gathered(payloads: Sequence[Payload]) -> list[Payload]:
+    """As an all-gather leaves them: one message after the other."""
+    messages = empty_message(payloads[0], len(payloads)).view(len(payloads), -1)
+    for payload, message in zip(payloads, messages, strict=True):
+        pack_(payload, message)
+    return [unpack(message, payloads[0]) for message in messages]
+
+
+def predictions() -> list[dict[str, Any]]:
+    """The next change of each entry by MP²'s network, from the last two."""
+    rows = []
+    for numel in SIZES:
+        changes, out = torch.randn(2, numel, device=CUDA), torch.empty(numel, device=CUDA)
+        predictor, copy = MP2(), timed(partial(out.copy_, changes[0]))
+        predictor.prepare(CUDA)
+        call = partial(predictor.write, lambda piece: in_a_row(changes[:, piece]), "linear", out)  # noqa: B023
+        rows.append(measured(numel, "MP2", "predict", call, copy))
+    return rows
 
 
 # ---- steps --------------------------------------------------------------------------------------------
@@ -602,7 +624,7 @@ def main() -> None:
     transport.ALONE_TOO = True
     result: dict[str, Any] = {"benchmark": "gpu", **hardware(), **gpu()}
     if "kernels" in parts_wanted:
-        result["kernels"] = [*kernels(), *thin_products()]
+        result["kernels"] = [*kernels(), *predictions(), *thin_products()]
     if "steps" in parts_wanted:
         result["steps"] = steps(options.algorithms, *((4, 4) if options.quick else (10, 10)))
     if "wire" in parts_wanted:

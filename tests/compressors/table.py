@@ -37,6 +37,7 @@ from tacit.compressors.wrappers import Part
 from tacit.contracts import Compressor, Matrix, Topology, VariableLength
 from tacit.prediction import FittedCoding, Nowcast, Predicted, PredictiveCoding
 from tacit.prediction.extrapolation import Linear
+from tacit.prediction.mp2_network import MP2
 from tacit.topologies import Flat, GlobalTopK
 
 NUMEL = 1000
@@ -368,6 +369,9 @@ TABLE = {
         gather(TOPK),
         1.0,
         conserves=True,
+    ),
+    "predictive coding of dense, by MP2": Row(
+        PredictiveCoding(Dense(), MP2(), MATRICES), ring(4 * NUMEL), 1e-5
     ),
     "fitted coding of blockwise + ef": Row(
         FittedCoding(ErrorFeedback(Blockwise())), gather(3 * 125 + 2 * 2), 1 / 5.9, conserves=True

@@ -71,6 +71,7 @@ def assigned(file: str, name: str) -> set[str]:
 
 IN_STREAM = assigned("test_one_gpu.py", "GRADIENT") | assigned("test_one_gpu.py", "PROGRESS")
 ON_HOST = assigned("test_one_gpu.py", "ON_HOST") | assigned("gpu_ranks.py", "ALGORITHMS")
+NOT_YET_RUN = assigned("test_one_gpu.py", "NOT_YET_RUN")
 
 
 def levels(name: str) -> list[Strategy]:

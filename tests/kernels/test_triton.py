@@ -19,8 +19,11 @@ pytest.importorskip("triton", reason="triton is not installed: pip install -e '.
 
 CHECKS = Path(__file__).with_name("triton_checks.py")
 FAMILIES = [
-    *("signs or payloads or means", "levels", "int8 or exponents", "blocks"),
-    *("pass or chosen or chunk or buffer", "positions or scattering or outside or orthogonal or products"),
+    *("signs or payloads or means", "levels", "int8 or exponents or fp8", "blocks"),
+    *(
+        "pass or chosen or chunk or buffer",
+        "positions or scattering or outside or orthogonal or products or predictions",
+    ),
 ]
 
 
@@ -124,7 +127,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> lis
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from tacit.kernels.triton import launch, orthogonal, positions, products, select, signs
+    from tacit.kernels.triton import launch, mp2_network, orthogonal, positions, products, select, signs
 
     written: list[str] = []
 
@@ -146,7 +149,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> lis
             assert made.asm["cubin"]
             written.append(made.asm["ptx"])
 
-    for module in (launch, orthogonal, positions, products, select, signs):
+    for module in (launch, mp2_network, orthogonal, positions, products, select, signs):
         monkeypatch.setattr(module, "launch", launched)
     call()
     return written
@@ -154,9 +157,10 @@ def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> lis
 
 def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """Each kernel that takes entries of this type, in the ways that differ most."""
-    from tacit.kernels.triton import blockwise, exponents, int8, levels, select, signs
+    from tacit.kernels.triton import blockwise, exponents, fp8, int8, levels, mp2_network, select, signs
 
     x, means = torch.ones(1024, dtype=dtype), torch.ones(8)
+    many, few = torch.ones(2, 512), torch.ones(2, 1)
     units = torch.ones(8, dtype=torch.bfloat16)
     codes, index = torch.zeros(1024, dtype=torch.uint8), torch.zeros(1024, dtype=torch.int32)
     return {
@@ -187,6 +191,10 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
         "blocks of 2 bits": lambda: blockwise.encode(x, None, None, 2, codes, units),
         "add blocks of 3 bits": lambda: blockwise.add([(codes, units)], 3, 0.5, x, fresh=False),
         "add blocks of 2 bits": lambda: blockwise.add([(codes, units)], 2, 0.5, x, fresh=False),
+        "add fp8": lambda: fp8.add([(codes, means[:1])], torch.float8_e4m3fn, 0.5, x, fresh=False),
+        "add fp8 of 2 bits": lambda: fp8.add([(codes, means[:1])], torch.float8_e5m2, 0.5, x, fresh=False),
+        "MP2": lambda: mp2_network.predict(x, many, many, many, 8, 5.0, x[:512]),
+        "MP2 in a row": lambda: mp2_network.predict(x, few, few, many, 4, 5.0, x[:512]),
         "exponents": lambda: exponents.encode(x, 7, codes, codes),
         "add exponents": lambda: exponents.add([(codes, codes)], 0.5, x, fresh=False),
         "select": lambda: select.select_largest(x, 10, index, x, x, x),

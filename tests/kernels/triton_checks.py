@@ -12,9 +12,20 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tacit.kernels import blockwise, exponents, int8, levels, orthogonal, products, select, signs
+from tacit.kernels import (
+    blockwise,
+    exponents,
+    fp8,
+    int8,
+    levels,
+    mp2_network,
+    orthogonal,
+    products,
+    select,
+    signs,
+)
 from tacit.kernels.dispatch import active_backend, emulated_device, find_backend
 from tacit.kernels.layout import (
     BLOCK,
@@ -28,13 +39,17 @@ from tacit.kernels.layout import (
 from tacit.kernels.positions import clear_, pack_positions, scatter_add_, unpack_all, unpack_positions
 from tacit.kernels.reference import blockwise as blockwise_reference
 from tacit.kernels.reference import exponents as exponents_reference
+from tacit.kernels.reference import fp8 as fp8_reference
 from tacit.kernels.reference import int8 as int8_reference
 from tacit.kernels.reference import levels as levels_reference
+from tacit.kernels.reference import mp2_network as mp2_network_reference
 from tacit.kernels.reference import orthogonal as orthogonal_reference
 from tacit.kernels.reference import positions as positions_reference
 from tacit.kernels.reference import select as select_reference
 from tacit.kernels.reference import signs as signs_reference
 from tacit.kernels.sparse import MARGIN, EntryBuffer
+from tacit.prediction.mp2_network import MP2Network, normalised, run
+from tacit.prediction.predictor import Seen
 
 ON = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 if ON == "cpu":
@@ -263,6 +278,20 @@ def test_int8(dtype: torch.dtype, kind: str, numel: int) -> None:
     int8.add_int8_(rows(slow, 3), WEIGHT, fast_out, fresh=False)
     int8_reference.add_int8_([slow] * 3, WEIGHT, out, fresh=False)
     same([fast_out], [out])
+
+
+@pytest.mark.parametrize("numel", SIZES)
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+@TYPES
+def test_fp8_payloads(dtype: torch.dtype, kind: torch.dtype, numel: int) -> None:
+    every = (torch.arange(256) * 37 % 256).to(torch.uint8)  # NaN and infinity too
+    slow = [every.repeat(-(-numel // 256))[:numel].clone(), torch.tensor([0.37])]
+    for fresh in (False, True):
+        out = numbers(numel, seed=2, dtype=dtype)
+        fast_out = out.clone().to(ON)
+        fp8.add_fp8_(rows(slow, 3), kind, WEIGHT, fast_out, fresh)
+        fp8_reference.add_fp8_([slow] * 3, kind, WEIGHT, out, fresh)
+        same([fast_out], [out])
 
 
 @pytest.mark.parametrize("numel", SIZES)
@@ -509,6 +538,30 @@ def factors(rank: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def close(fast: Tensor, exact: Tensor) -> None:
     torch.testing.assert_close(fast.cpu().double(), exact, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("numel", [1, 300, *LARGE])
+@pytest.mark.parametrize("width", [1, 4, 6, 8])
+@TYPES
+def test_predictions(dtype: torch.dtype, width: int, numel: int) -> None:
+    torch.manual_seed(width)
+    network = MP2Network(width)
+    nn.init.normal_(network.last.weight)
+    weights = {name: p.detach() for name, p in network.named_parameters()}
+    packed = mp2_network.packed_weights(weights)
+    changes = torch.stack([numbers(numel, "mixed", seed, dtype) for seed in (0, 1)])
+    varying = torch.randint(1, 9, (2, numel)).float(), torch.randn(2, numel)
+    for ages, swings in (varying, (torch.tensor([[2.0], [1.0]]), torch.zeros(2, 1))):
+        slow, fast = torch.empty(numel, dtype=dtype), torch.empty(numel, dtype=dtype, device=ON)
+        mp2_network_reference.predict_changes(changes, ages, swings, packed, width, 5.0, slow)
+        on = [each.to(ON) for each in (changes, ages, swings, packed)]
+        mp2_network.predict_changes(*on, width, 5.0, fast)
+        same([fast], [slow])
+        seen = Seen(changes, ages.expand(changes.shape), swings.exp2().expand(changes.shape))
+        x, size = normalised(seen)
+        torch.testing.assert_close(
+            slow.float(), (run(weights, x).clamp(-5, 5) * size).to(dtype).float(), rtol=1e-3, atol=1e-4
+        )
 
 
 def test_products_that_no_kernel_was_written_for_are_left_to_torch() -> None:

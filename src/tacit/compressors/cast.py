@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -12,11 +12,9 @@ from torch import Tensor
 from tacit import checks
 from tacit.contracts import Context, Decoded, OneShot, Payload, Rounded, Transmitted
 from tacit.kernels.dispatch import on_host
+from tacit.kernels.fp8 import PIECE, add_fp8_, check_fp8
 from tacit.kernels.magnitudes import round_to_, widen_
 from tacit.kernels.payloads import expect_parts
-
-PIECE = 1 << 14
-"""Entries that are widened at a time on the host: they stay in the second-level cache."""
 
 
 class Cast(OneShot):
@@ -123,24 +121,16 @@ class FP8(OneShot):
         return wire, scale
 
     def check(self, payload: Payload, out: Tensor) -> None:
-        bytes_ = ("bytes", out.numel(), torch.uint8)
-        expect_parts(payload, out.numel(), bytes_, ("scale", 1, torch.float32))
+        check_fp8(payload, out.numel())
 
     def decode_(self, payload: Payload, out: Tensor) -> None:
-        self.check(payload, out)
-        out.zero_()
-        self.decode_add_(payload, out, 1.0)
+        add_fp8_([payload], _FORMATS[self.format], 1.0, out, fresh=True)
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
-        """Convert, multiply and add, in pieces that fit in the cache."""
-        self.check(payload, out)
-        if out.is_meta:
-            return
-        wire, scale = payload
-        wide = torch.promote_types(out.dtype, torch.float32)
-        factor = scale.to(wide) * weight
-        for start, stop in _pieces(out):
-            out[start:stop] += wire[start:stop].view(_FORMATS[self.format]).to(wide).mul_(factor)
+        add_fp8_([payload], _FORMATS[self.format], weight, out, fresh=False)
+
+    def decode_mean_(self, payloads: Sequence[Payload], out: Tensor) -> None:
+        add_fp8_(payloads, _FORMATS[self.format], 1 / len(payloads), out, fresh=True)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         return Decoded(self, payload)

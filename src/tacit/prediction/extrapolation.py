@@ -17,6 +17,7 @@ class Stale(Predictor):
     """No change: what is not sent stays as it is. The baseline for all others."""
 
     depth: ClassVar[int] = 1
+    on_device: ClassVar[bool] = True
 
     @property
     def operations(self) -> int:
@@ -39,6 +40,7 @@ class Persistent(Predictor):
     factor: float = 0.5
 
     depth: ClassVar[int] = 1
+    on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.real("factor", self.factor, "write 0.5, as is usual", least=0, most=1)
@@ -55,6 +57,8 @@ class Linear(Predictor):
 
     That is the slope of the least-squares line through three values, between which the changes lie.
     """
+
+    on_device: ClassVar[bool] = True
 
     @property
     def operations(self) -> int:
@@ -79,6 +83,8 @@ class Exponential(Predictor):
     Growth is not extrapolated, nor is that from nothing (d0 = 0): the factor is 1. A change of sign
     is not predicted.
     """
+
+    on_device: ClassVar[bool] = True
 
     @property
     def operations(self) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tacit.contracts import Matrix, Transmitted
+from tacit.kernels.dispatch import on_host
 from tacit.prediction.predictor import Predictor, Seen, in_a_row, kind_of
 
 
@@ -25,14 +26,25 @@ def predict_(
     `past`: all changes of the last rounds, oldest first. Where no parameters are given, all of it is one
     vector.
     """
-    for m in matrices or (Matrix(0, 1, out.numel()),):
-        mine = slice(m.start, m.start + m.rows * m.columns)
+    for mine, kind in _spans(matrices or (Matrix(0, 1, out.numel()),), joined=not on_host(out)):
         parts = [each[mine] for each in past]
 
         def seen(piece: slice, parts: Sequence[Tensor] = parts) -> Seen:
             return in_a_row(torch.stack([part[piece] for part in parts]))
 
-        predictor.write(seen, kind_of(m.dims), out[mine], scale)
+        predictor.write(seen, kind, out[mine], scale)
+
+
+def _spans(matrices: Sequence[Matrix], joined: bool) -> list[tuple[slice, str]]:
+    """Where each matrix lies, and its kind; `joined`: neighbours of one kind are one span."""
+    found: list[tuple[slice, str]] = []
+    for m in matrices:
+        stop, kind = m.start + m.rows * m.columns, kind_of(m.dims)
+        if joined and found and found[-1][0].stop == m.start and found[-1][1] == kind:
+            found[-1] = slice(found[-1][0].start, stop), kind
+        else:
+            found.append((slice(m.start, stop), kind))
+    return found
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv1d
 
 from tacit import checks
 from tacit.errors import ConfigError
+from tacit.kernels.dispatch import on_host
+from tacit.kernels.mp2_network import packed_weights, predict_changes
+from tacit.kernels.reference.mp2_network import matrix_of
 from tacit.prediction import weight_files
 from tacit.prediction.predictor import KINDS, Predictor, Seen
 
@@ -102,9 +105,7 @@ def run(weights: dict[str, Tensor], x: Tensor) -> Tensor:
 
 def _convolved(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
     """ReLU of the convolution of (channels, 2, n), as a matrix: its columns answer one impulse each."""
-    channels, size = weight.shape[1], weight.shape[1] * DEPTH
-    matrix = conv1d(torch.eye(size).view(size, channels, DEPTH), weight, padding=1).flatten(1).t()
-    x = torch.addmm(bias.repeat_interleave(DEPTH).unsqueeze(1), matrix, x.flatten(0, 1))
+    x = torch.addmm(bias.repeat_interleave(DEPTH).unsqueeze(1), matrix_of(weight), x.flatten(0, 1))
     return x.relu_().view(-1, DEPTH, x.shape[1])
 
 
@@ -133,9 +134,16 @@ class MP2(Predictor):
 
     file: str = ""
 
+    on_device: ClassVar[bool] = True
+
     def kinds(self) -> tuple[str, ...]:
         """The kinds with weights in the file."""
         return tuple(_weights(self.file))
+
+    def prepare(self, device: torch.device) -> None:
+        """Copy the weights, which the host waits for."""
+        for kind in self.kinds():
+            _packed(self.file, kind, device)
 
     @property
     def operations(self) -> int:
@@ -144,12 +152,31 @@ class MP2(Predictor):
 
     def change(self, seen: Seen, kind: str) -> Tensor:
         """delta s, in the units of the changes."""
-        weights = _weights(self.file).get(kind)
+        weights, seen = _weights(self.file).get(kind), seen.newest(DEPTH)
         if weights is None:
             return torch.zeros_like(seen.changes[-1])
+        if not on_host(seen.changes):
+            return self._on_device(seen, kind, len(weights["first.bias"]))
         with torch.no_grad():
-            x, size = normalised(seen.newest(DEPTH))
+            x, size = normalised(seen)
             return (run(weights, x).clamp_(-LIMIT, LIMIT) * size).to(seen.changes.dtype)
+
+    def _on_device(self, seen: Seen, kind: str, width: int) -> Tensor:
+        out = torch.empty_like(seen.changes[-1])
+        packed = _packed(self.file, kind, out.device)
+        log_swings = _once(seen.swings).log2().clamp_(-LIMIT, LIMIT)
+        predict_changes(seen.changes, _once(seen.ages), log_swings, packed, width, LIMIT, out)
+        return out
+
+
+def _once(each: Tensor) -> Tensor:
+    """(k, n), or (k, 1) of what is the same for all elements."""
+    return each if each.stride(1) else each[:, :1]
+
+
+@cache
+def _packed(file: str, kind: str, device: torch.device) -> Tensor:
+    return packed_weights(_weights(file)[kind]).to(device)
 
 
 @cache

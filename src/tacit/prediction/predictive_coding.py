@@ -101,12 +101,21 @@ class PredictiveCoding(SharedPrediction):
         checks.matrices(self.matrices)
 
     @property
+    def on_device(self) -> bool:
+        return self.predictor.on_device and self.inner.on_device
+
+    @property
     def depth(self) -> int:
         return self.predictor.depth
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> PredictiveCoding:
         """The same with these parameters as `matrices`."""
         return replace(self, inner=self.inner.with_layout(matrices), matrices=matrices)
+
+    def init(self, like: Tensor) -> State:
+        if not like.is_meta:
+            self.predictor.prepare(like.device)
+        return super().init(like)
 
     def predict_(self, guess: Tensor, state: State, ctx: Context) -> None:
         guess.zero_()

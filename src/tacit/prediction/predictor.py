@@ -9,6 +9,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from tacit.kernels.dispatch import on_host
+
 PIECE = 8192
 """Elements that are predicted at a time: what they take then stays in a core's cache."""
 KINDS = ("convolution", "linear", "vector")
@@ -42,8 +44,9 @@ class Seen(NamedTuple):
 
 def in_a_row(changes: Tensor) -> Seen:
     """The history of changes (k, n) received in consecutive rounds up to the last one."""
-    ages = torch.arange(len(changes), 0, -1, dtype=torch.float32).unsqueeze(1).expand(changes.shape)
-    return Seen(changes, ages, torch.ones(()).expand(changes.shape))
+    ages = torch.arange(len(changes), 0, -1, dtype=torch.float32, device=changes.device)
+    swings = torch.ones((), dtype=torch.float32, device=changes.device)
+    return Seen(changes, ages.unsqueeze(1).expand(changes.shape), swings.expand(changes.shape))
 
 
 class Predictor(ABC):
@@ -55,6 +58,15 @@ class Predictor(ABC):
     def kinds(self) -> tuple[str, ...]:
         """The kinds of layers that it predicts; others are predicted not to change."""
         return KINDS
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it predicts on a GPU, the same bits on all of them, without a value on the host."""
+        return False
+
+    def prepare(self, device: torch.device) -> None:
+        """Called before the first prediction there, once or often: to copy weights, say."""
+        return
 
     @property
     def operations(self) -> int | None:
@@ -75,7 +87,11 @@ class Predictor(ABC):
         """
 
     def write(self, seen: Callable[[slice], Seen], kind: str, out: Tensor, scale: float = 1.0) -> None:
-        """Overwrite `out`, (n,), with `scale` times the next changes; `seen` gives the history of a piece."""
-        for start in range(0, out.numel(), PIECE):
-            piece = slice(start, min(start + PIECE, out.numel()))
+        """Overwrite `out`, (n,), with `scale` times the next changes; `seen` gives the history of a piece.
+
+        On a GPU all of it is one piece.
+        """
+        at_once = PIECE if on_host(out) else max(out.numel(), 1)
+        for start in range(0, out.numel(), at_once):
+            piece = slice(start, min(start + at_once, out.numel()))
             torch.mul(self.change(seen(piece), kind), scale, out=out[piece])
