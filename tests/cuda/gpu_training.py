@@ -70,10 +70,11 @@ def trained(
     count: int = 10,
     device: torch.device = CUDA,
     momentum: float = 0.9,
+    bucket_cap_mb: float = 0.2,
     **known: object,
 ) -> Tensor:
     """The parameters after training, on the CPU."""
-    model = wrapped(network(device))
+    model = wrapped(network(device), bucket_cap_mb=bucket_cap_mb)
     optimizer = sgd(model, momentum)
     with tacit.attach(model, optimizer, algorithm, **known) as session:  # type: ignore[arg-type]
         steps(model, optimizer, on(device, batches(count)), session.observe)

@@ -99,4 +99,5 @@ def test_a_model_compiled_into_graphs_trains_alike(algorithm: str) -> None:
     optimizer = sgd(model)
     with tacit.attach(model, optimizer, algorithm) as session:
         steps(model, optimizer, on(CUDA, batches(8)), session.observe)
-    assert (flat(model).cpu() - trained(algorithm, 8)).abs().max() < (2e-2 if "topk" in algorithm else 1e-3)
+    expected = trained(algorithm, 8, bucket_cap_mb=25)
+    assert (flat(model).cpu() - expected).abs().max() < (2e-2 if "topk" in algorithm else 1e-3)

@@ -76,6 +76,15 @@ def code_of(
 
 
 @jit
+def level_of(code: tensor, BITS: tl.constexpr) -> tensor:
+    """The level, in fp32: by the bits of 2^23 + code.
+
+    Of a difference of integers LLVM makes one of 16 bits, of which ptxas 13.0 leaves out every other one.
+    """
+    return (code | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + ((1 << (BITS - 1)) - 1))
+
+
+@jit
 def add_kernel(
     codes: tensor, units: tensor, out: tensor, codes_step: tensor, units_step: tensor, peers: tensor,
     weight: tensor, first: tensor, count: tensor, size: tensor, lanes: tensor,
@@ -96,9 +105,7 @@ def add_kernel(
         codes_at, units_at = codes, units
         for _ in range(peers):
             code = code_of(codes_at, wide * BYTES + i, lanes, mask, j, BITS)
-            level = code.to(tl.float32) - (
-                (1 << (BITS - 1)) - 1
-            )  # not as integers, of which LLVM makes bytes
+            level = level_of(code, BITS)
             unit = round_to(round_to(load(units_at, wide, there), out) * weight, out)
             total = round_to(total + round_to(unit * level, out), out)
             codes_at += codes_step
