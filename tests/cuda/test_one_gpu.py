@@ -54,15 +54,15 @@ PROGRESS = [
     "snoo:sync_every=3",
     "desloc:sync_every=3",
     "dilocox:sync_every=3",
+    "mp2",
+    "predictive:sync_every=3",
 ]
 IN_STREAM = [*GRADIENT, *PROGRESS]
-NOT_YET_RUN = ["mp2", "predictive:sync_every=3"]
-"""In stream order only since these tests last ran on a GPU; `docs/gpus.md` claims the others."""
 ON_HOST = ["threshold:tau=0.01", "lag", "wnn", "mp2:form=paper"]
 KNOWN = {"steps_per_epoch": 5, "epochs": 4}
 
 
-@pytest.mark.parametrize("algorithm", [*IN_STREAM, *NOT_YET_RUN])
+@pytest.mark.parametrize("algorithm", IN_STREAM)
 def test_a_strategy_in_stream_order_gives_what_it_gives_on_the_cpu(algorithm: str) -> None:
     model = wrapped()
     optimizer = sgd(model)
@@ -76,7 +76,7 @@ def test_a_strategy_in_stream_order_gives_what_it_gives_on_the_cpu(algorithm: st
     assert (flat(model).cpu() - on_host).abs().max() < (0.2 if "randomk" in algorithm else 2e-2)
 
 
-@pytest.mark.parametrize("algorithm", [*IN_STREAM, *NOT_YET_RUN, *ON_HOST])
+@pytest.mark.parametrize("algorithm", [*IN_STREAM, *ON_HOST])
 def test_a_strategy_on_the_host_gives_what_it_gives_on_the_cpu(algorithm: str) -> None:
     found = trained(algorithm, exchange_on="host", **KNOWN)
     assert found.isfinite().all()

@@ -23,7 +23,7 @@ from tacit.session.buckets import fitting
 from tacit.strategy import Strategy
 
 HEAD = '| algorithms | CPU, Gloo | GPU, NCCL | GPU, Gloo, or `exchange_on="host"` |'
-RUN, EMULATED, NOT_RUN = "run on one H200", "tested in emulation", "on the host, not run"
+RUN, EMULATED, NOT_RUN = "run on one GPU", "tested in emulation", "on the host, not run"
 REFUSED = 'with `exchange_on="device"` refused'
 AT_ATTACH = "refused at attach"
 NAMED = dict(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).named_parameters())
@@ -71,7 +71,6 @@ def assigned(file: str, name: str) -> set[str]:
 
 IN_STREAM = assigned("test_one_gpu.py", "GRADIENT") | assigned("test_one_gpu.py", "PROGRESS")
 ON_HOST = assigned("test_one_gpu.py", "ON_HOST") | assigned("gpu_ranks.py", "ALGORITHMS")
-NOT_YET_RUN = assigned("test_one_gpu.py", "NOT_YET_RUN")
 
 
 def levels(name: str) -> list[Strategy]:
