@@ -157,7 +157,17 @@ def compiled(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> lis
 
 def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """Each kernel that takes entries of this type, in the ways that differ most."""
-    from tacit.kernels.triton import blockwise, exponents, fp8, int8, levels, mp2_network, select, signs
+    from tacit.kernels.triton import (
+        blockwise,
+        exponents,
+        fp8,
+        int8,
+        levels,
+        mp2_network,
+        positions,
+        select,
+        signs,
+    )  # fmt: skip
 
     x, means = torch.ones(1024, dtype=dtype), torch.ones(8)
     many, few = torch.ones(2, 512), torch.ones(2, 1)
@@ -193,6 +203,7 @@ def calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
         "add blocks of 2 bits": lambda: blockwise.add([(codes, units)], 2, 0.5, x, fresh=False),
         "add fp8": lambda: fp8.add([(codes, means[:1])], torch.float8_e4m3fn, 0.5, x, fresh=False),
         "add fp8 of 2 bits": lambda: fp8.add([(codes, means[:1])], torch.float8_e5m2, 0.5, x, fresh=False),
+        "scatter": lambda: positions.scatter(index, x, 0.5, x),
         "MP2": lambda: mp2_network.predict(x, many, many, many, 8, 5.0, x[:512]),
         "MP2 in a row": lambda: mp2_network.predict(x, few, few, many, 4, 5.0, x[:512]),
         "exponents": lambda: exponents.encode(x, 7, codes, codes),
@@ -222,7 +233,6 @@ def calls_of_fp32() -> dict[str, Callable[[], object]]:
         "pack": lambda: positions.pack(index, 1024, 2, codes),
         "unpack": lambda: positions.unpack([codes], 1024, 2, index[None]),
         "unpack a bitmap": lambda: positions.unpack([*codes.view(4, -1)], 1024, 0, index.repeat(4, 1)),
-        "scatter": lambda: positions.scatter(index, x, 0.5, x),
         "clear": lambda: positions.clear(index, x),
         "clear bf16": lambda: positions.clear(index, x.bfloat16()),
         "places of one": lambda: [

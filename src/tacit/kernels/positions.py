@@ -17,7 +17,6 @@ from tacit.kernels.dispatch import (
     on_triton,
     run_triton,
     triton_takes,
-    triton_takes_fp32,
     warm_up,
 )
 from tacit.kernels.layout import INT32, position_bytes, position_format
@@ -94,9 +93,8 @@ def scatter_add_(positions: Tensor, values: Tensor, out: Tensor, weight: float =
     elif on_host(out):
         outside = reference.scatter_add_(positions, values, out, weight)
     else:
-        if not (
-            triton_takes_fp32(values, out) and run_triton("positions.scatter", positions, values, weight, out)
-        ):
+        taken = triton_takes(values, out)
+        if not (taken and run_triton("positions.scatter", positions, values, weight, out)):
             reference.scatter_add_on_device_(positions, values, out, weight)
         return
     if outside:

@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.language import tensor
 
 from tacit.kernels.triton.launch import jit, launch, payload_stacks
-from tacit.kernels.triton.primitives import store
+from tacit.kernels.triton.primitives import load, round_to, store
 
 SIZE, BITS = 1024, 4096
 """Positions that one program writes, and bits that one reads."""
@@ -80,8 +80,9 @@ def scatter_kernel(
     there = j < count
     place = tl.load(index + j, there, 0)
     inside = there & (place >= 0) & (place < numel)
-    total = tl.load(out + place, inside, 0.0) + weight * tl.load(values + j, inside, 0.0)
-    tl.store(out + place, total, inside)
+    factor = round_to(tl.zeros((SIZE,), tl.float32) + weight, out)
+    product = round_to(factor * load(values, j, inside), out)
+    store(out, place, load(out, place, inside) + product, inside)
 
 
 @jit
