@@ -19,6 +19,8 @@ from tacit.algorithms import parse
 from tacit.cli.run.options import RunOptions, check
 from tacit.cli.run.result import MEANINGS, summarize
 from tacit.errors import ConfigError
+from tacit.foresight.profile import ParamReady, Profile, StepProfile
+from tacit.foresight.rehearsal import rehearse
 from tacit.hooks import run_report
 from tacit.lab.cluster import Cluster
 from tacit.lab.testbed import Result
@@ -203,6 +205,56 @@ assert "tacit" not in sys.modules or os.environ["RANK"] == "1", "rank 1 is a for
     assert f"    0         {0:6.1f}{there / 1e6:6.1f}\n" in ran.err
     assert ran.kept["ranks"] == []
     assert ran.kept["compute_share"] is ran.kept["mb_by_formulas"] is None
+
+
+COUNTED = ("dense", "int8", "topk:ratio=0.05", "topk:ratio=0.5", "efsign", "powersgd", "mp2")
+"""Every collective, in messages of 1 to 100 kB."""
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_what_crosses_between_nodes_of_two_ranks_is_what_the_planner_counts(tmp_path: Path) -> None:
+    """By the interfaces: the formulas of `metrics()` do not say on which link a byte goes."""
+    script = """
+import json, os
+from tacit.lab.testbed.counters import transmitted
+model = DistributedDataParallel(nn.Linear(400, 250, bias=False))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(steps):
+    for _ in range(steps):
+        optimizer.zero_grad(); model(torch.randn(4, 400)).square().mean().backward(); optimizer.step()
+def sent():
+    dist.barrier()
+    time.sleep(0.05)
+    now = transmitted(os.environ["TACIT_INTERFACE"])
+    dist.barrier()
+    return now
+for algorithm in json.loads(sys.argv[1]):
+    with tacit.attach(model, optimizer, algorithm):
+        train(4)
+        before = sent()
+        train(8)
+        now = sent()
+    if rank in (0, 2):
+        print(json.dumps([algorithm, rank, now - before]))
+"""
+    words = ("--cluster", "2x2@1gbit")
+    ran = Ran(tmp_path, TRAIN + script, *words, arguments=(json.dumps(COUNTED),))
+    assert ran.code == 0, ran.err
+    found = [json.loads(line) for line in ran.out.splitlines()]
+    for algorithm in COUNTED:
+        expected = crossing(algorithm, (250, 400))
+        mine = [sent / 8 for name, _, sent in found if name == algorithm]
+        assert len(mine) == 2
+        for sent in mine:  # with headers, acknowledgements, and what ranks tell each other beside
+            assert expected <= sent <= 1.05 * expected + 12_000, algorithm
+
+
+def crossing(algorithm: str, shape: tuple[int, int]) -> int:
+    """Bytes that leave a node of two in a step of a model of one matrix, by the planner."""
+    parameter = ParamReady("module.weight", shape, "float32", 0.0)
+    profile = Profile(StepProfile(0, 0, 1, 0, (parameter,)), 25 << 20, 1, 1, 4, 0, 0, 0, 0)
+    (level,) = rehearse(parse(algorithm), profile, 2, 2).levels
+    return sum(bucket.crossing for bucket in level.buckets)
 
 
 # ---- an algorithm without effect ----------------------------------------------------------------------
