@@ -23,6 +23,9 @@ AT_ONCE = 1 << 16
 peers, and waits for a core in each where ranks share them. Beyond about 200 kB the link takes longer. Not
 where nodes have several ranks, as the copies for one node would all cross its link."""
 
+IN_ROUNDS = 1 << 17
+"""Bytes for all peers from which on Gloo's all-to-all is replaced by rounds of pairs (`pairwise`)."""
+
 
 def nbytes(payload: Payload) -> int:
     """The bytes of a payload."""
