@@ -7,7 +7,7 @@ import pytest
 from made_training import network
 from tacit.contracts import NET, NODE, WORLD
 from tacit.transports.clock import Activity, Clock, Transfer
-from tacit.transports.wire import AT_ONCE
+from tacit.transports.wire import AT_ONCE, IN_ROUNDS
 
 FREE = {"delay": 0.0, "cpu": 0.0}
 
@@ -76,7 +76,9 @@ def test_resting_takes_no_core() -> None:
         ("AllReduce", 100, 14),
         ("AllGather", 7 * AT_ONCE, 1),
         ("AllGather", 7 * AT_ONCE + 7, 7),
-        ("AllToAll", 100, 1),
+        ("AllToAll", 7 * IN_ROUNDS, 1),
+        ("AllToAll", 7 * IN_ROUNDS + 7, 7),
+        ("ReduceScatter", 7 * IN_ROUNDS + 7, 7),
         ("Broadcast", 100, 3),
         ("Permute", 100, 1),
     ],

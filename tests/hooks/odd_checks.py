@@ -9,10 +9,10 @@ from checks import TABLE, agrees_with_the_loopback
 from replicas import Checks, close_to, flat, same_on_all_ranks, sgd, steps, trained, wrapped
 
 import tacit
-from tacit.contracts import AllGather, AllReduce, Permute
+from tacit.contracts import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Spans
 from tacit.exchange.driver import drive
 from tacit.transports.torch import TorchTransport
-from tacit.transports.wire import AT_ONCE
+from tacit.transports.wire import AT_ONCE, IN_ROUNDS
 
 CHECKS = Checks()
 check = CHECKS.add
@@ -73,6 +73,59 @@ def short_and_long_payloads_are_gathered_in_the_order_of_ranks() -> None:
             assert torch.equal(many, torch.full((numel,), float(peer))), (numel, peer)
             assert one.tolist() == [peer], (numel, peer)
         assert transport.sent - before == 2 * (4 * numel + 1)
+    transport.close()
+
+
+@check
+def small_and_large_messages_of_all_to_all_reach_those_they_are_for() -> None:
+    """Several exchanges at once, on one group; a rank may be sent more than the others, or nothing."""
+    rank = dist.get_rank()
+    transport = TorchTransport(dist.group.WORLD, timedelta(seconds=30))
+    transport.open({"world": 1})
+    fair = IN_ROUNDS // 4
+    lengths = [
+        (fair, fair, fair),
+        (fair, fair + 1, fair),
+        (3 * fair + 1, 0, 0),
+        (0, 2 * fair, 2 * fair),
+        (0, 0, 0),
+    ]
+
+    def number(sender: int, receiver: int) -> float:
+        return float(10 * sender + receiver)
+
+    requests = [
+        AllToAll(tuple((torch.full((n,), number(rank, to)),) for to, n in enumerate(each)), "world")
+        for each in lengths
+    ]
+    posted = [transport.post(request, 0, f"{i}") for i, request in enumerate(requests)]
+    for each, lengths_ in zip(posted, lengths, strict=True):
+        done = threading.Event()
+        each.on_done(done.set)
+        assert done.wait(20)
+        for sender, (arrived,) in enumerate(each.answer()):
+            assert torch.equal(arrived, torch.full((lengths_[rank],), number(sender, rank))), (
+                lengths_,
+                sender,
+            )
+    transport.close()
+
+
+@check
+def small_and_large_tensors_are_added_up_by_slices() -> None:
+    rank = dist.get_rank()
+    transport = TorchTransport(dist.group.WORLD, timedelta(seconds=30))
+    transport.open({"world": 1})
+    for numel in (3, 3 * IN_ROUNDS // 4, 3 * IN_ROUNDS // 4 + 2):
+        spans = ((0, numel // 2), (numel // 2, numel // 2), (numel // 2, numel))
+        x = torch.arange(float(numel)) + rank
+
+        def talk(x: torch.Tensor = x, spans: Spans = spans):
+            return (yield ReduceScatter(x, spans, "world"))
+
+        drive(talk(), transport)
+        start, stop = spans[rank]
+        torch.testing.assert_close(x[start:stop], torch.arange(float(numel))[start:stop] + 1)
     transport.close()
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 
 from tacit.contracts import NET, NODE
-from tacit.transports.wire import AT_ONCE
+from tacit.transports.wire import AT_ONCE, IN_ROUNDS
 
 __all__ = ["Activity", "Clock", "Network", "Transfer"]
 
@@ -92,6 +92,8 @@ def _hops(kind: str, peers: int, sent: float) -> int:
         return 0
     if kind == "AllGather" and sent <= (peers - 1) * AT_ONCE:
         return 1
+    if kind in ("AllToAll", "ReduceScatter") and sent > (peers - 1) * IN_ROUNDS:
+        return peers - 1
     tree = math.ceil(math.log2(peers))
     return {
         "AllReduce": 2 * (peers - 1),

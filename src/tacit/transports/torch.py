@@ -341,7 +341,7 @@ class TorchTransport:
         size: int,
     ) -> Sequence[dist.Work | pairwise.Rounds | None]:
         """Start it: in rounds where it is of so many bytes, equal on all ranks, that Gloo's own is slower."""
-        if self.in_order or size <= IN_ROUNDS:
+        if self.in_order or size <= place.peers * IN_ROUNDS:
             return [dist.all_to_all_single(arriving, leaving, in_, out, group, async_op=not self.in_order)]
         number = self._exchanges[group]
         self._exchanges[group] += 1

@@ -23,8 +23,8 @@ AT_ONCE = 1 << 16
 peers, and waits for a core in each where ranks share them. Beyond about 200 kB the link takes longer. Not
 where nodes have several ranks, as the copies for one node would all cross its link."""
 
-IN_ROUNDS = 1 << 17
-"""Bytes for all peers from which on Gloo's all-to-all is replaced by rounds of pairs (`pairwise`)."""
+IN_ROUNDS = 1 << 15
+"""Bytes for each rank beyond which rounds of pairs are faster than Gloo's all-to-all; see `pairwise`."""
 
 
 def nbytes(payload: Payload) -> int:
