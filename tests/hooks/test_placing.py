@@ -126,13 +126,14 @@ ON_DEVICE = [
     "pipesgd",
     "localsgd",
     "diloco:bits=4",
+    "predictive",
 ]
 ON_HOST = {
     "threshold:tau=0.01": "Threshold needs values on the host",
     "gtopk:ratio=0.1": "GlobalTopK is on the host",
     "lag": "LAG needs values on the host",
     "ps": "Star is on the host",
-    "predictive": "needs values on the host",
+    "wnn": "Nowcast needs values on the host",
 }
 
 
