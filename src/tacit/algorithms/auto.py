@@ -21,10 +21,12 @@ CANDIDATES: Mapping[Accept, tuple[str, ...]] = {
     "exact": ("ddp", "dense"),
     "lossless": ("bf16",),
     "feedback": ("int8", "efsign", "topk:ratio=0.01", "dgc", "powersgd"),
-    "periodic": ("localsgd", "diloco", "streaming-diloco", "ednncomm:sync_every=8", "daso"),
+    "periodic": ("mp2", "localsgd", "diloco", "streaming-diloco", "ednncomm:sync_every=8", "daso"),
 }
 """What each word adds to the words before it, as texts of algorithms; in `dgc` the momentum is filled in."""
-
+SENT_LATE = frozenset({"efsign", "topk:ratio=0.01", "powersgd"})
+"""Candidates whose error feedback sends much of a gradient many steps later. Adam's moments are then those of
+what was sent, and not of gradients, which cost accuracy where it was measured (docs/how-to-choose.md)."""
 
 SHAPED = range(8, 257)
 """Among so many ranks shapes of an all-reduce are candidates: a ring of fewer has few messages anyway, and

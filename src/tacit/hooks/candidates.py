@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch.optim import SGD, Optimizer
+from torch.optim import NAdam, SGD, Adam, Adamax, Optimizer, RAdam
 
 from tacit.algorithms import parse
+from tacit.algorithms.auto import SENT_LATE
 from tacit.algorithms.auto import candidates as texts_of
 from tacit.contracts import WORLD, AdaptiveRounds
 from tacit.errors import AttachError, ConfigError
@@ -21,6 +22,10 @@ from tacit.hooks.trained_model import locals_of
 from tacit.session.buckets import fitting
 from tacit.session.fragments import fragments
 from tacit.strategy import Accept, AnyStrategy, AutoStrategy
+
+
+ADAM = (Adam, NAdam, RAdam, Adamax)
+"""Optimizers with moments of what they are given; AdamW is an Adam since torch 2.5."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class CandidateCheck:
     def __init__(self, given: AttachArguments) -> None:
         self._given = given
         self._dgc = _dgc(given.optimizers)
+        self._adam = next((type(each).__name__ for each in given.optimizers if isinstance(each, ADAM)), "")
         self._nodes, self._no_nodes = _nodes(given)
 
     def options(self, text: str) -> AttachOptions:
@@ -102,6 +108,10 @@ class CandidateCheck:
                 if text == "dgc":
                     raise AttachError(
                         "no optimizer is torch.optim.SGD with momentum, or their momenta differ"
+                    )
+                if self._adam and text in SENT_LATE:
+                    raise AttachError(
+                        f"with {self._adam} it costs accuracy that much is sent late: compare it before you name it"
                     )
                 self.options(text)
             except (AttachError, ConfigError) as error:
