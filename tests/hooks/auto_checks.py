@@ -356,7 +356,9 @@ def candidates_are_checked_without_a_trace() -> None:
     with tacit.attach(model, optimizer, "auto:accept=periodic", decider=Fixed(), **by_node) as session:
         assert "several nodes" in dict(session.candidates().left_out)["daso"]  # type: ignore[attr-defined]
     with tacit.attach(model, torch.optim.Adam(model.parameters()), "auto", decider=Fixed()) as session:
-        assert [text for text, _ in session.candidates().left_out] == ["dgc"]  # type: ignore[attr-defined]
+        left = dict(session.candidates().left_out)  # type: ignore[attr-defined]
+        assert [*left] == ["efsign", "topk:ratio=0.01", "dgc", "powersgd"]
+        assert "with Adam it costs accuracy" in left["efsign"]
 
 
 @check

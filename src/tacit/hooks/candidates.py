@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch.optim import NAdam, SGD, Adam, Adamax, Optimizer, RAdam
+from torch.optim import SGD, Adam, Adamax, NAdam, Optimizer, RAdam
 
 from tacit.algorithms import parse
 from tacit.algorithms.auto import SENT_LATE
@@ -22,7 +22,6 @@ from tacit.hooks.trained_model import locals_of
 from tacit.session.buckets import fitting
 from tacit.session.fragments import fragments
 from tacit.strategy import Accept, AnyStrategy, AutoStrategy
-
 
 ADAM = (Adam, NAdam, RAdam, Adamax)
 """Optimizers with moments of what they are given; AdamW is an Adam since torch 2.5."""
@@ -111,7 +110,8 @@ class CandidateCheck:
                     )
                 if self._adam and text in SENT_LATE:
                     raise AttachError(
-                        f"with {self._adam} it costs accuracy that much is sent late: compare it before you name it"
+                        f"with {self._adam} it costs accuracy that much is sent late: name it, if you have "
+                        "compared"
                     )
                 self.options(text)
             except (AttachError, ConfigError) as error:
