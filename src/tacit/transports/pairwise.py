@@ -10,18 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Rounds", "begun"]
+__all__ = ["Pairwise", "Sizes", "begun"]
+
+Sizes: TypeAlias = tuple[Sequence[int], Sequence[int]]
+"""How many entries come from each rank of a group, and how many are for each."""
 
 TAGS = 1 << 16
 """Messages of exchanges are told apart by tags from here on; below are those of permutations."""
 
 
 @dataclass(frozen=True, eq=False)
-class Rounds:
+class Pairwise:
     """Messages whose receives are posted, and whose sends are made by whoever waits."""
 
     leaving: Sequence[Tensor]
@@ -48,20 +53,25 @@ class Rounds:
 
 
 def begun(
-    leaving: Sequence[Tensor], arriving: Sequence[Tensor], rank: int, group: dist.ProcessGroup, number: int
-) -> Rounds:
+    arrives: Tensor,
+    leaves: Tensor,
+    sizes: Sizes,
+    group: dist.ProcessGroup,
+    number: int,
+) -> Pairwise:
     """Post all receives, and copy what stays here.
 
     Args:
-        leaving: flat, for each rank of the group; not changed until all is done.
-        arriving: of each, as long as what it sends here.
+        arrives: flat, from all ranks of the group, in their order; `leaves`: for all, not changed until all
+            is done.
         number: of the exchange on this group; the same on all ranks.
     """
-    peers, tag = len(leaving), TAGS + number % TAGS
+    arriving, leaving = torch.split(arrives, [*sizes[0]]), torch.split(leaves, [*sizes[1]])
+    peers, rank, tag = len(leaving), group.rank(), TAGS + number % TAGS
     arriving[rank].copy_(leaving[rank])
     receives = [
         dist.irecv(arriving[source], group=group, tag=tag, group_src=source)
         for source in ((rank - step) % peers for step in range(1, peers))
         if arriving[source].numel()
     ]
-    return Rounds(leaving, [work for work in receives if work is not None], rank, group, tag)
+    return Pairwise(leaving, [work for work in receives if work is not None], rank, group, tag)

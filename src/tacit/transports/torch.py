@@ -33,6 +33,7 @@ from tacit.contracts import (
 from tacit.exchange.health import divide_, measure_
 from tacit.kernels.dispatch import on_host
 from tacit.transports import pairwise, permuting, process_groups
+from tacit.transports.pairwise import Pairwise, Sizes
 from tacit.transports.permuting import Waiters
 from tacit.transports.wire import AT_ONCE, IN_ROUNDS, empty_message, nbytes, pack_, ring_bytes, unpack
 
@@ -290,7 +291,7 @@ class TorchTransport:
         sizes = [b - a for a, b in request.spans]
         arrived = self._message(key, (x[start:stop],), place.peers).view(x.dtype)
         parts = [stop - start] * place.peers
-        done = self._all_to_all_flat(arrived, x, parts, sizes, place, group, x.numel() * x.element_size())
+        done = self._all_to_all_flat(arrived, x, (parts, sizes), group, x.nbytes)
 
         def read() -> Tensor:
             first, *others = arrived.view(place.peers, stop - start)
@@ -322,7 +323,7 @@ class TorchTransport:
         arriving = self._message((*key, "arriving"), tuple(t for like in likes for t in like), 1)
         # Only where all ranks send as much do they agree on how it goes.
         size = 0 if request.arriving else leaving.numel()
-        done = self._all_to_all_flat(arriving, leaving, in_, out, place, group, size)
+        done = self._all_to_all_flat(arriving, leaving, (in_, out), group, size)
 
         def read() -> list[Payload]:
             messages = torch.split(arriving, in_)
@@ -331,32 +332,23 @@ class TorchTransport:
         return self._later(done, read)
 
     def _all_to_all_flat(
-        self,
-        arriving: Tensor,
-        leaving: Tensor,
-        in_: Sequence[int],
-        out: Sequence[int],
-        place: AxisRank,
-        group: dist.ProcessGroup,
-        size: int,
-    ) -> Sequence[dist.Work | pairwise.Rounds | None]:
+        self, arriving: Tensor, leaving: Tensor, sizes: Sizes, group: dist.ProcessGroup, total: int
+    ) -> Sequence[dist.Work | Pairwise | None]:
         """Start it: in rounds where it is of so many bytes, equal on all ranks, that Gloo's own is slower."""
-        if self.in_order or size <= place.peers * IN_ROUNDS:
-            return [dist.all_to_all_single(arriving, leaving, in_, out, group, async_op=not self.in_order)]
-        number = self._exchanges[group]
+        if self.in_order or total <= group.size() * IN_ROUNDS:
+            return [dist.all_to_all_single(arriving, leaving, *sizes, group, async_op=not self.in_order)]
         self._exchanges[group] += 1
-        messages = torch.split(leaving, [*out]), torch.split(arriving, [*in_])
-        return [pairwise.begun(*messages, place.rank, group, number)]
+        return [pairwise.begun(arriving, leaving, sizes, group, self._exchanges[group])]
 
-    def _later(self, works: Sequence[dist.Work | pairwise.Rounds | None], read: Callable[[], Any]) -> Posted:
+    def _later(self, works: Sequence[dist.Work | Pairwise | None], read: Callable[[], Any]) -> Posted:
         if self.in_order:
             if self._failure is not None:
                 raise self._failure
             return _Now(read())
         return self._under_way([self._future_of(work) for work in works if work is not None], read)
 
-    def _future_of(self, work: dist.Work | pairwise.Rounds) -> torch.futures.Future[Any]:
-        return self._waiters.wait([work]) if isinstance(work, pairwise.Rounds) else work.get_future()
+    def _future_of(self, work: dist.Work | Pairwise) -> torch.futures.Future[Any]:
+        return self._waiters.wait([work]) if isinstance(work, Pairwise) else work.get_future()
 
     def _under_way(self, futures: Sequence[torch.futures.Future[Any]], read: Callable[[], Any]) -> Posted:
         later = _Later(futures, read, self.under_way.discard)
