@@ -18,8 +18,12 @@ HERE = Path(__file__).resolve().parent
 
 def nccl_version() -> int:
     """Of the library that is loaded, as 23102 for 2.31.2; torch tells the one that it was built with."""
+    ask = getattr(ctypes.CDLL(None), "ncclGetVersion", None)
+    if ask is None:  # nothing was preloaded, and torch keeps its own to itself
+        major, minor, patch = torch.cuda.nccl.version()[:3]
+        return int(10_000 * major + 100 * minor + patch)
     found = ctypes.c_int()
-    ctypes.CDLL(None).ncclGetVersion(ctypes.byref(found))
+    ask(ctypes.byref(found))
     return found.value
 
 

@@ -1,7 +1,9 @@
 """What is checked on three processes: a number of ranks of which no tree is made without a rest."""
 
 import threading
+from collections.abc import Generator, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,13 +11,31 @@ from checks import TABLE, agrees_with_the_loopback
 from replicas import Checks, close_to, flat, same_on_all_ranks, sgd, steps, trained, wrapped
 
 import tacit
-from tacit.contracts import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Spans
+from tacit.contracts import AllGather, AllReduce, AllToAll, Collective, Permute, Posted, ReduceScatter
 from tacit.exchange.driver import drive
 from tacit.transports.torch import TorchTransport
 from tacit.transports.wire import AT_ONCE, IN_ROUNDS
 
 CHECKS = Checks()
 check = CHECKS.add
+
+
+def opened(nodes: Sequence[Sequence[int]] = ()) -> TorchTransport:
+    transport = TorchTransport(dist.group.WORLD, timedelta(seconds=30), nodes)
+    transport.open({"world": 1})
+    return transport
+
+
+def asked(request: Collective) -> Generator[Collective, Any, Any]:
+    """An exchange of one request."""
+    return (yield request)
+
+
+def answered(posted: Posted) -> Any:
+    done = threading.Event()
+    posted.on_done(done.set)
+    assert done.wait(20)
+    return posted.answer()
 
 
 @check
@@ -26,17 +46,13 @@ def gloo_gives_the_numbers_of_the_loopback() -> None:
 @check
 def a_payload_reaches_the_one_it_is_for() -> None:
     rank = dist.get_rank()
-    transport = TorchTransport(dist.group.WORLD, timedelta(seconds=30))
-    transport.open({"world": 1})
+    transport = opened()
 
     def sent(to: tuple[int | None, ...]) -> list[float] | None:
         # 5 bytes: what arrives does not lie aligned behind what leaves.
         payload = torch.tensor([float(rank)]), torch.tensor([rank], dtype=torch.uint8)
 
-        def talk():
-            return (yield Permute(payload, to, "world"))
-
-        answer = drive(talk(), transport)
+        answer = drive(asked(Permute(payload, to, "world")), transport)
         return None if answer is None else [float(tensor) for tensor in answer]
 
     for to, sources in (
@@ -55,17 +71,12 @@ def a_payload_reaches_the_one_it_is_for() -> None:
 @check
 def short_and_long_payloads_are_gathered_in_the_order_of_ranks() -> None:
     rank = dist.get_rank()
-    transport = TorchTransport(dist.group.WORLD, timedelta(seconds=30), nodes=[[0], [1], [2]])
-    transport.open({"world": 1})
+    transport = opened([[0], [1], [2]])
 
     def gathered(numel: int) -> list[list[torch.Tensor]]:
         # A byte more than fours: of three messages in a row only the first lies aligned.
         payload = torch.full((numel,), float(rank)), torch.tensor([rank], dtype=torch.uint8)
-
-        def talk():
-            return (yield AllGather(payload, "world"))
-
-        return [[*each] for each in drive(talk(), transport)]
+        return [[*each] for each in drive(asked(AllGather(payload, "world")), transport)]
 
     for numel in (0, 1, (AT_ONCE - 1) // 4, AT_ONCE // 4, AT_ONCE):
         before = transport.sent
@@ -80,8 +91,7 @@ def short_and_long_payloads_are_gathered_in_the_order_of_ranks() -> None:
 def small_and_large_messages_of_all_to_all_reach_those_they_are_for() -> None:
     """Several exchanges at once, on one group; a rank may be sent more than the others, or nothing."""
     rank = dist.get_rank()
-    transport = TorchTransport(dist.group.WORLD, timedelta(seconds=30))
-    transport.open({"world": 1})
+    transport = opened()
     fair = IN_ROUNDS // 4
     lengths = [
         (fair, fair, fair),
@@ -100,10 +110,7 @@ def small_and_large_messages_of_all_to_all_reach_those_they_are_for() -> None:
     ]
     posted = [transport.post(request, 0, f"{i}") for i, request in enumerate(requests)]
     for each, lengths_ in zip(posted, lengths, strict=True):
-        done = threading.Event()
-        each.on_done(done.set)
-        assert done.wait(20)
-        for sender, (arrived,) in enumerate(each.answer()):
+        for sender, (arrived,) in enumerate(answered(each)):
             assert torch.equal(arrived, torch.full((lengths_[rank],), number(sender, rank))), (
                 lengths_,
                 sender,
@@ -114,16 +121,11 @@ def small_and_large_messages_of_all_to_all_reach_those_they_are_for() -> None:
 @check
 def small_and_large_tensors_are_added_up_by_slices() -> None:
     rank = dist.get_rank()
-    transport = TorchTransport(dist.group.WORLD, timedelta(seconds=30))
-    transport.open({"world": 1})
+    transport = opened()
     for numel in (3, 3 * IN_ROUNDS // 4, 3 * IN_ROUNDS // 4 + 2):
         spans = ((0, numel // 2), (numel // 2, numel // 2), (numel // 2, numel))
         x = torch.arange(float(numel)) + rank
-
-        def talk(x: torch.Tensor = x, spans: Spans = spans):
-            return (yield ReduceScatter(x, spans, "world"))
-
-        drive(talk(), transport)
+        drive(asked(ReduceScatter(x, spans, "world")), transport)
         start, stop = spans[rank]
         torch.testing.assert_close(x[start:stop], torch.arange(float(numel))[start:stop] + 1)
     transport.close()
@@ -141,10 +143,7 @@ def axes_of_equal_ranks_may_speak_in_another_order_on_each() -> None:
     for _ in range(5):
         posted = {ask.axis: transport.post(ask, 0, ask.axis) for ask in (asked if rank else asked[::-1])}
         for ask in asked:
-            done = threading.Event()
-            posted[ask.axis].on_done(done.set)
-            assert done.wait(20)
-            (mean,) = posted[ask.axis].answer()
+            (mean,) = answered(posted[ask.axis])
             assert bool((mean == 1.0).all()), ask.axis
             ask.payload[0].fill_(float(rank))
     transport.close()

@@ -6,7 +6,7 @@ The references run on the CPU: on CUDA, torch divides by a scalar by multiplying
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 
@@ -198,6 +198,23 @@ def test_the_sum_of_many_means() -> None:
     same([magnitude], [slow])
 
 
+def sums_are_the_same(
+    fast: Callable[..., None],
+    slow: Callable[..., None],
+    payload: list[Tensor],
+    how: object,
+    numel: int,
+    dtype: torch.dtype,
+) -> None:
+    """What three peers have sent, added to a tensor and to zeros; `how` it is encoded."""
+    for fresh in (False, True):
+        out = numbers(numel, seed=2, dtype=dtype)
+        fast_out = out.clone().to(ON)
+        fast(rows(payload, 3), how, WEIGHT, fast_out, fresh)
+        slow([payload] * 3, how, WEIGHT, out, fresh)
+        same([fast_out], [out])
+
+
 def test_one_value_for_all_blocks_and_payloads_anywhere() -> None:
     numel = 1500
     slow = [(numbers(188, seed=peer).to(torch.uint8), torch.tensor([0.5 + peer]), None) for peer in range(3)]
@@ -228,12 +245,7 @@ def test_blocks(dtype: torch.dtype, numel: int, bits: int) -> None:
         blockwise_reference.encode_blocks(new_residual, bits, *slow)
         blockwise_reference.add_blocks_([slow], bits, -1.0, new_residual, fresh=False)
         same([*fast, fast_residual], [*slow, new_residual])
-    for fresh in (False, True):
-        out = numbers(numel, seed=2, dtype=dtype)
-        fast_out = out.clone().to(ON)
-        blockwise.add_blocks_(rows(slow, 3), bits, WEIGHT, fast_out, fresh)
-        blockwise_reference.add_blocks_([slow] * 3, bits, WEIGHT, out, fresh)
-        same([fast_out], [out])
+    sums_are_the_same(blockwise.add_blocks_, blockwise_reference.add_blocks_, slow, bits, numel, dtype)
 
 
 @pytest.mark.parametrize(
@@ -286,12 +298,7 @@ def test_int8(dtype: torch.dtype, kind: str, numel: int) -> None:
 def test_fp8_payloads(dtype: torch.dtype, kind: torch.dtype, numel: int) -> None:
     every = (torch.arange(256) * 37 % 256).to(torch.uint8)  # NaN and infinity too
     slow = [every.repeat(-(-numel // 256))[:numel].clone(), torch.tensor([0.37])]
-    for fresh in (False, True):
-        out = numbers(numel, seed=2, dtype=dtype)
-        fast_out = out.clone().to(ON)
-        fp8.add_fp8_(rows(slow, 3), kind, WEIGHT, fast_out, fresh)
-        fp8_reference.add_fp8_([slow] * 3, kind, WEIGHT, out, fresh)
-        same([fast_out], [out])
+    sums_are_the_same(fp8.add_fp8_, fp8_reference.add_fp8_, slow, kind, numel, dtype)
 
 
 @pytest.mark.parametrize("numel", SIZES)

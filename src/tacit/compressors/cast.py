@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tacit import checks
 from tacit.contracts import Context, Decoded, OneShot, Payload, Rounded, Transmitted
-from tacit.kernels.dispatch import on_host
+from tacit.kernels.dispatch import pieces
 from tacit.kernels.fp8 import PIECE, add_fp8_, check_fp8
 from tacit.kernels.magnitudes import round_to_, widen_
 from tacit.kernels.payloads import expect_parts
@@ -49,8 +49,8 @@ class Cast(OneShot):
 
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         self.check(payload, out)
-        for start, stop in _pieces(out):  # of mixed types torch would widen all of it at once
-            out[start:stop].add_(payload[0][start:stop].to(out.dtype), alpha=weight)
+        for piece in pieces(out, PIECE):  # of mixed types torch would widen all of it at once
+            out[piece].add_(payload[0][piece].to(out.dtype), alpha=weight)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         """`x` rounded again on demand, as the mean has overwritten the payload."""
@@ -116,8 +116,8 @@ class FP8(OneShot):
         wide = torch.promote_types(x.dtype, torch.float32)
         scale = _largest(x).to(wide).clamp(max=_HUGE).div(torch.finfo(dtype).max).float().view(1)
         inverse = torch.where(scale >= _TINY, 1 / scale, 0.0)
-        for start, stop in _pieces(x):
-            wire[start:stop] = (x[start:stop] * inverse).to(dtype).view(torch.uint8)
+        for piece in pieces(x, PIECE):
+            wire[piece] = (x[piece] * inverse).to(dtype).view(torch.uint8)
         return wire, scale
 
     def check(self, payload: Payload, out: Tensor) -> None:
@@ -144,11 +144,3 @@ _TINY, _HUGE = 2.0**-126, 3.4e38
 def _largest(x: Tensor) -> Tensor:
     low, high = x.aminmax()
     return torch.maximum(-low, high)
-
-
-def _pieces(x: Tensor) -> Iterator[tuple[int, int]]:
-    """Start and stop of pieces; on a device one piece, as launches cost more than a cache saves."""
-    numel = x.numel()
-    piece = PIECE if on_host(x) else max(numel, 1)
-    for start in range(0, numel, piece):
-        yield start, min(start + piece, numel)

@@ -110,8 +110,8 @@ class CandidateCheck:
                     )
                 if self._adam and text in SENT_LATE:
                     raise AttachError(
-                        f"with {self._adam} it costs accuracy that much is sent late: name it, if you have "
-                        "compared"
+                        f"with {self._adam} it costs accuracy, as much of a gradient is sent steps late: "
+                        "attach it by its own name if you want it all the same"
                     )
                 self.options(text)
             except (AttachError, ConfigError) as error:

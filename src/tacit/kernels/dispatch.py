@@ -92,6 +92,16 @@ def on_host(x: Tensor) -> bool:
     return x.is_cpu and not _emulated
 
 
+def pieces(x: Tensor, most: int) -> Iterator[slice]:
+    """Stretches of the flat `x`, of at most so many entries, that a cache holds.
+
+    Elsewhere than on the host it is one, as launches cost more than a cache saves.
+    """
+    size = most if on_host(x) else max(x.numel(), 1)
+    for start in range(0, x.numel(), size):
+        yield slice(start, min(start + size, x.numel()))
+
+
 @contextmanager
 def emulated_device() -> Iterator[None]:
     """Treat tensors on the CPU as a GPU's inside the block: for tests of what runs there, without one."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.dispatch import on_host, run_triton, triton_takes
+from tacit.kernels.dispatch import pieces, run_triton, triton_takes
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.reference import fp8 as reference
 
@@ -28,9 +28,9 @@ def add_fp8_(
     for payload in payloads:
         check_fp8(payload, out.numel())
     if not (triton_takes(out) and run_triton("fp8.add", payloads, dtype, weight, out, fresh)):
-        # On a device in one piece, as launches cost more than a cache saves.
-        piece = PIECE if on_host(out) else max(out.numel(), 1)
-        reference.add_fp8_(payloads, dtype, weight, out, fresh, piece)
+        for piece in pieces(out, PIECE):
+            parts = [(codes[piece], scale) for codes, scale in payloads]
+            reference.add_fp8_(parts, dtype, weight, out[piece], fresh)
 
 
 def check_fp8(payload: Sequence[Tensor], numel: int) -> None:

@@ -28,11 +28,11 @@ from tacit import checks
 from tacit.errors import ConfigError
 from tacit.kernels.dispatch import on_host
 from tacit.kernels.mp2_network import packed_weights, predict_changes
-from tacit.kernels.reference.mp2_network import matrix_of
+from tacit.kernels.reference.mp2_network import TAPS, matrix_of
 from tacit.prediction import weight_files
 from tacit.prediction.predictor import KINDS, Predictor, Seen
 
-DEPTH, INPUTS = 2, 3
+DEPTH, INPUTS = TAPS, 3
 LIMIT = 5.0
 """Normalised changes are clipped to this; and log2 ratios of a layer's size."""
 FLOPS = 900

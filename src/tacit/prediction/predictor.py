@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.kernels.dispatch import on_host
+from tacit.kernels.dispatch import pieces
 
 PIECE = 8192
 """Elements that are predicted at a time: what they take then stays in a core's cache."""
@@ -91,7 +91,5 @@ class Predictor(ABC):
 
         On a GPU all of it is one piece.
         """
-        at_once = PIECE if on_host(out) else max(out.numel(), 1)
-        for start in range(0, out.numel(), at_once):
-            piece = slice(start, min(start + at_once, out.numel()))
+        for piece in pieces(out, PIECE):
             torch.mul(self.change(seen(piece), kind), scale, out=out[piece])

@@ -33,16 +33,13 @@ def predict_changes(
     size = older.abs() * 0.5 + newer.abs() * 0.5
     unit = torch.where(size > 0, size, 1.0)
     inputs = (older / unit, newer / unit, *(1.0 / ages), *log_swings)
-    columns = [second_bias.repeat_interleave(TAPS)[:, None].expand(-1, out.numel())]
+    total = second_bias.repeat_interleave(TAPS)[:, None].expand(-1, out.numel())
     for k in range(TAPS * width):
         x = first_bias[k // TAPS]
         for weight, each in zip(first.view(-1, INPUTS)[k], inputs, strict=True):
             x = x + weight * each
-        columns.append(second.view(TAPS * width, -1)[:, k, None] * x.clamp(min=0))
-    x = columns[0]
-    for each in columns[1:]:
-        x = x + each
-    older, newer = x.clamp_(min=0).view(width, TAPS, -1).unbind(1)
+        total = total + second.view(TAPS * width, -1)[:, k, None] * x.clamp(min=0)
+    older, newer = total.clamp_(min=0).view(width, TAPS, -1).unbind(1)
     mean, gate = (older + newer) * 0.5, excite_bias[:, None]
     for j, bias in enumerate(squeeze_bias):
         narrow = _by_halves(squeeze.view(-1, width)[j, :, None] * mean) + bias

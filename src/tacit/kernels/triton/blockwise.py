@@ -14,14 +14,13 @@ from tacit.kernels.triton.primitives import (
     largest_magnitude,
     load,
     load_sum,
+    nearest_integer,
     round_to,
     safe_inverse,
     store,
 )
 
 ROWS_AT_A_TIME = 4
-ROUNDER = tl.constexpr(12582912.0)
-"""1.5 * 2^23. Added and subtracted again, it rounds to the nearest integer, to the even one of two."""
 LARGEST_BF16 = tl.constexpr(2.0**127 * (2 - 2.0**-7))
 
 
@@ -52,7 +51,7 @@ def encode_kernel(
         mask = there & (i < lanes) & (place < size)
         a = load_sum(x, residual, begin + place, mask, HAS_RESIDUAL)
         level = tl.minimum(tl.maximum(a * inverse[:, None], -1.0 * top), 1.0 * top)
-        level = (level + ROUNDER) - ROUNDER
+        level = nearest_integer(level)
         code = tl.where(mask, level.to(tl.int32) + top, 0).to(WORD)
         word += code * 3**j if BITS == 2 else code << (BITS * j)
         if HAS_RESIDUAL:

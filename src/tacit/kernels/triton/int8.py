@@ -9,11 +9,17 @@ from torch import Tensor
 from triton.language import tensor
 
 from tacit.kernels.triton.launch import jit, launch_by_rows, payload_stacks
-from tacit.kernels.triton.primitives import largest_magnitude, load, load_sum, round_to, safe_inverse, store
+from tacit.kernels.triton.primitives import (
+    largest_magnitude,
+    load,
+    load_sum,
+    nearest_integer,
+    round_to,
+    safe_inverse,
+    store,
+)
 
 BLOCK, ROWS_AT_A_TIME = 512, 4
-ROUNDER = tl.constexpr(12582912.0)
-"""1.5 * 2^23. Added and subtracted again, it rounds to the nearest integer, to the even one of two."""
 
 
 @jit
@@ -33,7 +39,7 @@ def encode_kernel(
     unit = tl.where(inverse > 0, unit, 0.0)
     tl.store(units + row, unit, row < first + count)
     level = tl.minimum(tl.maximum(a * inverse[:, None], -127.0), 127.0)
-    level = (level + ROUNDER) - ROUNDER
+    level = nearest_integer(level)
     tl.store(codes + at, level.to(tl.int32) & 255, mask)
     if HAS_RESIDUAL:
         store(new_residual, at, a - round_to(round_to(unit, x)[:, None] * level, x), mask)

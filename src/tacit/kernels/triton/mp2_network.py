@@ -8,12 +8,10 @@ from triton.language import tensor
 
 from tacit.kernels.reference.mp2_network import EXPONENTIAL, LN2_HIGH, LN2_LOW, LOG2_E
 from tacit.kernels.triton.launch import jit, launch
-from tacit.kernels.triton.primitives import load, store
+from tacit.kernels.triton.primitives import load, nearest_integer, store
 
 ELEMENTS = 128
 """That one program predicts."""
-ROUNDER = tl.constexpr(12582912.0)
-"""1.5 * 2^23. Added and subtracted again, it rounds to the nearest integer, to the even one of two."""
 LOG2E, HIGH, LOW = tl.constexpr(LOG2_E), tl.constexpr(LN2_HIGH), tl.constexpr(LN2_LOW)
 E0, E1, E2, E3, E4, E5 = (tl.constexpr(each) for each in EXPONENTIAL)
 
@@ -22,7 +20,7 @@ E0, E1, E2, E3, E4, E5 = (tl.constexpr(each) for each in EXPONENTIAL)
 def sigmoid(x: tensor) -> tensor:
     """1 / (1 + e^-x), of operations that round alike everywhere."""
     x = tl.minimum(tl.maximum(x * -1.0, -80.0), 80.0)
-    whole = (x * LOG2E + ROUNDER) - ROUNDER
+    whole = nearest_integer(x * LOG2E)
     rest = x - whole * HIGH - whole * LOW
     series = ((((E0 * rest + E1) * rest + E2) * rest + E3) * rest + E4) * rest + E5
     power = ((whole.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)

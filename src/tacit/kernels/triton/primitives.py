@@ -8,6 +8,8 @@ from triton.language import tensor
 from tacit.kernels.triton.launch import jit
 
 SMALLEST_UNIT, LARGEST = tl.constexpr(2.0**-126), tl.constexpr(3.4e38)
+ROUNDER = tl.constexpr(12582912.0)
+"""1.5 * 2^23."""
 MAGNITUDE, INFINITY, NAN = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7F800000), tl.constexpr(0x7FC00000)
 
 
@@ -59,6 +61,12 @@ def safe_inverse(unit: tensor) -> tensor:
     """1 / unit, or 0 where that would overflow."""
     large = unit >= SMALLEST_UNIT  # so not NaN
     return tl.where(large, tl.div_rn(1.0, tl.where(large, unit, 1.0)), 0.0)
+
+
+@jit
+def nearest_integer(x: tensor) -> tensor:
+    """Rounded to the even one of two, up to 2^22: the sum has no bits left for fractions."""
+    return (x + ROUNDER) - ROUNDER
 
 
 @jit
