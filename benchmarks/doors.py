@@ -6,13 +6,14 @@
     python benchmarks/doors.py --table benchmarks/results/DATE-doors.json    # the tables as Markdown
 
 A GPT of 10 million parameters learns to read Python's own library byte by byte: 2 samples of 128 bytes a rank
-and step, AdamW, fp32, one thread a rank. All arms but `ddp` shard it over the two ranks of a node.
+and step, AdamW, bf16 autocast with parameters and gradients in fp32, one thread a rank. All arms but `ddp`
+shard it over the two ranks of a node.
 
 * `time`: seconds a step on 2x2@100mbit, and the bytes that a node's interface sends. All arms interleaved.
 * `memory`: how far a rank's memory rises above what it was before the model was made. A launch each.
 * `loss`: on held-out files, nats a byte. What is trained does not depend on the links, so these are as fast
   as the machine's. `ddp` and `diloco` have the best of some learning rates, by the loss of a seed that is not
-  counted; `int4` has that of `ddp`.
+  counted, and more are tried where the best is at an end; others have that of `ddp`.
 
 Arms: `ddp`, torch's; `near-only`, FSDP2 in each node and nothing between nodes, which is the limit; `dense`,
 gradients in fp32 between nodes; `int4`, gradients in 4 bits with error feedback; `diloco`, parameters every
@@ -25,7 +26,8 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from grid import Mean
@@ -118,16 +120,26 @@ def trained(
 
     rows: list[dict[str, Any]] = []
     for arm in TRAINED:
-        tried = {}
+        tried: dict[float, float] = {}
+        rate = rows[0]["rate"] if rows else rates[0]
         if len(rates) > 1 and arm in SEARCHED:
-            tried = {rate: loss(arm, CHOOSING, rate) for rate in rates}
-        usual = rows[0]["rate"] if rows else rates[0]
-        rate = min(tried, key=lambda each: tried[each]) if tried else usual
+            rate = searched(partial(loss, arm, CHOOSING), rates, tried)
         losses = [loss(arm, seed, rate) for seed in seeds]
         base = rows[0]["losses"] if rows else losses
         gaps = [100 * (mine / ddps - 1) for mine, ddps in zip(losses, base, strict=True)]
         rows.append({"arm": arm, "rate": rate, "tried": tried, "losses": losses, **interval(gaps)})
     return rows
+
+
+def searched(loss: Callable[[float], float], rates: Sequence[float], tried: dict[float, float]) -> float:
+    """The rate of least loss, between two others; what was `tried` is written there."""
+    tried.update({rate: loss(rate) for rate in rates})
+    while True:
+        best = min(tried, key=lambda each: tried[each])
+        if best not in (min(tried), max(tried)):
+            return best
+        further = best / 2 if best == min(tried) else 2 * best
+        tried[further] = loss(further)
 
 
 def interval(values: Sequence[float]) -> dict[str, float | None]:

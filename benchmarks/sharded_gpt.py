@@ -84,7 +84,8 @@ class Training:
         """One step of the user's loop."""
         x, y = self._batch()
         self.optimizer.zero_grad()
-        loss = cross_entropy(self.model(x).flatten(0, 1), y.flatten())
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = cross_entropy(self.model(x).flatten(0, 1).float(), y.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.schedule.step()
