@@ -11,6 +11,7 @@ from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.levels import pack_codes
 from tacit.kernels.numba.pointers import bytes_at, floats_at, shorts_at
 from tacit.kernels.numba.primitives import MAGNITUDE, capped, safe_inverse
+from tacit.kernels.numba.residuals import keep, load_and_fetch, load_sum, streams
 from tacit.kernels.numba.vectors import (
     LANES,
     VECTOR_BYTES,
@@ -24,6 +25,7 @@ from tacit.kernels.numba.vectors import (
     load_floats,
     low_bytes,
     narrow_bytes,
+    settle,
     short_vector,
     sign_extend,
     store,
@@ -55,15 +57,13 @@ def bf16_up(unit: Any, at: Any, b: Any) -> Any:
 
 @inline
 def encode_block(
-    x: Any, residual: Any, new_residual: Any, at: Any, top: Any, plain: Any, units: Any, b: Any
-) -> None:
+    x: Any, residual: Any, new_residual: Any, at: Any, top: Any, plain: Any, units: Any, b: Any,
+    past_caches: Any,
+) -> None:  # fmt: skip
     """Write the codes of block `b`, whose entries begin `at` bytes after the addresses, to `plain`."""
     largest = int_vector(np.int32(0))
     for i in range(VECTORS):
-        a = load_floats(x + at + i * VECTOR_BYTES)
-        if residual:
-            a = a + load_floats(residual + at + i * VECTOR_BYTES)
-            store(new_residual + at + i * VECTOR_BYTES, a)
+        a = load_sum(x, residual, at + i * VECTOR_BYTES)
         bits = float_bits(a) & int_vector(MAGNITUDE)
         largest = where(bits >= largest, bits, largest)
     unit = bf16_up(
@@ -71,16 +71,13 @@ def encode_block(
     )
     inverse = safe_inverse(unit)
     unit = unit if inverse > 0 else np.float32(0)
-    source = new_residual if residual else x
     for i in range(VECTORS):
-        a = load_floats(source + at + i * VECTOR_BYTES)
+        here = at + i * VECTOR_BYTES
+        a = load_and_fetch(x, residual, here)
         shifted = a * float_vector(inverse) + float_vector(ROUNDER)
         store(plain + i * LANES, low_bytes(float_bits(shifted)) + byte_vector(np.uint8(top)))
         if residual:
-            store(
-                new_residual + at + i * VECTOR_BYTES,
-                a - float_vector(unit) * (shifted - float_vector(ROUNDER)),
-            )
+            keep(new_residual + here, a - float_vector(unit) * (shifted - float_vector(ROUNDER)), past_caches)
 
 
 @inline
@@ -241,10 +238,11 @@ def _encode(
     """`blockwise.encode_blocks` by address; `residual` is 0 where there is none."""
     top = (1 << (bits - 1)) - 1
     plain = np.empty(BLOCK + 8, np.uint8)
-    whole = numel // BLOCK
+    whole, past_caches = numel // BLOCK, streams(new_residual, numel)
     for b in range(whole):
-        encode_block(x, residual, new_residual, b * BLOCK * 4, top, plain.ctypes.data, units, b)
+        encode_block(x, residual, new_residual, b * BLOCK * 4, top, plain.ctypes.data, units, b, past_caches)
         codes += pack(plain, BLOCK, bits, group, codes)
+    settle()
     rest = numel - whole * BLOCK
     if rest:
         begin = whole * BLOCK
@@ -254,7 +252,7 @@ def _encode(
             padded[1, :rest] = floats_at(residual, begin, rest)
         at = padded.ctypes.data
         before = at + 4 * BLOCK if residual else np.uint64(0)
-        encode_block(at, before, at + 8 * BLOCK, 0, top, plain.ctypes.data, units, whole)
+        encode_block(at, before, at + 8 * BLOCK, 0, top, plain.ctypes.data, units, whole, False)
         if residual:
             floats_at(new_residual, begin, rest)[:] = padded[2, :rest]
         pack(plain, rest, bits, group, codes)

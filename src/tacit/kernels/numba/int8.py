@@ -9,6 +9,7 @@ import numpy as np
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at
 from tacit.kernels.numba.primitives import MAGNITUDE, capped, safe_inverse
+from tacit.kernels.numba.residuals import keep, load_and_fetch, load_sum, streams
 from tacit.kernels.numba.vectors import (
     LANES,
     VECTOR_BYTES,
@@ -20,6 +21,7 @@ from tacit.kernels.numba.vectors import (
     load_bytes,
     load_floats,
     low_bytes,
+    settle,
     sign_extend,
     store,
     to_float,
@@ -34,37 +36,34 @@ is added, the lowest byte of the bits is that of the integer."""
 
 
 @inline
-def encode_block(x: Any, residual: Any, new_residual: Any, at: Any, codes: Any, units: Any, b: Any) -> None:
+def encode_block(
+    x: Any, residual: Any, new_residual: Any, at: Any, codes: Any, units: Any, b: Any, past_caches: Any
+) -> None:
     """Encode block `b`, whose entries begin `at` bytes after the addresses."""
     largest = int_vector(np.int32(0))
     for i in range(VECTORS):
-        a = load_floats(x + at + i * VECTOR_BYTES)
-        if residual:
-            a = a + load_floats(residual + at + i * VECTOR_BYTES)
-            store(new_residual + at + i * VECTOR_BYTES, a)
+        a = load_sum(x, residual, at + i * VECTOR_BYTES)
         bits = float_bits(a) & int_vector(MAGNITUDE)
         largest = where(bits >= largest, bits, largest)
     unit = capped(float_from_bits(largest_lane(largest))) / TOP
     inverse = safe_inverse(unit)
     unit = unit if inverse > 0 else np.float32(0)
     floats_at(units, b, 1)[0] = unit
-    source = new_residual if residual else x
     for i in range(VECTORS):
-        a = load_floats(source + at + i * VECTOR_BYTES)
+        here = at + i * VECTOR_BYTES
+        a = load_and_fetch(x, residual, here)
         shifted = a * float_vector(inverse) + float_vector(ROUNDER)
         store(codes + i * LANES, low_bytes(float_bits(shifted)))
         if residual:
-            store(
-                new_residual + at + i * VECTOR_BYTES,
-                a - float_vector(unit) * (shifted - float_vector(ROUNDER)),
-            )
+            keep(new_residual + here, a - float_vector(unit) * (shifted - float_vector(ROUNDER)), past_caches)
 
 
 def _encode(x: Any, residual: Any, new_residual: Any, numel: Any, codes: Any, units: Any) -> None:
     """`int8.encode_int8` by address; `residual` is 0 where there is none."""
-    whole = numel // BLOCK
+    whole, past_caches = numel // BLOCK, streams(new_residual, numel)
     for b in range(whole):
-        encode_block(x, residual, new_residual, b * BLOCK * 4, codes + b * BLOCK, units, b)
+        encode_block(x, residual, new_residual, b * BLOCK * 4, codes + b * BLOCK, units, b, past_caches)
+    settle()
     rest = numel - whole * BLOCK
     if rest:
         begin = whole * BLOCK
@@ -74,7 +73,7 @@ def _encode(x: Any, residual: Any, new_residual: Any, numel: Any, codes: Any, un
             padded[1, :rest] = floats_at(residual, begin, rest)
         at = padded.ctypes.data
         before = at + 4 * BLOCK if residual else np.uint64(0)
-        encode_block(at, before, at + 8 * BLOCK, 0, levels.ctypes.data, units, whole)
+        encode_block(at, before, at + 8 * BLOCK, 0, levels.ctypes.data, units, whole, False)
         if residual:
             floats_at(new_residual, begin, rest)[:] = padded[2, :rest]
         bytes_at(codes, begin, rest)[:] = levels[:rest]

@@ -12,7 +12,7 @@ import numpy as np
 
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.pointers import floats_at
-from tacit.kernels.numba.vectors import load_sixteen, settle, sixteen, store, stream, sum_by_halves
+from tacit.kernels.numba.vectors import load_sixteen, prefetch, settle, sixteen, store, stream, sum_by_halves
 
 LANES, BYTES = 16, 64
 """Entries of a vector, and their bytes."""
@@ -43,6 +43,7 @@ def _times_q(x: Any, residual: Any, total: Any, places: Any, rank: Any, p: Any, 
     at_p, at_q = np.int64(0), np.int64(0)
     for n in range(places.shape[0]):
         start, rows, columns = places[n, 0], places[n, 1], places[n, 2]
+        further = 8 * columns
         floats_at(p, at_p, rank * rows)[:] = np.float32(0)
         for left in range(0, columns, BLOCK):
             width = min(BLOCK, columns - left)
@@ -60,7 +61,12 @@ def _times_q(x: Any, residual: Any, total: Any, places: Any, rank: Any, p: Any, 
                     for c in range(whole):
                         by = c * BYTES
                         a, b = load_sixteen(source + here + by), load_sixteen(source + below + by)
+                        if k == 0:
+                            prefetch(x + here + by + further)
+                            prefetch(x + below + by + further)
                         if before:
+                            prefetch(before + here + by + further)
+                            prefetch(before + below + by + further)
                             a = a + load_sixteen(before + here + by)
                             b = b + load_sixteen(before + below + by)
                             if streams:
@@ -99,6 +105,7 @@ def _times_p(x: Any, places: Any, rank: Any, p: Any, q: Any, zeros: Any) -> None
     weights = np.empty((2, TOGETHER), np.float32)
     for n in range(places.shape[0]):
         start, rows, columns = places[n, 0], places[n, 1], places[n, 2]
+        further = 8 * columns
         floats_at(q, at_q, rank * columns)[:] = np.float32(0)
         for left in range(0, columns, BLOCK):
             width = min(BLOCK, columns - left)
@@ -122,6 +129,8 @@ def _times_p(x: Any, places: Any, rank: Any, p: Any, q: Any, zeros: Any) -> None
                     for c in range(whole):
                         by = c * BYTES
                         a, b = load_sixteen(here + by), load_sixteen(below + by)
+                        prefetch(here + by + further)
+                        prefetch(below + by + further)
                         store(q0 + by, load_sixteen(q0 + by) + (a * u0 + b * v0))
                         if used > 1:
                             store(q1 + by, load_sixteen(q1 + by) + (a * u1 + b * v1))
@@ -179,6 +188,7 @@ def _expand(out: Any, rest: Any, places: Any, rank: Any, p: Any, q: Any, own: An
                         for c in range(whole):
                             by = c * BYTES
                             mine = sum_of_four(o0 + by, o1 + by, o2 + by, o3 + by, w0, w1, w2, w3)
+                            prefetch(rest + here + by + 4 * columns)
                             store(rest + here + by, load_sixteen(rest + here + by) - mine)
                     for c in range(whole * LANES, width):
                         mean_, mine_ = np.float32(0), np.float32(0)

@@ -12,18 +12,16 @@ import numpy as np
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.pointers import floats_at, ints_at
 from tacit.kernels.numba.primitives import MAGNITUDE
+from tacit.kernels.numba.residuals import keep, load_and_fetch, load_sum, streams
 from tacit.kernels.numba.vectors import (
     LANES,
     VECTOR_BYTES,
     float_from_bits,
     float_vector,
-    load_floats,
     lowest_set_bit,
     magnitude,
     mask_bits,
     settle,
-    store,
-    stream,
     where,
 )
 from tacit.kernels.sparse import MARGIN, RUN
@@ -36,12 +34,12 @@ HIGH, MIDDLE = 20, 10
 
 @inline
 def collect_vector(
-    x: Any, residual: Any, new_residual: Any, i: Any, threshold: Any, found: Any, positions: Any, values: Any
-) -> Any:
+    x: Any, residual: Any, new_residual: Any, i: Any, threshold: Any, found: Any, positions: Any, values: Any,
+    past_caches: Any,
+) -> Any:  # fmt: skip
     """Append what reaches the threshold, or is NaN, among the 64 entries from 64 i on; the new count."""
-    a = load_floats(x + i * VECTOR_BYTES)
-    if residual:
-        a = a + load_floats(residual + i * VECTOR_BYTES)
+    at = i * VECTOR_BYTES
+    a = load_and_fetch(x, residual, at) if past_caches else load_sum(x, residual, at)
     below = magnitude(a) < float_vector(threshold)
     hits = ~mask_bits(below)
     given, before = floats_at(x, i * LANES, LANES), floats_at(residual, i * LANES, LANES)
@@ -52,11 +50,7 @@ def collect_vector(
         found += 1
         hits &= hits - 1
     if residual:
-        rest = where(below, a, float_vector(np.float32(0)))
-        if new_residual & 63:
-            store(new_residual + i * VECTOR_BYTES, rest)
-        else:
-            stream(new_residual + i * VECTOR_BYTES, rest)
+        keep(new_residual + at, where(below, a, float_vector(np.float32(0))), past_caches)
     return found
 
 
@@ -90,12 +84,12 @@ def _select_reaching(
         whether all entries were seen to be finite.
     """
     at, entries, found = ints_at(positions, 0, capacity), floats_at(values, 0, capacity), np.int64(0)
-    whole, step = numel // LANES, PIECE // LANES
+    whole, step, past_caches = numel // LANES, PIECE // LANES, streams(new_residual, numel)
     for piece in range(0, whole, step):
         if found + PIECE > capacity:
             return np.int64(-1), False
         for i in range(piece, min(piece + step, whole)):
-            found = collect_vector(x, residual, new_residual, i, threshold, found, at, entries)
+            found = collect_vector(x, residual, new_residual, i, threshold, found, at, entries, past_caches)
     settle()
     if found + LANES > capacity:
         return np.int64(-1), False

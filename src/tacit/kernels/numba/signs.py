@@ -9,6 +9,7 @@ import numpy as np
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at
 from tacit.kernels.numba.primitives import LARGEST
+from tacit.kernels.numba.residuals import keep, load_and_fetch, load_sum, streams
 from tacit.kernels.numba.vectors import (
     LANES,
     VECTOR_BYTES,
@@ -18,6 +19,7 @@ from tacit.kernels.numba.vectors import (
     load_bytes,
     load_floats,
     magnitude,
+    settle,
     store,
     sum_by_halves,
     where,
@@ -36,21 +38,14 @@ def mean(shares: Any, count: Any) -> Any:
 
 
 @inline
-def load_sum(x: Any, residual: Any, new_residual: Any, at: Any) -> Any:
-    """64 entries of x + residual, which are also written to `new_residual`; without `residual`, of x."""
-    a = load_floats(x + at)
-    if residual:
-        a = a + load_floats(residual + at)
-        store(new_residual + at, a)
-    return a
-
-
-@inline
-def one_mean(x: Any, residual: Any, new_residual: Any, at: Any, bits: Any, size: Any) -> Any:
-    """Signs of a block, and its mean magnitude."""
+def one_mean(x: Any, residual: Any, total_at: Any, at: Any, bits: Any, past_caches: Any, size: Any) -> Any:
+    """Signs of a block, and its mean magnitude; x + residual is written to `total_at` unless that is 0."""
     total, signs, share = float_vector(ZERO), byte_vector(NONE), float_vector(SHARE)
     for plane in range(PLANES):
-        a = load_sum(x, residual, new_residual, at + plane * VECTOR_BYTES)
+        here = at + plane * VECTOR_BYTES
+        a = load_and_fetch(x, residual, here) if total_at else load_sum(x, residual, here)
+        if total_at:
+            keep(total_at + here, a, past_caches)
         signs = signs | where(a >= float_vector(ZERO), byte_vector(np.uint8(1 << plane)), byte_vector(NONE))
         total = total + magnitude(a) * share
     store(bits, signs)
@@ -58,7 +53,7 @@ def one_mean(x: Any, residual: Any, new_residual: Any, at: Any, bits: Any, size:
 
 
 @inline
-def two_means(x: Any, residual: Any, new_residual: Any, at: Any, bits: Any, size: Any) -> Any:
+def two_means(x: Any, residual: Any, at: Any, bits: Any, size: Any) -> Any:
     """Signs of a block, the mean of its entries that are not negative, and that of those that are."""
     above, below, signs, share = (
         float_vector(ZERO),
@@ -68,7 +63,7 @@ def two_means(x: Any, residual: Any, new_residual: Any, at: Any, bits: Any, size
     )
     count = np.int64(0)
     for plane in range(PLANES):
-        a = load_sum(x, residual, new_residual, at + plane * VECTOR_BYTES)
+        a = load_sum(x, residual, at + plane * VECTOR_BYTES)
         up = a >= float_vector(ZERO)
         signs = signs | where(up, byte_vector(np.uint8(1 << plane)), byte_vector(NONE))
         part = magnitude(a) * share
@@ -81,28 +76,31 @@ def two_means(x: Any, residual: Any, new_residual: Any, at: Any, bits: Any, size
 
 
 @inline
-def subtract_signs(at: Any, high: Any, low: Any) -> None:
-    """Subtract from 64 entries the value that their signs decode to."""
-    a = load_floats(at)
-    store(at, a - where(a >= float_vector(ZERO), float_vector(high), float_vector(low)))
+def without_signs(a: Any, high: Any, low: Any) -> Any:
+    """64 entries less the value that their signs decode to."""
+    return a - where(a >= float_vector(ZERO), float_vector(high), float_vector(low))
 
 
 @inline
 def encode_block(
     x: Any, residual: Any, new_residual: Any, at: Any, bits: Any, b: Any, highs: Any, lows: Any,
-    subtract: Any, size: Any,
+    subtract: Any, past_caches: Any, size: Any,
 ) -> None:  # fmt: skip
     """Encode block `b`, whose entries begin `at` bytes after the addresses."""
     if lows:
-        high, low = two_means(x, residual, new_residual, at, bits, size)
+        high, low = two_means(x, residual, at, bits, size)
         floats_at(lows, b, 1)[0] = low
     else:
-        high = one_mean(x, residual, new_residual, at, bits, size)
+        total_at = np.int64(0) if subtract else new_residual
+        high = one_mean(x, residual, total_at, at, bits, past_caches, size)
         low = -high
     floats_at(highs, b, 1)[0] = high
     if subtract:
         for plane in range(PLANES):
-            subtract_signs(new_residual + at + plane * VECTOR_BYTES, high, low)
+            here = at + plane * VECTOR_BYTES
+            keep(
+                new_residual + here, without_signs(load_and_fetch(x, residual, here), high, low), past_caches
+            )
 
 
 @inline
@@ -123,24 +121,28 @@ def _encode(
     `residual` is 0 where there is none, and `lows` where one value is enough. With `subtract` the decoded
     signs are subtracted from `new_residual`.
     """
-    whole = numel // BLOCK
+    whole, past_caches = numel // BLOCK, streams(new_residual, numel)
     for b in range(whole):
+        signs = bits + b * LANES
         encode_block(
-            x, residual, new_residual, b * BLOCK * 4, bits + b * LANES, b, highs, lows, subtract, BLOCK
+            x, residual, new_residual, b * BLOCK * 4, signs, b, highs, lows, subtract, past_caches, BLOCK
         )
+    settle()
     rest = numel - whole * BLOCK
     if rest:
-        padded, signs = np.zeros((3, BLOCK), np.float32), np.empty(LANES, np.uint8)
+        padded, short = np.zeros((3, BLOCK), np.float32), np.empty(LANES, np.uint8)
         begin = whole * BLOCK
         padded[0, :rest] = floats_at(x, begin, rest)
         if residual:
             padded[1, :rest] = floats_at(residual, begin, rest)
         at = padded.ctypes.data
         before = at + 4 * BLOCK if residual else np.uint64(0)
-        encode_block(at, before, at + 8 * BLOCK, 0, signs.ctypes.data, whole, highs, lows, subtract, rest)
+        encode_block(
+            at, before, at + 8 * BLOCK, 0, short.ctypes.data, whole, highs, lows, subtract, False, rest
+        )
         if residual:
             floats_at(new_residual, begin, rest)[:] = padded[2, :rest]
-        repack_signs(signs, rest, bytes_at(bits, whole * LANES, (rest + 7) >> 3))
+        repack_signs(short, rest, bytes_at(bits, whole * LANES, (rest + 7) >> 3))
 
 
 def _overall(means: Any, numel: Any, magnitude: Any) -> None:
@@ -174,7 +176,8 @@ def _encode_one(
         high = float32_at(magnitude, 0)
         whole = numel // LANES
         for i in range(whole):
-            subtract_signs(new_residual + i * VECTOR_BYTES, high, -high)
+            at = new_residual + i * VECTOR_BYTES
+            store(at, without_signs(load_floats(at), high, -high))
         rest = floats_at(new_residual, whole * LANES, numel - whole * LANES)
         for i in range(rest.shape[0]):
             rest[i] -= high if rest[i] >= 0 else -high

@@ -17,6 +17,8 @@ LANES = 64
 """Entries of most vectors: with one bit each, a cache line holds 512."""
 VECTOR_BYTES = 4 * LANES
 """Bytes of 64 fp32 numbers."""
+LINE = 64
+"""Bytes of a cache line."""
 
 
 class Vector(types.Type):
@@ -88,6 +90,20 @@ def stream(typing_context: Any, address: Any, vector: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, vector), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Have the processor fetch the cache line of an address; one that is not there does no harm."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        builder.call(fetch, [builder.inttoptr(args[0], byte), word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -1,0 +1,51 @@
+"""What kernels with error feedback read, x + residual, and how they write what is left of it.
+
+A block is gone through twice: for its scale, and to encode it. The sum is formed anew for that, from the
+first cache, and what is left is written once, past the caches: each tensor crosses the memory bus once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tacit.kernels.numba.jit import inline
+from tacit.kernels.numba.vectors import LINE, VECTOR_BYTES, load_floats, prefetch, store, stream
+
+LARGE = 1 << 19
+"""Entries from which on a residual would not stay in the caches anyway."""
+
+AHEAD = 4096
+"""Bytes between what is read and what is fetched meanwhile; of itself the processor fetches nothing while a
+block is gone through once more."""
+
+
+@inline
+def streams(at: Any, numel: Any) -> Any:
+    """Whether a tensor of this size is written past the caches, of which the address has to be aligned."""
+    return numel >= LARGE and at & (LINE - 1) == 0
+
+
+@inline
+def load_sum(x: Any, residual: Any, at: Any) -> Any:
+    """64 entries of x + residual, or of x where `residual` is 0, from `at` bytes behind the addresses on."""
+    a = load_floats(x + at)
+    return a + load_floats(residual + at) if residual else a
+
+
+@inline
+def load_and_fetch(x: Any, residual: Any, at: Any) -> Any:
+    """The same; with a residual, what lies further on in both is fetched meanwhile."""
+    if residual:
+        for line in range(AHEAD, AHEAD + VECTOR_BYTES, LINE):
+            prefetch(x + at + line)
+            prefetch(residual + at + line)
+    return load_sum(x, residual, at)
+
+
+@inline
+def keep(at: Any, rest: Any, past_caches: Any) -> None:
+    """Write 64 entries of the new residual."""
+    if past_caches:
+        stream(at, rest)
+    else:
+        store(at, rest)
