@@ -266,7 +266,7 @@ def _add(
     top = np.uint8((1 << (bits - 1)) - 1)
     unit, one = np.empty(peers, np.float32), np.empty(1, np.int32)
     plain = np.empty((peers, BLOCK + 8), np.uint8)
-    begin = 0
+    begin, past_caches = 0, fresh and streams(out, numel)
     for b in range((numel + BLOCK - 1) // BLOCK):
         size, used = min(BLOCK, numel - b * BLOCK), 0
         for peer in range(peers):
@@ -282,7 +282,7 @@ def _add(
                 for peer in range(peers):
                     code = load_bytes(at + peer * (BLOCK + 8) + start) - byte_vector(top)
                     total = total + float_vector(unit[peer]) * to_float(sign_extend(code))
-                store(to, total)
+                keep(to, total, past_caches)
             continue
         target = floats_at(out, b * BLOCK, size)
         if fresh:
@@ -290,6 +290,7 @@ def _add(
         for peer in range(peers):
             for i in range(size):
                 target[i] += unit[peer] * np.float32(np.int32(plain[peer, i]) - np.int32(top))
+    settle()
 
 
 def _unpack_all(codes: Any, numel: Any, bits: Any, symbols: Any) -> None:

@@ -82,7 +82,7 @@ def _encode(x: Any, residual: Any, new_residual: Any, numel: Any, codes: Any, un
 def _add(codes: Any, units: Any, weight: Any, fresh: Any, out: Any, numel: Any) -> None:
     """Add `weight` times what each peer sent, decoded, in order."""
     unit = np.empty(codes.shape[0], np.float32)
-    whole = numel // BLOCK
+    whole, past_caches = numel // BLOCK, fresh and streams(out, numel)
     for b in range(whole + (numel > whole * BLOCK)):
         for peer in range(codes.shape[0]):
             unit[peer] = float32_at(units[peer], b) * weight
@@ -92,7 +92,7 @@ def _add(codes: Any, units: Any, weight: Any, fresh: Any, out: Any, numel: Any) 
                 for peer in range(codes.shape[0]):
                     level = to_float(sign_extend(load_bytes(codes[peer] + start)))
                     total = total + float_vector(unit[peer]) * level
-                store(out + 4 * start, total)
+                keep(out + 4 * start, total, past_caches)
             continue
         target = floats_at(out, b * BLOCK, numel - b * BLOCK)
         if fresh:
@@ -101,6 +101,7 @@ def _add(codes: Any, units: Any, weight: Any, fresh: Any, out: Any, numel: Any) 
             code = bytes_at(codes[peer], b * BLOCK, target.shape[0])
             for i in range(target.shape[0]):
                 target[i] += unit[peer] * np.float32(np.int8(code[i]))
+    settle()
 
 
 encode = compile_now(_encode, [f"void({', '.join(['int64'] * 6)})"])

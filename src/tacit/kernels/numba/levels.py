@@ -18,7 +18,8 @@ from tacit.kernels.numba.levels_wide import (
 )
 from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at, ints_at
 from tacit.kernels.numba.primitives import capped, largest_pattern, philox_words, safe_inverse, sum_by_halves
-from tacit.kernels.numba.vectors import float_from_bits
+from tacit.kernels.numba.residuals import streams
+from tacit.kernels.numba.vectors import float_from_bits, settle
 
 
 @inline
@@ -153,13 +154,13 @@ def _add(
 ) -> None:
     """Add `weight` times what each peer sent, decoded, to `out`, in order; `fresh`: to zeros."""
     stride = bucket >> 3
-    unit = np.empty(codes.shape[0], np.float32)
+    unit, past_caches = np.empty(codes.shape[0], np.float32), fresh and streams(out, numel)
     for b in range((numel + bucket - 1) // bucket):
         size, begin = min(bucket, numel - b * bucket), b * stride * bits
         for peer in range(codes.shape[0]):
             unit[peer] = float32_at(units[peer], b) * weight
         if takes_wide(bits, bucket) and size == bucket:
-            wide_add(codes, unit, begin, bits, fresh, out + 4 * b * bucket)
+            wide_add(codes, unit, begin, bits, fresh, out + 4 * b * bucket, past_caches)
             continue
         target = floats_at(out, b * bucket, size)
         lanes = (size + group - 1) // group
@@ -168,6 +169,7 @@ def _add(
         for peer in range(codes.shape[0]):
             packed = bytes_at(codes[peer], begin, lanes * group * bits >> 3)
             add_codes(packed, unit[peer], lanes, group, bits, target)
+    settle()
 
 
 quantize = compile_now(_quantize, ["void(int64, int64, int64, int64, int64, float32, uint64, int64, int64)"])

@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 
 from tacit.kernels.numba.jit import inline
 from tacit.kernels.numba.primitives import MAGNITUDE
+from tacit.kernels.numba.residuals import keep
 from tacit.kernels.numba.vectors import (
     LANES,
     SHORTS,
@@ -143,7 +144,7 @@ def decoded(code: Any, unit: Any, top: Any) -> Any:
 
 
 @inline
-def wide_add(codes: Any, units: Any, begin: Any, bits: Any, fresh: Any, out: Any) -> None:
+def wide_add(codes: Any, units: Any, begin: Any, bits: Any, fresh: Any, out: Any, past_caches: Any) -> None:
     """Add what all peers sent of a bucket, whose codes begin at the byte `begin`, in order."""
     top = np.uint8((1 << (bits - 1)) - 1)
     two, four, six = byte_vector(np.uint8(2)), byte_vector(np.uint8(4)), byte_vector(np.uint8(6))
@@ -157,7 +158,7 @@ def wide_add(codes: Any, units: Any, begin: Any, bits: Any, fresh: Any, out: Any
                 code = load_bytes(codes[peer] + begin + q * LANES)
                 a0 = a0 + decoded(code & byte_vector(np.uint8(15)), units[peer], top)
                 a1 = a1 + decoded(code >> four, units[peer], top)
-            store(at + 4 * VECTOR_BYTES, a1)
+            keep(at + 4 * VECTOR_BYTES, a1, past_caches)
         elif bits == 2:
             a1 = float_vector(np.float32(0)) if fresh else load_floats(at + 2 * VECTOR_BYTES)
             a2 = float_vector(np.float32(0)) if fresh else load_floats(at + 4 * VECTOR_BYTES)
@@ -168,11 +169,11 @@ def wide_add(codes: Any, units: Any, begin: Any, bits: Any, fresh: Any, out: Any
                 a1 = a1 + decoded((code >> two) & last, units[peer], top)
                 a2 = a2 + decoded((code >> four) & last, units[peer], top)
                 a3 = a3 + decoded(code >> six, units[peer], top)
-            store(at + 2 * VECTOR_BYTES, a1)
-            store(at + 4 * VECTOR_BYTES, a2)
-            store(at + 6 * VECTOR_BYTES, a3)
+            keep(at + 2 * VECTOR_BYTES, a1, past_caches)
+            keep(at + 4 * VECTOR_BYTES, a2, past_caches)
+            keep(at + 6 * VECTOR_BYTES, a3, past_caches)
         else:
             for peer in range(codes.shape[0]):
                 code = load_bytes(codes[peer] + begin + q * LANES)
                 a0 = a0 + decoded(code, units[peer], top)
-        store(at, a0)
+        keep(at, a0, past_caches)

@@ -44,7 +44,7 @@ def load_and_fetch(x: Any, residual: Any, at: Any) -> Any:
 
 @inline
 def keep(at: Any, rest: Any, past_caches: Any) -> None:
-    """Write 64 entries of the new residual."""
+    """Write 64 entries of a result."""
     if past_caches:
         stream(at, rest)
     else:

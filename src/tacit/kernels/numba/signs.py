@@ -38,14 +38,21 @@ def mean(shares: Any, count: Any) -> Any:
 
 
 @inline
+def load_and_keep(x: Any, residual: Any, total_at: Any, at: Any, past_caches: Any) -> Any:
+    """64 entries of x + residual, which are also written to `total_at` unless that is 0."""
+    if not total_at:
+        return load_sum(x, residual, at)
+    a = load_and_fetch(x, residual, at)
+    keep(total_at + at, a, past_caches)
+    return a
+
+
+@inline
 def one_mean(x: Any, residual: Any, total_at: Any, at: Any, bits: Any, past_caches: Any, size: Any) -> Any:
-    """Signs of a block, and its mean magnitude; x + residual is written to `total_at` unless that is 0."""
+    """Signs of a block, and its mean magnitude."""
     total, signs, share = float_vector(ZERO), byte_vector(NONE), float_vector(SHARE)
     for plane in range(PLANES):
-        here = at + plane * VECTOR_BYTES
-        a = load_and_fetch(x, residual, here) if total_at else load_sum(x, residual, here)
-        if total_at:
-            keep(total_at + here, a, past_caches)
+        a = load_and_keep(x, residual, total_at, at + plane * VECTOR_BYTES, past_caches)
         signs = signs | where(a >= float_vector(ZERO), byte_vector(np.uint8(1 << plane)), byte_vector(NONE))
         total = total + magnitude(a) * share
     store(bits, signs)
@@ -53,17 +60,12 @@ def one_mean(x: Any, residual: Any, total_at: Any, at: Any, bits: Any, past_cach
 
 
 @inline
-def two_means(x: Any, residual: Any, at: Any, bits: Any, size: Any) -> Any:
+def two_means(x: Any, residual: Any, total_at: Any, at: Any, bits: Any, past_caches: Any, size: Any) -> Any:
     """Signs of a block, the mean of its entries that are not negative, and that of those that are."""
-    above, below, signs, share = (
-        float_vector(ZERO),
-        float_vector(ZERO),
-        byte_vector(NONE),
-        float_vector(SHARE),
-    )
-    count = np.int64(0)
+    above, below = float_vector(ZERO), float_vector(ZERO)
+    signs, share, count = byte_vector(NONE), float_vector(SHARE), np.int64(0)
     for plane in range(PLANES):
-        a = load_sum(x, residual, at + plane * VECTOR_BYTES)
+        a = load_and_keep(x, residual, total_at, at + plane * VECTOR_BYTES, past_caches)
         up = a >= float_vector(ZERO)
         signs = signs | where(up, byte_vector(np.uint8(1 << plane)), byte_vector(NONE))
         part = magnitude(a) * share
@@ -87,20 +89,19 @@ def encode_block(
     subtract: Any, past_caches: Any, size: Any,
 ) -> None:  # fmt: skip
     """Encode block `b`, whose entries begin `at` bytes after the addresses."""
+    total_at = np.int64(0) if subtract else new_residual
     if lows:
-        high, low = two_means(x, residual, at, bits, size)
+        high, low = two_means(x, residual, total_at, at, bits, past_caches, size)
         floats_at(lows, b, 1)[0] = low
     else:
-        total_at = np.int64(0) if subtract else new_residual
         high = one_mean(x, residual, total_at, at, bits, past_caches, size)
         low = -high
     floats_at(highs, b, 1)[0] = high
     if subtract:
         for plane in range(PLANES):
             here = at + plane * VECTOR_BYTES
-            keep(
-                new_residual + here, without_signs(load_and_fetch(x, residual, here), high, low), past_caches
-            )
+            rest = without_signs(load_and_fetch(x, residual, here), high, low)
+            keep(new_residual + here, rest, past_caches)
 
 
 @inline
@@ -192,7 +193,7 @@ def add_short_block(bits: Any, high: Any, low: Any, out: Any) -> None:
 
 
 @inline
-def add_planes(bits: Any, values: Any, b: Any, first: Any, fresh: Any, at: Any) -> None:
+def add_planes(bits: Any, values: Any, b: Any, first: Any, fresh: Any, at: Any, past_caches: Any) -> None:
     """Add what all peers sent of four planes (each 64 entries) of block `b`, from plane `first` on."""
     a0, a1, a2, a3 = float_vector(ZERO), float_vector(ZERO), float_vector(ZERO), float_vector(ZERO)
     if not fresh:
@@ -206,10 +207,10 @@ def add_planes(bits: Any, values: Any, b: Any, first: Any, fresh: Any, at: Any) 
         a1 = a1 + where((signs & byte_vector(np.uint8(2 << first))) != none, high, low)
         a2 = a2 + where((signs & byte_vector(np.uint8(4 << first))) != none, high, low)
         a3 = a3 + where((signs & byte_vector(np.uint8(8 << first))) != none, high, low)
-    store(at, a0)
-    store(at + VECTOR_BYTES, a1)
-    store(at + 2 * VECTOR_BYTES, a2)
-    store(at + 3 * VECTOR_BYTES, a3)
+    keep(at, a0, past_caches)
+    keep(at + VECTOR_BYTES, a1, past_caches)
+    keep(at + 2 * VECTOR_BYTES, a2, past_caches)
+    keep(at + 3 * VECTOR_BYTES, a3, past_caches)
 
 
 def _add(
@@ -217,7 +218,7 @@ def _add(
 ) -> None:
     """Add `weight` times each peer's values, in order. With `stride` 0 the first value is for all blocks."""
     values = np.empty((bits.shape[0], 2), np.float32)
-    whole = numel // BLOCK
+    whole, past_caches = numel // BLOCK, fresh and streams(out, numel)
     for b in range(whole + (numel > whole * BLOCK)):
         if b == 0 or stride:
             for peer in range(bits.shape[0]):
@@ -227,7 +228,8 @@ def _add(
                 )
         if b < whole:
             for first in range(0, PLANES, 4):
-                add_planes(bits, values, b, first, fresh, out + (b * PLANES + first) * VECTOR_BYTES)
+                at = out + (b * PLANES + first) * VECTOR_BYTES
+                add_planes(bits, values, b, first, fresh, at, past_caches)
             continue
         rest = floats_at(out, b * BLOCK, numel - b * BLOCK)
         if fresh:
@@ -235,6 +237,7 @@ def _add(
         for peer in range(bits.shape[0]):
             signs = bytes_at(bits[peer], b * LANES, (rest.shape[0] + 7) >> 3)
             add_short_block(signs, values[peer, 0], values[peer, 1], rest)
+    settle()
 
 
 encode = _ENCODE = compile_now(_encode, [f"void({'int64, ' * 7} boolean)"])
