@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tacit.kernels import blockwise, exponents, int8, levels, signs, two_magnitudes
+from tacit.kernels import blockwise, exponents, fp8, int8, levels, signs, two_magnitudes
 from tacit.kernels.dispatch import active_backend
 from tacit.kernels.layout import (
     block_count,
@@ -24,12 +25,15 @@ from tacit.kernels.layout import (
 from tacit.kernels.philox import philox
 from tacit.kernels.reference import blockwise as blockwise_reference
 from tacit.kernels.reference import exponents as exponents_reference
+from tacit.kernels.reference import fp8 as fp8_reference
 from tacit.kernels.reference import int8 as int8_reference
 from tacit.kernels.reference import levels as levels_reference
 from tacit.kernels.reference import signs as signs_reference
 from tacit.kernels.reference import two_magnitudes as two_magnitudes_reference
 
 HUGE = 3.4e38
+LARGE = 1 << 19
+"""Entries from which on results are written past the caches."""
 SIZES = st.one_of(st.integers(0, 70), st.integers(500, 1100), st.just(512 * 513 + 77))
 KINDS = ["normal", "huge", "denormal", "positive", "zero", "mixed"]
 
@@ -276,6 +280,38 @@ def test_blocks(kind: str, numel: int, bits: int) -> None:
 
 
 @settings(max_examples=15, deadline=None)
+@given(SIZES, st.sampled_from([1.0, 0.37, 400.0, 0.0]))
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fp8(kind: str, dtype: torch.dtype, numel: int, inverse: float) -> None:
+    x = numbers(numel, kind)
+    factor = torch.tensor([inverse])
+    if kind == "mixed":
+        x[3::11] = torch.tensor([math.inf, math.nan, -math.inf]).repeat(numel)[: len(x[3::11])]
+    codes, expected = rubbish(numel), rubbish(numel)
+    fp8.encode_fp8(x, factor, dtype, codes)
+    fp8_reference.encode_fp8(x, factor, dtype, expected)
+    assert torch.equal(as_numbers(codes, dtype), as_numbers(expected, dtype))
+    payloads = [
+        (every.repeat(numel // 256 + 1)[:numel].contiguous(), torch.tensor([scale]))
+        for every, scale in ((EVERY_BYTE, 0.3), (EVERY_BYTE.flip(0), 7.0))
+    ]
+    for fresh in (True, False):
+        fast, slow = x.clone(), x.clone()
+        fp8.add_fp8_(payloads, dtype, 0.5, fast, fresh)
+        fp8_reference.add_fp8_(payloads, dtype, 0.5, slow, fresh)
+        torch.testing.assert_close(fast, slow, rtol=0, atol=0, equal_nan=True)
+
+
+EVERY_BYTE = torch.arange(256).to(torch.uint8)
+
+
+def as_numbers(codes: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of fp8; every NaN as 1e9."""
+    return codes.view(dtype).float().nan_to_num(1e9, math.inf, -math.inf)
+
+
+@settings(max_examples=15, deadline=None)
 @given(SIZES, st.integers(0, 2**62))
 @pytest.mark.parametrize("kind", KINDS)
 def test_exponents(kind: str, numel: int, seed: int) -> None:
@@ -294,6 +330,55 @@ def test_exponents(kind: str, numel: int, seed: int) -> None:
     assert bool((value / x)[near].ge(0.5).all())
     assert bool((value / x)[near].le(2.0).all())
     assert bool((value[x == 0] == 0).all())
+
+
+@pytest.mark.parametrize(
+    ("test", "rest"),
+    [
+        (test_levels, (4, 512, 0.0)),
+        (test_levels, (2, 512, 0.0)),
+        (test_levels, (8, 512, 2.5)),
+        (test_signs, (False, True)),
+        (test_signs, (False, False)),
+        (test_signs, (True, True)),
+        (test_signs, (True, False)),
+        (test_one_magnitude_for_all, ()),
+        (test_int8, ()),
+        (test_blocks, (2,)),
+        (test_blocks, (3,)),
+    ],
+)
+def test_what_is_written_past_the_caches(test: Any, rest: tuple[Any, ...]) -> None:
+    test.hypothesis.inner_test("normal", LARGE + 589, *rest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_past_the_caches(dtype: torch.dtype) -> None:
+    test: Any = test_fp8
+    test.hypothesis.inner_test("mixed", dtype, LARGE + 77, 0.37)
+
+
+@pytest.mark.parametrize("first", [1, 16])
+def test_large_tensors_that_begin_anywhere(first: int) -> None:
+    """What is written past the caches has to be aligned."""
+    x, residual = (numbers(LARGE + first, "normal", seed)[first:] for seed in (0, 1))
+    codes, units = rubbish(len(x)), torch.empty(block_count(len(x)))
+
+    def slowly(new_residual: Tensor) -> None:
+        torch.add(x, residual, out=new_residual)
+        int8_reference.encode_int8(new_residual, codes, units)
+        int8_reference.add_int8_([(codes, units)], -1.0, new_residual, fresh=False)
+
+    same(
+        lambda new_residual: int8.encode_int8_with_residual(x, residual, new_residual, codes, units),
+        slowly,
+        lambda: [torch.full((LARGE + first,), math.nan)[first:]],
+    )
+    same(
+        lambda out: int8.add_int8_([(codes, units)], 1.0, out, fresh=True),
+        lambda out: int8_reference.add_int8_([(codes, units)], 1.0, out, fresh=True),
+        lambda: [torch.full((LARGE + first,), math.nan)[first:]],
+    )
 
 
 @settings(max_examples=15, deadline=None)

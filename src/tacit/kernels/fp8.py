@@ -1,4 +1,4 @@
-"""Entries of 8-bit floating point, each payload with one scale: decoded and added, on a GPU in one pass."""
+"""Entries of 8-bit floating point, each payload with one scale: rounded; decoded and added in one pass."""
 
 from __future__ import annotations
 
@@ -7,12 +7,33 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tacit.kernels.dispatch import pieces, run_triton, triton_takes
+from tacit.kernels.dispatch import (
+    numba_kernels,
+    numba_takes_fp32,
+    pieces,
+    run_triton,
+    triton_takes,
+    warm_up,
+)
+from tacit.kernels.numba.jit import address, addresses
 from tacit.kernels.payloads import expect_parts
 from tacit.kernels.reference import fp8 as reference
 
 PIECE = 1 << 14
 """Entries that are widened at a time on the host: they stay in the second-level cache."""
+PARTS = {torch.float8_e4m3fn: (3, 7, 126), torch.float8_e5m2: (2, 15, 124)}
+"""Bits of the fraction, bias of the exponent, and the largest code of a number, or that of infinity."""
+
+
+def encode_fp8(x: Tensor, inverse: Tensor, dtype: torch.dtype, codes: Tensor) -> None:
+    """Write the flat `x` times `inverse` (one number) to `codes` (uint8), rounded to the nearest even."""
+    if x.is_meta:
+        warm_up("fp8")
+    elif numba_takes_fp32(x):
+        numba_kernels("fp8").encode(address(x), x.numel(), inverse.item(), *PARTS[dtype], address(codes))
+    else:
+        for piece in pieces(x, PIECE):
+            reference.encode_fp8(x[piece], inverse, dtype, codes[piece])
 
 
 def add_fp8_(
@@ -27,7 +48,11 @@ def add_fp8_(
         return
     for payload in payloads:
         check_fp8(payload, out.numel())
-    if not (triton_takes(out) and run_triton("fp8.add", payloads, dtype, weight, out, fresh)):
+    if numba_takes_fp32(out):
+        codes, scales = (addresses(each) for each in zip(*payloads, strict=True))
+        add = numba_kernels("fp8").add
+        add(codes, scales, weight, *PARTS[dtype], fresh, address(out), out.numel())
+    elif not (triton_takes(out) and run_triton("fp8.add", payloads, dtype, weight, out, fresh)):
         for piece in pieces(out, PIECE):
             parts = [(codes[piece], scale) for codes, scale in payloads]
             reference.add_fp8_(parts, dtype, weight, out[piece], fresh)

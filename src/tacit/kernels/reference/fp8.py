@@ -8,6 +8,11 @@ import torch
 from torch import Tensor
 
 
+def encode_fp8(x: Tensor, inverse: Tensor, dtype: torch.dtype, codes: Tensor) -> None:
+    """`kernels.fp8.encode_fp8`."""
+    codes.copy_((x * inverse).to(dtype).view(torch.uint8))
+
+
 def add_fp8_(
     payloads: Sequence[Sequence[Tensor]], dtype: torch.dtype, weight: float, out: Tensor, fresh: bool
 ) -> None:
