@@ -42,6 +42,7 @@ ARMS = {
     "int8": "int8",
     "qsgd": "qsgd",
     "mp2": "mp2",
+    "mp2-late": "mp2:sync_every=2,late=1",
     "mp2-entropy": "mp2:entropy=true",
     "ednncomm": "ednncomm:sync_every=5",
     "diloco": "diloco:sync_every=5",

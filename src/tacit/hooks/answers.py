@@ -13,6 +13,7 @@ from tacit.contracts import NODE, Application, LearningRateMerge, State
 from tacit.exchange.combinators import average_
 from tacit.hooks.local_deltas import LocalDeltas
 from tacit.hooks.replica import Place, Replica, beside, largest_of_types, wide_like
+from tacit.kernels import deltas
 from tacit.session import Session
 
 
@@ -66,7 +67,11 @@ class Answers:
                 self._average_in_node(i, params)
             self._apply(i, places, params, at, rates)
         if before is not None:
-            self._local.outgoing[i].copy_(before.sub_(anchor))
+            out = self._local.outgoing[i]
+            if out.dtype == before.dtype:
+                deltas.subtract(before, anchor, out)
+            else:
+                out.copy_(before.sub_(anchor))
 
     def _average_in_node(self, i: int, params: Tensor) -> None:
         """Overwrite `params` with the mean of the replicas of this node, which have drifted apart."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tacit.contracts import AnchorMerge, UnsentMerge
 from tacit.hooks.replica import Place, Replica, beside
+from tacit.kernels import deltas
 from tacit.strategy import Strategy
 
 MINE = "local_delta"
@@ -37,6 +38,7 @@ class LocalDeltas:
         self._unsent = isinstance(merge, UnsentMerge)
         self.ends_at_anchor = isinstance(merge, AnchorMerge)
         self._replica, self._anchors = replica, anchors
+        deltas.prepare()
         self.mine = [torch.zeros_like(anchor) if keeps else None for anchor in anchors]
         self.unsent = [
             None if not self._unsent else mine if flat.dtype == anchor.dtype else torch.zeros_like(flat)
@@ -58,11 +60,18 @@ class LocalDeltas:
         """What a checkpoint keeps of each bucket, beside `MINE`."""
         return {GIVEN: self._given, ASIDE: self._aside}
 
-    def note(self, i: int, exact: Tensor) -> None:
-        """Keep this rank's part of a round that leaves: `exact`, rounded to what is in `outgoing`."""
+    def leave(self, i: int, read: bool) -> None:
+        """Keep this rank's part of a round that leaves, how far it is from the anchor.
+
+        That is rounded to what is in `outgoing`; `read`: whether it is there already.
+        """
         mine, given, out = self.mine[i], self._given[i], self.outgoing[i]
-        if given is not None:
-            given.copy_(exact)
+        if read:
+            exact = out
+            if given is not None:
+                given.copy_(out)
+        else:
+            exact = self._replica.progress(i, self._anchors[i], out, given)
         if mine is None or mine is out:
             return
         if out is self.unsent[i]:
@@ -83,9 +92,8 @@ class LocalDeltas:
         if unsent is not None and unsent is not whole:
             mine.add_(self._replica.widened(i, beside(params, places, unsent)))
         if given is not None:  # the steps since
-            mine.add_(params).sub_(beside(params, places, self._anchors[i])).sub_(
-                beside(params, places, given)
-            )
+            anchor, before = (beside(params, places, each) for each in (self._anchors[i], given))
+            deltas.add_steps_(mine, params, anchor, before)
         return mine
 
     def put_aside(self) -> None:

@@ -301,8 +301,7 @@ class OptimizerHook:
         if beside is not None:
             beside.collect()
         for i in buckets:
-            x = self._local.outgoing[i]
-            self._local.note(i, x if i in read else self._replica.progress(i, self._anchor[i], x))
+            self._local.leave(i, read=i in read)
         self.observations.measure([self._local.outgoing[i] for i in buckets])
         pending = session.begin(buckets)
         if beside is not None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tacit.errors import AttachError
 from tacit.hooks.trained_model import local
+from tacit.kernels import deltas
 from tacit.kernels.dispatch import on_host
 from tacit.session.buckets import Bucket
 from tacit.torch_compat import copy_each_
@@ -147,20 +148,29 @@ class Replica:
             params.sub_(self._wide[bucket.dtype][: bucket.numel].copy_(rounded)).add_(put)
         return params
 
-    def progress(self, i: int, anchor: Tensor, out: Tensor) -> Tensor:
-        """Overwrite `out` with how far bucket `i` is from the anchor; returns it before rounding."""
+    def progress(self, i: int, anchor: Tensor, out: Tensor, also: Tensor | None = None) -> Tensor:
+        """Overwrite `out` with how far bucket `i` is from the anchor; returns it before rounding.
+
+        `also`: is overwritten with what is returned.
+        """
         if self.put[i] is not None:
             exact = self.params(i).sub_(anchor)
             out.copy_(exact)
+            if also is not None:
+                also.copy_(exact)
             return exact
         for places in self._runs[i] if on_host(anchor) else [self._places[i]]:
             view = self._direct(places, anchor)
             if view is not None:
-                torch.sub(view, beside(view, places, anchor), out=beside(view, places, out))
+                beside_out = beside(view, places, out)
+                second = None if also is None else beside(view, places, also)
+                deltas.subtract(view, beside(view, places, anchor), beside_out, second)
                 continue
             self._read(places, out)
             here = stretch(places)
             out[here].sub_(anchor[here])
+            if also is not None:
+                also[here] = out[here]
         return out
 
     def _direct(self, places: Sequence[Place], flat: Tensor) -> Tensor | None:

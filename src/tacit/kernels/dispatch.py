@@ -10,6 +10,7 @@ takes Triton on any device, which on the CPU means its interpreter (`TRITON_INTE
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -132,6 +133,11 @@ def _on_host_of(tensors: Sequence[Tensor], dtypes: tuple[torch.dtype, ...]) -> b
         if tensor.dtype not in dtypes or not on_host(tensor):
             return False
     return True
+
+
+def numba_is_loaded() -> bool:
+    """Whether something has loaded numba: that is 130 MB and a second, too much for what torch can do too."""
+    return "numba" in sys.modules
 
 
 @cache

@@ -7,12 +7,17 @@ that is 130 MB and a second of a process, which a session that compresses nothin
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from torch import Tensor
 
-from tacit.kernels.dispatch import active_backend, numba_kernels, numba_takes_fp32, on_host, warm_up
+from tacit.kernels.dispatch import (
+    active_backend,
+    numba_is_loaded,
+    numba_kernels,
+    numba_takes_fp32,
+    on_host,
+    warm_up,
+)
 from tacit.kernels.numba.jit import address
 from tacit.kernels.reference import magnitudes as reference
 
@@ -20,17 +25,17 @@ from tacit.kernels.reference import magnitudes as reference
 def largest(x: Tensor) -> float:
     """The largest magnitude: NaN or infinite where one is, 0 of nothing."""
     if x.is_meta:
-        if _loaded():
+        if numba_is_loaded():
             warm_up("magnitudes")
         return 0.0
-    if _loaded() and x.is_contiguous() and numba_takes_fp32(x):
+    if numba_is_loaded() and x.is_contiguous() and numba_takes_fp32(x):
         return float(numba_kernels("magnitudes").largest(address(x), x.numel()))
     return reference.largest(x)
 
 
 def divide_(x: Tensor, by: float) -> float:
     """Divide the flat `x` in place; the quotients' `largest`."""
-    if not _loaded():
+    if not numba_is_loaded():
         return reference.divide_(x, by)
     if numba_takes_fp32(x):
         return float(numba_kernels("magnitudes").divide(address(x), x.numel(), by))
@@ -55,10 +60,6 @@ def widen_(x: Tensor, out: Tensor) -> None:
         numba_kernels("magnitudes").widen_bf16(address(x), x.numel(), address(out))
     else:
         out.copy_(x)
-
-
-def _loaded() -> bool:
-    return "numba" in sys.modules
 
 
 def _numba_takes_pair(wide: Tensor, narrow: Tensor) -> bool:

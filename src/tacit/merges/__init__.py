@@ -22,6 +22,7 @@ from tacit.contracts import (
     add_mean_,
 )
 from tacit.errors import ConfigError
+from tacit.kernels.deltas import move_
 from tacit.merges.mix import Mix
 
 __all__ = [
@@ -81,11 +82,14 @@ class Average(Merge):
         at: Application,
     ) -> None:
         """`anchor + mean`, the same bits on all ranks, as both are; one replica alone stays as it is."""
-        add_mean_(anchor, mean, params if at.peers == 1 and at.lag == 0 else None)
-        if at.lag == 0 or local_delta is None:
+        if at.lag and local_delta is not None:
+            anchor.add_(mean)
+            params.add_(mean).sub_(local_delta)
+        elif at.peers == 1 and at.lag == 0:
+            add_mean_(anchor, mean, params)
             params.copy_(anchor)
         else:
-            params.add_(mean).sub_(local_delta)
+            move_(anchor, mean, params)
 
 
 @dataclass(frozen=True)
@@ -120,8 +124,7 @@ class LocalResidual(UnsentMerge):
     ) -> None:
         """Set `params` to the new anchor plus what was not sent."""
         assert local_delta is not None
-        anchor.add_(mean)
-        torch.add(anchor, local_delta, out=params)
+        move_(anchor, mean, params, local_delta)
 
 
 @dataclass(frozen=True)
@@ -218,12 +221,12 @@ class StaleMean(Merge):
         at: Application,
     ) -> None:
         """Move `params` towards the mean."""
-        anchor.add_(mean)
-        if at.lag:
+        if not at.lag:
+            move_(anchor, mean, params)
+        else:
+            anchor.add_(mean)
             own = self.staleness * at.lag
             torch.lerp(anchor, params, own / (own + at.parties), out=params)
-        else:
-            params.copy_(anchor)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,13 @@ def streams(at: Any, numel: Any) -> Any:
 
 
 @inline
+def fetch_ahead(at: Any) -> None:
+    """Have the processor fetch what lies `AHEAD` of 64 entries."""
+    for line in range(AHEAD, AHEAD + VECTOR_BYTES, LINE):
+        prefetch(at + line)
+
+
+@inline
 def load_sum(x: Any, residual: Any, at: Any) -> Any:
     """64 entries of x + residual, or of x where `residual` is 0, from `at` bytes behind the addresses on."""
     a = load_floats(x + at)
@@ -36,9 +43,8 @@ def load_sum(x: Any, residual: Any, at: Any) -> Any:
 def load_and_fetch(x: Any, residual: Any, at: Any) -> Any:
     """The same; with a residual, what lies further on in both is fetched meanwhile."""
     if residual:
-        for line in range(AHEAD, AHEAD + VECTOR_BYTES, LINE):
-            prefetch(x + at + line)
-            prefetch(residual + at + line)
+        fetch_ahead(x + at)
+        fetch_ahead(residual + at)
     return load_sum(x, residual, at)
 
 

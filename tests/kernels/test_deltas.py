@@ -1,0 +1,73 @@
+"""What rounds of parameters add and subtract: compiled and by torch the same bits."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tacit.kernels import deltas, dispatch
+
+LARGE = 1 << 19
+"""Entries from which on results are written past the caches."""
+SIZES = [0, 1, 63, 64, 200, LARGE - 1, LARGE + 77]
+
+
+@pytest.fixture(autouse=True)
+def _compiled() -> None:
+    pytest.importorskip("numba")
+    assert dispatch.active_backend() == "numba"
+    deltas.prepare()
+
+
+def numbers(numel: int, seed: int, first: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(numel + first, generator=generator) ** 3)[first:]
+
+
+def same(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[..., None], made: Callable[[], list[Tensor]]
+) -> None:
+    """The call leaves the same in all tensors, with compiled kernels and without."""
+    fast, slow = made(), made()
+    call(*fast)
+    with monkeypatch.context() as patch:
+        patch.setattr(deltas, "numba_is_loaded", lambda: False)
+        call(*slow)
+    for one, other in zip(fast, slow, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("first", [0, 1, 16])
+@pytest.mark.parametrize("numel", SIZES)
+def test_the_same_bits(numel: int, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(count: int) -> Callable[[], list[Tensor]]:
+        return lambda: [numbers(numel, seed, first) for seed in range(count)]
+
+    same(monkeypatch, deltas.subtract, made(3))
+    same(monkeypatch, deltas.subtract, made(4))
+    same(monkeypatch, deltas.add_steps_, made(4))
+    same(monkeypatch, deltas.move_, made(3))
+    same(monkeypatch, deltas.move_, made(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_and_orders_of_memory(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a model in channels-last has them."""
+
+    def made(count: int, dtype: torch.dtype = dtype) -> list[Tensor]:
+        tensors = [numbers(600, seed).view(5, 4, 6, 5).to(dtype) for seed in range(count)]
+        tensors[2] = tensors[2].to(memory_format=torch.channels_last)
+        return tensors
+
+    for kind in (dtype, torch.float32):
+        same(monkeypatch, deltas.move_, lambda kind=kind: made(4, kind))  # type: ignore[misc]
+        same(monkeypatch, deltas.add_steps_, lambda kind=kind: made(4, kind))  # type: ignore[misc]
+
+
+def test_autograd_sees_that_parameters_were_written() -> None:
+    weight = torch.nn.Parameter(numbers(100, 0))
+    loss = (weight * weight).sum()
+    deltas.move_(numbers(100, 1), numbers(100, 2), weight.detach())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()  # type: ignore[no-untyped-call]
