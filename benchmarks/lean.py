@@ -84,6 +84,7 @@ SCENES = {
             "powersgd": 8,
             "powersgd@1024": 8,
             "efsign": 8,
+            "efsign@10": 8,
             "int8": 4,
             "mp2:sync_every=2,late=1": 16,
         },

@@ -256,14 +256,16 @@ class TorchTransport:
         payload = request.payload
         size = nbytes(payload)
         at_once = size <= AT_ONCE and not self.in_order and (request.axis != WORLD or bool(self._spread))
-        both = self._message(key, payload, group.size() * (1 + at_once) + (not at_once))
-        mine, all_ = both[: -size * group.size()], both[-size * group.size() :]
-        pack_(payload, mine[:size])
+        both = self._message(key, payload, group.size() * (1 + at_once))
+        all_ = both[-size * group.size() :]
         if at_once:
-            copies = mine.view(group.size(), size)
+            copies = both[: -size * group.size()].view(group.size(), size)
+            pack_(payload, copies[0])
             copies[1:] = copies[0]
-            work = dist.all_to_all_single(all_, mine, group=group, async_op=True)
+            work = dist.all_to_all_single(all_, copies.view(-1), group=group, async_op=True)
         else:
+            mine = all_.view(group.size(), size)[self.place(request.axis).rank]  # it stays where it is to be
+            pack_(payload, mine)
             work = _all_gather_flat(all_, mine, group=group, async_op=not self.in_order)
         return self._later(
             [work], lambda: [unpack(all_[i : i + size], payload) for i in range(0, all_.numel(), size)]
