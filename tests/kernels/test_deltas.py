@@ -1,5 +1,6 @@
 """What rounds of parameters add and subtract: compiled and by torch the same bits."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -51,18 +52,33 @@ def test_the_same_bits(numel: int, first: int, monkeypatch: pytest.MonkeyPatch) 
     same(monkeypatch, deltas.move_, made(4))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_types_and_orders_of_memory(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a model in channels-last has them."""
+ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "channels-last": lambda x: x.to(memory_format=torch.channels_last),
+    "transposed": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+}
 
-    def made(count: int, dtype: torch.dtype = dtype) -> list[Tensor]:
-        tensors = [numbers(600, seed).view(5, 4, 6, 5).to(dtype) for seed in range(count)]
-        tensors[2] = tensors[2].to(memory_format=torch.channels_last)
-        return tensors
 
-    for kind in (dtype, torch.float32):
-        same(monkeypatch, deltas.move_, lambda kind=kind: made(4, kind))  # type: ignore[misc]
-        same(monkeypatch, deltas.add_steps_, lambda kind=kind: made(4, kind))  # type: ignore[misc]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("shape", [(5, 4, 6, 5), (3, 96, 3, 3), (600, 128, 3, 3), (7, 3, 1, 1), (9, 1, 5, 5)])
+def test_other_orders_of_memory(
+    shape: tuple[int, ...], order: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the parameters of a model in channels-last have them, and nothing else."""
+
+    def made(count: int, params: int) -> Callable[[], list[Tensor]]:
+        def make() -> list[Tensor]:
+            tensors = [numbers(math.prod(shape), seed).view(shape).to(dtype) for seed in range(count)]
+            tensors[params] = ORDERS[order](tensors[params])
+            return tensors
+
+        return make
+
+    same(monkeypatch, deltas.subtract, made(3, 0))
+    same(monkeypatch, deltas.subtract, made(4, 0))
+    same(monkeypatch, deltas.add_steps_, made(4, 1))
+    same(monkeypatch, deltas.move_, made(3, 2))
+    same(monkeypatch, deltas.move_, made(4, 2))
 
 
 def test_autograd_sees_that_parameters_were_written() -> None:

@@ -17,10 +17,11 @@ def prepare() -> None:
 
 
 def subtract(a: Tensor, b: Tensor, out: Tensor, also: Tensor | None = None) -> None:
-    """Write a - b to `out`, and to `also`; all of one shape."""
-    if _takes(a, b, out) and (also is None or _takes(also)):
+    """Write a - b to `out`, and to `also`; all of one shape. `a` may be in channels-last."""
+    order = _order(a, b, out, *([] if also is None else [also]))
+    if order is not None:
         second = 0 if also is None else address(also)
-        numba_kernels("deltas").subtract(address(a), address(b), address(out), second, a.numel())
+        numba_kernels("deltas").subtract(a.data_ptr(), address(b), address(out), second, a.numel(), *order)
         return
     torch.sub(a, b, out=out)
     if also is not None:
@@ -28,20 +29,28 @@ def subtract(a: Tensor, b: Tensor, out: Tensor, also: Tensor | None = None) -> N
 
 
 def add_steps_(local: Tensor, params: Tensor, anchor: Tensor, given: Tensor) -> None:
-    """Add `params - anchor - given` to `local`: of a late answer, the steps since the round left."""
-    if _takes(local, params, anchor, given):
-        places = (address(each) for each in (local, params, anchor, given))
-        numba_kernels("deltas").add_steps(*places, local.numel())
+    """Add `params - anchor - given` to `local`: of a late answer, the steps since the round left.
+
+    `params` may be in channels-last.
+    """
+    order = _order(params, local, anchor, given)
+    if order is not None:
+        others = address(anchor), address(given), local.numel()
+        numba_kernels("deltas").add_steps(address(local), params.data_ptr(), *others, *order)
     else:
         local.add_(params).sub_(anchor).sub_(given)
 
 
 def move_(anchor: Tensor, mean: Tensor, params: Tensor, local: Tensor | None = None) -> None:
-    """Add `mean` to the anchor, and write it to `params`, with `local` on top of it."""
-    if _takes(anchor, mean, params) and (local is None or _takes(local)):
+    """Add `mean` to the anchor, and write it to `params`, with `local` on top of it.
+
+    `params` may be in channels-last.
+    """
+    order = _order(params, anchor, mean, *([] if local is None else [local]))
+    if order is not None:
         mine = 0 if local is None else address(local)
         move = numba_kernels("deltas").move
-        move(address(anchor), address(mean), mine, address(params), anchor.numel())
+        move(address(anchor), address(mean), mine, params.data_ptr(), anchor.numel(), *order)
         increment_version(params)
         return
     anchor.add_(mean)
@@ -51,5 +60,14 @@ def move_(anchor: Tensor, mean: Tensor, params: Tensor, local: Tensor | None = N
         torch.add(anchor, local, out=params)
 
 
-def _takes(*tensors: Tensor) -> bool:
-    return numba_is_loaded() and numba_takes_fp32(*tensors) and all(each.is_contiguous() for each in tensors)
+def _order(params: Tensor, *others: Tensor) -> tuple[int, int] | None:
+    """Channels and area of filters in channels-last, zeros of what lies in one order; None of others."""
+    if not (numba_is_loaded() and numba_takes_fp32(params, *others)):
+        return None
+    if not all(each.is_contiguous() for each in others):
+        return None
+    if params.is_contiguous():
+        return 0, 0
+    if params.dim() == 4 and params.is_contiguous(memory_format=torch.channels_last):
+        return params.shape[1], params.shape[2] * params.shape[3]
+    return None

@@ -9,9 +9,9 @@ import numpy as np
 from tacit.kernels.numba.int8 import ROUNDER
 from tacit.kernels.numba.jit import compile_now, inline
 from tacit.kernels.numba.levels import pack_codes
+from tacit.kernels.numba.passes import load_and_fetch, load_sum, streams, write
 from tacit.kernels.numba.pointers import bytes_at, floats_at, shorts_at
 from tacit.kernels.numba.primitives import MAGNITUDE, capped, safe_inverse
-from tacit.kernels.numba.residuals import keep, load_and_fetch, load_sum, streams
 from tacit.kernels.numba.vectors import (
     LANES,
     VECTOR_BYTES,
@@ -77,7 +77,8 @@ def encode_block(
         shifted = a * float_vector(inverse) + float_vector(ROUNDER)
         store(plain + i * LANES, low_bytes(float_bits(shifted)) + byte_vector(np.uint8(top)))
         if residual:
-            keep(new_residual + here, a - float_vector(unit) * (shifted - float_vector(ROUNDER)), past_caches)
+            rest = a - float_vector(unit) * (shifted - float_vector(ROUNDER))
+            write(new_residual + here, rest, past_caches)
 
 
 @inline
@@ -282,7 +283,7 @@ def _add(
                 for peer in range(peers):
                     code = load_bytes(at + peer * (BLOCK + 8) + start) - byte_vector(top)
                     total = total + float_vector(unit[peer]) * to_float(sign_extend(code))
-                keep(to, total, past_caches)
+                write(to, total, past_caches)
             continue
         target = floats_at(out, b * BLOCK, size)
         if fresh:

@@ -1,12 +1,18 @@
-"""`kernels.deltas` by numba: each tensor crosses the memory bus once."""
+"""`kernels.deltas` by numba: each tensor crosses the memory bus once.
+
+A parameter in channels-last lies in another order than what travels. It is turned, filter by filter, in the
+first cache.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tacit.kernels.numba.jit import compile_now, inline
+from tacit.kernels.numba.passes import fetch_ahead, streams, write
 from tacit.kernels.numba.pointers import floats_at
-from tacit.kernels.numba.residuals import fetch_ahead, keep, streams
 from tacit.kernels.numba.vectors import LANES, VECTOR_BYTES, load_floats, settle, store
 
 
@@ -17,15 +23,37 @@ def load(at: Any) -> Any:
     return load_floats(at)
 
 
-def _subtract(a: Any, b: Any, out: Any, also: Any, numel: Any) -> None:
-    """`deltas.subtract` by address; `also` is 0 where there is none."""
-    whole, past_caches, also_past = numel // LANES, streams(out, numel), streams(also, numel)
+@inline
+def turn(at: Any, channels: Any, area: Any, turned: Any) -> None:
+    """Read a filter in channels-last to `turned`, channel by channel."""
+    here = floats_at(at, 0, channels * area)
+    for k in range(area):
+        for c in range(channels):
+            turned[c * area + k] = here[k * channels + c]
+
+
+@inline
+def turn_back(turned: Any, channels: Any, area: Any, at: Any) -> None:
+    """`turn`, back."""
+    here = floats_at(at, 0, channels * area)
+    for k in range(area):
+        for c in range(channels):
+            here[k * channels + c] = turned[c * area + k]
+
+
+# ---- of one stretch -------------------------------------------------------------------------------------
+
+
+@inline
+def subtract_here(a: Any, b: Any, out: Any, also: Any, numel: Any, large: Any) -> None:
+    """`_subtract`, in one order of memory."""
+    whole = numel // LANES
+    past_caches, also_past = large and streams(out, large), large and streams(also, large)
     for at in range(0, whole * VECTOR_BYTES, VECTOR_BYTES):
         difference = load(a + at) - load(b + at)
-        keep(out + at, difference, past_caches)
+        write(out + at, difference, past_caches)
         if also:
-            keep(also + at, difference, also_past)
-    settle()
+            write(also + at, difference, also_past)
     one, other, target = floats_at(a, 0, numel), floats_at(b, 0, numel), floats_at(out, 0, numel)
     second = floats_at(also, 0, numel if also else 0)
     for i in range(whole * LANES, numel):
@@ -34,8 +62,9 @@ def _subtract(a: Any, b: Any, out: Any, also: Any, numel: Any) -> None:
             second[i] = target[i]
 
 
-def _add_steps(local: Any, params: Any, anchor: Any, given: Any, numel: Any) -> None:
-    """`deltas.add_steps_` by address."""
+@inline
+def add_steps_here(local: Any, params: Any, anchor: Any, given: Any, numel: Any) -> None:
+    """`_add_steps`, in one order of memory."""
     whole = numel // LANES
     for at in range(0, whole * VECTOR_BYTES, VECTOR_BYTES):
         since = ((load(local + at) + load(params + at)) - load(anchor + at)) - load(given + at)
@@ -46,14 +75,14 @@ def _add_steps(local: Any, params: Any, anchor: Any, given: Any, numel: Any) -> 
         mine[i] = ((mine[i] + now[i]) - common[i]) - before[i]
 
 
-def _move(anchor: Any, mean: Any, local: Any, params: Any, numel: Any) -> None:
-    """`deltas.move_` by address; `local` is 0 where there is none."""
-    whole, past_caches = numel // LANES, streams(params, numel)
+@inline
+def move_here(anchor: Any, mean: Any, local: Any, params: Any, numel: Any, large: Any) -> None:
+    """`_move`, in one order of memory."""
+    whole, past_caches = numel // LANES, large and streams(params, large)
     for at in range(0, whole * VECTOR_BYTES, VECTOR_BYTES):
         moved = load(anchor + at) + load(mean + at)
         store(anchor + at, moved)
-        keep(params + at, moved + load(local + at) if local else moved, past_caches)
-    settle()
+        write(params + at, moved + load(local + at) if local else moved, past_caches)
     common, by, put = floats_at(anchor, 0, numel), floats_at(mean, 0, numel), floats_at(params, 0, numel)
     mine = floats_at(local, 0, numel if local else 0)
     for i in range(whole * LANES, numel):
@@ -61,6 +90,48 @@ def _move(anchor: Any, mean: Any, local: Any, params: Any, numel: Any) -> None:
         put[i] = common[i] + mine[i] if local else common[i]
 
 
-subtract = compile_now(_subtract, ["void(int64, int64, int64, int64, int64)"])
-add_steps = compile_now(_add_steps, ["void(int64, int64, int64, int64, int64)"])
-move = compile_now(_move, ["void(int64, int64, int64, int64, int64)"])
+# ---- of a whole tensor ----------------------------------------------------------------------------------
+
+
+def _subtract(a: Any, b: Any, out: Any, also: Any, numel: Any, channels: Any, area: Any) -> None:
+    """`deltas.subtract` by address; `also` is 0 where there is none, `area` where `a` is not to be turned."""
+    if area == 0:
+        subtract_here(a, b, out, also, numel, numel)
+    else:
+        turned = np.empty(channels * area, np.float32)
+        for at in range(0, 4 * numel, turned.nbytes):
+            turn(a + at, channels, area, turned)
+            second = also + at if also else also
+            subtract_here(turned.ctypes.data, b + at, out + at, second, turned.size, numel)
+    settle()
+
+
+def _add_steps(
+    local: Any, params: Any, anchor: Any, given: Any, numel: Any, channels: Any, area: Any
+) -> None:
+    """`deltas.add_steps_` by address."""
+    if area == 0:
+        add_steps_here(local, params, anchor, given, numel)
+    else:
+        turned = np.empty(channels * area, np.float32)
+        for at in range(0, 4 * numel, turned.nbytes):
+            turn(params + at, channels, area, turned)
+            add_steps_here(local + at, turned.ctypes.data, anchor + at, given + at, turned.size)
+
+
+def _move(anchor: Any, mean: Any, local: Any, params: Any, numel: Any, channels: Any, area: Any) -> None:
+    """`deltas.move_` by address; `local` is 0 where there is none."""
+    if area == 0:
+        move_here(anchor, mean, local, params, numel, numel)
+    else:
+        turned = np.empty(channels * area, np.float32)
+        for at in range(0, 4 * numel, turned.nbytes):
+            mine = local + at if local else local
+            move_here(anchor + at, mean + at, mine, turned.ctypes.data, turned.size, 0)
+            turn_back(turned, channels, area, params + at)
+    settle()
+
+
+subtract = compile_now(_subtract, [f"void({', '.join(['int64'] * 7)})"])
+add_steps = compile_now(_add_steps, [f"void({', '.join(['int64'] * 7)})"])
+move = compile_now(_move, [f"void({', '.join(['int64'] * 7)})"])

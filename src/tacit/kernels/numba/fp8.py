@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tacit.kernels.numba.jit import compile_now, inline
+from tacit.kernels.numba.passes import streams, write
 from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at
 from tacit.kernels.numba.primitives import MAGNITUDE
-from tacit.kernels.numba.residuals import keep, streams
 from tacit.kernels.numba.vectors import (
     LANES,
     float_bits,
@@ -100,7 +100,7 @@ def _add(
         for peer in range(peers):
             number = decoded(load_bytes(codes[peer] + i * LANES), fraction, bias, np.int32(special))
             total = total + number * float_vector(scale[peer])
-        keep(to, total, past_caches)
+        write(to, total, past_caches)
     settle()
     rest = numel - whole * LANES
     if rest:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tacit.kernels.numba.jit import compile_now, inline
+from tacit.kernels.numba.passes import load_and_fetch, load_sum, streams, write
 from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at
 from tacit.kernels.numba.primitives import MAGNITUDE, capped, safe_inverse
-from tacit.kernels.numba.residuals import keep, load_and_fetch, load_sum, streams
 from tacit.kernels.numba.vectors import (
     LANES,
     VECTOR_BYTES,
@@ -55,7 +55,8 @@ def encode_block(
         shifted = a * float_vector(inverse) + float_vector(ROUNDER)
         store(codes + i * LANES, low_bytes(float_bits(shifted)))
         if residual:
-            keep(new_residual + here, a - float_vector(unit) * (shifted - float_vector(ROUNDER)), past_caches)
+            rest = a - float_vector(unit) * (shifted - float_vector(ROUNDER))
+            write(new_residual + here, rest, past_caches)
 
 
 def _encode(x: Any, residual: Any, new_residual: Any, numel: Any, codes: Any, units: Any) -> None:
@@ -92,7 +93,7 @@ def _add(codes: Any, units: Any, weight: Any, fresh: Any, out: Any, numel: Any) 
                 for peer in range(codes.shape[0]):
                     level = to_float(sign_extend(load_bytes(codes[peer] + start)))
                     total = total + float_vector(unit[peer]) * level
-                keep(out + 4 * start, total, past_caches)
+                write(out + 4 * start, total, past_caches)
             continue
         target = floats_at(out, b * BLOCK, numel - b * BLOCK)
         if fresh:

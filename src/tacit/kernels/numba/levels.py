@@ -16,9 +16,9 @@ from tacit.kernels.numba.levels_wide import (
     wide_largest,
     wide_squares,
 )
+from tacit.kernels.numba.passes import streams
 from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at, ints_at
 from tacit.kernels.numba.primitives import capped, largest_pattern, philox_words, safe_inverse, sum_by_halves
-from tacit.kernels.numba.residuals import streams
 from tacit.kernels.numba.vectors import float_from_bits, settle
 
 

@@ -10,8 +10,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from tacit.kernels.numba.jit import inline
+from tacit.kernels.numba.passes import write
 from tacit.kernels.numba.primitives import MAGNITUDE
-from tacit.kernels.numba.residuals import keep
 from tacit.kernels.numba.vectors import (
     LANES,
     SHORTS,
@@ -158,7 +158,7 @@ def wide_add(codes: Any, units: Any, begin: Any, bits: Any, fresh: Any, out: Any
                 code = load_bytes(codes[peer] + begin + q * LANES)
                 a0 = a0 + decoded(code & byte_vector(np.uint8(15)), units[peer], top)
                 a1 = a1 + decoded(code >> four, units[peer], top)
-            keep(at + 4 * VECTOR_BYTES, a1, past_caches)
+            write(at + 4 * VECTOR_BYTES, a1, past_caches)
         elif bits == 2:
             a1 = float_vector(np.float32(0)) if fresh else load_floats(at + 2 * VECTOR_BYTES)
             a2 = float_vector(np.float32(0)) if fresh else load_floats(at + 4 * VECTOR_BYTES)
@@ -169,11 +169,11 @@ def wide_add(codes: Any, units: Any, begin: Any, bits: Any, fresh: Any, out: Any
                 a1 = a1 + decoded((code >> two) & last, units[peer], top)
                 a2 = a2 + decoded((code >> four) & last, units[peer], top)
                 a3 = a3 + decoded(code >> six, units[peer], top)
-            keep(at + 2 * VECTOR_BYTES, a1, past_caches)
-            keep(at + 4 * VECTOR_BYTES, a2, past_caches)
-            keep(at + 6 * VECTOR_BYTES, a3, past_caches)
+            write(at + 2 * VECTOR_BYTES, a1, past_caches)
+            write(at + 4 * VECTOR_BYTES, a2, past_caches)
+            write(at + 6 * VECTOR_BYTES, a3, past_caches)
         else:
             for peer in range(codes.shape[0]):
                 code = load_bytes(codes[peer] + begin + q * LANES)
                 a0 = a0 + decoded(code, units[peer], top)
-        keep(at, a0, past_caches)
+        write(at, a0, past_caches)

@@ -43,7 +43,7 @@ def _times_q(x: Any, residual: Any, total: Any, places: Any, rank: Any, p: Any, 
     at_p, at_q = np.int64(0), np.int64(0)
     for n in range(places.shape[0]):
         start, rows, columns = places[n, 0], places[n, 1], places[n, 2]
-        further = 8 * columns
+        further = 8 * columns  # the next two rows, which the processor does not fetch by itself
         floats_at(p, at_p, rank * rows)[:] = np.float32(0)
         for left in range(0, columns, BLOCK):
             width = min(BLOCK, columns - left)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from tacit.kernels.numba.jit import compile_now, inline
+from tacit.kernels.numba.passes import load_and_fetch, load_sum, streams, write
 from tacit.kernels.numba.pointers import floats_at, ints_at
 from tacit.kernels.numba.primitives import MAGNITUDE
-from tacit.kernels.numba.residuals import keep, load_and_fetch, load_sum, streams
 from tacit.kernels.numba.vectors import (
     LANES,
     VECTOR_BYTES,
@@ -50,7 +50,7 @@ def collect_vector(
         found += 1
         hits &= hits - 1
     if residual:
-        keep(new_residual + at, where(below, a, float_vector(np.float32(0))), past_caches)
+        write(new_residual + at, where(below, a, float_vector(np.float32(0))), past_caches)
     return found
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tacit.kernels.numba.jit import compile_now, inline
+from tacit.kernels.numba.passes import load_and_fetch, load_sum, streams, write
 from tacit.kernels.numba.pointers import bytes_at, float32_at, floats_at
 from tacit.kernels.numba.primitives import LARGEST
-from tacit.kernels.numba.residuals import keep, load_and_fetch, load_sum, streams
 from tacit.kernels.numba.vectors import (
     LANES,
     VECTOR_BYTES,
@@ -43,7 +43,7 @@ def load_and_keep(x: Any, residual: Any, total_at: Any, at: Any, past_caches: An
     if not total_at:
         return load_sum(x, residual, at)
     a = load_and_fetch(x, residual, at)
-    keep(total_at + at, a, past_caches)
+    write(total_at + at, a, past_caches)
     return a
 
 
@@ -101,7 +101,7 @@ def encode_block(
         for plane in range(PLANES):
             here = at + plane * VECTOR_BYTES
             rest = without_signs(load_and_fetch(x, residual, here), high, low)
-            keep(new_residual + here, rest, past_caches)
+            write(new_residual + here, rest, past_caches)
 
 
 @inline
@@ -207,10 +207,10 @@ def add_planes(bits: Any, values: Any, b: Any, first: Any, fresh: Any, at: Any, 
         a1 = a1 + where((signs & byte_vector(np.uint8(2 << first))) != none, high, low)
         a2 = a2 + where((signs & byte_vector(np.uint8(4 << first))) != none, high, low)
         a3 = a3 + where((signs & byte_vector(np.uint8(8 << first))) != none, high, low)
-    keep(at, a0, past_caches)
-    keep(at + VECTOR_BYTES, a1, past_caches)
-    keep(at + 2 * VECTOR_BYTES, a2, past_caches)
-    keep(at + 3 * VECTOR_BYTES, a3, past_caches)
+    write(at, a0, past_caches)
+    write(at + VECTOR_BYTES, a1, past_caches)
+    write(at + 2 * VECTOR_BYTES, a2, past_caches)
+    write(at + 3 * VECTOR_BYTES, a3, past_caches)
 
 
 def _add(

@@ -1,7 +1,7 @@
-"""What kernels with error feedback read, x + residual, and how they write what is left of it.
+"""How kernels pass over tensors that no cache holds, so that each crosses the memory bus once.
 
-A block is gone through twice: for its scale, and to encode it. The sum is formed anew for that, from the
-first cache, and what is left is written once, past the caches: each tensor crosses the memory bus once.
+A block is gone through twice: for its scale, and to encode it. The sum with the residual is formed anew for
+that, from the first cache, and what is left is written once, past the caches.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from tacit.kernels.numba.jit import inline
 from tacit.kernels.numba.vectors import LINE, VECTOR_BYTES, load_floats, prefetch, store, stream
 
 LARGE = 1 << 19
-"""Entries from which on a residual would not stay in the caches anyway."""
-
+"""Entries from which on a result would not stay in the caches anyway."""
 AHEAD = 4096
 """Bytes between what is read and what is fetched meanwhile; of itself the processor fetches nothing while a
 block is gone through once more."""
@@ -49,9 +48,9 @@ def load_and_fetch(x: Any, residual: Any, at: Any) -> Any:
 
 
 @inline
-def keep(at: Any, rest: Any, past_caches: Any) -> None:
+def write(at: Any, result: Any, past_caches: Any) -> None:
     """Write 64 entries of a result."""
     if past_caches:
-        stream(at, rest)
+        stream(at, result)
     else:
-        store(at, rest)
+        store(at, result)
