@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -65,8 +65,7 @@ class Replace(Merge):
 class Average(Merge):
     """The anchor moves by the mean delta: to the mean of all replicas.
 
-    Where the answer is applied late, what a replica has done in the meantime is kept on top of it (as
-    CoCoD-SGD does: Shen et al., IJCAI 2019).
+    What a replica has done before a late answer is kept on top of it (CoCoD-SGD: Shen et al., IJCAI 2019).
     """
 
     entrywise: ClassVar[bool] = True
@@ -395,8 +394,7 @@ class Elastic(ConsolidatingMerge):
         anchor.add_(mean, alpha=self.beta)
 
 
-def _check(name: str, value: object, possible: Callable[[float], bool], range_: str) -> None:
-    if (not isinstance(value, int | float) or type(value) is bool) or not (
-        math.isfinite(value) and possible(value)
-    ):
+def _check(name: str, value: Any, possible: Callable[[float], bool], range_: str) -> None:
+    number = isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
+    if not (number and possible(value)):
         raise ConfigError(f"{name}={value!r} is not possible: write a number {range_}")
