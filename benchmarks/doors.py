@@ -132,11 +132,11 @@ def trained(
 
 
 def searched(loss: Callable[[float], float], rates: Sequence[float], tried: dict[float, float]) -> float:
-    """The rate of least loss, between two others; what was `tried` is written there."""
+    """The rate of least loss, of `rates` and up to four beyond; what was `tried` is written there."""
     tried.update({rate: loss(rate) for rate in rates})
     while True:
         best = min(tried, key=lambda each: tried[each])
-        if best not in (min(tried), max(tried)):
+        if best not in (min(tried), max(tried)) or len(tried) == len(rates) + 4:
             return best
         further = best / 2 if best == min(tried) else 2 * best
         tried[further] = loss(further)
