@@ -5,6 +5,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import tacit
 from tacit.compressors import ErrorFeedback, TopK
 from tacit.errors import AttachError, NonFinite
+from tacit.kernels import deltas
+from tacit.kernels.dispatch import active_backend
 
 CHECKS = Checks()
 check = CHECKS.add
@@ -176,6 +179,31 @@ def channels_last_from_the_beginning_works() -> None:
             images(model, optimizer, 5)
         found.append(flat(model))
     close_to(*found, 2e-5)
+
+
+@check
+def compiled_sums_of_parameters_change_no_bit_in_either_order_of_memory() -> None:
+    def trained(algorithm: str, layout: torch.memory_format, compiled: bool) -> Tensor:
+        torch.manual_seed(0)
+        network = nn.Sequential(
+            *(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 32, 3), nn.Flatten(), nn.Linear(32 * 16, 5))
+        )
+        model = DDP(network.to(memory_format=layout), gradient_as_bucket_view=True)
+        optimizer = sgd(model)
+        loaded = deltas.numba_is_loaded if compiled else lambda: False
+        with (
+            patch.object(deltas, "numba_is_loaded", loaded),
+            tacit.attach(model, optimizer, algorithm) as session,
+        ):
+            images(model, optimizer, 7)
+            session.sync()
+        return flat(model)
+
+    for layout in (torch.contiguous_format, torch.channels_last):
+        for algorithm in ("mp2:sync_every=2,late=1", "mp2", "localsgd:sync_every=2,bits=4"):
+            fast, slow = (trained(algorithm, layout, compiled) for compiled in (True, False))
+            assert deltas.numba_is_loaded() or active_backend() != "numba"
+            assert torch.equal(fast, slow), (algorithm, layout)
 
 
 @check
