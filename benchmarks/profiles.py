@@ -1,7 +1,7 @@
 """Where the processor time of a step goes: by thread, by stage of an exchange and by cause.
 
     python benchmarks/profiles.py            # all models and arms: about 40 minutes
-    python benchmarks/profiles.py --quick    # VGG-11 with ddp and topk, few steps: about 2 minutes
+    python benchmarks/profiles.py --quick    # VGG-11 with ddp and topk, about 2 minutes
     python benchmarks/profiles.py --only vgg11,topk,compute-only
     python benchmarks/profiles.py --json     # the last line on stdout is one JSON object
 
@@ -51,7 +51,7 @@ ARMS = {
 WITHOUT = {("bytes", "dgc"): "dgc takes over the momentum of SGD, and this recipe trains by AdamW"}
 """What cannot be, and why."""
 QUICK = {"models": ("vgg11",), "arms": ("ddp", "topk")}
-SKIPPED, STEPS, QUICK_STEPS = 5, 10, 5
+SKIPPED, STEPS = 5, 10
 """Steps that are left out, and measured. These are whole numbers of rounds."""
 RATE = 0.01
 
@@ -192,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="VGG-11 with ddp and topk, few steps")
+    parser.add_argument("--quick", action="store_true", help="VGG-11 with ddp and topk")
     parser.add_argument("--json", action="store_true", help="end with one JSON object on stdout")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/DATE-profiles.json")
     parser.add_argument("--only", help="some models and arms, with commas, such as vgg11,topk,dgc")
@@ -204,12 +204,11 @@ def main() -> None:
         rank_main(model, arm, int(steps))
         return
     models, arms = _chosen(options.only, options.quick)
-    steps = QUICK_STEPS if options.quick else STEPS
     pairs = [(model, arm) for model in models for arm in arms]
     for model, arm in pairs:
         if (model, arm) in WITHOUT:
             print(f"{model} without {arm}: {WITHOUT[model, arm]}", file=sys.stderr)
-    rows = [measure(options.cluster, *pair, steps) for pair in pairs if pair not in WITHOUT]
+    rows = [measure(options.cluster, *pair, STEPS) for pair in pairs if pair not in WITHOUT]
     result = {"benchmark": "profiles", "quick": options.quick, "hardware": hardware(), "rows": rows}
     conclude(result, table(rows), options)
 
