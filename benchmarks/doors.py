@@ -123,7 +123,8 @@ def trained(
         tried: dict[float, float] = {}
         rate = rows[0]["rate"] if rows else rates[0]
         if len(rates) > 1 and arm in SEARCHED:
-            rate = searched(partial(loss, arm, CHOOSING), rates, tried)
+            tried = searched(partial(loss, arm, CHOOSING), rates)
+            rate = min(tried, key=lambda each: tried[each])
         losses = [loss(arm, seed, rate) for seed in seeds]
         base = rows[0]["losses"] if rows else losses
         gaps = [100 * (mine / ddps - 1) for mine, ddps in zip(losses, base, strict=True)]
@@ -131,15 +132,16 @@ def trained(
     return rows
 
 
-def searched(loss: Callable[[float], float], rates: Sequence[float], tried: dict[float, float]) -> float:
-    """The rate of least loss, of `rates` and up to four beyond; what was `tried` is written there."""
-    tried.update({rate: loss(rate) for rate in rates})
-    while True:
+def searched(loss: Callable[[float], float], rates: Sequence[float]) -> dict[float, float]:
+    """The losses of `rates`, and of up to four beyond them while the best is at an end."""
+    tried = {rate: loss(rate) for rate in rates}
+    while len(tried) < len(rates) + 4:
         best = min(tried, key=lambda each: tried[each])
-        if best not in (min(tried), max(tried)) or len(tried) == len(rates) + 4:
-            return best
+        if min(tried) < best < max(tried):
+            break
         further = best / 2 if best == min(tried) else 2 * best
         tried[further] = loss(further)
+    return tried
 
 
 def interval(values: Sequence[float]) -> dict[str, float | None]:

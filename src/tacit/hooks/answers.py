@@ -67,11 +67,7 @@ class Answers:
                 self._average_in_node(i, params)
             self._apply(i, places, params, at, rates)
         if before is not None:
-            out = self._local.outgoing[i]
-            if out.dtype == before.dtype:
-                deltas.subtract(before, anchor, out)
-            else:
-                out.copy_(before.sub_(anchor))
+            deltas.subtract(before, anchor, self._local.outgoing[i])
 
     def _average_in_node(self, i: int, params: Tensor) -> None:
         """Overwrite `params` with the mean of the replicas of this node, which have drifted apart."""

@@ -17,7 +17,10 @@ def prepare() -> None:
 
 
 def subtract(a: Tensor, b: Tensor, out: Tensor, also: Tensor | None = None) -> None:
-    """Write a - b to `out`, and to `also`; all of one shape. `a` may be in channels-last."""
+    """Write a - b to `out`, and to `also`; all of one shape.
+
+    `a` may be in channels-last, and `out` of a shorter type.
+    """
     order = _order(a, b, out, *([] if also is None else [also]))
     if order is not None:
         second = 0 if also is None else address(also)

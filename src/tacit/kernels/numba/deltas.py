@@ -45,10 +45,9 @@ def turn_back(turned: Any, channels: Any, area: Any, at: Any) -> None:
 
 
 @inline
-def subtract_here(a: Any, b: Any, out: Any, also: Any, numel: Any, large: Any) -> None:
-    """`_subtract`, in one order of memory."""
-    whole = numel // LANES
-    past_caches, also_past = large and streams(out, large), large and streams(also, large)
+def subtract_here(a: Any, b: Any, out: Any, also: Any, numel: Any, whole_numel: Any) -> None:
+    """`_subtract`, in one order of memory, of a stretch of a tensor with `whole_numel` entries."""
+    whole, past_caches, also_past = numel // LANES, streams(out, whole_numel), streams(also, whole_numel)
     for at in range(0, whole * VECTOR_BYTES, VECTOR_BYTES):
         difference = load(a + at) - load(b + at)
         write(out + at, difference, past_caches)
@@ -76,9 +75,9 @@ def add_steps_here(local: Any, params: Any, anchor: Any, given: Any, numel: Any)
 
 
 @inline
-def move_here(anchor: Any, mean: Any, local: Any, params: Any, numel: Any, large: Any) -> None:
-    """`_move`, in one order of memory."""
-    whole, past_caches = numel // LANES, large and streams(params, large)
+def move_here(anchor: Any, mean: Any, local: Any, params: Any, numel: Any, whole_numel: Any) -> None:
+    """`_move`, in one order of memory; `whole_numel` is 0 where `params` is to be turned back."""
+    whole, past_caches = numel // LANES, streams(params, whole_numel)
     for at in range(0, whole * VECTOR_BYTES, VECTOR_BYTES):
         moved = load(anchor + at) + load(mean + at)
         store(anchor + at, moved)
