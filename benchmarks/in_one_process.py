@@ -147,7 +147,7 @@ class Worker:
             if isinstance(made.strategy.rounds, FollowingRounds):
                 made.session.schedule.follow(self.levels[-1].session.schedule)
         if taken is not None:
-            taken.take()
+            taken.take(lambda: self.near.session.step)
         self._late: list[Tensor] | None = None
 
     @property

@@ -12,7 +12,7 @@ import inprocess
 import pytest
 import torch
 import torch.distributed as dist
-from features import FEATURES, STEPS, Feature, flat, passes, rates
+from features import FEATURES, STEPS, Feature, flat, optimizer_of, passes, rates
 from replicas import LONGEST
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -26,6 +26,7 @@ FAMILIES = {
     "rounded": "bf16",
     "sparse": "topk:ratio=0.1",
     "momentum corrected": "dgc:ratio=0.1",
+    "Adam's momentum": "onebit-adam:freeze_step=2",
     "signs, two phases": "efsign",
     "quantized": "qsgd:bits=8",
     "low rank": "powersgd",
@@ -47,7 +48,7 @@ FAMILIES = {
 BY_NODE = {"by node", "by node, late"}
 LINEAR = {"synchronous", "rounded", "fused"}
 GRADIENTS = {"synchronous", "rounded", "sparse", "momentum corrected", "signs, two phases", "quantized"}
-GRADIENTS |= {"low rank", "lazy", "votes", "delayed", "fused", "prioritized"}
+GRADIENTS |= {"Adam's momentum", "low rank", "lazy", "votes", "delayed", "fused", "prioritized"}
 
 ROUNDED = {"rounded": 3e-2, "by node, late": 5e-3}
 """The tolerance where what travels is rounded to bf16: the order of a sum then shows."""
@@ -77,7 +78,7 @@ def train(feature: Feature, algorithm: str) -> tuple[Tensor, list[list[list[str]
     net = feature.net()
     ddp = DDP(net, **{"bucket_cap_mb": feature.cap, **feature.ddp})
     forward = feature.around(ddp)
-    optimizer = feature.optimizer(net)
+    optimizer = optimizer_of(feature, algorithm, net)
     first = [group["lr"] for group in optimizer.param_groups]
     data = torch.Generator().manual_seed(dist.get_rank())
     scaler = GradScaler("cpu", init_scale=2.0**10, enabled=feature.scaled)

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from features import STEPS, Feature, flat, passes, rates
+from features import STEPS, Feature, flat, optimizer_of, passes, rates
 from in_threads import in_threads
 from torch import Tensor, nn
 
@@ -35,7 +35,7 @@ class Member:
         self.rank, self.feature = rank, feature
         strategy = parse(algorithm)
         self.net = feature.net()
-        self.optimizer = feature.optimizer(self.net)
+        self.optimizer = optimizer_of(feature, algorithm, self.net)
         self.first = [group["lr"] for group in self.optimizer.param_groups]
         self.data = torch.Generator().manual_seed(rank)
         self.named = {name: p for name, p in self.net.named_parameters() if p.requires_grad}
@@ -67,7 +67,7 @@ class Member:
             if isinstance(level.strategy.rounds, FollowingRounds):
                 level.session.schedule.follow(self.levels[-1].session.schedule)
         if self.taken is not None:
-            self.taken.take()
+            self.taken.take(lambda: self.near.session.step)
         self.before: list[Tensor] | None = None
 
     @property

@@ -20,6 +20,7 @@ from tacit.algorithms.int8 import int8 as int8
 from tacit.algorithms.sign import sign as sign
 from tacit.algorithms.efsign import efsign as efsign
 from tacit.algorithms.onebit import onebit as onebit
+from tacit.algorithms.onebit_adam import onebit_adam as onebit_adam
 from tacit.algorithms.signsgd import signsgd as signsgd
 from tacit.algorithms.qsgd import qsgd as qsgd
 from tacit.algorithms.terngrad import terngrad as terngrad

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tacit import _moved
+from tacit.compressors.adam_momentum import AdamMomentum
 from tacit.compressors.blockwise import Blockwise
 from tacit.compressors.cascade import Cascade
 from tacit.compressors.cast import BF16, FP8, FP16
@@ -40,6 +41,7 @@ __all__ = [
     "FP16",
     "LAG",
     "QSGD",
+    "AdamMomentum",
     "Blockwise",
     "Cascade",
     "Clip",

@@ -31,10 +31,12 @@ class Matrix:
 
 
 class Momentum(NamedTuple):
-    """Momentum as in `torch.optim.SGD`."""
+    """Momentum as in `torch.optim.SGD`; or with a `freeze_step` as in `torch.optim.Adam`."""
 
     factor: float
     nesterov: bool = False
+    freeze_step: int | None = None
+    """Of Adam: the step from which on the compressor applies momentum, and the variance is kept."""
 
 
 class OneShotUse(NamedTuple):

@@ -11,9 +11,9 @@ from tacit.contracts import NODE, WORLD, ByLinks, FollowingRounds, LinkRates, ma
 from tacit.errors import AttachError
 from tacit.hooks.learning_rates import Rates
 from tacit.hooks.level import Level
-from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.node_layout import measured_links, read_nodes, warn_of_one
 from tacit.hooks.options import AttachOptions
+from tacit.hooks.taken import Taken
 from tacit.links import Links
 from tacit.strategy import AnyStrategy, Strategy
 from tacit.transports.process_groups import gathered, ranks_of
@@ -32,7 +32,7 @@ def links_for(options: AttachOptions) -> Links | None:
 
 
 def levels_of(
-    options: AttachOptions, rates: Rates, taken: TakenMomentum | None, links: Links | None = None
+    options: AttachOptions, rates: Rates, taken: Taken | None, links: Links | None = None
 ) -> Iterator[Level]:
     """Make the strategy's levels, near to far. A generator: all ranks must exhaust it, as a collective call.
 

@@ -15,12 +15,12 @@ from tacit.contracts import NET, WORLD, PhasedRounds
 from tacit.errors import CheckpointError
 from tacit.hooks.ddp import GradientHook
 from tacit.hooks.layerwise import LayerwiseHook
-from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.old_checkpoints import VERSION as OLD_VERSION
 from tacit.hooks.old_checkpoints import renewed
 from tacit.hooks.optimizer import RANKS_OWN, OptimizerHook, UnappliedRound
 from tacit.hooks.resize import SavedShares
 from tacit.hooks.sharded_state import refuse_shards
+from tacit.hooks.taken import Taken
 from tacit.rounds import EveryStep
 from tacit.session import Session
 from tacit.session.buckets import StateSlice, parameter_of
@@ -54,7 +54,7 @@ class ActiveLevel(Protocol):
     session: Session
     gradient: GradientHook | LayerwiseHook | None
     progress: OptimizerHook | None
-    taken: TakenMomentum | None
+    taken: Taken | None
 
 
 def save(strategy: AnyStrategy, levels: Sequence[ActiveLevel]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[Activ
     shares = SavedShares(state)
     for i, level in enumerate(levels):
         if level.progress is None and level.taken is not None:
-            level.taken.decay.expect(shares.names(i, DECAY))
+            level.taken.expect(shares.names(i, DECAY))
     found = [_found(i, level, state, shares, resized) for i, level in enumerate(levels)]
     taken_over: set[str] = set()
     for i, level in enumerate(levels):
@@ -224,7 +224,7 @@ def _of_hook(level: ActiveLevel) -> dict[tuple[str, str], StateSlice]:
         return level.progress.kept()
     delayed = None if level.gradient is None else level.gradient.late
     found = {DELAYED: {} if delayed is None else delayed.kept()}
-    found[DECAY] = {} if level.taken is None else level.taken.decay.kept()
+    found[DECAY] = {} if level.taken is None else level.taken.kept()
     return {
         (name, field): StateSlice(each, True, 0, each.numel())
         for field in found

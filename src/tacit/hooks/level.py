@@ -16,7 +16,6 @@ from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.ddp import GradientHook
 from tacit.hooks.device_placement import Placement, placed, transport_for
 from tacit.hooks.layerwise import LayerwiseHook
-from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.optimizer import OptimizerHook
 from tacit.hooks.optimizer_state import OptimizerState
 from tacit.hooks.pair_members import joined_pairs
@@ -25,6 +24,7 @@ from tacit.hooks.server_buffers import ServerBuffers, homes_of
 from tacit.hooks.server_step import OptimizerGroups, ServerStepHook
 from tacit.hooks.sharded_gradients import reduced_together
 from tacit.hooks.sharded_model import ShardedModel
+from tacit.hooks.taken import Taken
 from tacit.hooks.trained_model import TrainedModel, local, locals_of
 from tacit.hooks.unused_parameters import UsedParameters
 from tacit.kernels.dispatch import warm_up_for
@@ -77,7 +77,7 @@ class Level:
         optimizers: Sequence[Optimizer] = (),
         servers: placement.Addresses = (),
         seed: int = 0,
-        taken: TakenMomentum | None = None,
+        taken: Taken | None = None,
         exchange_on: str | None = None,
     ) -> None:
         self._group = model.process_group

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from tacit.contracts import Compressor, Momentum
 from tacit.errors import AttachError
 from tacit.hooks.closures import with_gradients
+from tacit.hooks.frozen_adam import FrozenAdam
+from tacit.hooks.taken import Taken, words
 from tacit.hooks.weight_decay import DecayMomentum
 from tacit.session.buckets import Policy, choice, exempting
 from tacit.strategy import AnyStrategy
@@ -19,7 +22,7 @@ from tacit.strategy import AnyStrategy
 
 def planned(
     strategy: AnyStrategy, policy: Policy | None, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]
-) -> TakenMomentum | None:
+) -> Taken | None:
     """The momentum that `take` will take from the optimizers; None where no compressor applies any.
 
     Raises:
@@ -29,14 +32,17 @@ def planned(
         if level.subject == "delta" and level.compressor.takes_momentum is not None:
             raise AttachError(
                 f"{level.compressor} applies momentum to gradients, and with subject='delta' the optimizer "
-                "applies it in every local step: leave MomentumCorrection out"
+                "applies it in every local step: leave that wrapper out"
             )
     nearest = strategy.levels[0]
     if nearest.subject != "gradient":
         return None
     policy = policy or exempting(nearest.compressor)
     momentum = _common({name: choice(name, p, policy) for name, p in named.items()})
-    return None if momentum is None else TakenMomentum(momentum, optimizers, named)
+    if momentum is None:
+        return None
+    kind = TakenMomentum if momentum.freeze_step is None else FrozenAdam
+    return kind(momentum, optimizers, named)
 
 
 def _common(chosen: Mapping[str, Compressor]) -> Momentum | None:
@@ -47,15 +53,15 @@ def _common(chosen: Mapping[str, Compressor]) -> Momentum | None:
     if len(found) > 1:
         (one, first), (other, second), *_ = found.items()
         raise AttachError(
-            f"{first} has a compressor with {_words(one)} and {second} one with {_words(other)}, and the "
-            "optimizer's momentum is taken from all or from none: put MomentumCorrection with the same "
+            f"{first} has a compressor with {words(one)} and {second} one with {words(other)}, and the "
+            "optimizer's momentum is taken from all or from none: put the same wrapper with the same "
             "numbers around each of them, around Dense() for what stays dense"
         )
     return next(iter(found), None)
 
 
-class TakenMomentum:
-    """The momentum of these optimizers' groups that hold any of the parameters; 0 from `take` to `restore`.
+class TakenMomentum(Taken):
+    """The momentum of SGD; 0 from `take` to `restore`.
 
     In between, a step with momentum in such a group is an error: momentum would be applied twice.
 
@@ -63,55 +69,26 @@ class TakenMomentum:
         AttachError: an optimizer is not SGD, or its momentum is another one.
     """
 
+    field, buffer = "velocity", "momentum_buffer"
+
     def __init__(
         self, momentum: Momentum, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]
     ) -> None:
-        self.momentum = momentum
-        self._optimizers = optimizers
+        super().__init__(momentum, optimizers, named)
         self._handles: list[RemovableHandle] = []
-        ours = self._names = {id(p): name for name, p in named.items()}
-        self._groups = [
-            (optimizer, group)
-            for optimizer in optimizers
-            for group in optimizer.param_groups
-            if any(id(p) in ours for p in group["params"])
-        ]
-        if not self._groups:
-            raise AttachError(
-                "the strategy applies momentum, and the optimizer would apply its own too: give attach the "
-                "optimizer, so that its momentum can be set to 0"
-            )
         for optimizer, group in self._groups:
             _check(momentum, optimizer, group)
         self._before = [group["momentum"] for _, group in self._groups]
-        self.decay = DecayMomentum(momentum, named)
-        self.decay.prepare(group for _, group in self._groups)
+        self._decay = DecayMomentum(momentum, named)
+        self._decay.prepare(group for _, group in self._groups)
 
     def __str__(self) -> str:
-        return f"{_words(self.momentum)} taken over from SGD"
+        return f"{words(self.momentum)} taken over from SGD"
 
-    def velocities(self, fields: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Tensor]:
-        """What the optimizers' steps so far have gathered, for a compressor to go on from.
+    def _has_momentum(self, group: Mapping[str, Any]) -> bool:
+        return bool(group["momentum"])
 
-        Args:
-            fields: (parameter, field) of the session's state.
-
-        Returns:
-            For each field that is a velocity, where the optimizer has one: flat, in the order of memory.
-        """
-        found = {}
-        for (optimizer, group), momentum in zip(self._groups, self._before, strict=True):
-            for p in group["params"] if momentum else ():
-                buffer = optimizer.state.get(p, {}).get("momentum_buffer")
-                if buffer is not None and id(p) in self._names:
-                    found[self._names[id(p)]] = _in_memory_order(-buffer if group["maximize"] else buffer, p)
-        return {
-            (name, field): found[name]
-            for name, field in fields
-            if name in found and field.rpartition(".")[2] == "velocity"
-        }
-
-    def take(self) -> None:
+    def take(self, step: Callable[[], int]) -> None:
         """Set the optimizers' momentum to 0."""
         for _, group in self._groups:
             group["momentum"] = 0
@@ -125,7 +102,7 @@ class TakenMomentum:
                     f"the optimizer's momentum was set to {group['momentum']}, and the strategy applies "
                     "momentum: leave it at 0; schedulers such as OneCycleLR take cycle_momentum=False"
                 )
-        self.decay.before_step(optimizer, [group for mine, group in self._groups if mine is optimizer])
+        self._decay.before_step(optimizer, [group for mine, group in self._groups if mine is optimizer])
 
     def restore(self) -> None:
         """Set it back. Its buffers are dropped, as they are of the steps before `take`."""
@@ -136,11 +113,13 @@ class TakenMomentum:
             for p in group["params"]:
                 optimizer.state.get(p, {}).pop("momentum_buffer", None)
 
+    def expect(self, names: AbstractSet[str]) -> None:
+        """See `DecayMomentum.expect`."""
+        self._decay.expect(names)
 
-def _in_memory_order(x: Tensor, like: Tensor) -> Tensor:
-    """Its entries as those of `like` follow each other in memory, as DDP's buckets have them."""
-    dims = sorted(range(like.dim()), key=like.stride, reverse=True)
-    return x.detach().permute(dims).reshape(-1)
+    def kept(self) -> dict[str, Tensor]:
+        """See `DecayMomentum.kept`."""
+        return self._decay.kept()
 
 
 def _check(momentum: Momentum, optimizer: Optimizer, group: Mapping[str, Any]) -> None:
@@ -153,15 +132,9 @@ def _check(momentum: Momentum, optimizer: Optimizer, group: Mapping[str, Any]) -
     theirs = group["momentum"]
     if theirs == 0:
         return
-    if (theirs, group["nesterov"]) != momentum or group["dampening"] != 0:
+    if Momentum(theirs, group["nesterov"]) != momentum or group["dampening"] != 0:
         raise AttachError(
-            f"the optimizer has {_words(Momentum(theirs, group['nesterov']))} and dampening "
-            f"{group['dampening']}, the strategy {_words(momentum)} without dampening: give both the same, "
+            f"the optimizer has {words(Momentum(theirs, group['nesterov']))} and dampening "
+            f"{group['dampening']}, the strategy {words(momentum)} without dampening: give both the same, "
             f"such as dgc:momentum={theirs},nesterov={str(group['nesterov']).lower()}"
         )
-
-
-def _words(momentum: Momentum | None) -> str:
-    if momentum is None:
-        return "no momentum"
-    return f"{'Nesterov ' if momentum.nesterov else ''}momentum {momentum.factor:g}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tacit.hooks.level import Level
-from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.options import AttachOptions
+from tacit.hooks.taken import Taken
 from tacit.kernels.dispatch import find_backend
 from tacit.session import one_line
 from tacit.transports.process_groups import backend_of
 
 
-def active_path(options: AttachOptions, levels: Sequence[Level], taken: TakenMomentum | None) -> str:
+def active_path(options: AttachOptions, levels: Sequence[Level], taken: Taken | None) -> str:
     """See `Attached.active_path`; `taken`: the momentum that was taken from the optimizers."""
     if options.leaves_ddp_alone:
         return "DistributedDataParallel, untouched"
@@ -20,7 +20,7 @@ def active_path(options: AttachOptions, levels: Sequence[Level], taken: TakenMom
     return one_line(options.strategy.name, summaries, _surroundings(options, levels, taken))
 
 
-def describe(options: AttachOptions, levels: Sequence[Level], taken: TakenMomentum | None) -> str:
+def describe(options: AttachOptions, levels: Sequence[Level], taken: Taken | None) -> str:
     """See `Attached.describe`."""
     lines = [active_path(options, levels, taken)]
     for i, level in enumerate(() if options.leaves_ddp_alone else levels):
@@ -29,7 +29,7 @@ def describe(options: AttachOptions, levels: Sequence[Level], taken: TakenMoment
     return "\n".join(lines)
 
 
-def _surroundings(options: AttachOptions, levels: Sequence[Level], taken: TakenMomentum | None) -> str:
+def _surroundings(options: AttachOptions, levels: Sequence[Level], taken: Taken | None) -> str:
     """The ranks, their backend, where exchanges run, the kernels, and the momentum."""
     peers = len(levels[-1].session.ranks)
     devices = {bucket.device.type for level in levels for bucket in level.session.buckets}

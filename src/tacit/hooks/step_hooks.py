@@ -20,10 +20,10 @@ from tacit.hooks.layerwise import LayerwiseHook
 from tacit.hooks.learning_rates import RateHistory
 from tacit.hooks.level import Level
 from tacit.hooks.message_planner import MessagePlanner
-from tacit.hooks.momentum import TakenMomentum
 from tacit.hooks.nonfinite_since import NonfiniteSince
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.sharded_gradients import ShardedGradients
+from tacit.hooks.taken import Taken
 from tacit.hooks.uneven_data import SyncedBackwards
 from tacit.transports.process_groups import rank_in
 
@@ -64,7 +64,7 @@ class StepHooks:
         self._warned = self.called = False
 
     def register(
-        self, dispatcher: HookDispatcher | None, taken: TakenMomentum | None, scaled: ScaledSteps | None
+        self, dispatcher: HookDispatcher | None, taken: Taken | None, scaled: ScaledSteps | None
     ) -> None:
         """Register them, in the order in which they are to be called.
 
@@ -93,7 +93,8 @@ class StepHooks:
             module: Any = self._options.model.module
             self._handles.append(module.register_state_dict_pre_hook(self._warn_of_own_replica))
         if taken is not None:
-            taken.take()
+            counted = 0 if scaled is None else 1  # an attempt with a scaler ends with its backward
+            taken.take(lambda: near.session.step - counted)
             self._undo.append(taken.restore)
         if any(level.session.config.in_stream and level.gradient is not None for level in self._levels):
             # The last of the hooks: while the host waits here, the device runs out of work.

@@ -1,0 +1,50 @@
+"""1-bit Adam (Tang et al., ICML 2021, arXiv 2102.02888): Adam's momentum in one bit an entry.
+
+The paper's algorithm 1, on each worker r:          here:
+    first T_w steps: Adam, uncompressed             AdamMomentum: gradients, by Int8 with error feedback
+    v is kept as it is from then on                 hooks.FrozenAdam, at `freeze_step`
+    m_r <- beta1 m + (1 - beta1) g_r                AdamMomentum: `momentum` is m
+    s_r <- C(m_r + e_r);  e_r <- m_r + e_r - s_r    ErrorFeedback(Sign(block=512)): one bit, a mean a block
+    m   <- C(mean_r(s_r) + e);  e likewise          TwoPhase: the rank whose slice it is
+    x   <- x - lr * m / sqrt(v)                     the user's Adam or AdamW
+
+The optimizer must be torch's Adam or AdamW; what it does beside is its own: decay, `eps`, the learning rate.
+`bits` of 2 to 8 send that many bits an entry by blocks (`Blockwise`) in place of signs.
+
+Differences from the paper: a magnitude for each block of 512 entries, not for each layer; the first steps
+travel in 8 bits, not in 32; residuals follow the learning rate (`ErrorFeedback.rescale`); and a step divides
+by the root of beta2 v + (1 - beta2) m^2, as Adam forms it, of which v alone is kept. So where a momentum
+outgrows the old variance, its step is bounded. Biases and norms are sent densely, with the same momentum.
+"""
+
+from __future__ import annotations
+
+from tacit import checks
+from tacit.algorithms.registry import algorithm
+from tacit.algorithms.ways import Way, way
+from tacit.compressors.adam_momentum import AdamMomentum
+from tacit.compressors.blockwise import Blockwise
+from tacit.compressors.int8 import Int8
+from tacit.compressors.scheduled import Scheduled
+from tacit.compressors.sign import Sign
+from tacit.compressors.wrappers import ErrorFeedback
+from tacit.strategy import Strategy
+
+
+@algorithm(
+    family="quantization",
+    paper="1-bit Adam: Tang et al. 2021, arXiv 2102.02888",
+    compresses=True,
+    changes="after a warm-up Adam's variance is kept, and its momentum travels in one bit an entry",
+)
+def onebit_adam(
+    freeze_step: int = 500, bits: int = 1, beta: float = 0.9, topology: Way = "two-phase"
+) -> Strategy:
+    """Gradients in 8 bits until `freeze_step`; then Adam's momentum, in `bits` bits an entry."""
+    checks.whole("bits", bits, 1, 8, "they are of an entry; write 1, or 3")
+    checks.whole("freeze_step", freeze_step, 1, None, "write a fifth of the training's steps")
+    codec = Sign(block=512) if bits == 1 else Blockwise(bits)
+    phases = Scheduled(phases=((freeze_step, ErrorFeedback(Int8())),), then=ErrorFeedback(codec))
+    return Strategy(
+        compressor=AdamMomentum(phases, beta, freeze_step), topology=way(topology), name="onebit-adam"
+    )

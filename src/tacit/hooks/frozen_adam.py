@@ -1,0 +1,159 @@
+"""Where the compressor applies Adam's momentum, Adam keeps its variance, and steps by what travels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Adam, Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from tacit.contracts import Momentum
+from tacit.errors import AttachError
+from tacit.hooks.closures import with_gradients
+from tacit.hooks.taken import Taken
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The variance of a parameter: Adam's own tensor, and what it holds, corrected for its bias."""
+
+    there: Tensor
+    corrected: Tensor
+    steps: int
+
+
+class FrozenAdam(Taken):
+    """From the momentum's `freeze_step` on Adam steps by a given momentum, and a variance that stays.
+
+    `betas[0]` is 0 then, so that Adam takes the gradient as its momentum; and after each step the variance is
+    set to what it was, with the correction of its bias for that number of steps. A step divides by the root
+    of beta2 v + (1 - beta2) m^2, as Adam forms it. From `restore` on Adam goes on with both.
+
+    Raises:
+        AttachError: an optimizer is not Adam or AdamW, or its `betas[0]` is another one.
+    """
+
+    field, buffer = "momentum", "exp_avg"
+
+    def __init__(
+        self, momentum: Momentum, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]
+    ) -> None:
+        super().__init__(momentum, optimizers, named)
+        for optimizer, group in self._groups:
+            self._check(optimizer, group)
+        self._handles: list[RemovableHandle] = []
+        self._kept: dict[int, _Kept] = {}
+        self._is_frozen = False
+
+    def __str__(self) -> str:
+        return (
+            f"momentum {self.momentum.factor:g} taken over from Adam, whose variance stays, from step "
+            f"{self.momentum.freeze_step} on"
+        )
+
+    def _has_momentum(self, group: Mapping[str, Any]) -> bool:
+        return True
+
+    def _check(self, optimizer: Optimizer, group: Mapping[str, Any]) -> None:
+        kind, beta = type(optimizer).__name__, self.momentum.factor
+        if not isinstance(optimizer, Adam):
+            raise AttachError(
+                f"the strategy sends Adam's momentum, and {kind} is neither torch.optim.Adam nor AdamW: use "
+                "one of them; or attach 'int8', which leaves any optimizer as it is"
+            )
+        for option in ("amsgrad", "capturable", "differentiable"):
+            if group[option]:
+                raise AttachError(
+                    f"{kind} with {option}=True has no variance that could be kept as it is: leave "
+                    f"{option} out"
+                )
+        if group["betas"][0] not in (0, beta):  # 0: of a state that was saved while it was taken
+            raise AttachError(
+                f"the optimizer has betas[0]={group['betas'][0]}, the strategy beta={beta:g}: give both the "
+                f"same, such as onebit-adam:beta={group['betas'][0]}"
+            )
+        strangers = sum(p.requires_grad and id(p) not in self._names for p in group["params"])
+        if strangers:
+            raise AttachError(
+                f"{strangers} parameters of a group are not among those that are exchanged, and would lose "
+                "their momentum: put them in a group of their own"
+            )
+
+    def take(self, step: Callable[[], int]) -> None:
+        """Have Adam's steps changed from `freeze_step` on."""
+        freeze_step = self.momentum.freeze_step
+        assert freeze_step is not None
+
+        def before(optimizer: Optimizer) -> None:
+            self._is_frozen = step() >= freeze_step
+            self._set_betas(optimizer)
+            if self._is_frozen:
+                self._keep(optimizer)
+
+        def after(optimizer: Optimizer, *_: Any) -> None:
+            if self._is_frozen:
+                self._put_back(optimizer)
+
+        for each in self._optimizers:
+            self._handles.append(each.register_step_pre_hook(with_gradients(before)))
+            self._handles.append(each.register_step_post_hook(after))
+
+    def _set_betas(self, optimizer: Optimizer) -> None:
+        beta = self.momentum.factor
+        for group in self._groups_of(optimizer):
+            if group["betas"][0] not in (0, beta):
+                raise AttachError(
+                    f"the optimizer's betas[0] was set to {group['betas'][0]}, and the strategy applies "
+                    f"momentum with beta={beta:g}: leave it; schedulers such as OneCycleLR take "
+                    "cycle_momentum=False"
+                )
+            group["betas"] = (0.0 if self._is_frozen else beta, group["betas"][1])
+
+    def _groups_of(self, optimizer: Optimizer) -> list[dict[str, Any]]:
+        return [group for mine, group in self._groups if mine is optimizer]
+
+    @torch.no_grad()
+    def _keep(self, optimizer: Optimizer) -> None:
+        """Note the variance of what is about to step; again where a checkpoint has brought another one."""
+        for group in self._groups_of(optimizer):
+            for p in group["params"]:
+                there = optimizer.state.get(p, {}).get("exp_avg_sq")
+                if p.grad is None or (there is None and id(p) not in self._names):
+                    continue
+                if there is None:
+                    raise AttachError(
+                        f"{self._names[id(p)]} has its first gradient in step {self.momentum.freeze_step} or "
+                        "later, so that it has no variance to keep: write a larger freeze_step, or freeze it"
+                    )
+                if id(p) not in self._kept or self._kept[id(p)].there is not there:
+                    steps = int(optimizer.state[p]["step"])
+                    corrected = there / (1 - group["betas"][1] ** steps)
+                    self._kept[id(p)] = _Kept(there, corrected, steps)
+
+    @torch.no_grad()
+    def _put_back(self, optimizer: Optimizer) -> None:
+        for group in self._groups_of(optimizer):
+            found = [self._kept[id(p)] for p in group["params"] if p.grad is not None and id(p) in self._kept]
+            for kept in found:
+                kept.steps += 1
+                torch.mul(kept.corrected, 1 - group["betas"][1] ** kept.steps, out=kept.there)
+
+    def restore(self) -> None:
+        """Have Adam go on with the momentum and the variance that it has."""
+        for handle in self._handles:
+            handle.remove()
+        for _, group in self._groups:
+            group["betas"] = (self.momentum.factor, group["betas"][1])
+        self._kept.clear()
+
+    def expect(self, names: AbstractSet[str]) -> None:
+        """Nothing: the variance is in the optimizer's own state."""
+
+    def kept(self) -> dict[str, Tensor]:
+        """Nothing."""
+        return {}
