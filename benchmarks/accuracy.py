@@ -87,6 +87,10 @@ ARMS = (
     "onebit",
     "powersgd:rank=4",
     "dgc:warmup_steps={tenth}",
+    # With Adam alone.
+    "onebit-adam:freeze_step={fifth}",
+    "onebit-adam:bits=3,freeze_step={tenth}",
+    # As their papers have them.
     "stc",
     "slowmo",
     "ednncomm",

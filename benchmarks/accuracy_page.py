@@ -63,7 +63,7 @@ def facts(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def written(arm: str, steps: int) -> str:
     """What is attached in a training of so many steps, some of whose arguments follow its length."""
-    return arm.format(tenth=steps // 10, thirtieth=steps // 30)
+    return arm.format(fifth=steps // 5, tenth=steps // 10, thirtieth=steps // 30)
 
 
 def _attached(row: Row) -> str:
@@ -222,7 +222,7 @@ def _panel(rows: Sequence[Row], number: int) -> str:
 
 def _in_words(arm: str) -> str:
     """What is attached, whatever the length."""
-    return arm.format(tenth="steps/10", thirtieth="steps/30")
+    return arm.format(fifth="steps/5", tenth="steps/10", thirtieth="steps/30")
 
 
 def _marks(low: float, high: float) -> list[float]:

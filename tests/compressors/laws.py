@@ -27,10 +27,11 @@ class Peers:
         self.net = Loopback(peers)
         like = torch.empty(numel, dtype=dtype)
         self.states: list[State] = [compressor.init(like) for _ in range(peers)]
-        self.round = 0
+        self.round = self.step = 0
 
-    def exchange(self, xs: list[Tensor], in_place: bool = False) -> list[Outcome]:
-        """One round; `in_place`: the mean overwrites `xs`."""
+    def exchange(self, xs: list[Tensor], in_place: bool = False, step: int = 0) -> list[Outcome]:
+        """One round, in this step; `in_place`: the mean overwrites `xs`."""
+        self.step = step
         outs = xs if in_place else [torch.full_like(x, torch.nan) for x in xs]
         outcomes = self.net.run(
             [
@@ -43,7 +44,8 @@ class Peers:
         return outcomes
 
     def _context(self, rank: int, out: Tensor) -> Context:
-        return Context(out=out, work=Bench(), peers=len(self.states), rank=rank, round=self.round, name="lot")
+        where = {"peers": len(self.states), "rank": rank, "step": self.step, "round": self.round}
+        return Context(out=out, work=Bench(), name="lot", **where)
 
 
 def tensors(peers: int, numel: int, seed: int = 0) -> list[Tensor]:

@@ -10,6 +10,7 @@ from tacit.compressors import (
     FP16,
     LAG,
     QSGD,
+    AdamMomentum,
     Blockwise,
     Cascade,
     Clip,
@@ -161,6 +162,11 @@ TABLE = {
     "dense, momentum corrected": Row(MomentumCorrection(Dense()), ring(4 * NUMEL), 1e-6),
     "bf16, momentum corrected, + ef": Row(
         MomentumCorrection(ErrorFeedback(BF16())), ring(2 * NUMEL), 2e-2, rounding=2**-7
+    ),
+    # In step 0, with a variance that is kept from step 1 on: a gradient.
+    "before Adam's momentum": Row(AdamMomentum(Dense(), freeze_step=1), ring(4 * NUMEL), 1e-6),
+    "before Adam's momentum, in bf16, + ef": Row(
+        AdamMomentum(ErrorFeedback(BF16())), ring(2 * NUMEL), 2e-2, rounding=2**-7
     ),
     "the first of two phases": Row(
         Scheduled(((3, ErrorFeedback(TopK(ratio=0.01))),), ErrorFeedback(TopK(ratio=0.001))),

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -177,7 +178,7 @@ def the_momentum_of_weight_decay_is_in_a_checkpoint() -> None:
                 x for key, x in session.state_dict().items() if "0.weight/weight_decay_momentum" in key
             )
             close_to(decayed, 0.1 * first, 1e-7)  # whatever its layout, a checkpoint has it row by row
-            assert session.levels[0].taken.decay.kept()["0.weight"].stride() == weight.stride()
+            assert session.levels[0].taken.kept()["0.weight"].stride() == weight.stride()
             steps(model, optimizer, 5)
             saved = session.state_dict()
         if not stops:
@@ -272,6 +273,125 @@ def momentum_that_cannot_be_taken_over_is_refused() -> None:
     some = tacit.MomentumCorrection(tacit.ErrorFeedback(tacit.TopK()))
     refused(optimizer, "taken from all or from none", policy=lambda name, p: some if p.ndim > 1 else None)
     assert optimizer.param_groups[0]["momentum"] == 0.9
+    with tacit.attach(model, optimizer, "dense"):
+        steps(model, optimizer, 1)
+
+
+class KeptVariance(torch.optim.Adam):
+    """Adam that keeps its variance from a step on, by the paper's lines but for the momentum in the root."""
+
+    def __init__(self, params: object, freeze_step: int, **options: object) -> None:
+        super().__init__(params, **options)  # type: ignore[arg-type]
+        self.freeze_step, self.taken = freeze_step, 0
+        self.of: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.taken += 1
+        t = self.taken
+        if t <= self.freeze_step:
+            super().step()
+            return
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                if t == self.freeze_step + 1:
+                    state = self.state[p]
+                    v = state["exp_avg_sq"] / (1 - beta2**self.freeze_step)
+                    self.of[id(p)] = state["exp_avg"].clone(), v
+                m, v = self.of[id(p)]
+                m = beta1 * m + (1 - beta1) * p.grad
+                self.of[id(p)] = m, v
+                root = (beta2 * v * (1 - beta2 ** (t - 1)) + (1 - beta2) * m**2) / (1 - beta2**t)
+                p.mul_(1 - group["lr"] * group["weight_decay"] * group["decoupled_weight_decay"])
+                p.sub_(group["lr"] * m / (root.sqrt() + group["eps"]))
+
+
+@check
+def momentum_that_is_sent_whole_is_adam_with_its_variance_kept() -> None:
+    everything = tacit.AdamMomentum(tacit.Dense(), beta=0.8, freeze_step=3)
+    options = {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-3}
+    for more in (
+        {},
+        {"foreach": True},
+        {"fused": True},
+        {"decoupled_weight_decay": True, "weight_decay": 0.1},
+    ):
+        model, again = wrapped(), wrapped()
+        optimizer = torch.optim.Adam(model.parameters(), **options, **more)
+        strategy = tacit.Strategy(compressor=everything)
+        with tacit.attach(model, optimizer, strategy, policy=lambda name, p: everything):
+            steps(model, optimizer, 8)
+        expected = KeptVariance(again.parameters(), 3, **options, **more)
+        steps(again, expected, 8)
+        close_to(flat(model), flat(again), 1e-5)
+        p, q = next(model.parameters()), next(again.parameters())
+        assert optimizer.param_groups[0]["betas"] == (0.8, 0.99)
+        m, v = expected.of[id(q)]
+        close_to(optimizer.state[p]["exp_avg"], m, 1e-6)  # so that it goes on from there
+        close_to(optimizer.state[p]["exp_avg_sq"], v * (1 - 0.99**8), 1e-6)
+
+
+@check
+def adam_whose_momentum_travels_resumes_where_it_was() -> None:
+    def run(stops: str) -> Tensor:
+        model, saved = wrapped(), []
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        with tacit.attach(model, optimizer, "onebit-adam:freeze_step=2") as session:
+            steps(model, optimizer, 5)
+            saved = [session.state_dict(), deepcopy(optimizer.state_dict())]
+            if not stops:
+                steps(model, optimizer, 5, seed=1)
+                return flat(model)
+            parameters = {name: p.clone() for name, p in model.state_dict().items()}
+        model = wrapped()
+        model.load_state_dict(parameters)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        if stops == "before":
+            optimizer.load_state_dict(saved[1])
+        with tacit.attach(model, optimizer, "onebit-adam:freeze_step=2") as session:
+            session.load_state_dict(saved[0])
+            if stops == "behind":
+                optimizer.load_state_dict(saved[1])
+            steps(model, optimizer, 5, seed=1)
+        assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+        return flat(model)
+
+    assert torch.equal(run(""), run("before"))
+    assert torch.equal(run(""), run("behind"))
+
+
+@check
+def the_momentum_of_adam_is_taken_over_and_given_back_or_refused() -> None:
+    def refused(optimizer: torch.optim.Optimizer | None, says: str) -> None:
+        raises(tacit.AttachError, lambda: tacit.attach(model, optimizer, "onebit-adam"), says)
+
+    model, adam = wrapped(), torch.optim.Adam
+    optimizer = adam(model.parameters(), lr=0.01)
+    steps(model, optimizer, 2)
+    before = optimizer.state[model.module[0].weight]["exp_avg"].reshape(-1).clone()
+    with tacit.attach(model, optimizer, "onebit-adam:freeze_step=2") as session:
+        assert session.active_path.endswith(
+            "momentum 0.9 taken over from Adam, whose variance stays, from step 2 on"
+        )
+        (momentum,) = (x for key, x in session.state_dict().items() if "0.weight/momentum" in key)
+        close_to(momentum.reshape(-1), before, 1e-7)  # it goes on from what Adam had
+        steps(model, optimizer, 6)
+        assert same_on_all_ranks(flat(model))
+        assert optimizer.param_groups[0]["betas"] == (0.0, 0.999)
+        optimizer.param_groups[0]["betas"] = (0.85, 0.999)
+        raises(tacit.AttachError, optimizer.step, "cycle_momentum=False")
+        optimizer.param_groups[0]["betas"] = (0.9, 0.999)
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    steps(model, optimizer, 2, seed=1)
+    assert same_on_all_ranks(flat(model))
+    refused(sgd(model), "SGD is neither torch.optim.Adam nor AdamW")
+    refused(adam(model.parameters(), amsgrad=True), "leave amsgrad out")
+    for beta in (0.8, 0.0):
+        refused(adam(model.parameters(), betas=(beta, 0.999)), f"onebit-adam:beta={beta}")
+    refused(None, "give attach the optimizer")
+    strange = nn.Parameter(torch.zeros(3))
+    refused(adam([*model.parameters(), strange]), "1 parameters of a group are not among those")
     with tacit.attach(model, optimizer, "dense"):
         steps(model, optimizer, 1)
 
@@ -919,7 +1039,8 @@ def resumed(
     """The parameters of a run that never stopped, and of one that was saved and loaded on the way."""
     ends = []
     model, again = wrapped(), wrapped()
-    optimizer, other = sgd(model), sgd(again)
+    make = (lambda of: torch.optim.AdamW(of.parameters())) if algorithm == "onebit-adam" else sgd
+    optimizer, other = make(model), make(again)
     with tacit.attach(model, optimizer, algorithm) as session:
         steps(model, optimizer, before, seed=1)
         mine = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}

@@ -20,19 +20,25 @@ from tacit.hooks.taken import Taken
 
 @dataclass(slots=True)
 class _Kept:
-    """The variance of a parameter: Adam's own tensor, and what it holds, corrected for its bias."""
+    """The variance of a parameter: Adam's own tensor, what it is corrected for its bias, and Adam's steps."""
 
     there: Tensor
     corrected: Tensor
     steps: int
 
+    def biased(self, beta: float) -> None:
+        """Have Adam find what it would have after so many steps; where that is the same, leave it."""
+        factor = 1 - beta**self.steps
+        if factor < 1 - 2**-25:
+            torch.mul(self.corrected, factor, out=self.there)
+
 
 class FrozenAdam(Taken):
     """From the momentum's `freeze_step` on Adam steps by a given momentum, and a variance that stays.
 
-    `betas[0]` is 0 then, so that Adam takes the gradient as its momentum; and after each step the variance is
-    set to what it was, with the correction of its bias for that number of steps. A step divides by the root
-    of beta2 v + (1 - beta2) m^2, as Adam forms it. From `restore` on Adam goes on with both.
+    `betas[0]` is 0 then, so that Adam takes the gradient as its momentum. Between two steps Adam's state has
+    the variance v corrected for its bias, to the bit the same, also in a checkpoint. A step divides by the
+    root of beta2 v + (1 - beta2) m^2, as Adam forms it. From `restore` on Adam goes on with both.
 
     Raises:
         AttachError: an optimizer is not Adam or AdamW, or its `betas[0]` is another one.
@@ -72,7 +78,8 @@ class FrozenAdam(Taken):
                     f"{kind} with {option}=True has no variance that could be kept as it is: leave "
                     f"{option} out"
                 )
-        if group["betas"][0] not in (0, beta):  # 0: of a state that was saved while it was taken
+        saved = group["betas"][0] == 0 and len(optimizer.state) > 0  # while it was taken
+        if group["betas"][0] != beta and not saved:
             raise AttachError(
                 f"the optimizer has betas[0]={group['betas'][0]}, the strategy beta={beta:g}: give both the "
                 f"same, such as onebit-adam:beta={group['betas'][0]}"
@@ -91,9 +98,11 @@ class FrozenAdam(Taken):
 
         def before(optimizer: Optimizer) -> None:
             self._is_frozen = step() >= freeze_step
-            self._set_betas(optimizer)
-            if self._is_frozen:
-                self._keep(optimizer)
+            for group in self._groups_of(optimizer):
+                self._check_beta(group)
+                if self._is_frozen:
+                    self._keep(optimizer, group)
+                group["betas"] = (0.0 if self._is_frozen else self.momentum.factor, group["betas"][1])
 
         def after(optimizer: Optimizer, *_: Any) -> None:
             if self._is_frozen:
@@ -103,37 +112,42 @@ class FrozenAdam(Taken):
             self._handles.append(each.register_step_pre_hook(with_gradients(before)))
             self._handles.append(each.register_step_post_hook(after))
 
-    def _set_betas(self, optimizer: Optimizer) -> None:
-        beta = self.momentum.factor
-        for group in self._groups_of(optimizer):
-            if group["betas"][0] not in (0, beta):
-                raise AttachError(
-                    f"the optimizer's betas[0] was set to {group['betas'][0]}, and the strategy applies "
-                    f"momentum with beta={beta:g}: leave it; schedulers such as OneCycleLR take "
-                    "cycle_momentum=False"
-                )
-            group["betas"] = (0.0 if self._is_frozen else beta, group["betas"][1])
+    def _check_beta(self, group: Mapping[str, Any]) -> None:
+        if group["betas"][0] not in (0, self.momentum.factor):
+            raise AttachError(
+                f"the optimizer's betas[0] was set to {group['betas'][0]}, and the strategy applies momentum "
+                f"with beta={self.momentum.factor:g}: leave it; schedulers such as OneCycleLR take "
+                "cycle_momentum=False"
+            )
 
     def _groups_of(self, optimizer: Optimizer) -> list[dict[str, Any]]:
         return [group for mine, group in self._groups if mine is optimizer]
 
     @torch.no_grad()
-    def _keep(self, optimizer: Optimizer) -> None:
-        """Note the variance of what is about to step; again where a checkpoint has brought another one."""
-        for group in self._groups_of(optimizer):
-            for p in group["params"]:
-                there = optimizer.state.get(p, {}).get("exp_avg_sq")
-                if p.grad is None or (there is None and id(p) not in self._names):
-                    continue
-                if there is None:
-                    raise AttachError(
-                        f"{self._names[id(p)]} has its first gradient in step {self.momentum.freeze_step} or "
-                        "later, so that it has no variance to keep: write a larger freeze_step, or freeze it"
-                    )
-                if id(p) not in self._kept or self._kept[id(p)].there is not there:
-                    steps = int(optimizer.state[p]["step"])
-                    corrected = there / (1 - group["betas"][1] ** steps)
-                    self._kept[id(p)] = _Kept(there, corrected, steps)
+    def _keep(self, optimizer: Optimizer, group: Mapping[str, Any]) -> None:
+        """Note the variances, anew where a checkpoint has brought others, and have Adam step by them."""
+        beta = group["betas"][1]
+        for p in group["params"]:
+            state = optimizer.state.get(p, {})
+            there = state.get("exp_avg_sq")
+            if there is None:
+                self._check_late(p)
+                continue
+            kept = self._kept.get(id(p))
+            if kept is None or kept.there is not there:
+                steps = int(state["step"])
+                if group["betas"][0]:  # of Adam itself; 0: it was kept before, and saved
+                    there.div_(1 - beta**steps)
+                kept = self._kept[id(p)] = _Kept(there, there.clone(), steps)
+            if p.grad is not None:
+                kept.biased(beta)
+
+    def _check_late(self, p: Tensor) -> None:
+        if p.grad is not None and id(p) in self._names:
+            raise AttachError(
+                f"{self._names[id(p)]} has its first gradient in step {self.momentum.freeze_step} or later, "
+                "so that it has no variance to keep: write a larger freeze_step, or freeze it"
+            )
 
     @torch.no_grad()
     def _put_back(self, optimizer: Optimizer) -> None:
@@ -141,7 +155,7 @@ class FrozenAdam(Taken):
             found = [self._kept[id(p)] for p in group["params"] if p.grad is not None and id(p) in self._kept]
             for kept in found:
                 kept.steps += 1
-                torch.mul(kept.corrected, 1 - group["betas"][1] ** kept.steps, out=kept.there)
+                kept.there.copy_(kept.corrected)
 
     def restore(self) -> None:
         """Have Adam go on with the momentum and the variance that it has."""
@@ -149,6 +163,9 @@ class FrozenAdam(Taken):
             handle.remove()
         for _, group in self._groups:
             group["betas"] = (self.momentum.factor, group["betas"][1])
+            for p in group["params"]:
+                if id(p) in self._kept:
+                    self._kept[id(p)].biased(group["betas"][1])
         self._kept.clear()
 
     def expect(self, names: AbstractSet[str]) -> None:

@@ -1,0 +1,96 @@
+"""Adam's momentum before compression: what the laws cannot know of it."""
+
+import pytest
+import torch
+from laws import Peers, tensors
+
+from tacit.algorithms import parse
+from tacit.compressors import AdamMomentum, Blockwise, Dense, ErrorFeedback, Int8, Scheduled, Sign
+from tacit.contracts import Momentum
+from tacit.errors import ConfigError
+from tacit.topologies import TwoPhase
+
+N = 700
+
+
+def test_gradients_travel_first_and_then_the_mean_momentum() -> None:
+    group, m = Peers(AdamMomentum(Dense(), beta=0.8, freeze_step=3), 3, N), torch.zeros(N)
+    for step in range(6):
+        xs = tensors(3, N, step)
+        mean = torch.stack(xs).mean(0)
+        m = 0.8 * m + 0.2 * mean
+        for outcome, state in zip(group.exchange(xs, step=step), group.states, strict=True):
+            torch.testing.assert_close(outcome.mean, mean if step < 3 else m, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(state["momentum"], m, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("topology", [None, TwoPhase()])
+def test_a_compressed_momentum_is_the_papers(topology: TwoPhase | None) -> None:
+    compressor = AdamMomentum(ErrorFeedback(Sign(block=512)), beta=0.9, freeze_step=1)
+    group = Peers(compressor, 2, N) if topology is None else Peers(compressor, 2, N, topology)
+    sent, owed = torch.zeros(N), [torch.zeros(N) for _ in range(2)]
+    for step in range(5):
+        before = group.states[0]["momentum"].clone()
+        xs = tensors(2, N, step)
+        done = group.exchange(xs, step=step)
+        for state in group.states:  # all ranks have one momentum
+            assert torch.equal(state["momentum"], group.states[0]["momentum"])
+        if step == 0 or topology is not None:
+            owed = [state["inner.residual"].clone() for state in group.states]
+            continue
+        given = [0.9 * before + 0.1 * x + e for x, e in zip(xs, owed, strict=True)]
+        owed = [state["inner.residual"].clone() for state in group.states]
+        sent = torch.stack([g - e for g, e in zip(given, owed, strict=True)]).mean(0)
+        torch.testing.assert_close(done[0].mean, sent, rtol=1e-4, atol=1e-4)
+        assert torch.equal(done[0].mean, group.states[0]["momentum"])
+
+
+def test_in_bf16_the_momentum_is_kept_in_fp32() -> None:
+    group = Peers(AdamMomentum(Dense(), freeze_step=1), 2, N, dtype=torch.bfloat16)
+    for step in range(3):
+        xs = [x.bfloat16() for x in tensors(2, N, step)]
+        (outcome, _) = group.exchange(xs, step=step)
+        assert outcome.mean.dtype == torch.bfloat16
+        assert group.states[0]["momentum"].dtype == torch.float32
+
+
+def test_what_is_exempt_has_the_same_momentum() -> None:
+    codec = AdamMomentum(ErrorFeedback(Blockwise(3)), 0.8, 7)
+    assert codec.exempted() == AdamMomentum(ErrorFeedback(Blockwise(8)), 0.8, 7)
+    assert AdamMomentum(ErrorFeedback(Sign()), 0.8, 7).exempted() == AdamMomentum(Dense(), 0.8, 7)
+    assert codec.takes_momentum == Momentum(0.8, freeze_step=7)
+    assert codec.changes == (7,)
+    assert codec.is_shared("momentum")
+    assert not codec.is_shared("inner.residual")
+
+
+def test_the_named_form() -> None:
+    (level,) = parse("onebit-adam:freeze_step=40").levels
+    eight = ErrorFeedback(Int8())
+    assert level.compressor == AdamMomentum(
+        Scheduled(((40, eight),), ErrorFeedback(Sign(block=512))), 0.9, 40
+    )
+    assert level.topology == TwoPhase()
+    (level,) = parse("onebit-adam:freeze_step=40,bits=3,beta=0.95").levels
+    assert level.compressor == AdamMomentum(Scheduled(((40, eight),), ErrorFeedback(Blockwise(3))), 0.95, 40)
+
+
+def test_a_training_too_short_to_freeze_anything_is_told() -> None:
+    (level,) = parse("onebit-adam:freeze_step=40").levels
+    assert "ended after 40 steps, and freeze_step=40" in level.compressor.ended(40)
+    assert level.compressor.ended(41) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("onebit-adam:freeze_step=0", "freeze_step=0.*a fifth of the training's steps"),
+        ("onebit-adam:bits=0", "bits=0"),
+        ("onebit-adam:bits=9", "bits=9"),
+        ("onebit-adam:beta=1.0", r"beta=1.0.*not in \(0, 1\).*such as 0.9"),
+        ("onebit-adam:beta=0", r"beta=0.*not in \(0, 1\)"),
+    ],
+)
+def test_what_cannot_be_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse(text)
