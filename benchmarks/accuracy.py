@@ -87,14 +87,13 @@ ARMS = (
     "onebit",
     "powersgd:rank=4",
     "dgc:warmup_steps={tenth}",
-    # With Adam alone.
-    "onebit-adam:freeze_step={fifth}",
-    "onebit-adam:bits=3,freeze_step={tenth}",
-    # As their papers have them.
     "stc",
     "slowmo",
     "ednncomm",
     "daso",
+    # With Adam alone, as DGC is with SGD alone.
+    "onebit-adam:freeze_step={fifth}",
+    "onebit-adam:bits=3,freeze_step={tenth}",
     # With a few others only.
     "gossip:graph=ring",
     "sgp",

@@ -14,6 +14,7 @@ from cases import for_each
 from tacit import algorithms
 from tacit.algorithms.text import parameters
 from tacit.compressors import (
+    AdamMomentum,
     Cascade,
     Clip,
     Dense,
@@ -38,6 +39,7 @@ NEEDY = {
     "Clip": Clip(Dense(), 1.0),
     "ErrorFeedback": ErrorFeedback(Dense()),
     "MeanFeedback": MeanFeedback(Dense()),
+    "AdamMomentum": AdamMomentum(Dense()),
     "MomentumCorrection": MomentumCorrection(Dense()),
     "Nowcast": Nowcast(Dense()),
     "DifferenceCopy": DifferenceCopy(Dense()),

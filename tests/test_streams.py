@@ -41,6 +41,7 @@ GRADIENTS = [
     "bf16",
     "topk:ratio=0.1",
     "dgc:ratio=0.1",
+    "onebit-adam:freeze_step=3",
     "powersgd",
     "efsign",
     "qsgd",

@@ -19,12 +19,17 @@ from tacit.hooks.taken import Taken
 
 
 @dataclass(slots=True)
-class _Kept:
+class FrozenVariance:
     """The variance of a parameter: Adam's own tensor, what it is corrected for its bias, and Adam's steps."""
 
     there: Tensor
     corrected: Tensor
     steps: int
+
+    def stepped(self) -> None:
+        """Adam has taken a step, and changed it: put it back."""
+        self.steps += 1
+        self.there.copy_(self.corrected)
 
     def biased(self, beta: float) -> None:
         """Have Adam find what it would have after so many steps; where that is the same, leave it."""
@@ -53,7 +58,7 @@ class FrozenAdam(Taken):
         for optimizer, group in self._groups:
             self._check(optimizer, group)
         self._handles: list[RemovableHandle] = []
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, FrozenVariance] = {}
         self._is_frozen = False
 
     def __str__(self) -> str:
@@ -138,7 +143,7 @@ class FrozenAdam(Taken):
                 steps = int(state["step"])
                 if group["betas"][0]:  # of Adam itself; 0: it was kept before, and saved
                     there.div_(1 - beta**steps)
-                kept = self._kept[id(p)] = _Kept(there, there.clone(), steps)
+                kept = self._kept[id(p)] = FrozenVariance(there, there.clone(), steps)
             if p.grad is not None:
                 kept.biased(beta)
 
@@ -154,8 +159,7 @@ class FrozenAdam(Taken):
         for group in self._groups_of(optimizer):
             found = [self._kept[id(p)] for p in group["params"] if p.grad is not None and id(p) in self._kept]
             for kept in found:
-                kept.steps += 1
-                kept.there.copy_(kept.corrected)
+                kept.stepped()
 
     def restore(self) -> None:
         """Have Adam go on with the momentum and the variance that it has."""
