@@ -93,7 +93,7 @@ ARMS = (
     "daso",
     # With Adam alone, as DGC is with SGD alone.
     "onebit-adam:freeze_step={fifth}",
-    "onebit-adam:bits=3,freeze_step={tenth}",
+    "onebit-adam:freeze_step={fifth},refresh=0",
     # With a few others only.
     "gossip:graph=ring",
     "sgp",

@@ -39,7 +39,7 @@ NEEDY = {
     "Clip": Clip(Dense(), 1.0),
     "ErrorFeedback": ErrorFeedback(Dense()),
     "MeanFeedback": MeanFeedback(Dense()),
-    "AdamMomentum": AdamMomentum(Dense()),
+    "AdamMomentum": AdamMomentum(Dense(), Dense()),
     "MomentumCorrection": MomentumCorrection(Dense()),
     "Nowcast": Nowcast(Dense()),
     "DifferenceCopy": DifferenceCopy(Dense()),
@@ -88,6 +88,7 @@ MAY_BE_NONE = (
     "late",
     "backup_workers",
     "bound",
+    "refresh",
 )
 """Parameters of algorithms of which 0 is a value: none."""
 
@@ -98,7 +99,7 @@ def bad_fields(made: Compressor) -> list[tuple[str, object]]:
         (each.name, given)
         for each in dataclasses.fields(made)  # type: ignore[arg-type]
         for given in bad(hints[each.name])
-        if each.name not in ("full_steps", "drops") or given != 0 or given is False
+        if each.name not in ("full_steps", "drops", "refresh") or given != 0 or given is False
     ]
 
 

@@ -41,7 +41,7 @@ GRADIENTS = [
     "bf16",
     "topk:ratio=0.1",
     "dgc:ratio=0.1",
-    "onebit-adam:freeze_step=3",
+    "onebit-adam:freeze_step=3,refresh=1",
     "powersgd",
     "efsign",
     "qsgd",

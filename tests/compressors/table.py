@@ -164,9 +164,9 @@ TABLE = {
         MomentumCorrection(ErrorFeedback(BF16())), ring(2 * NUMEL), 2e-2, rounding=2**-7
     ),
     # In step 0, with a variance that is kept from step 1 on: a gradient.
-    "before Adam's momentum": Row(AdamMomentum(Dense(), freeze_step=1), ring(4 * NUMEL), 1e-6),
+    "before Adam's momentum": Row(AdamMomentum(Dense(), Dense(), freeze_step=1), ring(4 * NUMEL), 1e-6),
     "before Adam's momentum, in bf16, + ef": Row(
-        AdamMomentum(ErrorFeedback(BF16())), ring(2 * NUMEL), 2e-2, rounding=2**-7
+        AdamMomentum(ErrorFeedback(BF16()), ErrorFeedback(BF16())), ring(2 * NUMEL), 2e-2, rounding=2**-7
     ),
     "the first of two phases": Row(
         Scheduled(((3, ErrorFeedback(TopK(ratio=0.01))),), ErrorFeedback(TopK(ratio=0.001))),

@@ -5,16 +5,17 @@ import torch
 from laws import Peers, tensors
 
 from tacit.algorithms import parse
-from tacit.compressors import AdamMomentum, Blockwise, Dense, ErrorFeedback, Int8, Scheduled, Sign
+from tacit.compressors import AdamMomentum, Blockwise, Dense, ErrorFeedback, Int8, Sign
 from tacit.contracts import Momentum
 from tacit.errors import ConfigError
 from tacit.topologies import TwoPhase
 
 N = 700
+EIGHT = ErrorFeedback(Int8())
 
 
 def test_gradients_travel_first_and_then_the_mean_momentum() -> None:
-    group, m = Peers(AdamMomentum(Dense(), beta=0.8, freeze_step=3), 3, N), torch.zeros(N)
+    group, m = Peers(AdamMomentum(Dense(), Dense(), beta=0.8, freeze_step=3), 3, N), torch.zeros(N)
     for step in range(6):
         xs = tensors(3, N, step)
         mean = torch.stack(xs).mean(0)
@@ -46,7 +47,7 @@ def test_a_compressed_momentum_is_the_papers(topology: TwoPhase | None) -> None:
 
 
 def test_in_bf16_the_momentum_is_kept_in_fp32() -> None:
-    group = Peers(AdamMomentum(Dense(), freeze_step=1), 2, N, dtype=torch.bfloat16)
+    group = Peers(AdamMomentum(Dense(), Dense(), freeze_step=1), 2, N, dtype=torch.bfloat16)
     for step in range(3):
         xs = [x.bfloat16() for x in tensors(2, N, step)]
         (outcome, _) = group.exchange(xs, step=step)
@@ -54,25 +55,43 @@ def test_in_bf16_the_momentum_is_kept_in_fp32() -> None:
         assert group.states[0]["momentum"].dtype == torch.float32
 
 
-def test_what_is_exempt_has_the_same_momentum() -> None:
-    codec = AdamMomentum(ErrorFeedback(Blockwise(3)), 0.8, 7)
-    assert codec.exempted() == AdamMomentum(ErrorFeedback(Blockwise(8)), 0.8, 7)
-    assert AdamMomentum(ErrorFeedback(Sign()), 0.8, 7).exempted() == AdamMomentum(Dense(), 0.8, 7)
-    assert codec.takes_momentum == Momentum(0.8, freeze_step=7)
-    assert codec.changes == (7,)
+def test_what_is_exempt_has_the_same_momentum_and_travels_alike() -> None:
+    codec, eight = AdamMomentum(ErrorFeedback(Blockwise(3)), EIGHT, 0.8, 7, 5), ErrorFeedback(Blockwise(8))
+    assert codec.exempted() == AdamMomentum(eight, eight, 0.8, 7, 5)
+    assert AdamMomentum(ErrorFeedback(Sign()), EIGHT, 0.8).exempted() == AdamMomentum(Dense(), Dense(), 0.8)
+    assert codec.takes_momentum == Momentum(0.8, freeze_step=7, refresh=5)
     assert codec.is_shared("momentum")
     assert not codec.is_shared("inner.residual")
 
 
+def test_the_variance_moves_ever_more_seldom() -> None:
+    momentum = Momentum(0.9, freeze_step=40, refresh=10)
+    assert momentum.moving[:5] == ((0, 40), (60, 70), (90, 100), (135, 145), (202, 212))
+    kept = [step for step in range(100) if momentum.keeps_variance(step)]
+    assert kept == [*range(40, 60), *range(70, 90)]
+    assert AdamMomentum(ErrorFeedback(Sign()), freeze_step=40, refresh=10).changes[:3] == (40, 60, 70)
+    never = Momentum(0.9, freeze_step=40)
+    assert never.moving == ((0, 40),)
+    assert never.keeps_variance(40)
+    assert never.keeps_variance(10**9)
+    assert not never.keeps_variance(39)
+    # Where a part would begin before the last one has been over for as long, it is left out.
+    assert Momentum(0.9, freeze_step=4, refresh=5).moving[:3] == ((0, 4), (9, 14), (20, 25))
+    assert not Momentum(0.9).keeps_variance(5)  # SGD's
+
+
 def test_the_named_form() -> None:
     (level,) = parse("onebit-adam:freeze_step=40").levels
-    eight = ErrorFeedback(Int8())
-    assert level.compressor == AdamMomentum(
-        Scheduled(((40, eight),), ErrorFeedback(Sign(block=512))), 0.9, 40
-    )
+    assert level.compressor == AdamMomentum(ErrorFeedback(Sign(block=512)), EIGHT, 0.9, 40, 20)
     assert level.topology == TwoPhase()
-    (level,) = parse("onebit-adam:freeze_step=40,bits=3,beta=0.95").levels
-    assert level.compressor == AdamMomentum(Scheduled(((40, eight),), ErrorFeedback(Blockwise(3))), 0.95, 40)
+    (level,) = parse("onebit-adam:freeze_step=40,bits=3,beta=0.95,refresh=0").levels
+    assert level.compressor == AdamMomentum(ErrorFeedback(Blockwise(3)), EIGHT, 0.95, 40, 0)
+
+
+def test_both_must_keep_the_same() -> None:
+    compressor = AdamMomentum(Dense())
+    with pytest.raises(ConfigError, match="give both the same wrappers"):
+        compressor.init(torch.empty(N))
 
 
 def test_a_training_too_short_to_freeze_anything_is_told() -> None:

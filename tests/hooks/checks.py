@@ -258,6 +258,21 @@ def momentum_is_taken_over_and_given_back() -> None:
 
 
 @check
+def momentum_is_given_back_to_groups_of_a_state_that_was_loaded() -> None:
+    model = wrapped()
+    optimizer = sgd(model)
+    before = deepcopy(optimizer.state_dict())
+    with tacit.attach(model, optimizer, "dgc:ratio=0.1"):
+        steps(model, optimizer, 1)
+        during = deepcopy(optimizer.state_dict())
+        optimizer.load_state_dict(before)
+        raises(tacit.AttachError, optimizer.step, "leave it at 0")  # it would be applied twice
+        optimizer.load_state_dict(during)
+        steps(model, optimizer, 1)
+    assert [group["momentum"] for group in optimizer.param_groups] == [0.9]
+
+
+@check
 def momentum_that_cannot_be_taken_over_is_refused() -> None:
     def refused(optimizer: torch.optim.Optimizer | None, says: str, **options: object) -> None:
         raises(tacit.AttachError, lambda: tacit.attach(model, optimizer, "dgc", **options), says)
@@ -278,58 +293,56 @@ def momentum_that_cannot_be_taken_over_is_refused() -> None:
 
 
 class KeptVariance(torch.optim.Adam):
-    """Adam that keeps its variance from a step on, by the paper's lines but for the momentum in the root."""
+    """Adam that keeps its variance in these steps, by the paper's lines but for the momentum in the root."""
 
-    def __init__(self, params: object, freeze_step: int, **options: object) -> None:
+    def __init__(self, params: object, kept: set[int], **options: object) -> None:
         super().__init__(params, **options)  # type: ignore[arg-type]
-        self.freeze_step, self.taken = freeze_step, 0
-        self.of: dict[int, tuple[Tensor, Tensor]] = {}
+        self.steps_that_keep, self.taken = kept, 0
+        self.of: dict[int, Tensor] = {}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        self.taken += 1
-        t = self.taken
-        if t <= self.freeze_step:
-            super().step()
-            return
+        t = self.taken = self.taken + 1
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
-            for p in group["params"]:
-                if t == self.freeze_step + 1:
-                    state = self.state[p]
-                    v = state["exp_avg_sq"] / (1 - beta2**self.freeze_step)
-                    self.of[id(p)] = state["exp_avg"].clone(), v
-                m, v = self.of[id(p)]
-                m = beta1 * m + (1 - beta1) * p.grad
-                self.of[id(p)] = m, v
+            for p in group["params"] if t - 1 in self.steps_that_keep else ():
+                state = self.state[p]
+                if id(p) not in self.of:
+                    self.of[id(p)] = state["exp_avg_sq"] / (1 - beta2 ** (t - 1))
+                v, m = self.of[id(p)], beta1 * state["exp_avg"] + (1 - beta1) * p.grad
                 root = (beta2 * v * (1 - beta2 ** (t - 1)) + (1 - beta2) * m**2) / (1 - beta2**t)
                 p.mul_(1 - group["lr"] * group["weight_decay"] * group["decoupled_weight_decay"])
                 p.sub_(group["lr"] * m / (root.sqrt() + group["eps"]))
+                state["exp_avg"], state["step"] = m, state["step"] + 1
+                state["exp_avg_sq"] = v * (1 - beta2**t)
+        if t - 1 not in self.steps_that_keep:
+            self.of.clear()
+            super().step()
 
 
 @check
 def momentum_that_is_sent_whole_is_adam_with_its_variance_kept() -> None:
-    everything = tacit.AdamMomentum(tacit.Dense(), beta=0.8, freeze_step=3)
     options = {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-3}
-    for more in (
-        {},
-        {"foreach": True},
-        {"fused": True},
-        {"decoupled_weight_decay": True, "weight_decay": 0.1},
+    decays = {"decoupled_weight_decay": True, "weight_decay": 0.1}
+    for more, refresh, kept in (
+        ({}, 0, {4, 5, 6, 7, 8, 9, 10, 11}),
+        ({"foreach": True}, 1, {4, 5, 7, 8, 10, 11}),
+        ({"fused": True}, 0, {4, 5, 6, 7, 8, 9, 10, 11}),
+        (decays, 2, {4, 5, 8, 9, 10, 11}),
     ):
+        everything = tacit.AdamMomentum(tacit.Dense(), tacit.Dense(), 0.8, freeze_step=4, refresh=refresh)
         model, again = wrapped(), wrapped()
         optimizer = torch.optim.Adam(model.parameters(), **options, **more)
         strategy = tacit.Strategy(compressor=everything)
-        with tacit.attach(model, optimizer, strategy, policy=lambda name, p: everything):
-            steps(model, optimizer, 8)
-        expected = KeptVariance(again.parameters(), 3, **options, **more)
-        steps(again, expected, 8)
+        with tacit.attach(model, optimizer, strategy, policy=lambda name, p, to=everything: to):
+            steps(model, optimizer, 12)
+        expected = KeptVariance(again.parameters(), kept, **options, **more)
+        steps(again, expected, 12)
         close_to(flat(model), flat(again), 1e-5)
-        p, q = next(model.parameters()), next(again.parameters())
         assert optimizer.param_groups[0]["betas"] == (0.8, 0.99)
-        m, v = expected.of[id(q)]
-        close_to(optimizer.state[p]["exp_avg"], m, 1e-6)  # so that it goes on from there
-        close_to(optimizer.state[p]["exp_avg_sq"], v * (1 - 0.99**8), 1e-6)
+        for p, q in zip(model.parameters(), again.parameters(), strict=True):
+            for name in ("exp_avg", "exp_avg_sq"):  # so that it goes on from there
+                close_to(optimizer.state[p][name], expected.state[q][name], 1e-6)
 
 
 @check
@@ -337,7 +350,7 @@ def adam_whose_momentum_travels_resumes_where_it_was() -> None:
     def run(stops: str) -> Tensor:
         model, saved = wrapped(), []
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        with tacit.attach(model, optimizer, "onebit-adam:freeze_step=2") as session:
+        with tacit.attach(model, optimizer, "onebit-adam:freeze_step=2,refresh=1") as session:
             steps(model, optimizer, 5)
             saved = [session.state_dict(), deepcopy(optimizer.state_dict())]
             if not stops:
@@ -349,7 +362,7 @@ def adam_whose_momentum_travels_resumes_where_it_was() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         if stops == "before":
             optimizer.load_state_dict(saved[1])
-        with tacit.attach(model, optimizer, "onebit-adam:freeze_step=2") as session:
+        with tacit.attach(model, optimizer, "onebit-adam:freeze_step=2,refresh=1") as session:
             session.load_state_dict(saved[0])
             if stops == "behind":
                 optimizer.load_state_dict(saved[1])
@@ -370,7 +383,7 @@ def the_momentum_of_adam_is_taken_over_and_given_back_or_refused() -> None:
     optimizer = adam(model.parameters(), lr=0.01)
     steps(model, optimizer, 2)
     before = optimizer.state[model.module[0].weight]["exp_avg"].reshape(-1).clone()
-    with tacit.attach(model, optimizer, "onebit-adam:freeze_step=2") as session:
+    with tacit.attach(model, optimizer, "onebit-adam:freeze_step=2,refresh=1") as session:
         assert session.active_path.endswith(
             "momentum 0.9 taken over from Adam, whose variance stays, from step 2 on"
         )

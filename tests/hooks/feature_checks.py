@@ -26,7 +26,7 @@ FAMILIES = {
     "rounded": "bf16",
     "sparse": "topk:ratio=0.1",
     "momentum corrected": "dgc:ratio=0.1",
-    "Adam's momentum": "onebit-adam:freeze_step=2",
+    "Adam's momentum": "onebit-adam:freeze_step=2,refresh=1",
     "signs, two phases": "efsign",
     "quantized": "qsgd:bits=8",
     "low rank": "powersgd",

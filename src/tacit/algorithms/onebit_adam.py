@@ -2,7 +2,7 @@
 
 The paper's algorithm 1, on each worker r:          here:
     first T_w steps: Adam, uncompressed             AdamMomentum: gradients, by Int8 with error feedback
-    v is kept as it is from then on                 hooks.FrozenAdam, at `freeze_step`
+    v is kept as it is from then on                 hooks.FrozenAdam, from `freeze_step` on
     m_r <- beta1 m + (1 - beta1) g_r                AdamMomentum: `momentum` is m
     s_r <- C(m_r + e_r);  e_r <- m_r + e_r - s_r    ErrorFeedback(Sign(block=512)): one bit, a mean a block
     m   <- C(mean_r(s_r) + e);  e likewise          TwoPhase: the rank whose slice it is
@@ -11,10 +11,15 @@ The paper's algorithm 1, on each worker r:          here:
 The optimizer must be torch's Adam or AdamW; what it does beside is its own: decay, `eps`, the learning rate.
 `bits` of 2 to 8 send that many bits an entry by blocks (`Blockwise`) in place of signs.
 
-Differences from the paper: a magnitude for each block of 512 entries, not for each layer; the first steps
-travel in 8 bits, not in 32; residuals follow the learning rate (`ErrorFeedback.rescale`); and a step divides
-by the root of beta2 v + (1 - beta2) m^2, as Adam forms it, of which v alone is kept. So where a momentum
-outgrows the old variance, its step is bounded. Biases and norms are sent densely, with the same momentum.
+A variance that was found in the first steps of a short training is not that of its later ones. So for
+`refresh` steps at 1.5, 1.5^2, 1.5^3 ... times `freeze_step` gradients travel again, and v moves: after 0/1
+Adam (Lu et al., ICLR 2023, arXiv 2202.06009), which renews it in single steps, at intervals that double.
+`refresh=0` is 1-bit Adam's own way.
+
+Differences from the paper: a magnitude for each block of 512 entries, not for each layer; gradients travel in
+8 bits, not in 32; residuals follow the learning rate (`ErrorFeedback.rescale`); and a step divides by the
+root of beta2 v + (1 - beta2) m^2, as Adam forms it, of which v alone is kept. So where a momentum outgrows
+the old variance, its step is bounded. Biases and norms are sent densely, with the same momentum.
 """
 
 from __future__ import annotations
@@ -24,8 +29,6 @@ from tacit.algorithms.registry import algorithm
 from tacit.algorithms.ways import Way, way
 from tacit.compressors.adam_momentum import AdamMomentum
 from tacit.compressors.blockwise import Blockwise
-from tacit.compressors.int8 import Int8
-from tacit.compressors.scheduled import Scheduled
 from tacit.compressors.sign import Sign
 from tacit.compressors.wrappers import ErrorFeedback
 from tacit.strategy import Strategy
@@ -38,13 +41,17 @@ from tacit.strategy import Strategy
     changes="after a warm-up Adam's variance is kept, and its momentum travels in one bit an entry",
 )
 def onebit_adam(
-    freeze_step: int = 500, bits: int = 1, beta: float = 0.9, topology: Way = "two-phase"
+    freeze_step: int = 500,
+    refresh: int = 20,
+    bits: int = 1,
+    beta: float = 0.9,
+    topology: Way = "two-phase",
 ) -> Strategy:
     """Gradients in 8 bits until `freeze_step`; then Adam's momentum, in `bits` bits an entry."""
     checks.whole("bits", bits, 1, 8, "they are of an entry; write 1, or 3")
-    checks.whole("freeze_step", freeze_step, 1, None, "write a fifth of the training's steps")
-    codec = Sign(block=512) if bits == 1 else Blockwise(bits)
-    phases = Scheduled(phases=((freeze_step, ErrorFeedback(Int8())),), then=ErrorFeedback(codec))
+    codec = ErrorFeedback(Sign(block=512) if bits == 1 else Blockwise(bits))
     return Strategy(
-        compressor=AdamMomentum(phases, beta, freeze_step), topology=way(topology), name="onebit-adam"
+        compressor=AdamMomentum(codec, beta=beta, freeze_step=freeze_step, refresh=refresh),
+        topology=way(topology),
+        name="onebit-adam",
     )

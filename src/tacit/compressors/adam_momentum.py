@@ -2,71 +2,123 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tacit import checks
 from tacit.compressors.dense import Dense
-from tacit.compressors.wrappers import Wrapper, inner_state, outer_state
-from tacit.contracts import Compressor, Context, Exchange, Momentum, State, state_dtype
+from tacit.compressors.int8 import Int8
+from tacit.compressors.wrappers import ErrorFeedback, Wrapper, inner_state, outer_state
+from tacit.contracts import (
+    Compressor,
+    Context,
+    Exchange,
+    Matrix,
+    Momentum,
+    OneShotUse,
+    ScheduleState,
+    State,
+    state_dtype,
+)
+from tacit.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class AdamMomentum(Wrapper):
     """Compress Adam's momentum in place of the gradient: m = the mean of beta m + (1 - beta) g.
 
-    Adam divides by the root of a mean of squared gradients, and the error of a compressed gradient enters
-    those squares. A momentum changes little from step to step, so its error is small, and the squares are not
-    touched any more. That is from `freeze_step` on; before, gradients travel, by what `inner` is then.
-    Attaching has Adam or AdamW keep its variance from there on, and take what travels as its momentum.
+    Adam divides by the root of a mean of squared gradients, its variance, and the error of a compressed
+    gradient enters those squares. A momentum changes little from step to step, so its error is small. It
+    travels while the variance is kept; before, and while the variance is renewed, gradients do. Attaching has
+    Adam or AdamW keep its variance, and take what travels as its momentum.
 
-    State: `momentum`, m, equal on all ranks, of the tensor's shape, in fp32 where that is of two bytes.
-    Before `freeze_step` it is the one that Adam has too.
+    State: `momentum`, m, equal on all ranks, of the tensor's shape, in fp32 where that is of two bytes. While
+    gradients travel it is the one that Adam has too. The state of `inner` and of `gradients` is one.
 
     Attributes:
+        inner: how a momentum travels.
+        gradients: how a gradient does; of the same state fields.
         beta: Adam's `betas[0]`, in (0, 1).
-        freeze_step: attempts of the optimizer, 1 or more, in which gradients travel.
+        freeze_step: attempts of the optimizer, 1 or more, behind which the variance is kept at first.
+        refresh: for how many steps it is renewed from time to time; see `Momentum.moving`. 0: never.
     """
 
+    gradients: Compressor = ErrorFeedback(Int8())
     beta: float = 0.9
     freeze_step: int = 500
+    refresh: int = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        checks.compressor("gradients", self.gradients)
         checks.real("beta", self.beta, "write Adam's betas[0], such as 0.9", above=0, below=1)
         hint = "it is how many steps of Adam find the variance: write a fifth of the training's steps"
         checks.whole("freeze_step", self.freeze_step, 1, None, hint)
+        checks.whole("refresh", self.refresh, 0, None, "write 20, or 0 to keep the first variance")
 
     @property
     def takes_momentum(self) -> Momentum | None:
-        """Its momentum, which replaces Adam's from `freeze_step` on."""
-        return Momentum(self.beta, freeze_step=self.freeze_step)
+        """Its momentum, which replaces Adam's while the variance is kept."""
+        return Momentum(self.beta, freeze_step=self.freeze_step, refresh=self.refresh)
+
+    def _at(self, step: int) -> Compressor:
+        return self.inner if self._keeps(step) else self.gradients
+
+    def _keeps(self, step: int) -> bool:
+        momentum = self.takes_momentum
+        return momentum is not None and momentum.keeps_variance(step)
+
+    @property
+    def _both(self) -> tuple[Compressor, Compressor]:
+        return self.inner, self.gradients
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """Those of the inner compressor, and the step from which on a momentum is encoded."""
-        return tuple(sorted({*self.inner.changes, self.freeze_step}))
+        """The steps from which on the other of both travels."""
+        momentum = Momentum(self.beta, freeze_step=self.freeze_step, refresh=self.refresh)
+        return tuple(edge for span in momentum.moving for edge in span if edge)
+
+    def one_shot(self, step: int) -> OneShotUse | None:
+        return self._at(step).one_shot(step)
 
     @property
     def on_device(self) -> bool:
-        return self.inner.on_device
+        return all(each.on_device for each in self._both)
+
+    @property
+    def hides_nonfinite(self) -> bool:  # type: ignore[override]
+        """Whether any of both does."""
+        return any(each.hides_nonfinite for each in self._both)
 
     @property
     def shows_nonfinite(self) -> bool:  # type: ignore[override]
-        return self.inner.shows_nonfinite
+        return all(each.shows_nonfinite for each in self._both)
 
     def exempted(self) -> Compressor:
-        """Momentum around the inner compressor's choice, or around `Dense`."""
-        return AdamMomentum(self.inner.exempted() or Dense(), self.beta, self.freeze_step)
+        """Momentum around the inner compressor's choice, or around `Dense`, for gradients too."""
+        chosen = self.inner.exempted() or Dense()
+        return replace(self, inner=chosen, gradients=chosen)
+
+    def for_model(self, matrices: tuple[Matrix, ...]) -> Compressor:
+        inner, gradients = (each.for_model(matrices) for each in self._both)
+        return replace(self, inner=inner, gradients=gradients)
+
+    def for_training(self, schedule_state: ScheduleState) -> Compressor:
+        inner, gradients = (each.for_training(schedule_state) for each in self._both)
+        return replace(self, inner=inner, gradients=gradients)
+
+    def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
+        inner, gradients = (each.with_layout(matrices) for each in self._both)
+        return replace(self, inner=inner, gradients=gradients)
 
     def is_shared(self, field: str) -> bool:
         """The momentum is; of other fields the inner compressor says."""
         return field == "momentum" or super().is_shared(field)
 
     def ended(self, steps: int) -> str:
-        """That the variance was never frozen, so that gradients have travelled all the time."""
+        """That the variance was never kept, so that gradients have travelled all the time."""
         if steps > self.freeze_step:
             return super().ended(steps)
         return (
@@ -75,21 +127,33 @@ class AdamMomentum(Wrapper):
         )
 
     def init(self, like: Tensor) -> State:
-        """The inner compressor's state, and a momentum of zeros."""
+        """The inner compressor's state, and a momentum of zeros.
+
+        Raises:
+            ConfigError: `inner` and `gradients` differ in fields or shapes.
+        """
+        state = self.inner.init(like)
+        other = self.gradients.init(like.new_empty(like.shape, device="meta"))
+        if {name: x.shape for name, x in state.items()} != {name: x.shape for name, x in other.items()}:
+            raise ConfigError(
+                f"inner={self.inner} keeps {sorted(state)} and gradients={self.gradients} {sorted(other)}, "
+                "or of other shapes: one takes over the state of the other, so give both the same wrappers"
+            )
         momentum = torch.zeros_like(like, dtype=state_dtype(like.dtype))
-        return {"momentum": momentum, **outer_state(self.inner.init(like), "inner")}
+        return {"momentum": momentum, **outer_state(state, "inner")}
 
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
-        """Run the inner exchange on the gradient, or on the momentum with the gradient in it."""
+        """Exchange the gradient, or the momentum with the gradient in it."""
         kept, momentum = state["momentum"], ctx.spare("momentum", state["momentum"])
-        frozen, given = ctx.step >= self.freeze_step, x
-        if frozen:
+        keeps, given = self._keeps(ctx.step), x
+        if keeps:
             given = ctx.scratch("ahead", x, x.shape, x.dtype)
             self._move(kept, x, given if given.dtype == kept.dtype else momentum)
             if given.dtype != kept.dtype:
                 given.copy_(momentum)
-        done = yield from self.inner.exchange(given, inner_state(state, "inner"), ctx.inside("inner"))
-        if frozen:
+        inner = self._at(ctx.step)
+        done = yield from inner.exchange(given, inner_state(state, "inner"), ctx.inside("inner"))
+        if keeps:
             momentum.copy_(done.mean)
         else:
             self._move(kept, done.mean, momentum)

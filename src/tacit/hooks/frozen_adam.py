@@ -39,7 +39,7 @@ class FrozenVariance:
 
 
 class FrozenAdam(Taken):
-    """From the momentum's `freeze_step` on Adam steps by a given momentum, and a variance that stays.
+    """While the variance is kept, Adam steps by a given momentum (`Momentum.moving` says when).
 
     `betas[0]` is 0 then, so that Adam takes the gradient as its momentum. Between two steps Adam's state has
     the variance v corrected for its bias, to the bit the same, also in a checkpoint. A step divides by the
@@ -97,16 +97,16 @@ class FrozenAdam(Taken):
             )
 
     def take(self, step: Callable[[], int]) -> None:
-        """Have Adam's steps changed from `freeze_step` on."""
-        freeze_step = self.momentum.freeze_step
-        assert freeze_step is not None
+        """Have Adam's steps changed while the variance is kept."""
 
         def before(optimizer: Optimizer) -> None:
-            self._is_frozen = step() >= freeze_step
-            for group in self._groups_of(optimizer):
+            self._is_frozen = self.momentum.keeps_variance(step())
+            for _, group in self._groups_of(optimizer):
                 self._check_beta(group)
                 if self._is_frozen:
                     self._keep(optimizer, group)
+                else:
+                    self._release(optimizer, group)
                 group["betas"] = (0.0 if self._is_frozen else self.momentum.factor, group["betas"][1])
 
         def after(optimizer: Optimizer, *_: Any) -> None:
@@ -125,9 +125,6 @@ class FrozenAdam(Taken):
                 "cycle_momentum=False"
             )
 
-    def _groups_of(self, optimizer: Optimizer) -> list[dict[str, Any]]:
-        return [group for mine, group in self._groups if mine is optimizer]
-
     @torch.no_grad()
     def _keep(self, optimizer: Optimizer, group: Mapping[str, Any]) -> None:
         """Note the variances, anew where a checkpoint has brought others, and have Adam step by them."""
@@ -141,7 +138,7 @@ class FrozenAdam(Taken):
             kept = self._kept.get(id(p))
             if kept is None or kept.there is not there:
                 steps = int(state["step"])
-                if group["betas"][0]:  # of Adam itself; 0: it was kept before, and saved
+                if not _is_kept(group):
                     there.div_(1 - beta**steps)
                 kept = self._kept[id(p)] = FrozenVariance(there, there.clone(), steps)
             if p.grad is not None:
@@ -156,21 +153,27 @@ class FrozenAdam(Taken):
 
     @torch.no_grad()
     def _put_back(self, optimizer: Optimizer) -> None:
-        for group in self._groups_of(optimizer):
+        for _, group in self._groups_of(optimizer):
             found = [self._kept[id(p)] for p in group["params"] if p.grad is not None and id(p) in self._kept]
             for kept in found:
                 kept.stepped()
+
+    @torch.no_grad()
+    def _release(self, optimizer: Optimizer, group: Mapping[str, Any]) -> None:
+        """Have Adam find the variance that it would have after so many steps, which it then moves."""
+        for p in group["params"] if _is_kept(group) else ():
+            state = optimizer.state.get(p, {})
+            if "exp_avg_sq" in state:
+                state["exp_avg_sq"].mul_(1 - group["betas"][1] ** int(state["step"]))
+            self._kept.pop(id(p), None)
 
     def restore(self) -> None:
         """Have Adam go on with the momentum and the variance that it has."""
         for handle in self._handles:
             handle.remove()
-        for _, group in self._groups:
+        for optimizer, group in self._groups:
+            self._release(optimizer, group)
             group["betas"] = (self.momentum.factor, group["betas"][1])
-            for p in group["params"]:
-                if id(p) in self._kept:
-                    self._kept[id(p)].biased(group["betas"][1])
-        self._kept.clear()
 
     def expect(self, names: AbstractSet[str]) -> None:
         """Nothing: the variance is in the optimizer's own state."""
@@ -178,3 +181,8 @@ class FrozenAdam(Taken):
     def kept(self) -> dict[str, Tensor]:
         """Nothing."""
         return {}
+
+
+def _is_kept(group: Mapping[str, Any]) -> bool:
+    """Whether the variances of this group are corrected for their bias: kept now, or when they were saved."""
+    return bool(group["betas"][0] == 0)

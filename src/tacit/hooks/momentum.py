@@ -78,7 +78,7 @@ class TakenMomentum(Taken):
         self._handles: list[RemovableHandle] = []
         for optimizer, group in self._groups:
             _check(momentum, optimizer, group)
-        self._before = [group["momentum"] for _, group in self._groups]
+        self._before = {id(p): group["momentum"] for _, group in self._groups for p in group["params"]}
         self._decay = DecayMomentum(momentum, named)
         self._decay.prepare(group for _, group in self._groups)
 
@@ -96,20 +96,21 @@ class TakenMomentum(Taken):
         self._handles = [each.register_step_pre_hook(hook) for each in self._optimizers]
 
     def _guard(self, optimizer: Optimizer) -> None:
-        for mine, group in self._groups:
-            if mine is optimizer and group["momentum"] != 0:
+        groups = [group for _, group in self._groups_of(optimizer)]
+        for group in groups:
+            if group["momentum"] != 0:
                 raise AttachError(
                     f"the optimizer's momentum was set to {group['momentum']}, and the strategy applies "
                     "momentum: leave it at 0; schedulers such as OneCycleLR take cycle_momentum=False"
                 )
-        self._decay.before_step(optimizer, [group for mine, group in self._groups if mine is optimizer])
+        self._decay.before_step(optimizer, groups)
 
     def restore(self) -> None:
         """Set it back. Its buffers are dropped, as they are of the steps before `take`."""
         for handle in self._handles:
             handle.remove()
-        for (optimizer, group), momentum in zip(self._groups, self._before, strict=True):
-            group["momentum"] = momentum
+        for optimizer, group in self._groups:
+            group["momentum"] = max(self._before.get(id(p), 0.0) for p in group["params"])
             for p in group["params"]:
                 optimizer.state.get(p, {}).pop("momentum_buffer", None)
 

@@ -32,12 +32,6 @@ class Taken(ABC):
         self.momentum = momentum
         self._optimizers = optimizers
         self._names = {id(p): name for name, p in named.items()}
-        self._groups = [
-            (optimizer, group)
-            for optimizer in optimizers
-            for group in optimizer.param_groups
-            if any(id(p) in self._names for p in group["params"])
-        ]
         if not self._groups:
             raise AttachError(
                 "the strategy applies momentum, and the optimizer would apply its own too: give attach the "
@@ -46,6 +40,18 @@ class Taken(ABC):
 
     @abstractmethod
     def __str__(self) -> str: ...
+
+    @property
+    def _groups(self) -> list[tuple[Optimizer, dict[str, Any]]]:
+        """The groups as they are now: loading a state gives an optimizer others."""
+        return [found for optimizer in self._optimizers for found in self._groups_of(optimizer)]
+
+    def _groups_of(self, optimizer: Optimizer) -> list[tuple[Optimizer, dict[str, Any]]]:
+        return [
+            (optimizer, group)
+            for group in optimizer.param_groups
+            if any(id(p) in self._names for p in group["params"])
+        ]
 
     def velocities(self, fields: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Tensor]:
         """What the optimizers' steps so far have gathered, for a compressor to go on from.
