@@ -59,16 +59,12 @@ class AdamMomentum(Wrapper):
         checks.whole("refresh", self.refresh, 0, None, "write 20, or 0 to keep the first variance")
 
     @property
-    def takes_momentum(self) -> Momentum | None:
+    def takes_momentum(self) -> Momentum:
         """Its momentum, which replaces Adam's while the variance is kept."""
         return Momentum(self.beta, freeze_step=self.freeze_step, refresh=self.refresh)
 
     def _at(self, step: int) -> Compressor:
-        return self.inner if self._keeps(step) else self.gradients
-
-    def _keeps(self, step: int) -> bool:
-        momentum = self.takes_momentum
-        return momentum is not None and momentum.keeps_variance(step)
+        return self.inner if self.takes_momentum.keeps_variance(step) else self.gradients
 
     @property
     def _both(self) -> tuple[Compressor, Compressor]:
@@ -77,8 +73,7 @@ class AdamMomentum(Wrapper):
     @property
     def changes(self) -> tuple[int, ...]:
         """The steps from which on the other of both travels."""
-        momentum = Momentum(self.beta, freeze_step=self.freeze_step, refresh=self.refresh)
-        return tuple(edge for span in momentum.moving for edge in span if edge)
+        return tuple(edge for span in self.takes_momentum.moving for edge in span if edge)
 
     def one_shot(self, step: int) -> OneShotUse | None:
         return self._at(step).one_shot(step)
@@ -145,7 +140,7 @@ class AdamMomentum(Wrapper):
     def exchange(self, x: Tensor, state: State, ctx: Context) -> Exchange:
         """Exchange the gradient, or the momentum with the gradient in it."""
         kept, momentum = state["momentum"], ctx.spare("momentum", state["momentum"])
-        keeps, given = self._keeps(ctx.step), x
+        keeps, given = self.takes_momentum.keeps_variance(ctx.step), x
         if keeps:
             given = ctx.scratch("ahead", x, x.shape, x.dtype)
             self._move(kept, x, given if given.dtype == kept.dtype else momentum)
