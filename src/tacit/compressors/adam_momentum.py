@@ -10,6 +10,7 @@ from torch import Tensor
 from tacit import checks
 from tacit.compressors.dense import Dense
 from tacit.compressors.int8 import Int8
+from tacit.compressors.scheduled import ByStep
 from tacit.compressors.wrappers import ErrorFeedback, Wrapper, inner_state, outer_state
 from tacit.contracts import (
     Compressor,
@@ -17,7 +18,6 @@ from tacit.contracts import (
     Exchange,
     Matrix,
     Momentum,
-    OneShotUse,
     ScheduleState,
     State,
     state_dtype,
@@ -26,7 +26,7 @@ from tacit.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class AdamMomentum(Wrapper):
+class AdamMomentum(ByStep, Wrapper):
     """Compress Adam's momentum in place of the gradient: m = the mean of beta m + (1 - beta) g.
 
     Adam divides by the root of a mean of squared gradients, its variance, and the error of a compressed
@@ -67,7 +67,7 @@ class AdamMomentum(Wrapper):
         return self.inner if self.takes_momentum.keeps_variance(step) else self.gradients
 
     @property
-    def _both(self) -> tuple[Compressor, Compressor]:
+    def _all(self) -> tuple[Compressor, Compressor]:
         return self.inner, self.gradients
 
     @property
@@ -75,37 +75,21 @@ class AdamMomentum(Wrapper):
         """The steps from which on the other of both travels."""
         return tuple(edge for span in self.takes_momentum.moving for edge in span if edge)
 
-    def one_shot(self, step: int) -> OneShotUse | None:
-        return self._at(step).one_shot(step)
-
-    @property
-    def on_device(self) -> bool:
-        return all(each.on_device for each in self._both)
-
-    @property
-    def hides_nonfinite(self) -> bool:  # type: ignore[override]
-        """Whether any of both does."""
-        return any(each.hides_nonfinite for each in self._both)
-
-    @property
-    def shows_nonfinite(self) -> bool:  # type: ignore[override]
-        return all(each.shows_nonfinite for each in self._both)
-
     def exempted(self) -> Compressor:
         """Momentum around the inner compressor's choice, or around `Dense`, for gradients too."""
         chosen = self.inner.exempted() or Dense()
         return replace(self, inner=chosen, gradients=chosen)
 
     def for_model(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        inner, gradients = (each.for_model(matrices) for each in self._both)
+        inner, gradients = (each.for_model(matrices) for each in self._all)
         return replace(self, inner=inner, gradients=gradients)
 
     def for_training(self, schedule_state: ScheduleState) -> Compressor:
-        inner, gradients = (each.for_training(schedule_state) for each in self._both)
+        inner, gradients = (each.for_training(schedule_state) for each in self._all)
         return replace(self, inner=inner, gradients=gradients)
 
     def with_layout(self, matrices: tuple[Matrix, ...]) -> Compressor:
-        inner, gradients = (each.with_layout(matrices) for each in self._both)
+        inner, gradients = (each.with_layout(matrices) for each in self._all)
         return replace(self, inner=inner, gradients=gradients)
 
     def is_shared(self, field: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -14,8 +15,37 @@ from tacit.contracts import Compressor, Context, Exchange, Matrix, Momentum, One
 from tacit.errors import ConfigError
 
 
+class ByStep(Compressor):
+    """Base of what compresses by one of several, which follows from the step; their state is one."""
+
+    @property
+    @abstractmethod
+    def _all(self) -> tuple[Compressor, ...]:
+        """All that may be at work."""
+
+    @abstractmethod
+    def _at(self, step: int) -> Compressor:
+        """The one that is at work in this step."""
+
+    @property
+    def hides_nonfinite(self) -> bool:  # type: ignore[override]
+        """Whether any of them does."""
+        return any(compressor.hides_nonfinite for compressor in self._all)
+
+    @property
+    def on_device(self) -> bool:
+        return all(compressor.on_device for compressor in self._all)
+
+    @property
+    def shows_nonfinite(self) -> bool:  # type: ignore[override]
+        return all(compressor.shows_nonfinite for compressor in self._all)
+
+    def one_shot(self, step: int) -> OneShotUse | None:
+        return self._at(step).one_shot(step)
+
+
 @dataclass(frozen=True)
-class Scheduled(Compressor):
+class Scheduled(ByStep):
     """Compress by each of `phases` for its number of steps, and by `then` afterwards.
 
     All of them have the same state fields, so that each phase goes on with the residual of the one before.
@@ -52,19 +82,6 @@ class Scheduled(Compressor):
         return (*(compressor for _, compressor in self.phases), self.then)
 
     @property
-    def hides_nonfinite(self) -> bool:  # type: ignore[override]
-        """Whether any of them does."""
-        return any(compressor.hides_nonfinite for compressor in self._all)
-
-    @property
-    def on_device(self) -> bool:
-        return all(compressor.on_device for compressor in self._all)
-
-    @property
-    def shows_nonfinite(self) -> bool:  # type: ignore[override]
-        return all(compressor.shows_nonfinite for compressor in self._all)
-
-    @property
     def scales(self) -> bool:  # type: ignore[override]
         """Whether all of them do."""
         return all(compressor.scales for compressor in self._all)
@@ -77,9 +94,6 @@ class Scheduled(Compressor):
     @property
     def changes(self) -> tuple[int, ...]:
         return tuple(accumulate(steps for steps, _ in self.phases))
-
-    def one_shot(self, step: int) -> OneShotUse | None:
-        return self._at(step).one_shot(step)
 
     def exempts(self, shape: torch.Size) -> bool:
         return self.then.exempts(shape)
