@@ -147,8 +147,12 @@ def test_the_cheaper_one_is_chosen_and_every_prediction_is_what_is_sent(name: st
         group.round(group.given(0))
         assert group.net.sent == [sum(cost.sent[WORLD] for cost in s.store.costs) for s in group.sessions]
         if choice.sent:
-            # The choice is by what the last phase sends.
-            assert max(group.net.sent) == choice.sent[topology] or strategy.compressor.changes
+            if strategy.compressor.changes:  # the choice is by what the last phase sends
+                group = Group(
+                    replace(strategy, compressor=strategy.compressor.inner), Loopback(peers), topology
+                )
+                group.round(group.given(0))
+            assert max(group.net.sent) == choice.sent[topology]
             assert f"{topology}: {choice.sent[topology]:,} bytes sent" in told(session)
         elif name != "gtopk":
             assert f"{chosen}, as " in told(session)
