@@ -39,6 +39,7 @@ from tacit.topologies.auto import Auto
 Subject = Literal["nothing", "gradient", "delta"]
 Beside = Literal["local", "averaged", "reset"]
 Buffers = Literal["averaged", "local", "on_sync"]
+Variance = Literal["local", "scaled"]
 Accept: TypeAlias = Literal["exact", "lossless", "feedback", "periodic"]
 """What `AutoStrategy` may choose: each of these words allows what those before it allow, and more."""
 
@@ -64,6 +65,9 @@ class Strategy:
         buffers: floating-point buffers (BatchNorm's statistics). "averaged": they travel with the delta;
             "local": each replica keeps its own until the session closes, when they are averaged once.
             "on_sync": the same, and they are averaged by `session.sync()` too.
+        variance: Adam's and AdamW's, where replicas step by gradients of their own. "local": that of these
+            gradients; "scaled": in each step it is scaled to that of their mean, by samples of the gradients
+            (a few entries of each parameter, every eighth step). Without effect on other optimizers.
         name: the text form it was made from; without effect.
     """
 
@@ -76,6 +80,7 @@ class Strategy:
     merge: Merge = Replace()
     momentum: Beside | MomentPeriods = "local"
     buffers: Buffers = "averaged"
+    variance: Variance = "local"
     name: str = field(default="custom", compare=False)
 
     def __post_init__(self) -> None:
@@ -107,9 +112,10 @@ class Strategy:
             self._check_blocking(self.blocking)
         self._check_beside("momentum", self.momentum, Beside, "local")
         self._check_beside("buffers", self.buffers, Buffers, "averaged")
+        self._check_beside("variance", self.variance, Variance, "local")
 
     def _check_beside(self, what: str, given: str | MomentPeriods, kinds: Any, default: str) -> None:
-        if what == "buffers" or not isinstance(given, MomentPeriods):
+        if what != "momentum" or not isinstance(given, MomentPeriods):
             checks.one_of(what, given, typing.get_args(kinds))
         if self.server is not None and self.server.optimizer == "server" and given != default:
             raise ConfigError(
@@ -332,12 +338,7 @@ class Levels:
                 "hide, and it is not supported there: write Bucketwise()"
             )
         for level in self.levels:
-            if isinstance(level.topology, MixingTopology):
-                raise ConfigError(
-                    f"topology={level.topology} cannot be one of several levels, as all ranks of a node need "
-                    "one answer: use it alone, or Flat() here"
-                )
-            if isinstance(level.server, PairTopology):
+            if isinstance(level.topology, MixingTopology | PairTopology):
                 raise ConfigError(
                     f"topology={level.topology} cannot be one of several levels, as all ranks of a node need "
                     "one answer: use it alone, or Flat() here"

@@ -29,6 +29,7 @@ __all__ = [
     "ShutdownNotice",
     "Store",
     "abort",
+    "add_squares_of_each_",
     "at_end_of_backward",
     "backend_name",
     "behind_accumulation",
@@ -36,6 +37,7 @@ __all__ = [
     "copy_each_",
     "default_store",
     "device_types",
+    "divide_each_",
     "fabric_module",
     "gloo_sharing_sockets",
     "group_named",
@@ -46,6 +48,7 @@ __all__ = [
     "is_profiling",
     "largest_of_each",
     "lightning_hook",
+    "multiply_each_",
     "own_parameters",
     "reduces_in_python",
     "scale_on_device",
@@ -357,6 +360,21 @@ def _param_groups(state: Any) -> list[Any]:
 
 
 # ---- numbers ------------------------------------------------------------------------------------------
+
+
+def multiply_each_(tensors: list[Tensor], by: list[float]) -> None:
+    """Multiply each tensor by its number, in place; on a GPU in one launch for many."""
+    torch._foreach_mul_(tensors, by)
+
+
+def divide_each_(tensors: list[Tensor], by: list[float]) -> None:
+    """Divide each tensor by its number, in place."""
+    torch._foreach_div_(tensors, by)
+
+
+def add_squares_of_each_(tensors: list[Tensor], roots: list[Tensor], by: list[float]) -> None:
+    """Add the square of each root to its tensor, times its number, in place."""
+    torch._foreach_addcmul_(tensors, roots, roots, by)
 
 
 def copy_each_(into: Iterable[Tensor], out_of: Iterable[Tensor]) -> None:

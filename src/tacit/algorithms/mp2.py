@@ -11,6 +11,8 @@ What a worker has not sent stays in its replica, and what an answer has not said
 changes by exactly the mean of the workers' own progress. The result is x. No round sends everything; momentum
 and all other state of the optimizer stay local, and BatchNorm's statistics are averaged by `session.sync()`
 and as the session closes. With `late=1` an answer is applied as the next round leaves.
+With Adam or AdamW each step's variance is scaled to that of the mean gradient (`ScaledVariance`), or
+replicas, whose batches are smaller, would move too little; `variance=local` leaves it.
 With `predictor=last`, or `least-squares` (of the last three changes of x), q is of what is not predicted:
 
     p   <- the last change of x, times a gain for each layer and the change of the learning rate
@@ -81,7 +83,7 @@ from tacit.prediction.predictor import Predictor
 from tacit.prediction.server_prediction import Pulled
 from tacit.prediction.wnn_network import WNN
 from tacit.rounds import Every
-from tacit.strategy import Strategy
+from tacit.strategy import Strategy, Variance
 from tacit.topologies import Auto, StaleSynchronous, Star
 
 Values: TypeAlias = Literal["fp32", "bf16", "fp16"]
@@ -117,6 +119,7 @@ def mp2(
     horizon: int | None = None,
     pull: Literal["subset", "full"] | None = None,
     rescale: bool | None = None,
+    variance: Variance | None = None,
 ) -> Strategy:
     """Send `bits` bits an entry every `sync_every` steps, and keep the rest; `form=paper` sends a subset.
 
@@ -140,7 +143,13 @@ def mp2(
     given: dict[str, Any] = {name: value for name, value in papers.items() if value is not None}
     fitted = FITTED.get(predictor) if isinstance(predictor, str) else None
     if form == "paper":
-        idle = {"bits": bits, "late": late or None, "entropy": entropy or None, "bound": bound}
+        idle = {
+            "bits": bits,
+            "late": late or None,
+            "entropy": entropy or None,
+            "bound": bound,
+            "variance": variance,
+        }
         if said := ", ".join(f"{name}={value!r}" for name, value in idle.items() if value is not None):
             raise ConfigError(
                 f"{said} with form='paper' would do nothing, as it sends a subset of the entries: leave "
@@ -160,7 +169,7 @@ def mp2(
             f"{said} with form='quantized' is not possible, as all entries are sent: write form='paper' "
             "beside it, or leave it out; predictor may be 'last' or 'least-squares'"
         )
-    return _quantized(3 if bits is None else bits, sync_every, late, entropy, bound, fitted)
+    return _quantized(3 if bits is None else bits, sync_every, late, entropy, bound, fitted, variance)
 
 
 LATEST = 2
@@ -168,7 +177,13 @@ LATEST = 2
 
 
 def _quantized(
-    bits: int, sync_every: int, late: int, entropy: bool, bound: int | None, answers: int | None
+    bits: int,
+    sync_every: int,
+    late: int,
+    entropy: bool,
+    bound: int | None,
+    answers: int | None,
+    variance: Variance | None,
 ) -> Strategy:
     checks.flag("entropy", entropy)
     checks.whole("late", late, 0, 1, "write 1 to apply an answer as the next round leaves")
@@ -185,6 +200,11 @@ def _quantized(
             raise ConfigError(
                 f"bound={bound} with a predictor is not possible, as it predicts from answers that all "
                 "workers have in common, and the server then answers each one alone: leave one of them out"
+            )
+        if variance == "scaled":
+            raise ConfigError(
+                f"bound={bound} with variance='scaled' is not possible, as workers do not wait for each "
+                "other to compare gradients: leave one of them out"
             )
         return Strategy(
             subject="delta",
@@ -204,6 +224,7 @@ def _quantized(
         overlap=overlap,
         merge=CommonPoint(),
         buffers="on_sync",
+        variance="scaled" if variance is None else variance,
         name="mp2",
     )
 

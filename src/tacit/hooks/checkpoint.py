@@ -19,6 +19,7 @@ from tacit.hooks.old_checkpoints import VERSION as OLD_VERSION
 from tacit.hooks.old_checkpoints import renewed
 from tacit.hooks.optimizer import RANKS_OWN, OptimizerHook, UnappliedRound
 from tacit.hooks.resize import SavedShares
+from tacit.hooks.scaled_variance import ScaledVariance
 from tacit.hooks.sharded_state import refuse_shards
 from tacit.hooks.taken import Taken
 from tacit.rounds import EveryStep
@@ -33,6 +34,8 @@ DECAY = "weight_decay_momentum"
 """The fields that are kept of a parameter whose gradient is exchanged, beside the compressor's state."""
 LAST_EQUAL = "last_equal"
 """Of each level where replicas take steps of their own: after how many steps they were last equal."""
+VARIANCES = "variances"
+"""Of each level where Adam's variance is scaled: by what. Nothing of it is in older states."""
 RATES = "learning_rates"
 """In whose units residuals are. Some states of version 3 lack it; then it is the present rates."""
 
@@ -95,6 +98,9 @@ def saved(
         "layouts": [level.gradient.layout if level.gradient is not None else None for level in levels],
         RATES: json.dumps([_rates(level) for level in levels]),
     }
+    scaled = {i: each.kept() for i, at in enumerate(levels) if (each := _scaled_variance(at)) is not None}
+    if scaled:
+        state[VARIANCES] = json.dumps(scaled)
     for i, (level, whole) in enumerate(zip(levels, wholes, strict=True)):
         for (name, field), kept in {**whole, **_of_hook(level)}.items():
             state[_key(i, level.session, name, field, kept.shared)] = kept.tensor.reshape(-1).clone()
@@ -210,6 +216,8 @@ def _resume(
             for buckets, step, apply_at in json.loads(state["pending_rounds"])[i]
         ]
         level.progress.follow_buckets(ways, json.loads(state.get(LAST_EQUAL, "{}")).get(str(i), 0))
+        if (scaled := _scaled_variance(level)) is not None:
+            scaled.resume(json.loads(state.get(VARIANCES, "{}")).get(str(i), {}))
         if _losses(i, level) in state:
             level.progress.observations.losses.copy_(state[_losses(i, level)])
     taken_over = session.store.restore(found)
@@ -236,6 +244,10 @@ def _rates(level: ActiveLevel) -> dict[str, list[float]]:
     return {} if level.session.rescaling is None else level.session.rescaling.state()
 
 
+def _scaled_variance(level: ActiveLevel) -> ScaledVariance | None:
+    return None if level.progress is None else level.progress.variance
+
+
 def _pending_rounds(level: ActiveLevel) -> list[list[Any]]:
     ways = level.progress.under_way if level.progress is not None else []
     return [[list(way.buckets), way.step, way.apply_at] for way in ways]
@@ -246,9 +258,9 @@ def _losses(i: int, level: ActiveLevel) -> str:
 
 
 def _without_rounds(strategy: AnyStrategy) -> str:
-    """The strategy's text without the names and without rounds that may be others when the run goes on."""
+    """The strategy's text without what may be another when the run goes on: names, rounds, variances."""
     each = [
-        replace(level, name="", rounds=EveryStep() if _may_change(level) else level.rounds)
+        replace(level, name="", variance="local", rounds=EveryStep() if _may_change(level) else level.rounds)
         for level in strategy.levels
     ]
     return repr(each)

@@ -250,6 +250,8 @@ class Level:
             self.transport.abort()  # else its stream may wait for a peer for ever
         if isinstance(self.gradient, LayerwiseHook):
             self.gradient.remove()
+        if self.moments is not None:
+            self.moments.close()
         self.session.close()
         if self.used is not None:
             self.used.close()

@@ -49,6 +49,8 @@ CLASSES = {
 
 _PREDICTED = re.compile(r"(shrink=[^,()]+)\)")
 """The end of a `Predicted` from before it had `rescale`, which is as False was."""
+_BUFFERS = re.compile(r"(buffers='\w+')(, name=)")
+"""The end of a `Strategy` from before it had `variance`, which is as "local" was."""
 _CLASS = re.compile(rf"\b({'|'.join(CLASSES)})\(")
 _STRATEGIES = ("strategy", "but rounds", "rounds are", "topologies")
 
@@ -57,7 +59,7 @@ def renewed(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state by the names of version 4, if it is of version 3; else nearly as it is. The tensors stay."""
     if state.get("version") != VERSION:
         texts = {key: state[key] for key in ("strategy", "strategy_without_rounds") if key in state}
-        return {**state, **{key: _with_rescale(text) for key, text in texts.items()}}
+        return {**state, **{key: _with_later_fields(text) for key, text in texts.items()}}
     values = {key: strategy_text(value) if key in _STRATEGIES else value for key, value in state.items()}
     return {_key(key): value for key, value in values.items()} | {"version": VERSION + 1}
 
@@ -66,12 +68,13 @@ def strategy_text(value: Any) -> Any:
     """A strategy's text, or those of a list, by the present names of classes and values."""
     if isinstance(value, list):
         return [strategy_text(each) for each in value]
-    text = _with_rescale(_CLASS.sub(lambda match: f"{CLASSES[match[1]]}(", value))
+    text = _with_later_fields(_CLASS.sub(lambda match: f"{CLASSES[match[1]]}(", value))
     return text.replace("subject='progress'", "subject='delta'")
 
 
-def _with_rescale(text: str) -> str:
-    return _PREDICTED.sub(r"\1, rescale=False)", text)
+def _with_later_fields(text: str) -> str:
+    text = _PREDICTED.sub(r"\1, rescale=False)", text)
+    return _BUFFERS.sub(r"\1, variance='local'\2", text)
 
 
 def _key(key: str) -> str:

@@ -21,6 +21,7 @@ from tacit.hooks.local_deltas import ASIDE, GIVEN, MINE, LocalDeltas
 from tacit.hooks.observations import Observations
 from tacit.hooks.optimizer_state import OptimizerState
 from tacit.hooks.replica import Replica, wide_like
+from tacit.hooks.scaled_variance import ScaledVariance
 from tacit.session import PendingRound, Session
 from tacit.session.buckets import StateSlice
 
@@ -138,6 +139,8 @@ class OptimizerHook:
         with ranges.within(self._session.strategy.name, "sync"):
             due = self._due(step)
             self._local.take_up()
+            if self._moments is not None:
+                self._moments.before(step)
             if not (due and schedule.leaves_first):
                 self._apply_until(step)
             if due:
@@ -154,6 +157,11 @@ class OptimizerHook:
         """Take the present parameters, which are equal on all ranks, for the anchor."""
         for i, anchor in enumerate(self._anchor):
             self._replica.anchor_here(i, anchor)
+
+    @property
+    def variance(self) -> ScaledVariance | None:
+        """What scales Adam's variance, if something does."""
+        return None if self._moments is None else self._moments.variance
 
     @property
     def independent(self) -> int | None:

@@ -14,6 +14,7 @@ from torch.optim import ASGD, LBFGS, Adafactor, NAdam, Optimizer, Rprop
 
 from tacit.errors import AttachError
 from tacit.exchange.combinators import average_, gather
+from tacit.hooks.scaled_variance import ScaledVariance
 from tacit.hooks.trained_model import local
 from tacit.rounds import MomentPeriods
 from tacit.session import Session
@@ -35,9 +36,14 @@ class OptimizerState:
         optimizers: of the parameters.
         named: the parameters.
 
+    Attributes:
+        variance: has Adam go by the variance of the mean gradient; None where each goes by its own.
+
     Raises:
         AttachError: an optimizer's state cannot start from zero.
     """
+
+    variance: ScaledVariance | None = None
 
     def __init__(
         self,
@@ -54,6 +60,9 @@ class OptimizerState:
         if self._kind not in ("local", "reset"):
             for bucket in session.buckets:
                 self._room(bucket.dtype, bucket.numel)
+        if session.strategy.variance == "scaled":
+            scaled = ScaledVariance(session, optimizers, named)
+            self.variance = scaled if scaled.squares else None
 
     def completed(self, names: Collection[str]) -> None:
         """To be called when a round's answer has been applied to these parameters."""
@@ -65,7 +74,12 @@ class OptimizerState:
 
     def due(self, step: int) -> bool:
         """Whether a period of its own ends with this step, counted from 0."""
-        return any(self._ending(step))
+        return any(self._ending(step)) or (self.variance is not None and self.variance.due(step))
+
+    def before(self, step: int) -> None:
+        """What is asked behind this step before a round leaves. A collective call where something is."""
+        if self.variance is not None and self.variance.due(step):
+            self.variance.exchange(step)
 
     def after(self, step: int) -> None:
         """Average what has a period that ends with this step. A collective call where something has."""
@@ -91,7 +105,14 @@ class OptimizerState:
         if self._kind == "local" or isinstance(self._kind, MomentPeriods):
             for bucket in self._session.buckets:
                 self._average([param.name for param in bucket.slices])
+        if self.variance is not None:
+            self.variance.restore()
         self._flat.clear()
+
+    def close(self) -> None:
+        """Leave the optimizers alone."""
+        if self.variance is not None:
+            self.variance.close()
 
     def _states(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         return {

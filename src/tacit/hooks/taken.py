@@ -67,7 +67,7 @@ class Taken(ABC):
             for p in group["params"] if self._has_momentum(group) else ():
                 buffer = optimizer.state.get(p, {}).get(self.buffer)
                 if buffer is not None and id(p) in self._names:
-                    found[self._names[id(p)]] = _in_memory_order(-buffer if group["maximize"] else buffer, p)
+                    found[self._names[id(p)]] = in_memory_order(-buffer if group["maximize"] else buffer, p)
         return {
             (name, field): found[name]
             for name, field in fields
@@ -95,7 +95,7 @@ class Taken(ABC):
         """What is kept beside the compressor's state, by parameter, shaped as it is; equal on all ranks."""
 
 
-def _in_memory_order(x: Tensor, like: Tensor) -> Tensor:
+def in_memory_order(x: Tensor, like: Tensor) -> Tensor:
     """Its entries as those of `like` follow each other in memory, as DDP's buckets have them."""
     dims = sorted(range(like.dim()), key=like.stride, reverse=True)
     return x.detach().permute(dims).reshape(-1)
