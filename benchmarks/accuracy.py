@@ -23,6 +23,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import statistics
 import sys
 import time
@@ -40,8 +41,6 @@ WORKERS = 4
 FILE = "accuracy-runs.jsonl"
 RATES = (0.5, 1.0, 2.0)
 """What the recipe's own learning rate is multiplied by, to choose from; more where the best is at an end."""
-SEARCHED = 2400
-"""The longest training whose learning rate is searched; a longer one takes this one's."""
 LIMITS = (1 / 16, 16.0)
 CHOOSING = 1000
 """The seed with which learning rates are chosen; no claim is made of it."""
@@ -118,6 +117,7 @@ class Task:
         limit: training images.
         searched: steps up to which a training's learning rate is searched among `RATES`; that of a longer one
             is searched around the rate that was best there.
+        longest: the longest training whose learning rate is searched; a longer one takes this one's.
     """
 
     kind: str
@@ -125,13 +125,14 @@ class Task:
     side: int = 32
     limit: int = 0
     searched: int = 600
+    longest: int = 2400
 
 
 TASKS = {
     "cifar10": Task("cifar10", "resnet8", 16, 48_000),
     "cifar10-large": Task("cifar10", "resnet8", 32, 10_000, searched=624),
     "mnist": Task("mnist", "lenet", 32, 58_000),
-    "text": Task("bytes"),
+    "text": Task("bytes", longest=600),
     "digits": Task("digits"),
 }
 STEPS = (600, 2400, 9600)
@@ -241,12 +242,12 @@ def read(path: Path) -> dict[Job, Ended]:
 def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list[Job]:
     """The trainings by which an arm's learning rate is chosen: until the best is between two that are not."""
     short, rates = TASKS[task].searched, RATES
-    if steps > short:
+    if steps > short and TASKS[task].longest > short:
         middle = best(done, task, arm, short)
         if middle is None:
             return searched(done, task, arm, short)
         rates = (middle / 2, middle, 2 * middle)
-    steps = min(steps, max(short, SEARCHED))
+    steps = min(steps, max(short, TASKS[task].longest))
     jobs = [Job(task, arm, steps, CHOOSING, rate) for rate in rates if LIMITS[0] <= rate <= LIMITS[1]]
     while all(job in done for job in jobs):
         found = by_merit([done[job] for job in jobs])[0].job.rate
@@ -262,7 +263,8 @@ def best(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> float | 
     """The learning rate that was best, and with which no seed has collapsed; None while it is searched."""
     jobs = searched(done, task, arm, steps)
     if not all(job in done for job in jobs):
-        return None
+        alike = uncoded(arm)
+        return None if alike == arm else best(done, task, alike, steps)
     tried = by_merit([done[job] for job in jobs])
     stable = [
         each.job.rate for each in tried if not _collapsed(done, replace(each.job, steps=steps), tried[0])
@@ -295,14 +297,31 @@ def _collapsed(done: Mapping[Job, Ended], chosen: Job, leading: Ended) -> bool:
     )
 
 
+def uncoded(arm: str) -> str:
+    """The arm whose numbers are this one's bit for bit, as an entropy coder changes bytes alone."""
+    return re.sub(r",?entropy=true(?=,|$)", "", arm).replace(":,", ":").rstrip(":")
+
+
+def ended_as(done: Mapping[Job, Ended], job: Job) -> Ended | None:
+    """What came of a training; of one with an entropy coder, by one without and the bytes of another seed."""
+    if job in done:
+        return done[job]
+    plain = done.get(replace(job, arm=uncoded(job.arm)))
+    shares = [
+        each.share for other, each in done.items() if replace(other, seed=job.seed) == job and each.share
+    ]
+    return replace(plain, job=job, share=statistics.mean(shares)) if plain and shares else None
+
+
 def missing(done: Mapping[Job, Ended], wanted: Sequence[tuple[str, str, int]], seeds: int) -> Iterator[Job]:
     """What is still to be trained, of (task, arm, steps); seeds of an arm as soon as its rate is known."""
     for task, arm, steps in wanted:
-        yield from (job for job in searched(done, task, arm, steps) if job not in done)
+        if best(done, task, arm, steps) is None:
+            yield from (job for job in searched(done, task, arm, steps) if job not in done)
     for seed in range(seeds):
         for task, arm, steps in wanted:
             rate = best(done, task, arm, steps)
-            if rate is not None and (job := Job(task, arm, steps, seed, rate)) not in done:
+            if rate is not None and ended_as(done, job := Job(task, arm, steps, seed, rate)) is None:
                 yield job
 
 
@@ -372,10 +391,10 @@ def rows(
         if mine is None or plain is None:
             continue
         pairs = [
-            (done[a], done[b])
+            (a, b)
             for seed in range(seeds)
-            for a, b in [(Job(task, arm, steps, seed, mine), Job(task, PLAIN, steps, seed, plain))]
-            if a in done and b in done
+            if (a := ended_as(done, Job(task, arm, steps, seed, mine))) is not None
+            and (b := done.get(Job(task, PLAIN, steps, seed, plain))) is not None
         ]
         accuracy = Mean.of([a.accuracy for a, _ in pairs])
         gap = Mean.of([a.accuracy - b.accuracy for a, b in pairs])

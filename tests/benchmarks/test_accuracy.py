@@ -158,3 +158,37 @@ def test_an_error_of_one_worker_is_raised() -> None:
     with pytest.raises(ValueError, match="rank 1"):
         crew.all(work)
     crew.close()
+
+
+@pytest.mark.parametrize(
+    ("arm", "plain"),
+    [
+        ("mp2:entropy=true", "mp2"),
+        ("mp2:bits=2,entropy=true", "mp2:bits=2"),
+        ("mp2:entropy=true,bits=2", "mp2:bits=2"),
+        ("mp2:bits=2,entropy=true,sync_every=2", "mp2:bits=2,sync_every=2"),
+        ("mp2:bits=2", "mp2:bits=2"),
+    ],
+)
+def test_an_entropy_coder_leaves_the_arm_that_it_is_put_around(arm: str, plain: str) -> None:
+    assert accuracy.uncoded(arm) == plain
+
+
+def test_with_an_entropy_coder_one_training_tells_the_bytes_and_the_others_are_those_without() -> None:
+    done = searched("dense", (0.8, 0.9, 0.8)) | searched("mp2", (0.7, 0.9, 0.8))
+    done |= {
+        job: ended(job, each)
+        for arm, found in (("dense", (0.9, 0.8)), ("mp2", (0.8, 0.75)))
+        for seed, each in enumerate(found)
+        for job in [Job("digits", arm, 66, seed, 1.0)]
+    }
+    wanted = [("digits", "dense", 66), ("digits", "mp2:entropy=true", 66)]
+    first = Job("digits", "mp2:entropy=true", 66, 0, 1.0)
+    assert list(accuracy.missing(done, wanted, 2)) == [first, replace(first, seed=1)]
+    assert len(accuracy.rows(done, wanted, 2)) == 1, "nothing is known of its bytes"
+    done[first] = replace(ended(first, 0.8), share=0.03)
+    assert list(accuracy.missing(done, wanted, 2)) == []
+    _, coded = accuracy.rows(done, wanted, 2)
+    assert coded["bytes"] == 0.03
+    assert coded["accuracy"]["mean"] == pytest.approx(0.775)
+    assert coded["gap"]["mean"] == pytest.approx(-0.075)

@@ -1,5 +1,6 @@
 """What is checked of `mp2`, with parameters of each type, on as many processes as the launch has."""
 
+import copy
 import logging
 import sys
 from datetime import timedelta
@@ -94,6 +95,42 @@ def a_few_bits_train_in_every_type_and_end_equal() -> None:
                 assert not same_on_all_ranks(flat(model).view(torch.uint8)), "each keeps its own"
             assert same_on_all_ranks(flat(model).view(torch.uint8)), (dtype, algorithm)
             assert losses[-1] < losses[0], (dtype, algorithm)
+
+
+@CHECKS.add
+def adams_variance_goes_on_from_a_checkpoint_bit_for_bit() -> None:
+    """With what it is scaled by; and behind the session it is the same on all ranks, as that of the mean."""
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, stop: int) -> None:
+        for step in range(first, stop):
+            data = torch.Generator().manual_seed(100 * step + dist.get_rank())
+            x, y = torch.randn(8, 20, generator=data), torch.randint(0, 5, (8,), generator=data)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    ends = []
+    for stops in (False, True):
+        model = wrapped()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95))
+        session = tacit.attach(model, optimizer, "mp2:sync_every=2")
+        train(model, optimizer, 0, 13)
+        session.sync()
+        if stops:
+            held = copy.deepcopy([each.state_dict() for each in (model, optimizer, session)])
+            assert "variances" in held[2]
+            session.close()
+            model = wrapped()
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95))
+            session = tacit.attach(model, optimizer, "mp2:sync_every=2")
+            for each, state in zip((model, optimizer, session), held, strict=True):
+                each.load_state_dict(state)
+        train(model, optimizer, 13, 27)
+        session.close()
+        variances = torch.cat([optimizer.state[p]["exp_avg_sq"].view(-1) for p in model.parameters()])
+        assert same_on_all_ranks(variances)
+        ends.append(torch.cat([flat(model), variances]))
+    assert torch.equal(*ends)
 
 
 @CHECKS.add

@@ -227,6 +227,27 @@ def test_what_is_not_finite_is_no_sample() -> None:
         each.close()
 
 
+def test_a_replica_that_passes_over_a_step_does_not_count() -> None:
+    """As with a scaler, where its gradients overflow."""
+    net = Loopback(P)
+    crew = [member(rank, KINDS["AdamW"], net, "mp2:bits=8,sync_every=8") for rank in range(P)]
+    known = Expected(0.9)
+    gradients: list[dict[str, Tensor]] = []
+    for rank, each in enumerate(crew):
+        passed(each.net, rank, 0)
+        if rank != 1:
+            each.optimizer.step()
+            gradients.append({name: p.grad for name, p in each.named.items() if p.grad is not None})
+    in_threads(P, lambda rank: crew[rank].levels[0].after_step())
+    known.see(0, gradients)
+    for each in crew:
+        for name, squares in scaled(each).squares.items():
+            own, common = known.squares[name]
+            assert math.isclose(squares.own, own * P / 2, rel_tol=1e-5)
+            assert math.isclose(squares.common, common, rel_tol=1e-5)
+        each.close()
+
+
 @for_each("shape", [(3,), (700, 5), (40, 8, 3, 3)])
 @for_each("last", [False, True])
 def test_a_sample_is_of_equal_distances_in_memory(shape: tuple[int, ...], last: bool) -> None:

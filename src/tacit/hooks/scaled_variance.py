@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -80,7 +80,6 @@ class ScaledVariance:
             for p in group["params"]
             if id(p) in self._names and can_scale(group)
         }
-        self._betas: dict[str, float] = {}
         self._samples: dict[str, Tensor] = {}
         self._unscaled: dict[int, tuple[list[Tensor], list[float]]] = {}
         self._seen: set[str] = set()
@@ -116,7 +115,6 @@ class ScaledVariance:
                 g, beta = local(p.grad), float(group["betas"][1])
                 if scale is not None:
                     g = g / scale
-                self._betas[name] = beta
                 if samples:
                     self._samples[name] = sampled(g).to(torch.float32, copy=True)
                 state = optimizer.state.get(p, {})
@@ -124,10 +122,14 @@ class ScaledVariance:
                     self._seen.add(name)
                     if "exp_avg_sq" in state:
                         self._of_mean.add(name)
-                share = self.squares[name].share(self._replicas)
-                if share == 1.0 or "exp_avg_sq" not in state:
+                if "exp_avg_sq" not in state:
                     continue
-                variances.append(local(state["exp_avg_sq"]))
+                variance = local(state["exp_avg_sq"])
+                # Below that, rounding could make it negative on the way.
+                share = max(self.squares[name].share(self._replicas), 4 * torch.finfo(variance.dtype).eps)
+                if share == 1.0:
+                    continue
+                variances.append(variance)
                 gradients.append(_with_decay(g, local(p.detach()), group))
                 shares.append(share)
                 factors.append((share - 1) * (1 - beta) / beta)
@@ -153,31 +155,32 @@ class ScaledVariance:
     @torch.no_grad()
     def exchange(self, step: int) -> None:
         """Compare what was sampled. A collective call."""
-        device = self._session.buckets[0].device
         samples, self._samples = self._samples, {}
-        parts, there = [], torch.zeros(2, len(self.squares))
-        for i, name in enumerate(self.squares):
-            found = samples.get(name)
-            if found is None:
-                found = torch.zeros(sampled(local(self._named[name].detach())).numel())
-            else:
-                there[0, i], there[1, i] = 1, float(found.square().sum())
-            parts.append(found.to(device))
-        lengths = [each.numel() for each in parts]
-        flat = torch.cat([*parts, there.view(-1).to(device)])
+        device = self._session.buckets[0].device
+        parts = [
+            (samples[name] if name in samples else self._nothing(name)).to(device) for name in self.squares
+        ]
+        counts = torch.tensor([float(name in samples) for name in self.squares], device=device)
+        own = torch.stack([each.square().sum() for each in parts])
+        flat = torch.cat([*parts, own, counts])
         scope = self._session.strategy.topology.scope
         self._session.ask(partial(average_, flat, scope), "variances", of=flat)
         told = flat.to("cpu")
         if not bool(told.isfinite().all()):
             return  # the round of the parameters says who has what is not finite
-        *means, there = torch.split(told, [*lengths, there.numel()])
-        for (name, squares), mean, count, own in zip(
-            self.squares.items(), means, *there.view(2, -1).tolist(), strict=True
+        betas = {name: float(group["betas"][1]) for _, group, _, name in self._parameters()}
+        *means, squared, counted = torch.split(told, [each.numel() for each in (*parts, own, counts)])
+        for name, mean, square, count in zip(
+            self.squares, means, squared.tolist(), counted.tolist(), strict=True
         ):
             if count > 0:
                 common = float(mean.square().sum()) / count**2
-                squares.move(own / count, common, step, self._betas.get(name, 0.999))
+                self.squares[name].move(square / count, common, step, betas[name])
         self._adopt()
+
+    def _nothing(self, name: str) -> Tensor:
+        """In place of a sample, where this replica has taken no step."""
+        return torch.zeros_like(sampled(local(self._named[name].detach())), dtype=torch.float32)
 
     def _adopt(self) -> None:
         """Bring variances that were of mean gradients to the size of the replicas' own."""
@@ -187,12 +190,18 @@ class ScaledVariance:
 
     @torch.no_grad()
     def _multiply(self, names: set[str], factor: Any) -> None:
+        for optimizer, _, p, name in self._parameters():
+            state = optimizer.state.get(p, {})
+            if name in names and "exp_avg_sq" in state:
+                local(state["exp_avg_sq"]).mul_(factor(self.squares[name].share(self._replicas)))
+
+    def _parameters(self) -> Iterator[tuple[Optimizer, dict[str, Any], Tensor, str]]:
+        """With their groups as they are now: loading a state gives an optimizer others."""
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 for p in group["params"]:
-                    name, state = self._names.get(id(p)), optimizer.state.get(p, {})
-                    if name in names and "exp_avg_sq" in state:
-                        local(state["exp_avg_sq"]).mul_(factor(self.squares[name].share(self._replicas)))
+                    if (name := self._names.get(id(p))) in self.squares:
+                        yield optimizer, group, p, name
 
     # ---- the end, and checkpoints ---------------------------------------------------------------------
 
