@@ -1,6 +1,7 @@
 """Models that FSDP2 shards, on real Gloo processes: 2 replicas of 2 ranks, unless a check says otherwise."""
 
 import io
+import json
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -122,6 +123,42 @@ def sharded_replicas_learn_what_whole_ones_do() -> None:
         with tacit.attach(net, optimizer, algorithm):
             train(net, optimizer, range(5), [node, node + 1])
         close_to(trained(algorithm), whole(net))
+
+
+@check
+def adams_variance_is_scaled_alike_on_all_shards() -> None:
+    """By what whole parameters would be scaled by, up to the sample; all ranks save the same."""
+    text, far = "mp2:bits=8,sync_every=2", mesh().get_group("far")
+    node = dist.get_rank() // 2 * 2
+
+    def adam(net: nn.Module) -> torch.optim.AdamW:
+        return torch.optim.AdamW(net.parameters(), lr=0.01, betas=(0.9, 0.9))
+
+    plain = DDP(Net(), process_group=far)
+    optimizer = adam(plain)
+    with tacit.attach(plain, optimizer, text) as session:
+        train(plain, optimizer, range(17), [node, node + 1])
+        expected = json.loads(session.state_dict()["variances"])["0"]["squares"]
+    net = sharded()
+    optimizer = adam(net)
+    with tacit.attach(net, optimizer, text, mesh=mesh()) as session:
+        train(net, optimizer, range(17))
+        variances = session.state_dict()["variances"]
+        found = json.loads(variances)["0"]["squares"]
+        assert len({*gathered_texts(variances)}) == 1
+    assert [*found] == [*expected]
+    for name, (own, common, step) in found.items():
+        theirs = expected[name]
+        assert step == theirs[2] == 15
+        assert abs(own - theirs[0]) <= 0.1 * theirs[0], name
+        assert abs(common - theirs[1]) <= 0.1 * theirs[1], name
+    assert same_on_all_ranks(whole(net))
+
+
+def gathered_texts(mine: str) -> list[str]:
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every
 
 
 @check

@@ -78,6 +78,14 @@ def test_a_predictor_of_before_rescaling_is_one_that_does_not() -> None:
     ] == repr(level)
 
 
+def test_a_strategy_of_before_variances_is_one_that_leaves_them() -> None:
+    (level,) = tacit.parse("mp2:variance=local").levels
+    text = repr(level)
+    assert ", variance='local'" in text
+    assert renewed({"version": 4, "strategy": text.replace(", variance='local'", "")})["strategy"] == text
+    assert strategy_text(text.replace(", variance='local'", "")) == text
+
+
 def test_states_of_both_versions_are_joined_by_the_present_names(saved: dict[str, dict[str, Any]]) -> None:
     old = saved["diloco"]
     one = {key: each for key, each in old.items() if not key.startswith(("rank2/", "rank3/"))}

@@ -169,7 +169,8 @@ class Level:
             self.gradient = GradientHook(self.session, tensors, self.used, modules)
         else:
             if together:
-                self.moments = OptimizerState(self.session, optimizers, named)
+                near = model.near if isinstance(model, ShardedModel) else None
+                self.moments = OptimizerState(self.session, optimizers, named, near)
                 present = LiveTensors(model.module, buffers.found_in(model))
                 self.buffers = ReplicaBuffers(self.session, present, share)
             self.progress = OptimizerHook(

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import ASGD, LBFGS, Adafactor, NAdam, Optimizer, Rprop
 
@@ -35,6 +36,7 @@ class OptimizerState:
         session: of the replicas that agree in a round.
         optimizers: of the parameters.
         named: the parameters.
+        near: the ranks that have the other shards of this replica, if there are any.
 
     Attributes:
         variance: has Adam go by the variance of the mean gradient; None where each goes by its own.
@@ -50,6 +52,7 @@ class OptimizerState:
         session: Session,
         optimizers: Sequence[Optimizer],
         named: Mapping[str, Tensor],
+        near: dist.ProcessGroup | None = None,
     ) -> None:
         self._session, self._optimizers, self._named = session, optimizers, named
         self._kind = session.strategy.momentum
@@ -61,7 +64,7 @@ class OptimizerState:
             for bucket in session.buckets:
                 self._room(bucket.dtype, bucket.numel)
         if session.strategy.variance == "scaled":
-            scaled = ScaledVariance(session, optimizers, named)
+            scaled = ScaledVariance(session, optimizers, named, near)
             self.variance = scaled if scaled.squares else None
 
     def completed(self, names: Collection[str]) -> None:

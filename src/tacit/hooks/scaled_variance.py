@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 
@@ -17,6 +18,7 @@ from tacit.hooks.taken import in_memory_order
 from tacit.hooks.trained_model import local
 from tacit.session import Session
 from tacit.torch_compat import add_squares_of_each_, divide_each_, multiply_each_
+from tacit.transports.process_groups import gathered
 
 SAMPLED = 256
 """About so many entries of a parameter's gradient are compared with those of the peers."""
@@ -63,14 +65,18 @@ class ScaledVariance:
 
     Args:
         session: of the replicas. optimizers: of the parameters; all but Adam and AdamW are left alone.
-        named: the parameters.
+        named: the parameters. near: the ranks that have the other shards of this replica.
     """
 
     def __init__(
-        self, session: Session, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]
+        self,
+        session: Session,
+        optimizers: Sequence[Optimizer],
+        named: Mapping[str, Tensor],
+        near: dist.ProcessGroup | None = None,
     ) -> None:
         self._session, self._named = session, named
-        self._replicas = len(session.ranks)
+        self._replicas, self._near = len(session.ranks), near
         self._names = {id(p): name for name, p in named.items()}
         self._optimizers = [each for each in optimizers if isinstance(each, Adam)]
         self.squares = {
@@ -165,17 +171,18 @@ class ScaledVariance:
         flat = torch.cat([*parts, own, counts])
         scope = self._session.strategy.topology.scope
         self._session.ask(partial(average_, flat, scope), "variances", of=flat)
-        told = flat.to("cpu")
+        *means, owns, counts = torch.split(flat, [each.numel() for each in (*parts, own, counts)])
+        common = torch.stack([each.square().sum() for each in means])
+        told = torch.stack([owns, common, counts]).cpu()
+        if self._near is not None:
+            shards = torch.stack(gathered(told, self._near))
+            told[:2] = shards[:, :2].sum(0)
         if not bool(told.isfinite().all()):
             return  # the round of the parameters says who has what is not finite
         betas = {name: float(group["betas"][1]) for _, group, _, name in self._parameters()}
-        *means, squared, counted = torch.split(told, [each.numel() for each in (*parts, own, counts)])
-        for name, mean, square, count in zip(
-            self.squares, means, squared.tolist(), counted.tolist(), strict=True
-        ):
+        for name, (square, mean, count) in zip(self.squares, told.t().tolist(), strict=True):
             if count > 0:
-                common = float(mean.square().sum()) / count**2
-                self.squares[name].move(square / count, common, step, betas[name])
+                self.squares[name].move(square / count, mean / count**2, step, betas[name])
         self._adopt()
 
     def _nothing(self, name: str) -> Tensor:
