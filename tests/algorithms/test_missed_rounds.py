@@ -455,6 +455,7 @@ def test_merges_that_keep_nothing_of_their_own_are_what_they_were(merge: Merge) 
         "merge": merge,
         "compressor": ErrorFeedback(Blockwise(3)),
         "buffers": "averaged",
+        "variance": "local",
     }
     if isinstance(merge, LocalResidual):
         with pytest.raises(ConfigError, match=re.escape("write merge=ServerParams(whole=False)")):
