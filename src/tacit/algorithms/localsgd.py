@@ -8,7 +8,7 @@ What travels is the delta x_r - x since the last anchor x, not x_r itself. In ex
 same. With a compressor it is far better, as the delta is small where parameters are not: `bits=16` sends it
 in bf16, 2 to 8 in QSGD's levels. The optimizer's own state (momentum, Adam's moments) stays local, as in the
 paper, unless `momentum` says otherwise: "averaged" in every round (Yu, Jin & Yang, ICML 2019), or "reset" to
-zero. `variance=scaled` has Adam go by the variance of the mean gradient (`ScaledVariance`).
+zero. `variance=scaled` has Adam go by the variance of the mean gradient.
 
 The paper's round is of all parameters as they are after H steps, and the next step begins from the mean: none
 of it can leave before, and training waits for all of it. With `fragments=F` one of F parts of the model has a

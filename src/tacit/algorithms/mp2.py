@@ -11,7 +11,7 @@ What a worker has not sent stays in its replica, and what an answer has not said
 changes by exactly the mean of the workers' own progress. The result is x. No round sends everything; momentum
 and all other state of the optimizer stay local, and BatchNorm's statistics are averaged by `session.sync()`
 and as the session closes. With `late=1` an answer is applied as the next round leaves.
-With Adam or AdamW each step's variance is scaled to that of the mean gradient (`ScaledVariance`), or
+With Adam or AdamW each step's variance is scaled to that of the mean gradient, or
 replicas, whose batches are smaller, would move too little; `variance=local` leaves it.
 With `predictor=last`, or `least-squares` (of the last three changes of x), q is of what is not predicted:
 
