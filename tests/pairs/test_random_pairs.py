@@ -254,8 +254,9 @@ def test_replicas_come_closer_than_without_averaging() -> None:
         return float((x - x.mean(0)).square().sum())
 
     mixed, apart = PairedCrew("adpsgd", peers=4), PairedCrew("adpsgd:sync_every=100", peers=4)
+    together = threading.Barrier(4)  # a thread that is far ahead of the others would meet stale replicas
     for crew in (mixed, apart):
-        crew.each(lambda rank, _, crew=crew: train(crew, rank, 20))  # type: ignore[misc]
+        crew.each(lambda rank, _, crew=crew: train(crew, rank, 20, lambda step: together.wait(30)))  # type: ignore[misc, arg-type, return-value]
     assert spread(mixed) < 0.5 * spread(apart)
     for crew in (mixed, apart):
         crew.close()
