@@ -25,11 +25,14 @@ TITLES = {
 IMAGE = "![The gap to plain training against the number of steps](images/accuracy.svg)"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666", "#8c564b")
 WIDTH, HEIGHT, LEFT, TOP, RIGHT = 720, 320, 60, 30, 250
+SEEDS = 3
+"""Of fewer nothing is published."""
 Row = Mapping[str, Any]
 
 
 def publish(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> list[Path]:
-    """Write the page, its figure, and the facts; which files were written."""
+    """Write the page, its figure, and the facts, of what has enough seeds; which files were written."""
+    rows = enough(rows)
     shown = [row for row in rows if row["arm"] != plain]
     put(FACTS, json.dumps(facts(shown), indent=1) + "\n")
     put(PAGE, page(rows, about, plain))
@@ -37,6 +40,11 @@ def publish(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> lis
         return [PAGE, FACTS]
     put(FIGURE, figure(shown))
     return [PAGE, FIGURE, FACTS]
+
+
+def enough(rows: Sequence[Row]) -> list[Row]:
+    """Those of at least so many seeds that an interval means something."""
+    return [row for row in rows if row["gap"]["count"] >= SEEDS]
 
 
 def facts(rows: Sequence[Row]) -> list[dict[str, Any]]:
