@@ -307,10 +307,12 @@ def ended_as(done: Mapping[Job, Ended], job: Job) -> Ended | None:
     if job in done:
         return done[job]
     plain = done.get(replace(job, arm=uncoded(job.arm)))
+    if plain is None:
+        return None
     shares = [
         each.share for other, each in done.items() if replace(other, seed=job.seed) == job and each.share
     ]
-    return replace(plain, job=job, share=statistics.mean(shares)) if plain and shares else None
+    return replace(plain, job=job, share=statistics.mean(shares)) if shares else None
 
 
 def missing(done: Mapping[Job, Ended], wanted: Sequence[tuple[str, str, int]], seeds: int) -> Iterator[Job]:
