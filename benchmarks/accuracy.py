@@ -9,9 +9,10 @@ Four workers train in one process (`in_one_process.py`): an algorithm whose cour
 network has the same trajectory there as on real ranks, which --check shows once. Each arm is trained with
 three learning rates, and more where the best is at an end. The best is taken for all its seeds: by a
 validation split (training images that no arm trains on), and of rates that this does not tell apart the one
-with the lowest loss in training; for plain training (`dense`) likewise. Gaps are paired by seed: equal
-weights, order and augmentation. Bytes are by the formulas of ring collectives, against a dense fp32
-all-reduce after every step.
+with the lowest loss in training; for plain training (`dense`) likewise. An arm with an entropy coder is
+trained for its bytes, and takes the accuracies of the arm without, which are the same bit for bit where
+both run on one processor. Gaps are paired by seed: equal weights, order and augmentation. Bytes are by the
+formulas of ring collectives, against a dense fp32 all-reduce after every step.
 
 PATH holds cifar10 (an archive or a folder, as `tacit compare cifar10 --data` takes it) and mnist.
 """
@@ -309,9 +310,7 @@ def ended_as(done: Mapping[Job, Ended], job: Job) -> Ended | None:
     plain = done.get(replace(job, arm=uncoded(job.arm)))
     if plain is None:
         return None
-    shares = [
-        each.share for other, each in done.items() if replace(other, seed=job.seed) == job and each.share
-    ]
+    shares = [each.share for other, each in done.items() if replace(other, seed=job.seed) == job]
     return replace(plain, job=job, share=statistics.mean(shares)) if shares else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -113,32 +113,27 @@ class ScaledVariance:
         step, scale = self._session.step, getattr(optimizer, "grad_scale", None)
         samples = self.due(step) or self.due(step - 1)  # an attempt with a scaler ends with its backward
         variances, gradients, shares, factors = [], [], [], []
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                name = self._names.get(id(p))
-                if p.grad is None or name not in self.squares or p.grad.is_sparse:
-                    continue
-                g, beta = local(p.grad), float(group["betas"][1])
-                if scale is not None:
-                    g = g / scale
-                if samples:
-                    self._samples[name] = sampled(g).to(torch.float32, copy=True)
-                state = optimizer.state.get(p, {})
-                if name not in self._seen:
-                    self._seen.add(name)
-                    if "exp_avg_sq" in state:
-                        self._of_mean.add(name)
-                if "exp_avg_sq" not in state:
-                    continue
-                variance = local(state["exp_avg_sq"])
-                # Below that, rounding could make it negative on the way.
-                share = max(self.squares[name].share(self._replicas), 4 * torch.finfo(variance.dtype).eps)
-                if share == 1.0:
-                    continue
-                variances.append(variance)
-                gradients.append(_with_decay(g, local(p.detach()), group))
-                shares.append(share)
-                factors.append((share - 1) * (1 - beta) / beta)
+        for _, group, p, name in self._parameters([optimizer]):
+            if p.grad is None or p.grad.is_sparse:
+                continue
+            g = local(p.grad) if scale is None else local(p.grad) / scale
+            if samples:
+                self._samples[name] = sampled(g).to(torch.float32, copy=True)
+            variance = _variance_of(p, optimizer)
+            if name not in self._seen and variance is not None:
+                self._of_mean.add(name)
+            self._seen.add(name)
+            if variance is None:
+                continue
+            # Below that, rounding could make it negative on the way.
+            share = max(self.squares[name].share(self._replicas), 4 * torch.finfo(variance.dtype).eps)
+            if share == 1.0:
+                continue
+            beta = float(group["betas"][1])
+            variances.append(variance)
+            gradients.append(_with_decay(g, local(p.detach()), group))
+            shares.append(share)
+            factors.append((share - 1) * (1 - beta) / beta)
         if shares:
             # Adam makes beta x + (1 - beta) g^2 of x: r times what it would have made of its own variance.
             multiply_each_(variances, shares)
@@ -179,7 +174,7 @@ class ScaledVariance:
             told[:2] = shards[:, :2].sum(0)
         if not bool(told.isfinite().all()):
             return  # the round of the parameters says who has what is not finite
-        betas = {name: float(group["betas"][1]) for _, group, _, name in self._parameters()}
+        betas = {name: float(group["betas"][1]) for _, group, _, name in self._parameters(self._optimizers)}
         for name, (square, mean, count) in zip(self.squares, told.t().tolist(), strict=True):
             if count > 0:
                 self.squares[name].move(square / count, mean / count**2, step, betas[name])
@@ -196,15 +191,17 @@ class ScaledVariance:
         self._of_mean -= known
 
     @torch.no_grad()
-    def _multiply(self, names: set[str], factor: Any) -> None:
-        for optimizer, _, p, name in self._parameters():
-            state = optimizer.state.get(p, {})
-            if name in names and "exp_avg_sq" in state:
-                local(state["exp_avg_sq"]).mul_(factor(self.squares[name].share(self._replicas)))
+    def _multiply(self, names: set[str], factor: Callable[[float], float]) -> None:
+        for optimizer, _, p, name in self._parameters(self._optimizers):
+            variance = _variance_of(p, optimizer)
+            if name in names and variance is not None:
+                variance.mul_(factor(self.squares[name].share(self._replicas)))
 
-    def _parameters(self) -> Iterator[tuple[Optimizer, dict[str, Any], Tensor, str]]:
+    def _parameters(
+        self, optimizers: Sequence[Optimizer]
+    ) -> Iterator[tuple[Optimizer, dict[str, Any], Tensor, str]]:
         """With their groups as they are now: loading a state gives an optimizer others."""
-        for optimizer in self._optimizers:
+        for optimizer in optimizers:
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     if (name := self._names.get(id(p))) in self.squares:
@@ -260,6 +257,12 @@ def sampled(x: Tensor) -> Tensor:
     """About `SAMPLED` entries at equal distances, in the order of memory: the same on all ranks."""
     flat = in_memory_order(x, x)
     return flat[:: max(1, flat.numel() // SAMPLED)]
+
+
+def _variance_of(p: Tensor, optimizer: Optimizer) -> Tensor | None:
+    """Adam's own tensor, or this rank's shard of it; None before its first step."""
+    found = optimizer.state.get(p, {}).get("exp_avg_sq")
+    return None if found is None else local(found)
 
 
 def _with_decay(g: Tensor, p: Tensor, group: Mapping[str, Any]) -> Tensor:
