@@ -27,7 +27,6 @@ import random
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -45,6 +44,7 @@ from fault_runs import MARK, processes
 from markdown_tables import markdown
 from paired import RESULTS, hardware
 from tacit.files import put
+from tacit.lab.testbed.launch import free_port
 from tacit.parameter_server import encoding, handshake
 from tacit.parameter_server.allowed_types import ALLOWED_TYPES
 from tacit.parameter_server.messages import RunSpec
@@ -100,7 +100,7 @@ class Training:
 
     def __enter__(self) -> Training:
         if self.alone:
-            self._secret, self._port = secrets.token_hex(32), _free_port()
+            self._secret, self._port = secrets.token_hex(32), free_port()
             server = ["-m", "tacit.parameter_server", "--workers", "3", "--port", str(self._port)]
             self._start(server, TACIT_FOOTPRINT=str(self.folder))
             for worker in range(2):
@@ -225,13 +225,6 @@ class Training:
         file = next(iter(self.folder.rglob("server0.json")))
         facts = json.loads(file.read_text())
         return int(sum(facts["stale"].values()) + facts["late"])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def reasons(text: str, address: str) -> list[str]:

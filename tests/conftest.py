@@ -56,6 +56,7 @@ PROCESSES = (
     "tests/hooks/test_features.py",
     "tests/hooks/test_given.py",
     "tests/hooks/test_gloo.py",
+    "tests/hooks/test_hanging.py",
     "tests/hooks/test_hook.py",
     "tests/hooks/test_in_stream.py",
     "tests/hooks/test_late.py",

@@ -1,6 +1,5 @@
 """A command parses each algorithm's text once in each process, and hands the value on."""
 
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from tacit.lab.cluster import Cluster
 from tacit.lab.recipes import worker
 from tacit.lab.recipes.progress import line_of
 from tacit.lab.testbed import Result
+from tacit.lab.testbed.launch import free_port
 
 
 @pytest.fixture
@@ -112,13 +112,6 @@ def test_predictor(parsed: list[str], tmp_path: Path, monkeypatch: pytest.Monkey
     ]
     assert tacit(monkeypatch, "predictor", "evaluate", *words, "--moments", 1) == 0
     assert parsed == []
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import traceback
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from gpu_training import CUDA, batches, flat, network, on, sgd, steps, wrapped
 
 import tacit
+from tacit.lab.testbed.launch import free_port
 
 ALGORITHMS = [
     "ddp", "dense", "topk:ratio=0.05", "dgc:ratio=0.05", "powersgd", "efsign", "qsgd", "int8",
@@ -41,9 +41,7 @@ def servers(algorithm: str) -> Iterator[list[str] | None]:
         return
     where = [None]
     if dist.get_rank() == 0:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            where = [free.getsockname()[1]]
+        where = [free_port()]
         words = ["--workers", str(dist.get_world_size()), "--port", str(where[0])]
         process = subprocess.Popen([sys.executable, "-m", "tacit.parameter_server", *words])
     dist.broadcast_object_list(where)

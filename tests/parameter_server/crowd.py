@@ -16,14 +16,9 @@ import torch.distributed as dist
 from forked import WARNINGS, Forked
 from launching import Ended, end, ended
 
+from tacit.lab.testbed.launch import free_port
+
 HERE = Path(__file__).resolve().parent
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _store() -> dist.TCPStore:

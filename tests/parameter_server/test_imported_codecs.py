@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from crowd import free_port
 from forked import Fork
+
+from tacit.lab.testbed.launch import free_port
 
 HERE = Path(__file__).resolve().parent
 WORLD = 2

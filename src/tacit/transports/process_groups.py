@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from tacit import torch_compat
 from tacit.torch_compat import ShutdownNotice
+from tacit.transports.posted import Later
 from tacit.transports.thread_shutdown import settle
 
 Use = tuple[int, str]
@@ -40,12 +42,15 @@ class GroupUser(Protocol):
 _OWN: dict[tuple[object, ...], list[dist.ProcessGroup]] = {}
 _OPEN: dict[GroupUser, int] = {}
 """The transports at work, and the channel of each: two at once must not share a process group."""
+_RETIRED: dict[dist.ProcessGroup, Sequence[Later]] = {}
+"""Groups of sessions that have failed, and what may hang there."""
 _CONTROL: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _NOTICES: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _MADE: Counter[tuple[int, ...]] = Counter()
 """How many groups of these ranks were made: on all of them as many, whatever else one takes part in."""
 _NOTICE, _SHARING = "tacit", "tacit-gloo"
 """The names of a backend that only tells of a shutdown, and of Gloo with one thread for all sockets."""
+_LINGER = 2.0
 
 
 @contextmanager
@@ -241,13 +246,39 @@ def abort(groups: Collection[dist.ProcessGroup]) -> None:
         torch_compat.abort(group)
 
 
+def retire(groups: Mapping[dist.ProcessGroup, Sequence[Later]]) -> None:
+    """Destroy groups that were aborted, each as soon as nothing of this rank's hangs there.
+
+    A group that is destroyed closes its connections, and so ends what peers have hanging there: Gloo itself
+    would wait for its time-out. They destroy theirs then, so that in the end nothing hangs anywhere.
+
+    Args:
+        groups: with all that was posted there and has not been answered.
+    """
+    _RETIRED.update(groups)
+    _destroy_retired()
+
+
+def _destroy_retired() -> bool:
+    """Whether all are destroyed."""
+    for group in [group for group, posted in _RETIRED.items() if not any(later.hangs() for later in posted)]:
+        del _RETIRED[group]
+        if torch_compat.is_open(group):
+            dist.destroy_process_group(group)
+    return not _RETIRED
+
+
 @atexit.register
 def _release() -> None:
     """Let the threads of our groups end while the interpreter lives.
 
     A thread of Gloo that returns from its last callback into an interpreter that is gone aborts the process.
-    Groups that are still at work are left alone: to wait for them could take until their time-out.
+    Groups that are still at work are left alone: to wait for them could take until their time-out. What hangs
+    where a session has failed ends when its peers close, or end: for that we wait `_LINGER` seconds at most.
     """
+    end = time.monotonic() + _LINGER
+    while not _destroy_retired() and time.monotonic() < end:
+        time.sleep(0.005)
     if not _OWN or any(user.under_way for user in _OPEN):
         return
     for user in [*_OPEN]:

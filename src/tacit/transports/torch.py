@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,87 +34,11 @@ from tacit.kernels.dispatch import on_host
 from tacit.transports import pairwise, permuting, process_groups
 from tacit.transports.pairwise import Pairwise, Sizes
 from tacit.transports.permuting import Waiters
+from tacit.transports.posted import Later, Now
 from tacit.transports.wire import AT_ONCE, IN_ROUNDS, empty_message, nbytes, pack_, ring_bytes, unpack
 
 # torch 2.13 renamed it, and warns about the old name.
 _all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-@dataclass(frozen=True)
-class _Now:
-    """The answer of an axis with one rank: nothing is sent."""
-
-    value: Any
-
-    def on_done(self, call: Callable[[], None]) -> None:
-        call()
-
-    def answer(self) -> Any:
-        return self.value
-
-
-@dataclass(eq=False)
-class _Later:
-    """Collectives under way, until they are done or given up."""
-
-    futures: Sequence[torch.futures.Future[Any]]
-    read: Callable[[], Any]
-    done: Callable[[_Later], None]
-    error: BaseException | None = None
-    call: Callable[[], None] | None = None
-
-    def on_done(self, call: Callable[[], None]) -> None:
-        once = _Once(call)
-        self.call = once
-        if self.error is not None:
-            once()
-        elif len(self.futures) == 1:
-            self.futures[0].add_done_callback(lambda _: once())
-        else:
-            _when_all(self.futures, once)
-
-    def give_up(self, error: BaseException) -> None:
-        """Answer with this error, now: Gloo ends what hangs no earlier than its time-out."""
-        self.error = error
-        if self.call is not None:
-            self.call()
-
-    def answer(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        for future in self.futures:
-            future.value()  # raises what the backend raised
-        self.done(self)
-        return self.read()
-
-
-class _Once:
-    """A call that is made once, whoever comes first."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call, self._first = call, threading.Lock()
-
-    def __call__(self) -> None:
-        if self._first.acquire(blocking=False):
-            self._call()
-
-
-def _when_all(futures: Sequence[torch.futures.Future[Any]], call: Callable[[], None]) -> None:
-    """Not `collect_all`: that is done at the first failure, when others may still write."""
-    if not futures:
-        call()
-        return
-    missing, lock = [len(futures)], threading.Lock()
-
-    def one(_: object) -> None:
-        with lock:
-            missing[0] -= 1
-            last = missing[0] == 0
-        if last:
-            call()
-
-    for future in futures:
-        future.add_done_callback(one)
 
 
 @dataclass(eq=False)
@@ -143,8 +66,8 @@ class TorchTransport:
     in_order: bool = False
     sent: int = 0
     """Bytes that this rank has sent, by the formulas of ring collectives."""
-    under_way: set[_Later] = field(default_factory=set, repr=False)
-    """Collectives posted whose answers nobody has taken."""
+    under_way: dict[Later, dist.ProcessGroup] = field(default_factory=dict, repr=False)
+    """Collectives posted whose answers nobody has taken, and the group of each."""
     _failure: BaseException | None = field(default=None, repr=False)
     _groups: dict[tuple[str, int], dist.ProcessGroup] = field(default_factory=dict, repr=False)
     _messages: dict[tuple[object, ...], Tensor] = field(default_factory=dict, repr=False)
@@ -173,8 +96,17 @@ class TorchTransport:
                 self._groups |= {(axis, stage): group for stage, group in enumerate(groups)}
 
     def close(self) -> None:
-        """Leave the groups to the next transport."""
+        """Leave the groups to the next transport; after a failure nobody gets them."""
         process_groups.leave(self)
+        if self._failure is not None and not self.in_order:
+            process_groups.retire(
+                {
+                    group: [later for later, where in self.under_way.items() if where is group]
+                    for group in self._groups.values()
+                }
+            )
+            self.under_way.clear()
+        self._exchanges.clear()
         self._groups = {}
         self._waiters.close()
 
@@ -202,7 +134,7 @@ class TorchTransport:
         assert not isinstance(request, PushPull), "a server was asked, and there is none"
         place = self.place(request.axis)
         if place.peers == 1 and not ALONE_TOO:
-            return _Now(_alone(request))
+            return Now(_alone(request))
         self.sent += ring_bytes(request, place)
         if isinstance(request, Permute):
             return self._permute(request, place, stage, key)
@@ -227,9 +159,9 @@ class TorchTransport:
             return self._message((key, request.axis, stage, part), like, 1)
 
         if self.in_order:
-            return self._later([], permuting.in_stream(request, place, group, message))
+            return self._later([], permuting.in_stream(request, place, group, message), group)
         works, read = permuting.posted(request, place, group, stage, message)
-        return self._under_way([self._waiters.wait(works)], read) if works else _Now(read())
+        return self._under_way([self._waiters.wait(works)], read, group) if works else Now(read())
 
     def _all_reduce(self, request: AllReduce, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
         payload = request.payload
@@ -250,7 +182,7 @@ class TorchTransport:
                     tensor.copy_(view)
             return payload
 
-        return self._later([work], read)
+        return self._later([work], read, group)
 
     def _all_gather(self, request: AllGather, group: dist.ProcessGroup, key: tuple[object, ...]) -> Posted:
         payload = request.payload
@@ -268,7 +200,7 @@ class TorchTransport:
             pack_(payload, mine)
             work = _all_gather_flat(all_, mine, group=group, async_op=not self.in_order)
         return self._later(
-            [work], lambda: [unpack(all_[i : i + size], payload) for i in range(0, all_.numel(), size)]
+            [work], lambda: [unpack(all_[i : i + size], payload) for i in range(0, all_.numel(), size)], group
         )
 
     def _is_spread(self) -> bool:
@@ -302,7 +234,7 @@ class TorchTransport:
                 mine.add_(other, alpha=1 / place.peers)
             return x
 
-        return self._later(done, read)
+        return self._later(done, read, group)
 
     def _all_gather_into(self, x: Tensor, spans: Spans, group: dist.ProcessGroup) -> Posted:
         # In place, and with Gloo in a third of the time of an all-gather.
@@ -311,7 +243,7 @@ class TorchTransport:
             for root, (start, stop) in enumerate(spans)
             if stop > start
         ]
-        return self._later(works, lambda: x)
+        return self._later(works, lambda: x, group)
 
     def _all_to_all(
         self, request: AllToAll, place: AxisRank, group: dist.ProcessGroup, key: tuple[object, ...]
@@ -331,7 +263,7 @@ class TorchTransport:
             messages = torch.split(arriving, in_)
             return [unpack(message, like) for message, like in zip(messages, likes, strict=True)]
 
-        return self._later(done, read)
+        return self._later(done, read, group)
 
     def _all_to_all_flat(
         self, arriving: Tensor, leaving: Tensor, sizes: Sizes, group: dist.ProcessGroup, total: int
@@ -342,22 +274,35 @@ class TorchTransport:
         self._exchanges[group] += 1
         return [pairwise.begun(arriving, leaving, sizes, group, self._exchanges[group])]
 
-    def _later(self, works: Sequence[dist.Work | Pairwise | None], read: Callable[[], Any]) -> Posted:
+    def _later(
+        self,
+        works: Sequence[dist.Work | Pairwise | None],
+        read: Callable[[], Any],
+        group: dist.ProcessGroup,
+    ) -> Posted:
         if self.in_order:
             if self._failure is not None:
                 raise self._failure
-            return _Now(read())
-        return self._under_way([self._future_of(work) for work in works if work is not None], read)
+            return Now(read())
+        return self._under_way([self._future_of(work) for work in works if work is not None], read, group)
 
     def _future_of(self, work: dist.Work | Pairwise) -> torch.futures.Future[Any]:
         return self._waiters.wait([work]) if isinstance(work, Pairwise) else work.get_future()
 
-    def _under_way(self, futures: Sequence[torch.futures.Future[Any]], read: Callable[[], Any]) -> Posted:
-        later = _Later(futures, read, self.under_way.discard)
-        self.under_way.add(later)
+    def _under_way(
+        self,
+        futures: Sequence[torch.futures.Future[Any]],
+        read: Callable[[], Any],
+        group: dist.ProcessGroup,
+    ) -> Posted:
+        later = Later(futures, read, self._taken)
+        self.under_way[later] = group
         if self._failure is not None:
             later.give_up(self._failure)
         return later
+
+    def _taken(self, later: Later) -> None:
+        self.under_way.pop(later, None)
 
     def _message(self, key: tuple[object, ...], like: Payload, copies: int) -> Tensor:
         size = copies * nbytes(like)
@@ -369,7 +314,8 @@ class TorchTransport:
     def abort(self, error: BaseException | None = None) -> None:
         """End every collective that is under way with an error; the groups are not used again.
 
-        What is given up may still hang in Gloo, until its time-out or until a peer's process ends.
+        What is given up may still hang in Gloo: until peers have closed their sessions (`close`), or have
+        ended, or until its time-out.
         """
         self._failure = self._failure or error or RuntimeError("the session has failed")
         for later in [*self.under_way]:

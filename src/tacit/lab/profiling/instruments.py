@@ -42,7 +42,7 @@ METHODS = {
     "exchange.lane.Lane.flush": "hand over",
     "exchange.stream_lane.StreamLane.submit": "lane",
     "transports.torch.TorchTransport.post": "start a collective",
-    "transports.torch._Later.answer": "take an answer",
+    "transports.posted.Later.answer": "take an answer",
     "session.nonfinite.NonfiniteChecks.divide": "look for NaN",
     "session.pending.PendingRounds.complete": "complete a bucket",
     "session.session.Session.begin": "begin a round",

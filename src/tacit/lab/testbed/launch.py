@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from tacit.lab.testbed.rank import MARK
 
 _FIRST_PORT = 29500
 _FIRST_SERVER_PORT = 40000  # one for each server of each run
+_FREE_PORTS = range(15000, 32000)
 _RANK = Path(__file__).with_name("rank.py")
 
 # What an outer torchrun left behind would otherwise be taken for ours.
@@ -31,20 +33,29 @@ _STALE_NAMES = {
 
 def meeting_point(cluster: Cluster, run: int) -> tuple[str, int]:
     """Address and port of the rendezvous of one run's launchers."""
-    return (address(0), _FIRST_PORT + run) if cluster.namespaces else ("127.0.0.1", _free_port())
+    return (address(0), _FIRST_PORT + run) if cluster.namespaces else ("127.0.0.1", free_port())
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+def free_port() -> int:
+    """A port of this host that nobody has, for a process that is about to start.
+
+    Below those that the system hands out itself (32768 and above): another process could be given one of
+    those before ours has it. Two that ask at the same time are unlikely to be told the same.
+    """
+    while True:
+        port = secrets.choice(_FREE_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
         return port
 
 
 def server_points(cluster: Cluster, run: int) -> list[tuple[str, int]]:
     """Address and port of each parameter server of one run."""
     if not cluster.namespaces:
-        return [("127.0.0.1", _free_port()) for _ in range(cluster.servers)]
+        return [("127.0.0.1", free_port()) for _ in range(cluster.servers)]
     first = _FIRST_SERVER_PORT + run * cluster.servers
     return [(address(cluster.nodes + i), first + i) for i in range(cluster.servers)]
 

@@ -1,0 +1,93 @@
+"""Collectives of torch.distributed that were posted, and their answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Later", "Now"]
+
+
+@dataclass(frozen=True)
+class Now:
+    """The answer of an axis with one rank: nothing is sent."""
+
+    value: Any
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        call()
+
+    def answer(self) -> Any:
+        return self.value
+
+
+@dataclass(eq=False)
+class Later:
+    """Collectives under way, until they are done or given up."""
+
+    futures: Sequence[torch.futures.Future[Any]]
+    read: Callable[[], Any]
+    done: Callable[[Later], None]
+    error: BaseException | None = None
+    call: Callable[[], None] | None = None
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        once = _Once(call)
+        self.call = once
+        if self.error is not None:
+            once()
+        elif len(self.futures) == 1:
+            self.futures[0].add_done_callback(lambda _: once())
+        else:
+            _when_all(self.futures, once)
+
+    def give_up(self, error: BaseException) -> None:
+        """Answer with this error, now: Gloo ends what hangs no earlier than its time-out."""
+        self.error = error
+        if self.call is not None:
+            self.call()
+
+    def hangs(self) -> bool:
+        """Whether the backend has not ended it, however it was answered."""
+        return not all(future.done() for future in self.futures)
+
+    def answer(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        for future in self.futures:
+            future.value()  # raises what the backend raised
+        self.done(self)
+        return self.read()
+
+
+class _Once:
+    """A call that is made once, whoever comes first."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call, self._first = call, threading.Lock()
+
+    def __call__(self) -> None:
+        if self._first.acquire(blocking=False):
+            self._call()
+
+
+def _when_all(futures: Sequence[torch.futures.Future[Any]], call: Callable[[], None]) -> None:
+    """Not `collect_all`: that is done at the first failure, when others may still write."""
+    if not futures:
+        call()
+        return
+    missing, lock = [len(futures)], threading.Lock()
+
+    def one(_: object) -> None:
+        with lock:
+            missing[0] -= 1
+            last = missing[0] == 0
+        if last:
+            call()
+
+    for future in futures:
+        future.add_done_callback(one)

@@ -1,0 +1,41 @@
+"""One rank of a world in which the last rank leaves out a collective, gives up, and trains on for a while."""
+
+import json
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from tacit.contracts import AllReduce
+from tacit.transports.posted import Later
+from tacit.transports.torch import TorchTransport
+
+KEPT: list[dist.ProcessGroup] = []
+"""Groups that live as long as the interpreter, as those that a traceback refers to."""
+
+
+def main() -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    last = dist.get_rank() == dist.get_world_size() - 1
+    transport = TorchTransport(dist.group.WORLD, timedelta(seconds=100))
+    transport.open({"world": 2})
+    posted = None
+    if not last:
+        KEPT.extend(transport._groups.values())
+        posted = transport.post(AllReduce((torch.ones(1000),), "world"), 1, "bucket")
+        assert isinstance(posted, Later)
+        posted.on_done(lambda: None)
+    dist.barrier()
+    transport.abort(RuntimeError("this rank gives up"))
+    assert posted is None or posted.hangs()
+    begun = time.monotonic()
+    transport.close()
+    dist.destroy_process_group()
+    if last:
+        time.sleep(1.5)  # so that the others end before
+    print(json.dumps({"closed": time.monotonic() - begun}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
