@@ -117,7 +117,7 @@ _HOMES = {
     "tacit.optim": "LAMB LARS GrowingBatches scale_lr",
     "tacit.overlap": "Bucketwise Delayed Fused Prioritized",
     "tacit.rounds": "AdaComm ByVariance Cycling Every EveryEpoch EveryStep MomentPeriods NodeRounds "
-    "OnPlateau Until",
+    "OnPlateau Renewals Until",
     "tacit.topologies": "Asynchronous Auto BlueConnect Decoupled Directed DoubleTree Flat GlobalTopK "
     "Gossip Groups HalvingDoubling Hierarchical LinkTree Pairs Ring StaleSynchronous "
     "Star Synchronous Torus TwoPhase Uneven",

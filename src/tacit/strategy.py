@@ -33,7 +33,7 @@ from tacit.contracts import (
 from tacit.errors import ConfigError
 from tacit.merges import Replace, ServerParams
 from tacit.overlap import Bucketwise
-from tacit.rounds import EveryStep, MomentPeriods
+from tacit.rounds import EveryStep, MomentPeriods, Renewals
 from tacit.topologies.auto import Auto
 
 Subject = Literal["nothing", "gradient", "delta"]
@@ -45,6 +45,7 @@ Accept: TypeAlias = Literal["exact", "lossless", "feedback", "periodic"]
 
 
 _KINDS = {"rounds": Rounds, "topology": Topology, "overlap": Overlap, "merge": Merge}
+_OF_STEPS = {"momentum": MomentPeriods, "variance": Renewals}
 _EXAMPLE = {"rounds": "Every(8)", "topology": "Flat()", "overlap": "Bucketwise()", "merge": "Average()"}
 
 
@@ -68,6 +69,7 @@ class Strategy:
         variance: Adam's and AdamW's, where replicas step by gradients of their own. "local": that of these
             gradients; "scaled": in each step it is scaled to that of their mean, by samples of the gradients
             (a few entries of each parameter, every eighth step). Without effect on other optimizers.
+            `Renewals()`: it moves in steps alone in which a nearer level averages gradients.
         name: the text form it was made from; without effect.
     """
 
@@ -80,7 +82,7 @@ class Strategy:
     merge: Merge = Replace()
     momentum: Beside | MomentPeriods = "local"
     buffers: Buffers = "averaged"
-    variance: Variance = "local"
+    variance: Variance | Renewals = "local"
     name: str = field(default="custom", compare=False)
 
     def __post_init__(self) -> None:
@@ -114,8 +116,8 @@ class Strategy:
         self._check_beside("buffers", self.buffers, Buffers, "averaged")
         self._check_beside("variance", self.variance, Variance, "local")
 
-    def _check_beside(self, what: str, given: str | MomentPeriods, kinds: Any, default: str) -> None:
-        if what != "momentum" or not isinstance(given, MomentPeriods):
+    def _check_beside(self, what: str, given: object, kinds: Any, default: str) -> None:
+        if isinstance(given, str) or type(given) is not _OF_STEPS.get(what):
             checks.one_of(what, given, typing.get_args(kinds))
         if self.server is not None and self.server.optimizer == "server" and given != default:
             raise ConfigError(

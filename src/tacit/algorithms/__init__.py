@@ -48,6 +48,7 @@ from tacit.algorithms.muloco import muloco as muloco, snoo as snoo
 from tacit.algorithms.sparseloco import sparseloco as sparseloco
 from tacit.algorithms.dilocox import dilocox as dilocox
 from tacit.algorithms.desloc import desloc as desloc
+from tacit.algorithms.zeroone_adam import zeroone_adam as zeroone_adam
 from tacit.algorithms.overlap_localsgd import overlap_localsgd as overlap_localsgd
 from tacit.algorithms.odsgd import odsgd as odsgd
 from tacit.algorithms.ednncomm import ednncomm as ednncomm

@@ -14,6 +14,7 @@ from torch import Tensor
 from tacit.contracts import NET, WORLD, PhasedRounds
 from tacit.errors import CheckpointError
 from tacit.hooks.ddp import GradientHook
+from tacit.hooks.kept_variance import KeptVariance
 from tacit.hooks.layerwise import LayerwiseHook
 from tacit.hooks.old_checkpoints import VERSION as OLD_VERSION
 from tacit.hooks.old_checkpoints import renewed
@@ -35,7 +36,7 @@ DECAY = "weight_decay_momentum"
 LAST_EQUAL = "last_equal"
 """Of each level where replicas take steps of their own: after how many steps they were last equal."""
 VARIANCES = "variances"
-"""Of each level where Adam's variance is scaled: by what. Nothing of it is in older states."""
+"""Of each level where Adam's variance is scaled or kept: by what, since when. Older states have none."""
 RATES = "learning_rates"
 """In whose units residuals are. Some states of version 3 lack it; then it is the present rates."""
 
@@ -98,9 +99,9 @@ def saved(
         "layouts": [level.gradient.layout if level.gradient is not None else None for level in levels],
         RATES: json.dumps([_rates(level) for level in levels]),
     }
-    scaled = {i: each.kept() for i, at in enumerate(levels) if (each := _scaled_variance(at)) is not None}
-    if scaled:
-        state[VARIANCES] = json.dumps(scaled)
+    variances = {i: each.kept() for i, at in enumerate(levels) if (each := _variance(at)) is not None}
+    if variances:
+        state[VARIANCES] = json.dumps(variances)
     for i, (level, whole) in enumerate(zip(levels, wholes, strict=True)):
         for (name, field), kept in {**whole, **_of_hook(level)}.items():
             state[_key(i, level.session, name, field, kept.shared)] = kept.tensor.reshape(-1).clone()
@@ -216,8 +217,8 @@ def _resume(
             for buckets, step, apply_at in json.loads(state["pending_rounds"])[i]
         ]
         level.progress.follow_buckets(ways, json.loads(state.get(LAST_EQUAL, "{}")).get(str(i), 0))
-        if (scaled := _scaled_variance(level)) is not None:
-            scaled.resume(json.loads(state.get(VARIANCES, "{}")).get(str(i), {}))
+        if (variance := _variance(level)) is not None:
+            variance.resume(json.loads(state.get(VARIANCES, "{}")).get(str(i), {}))
         if _losses(i, level) in state:
             level.progress.observations.losses.copy_(state[_losses(i, level)])
     taken_over = session.store.restore(found)
@@ -244,7 +245,7 @@ def _rates(level: ActiveLevel) -> dict[str, list[float]]:
     return {} if level.session.rescaling is None else level.session.rescaling.state()
 
 
-def _scaled_variance(level: ActiveLevel) -> ScaledVariance | None:
+def _variance(level: ActiveLevel) -> ScaledVariance | KeptVariance | None:
     return None if level.progress is None else level.progress.variance
 
 

@@ -17,6 +17,7 @@ from tacit.hooks.answers import Answers
 from tacit.hooks.buffers import ReplicaBuffers
 from tacit.hooks.consensus import Consensus, ConsensusMeter
 from tacit.hooks.fragments import buckets_of_parts
+from tacit.hooks.kept_variance import KeptVariance
 from tacit.hooks.local_deltas import ASIDE, GIVEN, MINE, LocalDeltas
 from tacit.hooks.observations import Observations
 from tacit.hooks.optimizer_state import OptimizerState
@@ -159,8 +160,8 @@ class OptimizerHook:
             self._replica.anchor_here(i, anchor)
 
     @property
-    def variance(self) -> ScaledVariance | None:
-        """What scales Adam's variance, if something does."""
+    def variance(self) -> ScaledVariance | KeptVariance | None:
+        """What changes Adam's variance, if something does."""
         return None if self._moments is None else self._moments.variance
 
     @property

@@ -15,9 +15,10 @@ from torch.optim import ASGD, LBFGS, Adafactor, NAdam, Optimizer, Rprop
 
 from tacit.errors import AttachError
 from tacit.exchange.combinators import average_, gather
+from tacit.hooks.kept_variance import KeptVariance
 from tacit.hooks.scaled_variance import ScaledVariance
 from tacit.hooks.trained_model import local
-from tacit.rounds import MomentPeriods
+from tacit.rounds import MomentPeriods, Renewals
 from tacit.session import Session
 
 _log = logging.getLogger("tacit")
@@ -39,13 +40,13 @@ class OptimizerState:
         near: the ranks that have the other shards of this replica, if there are any.
 
     Attributes:
-        variance: has Adam go by the variance of the mean gradient; None where each goes by its own.
+        variance: has Adam go by a variance of mean gradients; None where each goes by its own.
 
     Raises:
         AttachError: an optimizer's state cannot start from zero.
     """
 
-    variance: ScaledVariance | None = None
+    variance: ScaledVariance | KeptVariance | None = None
 
     def __init__(
         self,
@@ -66,6 +67,9 @@ class OptimizerState:
         if session.strategy.variance == "scaled":
             scaled = ScaledVariance(session, optimizers, named, near)
             self.variance = scaled if scaled.squares else None
+        if isinstance(renewals := session.strategy.variance, Renewals):
+            replicas = len(session.ranks)
+            self.variance = KeptVariance(renewals, optimizers, named, replicas, lambda: session.step)
 
     def completed(self, names: Collection[str]) -> None:
         """To be called when a round's answer has been applied to these parameters."""
@@ -77,11 +81,14 @@ class OptimizerState:
 
     def due(self, step: int) -> bool:
         """Whether a period of its own ends with this step, counted from 0."""
-        return any(self._ending(step)) or (self.variance is not None and self.variance.due(step))
+        return any(self._ending(step)) or self._compares(step)
+
+    def _compares(self, step: int) -> bool:
+        return isinstance(self.variance, ScaledVariance) and self.variance.due(step)
 
     def before(self, step: int) -> None:
         """What is asked behind this step before a round leaves. A collective call where something is."""
-        if self.variance is not None and self.variance.due(step):
+        if isinstance(self.variance, ScaledVariance) and self.variance.due(step):
             self.variance.exchange(step)
 
     def after(self, step: int) -> None:

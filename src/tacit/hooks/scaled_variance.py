@@ -119,7 +119,7 @@ class ScaledVariance:
             g = local(p.grad) if scale is None else local(p.grad) / scale
             if samples:
                 self._samples[name] = sampled(g).to(torch.float32, copy=True)
-            variance = _variance_of(p, optimizer)
+            variance = variance_of(p, optimizer)
             if name not in self._seen and variance is not None:
                 self._of_mean.add(name)
             self._seen.add(name)
@@ -131,7 +131,7 @@ class ScaledVariance:
                 continue
             beta = float(group["betas"][1])
             variances.append(variance)
-            gradients.append(_with_decay(g, local(p.detach()), group))
+            gradients.append(with_decay(g, local(p.detach()), group))
             shares.append(share)
             factors.append((share - 1) * (1 - beta) / beta)
         if shares:
@@ -193,7 +193,7 @@ class ScaledVariance:
     @torch.no_grad()
     def _multiply(self, names: set[str], factor: Callable[[float], float]) -> None:
         for optimizer, _, p, name in self._parameters(self._optimizers):
-            variance = _variance_of(p, optimizer)
+            variance = variance_of(p, optimizer)
             if name in names and variance is not None:
                 variance.mul_(factor(self.squares[name].share(self._replicas)))
 
@@ -259,13 +259,13 @@ def sampled(x: Tensor) -> Tensor:
     return flat[:: max(1, flat.numel() // SAMPLED)]
 
 
-def _variance_of(p: Tensor, optimizer: Optimizer) -> Tensor | None:
+def variance_of(p: Tensor, optimizer: Optimizer) -> Tensor | None:
     """Adam's own tensor, or this rank's shard of it; None before its first step."""
     found = optimizer.state.get(p, {}).get("exp_avg_sq")
     return None if found is None else local(found)
 
 
-def _with_decay(g: Tensor, p: Tensor, group: Mapping[str, Any]) -> Tensor:
+def with_decay(g: Tensor, p: Tensor, group: Mapping[str, Any]) -> Tensor:
     """The gradient that Adam squares, with an L2 penalty in it; AdamW has none."""
     decay = 0.0 if group.get("decoupled_weight_decay") else group["weight_decay"]
     if not decay:

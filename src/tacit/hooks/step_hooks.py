@@ -16,6 +16,7 @@ from tacit.hooks.epochs import BackwardPasses
 from tacit.hooks.forward_steps import ForwardSteps
 from tacit.hooks.frozen_check import FrozenCheck
 from tacit.hooks.grad_scaler import ScaledSteps
+from tacit.hooks.kept_variance import KeptVariance
 from tacit.hooks.layerwise import LayerwiseHook
 from tacit.hooks.learning_rates import RateHistory
 from tacit.hooks.level import Level
@@ -92,8 +93,11 @@ class StepHooks:
         if far.progress is not None:
             module: Any = self._options.model.module
             self._handles.append(module.register_state_dict_pre_hook(self._warn_of_own_replica))
+        counted = 0 if scaled is None else 1  # an attempt with a scaler ends with its backward
+        variance = None if far.moments is None else far.moments.variance
+        if isinstance(variance, KeptVariance):
+            variance.count_by(lambda: far.session.step - counted)
         if taken is not None:
-            counted = 0 if scaled is None else 1  # an attempt with a scaler ends with its backward
             taken.take(lambda: near.session.step - counted)
             self._undo.append(taken.restore)
         if any(level.session.config.in_stream and level.gradient is not None for level in self._levels):

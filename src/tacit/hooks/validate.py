@@ -27,6 +27,7 @@ from tacit.hooks.options import is_periodic
 from tacit.hooks.sharded_model import ShardedModel
 from tacit.hooks.trained_model import TrainedModel
 from tacit.hooks.uneven_data import refuse_join
+from tacit.rounds import Renewals
 from tacit.strategy import AnyStrategy
 from tacit.torch_compat import reduces_in_python
 
@@ -129,8 +130,20 @@ def _check_strategy(strategy: AnyStrategy, optimizers: Sequence[Optimizer]) -> N
             f"rounds={last.rounds} end while training goes on, so replicas would never be equal again: "
             "join it by Levels with one that exchanges their deltas"
         )
+    check_renewals(strategy)
     if not optimizers and ("delta" in subjects or last.independent):
         raise AttachError(f"{strategy.name!r} exchanges after optimizer.step: give attach the optimizer")
+
+
+def check_renewals(strategy: AnyStrategy) -> None:
+    """Refuse a variance that moves in other steps than those in which gradients are averaged."""
+    for i, far in enumerate(strategy.levels):
+        if isinstance(far.variance, Renewals) and (i == 0 or strategy.levels[i - 1].rounds != far.variance):
+            raise AttachError(
+                f"variance={far.variance} of {strategy.name!r} moves where a nearer level averages "
+                "gradients, and there is none that does so in these steps: join it by Levels with "
+                f"Strategy(rounds={far.variance}), as zeroone-adam does"
+            )
 
 
 def _check_model(

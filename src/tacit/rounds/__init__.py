@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tacit import _moved
 from tacit.rounds.adaptive import AdaComm, ByVariance, OnPlateau
 from tacit.rounds.cycling import Cycling, NodeRounds
-from tacit.rounds.periods import Every, EveryEpoch, EveryStep, MomentPeriods, Until
+from tacit.rounds.periods import Every, EveryEpoch, EveryStep, MomentPeriods, Renewals, Until
 
 __all__ = [
     "AdaComm",
@@ -17,6 +17,7 @@ __all__ = [
     "MomentPeriods",
     "NodeRounds",
     "OnPlateau",
+    "Renewals",
     "Until",
 ]
 

@@ -1,0 +1,51 @@
+"""0/1 Adam (Lu, Li, Zhang, De Sa & He, ICLR 2023, arXiv 2202.06009): a kept variance, and local steps.
+
+The paper's algorithm, on each worker r:                 here:
+    v moves in steps of T_v alone, by mean gradients     Renewals: near level, by Int8 with error feedback
+    m_r <- beta1 m_r + (1 - beta1) g_r                   Adam itself, on each replica
+    x_r <- x_r - lr * m_r / sqrt(v)                      Adam or AdamW, by hooks.KeptVariance
+    in steps of T_u: what all have moved by since the    far level: rounds as those of `mp2`, every
+      last one, averaged in one bit, error feedback        `sync_every` steps in `bits` bits an entry
+
+T_v: the first `freeze_step` steps; then, `refresh` at a time, from 1.5, 1.5^2, 1.5^3 ... times that on. A
+variance of mean gradients is what plain Adam has. That of a replica's own, which `mp2` scales to it, is of a
+smaller batch: it is noisier, and another on each replica.
+
+Differences from the paper: v moves for a few steps at a time, not in single ones; gradients travel in 8
+bits. A step divides by the root of beta2 v + (1 - beta2) g^2 / P, of P replicas, where the paper's divides by
+that of v. What a round leaves out stays in the replica, so that the error of what was sent needs no memory;
+momenta stay each replica's own, where the paper sets them to what the round says; 2 bits and more, not one;
+rounds are equally far apart, and go on while gradients travel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tacit.algorithms.mp2 import mp2
+from tacit.algorithms.registry import algorithm
+from tacit.compressors.int8 import Int8
+from tacit.compressors.wrappers import ErrorFeedback
+from tacit.rounds import Renewals
+from tacit.strategy import Levels, Strategy
+
+
+@algorithm(
+    family="periodic",
+    paper="0/1 Adam: Lu et al. 2022, arXiv 2202.06009",
+    compresses=True,
+    changes="Adam's variance is kept but for a few steps now and then, in which gradients travel; progress "
+    "travels in few bits an entry both ways; replicas keep what they have not sent",
+)
+def zeroone_adam(
+    freeze_step: int = 500,
+    refresh: int = 20,
+    bits: int = 2,
+    sync_every: int = 1,
+    entropy: bool = False,
+) -> Levels:
+    """Adam's variance moves until `freeze_step`, then `refresh` steps at a time; progress in `bits` bits."""
+    renewals = Renewals(freeze_step, refresh)
+    near = Strategy(compressor=ErrorFeedback(Int8()), rounds=renewals, name="gradients")
+    far = replace(mp2(bits, sync_every, entropy=entropy), variance=renewals, name="progress")
+    return Levels((near, far), name="zeroone-adam")

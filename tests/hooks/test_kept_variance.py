@@ -1,0 +1,269 @@
+"""Adam's variance that is kept, against the same lines over plain tensors."""
+
+from __future__ import annotations
+
+import math
+import re
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+import tacit
+from cases import for_each
+from tacit.algorithms import parse
+from tacit.hooks.kept_variance import KeptVariance
+from tacit.hooks.validate import check_renewals
+from tacit.rounds import Renewals
+
+P, STEPS = 3, 16
+RENEWALS = Renewals(4, 2)
+MOVING = {0, 1, 2, 3, 6, 7, 13, 14}
+"""Of `RENEWALS`: from 0, 6 and 13.5 on; from 9 on it has been kept for one step only."""
+KINDS: dict[str, Any] = {
+    "AdamW": lambda ps: AdamW(ps, lr=0.01, betas=(0.9, 0.9), weight_decay=0.1),
+    "Adam": lambda ps: Adam(ps, lr=0.01, betas=(0.8, 0.95)),
+    "L2": lambda ps: Adam(ps, lr=0.01, weight_decay=0.3),
+    "maximize": lambda ps: Adam(ps, lr=0.01, weight_decay=0.2, maximize=True),
+    "fused": lambda ps: AdamW(ps, lr=0.01, fused=True),
+    "one by one": lambda ps: AdamW(ps, lr=0.01, foreach=False),
+}
+
+
+class Replica:
+    """Parameters, their optimizer, and the variance that is kept; gradients are made up."""
+
+    def __init__(self, build: Any, renewals: Renewals = RENEWALS) -> None:
+        self.parameters = {
+            name: nn.Parameter(torch.full(shape, 0.5, dtype=torch.float64))
+            for name, shape in (("weight", (5, 4)), ("bias", (5,)), ("idle", (3,)))
+        }
+        self.optimizer: Optimizer = build([*self.parameters.values()])
+        self.step = 0
+        self.variance = KeptVariance(renewals, [self.optimizer], self.parameters, P, lambda: self.step)
+
+    def given(self) -> None:
+        """A gradient of this step, with one that is far larger than those before."""
+        data = torch.Generator().manual_seed(self.step)
+        for name, p in self.parameters.items():
+            p.grad = torch.randn(p.shape, generator=data, dtype=p.dtype)
+            if name == "idle" and self.step % 2:
+                p.grad = None
+        if self.step == 5:
+            self.parameters["weight"].grad[0, 0] = 1e4  # type: ignore[index]
+
+    def stepped(self) -> None:
+        self.given()
+        self.optimizer.step()
+        self.step += 1
+
+    def state(self, name: str) -> dict[str, Any]:
+        return self.optimizer.state[self.parameters[name]]
+
+
+def squared(replica: Replica, name: str) -> Tensor:
+    """What Adam squares: the gradient, with an L2 penalty in it."""
+    p, group = replica.parameters[name], replica.optimizer.param_groups[0]
+    assert p.grad is not None
+    if group.get("decoupled_weight_decay") or not group["weight_decay"]:
+        return p.grad
+    return p.grad + (-1 if group["maximize"] else 1) * group["weight_decay"] * p.detach()
+
+
+@for_each("kind", KINDS)
+def test_each_step_divides_by_what_is_kept_and_the_state_has_it_again(kind: str) -> None:
+    build = KINDS[kind]
+    replica = Replica(build)
+    beta = replica.optimizer.param_groups[0]["betas"][1]
+    kept: dict[str, tuple[Tensor, int]] = {}
+    frozen = 0
+    for step in range(STEPS):
+        replica.given()
+        twins = {name: nn.Parameter(p.detach().clone()) for name, p in replica.parameters.items()}
+        twin = build([*twins.values()])
+        moves = step in MOVING
+        assert RENEWALS.moves(step) == moves
+        before = {}
+        for name, p in replica.parameters.items():
+            state = replica.state(name)
+            taken = int(state["step"]) if state else 0
+            if not moves and name not in kept:
+                kept[name] = state["exp_avg_sq"].clone(), taken
+            if moves and name in kept:  # Adam goes on from it as if it had moved in every step
+                v, since = kept.pop(name)
+                state = {**state, "exp_avg_sq": v * (1 - beta**taken) / (1 - beta**since)}
+            if p.grad is None:
+                continue
+            twins[name].grad = p.grad.clone()
+            if state:
+                twin.state[twins[name]] = {key: value.clone() for key, value in state.items()}
+            if not moves:
+                g, (v, since) = squared(replica, name), kept[name]
+                wanted = beta * v / (1 - beta**since) + (1 - beta) * g.square() / P  # what Adam divides by
+                raw = wanted * (1 - beta ** (taken + 1))
+                twin.state[twins[name]]["exp_avg_sq"] = (raw - (1 - beta) * g.square()) / beta
+                before[name] = v
+                frozen += 1
+        twin.step()
+        replica.optimizer.step()
+        replica.step += 1
+        for name, p in replica.parameters.items():
+            torch.testing.assert_close(p.detach(), twins[name].detach(), rtol=1e-7, atol=1e-12)
+        for name, v in before.items():
+            assert torch.equal(replica.state(name)["exp_avg_sq"], v), "to the bit"
+    assert frozen > 10
+    assert {*kept} == {"weight", "bias", "idle"}
+    replica.variance.restore()
+    for name, (v, since) in kept.items():
+        steps = int(replica.state(name)["step"])
+        expected = v * (1 - beta**steps) / (1 - beta**since)
+        torch.testing.assert_close(replica.state(name)["exp_avg_sq"], expected)
+    assert not replica.optimizer._optimizer_step_pre_hooks
+    assert not replica.optimizer._optimizer_step_post_hooks
+    after = deepcopy(replica.optimizer.state_dict())
+    replica.variance.restore()  # a second time: nothing
+    for name in kept:
+        there = after["state"][[*kept].index(name)]["exp_avg_sq"]
+        assert torch.equal(replica.state(name)["exp_avg_sq"], there)
+
+
+@pytest.mark.parametrize("loads", ["before", "behind"])
+@pytest.mark.parametrize("stop", [2, 5, 7, 8, 12])
+def test_a_run_that_is_resumed_is_the_run_that_never_stopped(stop: int, loads: str) -> None:
+    whole, again = Replica(KINDS["AdamW"]), Replica(KINDS["AdamW"])
+    for _ in range(stop):
+        whole.stepped()
+    saved, told = deepcopy(whole.optimizer.state_dict()), deepcopy(whole.variance.kept())
+    for name, p in again.parameters.items():
+        p.data.copy_(whole.parameters[name].detach())
+    again.step = stop
+    if loads == "before":
+        again.optimizer.load_state_dict(saved)
+    again.variance.resume(told)
+    if loads == "behind":
+        again.optimizer.load_state_dict(saved)
+    assert again.variance.kept() == told
+    for _ in range(stop, STEPS):
+        whole.stepped()
+        again.stepped()
+    for name in whole.parameters:
+        assert torch.equal(whole.parameters[name], again.parameters[name])
+        assert torch.equal(whole.state(name)["exp_avg_sq"], again.state(name)["exp_avg_sq"])
+
+
+def test_a_step_that_a_scaler_leaves_out_changes_nothing() -> None:
+    """A fused optimizer is called all the same, and told so; and else divides the gradient itself."""
+    replica = Replica(KINDS["fused"])
+    for _ in range(5):
+        replica.stepped()
+    before = replica.state("weight")["exp_avg_sq"].clone()
+    replica.given()
+    replica.optimizer.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
+    replica.optimizer.grad_scale = torch.tensor(8.0)  # type: ignore[attr-defined]
+    parameters = {name: p.detach().clone() for name, p in replica.parameters.items()}
+    replica.optimizer.step()
+    assert all(torch.equal(p, parameters[name]) for name, p in replica.parameters.items())
+    assert torch.equal(replica.state("weight")["exp_avg_sq"], before)
+    plain = deepcopy(replica)
+    plain.optimizer.found_inf = plain.optimizer.grad_scale = None  # type: ignore[attr-defined]
+    replica.optimizer.found_inf = torch.tensor(0.0)  # type: ignore[attr-defined]
+    for p in replica.parameters.values():
+        if p.grad is not None:
+            p.grad = 8 * p.grad
+    other = Replica(KINDS["fused"])
+    for _ in range(5):
+        other.stepped()
+    other.given()
+    other.optimizer.step()
+    replica.optimizer.step()
+    for name, p in replica.parameters.items():
+        torch.testing.assert_close(p.detach(), other.parameters[name].detach(), rtol=1e-6, atol=1e-9)
+
+
+def test_a_step_that_raises_leaves_the_variance_as_it_was() -> None:
+    replica = Replica(KINDS["AdamW"])
+    for _ in range(5):
+        replica.stepped()
+    before = replica.state("weight")["exp_avg_sq"].clone()
+    replica.given()
+
+    def interrupted(*_: Any) -> None:
+        raise RuntimeError("a hook of the user's")
+
+    replica.optimizer.register_step_pre_hook(interrupted)
+    with pytest.raises(RuntimeError, match="of the user's"):
+        replica.optimizer.step()
+    assert not torch.equal(replica.state("weight")["exp_avg_sq"], before)
+    replica.variance.restore()
+    share = (1 - 0.9**5) / (1 - 0.9**4)
+    torch.testing.assert_close(replica.state("weight")["exp_avg_sq"], before * share)
+
+
+def test_a_parameter_of_a_late_gradient_is_named() -> None:
+    replica = Replica(KINDS["AdamW"])
+    for _ in range(4):
+        replica.given()
+        replica.parameters["idle"].grad = None
+        replica.optimizer.step()
+        replica.step += 1
+    replica.given()
+    with pytest.raises(
+        tacit.AttachError, match=r"idle has its first gradient in step 4 or later.*larger freeze_step"
+    ):
+        replica.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda ps: SGD(ps, lr=0.1), "SGD is neither torch.optim.Adam nor AdamW.*attach 'mp2'"),
+        (lambda ps: Adam(ps, amsgrad=True), "Adam with amsgrad=True.*leave amsgrad out"),
+        (lambda ps: AdamW(ps, capturable=True), "AdamW with capturable=True.*leave capturable out"),
+        (lambda ps: AdamW(ps, differentiable=True), "differentiable=True"),
+    ],
+)
+def test_optimizers_without_such_a_variance_are_refused(build: Any, says: str) -> None:
+    with pytest.raises(tacit.AttachError, match=says):
+        Replica(build)
+
+
+def test_the_strategy_of_the_algorithm() -> None:
+    near, far = parse("zeroone-adam:freeze_step=60,refresh=10,bits=3,sync_every=2").levels
+    assert near.subject, near.rounds == ("gradient", Renewals(60, 10))
+    assert far.variance == Renewals(60, 10)
+    (plain,) = parse("mp2:bits=3,sync_every=2").levels
+    assert (far.compressor, far.rounds, far.merge) == (plain.compressor, plain.rounds, plain.merge)
+    assert math.isclose(sum(near.rounds.at(step, {}) is not None for step in range(600)), 110)
+    assert near.rounds.summary == "in the first 60 steps, then 10 at a time"
+    assert Renewals(60, 0).summary == "in the first 60 steps"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("zeroone-adam:freeze_step=0", "freeze_step=0"),
+        ("zeroone-adam:refresh=-1", "refresh=-1"),
+        ("zeroone-adam:bits=1", "bits=1"),
+        ("zeroone-adam:bits=9", "bits=9"),
+        ("zeroone-adam:sync_every=0", "sync_every=0"),
+    ],
+)
+def test_what_cannot_be_is_refused(text: str, says: str) -> None:
+    with pytest.raises(tacit.ConfigError, match=says):
+        parse(text)
+
+
+def test_a_variance_that_no_gradients_move_is_refused() -> None:
+    alone = tacit.Strategy(subject="delta", merge=tacit.merges.CommonPoint(), variance=RENEWALS)
+    other = tacit.Levels((tacit.Strategy(rounds=Renewals(5, 2)), alone))
+    for strategy in (alone, other):
+        with pytest.raises(tacit.AttachError, match=re.escape(f"write Strategy(rounds={RENEWALS})")[6:]):
+            check_renewals(strategy)
+    check_renewals(tacit.Levels((tacit.Strategy(rounds=RENEWALS), alone)))
+    with pytest.raises(tacit.ConfigError, match=r"variance=Renewals.* with subject='gradient'"):
+        tacit.Strategy(variance=RENEWALS)
+    with pytest.raises(tacit.ConfigError, match=r"momentum=Renewals"):
+        tacit.Strategy(subject="delta", merge=tacit.merges.CommonPoint(), momentum=RENEWALS)  # type: ignore[arg-type]
