@@ -116,7 +116,7 @@ _HOMES = {
     "StaleMean",
     "tacit.optim": "LAMB LARS GrowingBatches scale_lr",
     "tacit.overlap": "Bucketwise Delayed Fused Prioritized",
-    "tacit.rounds": "AdaComm ByVariance Cycling Every EveryEpoch EveryStep MomentPeriods NodeRounds "
+    "tacit.rounds": "AdaComm ByVariance Cycling During Every EveryEpoch EveryStep MomentPeriods NodeRounds "
     "OnPlateau Renewals Until",
     "tacit.topologies": "Asynchronous Auto BlueConnect Decoupled Directed DoubleTree Flat GlobalTopK "
     "Gossip Groups HalvingDoubling Hierarchical LinkTree Pairs Ring StaleSynchronous "

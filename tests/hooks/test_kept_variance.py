@@ -17,7 +17,7 @@ from cases import for_each
 from tacit.algorithms import parse
 from tacit.hooks.kept_variance import KeptVariance
 from tacit.hooks.validate import check_renewals
-from tacit.rounds import Renewals
+from tacit.rounds import During, Renewals
 
 P, STEPS = 3, 16
 RENEWALS = Renewals(4, 2)
@@ -232,13 +232,13 @@ def test_optimizers_without_such_a_variance_are_refused(build: Any, says: str) -
 
 def test_the_strategy_of_the_algorithm() -> None:
     near, far = parse("zeroone-adam:freeze_step=60,refresh=10,bits=3,sync_every=2").levels
-    assert near.subject, near.rounds == ("gradient", Renewals(60, 10))
+    assert (near.subject, near.rounds) == ("gradient", During(Renewals(60, 10)))
     assert far.variance == Renewals(60, 10)
     (plain,) = parse("mp2:bits=3,sync_every=2").levels
     assert (far.compressor, far.rounds, far.merge) == (plain.compressor, plain.rounds, plain.merge)
     assert math.isclose(sum(near.rounds.at(step, {}) is not None for step in range(600)), 110)
     assert near.rounds.summary == "in the first 60 steps, then 10 at a time"
-    assert Renewals(60, 0).summary == "in the first 60 steps"
+    assert During(Renewals(60, 0)).summary == "in the first 60 steps"
 
 
 @pytest.mark.parametrize(
@@ -258,11 +258,11 @@ def test_what_cannot_be_is_refused(text: str, says: str) -> None:
 
 def test_a_variance_that_no_gradients_move_is_refused() -> None:
     alone = tacit.Strategy(subject="delta", merge=tacit.merges.CommonPoint(), variance=RENEWALS)
-    other = tacit.Levels((tacit.Strategy(rounds=Renewals(5, 2)), alone))
+    other = tacit.Levels((tacit.Strategy(rounds=During(Renewals(5, 2))), alone))
     for strategy in (alone, other):
-        with pytest.raises(tacit.AttachError, match=re.escape(f"write Strategy(rounds={RENEWALS})")[6:]):
+        with pytest.raises(tacit.AttachError, match=re.escape(f"Strategy(rounds=During({RENEWALS}))")):
             check_renewals(strategy)
-    check_renewals(tacit.Levels((tacit.Strategy(rounds=RENEWALS), alone)))
+    check_renewals(tacit.Levels((tacit.Strategy(rounds=During(RENEWALS)), alone)))
     with pytest.raises(tacit.ConfigError, match=r"variance=Renewals.* with subject='gradient'"):
         tacit.Strategy(variance=RENEWALS)
     with pytest.raises(tacit.ConfigError, match=r"momentum=Renewals"):

@@ -1,7 +1,7 @@
 """0/1 Adam (Lu, Li, Zhang, De Sa & He, ICLR 2023, arXiv 2202.06009): a kept variance, and local steps.
 
 The paper's algorithm, on each worker r:                 here:
-    v moves in steps of T_v alone, by mean gradients     Renewals: near level, by Int8 with error feedback
+    v moves in steps of T_v alone, by mean gradients     near level: During(Renewals), Int8, error feedback
     m_r <- beta1 m_r + (1 - beta1) g_r                   Adam itself, on each replica
     x_r <- x_r - lr * m_r / sqrt(v)                      Adam or AdamW, by hooks.KeptVariance
     in steps of T_u: what all have moved by since the    far level: rounds as those of `mp2`, every
@@ -26,7 +26,7 @@ from tacit.algorithms.mp2 import mp2
 from tacit.algorithms.registry import algorithm
 from tacit.compressors.int8 import Int8
 from tacit.compressors.wrappers import ErrorFeedback
-from tacit.rounds import Renewals
+from tacit.rounds import During, Renewals
 from tacit.strategy import Levels, Strategy
 
 
@@ -46,6 +46,6 @@ def zeroone_adam(
 ) -> Levels:
     """Adam's variance moves until `freeze_step`, then `refresh` steps at a time; progress in `bits` bits."""
     renewals = Renewals(freeze_step, refresh)
-    near = Strategy(compressor=ErrorFeedback(Int8()), rounds=renewals, name="gradients")
+    near = Strategy(compressor=ErrorFeedback(Int8()), rounds=During(renewals), name="gradients")
     far = replace(mp2(bits, sync_every, entropy=entropy), variance=renewals, name="progress")
     return Levels((near, far), name="zeroone-adam")

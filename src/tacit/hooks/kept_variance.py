@@ -31,6 +31,10 @@ class Kept:
     since: int
     steps: int
 
+    def stepped(self) -> None:
+        """Adam has taken a step."""
+        self.steps += 1
+
 
 class KeptVariance:
     """Has Adam step by a variance that is equal on all replicas, and by the momentum of each.
@@ -130,7 +134,7 @@ class KeptVariance:
 
     def _behind(self, optimizer: Optimizer, *_: Any) -> None:
         for kept in self._put_back(optimizer):
-            kept.steps += 1
+            kept.stepped()
 
     @torch.no_grad()
     def _put_back(self, optimizer: Optimizer) -> list[Kept]:

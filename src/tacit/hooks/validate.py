@@ -27,7 +27,7 @@ from tacit.hooks.options import is_periodic
 from tacit.hooks.sharded_model import ShardedModel
 from tacit.hooks.trained_model import TrainedModel
 from tacit.hooks.uneven_data import refuse_join
-from tacit.rounds import Renewals
+from tacit.rounds import During, Renewals
 from tacit.strategy import AnyStrategy
 from tacit.torch_compat import reduces_in_python
 
@@ -138,11 +138,12 @@ def _check_strategy(strategy: AnyStrategy, optimizers: Sequence[Optimizer]) -> N
 def check_renewals(strategy: AnyStrategy) -> None:
     """Refuse a variance that moves in other steps than those in which gradients are averaged."""
     for i, far in enumerate(strategy.levels):
-        if isinstance(far.variance, Renewals) and (i == 0 or strategy.levels[i - 1].rounds != far.variance):
+        nearer = [level.rounds for level in strategy.levels[:i]]
+        if isinstance(far.variance, Renewals) and During(far.variance) not in nearer:
             raise AttachError(
                 f"variance={far.variance} of {strategy.name!r} moves where a nearer level averages "
                 "gradients, and there is none that does so in these steps: join it by Levels with "
-                f"Strategy(rounds={far.variance}), as zeroone-adam does"
+                f"Strategy(rounds=During({far.variance})), as zeroone-adam does"
             )
 
 

@@ -43,20 +43,17 @@ class Until(Rounds):
 
 
 @dataclass(frozen=True)
-class Renewals(Rounds):
-    """A round after each attempt in which Adam's variance moves; in all others it is kept.
+class Renewals:
+    """The steps in which Adam's variance moves, by mean gradients; in all others it is kept.
 
-    Write it as `rounds` of gradients, and as `variance` of the deltas of a farther level: in these steps
-    gradients are averaged, and Adam's variance is that of their mean. They are the first `freeze_step`; then,
-    `refresh` at a time, from 1.5, 1.5^2, 1.5^3 ... times that on, where it has been kept as long before
-    (after 0/1 Adam: Lu et al., ICLR 2023, arXiv 2202.06009).
+    Write it as `variance` of deltas, and `During` it as `rounds` of the gradients of a nearer level. The steps
+    are the first `freeze_step`; then, `refresh` at a time, from 1.5, 1.5^2, 1.5^3 ... times that on, where it
+    has been kept as long before (after 0/1 Adam: Lu et al., ICLR 2023, arXiv 2202.06009).
 
     Attributes:
         freeze_step: attempts of the optimizer, 1 or more, behind which the variance is kept at first.
         refresh: for how many steps it is renewed from time to time; 0: never.
     """
-
-    for_gradients: ClassVar[bool] = True
 
     freeze_step: int = 500
     refresh: int = 20
@@ -65,19 +62,29 @@ class Renewals(Rounds):
         check("freeze_step", self.freeze_step, 1)
         check("refresh", self.refresh, 0)
 
+    def moves(self, step: int) -> bool:
+        """Whether the variance moves in this step, counted from 0."""
+        return not Momentum(0, freeze_step=self.freeze_step, refresh=self.refresh).keeps_variance(step)
+
+
+@dataclass(frozen=True)
+class During(Rounds):
+    """A round after each attempt in which Adam's variance moves."""
+
+    for_gradients: ClassVar[bool] = True
+
+    renewals: Renewals = Renewals()
+
     @property
     def summary(self) -> str:
         """The first steps, and how many at a time later."""
-        later = f", then {self.refresh} at a time" if self.refresh else ""
-        return f"in the first {self.freeze_step} steps{later}"
-
-    def moves(self, step: int) -> bool:
-        """Whether Adam's variance moves in this step, counted from 0."""
-        return not Momentum(0, freeze_step=self.freeze_step, refresh=self.refresh).keeps_variance(step)
+        refresh = self.renewals.refresh
+        later = f", then {refresh} at a time" if refresh else ""
+        return f"in the first {self.renewals.freeze_step} steps{later}"
 
     def at(self, step: int, schedule_state: ScheduleState, part: int = 0) -> Sync | None:
         """A round in the steps in which the variance moves."""
-        return Sync(step) if self.moves(step) else None
+        return Sync(step) if self.renewals.moves(step) else None
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,11 @@ class Now:
     value: Any
 
     def on_done(self, call: Callable[[], None]) -> None:
+        """See `contracts.Posted`."""
         call()
 
     def answer(self) -> Any:
+        """See `contracts.Posted`."""
         return self.value
 
 
@@ -36,6 +38,7 @@ class Later:
     call: Callable[[], None] | None = None
 
     def on_done(self, call: Callable[[], None]) -> None:
+        """See `contracts.Posted`."""
         once = _Once(call)
         self.call = once
         if self.error is not None:
@@ -56,6 +59,7 @@ class Later:
         return not all(future.done() for future in self.futures)
 
     def answer(self) -> Any:
+        """See `contracts.Posted`; raises what it was given up for, or what the backend raised."""
         if self.error is not None:
             raise self.error
         for future in self.futures:
