@@ -346,23 +346,24 @@ def momentum_that_is_sent_whole_is_adam_with_its_variance_kept() -> None:
 
 
 @check
-def adam_whose_momentum_travels_resumes_where_it_was() -> None:
-    def run(stops: str) -> Tensor:
+def adam_whose_variance_is_kept_resumes_where_it_was() -> None:
+    def run(algorithm: str, stops: str) -> Tensor:
         model, saved = wrapped(), []
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        with tacit.attach(model, optimizer, "onebit-adam:freeze_step=2,refresh=1") as session:
+        with tacit.attach(model, optimizer, algorithm) as session:
             steps(model, optimizer, 5)
             saved = [session.state_dict(), deepcopy(optimizer.state_dict())]
+            parameters = {name: p.clone() for name, p in model.state_dict().items()}
             if not stops:
                 steps(model, optimizer, 5, seed=1)
-                return flat(model)
-            parameters = {name: p.clone() for name, p in model.state_dict().items()}
+        if not stops:
+            return flat(model)
         model = wrapped()
         model.load_state_dict(parameters)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         if stops == "before":
             optimizer.load_state_dict(saved[1])
-        with tacit.attach(model, optimizer, "onebit-adam:freeze_step=2,refresh=1") as session:
+        with tacit.attach(model, optimizer, algorithm) as session:
             session.load_state_dict(saved[0])
             if stops == "behind":
                 optimizer.load_state_dict(saved[1])
@@ -370,8 +371,41 @@ def adam_whose_momentum_travels_resumes_where_it_was() -> None:
         assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
         return flat(model)
 
-    assert torch.equal(run(""), run("before"))
-    assert torch.equal(run(""), run("behind"))
+    for name in ("onebit-adam", "zeroone-adam"):
+        algorithm = f"{name}:freeze_step=2,refresh=1"
+        assert torch.equal(run(algorithm, ""), run(algorithm, "before")), name
+        assert torch.equal(run(algorithm, ""), run(algorithm, "behind")), name
+
+
+@check
+def a_variance_that_is_kept_is_given_back_or_refused() -> None:
+    def refused(optimizer: torch.optim.Optimizer | None, says: str) -> None:
+        raises(tacit.AttachError, lambda: tacit.attach(model, optimizer, "zeroone-adam"), says)
+
+    model, adam = wrapped(), torch.optim.Adam
+    optimizer = adam(model.parameters(), lr=0.01)
+    with tacit.attach(model, optimizer, "zeroone-adam:freeze_step=2,refresh=1,bits=4") as session:
+        steps(model, optimizer, 2)
+        before = optimizer.state[model.module[0].weight]["exp_avg_sq"].clone()
+        assert same_on_all_ranks(before)  # of mean gradients
+        steps(model, optimizer, 1)
+        kept = optimizer.state[model.module[0].weight]["exp_avg_sq"].clone()
+        assert torch.equal(kept, before)
+        assert not same_on_all_ranks(flat(model))
+        steps(model, optimizer, 5)
+        session.sync()
+        assert same_on_all_ranks(flat(model))
+    assert same_on_all_ranks(flat(model))
+    for state in optimizer.state.values():
+        assert same_on_all_ranks(state["exp_avg"].reshape(-1))
+        assert same_on_all_ranks(state["exp_avg_sq"].reshape(-1))
+    steps(model, optimizer, 2, seed=1)
+    assert same_on_all_ranks(flat(model))
+    refused(sgd(model), "SGD is neither torch.optim.Adam nor AdamW: use one of them; or attach 'mp2'")
+    refused(adam(model.parameters(), amsgrad=True), "leave amsgrad out")
+    refused(None, "give attach the optimizer")
+    with tacit.attach(model, optimizer, "dense"):
+        steps(model, optimizer, 1)
 
 
 @check
@@ -1052,7 +1086,8 @@ def resumed(
     """The parameters of a run that never stopped, and of one that was saved and loaded on the way."""
     ends = []
     model, again = wrapped(), wrapped()
-    make = (lambda of: torch.optim.AdamW(of.parameters())) if algorithm == "onebit-adam" else sgd
+    with_adam = str(algorithm).startswith(("onebit-adam", "zeroone-adam"))
+    make = (lambda of: torch.optim.AdamW(of.parameters())) if with_adam else sgd
     optimizer, other = make(model), make(again)
     with tacit.attach(model, optimizer, algorithm) as session:
         steps(model, optimizer, before, seed=1)
@@ -1092,6 +1127,7 @@ def a_run_that_is_resumed_is_the_run_that_never_stopped() -> None:
         "odsgd",
         "overlap-localsgd:sync_every=3",
         "postlocal:start_step=3,sync_every=2",
+        "zeroone-adam:freeze_step=2,refresh=1",
         STREAMING,
         "ednncomm:sync_every=4",
         BY_NODE["sparse slices"],

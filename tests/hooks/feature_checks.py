@@ -27,6 +27,7 @@ FAMILIES = {
     "sparse": "topk:ratio=0.1",
     "momentum corrected": "dgc:ratio=0.1",
     "Adam's momentum": "onebit-adam:freeze_step=2,refresh=1",
+    "Adam's variance kept": "zeroone-adam:freeze_step=2,refresh=1",
     "signs, two phases": "efsign",
     "quantized": "qsgd:bits=8",
     "low rank": "powersgd",
@@ -57,9 +58,11 @@ ROUNDED = {"rounded": 3e-2, "by node, late": 5e-3}
 REFUSED: dict[str, list[tuple[set[str], str]]] = {
     "thawed": [({*FAMILIES}, "first.weight was frozen when the session began and is trained now")],
     "re-assigned": [({"prioritized"}, "was changed behind optimizer.step")],
-    "sparse": [(GRADIENTS | BY_NODE, "middle.rows.weight has sparse gradients, which")],
+    "sparse": [
+        (GRADIENTS | BY_NODE | {"Adam's variance kept"}, "middle.rows.weight has sparse gradients, which")
+    ],
     "accumulated, all synchronised": [
-        (GRADIENTS - LINEAR - {"prioritized"}, "a second backward in step "),
+        (GRADIENTS - LINEAR - {"prioritized"} | {"Adam's variance kept"}, "a second backward in step "),
         ({"prioritized"}, "or add to it"),
     ],
     "used now and then": [({"delayed", "fused", "prioritized"}, "find_unused_parameters=True DDP ")],

@@ -223,7 +223,7 @@ FEATURES = {
 def optimizer_of(feature: Feature, algorithm: str, net: nn.Module) -> Optimizer:
     """The feature's; or Adam with its groups, where the algorithm goes with nothing else."""
     made = feature.optimizer(net)
-    if not algorithm.startswith("onebit-adam") or isinstance(made, torch.optim.Adam):
+    if not algorithm.startswith(("onebit-adam", "zeroone-adam")) or isinstance(made, torch.optim.Adam):
         return made
     options = "params", "lr", "weight_decay"
     return torch.optim.Adam([{name: group[name] for name in options} for group in made.param_groups], eps=0.1)

@@ -46,9 +46,9 @@ class Until(Rounds):
 class Renewals:
     """The steps in which Adam's variance moves, by mean gradients; in all others it is kept.
 
-    Write it as `variance` of deltas, and `During` it as `rounds` of the gradients of a nearer level. The steps
-    are the first `freeze_step`; then, `refresh` at a time, from 1.5, 1.5^2, 1.5^3 ... times that on, where it
-    has been kept as long before (after 0/1 Adam: Lu et al., ICLR 2023, arXiv 2202.06009).
+    Write it as `variance` of deltas, and `During` it as `rounds` of the gradients of a nearer level. They are
+    the first `freeze_step` steps; then, `refresh` at a time, from 1.5, 1.5^2, 1.5^3 ... times that on, where
+    the variance has been kept as long before (after 0/1 Adam: Lu et al., ICLR 2023, arXiv 2202.06009).
 
     Attributes:
         freeze_step: attempts of the optimizer, 1 or more, behind which the variance is kept at first.
