@@ -40,6 +40,7 @@ CHOSEN = {
         dense_is_ddp_with_accumulated_gradients
         votes_move_every_entry_by_the_learning_rate
         post_local_sgd_is_synchronous_up_to_its_step
+        a_variance_that_is_kept_is_given_back_or_refused
         late_answers_land_on_all_ranks_alike
         lots_settle_on_the_buckets_of_ddp
         frozen_shared_and_unused_parameters_work

@@ -20,13 +20,15 @@ rounds are equally far apart, and go on while gradients travel.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from tacit.algorithms.mp2 import mp2
+from tacit import checks
 from tacit.algorithms.registry import algorithm
+from tacit.compressors.blockwise import Blockwise
+from tacit.compressors.entropy_coded import EntropyCoded
 from tacit.compressors.int8 import Int8
+from tacit.compressors.mean_feedback import MeanFeedback
 from tacit.compressors.wrappers import ErrorFeedback
-from tacit.rounds import During, Renewals
+from tacit.merges import CommonPoint
+from tacit.rounds import During, Every, Renewals
 from tacit.strategy import Levels, Strategy
 
 
@@ -45,7 +47,16 @@ def zeroone_adam(
     entropy: bool = False,
 ) -> Levels:
     """Adam's variance moves until `freeze_step`, then `refresh` steps at a time; progress in `bits` bits."""
+    checks.flag("entropy", entropy)
     renewals = Renewals(freeze_step, refresh)
     near = Strategy(compressor=ErrorFeedback(Int8()), rounds=During(renewals), name="gradients")
-    far = replace(mp2(bits, sync_every, entropy=entropy), variance=renewals, name="progress")
+    far = Strategy(
+        subject="delta",
+        rounds=Every(sync_every),
+        compressor=MeanFeedback(EntropyCoded(bits) if entropy else Blockwise(bits)),
+        merge=CommonPoint(),
+        buffers="on_sync",
+        variance=renewals,
+        name="progress",
+    )
     return Levels((near, far), name="zeroone-adam")
