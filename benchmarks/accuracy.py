@@ -94,6 +94,7 @@ ARMS = (
     # With Adam alone, as DGC is with SGD alone.
     "onebit-adam:freeze_step={fifth}",
     "onebit-adam:freeze_step={fifth},refresh=0",
+    "zeroone-adam:freeze_step=60,refresh=10,sync_every=2,entropy=true",
     # With a few others only.
     "gossip:graph=ring",
     "sgp",

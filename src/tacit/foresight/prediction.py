@@ -12,7 +12,7 @@ from tacit.foresight.costs import CostOf, cost_on
 from tacit.foresight.profile import Profile
 from tacit.foresight.rehearsal import rehearse
 from tacit.foresight.simulation import simulate
-from tacit.rounds import MomentPeriods
+from tacit.rounds import MomentPeriods, Renewals
 from tacit.strategy import AnyStrategy
 from tacit.transports.clock import Network
 
@@ -113,4 +113,6 @@ def refuse(strategy: AnyStrategy) -> None:
 def _notes(strategy: AnyStrategy) -> tuple[str, ...]:
     if any(isinstance(level.rounds, AdaptiveRounds) for level in strategy.levels):
         return ("its period changes while it trains; this is the first one",)
+    if any(isinstance(level.variance, Renewals) for level in strategy.levels):
+        return ("behind its first steps; without those in which gradients travel again",)
     return ()

@@ -12,6 +12,7 @@ from tacit.foresight.clock_timeline import MAIN, WAITING, ClockTimeline, Simulat
 from tacit.foresight.costs import CostOf
 from tacit.foresight.profile import Profile
 from tacit.foresight.rehearsal import TRAINING, LevelScript, Rehearsal
+from tacit.rounds import Renewals
 from tacit.session.schedule import Schedule
 from tacit.transports.clock import Activity, Network
 
@@ -175,7 +176,8 @@ def _first(rehearsal: Rehearsal) -> int:
         rounds = script.strategy.rounds
         starts = Schedule(script.strategy, TRAINING).phase_starts
         firsts += [rounds.start_step if isinstance(rounds, PeriodicRounds) else 0, *starts[1:2]]
-        overlap = script.strategy.overlap
+        variance, overlap = script.strategy.variance, script.strategy.overlap
+        firsts.append(variance.freeze_step if isinstance(variance, Renewals) else 0)
         firsts.append(overlap.warmup_steps if isinstance(overlap, LateOverlap) else 0)
     return max(firsts)
 
