@@ -99,12 +99,9 @@ class TorchTransport:
         """Leave the groups to the next transport; after a failure nobody gets them."""
         process_groups.leave(self)
         if self._failure is not None and not self.in_order:
-            process_groups.retire(
-                {
-                    group: [later for later, where in self.under_way.items() if where is group]
-                    for group in self._groups.values()
-                }
-            )
+            posted = [*self.under_way.items()]
+            groups = self._groups.values()
+            process_groups.retire({each: [later for later, at in posted if at is each] for each in groups})
             self.under_way.clear()
         self._exchanges.clear()
         self._groups = {}
