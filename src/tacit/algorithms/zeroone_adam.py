@@ -9,8 +9,8 @@ The paper's algorithm, on each worker r:                 here:
 
 T_v: the first `freeze_step` steps; then, `refresh` at a time, from 1.5, 1.5^2, 1.5^3 ... times that on. A
 variance of mean gradients is what plain Adam has. That of a replica's own, which `mp2` scales to it, is of a
-smaller batch: it is noisier, and another on each replica. `refresh` steps move v by 1 - beta2^refresh: half
-with beta2 = 0.95 and ten or more steps, where it was measured, and a hundredth with 0.999.
+smaller batch: it is noisier, and another on each replica. `refresh` steps move v by 1 - beta2^refresh: ten
+steps by two fifths with beta2 = 0.95, where it was measured, and by a hundredth with 0.999.
 
 Differences from the paper: v moves for a few steps at a time, not in single ones; gradients travel in 8
 bits. A step divides by the root of beta2 v + (1 - beta2) g^2 / P, of P replicas, where the paper's divides by
