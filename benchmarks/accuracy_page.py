@@ -24,7 +24,7 @@ TITLES = {
 }
 IMAGE = "![The gap to plain training against the number of steps](images/accuracy.svg)"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666", "#8c564b")
-WIDTH, HEIGHT, LEFT, TOP, RIGHT = 840, 320, 60, 30, 370
+WIDTH, HEIGHT, LEFT, TOP, RIGHT = 940, 320, 60, 30, 470
 SEEDS = 3
 """Of fewer nothing is published."""
 Row = Mapping[str, Any]
