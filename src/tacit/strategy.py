@@ -117,7 +117,7 @@ class Strategy:
         self._check_beside("variance", self.variance, Variance, "local")
 
     def _check_beside(self, what: str, given: object, kinds: Any, default: str) -> None:
-        if isinstance(given, str) or type(given) is not _OF_STEPS.get(what):
+        if not isinstance(given, _OF_STEPS.get(what, ())):
             checks.one_of(what, given, typing.get_args(kinds))
         if self.server is not None and self.server.optimizer == "server" and given != default:
             raise ConfigError(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 StepPreHook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -33,3 +34,19 @@ def with_gradients(act: Callable[[Optimizer], object]) -> StepPreHook:
         return (args[0], computed, *args[2:]), kwargs
 
     return before
+
+
+def around_steps(
+    optimizers: Iterable[Optimizer],
+    before: Callable[[Optimizer], object],
+    behind: Callable[..., None],
+) -> list[RemovableHandle]:
+    """Have `before` called when a step's gradients are there (`with_gradients`), and `behind` behind it."""
+    return [
+        handle
+        for each in optimizers
+        for handle in (
+            each.register_step_pre_hook(with_gradients(before)),
+            each.register_step_post_hook(behind),
+        )
+    ]

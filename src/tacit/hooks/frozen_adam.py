@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tacit.contracts import Momentum
 from tacit.errors import AttachError
-from tacit.hooks.closures import with_gradients
+from tacit.hooks.closures import around_steps
 from tacit.hooks.taken import Taken
 
 
@@ -77,12 +77,7 @@ class FrozenAdam(Taken):
                 f"the strategy sends Adam's momentum, and {kind} is neither torch.optim.Adam nor AdamW: use "
                 "one of them; or attach 'int8', which leaves any optimizer as it is"
             )
-        for option in ("amsgrad", "capturable", "differentiable"):
-            if group[option]:
-                raise AttachError(
-                    f"{kind} with {option}=True has no variance that could be kept as it is: leave "
-                    f"{option} out"
-                )
+        refuse_options(optimizer, group)
         saved = group["betas"][0] == 0 and len(optimizer.state) > 0  # while it was taken
         if group["betas"][0] != beta and not saved:
             raise AttachError(
@@ -113,9 +108,7 @@ class FrozenAdam(Taken):
             if self._is_frozen:
                 self._put_back(optimizer)
 
-        for each in self._optimizers:
-            self._handles.append(each.register_step_pre_hook(with_gradients(before)))
-            self._handles.append(each.register_step_post_hook(after))
+        self._handles += around_steps(self._optimizers, before, after)
 
     def _check_beta(self, group: Mapping[str, Any]) -> None:
         if group["betas"][0] not in (0, self.momentum.factor):
@@ -146,10 +139,7 @@ class FrozenAdam(Taken):
 
     def _check_late(self, p: Tensor) -> None:
         if p.grad is not None and id(p) in self._names:
-            raise AttachError(
-                f"{self._names[id(p)]} has its first gradient in step {self.momentum.freeze_step} or later, "
-                "so that it has no variance to keep: write a larger freeze_step, or freeze it"
-            )
+            raise too_late(self._names[id(p)], self.momentum.freeze_step)
 
     @torch.no_grad()
     def _put_back(self, optimizer: Optimizer) -> None:
@@ -181,6 +171,24 @@ class FrozenAdam(Taken):
     def kept(self) -> dict[str, Tensor]:
         """Nothing."""
         return {}
+
+
+def refuse_options(optimizer: Adam, group: Mapping[str, Any]) -> None:
+    """Raise an `AttachError` for options with which Adam's variance cannot be kept."""
+    for option in ("amsgrad", "capturable", "differentiable"):
+        if group[option]:
+            raise AttachError(
+                f"{type(optimizer).__name__} with {option}=True has no variance that could be kept as it is: "
+                f"leave {option} out"
+            )
+
+
+def too_late(name: str, freeze_step: int | None) -> AttachError:
+    """What is to be raised where a parameter has its first gradient behind `freeze_step`."""
+    return AttachError(
+        f"{name} has its first gradient in step {freeze_step} or later, so that it has no variance to keep: "
+        "write a larger freeze_step, or freeze it"
+    )
 
 
 def _is_kept(group: Mapping[str, Any]) -> bool:

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 
 from tacit.errors import AttachError
-from tacit.hooks.closures import with_gradients
+from tacit.hooks.closures import around_steps
+from tacit.hooks.frozen_adam import refuse_options, too_late
 from tacit.hooks.scaled_variance import skips, variance_of, with_decay
 from tacit.rounds import Renewals
 from tacit.torch_compat import add_squares_of_each_, copy_each_, multiply_each_
@@ -71,14 +72,7 @@ class KeptVariance:
         self._saved: dict[str, int] = {}
         """By a checkpoint: when the variances moved last that the optimizers have, or will have."""
         self._changed: dict[int, list[Kept]] = {}
-        self._handles: list[Any] = [
-            handle
-            for each in self._optimizers
-            for handle in (
-                each.register_step_pre_hook(with_gradients(self._before)),
-                each.register_step_post_hook(self._behind),
-            )
-        ]
+        self._handles = around_steps(self._optimizers, self._before, self._behind)
 
     def count_by(self, step: Callable[[], int]) -> None:
         """From now on `step` tells how many attempts have ended."""
@@ -123,10 +117,7 @@ class KeptVariance:
         """The variance of a parameter; noted anew where a checkpoint has brought another."""
         there, kept = variance_of(p, optimizer), self._kept.get(name)
         if there is None:
-            raise AttachError(
-                f"{name} has its first gradient in step {self._renewals.freeze_step} or later, so that it "
-                "has no variance to keep: write a larger freeze_step, or freeze it"
-            )
+            raise too_late(name, self._renewals.freeze_step)
         if kept is None or kept.there is not there:
             steps = int(optimizer.state[p]["step"])
             kept = self._kept[name] = Kept(there, there.clone(), self._saved.pop(name, steps), steps)
@@ -181,14 +172,11 @@ class KeptVariance:
 
 
 def _check(renewals: Renewals, optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
-    kind = type(optimizer).__name__
     if not isinstance(optimizer, Adam):
+        kind = type(optimizer).__name__
         raise AttachError(
             f"variance={renewals} keeps Adam's variance, and {kind} is neither torch.optim.Adam nor AdamW: "
             "use one of them; or attach 'mp2', which goes with any optimizer"
         )
-    for option in ("amsgrad", "capturable", "differentiable"):
-        if any(group[option] for group in groups):
-            raise AttachError(
-                f"{kind} with {option}=True has no variance that could be kept as it is: leave {option} out"
-            )
+    for group in groups:
+        refuse_options(optimizer, group)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 
 from tacit.exchange.combinators import average_
-from tacit.hooks.closures import with_gradients
+from tacit.hooks.closures import around_steps
 from tacit.hooks.taken import in_memory_order
 from tacit.hooks.trained_model import local
 from tacit.session import Session
@@ -93,14 +93,7 @@ class ScaledVariance:
         """Whose variance was of mean gradients, before these replicas have taken a step; until r is known."""
         self._handles: list[Any] = []
         if self._replicas > 1 and self.squares:
-            self._handles = [
-                handle
-                for each in self._optimizers
-                for handle in (
-                    each.register_step_pre_hook(with_gradients(self._before)),
-                    each.register_step_post_hook(self._behind),
-                )
-            ]
+            self._handles = around_steps(self._optimizers, self._before, self._behind)
 
     # ---- around a step --------------------------------------------------------------------------------
 
