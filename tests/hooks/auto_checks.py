@@ -122,6 +122,29 @@ def from_the_choice_on_it_is_the_chosen_strategy_bit_for_bit() -> None:
 
 
 @check
+def with_adam_a_variance_is_kept_once_that_was_chosen_and_given_back() -> None:
+    def adam(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    for text in ("onebit-adam:freeze_step=2,refresh=1", "zeroone-adam:freeze_step=2,refresh=1"):
+        model = wrapped()
+        optimizer = adam(model)
+        seen = []
+        with tacit.attach(model, optimizer, "auto:accept=periodic", decider=Fixed(text)) as session:
+            for step in range(10):
+                train(model, optimizer, step, step + 1)
+                seen.append(optimizer.param_groups[0]["betas"][0])
+            assert session.choice is not None
+            assert session.choice.algorithm == text
+        assert torch.equal(flat(model), by_hand(text, adam)), text
+        assert (0.0 in seen[5:]) == text.startswith("onebit")
+        assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+        assert not optimizer._optimizer_step_pre_hooks
+        assert not optimizer._optimizer_step_post_hooks
+        assert same_on_all_ranks(flat(model))
+
+
+@check
 def dgc_goes_on_from_the_momentum_that_it_takes_over() -> None:
     def columns() -> nn.Module:
         model = network()
@@ -359,6 +382,20 @@ def candidates_are_checked_without_a_trace() -> None:
         left = dict(session.candidates().left_out)  # type: ignore[attr-defined]
         assert [*left] == ["efsign", "topk:ratio=0.01", "dgc", "powersgd"]
         assert "with Adam it costs accuracy" in left["efsign"]
+    assert "neither torch.optim.Adam" in dict(found.left_out)["onebit-adam"]
+    assert "neither torch.optim.Adam" in dict(found.left_out)["zeroone-adam"]
+    for betas, chosen in (((0.8, 0.8), "onebit-adam:beta=0.8"), ((0.8, 0.9), None)):
+        groups = [
+            {"params": each.parameters(), "betas": (beta, 0.95)}
+            for each, beta in zip((model.module[0], model.module[1:]), betas, strict=True)
+        ]
+        optimizer = torch.optim.AdamW(groups)
+        with tacit.attach(model, optimizer, "auto:accept=periodic", decider=Fixed()) as session:
+            found = session.candidates()  # type: ignore[attr-defined]
+        assert "zeroone-adam" in found.possible
+        assert (chosen in found.possible) == (chosen is not None), found
+        assert ("their betas[0] differ" in dict(found.left_out).get("onebit-adam", "")) == (chosen is None)
+        assert [group["betas"][0] for group in optimizer.param_groups] == [*betas]
 
 
 @check

@@ -20,10 +20,19 @@ from tacit.topologies.schedules import found_factors
 CANDIDATES: Mapping[Accept, tuple[str, ...]] = {
     "exact": ("ddp", "dense"),
     "lossless": ("bf16",),
-    "feedback": ("int8", "efsign", "topk:ratio=0.01", "dgc", "powersgd"),
-    "periodic": ("mp2", "localsgd", "diloco", "streaming-diloco", "ednncomm:sync_every=8", "daso"),
+    "feedback": ("int8", "efsign", "topk:ratio=0.01", "dgc", "onebit-adam", "powersgd"),
+    "periodic": (
+        "mp2",
+        "zeroone-adam",
+        "localsgd",
+        "diloco",
+        "streaming-diloco",
+        "ednncomm:sync_every=8",
+        "daso",
+    ),
 }
-"""What each word adds to the words before it, as texts of algorithms; in `dgc` the momentum is filled in."""
+"""What each word adds to those before it, as texts of algorithms; in `dgc` and `onebit-adam` the optimizer's
+own momentum is filled in."""
 SENT_LATE = frozenset({"efsign", "topk:ratio=0.01", "powersgd"})
 """Candidates whose error feedback sends much of a gradient many steps later. Adam's moments are then those of
 what was sent, and not of gradients, which cost accuracy where it was measured (docs/how-to-choose.md)."""

@@ -25,6 +25,11 @@ from tacit.strategy import Accept, AnyStrategy, AutoStrategy
 
 ADAM = (Adam, NAdam, RAdam, Adamax)
 """Optimizers with moments of what they are given; AdamW is an Adam since torch 2.5."""
+NO_MOMENTUM = {
+    "dgc": "no optimizer is torch.optim.SGD with momentum, or their momenta differ",
+    "onebit-adam": "an optimizer is neither torch.optim.Adam nor AdamW, or their betas[0] differ",
+}
+"""Why a candidate that takes the optimizer's momentum is left out where no text could be made of it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class CandidateCheck:
     """Checks strategies for one call of `attach`, without changing anything. A collective call.
 
     Args:
-        given: what the user gave. The momentum of SGD is noted now, as `dgc` will set it to 0.
+        given: what the user gave. Momenta are noted now, as `dgc` and `onebit-adam` will set them to 0.
 
     Attributes:
         observed: whether all ranks give the session their loss.
@@ -54,7 +59,7 @@ class CandidateCheck:
 
     def __init__(self, given: AttachArguments) -> None:
         self._given = given
-        self._dgc = _dgc(given.optimizers)
+        self._with_momentum = {"dgc": _dgc(given.optimizers), "onebit-adam": _onebit_adam(given.optimizers)}
         self._adam = next((type(each).__name__ for each in given.optimizers if isinstance(each, ADAM)), "")
         self._nodes, self._no_nodes = _nodes(given)
 
@@ -102,12 +107,13 @@ class CandidateCheck:
         """What may be chosen where so much is accepted."""
         possible, left_out = [], []
         for text in self.texts(accept):
-            text = (self._dgc or text) if text == "dgc" else text
+            if text in self._with_momentum:
+                chosen = self._with_momentum[text]
+                if chosen is None:
+                    left_out.append((text, NO_MOMENTUM[text]))
+                    continue
+                text = chosen
             try:
-                if text == "dgc":
-                    raise AttachError(
-                        "no optimizer is torch.optim.SGD with momentum, or their momenta differ"
-                    )
                 if self._adam and text in SENT_LATE:
                     raise AttachError(
                         f"with {self._adam} it costs accuracy, as much of a gradient is sent steps late: "
@@ -153,3 +159,11 @@ def _dgc(optimizers: Sequence[Optimizer]) -> str | None:
         return None
     ((factor, nesterov),) = found
     return f"dgc:momentum={factor!r},nesterov={str(nesterov).lower()}" if factor else None
+
+
+def _onebit_adam(optimizers: Sequence[Optimizer]) -> str | None:
+    """The text of `onebit-adam` that has the optimizers' first beta; None where one has none, or another."""
+    if not all(isinstance(each, Adam) for each in optimizers):
+        return None
+    found = {group["betas"][0] for each in optimizers for group in each.param_groups}
+    return f"onebit-adam:beta={found.pop()!r}" if len(found) == 1 else None

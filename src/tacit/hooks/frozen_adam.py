@@ -173,7 +173,7 @@ class FrozenAdam(Taken):
         return {}
 
 
-def refuse_options(optimizer: Adam, group: Mapping[str, Any]) -> None:
+def refuse_options(optimizer: Optimizer, group: Mapping[str, Any]) -> None:
     """Raise an `AttachError` for options with which Adam's variance cannot be kept."""
     for option in ("amsgrad", "capturable", "differentiable"):
         if group[option]:

@@ -66,8 +66,7 @@ class KeptVariance:
         self._renewals, self._replicas, self._step = renewals, replicas, step
         self._names = {id(p): name for name, p in named.items()}
         self._optimizers = [each for each in optimizers if any(True for _ in self._parameters(each))]
-        for each in self._optimizers:
-            _check(renewals, each, [group for group, _, _ in self._parameters(each)])
+        refuse_optimizers(renewals, optimizers, named)
         self._kept: dict[str, Kept] = {}
         self._saved: dict[str, int] = {}
         """By a checkpoint: when the variances moved last that the optimizers have, or will have."""
@@ -171,12 +170,18 @@ class KeptVariance:
         self._saved = dict(kept.get("since", {}))
 
 
-def _check(renewals: Renewals, optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
-    if not isinstance(optimizer, Adam):
-        kind = type(optimizer).__name__
-        raise AttachError(
-            f"variance={renewals} keeps Adam's variance, and {kind} is neither torch.optim.Adam nor AdamW: "
-            "use one of them; or attach 'mp2', which goes with any optimizer"
-        )
-    for group in groups:
-        refuse_options(optimizer, group)
+def refuse_optimizers(
+    renewals: Renewals, optimizers: Sequence[Optimizer], named: Mapping[str, Tensor]
+) -> None:
+    """Raise an `AttachError` where an optimizer of these parameters has no variance that can be kept."""
+    mine = {id(p) for p in named.values()}
+    for optimizer in optimizers:
+        groups = [group for group in optimizer.param_groups if any(id(p) in mine for p in group["params"])]
+        if groups and not isinstance(optimizer, Adam):
+            kind = type(optimizer).__name__
+            raise AttachError(
+                f"variance={renewals} keeps Adam's variance, and {kind} is neither torch.optim.Adam nor "
+                "AdamW: use one of them; or attach 'mp2', which goes with any optimizer"
+            )
+        for group in groups:
+            refuse_options(optimizer, group)

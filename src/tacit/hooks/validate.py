@@ -23,6 +23,7 @@ from tacit.errors import AttachError
 from tacit.hooks.device_placement import check_backend, device_of
 from tacit.hooks.forward_steps import refuse_forward_steps
 from tacit.hooks.frozen_check import refuse_sparse, trainable
+from tacit.hooks.kept_variance import refuse_optimizers
 from tacit.hooks.options import is_periodic
 from tacit.hooks.sharded_model import ShardedModel
 from tacit.hooks.trained_model import TrainedModel
@@ -113,6 +114,9 @@ def checked(model: TrainedModel, optimizers: Sequence[Optimizer], strategy: AnyS
     _check_pairs(model, strategy)
     _check_ranks(model, strategy)
     _check_optimizers(named, optimizers)
+    for level in strategy.levels:
+        if isinstance(level.variance, Renewals):
+            refuse_optimizers(level.variance, optimizers, named)
     return named
 
 
