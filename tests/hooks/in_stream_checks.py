@@ -113,6 +113,7 @@ def in_stream_and_on_the_host_bits_are_the_same() -> None:
         "qsgd",
         "pipesgd",
         "diloco:sync_every=3,bits=4",
+        "qsr:sync_every=2,bits=4",
     ):
         assert torch.equal(there(algorithm, None), there(algorithm, "host")), algorithm
 

@@ -83,6 +83,7 @@ PROGRESS = (
     "predictive:sync_every=4",
     "mp2:form=paper,rescale=false,sync_every=4,budget=0.5",
     "adacomm:sync_every=4,interval=4",
+    "qsr:sync_every=2,longest=6",
     "ednncomm:sync_every=4,fragments=2,fragment_sync_delay=1",
     "daso:warmup_epochs=1",
     "postlocal:start_step=6,sync_every=3",

@@ -41,6 +41,7 @@ from tacit.algorithms.pipesgd import pipesgd as pipesgd
 from tacit.algorithms.localsgd import localsgd as localsgd
 from tacit.algorithms.postlocal import postlocal as postlocal
 from tacit.algorithms.adacomm import adacomm as adacomm
+from tacit.algorithms.qsr import qsr as qsr
 from tacit.algorithms.easgd import easgd as easgd
 from tacit.algorithms.slowmo import slowmo as slowmo
 from tacit.algorithms.diloco import diloco as diloco, streaming_diloco as streaming_diloco

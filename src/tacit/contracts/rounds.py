@@ -60,15 +60,15 @@ class AdaptiveRounds(Rounds):
     @property
     @abstractmethod
     def observed_metrics(self) -> frozenset[str]:
-        """The metrics that `observe` needs: at least one of "loss", "drift" and "transfer"."""
+        """The metrics that `observe` needs: at least one of "loss", "drift", "transfer" and "lr"."""
 
     @abstractmethod
     def observe(self, schedule_state: ScheduleState, facts: ScheduleState) -> ScheduleState:
         """The new schedule state after a round whose `Sync` has `observe`.
 
-        `facts` are means over the ranks: "step", after which the round started; "lr"; "loss", since the last
-        call; "drift", the mean squared distance of a replica from the mean of all, before the round; and the
-        largest "transfer": the steps that a late round took.
+        `facts` are means over the ranks: "step", after which the round started; "loss", since the last call;
+        "drift", the mean squared distance of a replica from the mean of all, before the round; and the largest
+        "lr" and "transfer": the learning rate, and the steps that a late round took.
         """
 
 

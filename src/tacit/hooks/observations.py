@@ -95,16 +95,16 @@ class Observations:
         if "drift" in self._metrics and pending is not None:
             session.pending.wait(pending)
         total, count = self.losses.tolist()
-        mine = torch.tensor([total / max(count, 1), min(count, 1), self._drift], dtype=torch.float64)
-        every = self._of_replica(mine)
+        known = [total / max(count, 1), min(count, 1), self._drift, self._lr()]
+        every = self._of_replica(torch.tensor(known, dtype=torch.float64))
         mine = every.mean(0)
-        mine[1] = every[:, 1].min()
+        mine[1], mine[3] = every[:, 1].min(), every[:, 3].max()
         all_ = session.ask(lambda: gather(mine, session.strategy.topology.scope), "facts")
-        losses, given, drifts = zip(*(each.tolist() for each in all_), strict=True)
+        losses, given, drifts, rates = zip(*(each.tolist() for each in all_), strict=True)
         if "loss" in self._metrics:
             self._check_given(step, given)
         self.losses.zero_()
-        facts = {"step": step, "lr": self._lr(), "loss": _mean(losses)}
+        facts = {"step": step, "lr": max(rates), "loss": _mean(losses)}
         if "drift" in self._metrics:
             facts["drift"] = max(0.0, _mean(drifts) - _square(mean))
         session.schedule.observe(facts, session.step)

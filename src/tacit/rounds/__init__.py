@@ -3,12 +3,13 @@
 from typing import TYPE_CHECKING
 
 from tacit import _moved
-from tacit.rounds.adaptive import AdaComm, ByVariance, OnPlateau
+from tacit.rounds.adaptive import AdaComm, ByLearningRate, ByVariance, OnPlateau
 from tacit.rounds.cycling import Cycling, NodeRounds
 from tacit.rounds.periods import During, Every, EveryEpoch, EveryStep, MomentPeriods, Renewals, Until
 
 __all__ = [
     "AdaComm",
+    "ByLearningRate",
     "ByVariance",
     "Cycling",
     "During",

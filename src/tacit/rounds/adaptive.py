@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tacit import checks
 from tacit.contracts import AdaptiveRounds, ScheduleState, Sync
 from tacit.rounds.bounds import check, check_share
 
@@ -108,6 +109,59 @@ class ByVariance(_Adaptive):
             return {**schedule_state, "samples": count + 1, "c": c + (variance / lr - c) / (count + 1)}
         longer = (variance < 0.7 * lr * c) - (variance > 1.3 * lr * c)
         return {**schedule_state, "period": max(1.0, schedule_state["period"] + longer)}
+
+
+@dataclass(frozen=True)
+class ByLearningRate(_Adaptive):
+    """A period that grows as the learning rate falls (QSR: Gu et al., ICLR 2024, arXiv 2310.14423).
+
+    After each round, with lr the learning rate of its step:    H = max(H_base, floor((alpha / lr)^2)),
+    H_base where lr is larger than it ever was, as in a warm-up, and `longest` at most.
+
+    The less replicas move in a step, the more steps they may take alone; the paper finds that they then
+    generalise better. Differences: the period is found behind the round before, and not in front of its first
+    step; the paper knows the end of training, and has a round there. Without `alpha` the period is H_base at
+    the largest rate so far, and grows by the inverse square from there. Where a schedule restarts, replicas
+    step alone with the new rate until the period that was found before is over: `longest` bounds that.
+
+    Attributes:
+        sync_every: the shortest period, H_base.
+        alpha: the learning rate with which the rule gives one step; None: sqrt(H_base) x the largest rate.
+        longest: the longest period, in steps.
+    """
+
+    alpha: float | None = None
+    longest: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha is not None:
+            checks.real("alpha", self.alpha, "write twice the largest learning rate, or leave it out", above=0)
+        checks.whole("longest", self.longest, self.sync_every, None, "it is at least sync_every")
+
+    @property
+    def summary(self) -> str:
+        """The shortest and the longest period."""
+        return f"every {self.sync_every} steps, up to {self.longest} as the learning rate falls"
+
+    @property
+    def observed_metrics(self) -> frozenset[str]:
+        """The learning rate, as "lr"."""
+        return frozenset({"lr"})
+
+    def observe(self, schedule_state: ScheduleState, facts: ScheduleState) -> ScheduleState:
+        """Set the period by the learning rate of the step that the round followed."""
+        lr, largest = facts["lr"], schedule_state.get("largest", 0.0)
+        schedule_state = {**schedule_state, "last": facts["step"] + 1, "largest": max(lr, largest)}
+        return {**schedule_state, "period": float(self._period(lr, largest))}
+
+    def _period(self, lr: float, largest: float) -> int:
+        if lr > largest:
+            return self.sync_every
+        alpha = math.sqrt(self.sync_every) * largest if self.alpha is None else self.alpha
+        if lr * math.sqrt(self.longest) <= alpha:
+            return self.longest
+        return max(self.sync_every, math.floor((alpha / lr) ** 2 * (1 + 1e-9)))
 
 
 @dataclass(frozen=True)
