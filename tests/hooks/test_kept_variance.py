@@ -15,6 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import tacit
 from cases import for_each
 from tacit.algorithms import parse
+from tacit.compressors import Blockwise, EntropyCoded, ErrorFeedback, Int8
 from tacit.hooks.kept_variance import KeptVariance
 from tacit.hooks.validate import check_renewals
 from tacit.rounds import During, Renewals
@@ -239,6 +240,19 @@ def test_the_strategy_of_the_algorithm() -> None:
     assert During(Renewals(60, 0)).summary == "in the first 60 steps"
 
 
+def test_gradients_of_fewer_bits_may_be_entropy_coded() -> None:
+    for text, codec in (
+        ("zeroone-adam", Int8()),
+        ("zeroone-adam:gradient_bits=4", Blockwise(4)),
+        ("zeroone-adam:gradient_bits=4,entropy=true", EntropyCoded(4)),
+        ("zeroone-adam:gradient_bits=6,entropy=true", Blockwise(6)),
+        ("zeroone-adam:gradient_bits=8,entropy=true", Int8()),
+    ):
+        near, far = parse(text).levels
+        assert near.compressor == ErrorFeedback(codec)
+        assert type(far.compressor.inner) is (EntropyCoded if "entropy" in text else Blockwise)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -247,6 +261,9 @@ def test_the_strategy_of_the_algorithm() -> None:
         ("zeroone-adam:bits=1", "bits=1"),
         ("zeroone-adam:bits=9", "bits=9"),
         ("zeroone-adam:sync_every=0", "sync_every=0"),
+        ("zeroone-adam:gradient_bits=1", "gradient_bits=1"),
+        ("zeroone-adam:gradient_bits=9", "gradient_bits=9"),
+        ("zeroone-adam:bits=5,entropy=true", "bits=5"),
     ],
 )
 def test_what_cannot_be_is_refused(text: str, says: str) -> None:

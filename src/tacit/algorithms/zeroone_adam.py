@@ -1,7 +1,8 @@
 """0/1 Adam (Lu, Li, Zhang, De Sa & He, ICLR 2023, arXiv 2202.06009): a kept variance, and local steps.
 
 The paper's algorithm, on each worker r:                 here:
-    v moves in steps of T_v alone, by mean gradients     near level: During(Renewals), Int8, error feedback
+    v moves in steps of T_v alone, by mean gradients     near level: During(Renewals), error feedback; Int8,
+                                                           or Blockwise where `gradient_bits` is less
     m_r <- beta1 m_r + (1 - beta1) g_r                   Adam itself, on each replica
     x_r <- x_r - lr * m_r / sqrt(v)                      Adam or AdamW, by hooks.KeptVariance
     in steps of T_u: what all have moved by since the    far level: rounds as those of `mp2`, every
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 from tacit import checks
 from tacit.algorithms.registry import algorithm
-from tacit.compressors.blockwise import Blockwise
+from tacit.compressors.blockwise import VECTOR_BITS, Blockwise
 from tacit.compressors.entropy_coded import EntropyCoded
 from tacit.compressors.int8 import Int8
 from tacit.compressors.mean_feedback import MeanFeedback
@@ -46,11 +47,20 @@ def zeroone_adam(
     bits: int = 2,
     sync_every: int = 1,
     entropy: bool = False,
+    gradient_bits: int = 8,
 ) -> Levels:
-    """Adam's variance moves until `freeze_step`, then `refresh` steps at a time; progress in `bits` bits."""
+    """Adam's variance moves until `freeze_step`, then `refresh` steps at a time; progress in `bits` bits.
+
+    `entropy`: progress, and gradients of up to four bits, in as many bits as the frequencies of codes ask for.
+    """
     checks.flag("entropy", entropy)
+    checks.whole("gradient_bits", gradient_bits, 2, 8, "it is how gradients travel; write 8 or 4")
     renewals = Renewals(freeze_step, refresh)
-    near = Strategy(compressor=ErrorFeedback(Int8()), rounds=During(renewals), name="gradients")
+    near = Strategy(
+        compressor=ErrorFeedback(_of_gradients(gradient_bits, entropy)),
+        rounds=During(renewals),
+        name="gradients",
+    )
     far = Strategy(
         subject="delta",
         rounds=Every(sync_every),
@@ -61,3 +71,9 @@ def zeroone_adam(
         name="progress",
     )
     return Levels((near, far), name="zeroone-adam")
+
+
+def _of_gradients(bits: int, entropy: bool) -> Int8 | Blockwise:
+    if bits == VECTOR_BITS:
+        return Int8()
+    return EntropyCoded(bits) if entropy and bits <= 4 else Blockwise(bits)  # codes of more are not shortened

@@ -136,7 +136,9 @@ class ByLearningRate(_Adaptive):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.alpha is not None:
-            checks.real("alpha", self.alpha, "write twice the largest learning rate, or leave it out", above=0)
+            checks.real(
+                "alpha", self.alpha, "write twice the largest learning rate, or leave it out", above=0
+            )
         checks.whole("longest", self.longest, self.sync_every, None, "it is at least sync_every")
 
     @property
