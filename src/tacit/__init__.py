@@ -116,8 +116,8 @@ _HOMES = {
     "StaleMean",
     "tacit.optim": "LAMB LARS GrowingBatches scale_lr",
     "tacit.overlap": "Bucketwise Delayed Fused Prioritized",
-    "tacit.rounds": "AdaComm ByLearningRate ByVariance Cycling During Every EveryEpoch EveryStep MomentPeriods "
-    "NodeRounds OnPlateau Renewals Until",
+    "tacit.rounds": "AdaComm ByLearningRate ByVariance Cycling During Every EveryEpoch EveryStep "
+    "MomentPeriods NodeRounds OnPlateau Renewals Until",
     "tacit.topologies": "Asynchronous Auto BlueConnect Decoupled Directed DoubleTree Flat GlobalTopK "
     "Gossip Groups HalvingDoubling Hierarchical LinkTree Pairs Ring StaleSynchronous "
     "Star Synchronous Torus TwoPhase Uneven",

@@ -51,7 +51,7 @@ def zeroone_adam(
 ) -> Levels:
     """Adam's variance moves until `freeze_step`, then `refresh` steps at a time; progress in `bits` bits.
 
-    `entropy`: progress, and gradients of up to four bits, in as many bits as the frequencies of codes ask for.
+    `entropy`: progress, and gradients of up to four bits, in as many bits as their frequencies ask for.
     """
     checks.flag("entropy", entropy)
     checks.whole("gradient_bits", gradient_bits, 2, 8, "it is how gradients travel; write 8 or 4")

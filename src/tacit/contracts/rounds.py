@@ -67,8 +67,8 @@ class AdaptiveRounds(Rounds):
         """The new schedule state after a round whose `Sync` has `observe`.
 
         `facts` are means over the ranks: "step", after which the round started; "loss", since the last call;
-        "drift", the mean squared distance of a replica from the mean of all, before the round; and the largest
-        "lr" and "transfer": the learning rate, and the steps that a late round took.
+        "drift", the mean squared distance of a replica from the mean of all, before the round; and the
+        largest "lr" and "transfer": the learning rate, and the steps that a late round took.
         """
 
 
