@@ -16,6 +16,7 @@ from tacit.contracts import Momentum
 from tacit.errors import AttachError
 from tacit.hooks.closures import around_steps
 from tacit.hooks.taken import Taken
+from tacit.torch_compat import copy_each_
 
 
 @dataclass(slots=True)
@@ -27,9 +28,8 @@ class FrozenVariance:
     steps: int
 
     def stepped(self) -> None:
-        """Adam has taken a step, and changed it: put it back."""
+        """Adam has taken a step."""
         self.steps += 1
-        self.there.copy_(self.corrected)
 
     def biased(self, beta: float) -> None:
         """Have Adam find what it would have after so many steps; where that is the same, leave it."""
@@ -145,6 +145,8 @@ class FrozenAdam(Taken):
     def _put_back(self, optimizer: Optimizer) -> None:
         for _, group in self._groups_of(optimizer):
             found = [self._kept[id(p)] for p in group["params"] if p.grad is not None and id(p) in self._kept]
+            if found:
+                copy_each_([kept.there for kept in found], [kept.corrected for kept in found])
             for kept in found:
                 kept.stepped()
 
