@@ -382,6 +382,16 @@ def copy_each_(into: Iterable[Tensor], out_of: Iterable[Tensor]) -> None:
     torch._foreach_copy_([*into], [*out_of])
 
 
+def clear_each_(tensors: list[Tensor]) -> None:
+    """Set each tensor to 0, in place, in few launches."""
+    torch._foreach_zero_(tensors)
+
+
+def raise_each_(tensors: list[Tensor], least: list[Tensor]) -> None:
+    """Raise entries that are less than those of `least` to them, in place, in few launches."""
+    torch._foreach_maximum_(tensors, least)
+
+
 def largest_of_each(tensors: list[Tensor]) -> list[Tensor]:
     """The largest magnitude of each tensor, in few launches; by `torch._foreach_norm`."""
     return list(torch._foreach_norm(tensors, torch.inf))

@@ -15,7 +15,7 @@ from tacit.hooks.closures import around_steps
 from tacit.hooks.frozen_adam import refuse_options, too_late
 from tacit.hooks.scaled_variance import skips, variance_of, with_decay
 from tacit.rounds import Renewals
-from tacit.torch_compat import add_squares_of_each_, copy_each_, multiply_each_
+from tacit.torch_compat import add_squares_of_each_, clear_each_, copy_each_, multiply_each_, raise_each_
 
 
 @dataclass(slots=True)
@@ -46,6 +46,9 @@ class KeptVariance:
     it makes beta2 v + (1 - beta2) g^2 / P of, with this replica's gradient g and P replicas: so the step of a
     gradient that outgrows the old variance is bounded. Behind the step it has v again. The idea is 0/1 Adam's
     (Lu et al., ICLR 2023, arXiv 2202.06009), which divides by the root of v itself.
+
+    Of an entry that had no gradient yet, such as the row of a rare token, v is 0, and g is again in the next
+    step, while its momentum is not. So v rises to (1 - beta2) g^2 / P where it is less, on this replica.
 
     Args:
         renewals: when it moves. optimizers: Adam or AdamW. named: the parameters.
@@ -94,7 +97,7 @@ class KeptVariance:
             return
         scale = getattr(optimizer, "grad_scale", None)
         found: list[Kept] = []
-        gradients, shares, factors = [], [], []
+        gradients, floors, shares, factors = [], [], [], []
         for group, p, name in self._parameters(optimizer):
             if p.grad is None:
                 continue
@@ -104,11 +107,17 @@ class KeptVariance:
             share = max(now / self._replicas, 4 * torch.finfo(kept.there.dtype).eps)  # below, rounding counts
             found.append(kept)
             gradients.append(with_decay(p.grad if scale is None else p.grad / scale, p.detach(), group))
-            shares.append(now / (1 - beta**kept.since))
+            known = 1 - beta**kept.since
+            floors.append((1 - beta) * known / self._replicas)
+            shares.append(now / known)
             factors.append((share - 1) * (1 - beta) / beta)
         if found:
             self._changed[id(optimizer)] = found
-            there = [kept.there for kept in found]
+            there, copies = [kept.there for kept in found], [kept.copy for kept in found]
+            clear_each_(there)  # which has room for what the copies rise to
+            add_squares_of_each_(there, gradients, floors)
+            raise_each_(copies, there)
+            copy_each_(there, copies)
             multiply_each_(there, shares)
             add_squares_of_each_(there, gradients, factors)
 
