@@ -15,8 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from tacit.contracts import Momentum
 from tacit.errors import AttachError
 from tacit.hooks.closures import around_steps
+from tacit.hooks.scaled_variance import skips
 from tacit.hooks.taken import Taken
-from tacit.torch_compat import copy_each_
+from tacit.torch_compat import add_squares_of_each_, clear_each_, copy_each_, raise_each_
 
 
 @dataclass(slots=True)
@@ -44,6 +45,10 @@ class FrozenAdam(Taken):
     `betas[0]` is 0 then, so that Adam takes the gradient as its momentum. Between two steps Adam's state has
     the variance v corrected for its bias, to the bit the same, also in a checkpoint. A step divides by the
     root of beta2 v + (1 - beta2) m^2, as Adam forms it. From `restore` on Adam goes on with both.
+
+    Of an entry that had no gradient yet, such as the row of a rare token, v is 0, and steps would be equally
+    large however small m is. So v rises to `least_variance` of m where it is less: no step is then larger
+    than one that Adam itself can take.
 
     Raises:
         AttachError: an optimizer is not Adam or AdamW, or its `betas[0]` is another one.
@@ -122,6 +127,7 @@ class FrozenAdam(Taken):
     def _keep(self, optimizer: Optimizer, group: Mapping[str, Any]) -> None:
         """Note the variances, anew where a checkpoint has brought others, and have Adam step by them."""
         beta = group["betas"][1]
+        found, momenta = [], []
         for p in group["params"]:
             state = optimizer.state.get(p, {})
             there = state.get("exp_avg_sq")
@@ -135,7 +141,29 @@ class FrozenAdam(Taken):
                     there.div_(1 - beta**steps)
                 kept = self._kept[id(p)] = FrozenVariance(there, there.clone(), steps)
             if p.grad is not None:
-                kept.biased(beta)
+                found.append(kept)
+                momenta.append(p.grad)
+        if found and not skips(optimizer):
+            self._raise(optimizer, group, found, momenta)
+        for kept in found:
+            kept.biased(beta)
+
+    def _raise(
+        self,
+        optimizer: Optimizer,
+        group: Mapping[str, Any],
+        found: Sequence[FrozenVariance],
+        momenta: list[Tensor],
+    ) -> None:
+        """Have no variance be less than what is the least that Adam has beside these momenta."""
+        least = least_variance(self.momentum.factor, group["betas"][1])
+        scale = getattr(optimizer, "grad_scale", None)
+        there, corrected = [kept.there for kept in found], [kept.corrected for kept in found]
+        clear_each_(there)  # which has room for what they rise to
+        factor = least if scale is None else least / float(scale) ** 2
+        add_squares_of_each_(there, momenta, [factor] * len(found))
+        raise_each_(corrected, there)
+        copy_each_(there, corrected)
 
     def _check_late(self, p: Tensor) -> None:
         if p.grad is not None and id(p) in self._names:
@@ -173,6 +201,15 @@ class FrozenAdam(Taken):
     def kept(self) -> dict[str, Tensor]:
         """Nothing."""
         return {}
+
+
+def least_variance(beta1: float, beta2: float) -> float:
+    """The least variance of Adam, of a squared momentum: whatever the gradients were, by Cauchy and Schwarz.
+
+    m = (1 - beta1) sum of beta1^k g_k and v = (1 - beta2) sum of beta2^k g_k^2, so that
+    m^2 <= v (1 - beta1)^2 / ((1 - beta2) (1 - beta1^2 / beta2)), as long as beta1^2 < beta2.
+    """
+    return (1 - beta2) * max(1.0, (1 - beta1**2 / beta2) / (1 - beta1) ** 2)
 
 
 def refuse_options(optimizer: Optimizer, group: Mapping[str, Any]) -> None:
