@@ -50,6 +50,7 @@ __all__ = [
     "lightning_hook",
     "multiply_each_",
     "own_parameters",
+    "raise_to_squares_",
     "reduces_in_python",
     "scale_on_device",
     "sequence_number",
@@ -178,18 +179,12 @@ class ShutdownNotice(dist.ProcessGroup):
 
 
 def in_join(model: object) -> bool:
-    """Whether forward and backward take part in torch's `Join`; by `DistributedDataParallel._join_config`.
-
-    False of what is no DDP model.
-    """
+    """Whether a DDP model's forward and backward take part in torch's `Join`; by `_join_config`."""
     return isinstance(model, DistributedDataParallel) and bool(model._join_config.enable)
 
 
 def reduces_in_python(model: object) -> bool:
-    """Whether compiled autograd reduces gradients, one by one; by `_use_python_reducer`.
-
-    False where torch has no such name any more.
-    """
+    """Whether compiled autograd reduces gradients, one by one; by `_use_python_reducer`, if torch has it."""
     return bool(getattr(model, "_use_python_reducer", False))
 
 
@@ -240,10 +235,7 @@ def step_alone(optimizer: Optimizer) -> None:
 
 
 def fabric_module(model: object) -> object | None:
-    """The module that Lightning's Fabric has wrapped; None where it has not.
-
-    By `_FabricModule._forward_module`, looked at in Lightning 2.6.6.
-    """
+    """The module that Fabric of Lightning 2.6.6 has wrapped, or None; by `_FabricModule._forward_module`."""
     return getattr(model, "_forward_module", None)
 
 
@@ -382,14 +374,14 @@ def copy_each_(into: Iterable[Tensor], out_of: Iterable[Tensor]) -> None:
     torch._foreach_copy_([*into], [*out_of])
 
 
-def clear_each_(tensors: list[Tensor]) -> None:
-    """Set each tensor to 0, in place, in few launches."""
-    torch._foreach_zero_(tensors)
-
-
-def raise_each_(tensors: list[Tensor], least: list[Tensor]) -> None:
-    """Raise entries that are less than those of `least` to them, in place, in few launches."""
-    torch._foreach_maximum_(tensors, least)
+def raise_to_squares_(
+    tensors: list[Tensor], copies: list[Tensor], roots: list[Tensor], by: list[float]
+) -> None:
+    """Raise each tensor to the square of its root, times its number, where that is more; copy it."""
+    torch._foreach_zero_(copies)  # the copies have room for the squares
+    add_squares_of_each_(copies, roots, by)
+    torch._foreach_maximum_(tensors, copies)
+    copy_each_(copies, tensors)
 
 
 def largest_of_each(tensors: list[Tensor]) -> list[Tensor]:

@@ -14,10 +14,11 @@ smaller batch: it is noisier, and another on each replica. `refresh` steps move 
 steps by two fifths with beta2 = 0.95, where it was measured, and by a hundredth with 0.999.
 
 Differences from the paper: v moves for a few steps at a time, not in single ones; gradients travel in 8
-bits. A step divides by the root of beta2 v + (1 - beta2) g^2 / P, of P replicas, where the paper's divides by
-that of v, and v rises to (1 - beta2) g^2 / P where it is less. What a round leaves out stays in the replica, so that the error of what was sent needs no memory;
-momenta stay each replica's own, where the paper sets them to what the round says; 2 bits and more, not one;
-rounds are equally far apart, and go on while gradients travel.
+bits. A step divides by the root of beta2 v + (1 - beta2) g^2 / P, of P replicas, where the paper's divides
+by that of v, and v rises to (1 - beta2) g^2 / P where it is less. What a round leaves out stays in the
+replica, so that the error of what was sent needs no memory; momenta stay each replica's own, where the paper
+sets them to what the round says; 2 bits and more, not one; rounds are equally far apart, and go on while
+gradients travel.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tacit.errors import AttachError
 from tacit.hooks.closures import around_steps
 from tacit.hooks.scaled_variance import skips
 from tacit.hooks.taken import Taken
-from tacit.torch_compat import add_squares_of_each_, clear_each_, copy_each_, raise_each_
+from tacit.torch_compat import copy_each_, raise_to_squares_
 
 
 @dataclass(slots=True)
@@ -159,11 +159,8 @@ class FrozenAdam(Taken):
         least = least_variance(self.momentum.factor, group["betas"][1])
         scale = getattr(optimizer, "grad_scale", None)
         there, corrected = [kept.there for kept in found], [kept.corrected for kept in found]
-        clear_each_(there)  # which has room for what they rise to
         factor = least if scale is None else least / float(scale) ** 2
-        add_squares_of_each_(there, momenta, [factor] * len(found))
-        raise_each_(corrected, there)
-        copy_each_(there, corrected)
+        raise_to_squares_(corrected, there, momenta, [factor] * len(found))
 
     def _check_late(self, p: Tensor) -> None:
         if p.grad is not None and id(p) in self._names:

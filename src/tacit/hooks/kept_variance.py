@@ -15,7 +15,7 @@ from tacit.hooks.closures import around_steps
 from tacit.hooks.frozen_adam import refuse_options, too_late
 from tacit.hooks.scaled_variance import skips, variance_of, with_decay
 from tacit.rounds import Renewals
-from tacit.torch_compat import add_squares_of_each_, clear_each_, copy_each_, multiply_each_, raise_each_
+from tacit.torch_compat import add_squares_of_each_, copy_each_, multiply_each_, raise_to_squares_
 
 
 @dataclass(slots=True)
@@ -114,10 +114,7 @@ class KeptVariance:
         if found:
             self._changed[id(optimizer)] = found
             there, copies = [kept.there for kept in found], [kept.copy for kept in found]
-            clear_each_(there)  # which has room for what the copies rise to
-            add_squares_of_each_(there, gradients, floors)
-            raise_each_(copies, there)
-            copy_each_(there, copies)
+            raise_to_squares_(copies, there, gradients, floors)
             multiply_each_(there, shares)
             add_squares_of_each_(there, gradients, factors)
 
