@@ -71,6 +71,7 @@ REFUSED: dict[str, list[tuple[set[str], str]]] = {
     "compiled inside": [({"prioritized"}, "is compiled")],
     "compiled outside": [({"prioritized"}, "is compiled")],
     "Adam": [({"momentum corrected"}, "attach 'topk:warmup_steps=N'")],
+    "rare rows": [({"momentum corrected"}, "attach 'topk:warmup_steps=N'")],
 }
 """Feature -> the families that refuse it, and what they say."""
 
@@ -131,6 +132,7 @@ def check(name: str, family: str, turn: int) -> None:
     start = flat(feature.net())
     for i, (theirs, ours) in enumerate(zip(everyone, expected, strict=True)):
         far = float((ours - start).abs().max())
+        assert max(far, float((theirs - start).abs().max())) <= feature.most
         off = float((theirs - ours).abs().max())
         assert off <= max(feature.tolerance, ROUNDED.get(family, 0.0)) * far, (
             f"rank {i} is {off:.2g} off, where it moved by {far:.2g}"
