@@ -377,7 +377,7 @@ def copy_each_(into: Iterable[Tensor], out_of: Iterable[Tensor]) -> None:
 def raise_to_squares_(
     tensors: list[Tensor], copies: list[Tensor], roots: list[Tensor], by: list[float]
 ) -> None:
-    """Raise each tensor to the square of its root, times its number, where that is more; copy it."""
+    """Raise each tensor to the square of its root, times its number, where that is more; and copy it."""
     torch._foreach_zero_(copies)  # the copies have room for the squares
     add_squares_of_each_(copies, roots, by)
     torch._foreach_maximum_(tensors, copies)

@@ -204,7 +204,8 @@ def least_variance(beta1: float, beta2: float) -> float:
     """The least variance of Adam, of a squared momentum: whatever the gradients were, by Cauchy and Schwarz.
 
     m = (1 - beta1) sum of beta1^k g_k and v = (1 - beta2) sum of beta2^k g_k^2, so that
-    m^2 <= v (1 - beta1)^2 / ((1 - beta2) (1 - beta1^2 / beta2)), as long as beta1^2 < beta2.
+    m^2 <= v (1 - beta1)^2 / ((1 - beta2) (1 - beta1^2 / beta2)), as long as beta1^2 < beta2. At least it is
+    what a single gradient as large as m makes.
     """
     return (1 - beta2) * max(1.0, (1 - beta1**2 / beta2) / (1 - beta1) ** 2)
 
