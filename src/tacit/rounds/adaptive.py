@@ -121,8 +121,8 @@ class ByLearningRate(_Adaptive):
     The less replicas move in a step, the more steps they may take alone; the paper finds that they then
     generalise better. Differences: the period is found behind the round before, and not in front of its first
     step; and it has a bound, as the end of training is not known here. Without `alpha` the period is H_base
-    at the largest rate so far, and grows by the inverse square from there. Where a schedule restarts, replicas
-    step alone with the new rate until the period that was found before is over: `longest` bounds that, too.
+    at the largest rate so far, and grows by the inverse square from there. Where a schedule restarts,
+    replicas step alone with the new rate until the period found before is over: `longest` bounds that, too.
 
     Attributes:
         sync_every: the shortest period, H_base.
