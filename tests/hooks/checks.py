@@ -293,7 +293,10 @@ def momentum_that_cannot_be_taken_over_is_refused() -> None:
 
 
 class KeptVariance(torch.optim.Adam):
-    """Adam that keeps its variance in these steps, by the paper's lines but for the momentum in the root."""
+    """Adam that keeps its variance in these steps, by the paper's lines but for the momentum in the root.
+
+    And but for variances that no sequence of gradients could have left beside such a momentum.
+    """
 
     def __init__(self, params: object, kept: set[int], **options: object) -> None:
         super().__init__(params, **options)  # type: ignore[arg-type]
@@ -309,7 +312,9 @@ class KeptVariance(torch.optim.Adam):
                 state = self.state[p]
                 if id(p) not in self.of:
                     self.of[id(p)] = state["exp_avg_sq"] / (1 - beta2 ** (t - 1))
-                v, m = self.of[id(p)], beta1 * state["exp_avg"] + (1 - beta1) * p.grad
+                m = beta1 * state["exp_avg"] + (1 - beta1) * p.grad
+                least = (1 - beta2) * (1 - beta1**2 / beta2) / (1 - beta1) ** 2 * m**2
+                v = self.of[id(p)] = torch.maximum(self.of[id(p)], least)
                 root = (beta2 * v * (1 - beta2 ** (t - 1)) + (1 - beta2) * m**2) / (1 - beta2**t)
                 p.mul_(1 - group["lr"] * group["weight_decay"] * group["decoupled_weight_decay"])
                 p.sub_(group["lr"] * m / (root.sqrt() + group["eps"]))
