@@ -204,6 +204,7 @@ def all_shards_go_by_the_same_facts() -> None:
     """The losses of a replica's ranks differ, and the replica has one period."""
     for algorithm, known in (
         ("adacomm:sync_every=4,interval=4", {}),
+        ("qsr:sync_every=2", {}),
         (
             "daso:warmup_epochs=0,cooldown_epochs=0,patience=0,threshold=0.9",
             {"steps_per_epoch": 4, "epochs": 6},

@@ -189,7 +189,7 @@ def test_a_step_that_a_scaler_leaves_out_changes_nothing() -> None:
         torch.testing.assert_close(p.detach(), other.parameters[name].detach(), rtol=1e-6, atol=1e-9)
 
 
-def test_a_step_that_raises_leaves_the_variance_as_it_was() -> None:
+def test_a_step_that_raises_leaves_the_variance_but_for_what_rose() -> None:
     replica = Replica(KINDS["AdamW"])
     for _ in range(5):
         replica.stepped()
