@@ -4,6 +4,7 @@
     python benchmarks/accuracy.py --task mnist --steps 600 --arms dense,topk --data PATH
     python benchmarks/accuracy.py --quick                # under 10 minutes: digits, and nothing is claimed
     python benchmarks/accuracy.py --table --publish      # of what was trained until now; docs/accuracy.md
+    python benchmarks/accuracy.py --task text --steps 9600 --device cuda    # the networks on a GPU
 
 Four workers train in one process (`in_one_process.py`): an algorithm whose course does not depend on the
 network has the same trajectory there as on real ranks, which --check shows once. Each arm is trained with
@@ -177,8 +178,8 @@ class Ended:
         return cls(**{**values, "job": Job(**values["job"])})
 
 
-def trained(job: Job, data: str | None) -> Ended:
-    """Train it, in this process."""
+def trained(job: Job, data: str | None, device: str = "cpu") -> Ended:
+    """Train it, in this process; `device`: where the networks are."""
     import torch
 
     from in_one_process import Replicas
@@ -186,11 +187,20 @@ def trained(job: Job, data: str | None) -> Ended:
 
     torch.set_num_threads(1)
     about, start = hardware(), time.process_time()
+    if device == "cuda":
+        about["gpu"] = torch.cuda.get_device_name()
     recipe = recipe_of(TASKS[job.task], data)
     strategy = parse(written(job.arm, job.steps))
     nodes = 2 if job.arm.partition(":")[0] in BY_NODE else 1
     done = Replicas(
-        recipe, strategy, steps=job.steps, seed=job.seed, rate=job.rate, workers=WORKERS, ranks_per_node=nodes
+        recipe,
+        strategy,
+        steps=job.steps,
+        seed=job.seed,
+        rate=job.rate,
+        workers=WORKERS,
+        ranks_per_node=nodes,
+        device=device,
     ).train()
     accuracy = recipe.evaluate(done.model)[1] if done.finite else 0.0
     judge: Callable[[Any], float] | None = getattr(recipe, "validate", None)
@@ -335,6 +345,7 @@ def carry_out(
     path: Path,
     jobs: int,
     minutes: float,
+    device: str = "cpu",
 ) -> dict[Job, Ended]:
     """Train what is missing, `jobs` at once, until all is there or the time is over."""
     done, until = read(path), time.monotonic() + 60 * minutes
@@ -348,7 +359,7 @@ def carry_out(
                     break
                 if job not in tried:
                     tried.add(job)
-                    running[job] = pool.apply_async(trained, (job, data))
+                    running[job] = pool.apply_async(trained, (job, data, device))
             if not running:
                 return done
             time.sleep(0.2)
@@ -468,6 +479,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--arms", help="algorithms, divided by ';'; left out: all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="trainings at once")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the networks are")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after so many")
     parser.add_argument("--quick", action="store_true", help="a few arms on digits, two seeds")
     parser.add_argument("--table", action="store_true", help="train nothing; all that was trained until now")
@@ -505,7 +517,7 @@ def main() -> None:
         done = read(path)
         wanted, seeds = there(done), len(done)
     else:
-        done = carry_out(wanted, seeds, options.data, path, options.jobs, options.minutes)
+        done = carry_out(wanted, seeds, options.data, path, options.jobs, options.minutes, options.device)
     found = rows(done, wanted, seeds)
     if options.publish:
         for written in publish(found, hardware(), PLAIN):

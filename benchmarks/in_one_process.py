@@ -4,7 +4,8 @@
 
 Each worker has a model, an optimizer and the sessions that `attach` would make, on a transport that hands
 tensors over in memory. The trajectory is that of as many processes under DDP, up to the order of sums. It is
-for accuracy alone, and for no algorithm whose course depends on time.
+for accuracy alone, and for no algorithm whose course depends on time. With a GPU the networks and optimizers
+are there, and what is exchanged is compressed on the host.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
@@ -20,9 +21,11 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from graphed import GraphedGradients
 from tacit.contracts import FollowingRounds
 from tacit.hooks import momentum
 from tacit.hooks.assembly import fully_named, replicates_in_node
@@ -35,6 +38,7 @@ from tacit.strategy import AnyStrategy
 from tacit.transports.loopback import Loopback, LoopbackTransport
 
 T = TypeVar("T")
+CPU = "cpu"
 PATIENCE = 60.0
 """Seconds that a round of all workers may take."""
 CAP, FIRST = 25 << 20, 1 << 20
@@ -104,8 +108,9 @@ class Worker:
         seed: int,
         rate: float,
         known: Mapping[str, float],
+        device: str,
     ) -> None:
-        self.net = recipe.model(seed)
+        self.net = recipe.model(seed).to(device)
         self.optimizer = recipe.optimizer(self.net)
         for group in self.optimizer.param_groups:
             group["lr"] *= rate
@@ -141,6 +146,7 @@ class Worker:
                         taken=taken,
                         replicated_in_node=replicates_in_node(strategy),
                         seed=seed,
+                        exchange_on=None if device == CPU else "host",
                     )
                 )
         for made in self.levels:
@@ -157,15 +163,23 @@ class Worker:
 
     def backward(self, recipe: Recipe, batch: Batch, factor: float) -> float:
         """Gradients of this worker's own; its loss."""
-        for group, rate in zip(self.optimizer.param_groups, self.first, strict=True):
-            group["lr"] = rate * factor
+        self.at_rate(factor)
         self.optimizer.zero_grad(set_to_none=False)
         loss = recipe.loss(self.net(batch[0]), batch[1])
         loss.backward()  # type: ignore[no-untyped-call]
+        self.observe(loss)
+        return float(loss.detach())
+
+    def at_rate(self, factor: float) -> None:
+        """Have the optimizer step with the recipe's learning rate times `factor`."""
+        for group, rate in zip(self.optimizer.param_groups, self.first, strict=True):
+            group["lr"] = rate * factor
+
+    def observe(self, loss: Tensor) -> None:
+        """Tell schedules that follow it of this step's loss."""
         for level in self.levels:
             if level.progress is not None:
                 level.progress.observations.observe(loss)
-        return float(loss.detach())
 
     def step(self) -> None:
         """Means in place of gradients where they are exchanged; the optimizer's step; a round behind it."""
@@ -180,17 +194,21 @@ class Worker:
         session.discard()
         if session.round == SETTLED:
             session.rebucket(_as_ddp_fills_them(self.named))
-        flats = [bucket.like("cpu").zero_() for bucket in session.buckets]
-        for i, (bucket, flat) in enumerate(zip(session.buckets, flats, strict=True)):
+        there = next(iter(self.named.values())).device
+        flats = []
+        for i, bucket in enumerate(session.buckets):
+            gathered = bucket.like(there).zero_()
             for param in bucket.slices:
                 grad = self.named[param.name].grad
                 if grad is not None:
-                    flat[param.start : param.stop].view_as(grad).copy_(grad)
-            session.submit(i, flat, lambda: None)
+                    gathered[param.start : param.stop].view_as(grad).copy_(grad)
+            flats.append(gathered.cpu())
+            session.submit(i, flats[-1], lambda: None)
         session.flush()
         if isinstance(session.strategy.overlap, Delayed):
             flats, self._late = flats if self._late is None else self._late, [each.clone() for each in flats]
-        for bucket, flat in zip(session.buckets, flats, strict=True):
+        for bucket, mean in zip(session.buckets, flats, strict=True):
+            flat = mean.to(there)
             for param in bucket.slices:
                 grad = self.named[param.name].grad
                 if grad is not None:
@@ -220,6 +238,7 @@ class Replicas:
         workers: how many; `ranks_per_node`: how many of them share a node, for strategies of two levels.
         steps: of the whole run, which the learning rate's course is made for.
         rate: what the recipe's learning rate is multiplied by.
+        device: where the networks are: "cpu" or "cuda".
     """
 
     def __init__(
@@ -232,13 +251,14 @@ class Replicas:
         rate: float = 1.0,
         workers: int = 4,
         ranks_per_node: int = 1,
+        device: str = CPU,
     ) -> None:
-        self._recipe, self._steps, self._seed = recipe, steps, seed
+        self._recipe, self._steps, self._seed, self._device = recipe, steps, seed, device
         each = recipe.steps_per_epoch(workers)
         known = {"steps_per_epoch": float(each), "epochs": float(math.ceil(steps / each))}
         self._nets = [Loopback.of_nodes(workers // ranks_per_node, ranks_per_node) for _ in strategy.levels]
         self._workers = [
-            Worker(rank, recipe, strategy, self._nets, seed=seed, rate=rate, known=known)
+            Worker(rank, recipe, strategy, self._nets, seed=seed, rate=rate, known=known, device=device)
             for rank in range(workers)
         ]
         self._crew = Crew(workers)
@@ -247,13 +267,12 @@ class Replicas:
         """Train to the end."""
         workers, tail = self._workers, max(1, self._steps // 10)
         losses: list[float] = []
+        gradients = self._one_by_one if self._device == CPU else self._graphed()
         shares_buffers = workers[0].near.gradient is not None and len(workers[0].levels) == 1
         for step, batches in zip(range(self._steps), self._batches(), strict=False):
             if shares_buffers:
                 self._broadcast_buffers()
-            factor = self._recipe.rate((step + 0.5) / self._steps)
-            for worker, batch in zip(workers, batches, strict=True):
-                losses.append(worker.backward(self._recipe, batch, factor))
+            losses += gradients(batches, self._recipe.rate((step + 0.5) / self._steps))
             self._crew.all(lambda rank: workers[rank].step())
             if not math.isfinite(losses[-1]):
                 break
@@ -266,7 +285,29 @@ class Replicas:
             for level in worker.levels:
                 level.session.close()
         self._crew.close()
-        return Trained(workers[0].net, sum(last) / len(last), sent, plain, math.isfinite(losses[-1]))
+        return Trained(workers[0].net.cpu(), sum(last) / len(last), sent, plain, math.isfinite(losses[-1]))
+
+    def _one_by_one(self, batches: Sequence[Batch], factor: float) -> list[float]:
+        """Each worker's loss; its gradients are in its parameters."""
+        return [
+            worker.backward(self._recipe, batch, factor)
+            for worker, batch in zip(self._workers, batches, strict=True)
+        ]
+
+    def _graphed(self) -> Callable[[Sequence[Batch], float], list[float]]:
+        """The same, of all workers at once on the GPU."""
+        nets = [worker.net for worker in self._workers]
+        replay = GraphedGradients(nets, self._recipe.loss, next(self._batches()))
+
+        def all_at_once(batches: Sequence[Batch], factor: float) -> list[float]:
+            losses = replay(batches)
+            for worker, loss in zip(self._workers, losses.unbind(), strict=True):
+                worker.at_rate(factor)
+                worker.observe(loss)
+            found: list[float] = losses.tolist()
+            return found
+
+        return all_at_once
 
     def _batches(self) -> Iterator[list[Batch]]:
         """What each worker is given in a step, epoch after epoch."""
@@ -278,6 +319,5 @@ class Replicas:
     def _broadcast_buffers(self) -> None:
         """The first worker's to all, as DDP does before every forward pass."""
         first = [*self._workers[0].net.buffers()]
-        for worker in self._workers[1:]:
-            for mine, theirs in zip(worker.net.buffers(), first, strict=True):
-                mine.copy_(theirs)
+        for worker in self._workers[1:] if first else ():
+            torch._foreach_copy_([*worker.net.buffers()], first)

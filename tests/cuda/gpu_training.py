@@ -46,6 +46,21 @@ def sgd(model: nn.Module, momentum: float = 0.9) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
 
 
+BY_ADAM = [
+    "onebit-adam:freeze_step=4",
+    "zeroone-adam:freeze_step=3,refresh=1,sync_every=2",
+    "zeroone-adam:freeze_step=3,refresh=1,sync_every=2,gradient_bits=4",
+    "mp2",
+    "mp2:sync_every=2",
+    "localsgd:sync_every=3,variance=scaled",
+]
+"""What changes Adam's variance, or is for Adam alone."""
+
+
+def adamw(model: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95))
+
+
 def steps(
     model: Callable[[Tensor], Tensor],
     optimizer: torch.optim.Optimizer,
@@ -71,11 +86,12 @@ def trained(
     device: torch.device = CUDA,
     momentum: float = 0.9,
     bucket_cap_mb: float = 0.2,
+    made: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
     **known: object,
 ) -> Tensor:
-    """The parameters after training, on the CPU."""
+    """The parameters after training, on the CPU; `made`: the optimizer, SGD if left out."""
     model = wrapped(network(device), bucket_cap_mb=bucket_cap_mb)
-    optimizer = sgd(model, momentum)
+    optimizer = sgd(model, momentum) if made is None else made(model)
     with tacit.attach(model, optimizer, algorithm, **known) as session:  # type: ignore[arg-type]
         steps(model, optimizer, on(device, batches(count)), session.observe)
     return flat(model).cpu()
