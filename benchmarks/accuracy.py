@@ -122,6 +122,7 @@ class Task:
         searched: steps up to which a training's learning rate is searched among `RATES`; that of a longer one
             is searched around the rate that was best there.
         longest: the longest training whose learning rate is searched; a longer one takes this one's.
+        anew: longer ones whose learning rate is searched all the same, around the one of the short training.
     """
 
     kind: str
@@ -130,13 +131,14 @@ class Task:
     limit: int = 0
     searched: int = 600
     longest: int = 2400
+    anew: tuple[int, ...] = ()
 
 
 TASKS = {
     "cifar10": Task("cifar10", "resnet8", 16, 48_000),
     "cifar10-large": Task("cifar10", "resnet8", 32, 10_000, searched=624),
     "mnist": Task("mnist", "lenet", 32, 58_000),
-    "text": Task("bytes", longest=600),
+    "text": Task("bytes", longest=600, anew=(9600,)),
     "digits": Task("digits"),
 }
 STEPS = (600, 2400, 9600)
@@ -254,13 +256,15 @@ def read(path: Path) -> dict[Job, Ended]:
 
 def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list[Job]:
     """The trainings by which an arm's learning rate is chosen: until the best is between two that are not."""
-    short, rates = TASKS[task].searched, RATES
-    if steps > short and TASKS[task].longest > short:
+    short, rates, longest = TASKS[task].searched, RATES, TASKS[task].longest
+    if steps in TASKS[task].anew:
+        longest = steps
+    if steps > short and longest > short:
         middle = best(done, task, arm, short)
         if middle is None:
             return searched(done, task, arm, short)
         rates = (middle / 2, middle, 2 * middle)
-    steps = min(steps, max(short, TASKS[task].longest))
+    steps = min(steps, max(short, longest))
     jobs = [Job(task, arm, steps, CHOOSING, rate) for rate in rates if LIMITS[0] <= rate <= LIMITS[1]]
     while all(job in done for job in jobs):
         found = by_merit([done[job] for job in jobs])[0].job.rate

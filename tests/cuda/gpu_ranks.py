@@ -23,7 +23,8 @@ ALGORITHMS = [
     "diloco:sync_every=3,bits=4", "ednncomm:sync_every=2",
     "streaming-diloco:sync_every=4,fragments=2,fragment_sync_delay=2,bits=4",
     "uneven", "adacomm:sync_every=3", "qsr", "sparseloco:sync_every=3", "muloco:sync_every=3",
-    "desloc:sync_every=3", "dilocox:sync_every=3", "gossip", "sgp", "gossip-pga", "choco", "dcd", "deepsqueeze", "wagma", "prague",
+    "desloc:sync_every=3", "dilocox:sync_every=3", "gossip", "sgp", "gossip-pga", "choco", "dcd",
+    "deepsqueeze", "wagma", "prague",
     "noloco", "adpsgd", "mp2", "mp2:form=paper", "predictive:sync_every=3",
     "ps", "ps-topk", "ps-dgc", "ps-async", "ps-ssp",
 ]  # fmt: skip

@@ -25,6 +25,6 @@ class InBfloat16(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """What the network answers, in fp32."""
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(inputs.device.type, torch.bfloat16):
             outputs: Tensor = self.network(inputs)
         return outputs.float()
