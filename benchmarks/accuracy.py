@@ -49,6 +49,8 @@ CHOOSING = 1000
 VALIDATION = 2000
 """Training images that only learning rates are chosen by."""
 PLAIN = "dense"
+SWITCHING = 2e-4
+"""Seconds after which a thread hands the interpreter on; workers are threads, and wait for each other."""
 ARMS = (
     PLAIN,
     # About 10 % of the bytes.
@@ -122,7 +124,7 @@ class Task:
         searched: steps up to which a training's learning rate is searched among `RATES`; that of a longer one
             is searched around the rate that was best there.
         longest: the longest training whose learning rate is searched; a longer one takes this one's.
-        anew: longer ones whose learning rate is searched all the same, around the one of the short training.
+        judged: bytes of text by which the GPT is judged; the recipe's own number where it is 0.
     """
 
     kind: str
@@ -131,14 +133,15 @@ class Task:
     limit: int = 0
     searched: int = 600
     longest: int = 2400
-    anew: tuple[int, ...] = ()
+    judged: int = 0
 
 
 TASKS = {
     "cifar10": Task("cifar10", "resnet8", 16, 48_000),
     "cifar10-large": Task("cifar10", "resnet8", 32, 10_000, searched=624),
     "mnist": Task("mnist", "lenet", 32, 58_000),
-    "text": Task("bytes", longest=600, anew=(9600,)),
+    "text": Task("bytes", longest=600),
+    "text-large": Task("bytes", judged=98_304),
     "digits": Task("digits"),
 }
 STEPS = (600, 2400, 9600)
@@ -188,6 +191,7 @@ def trained(job: Job, data: str | None, device: str = "cpu") -> Ended:
     from tacit.algorithms import parse
 
     torch.set_num_threads(1)
+    sys.setswitchinterval(SWITCHING)
     about, start = hardware(), time.process_time()
     if device == "cuda":
         about["gpu"] = torch.cuda.get_device_name()
@@ -222,7 +226,7 @@ def recipe_of(task: Task, data: str | None) -> Any:
     from tacit.lab.recipes import digits, images
 
     if task.kind == "bytes":
-        return text.Bytes()
+        return text.Bytes(task.judged or text.HELD_OUT_BYTES)
     if task.kind == "digits":
         return digits.Digits()
     assert data is not None
@@ -256,15 +260,13 @@ def read(path: Path) -> dict[Job, Ended]:
 
 def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list[Job]:
     """The trainings by which an arm's learning rate is chosen: until the best is between two that are not."""
-    short, rates, longest = TASKS[task].searched, RATES, TASKS[task].longest
-    if steps in TASKS[task].anew:
-        longest = steps
-    if steps > short and longest > short:
+    short, rates = TASKS[task].searched, RATES
+    if steps > short and TASKS[task].longest > short:
         middle = best(done, task, arm, short)
         if middle is None:
             return searched(done, task, arm, short)
         rates = (middle / 2, middle, 2 * middle)
-    steps = min(steps, max(short, longest))
+    steps = min(steps, max(short, TASKS[task].longest))
     jobs = [Job(task, arm, steps, CHOOSING, rate) for rate in rates if LIMITS[0] <= rate <= LIMITS[1]]
     while all(job in done for job in jobs):
         found = by_merit([done[job] for job in jobs])[0].job.rate
@@ -478,7 +480,7 @@ def parsed() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", default=os.environ.get("TACIT_DATA"), help="the folder of the images")
-    parser.add_argument("--task", help="some of " + ", ".join(TASKS), default="cifar10,mnist,text")
+    parser.add_argument("--task", help="some of " + ", ".join(TASKS), default="cifar10,mnist,text,text-large")
     parser.add_argument("--steps", default=",".join(map(str, STEPS)), help="lengths of training")
     parser.add_argument("--arms", help="algorithms, divided by ';'; left out: all")
     parser.add_argument("--seeds", type=int, default=3)

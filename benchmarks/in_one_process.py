@@ -114,6 +114,8 @@ class Worker:
         self.optimizer = recipe.optimizer(self.net)
         for group in self.optimizer.param_groups:
             group["lr"] *= rate
+            if device != CPU:  # a launch takes longer than a step of so few parameters
+                group.update(fused=True, foreach=False)
         self.first = [group["lr"] for group in self.optimizer.param_groups]
         self.named: dict[str, Tensor] = {
             name: p for name, p in self.net.named_parameters() if p.requires_grad

@@ -24,6 +24,8 @@ STEPS = 120
 """Steps in an epoch, so that one is a reasonable wait at 100 Mbit/s; the source would give more."""
 TRAIN_BYTES = 2_000_000
 HELD_OUT_BYTES = 12_288
+EVALUATED = 128
+"""Windows at once."""
 HELD_OUT_EVERY = 10
 """Of the source files, sorted by name, every tenth is held out."""
 
@@ -36,6 +38,10 @@ class Bytes(Recipe):
     target = 0.4
     batch = 8
 
+    def __init__(self, held_out: int = HELD_OUT_BYTES) -> None:
+        """Judge by about so many bytes."""
+        self._held_out = held_out
+
     def model(self, seed: int) -> nn.Module:
         """Three blocks of width 128 over a context of 128 bytes."""
         return seeded(lambda: GPT(vocabulary=256, length=LENGTH, width=128, heads=4, blocks=3), seed)
@@ -46,11 +52,11 @@ class Bytes(Recipe):
 
     def steps_per_epoch(self, world: int) -> int:
         """At most 120; fewer if there is too little text for so many ranks."""
-        return min(STEPS, len(_data().train) // (world * self.batch))
+        return min(STEPS, len(_data(self._held_out).train) // (world * self.batch))
 
     def train_batches(self, epoch: int, rank: int, world: int, seed: int) -> Iterator[Batch]:
         """Windows of shape (batch, 128), and the same windows one byte later."""
-        windows = _data().train
+        windows = _data(self._held_out).train
         steps = self.steps_per_epoch(world)
         for chosen in shard(
             len(windows), self.batch, steps=steps, epoch=epoch, rank=rank, world=world, seed=seed
@@ -64,11 +70,14 @@ class Bytes(Recipe):
 
     def evaluate(self, model: nn.Module, rank: int = 0, world: int = 1) -> tuple[float, float]:
         """Loss (nats a byte) and the share of next bytes guessed right, in held-out files, on every rank."""
-        windows = _data().held_out.long()
+        windows = _data(self._held_out).held_out.long()
+        loss, right = 0.0, 0
         with torch.inference_mode():
-            outputs = model(windows[:, :-1])
-            right = (outputs.argmax(2) == windows[:, 1:]).float().mean()
-            return float(self.loss(outputs, windows[:, 1:])), float(right)
+            for some in torch.split(windows, EVALUATED):
+                outputs = model(some[:, :-1])
+                right += int((outputs.argmax(2) == some[:, 1:]).sum())
+                loss += float(self.loss(outputs, some[:, 1:])) * len(some)
+        return loss / len(windows), right / windows[:, 1:].numel()
 
 
 class _BytesData(NamedTuple):
@@ -77,14 +86,14 @@ class _BytesData(NamedTuple):
 
 
 @cache
-def _data() -> _BytesData:
+def _data(held_out_bytes: int = HELD_OUT_BYTES) -> _BytesData:
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(library.glob("*.py"))
     if len(files) <= HELD_OUT_EVERY:
         raise ConfigError(f"the recipe 'bytes' reads Python's own source, and {library} holds almost none")
     held_out = files[::HELD_OUT_EVERY]
     train = [path for path in files if path not in held_out]
-    return _BytesData(_windows(train, TRAIN_BYTES), _windows(held_out, HELD_OUT_BYTES, spread=True))
+    return _BytesData(_windows(train, TRAIN_BYTES), _windows(held_out, held_out_bytes, spread=True))
 
 
 def _windows(paths: Iterable[Path], limit: int, *, spread: bool = False) -> Tensor:
