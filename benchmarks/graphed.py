@@ -61,7 +61,7 @@ class GraphedGradients:
         torch.cuda.synchronize()
         cuda: Any = torch.cuda
         graph = cuda.CUDAGraph()
-        with cuda.graph(graph):
+        with cuda.graph(graph, capture_error_mode="thread_local"):  # other threads compile kernels meanwhile
             losses = self._pass()
         for buffer, old in zip(buffers, before, strict=True):
             buffer.copy_(old)

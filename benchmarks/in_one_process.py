@@ -4,8 +4,8 @@
 
 Each worker has a model, an optimizer and the sessions that `attach` would make, on a transport that hands
 tensors over in memory. The trajectory is that of as many processes under DDP, up to the order of sums. It is
-for accuracy alone, and for no algorithm whose course depends on time. With a GPU the networks and optimizers
-are there, and what is exchanged is compressed on the host.
+for accuracy alone, and for no algorithm whose course depends on time. With a GPU all of it is there, but for
+what an algorithm needs on the host.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -95,6 +96,26 @@ class Trained:
     finite: bool
 
 
+class Networks:
+    """What workers meet on: one network for what is on their device, and one for what is on the host.
+
+    Args:
+        nodes: how many, with so many `ranks` each.
+    """
+
+    def __init__(self, nodes: int, ranks: int) -> None:
+        self.device, self.host = (Loopback.of_nodes(nodes, ranks) for _ in range(2))
+
+    def end(self, rank: int, *_: object, in_order: bool = False) -> LoopbackTransport:
+        """A worker's place in one of them: in the device's, where an exchange runs in stream order."""
+        return LoopbackTransport(self.device if in_order else self.host, rank)
+
+    @property
+    def sent(self) -> int:
+        """Bytes that all have sent."""
+        return sum(self.device.sent) + sum(self.host.sent)
+
+
 class Worker:
     """One replica."""
 
@@ -103,7 +124,7 @@ class Worker:
         rank: int,
         recipe: Recipe,
         strategy: AnyStrategy,
-        nets: list[Loopback],
+        nets: list[Networks],
         *,
         seed: int,
         rate: float,
@@ -123,7 +144,7 @@ class Worker:
         # What a level asks of a DDP object.
         ddp: Any = SimpleNamespace(
             module=self.net,
-            process_group=SimpleNamespace(size=lambda: nets[0].world, rank=lambda: rank),
+            process_group=SimpleNamespace(size=lambda: nets[0].device.world, rank=lambda: rank),
             bucket_bytes_cap=CAP,
             find_unused_parameters=False,
             parameters_to_ignore=set(),
@@ -131,16 +152,16 @@ class Worker:
         taken = momentum.planned(strategy, None, [self.optimizer], self.named)
         self.levels: list[Level] = []
         for net, level in zip(nets, fully_named(strategy), strict=True):
-            with patch(
-                "tacit.hooks.device_placement.TorchTransport",
-                lambda *_, net=net: LoopbackTransport(net, rank),
+            with (
+                patch("tacit.hooks.device_placement.TorchTransport", partial(net.end, rank)),
+                patch("tacit.hooks.device_placement.backend_on", lambda *_: "nccl"),
             ):
                 self.levels.append(
                     Level(
                         level,
                         ddp,
                         self.named,
-                        nodes=nets[0].groups("node"),
+                        nodes=nets[0].device.groups("node"),
                         timeout=None,  # type: ignore[arg-type]  # nothing here can be late
                         rates=Rates([self.optimizer], self.named),
                         schedule_state=known,
@@ -148,10 +169,11 @@ class Worker:
                         taken=taken,
                         replicated_in_node=replicates_in_node(strategy),
                         seed=seed,
-                        exchange_on=None if device == CPU else "host",
                     )
                 )
         for made in self.levels:
+            if made.session.config.in_stream:  # all that is launched is in one order then
+                made.session.lanes.buckets.stream = None  # type: ignore[union-attr]  # a lane of streams
             if isinstance(made.strategy.rounds, FollowingRounds):
                 made.session.schedule.follow(self.levels[-1].session.schedule)
         if taken is not None:
@@ -204,7 +226,7 @@ class Worker:
                 grad = self.named[param.name].grad
                 if grad is not None:
                     gathered[param.start : param.stop].view_as(grad).copy_(grad)
-            flats.append(gathered.cpu())
+            flats.append(gathered.to(session.lanes.device))
             session.submit(i, flats[-1], lambda: None)
         session.flush()
         if isinstance(session.strategy.overlap, Delayed):
@@ -258,7 +280,7 @@ class Replicas:
         self._recipe, self._steps, self._seed, self._device = recipe, steps, seed, device
         each = recipe.steps_per_epoch(workers)
         known = {"steps_per_epoch": float(each), "epochs": float(math.ceil(steps / each))}
-        self._nets = [Loopback.of_nodes(workers // ranks_per_node, ranks_per_node) for _ in strategy.levels]
+        self._nets = [Networks(workers // ranks_per_node, ranks_per_node) for _ in strategy.levels]
         self._workers = [
             Worker(rank, recipe, strategy, self._nets, seed=seed, rate=rate, known=known, device=device)
             for rank in range(workers)
@@ -267,7 +289,7 @@ class Replicas:
 
     def train(self) -> Trained:
         """Train to the end."""
-        workers, tail = self._workers, max(1, self._steps // 10)
+        workers = self._workers
         losses: list[float] = []
         gradients = self._one_by_one if self._device == CPU else self._graphed()
         shares_buffers = workers[0].near.gradient is not None and len(workers[0].levels) == 1
@@ -278,9 +300,9 @@ class Replicas:
             self._crew.all(lambda rank: workers[rank].step())
             if not math.isfinite(losses[-1]):
                 break
-        last = losses[-tail * len(workers) :]
+        last = losses[-max(1, len(losses) // 10 // len(workers)) * len(workers) :]
         self._crew.all(lambda rank: workers[rank].finish())
-        sent = sum(sum(net.sent) for net in self._nets)
+        sent = sum(net.sent for net in self._nets)
         entries = sum(p.numel() for p in workers[0].named.values())
         plain = 8.0 * entries * (len(workers) - 1) * self._steps
         for worker in workers:
