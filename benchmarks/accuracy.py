@@ -141,7 +141,7 @@ TASKS = {
     "cifar10-large": Task("cifar10", "resnet8", 32, 10_000, searched=624),
     "mnist": Task("mnist", "lenet", 32, 58_000),
     "text": Task("bytes", longest=600),
-    "text-large": Task("bytes", judged=98_304),
+    "text-large": Task("bytes", longest=600, judged=98_304),
     "digits": Task("digits"),
 }
 STEPS = (600, 2400, 9600)
