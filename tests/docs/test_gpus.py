@@ -71,7 +71,11 @@ def assigned(file: str, name: str) -> set[str]:
 
 CHOSEN = "auto"
 """Run by four ranks of NCCL, with a decider that chooses what is run anyway."""
-IN_STREAM = assigned("test_one_gpu.py", "GRADIENT") | assigned("test_one_gpu.py", "PROGRESS")
+IN_STREAM = (
+    assigned("test_one_gpu.py", "GRADIENT")
+    | assigned("test_one_gpu.py", "PROGRESS")
+    | assigned("gpu_training.py", "BY_ADAM")
+)
 ON_HOST = assigned("test_one_gpu.py", "ON_HOST") | assigned("gpu_ranks.py", "ALGORITHMS")
 
 
