@@ -10,6 +10,8 @@ import accuracy
 from accuracy import CHOOSING, Ended, Job
 from in_one_process import Crew, Replicas
 from tacit.algorithms import parse
+from tacit.kernels.dispatch import emulated_device
+from tacit.lab.recipes.bytes import Bytes
 from tacit.lab.recipes.digits import Digits
 
 WANTED = [("digits", "dense", 66), ("digits", "topk", 66)]
@@ -147,6 +149,22 @@ def test_replicas_end_equal(algorithm: str) -> None:
     for other in others:
         for mine, theirs in zip(first, other, strict=True):
             assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["dense", "topk", "mp2:sync_every=2", "zeroone-adam:freeze_step=2,refresh=1,gradient_bits=4"]
+)
+def test_in_stream_order_replicas_end_where_they_do_on_the_host(algorithm: str) -> None:
+    """As on a GPU, with tensors on the CPU that are treated as its."""
+    recipe = Bytes()
+    expected = Replicas(recipe, parse(algorithm), steps=5).train()
+    with emulated_device():
+        replicas = Replicas(recipe, parse(algorithm), steps=5)
+        found = replicas.train()
+    assert all(level.session.config.in_stream for worker in replicas._workers for level in worker.levels)
+    for mine, theirs in zip(found.model.parameters(), expected.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert found.sent == pytest.approx(expected.sent, rel=1e-3)
 
 
 def test_an_error_of_one_worker_is_raised() -> None:

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import tacit
+from graphed import GraphedGradients
 from tacit.errors import AttachError, NonFinite
 
 pytestmark = pytest.mark.usefixtures("nccl")
@@ -231,6 +232,22 @@ def test_a_sharded_model_of_one_rank(algorithm: str) -> None:
         return torch.cat([p.full_tensor().detach().reshape(-1) for p in model.parameters()]).cpu()
 
     assert (run(None) - run("host")).abs().max() < 2e-2
+
+
+def test_the_gradients_of_several_networks_by_one_graph() -> None:
+    networks = [network(), network()]
+    for p in networks[1].parameters():
+        p.data.mul_(0.5)
+    data = batches(6)
+    replay = GraphedGradients(networks, nn.functional.cross_entropy, data[:2])
+    for first, second in zip(data[2::2], data[3::2], strict=True):
+        losses = replay([first, second])
+        for net, loss, (x, y) in zip(networks, losses, on(CUDA, [first, second]), strict=True):
+            plain = nn.functional.cross_entropy(net(x), y)
+            torch.testing.assert_close(loss, plain.detach())
+            params = [*net.parameters()]
+            for p, expected in zip(params, torch.autograd.grad(plain, params), strict=True):
+                torch.testing.assert_close(p.grad, expected)
 
 
 def test_batch_norm_statistics_travel_beside_parameters() -> None:
