@@ -430,6 +430,7 @@ def rows(
                 "accuracy": accuracy.to_dict(),
                 "gap": gap.to_dict(),
                 "loss_gap": statistics.mean(a.loss - b.loss for a, b in pairs),
+                "on": sorted({str(each.hardware.get("gpu", "CPU")) for pair in pairs for each in pair}),
             }
         )
     return found

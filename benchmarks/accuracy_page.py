@@ -113,6 +113,7 @@ def page(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> str:
             parts.append(
                 f"{steps:,} steps. Plain training reaches {base['accuracy']['mean']:.2%} in the mean of "
                 f"{base['accuracy']['count']} seeds, at {base['rate']:g} times the recipe's learning rate."
+                + _where(here)
             )
             head = ["attached", "bytes", "accuracy", "gap, points (95 %)", "learning rate"]
             body = [
@@ -128,6 +129,12 @@ def page(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> str:
             parts.append(markdown(head, body))
             parts.append(_least(others))
     return "\n\n".join(parts) + "\n"
+
+
+def _where(rows: Sequence[Row]) -> str:
+    """On which kind of processor these were trained, where it is not the CPU that the page names."""
+    kinds = sorted({kind for row in rows for kind in row["on"]})
+    return "" if kinds == ["CPU"] else f" Trained on {' and '.join(kinds)}."
 
 
 def _least(rows: Sequence[Row]) -> str:

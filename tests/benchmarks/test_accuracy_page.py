@@ -21,6 +21,7 @@ def row(arm: str, steps: int, gap: float, half: float | None = 0.002, rate: floa
         "accuracy": {"mean": 0.98 + gap, "half": half, "count": 3},
         "gap": {"mean": gap, "half": half, "count": 3},
         "loss_gap": 0.0,
+        "on": ["CPU"],
     }
 
 
@@ -51,6 +52,18 @@ def test_the_page_has_a_table_for_each_length() -> None:
     assert "+0.10 (one seed)" in page
     assert page.count("| attached |") == 2
     assert page.index("2,400 steps") < page.index("600 steps"), "the longest first"
+
+
+def test_a_table_says_what_was_trained_on_a_gpu() -> None:
+    about = {"cpu": "one", "cores": 2, "torch": "2"}
+    assert "Trained on" not in accuracy_page.page(ROWS, about, "dense")
+    moved = [{**each, "on": ["NVIDIA H100"]} if each["steps"] == 2400 else each for each in ROWS]
+    page = accuracy_page.page(moved, about, "dense")
+    assert page.count("learning rate. Trained on NVIDIA H100.") == 1
+    assert page.index("Trained on") < page.index("600 steps")
+    assert "Trained on CPU and NVIDIA H100." in accuracy_page.page(
+        [*moved[:3], ROWS[3], ROWS[4]], about, "dense"
+    )
 
 
 def test_the_fewest_bytes_are_told_where_a_loss_is_excluded() -> None:
