@@ -68,6 +68,15 @@ def same_messages(algorithm: str) -> None:
             assert all(segment >= 0 for each in level.buckets for segment in each.segments)
 
 
+def test_a_variance_that_is_kept_takes_the_memory_of_a_model() -> None:
+    profile = made.profile()
+    kept, other = (
+        measured_cost(parse(text), profile, 4, 1).levels[-1].kept_bytes
+        for text in ("zeroone-adam", "mp2:bits=2,variance=local")
+    )
+    assert kept - other == profile.model_bytes
+
+
 def crossing(algorithm: str, nodes: int, ranks: int) -> int:
     levels = rehearse(parse(algorithm), made.profile(), nodes, ranks).levels
     return sum(bucket.crossing for level in levels for bucket in level.buckets)

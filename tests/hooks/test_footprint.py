@@ -10,6 +10,7 @@ from in_threads import in_threads
 from inprocess import Member
 from torch import Tensor, nn
 
+from tacit.algorithms import parse
 from tacit.hooks.footprint import footprint
 from tacit.kernels.thread_scratch import all_scratch
 from tacit.transports.loopback import Loopback
@@ -24,6 +25,8 @@ ALGORITHMS: dict[str, dict[str, int]] = {
     "localsgd:sync_every=2": {"anchor": 1, "delta": 1},
     "diloco:sync_every=2": {"anchor": 1, "momentum": 1},
     "mp2": {"anchor": 1, "own delta": 2},
+    "onebit-adam:freeze_step=1": {"kept variance": 1},
+    "zeroone-adam:freeze_step=1,refresh=1": {"anchor": 1, "kept variance": 1},
 }
 """What some of them keep, in sizes of the model."""
 
@@ -38,11 +41,11 @@ def alive() -> dict[int, int]:
 
 
 def crew_of(algorithm: str) -> list[Member]:
-    """Two replicas behind three steps."""
-    net = Loopback.of_nodes(1, RANKS)
+    """Two replicas behind five steps."""
+    nets = [Loopback.of_nodes(1, RANKS) for _ in parse(algorithm).levels]
     feature = Feature()
-    crew = [Member(rank, feature, algorithm, [net]) for rank in range(RANKS)]
-    for step in range(3):
+    crew = [Member(rank, feature, algorithm, nets) for rank in range(RANKS)]
+    for step in range(5):
         for member in crew:
             member.backward(step)
         layout = [[slot.name for slot in bucket.slices] for bucket in crew[0].near.session.buckets]

@@ -20,6 +20,7 @@ FIELDS = {
     "_given": "own delta",
     "_aside": "own delta",
     "put": "exact parameters",
+    "_kept": "kept variance",
     "spares": "second buffers",
     "_scratch": "scratch",
     "_now": "scratch",

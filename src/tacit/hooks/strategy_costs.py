@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from threading import Event
 
 import torch
@@ -16,6 +17,7 @@ from tacit.foresight.rehearsal import TRAINING, LevelScript, rehearse
 from tacit.hooks.footprint import footprint
 from tacit.hooks.optimizer import OptimizerHook
 from tacit.kernels.dispatch import warm_up_for
+from tacit.rounds import Renewals
 from tacit.session import Session
 from tacit.session.schedule import Schedule
 from tacit.strategy import AnyStrategy
@@ -94,14 +96,25 @@ def _level(
     try:
         session.connect({})
         if script.strategy.subject == "delta":
-            return _deltas(session, echo, named)
-        return LevelCost(tuple(_exchanges(session, echo)), kept_bytes=_kept([session], named))
+            cost = _deltas(session, echo, named)
+        else:
+            cost = LevelCost(tuple(_exchanges(session, echo)), kept_bytes=_kept([session], named))
+        return replace(cost, kept_bytes=cost.kept_bytes + _kept_variances(session, named))
     finally:
         session.close()
 
 
 def _kept(holders: list[object], named: Mapping[str, Tensor]) -> int:
     return sum(footprint(holders, nn.ParameterList(named.values()), ()).values())
+
+
+def _kept_variances(session: Session, named: Mapping[str, Tensor]) -> int:
+    """Bytes of Adam's variances that are kept beside its own."""
+    momenta = [bucket.compressor.takes_momentum for bucket in session.buckets]
+    frozen = any(each is not None and each.freeze_step is not None for each in momenta)
+    if not frozen and not isinstance(session.strategy.variance, Renewals):
+        return 0
+    return sum(p.numel() * p.element_size() for p in named.values())
 
 
 def _exchanges(session: Session, echo: EchoTransport) -> list[BucketCost]:
