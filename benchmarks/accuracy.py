@@ -439,6 +439,10 @@ def rows(
 def there(done: Mapping[Job, Ended]) -> list[tuple[str, str, int]]:
     """Each (task, arm, steps) that was trained, in the order of the tasks, and of their lengths."""
     found = {(job.task, job.arm, job.steps) for job in done if job.seed != CHOOSING}
+    # Of an arm with an entropy coder one training is enough, of whichever seed.
+    found |= {
+        (job.task, job.arm, job.steps) for job in done if (job.task, uncoded(job.arm), job.steps) in found
+    }
     return sorted(found, key=lambda each: (list(TASKS).index(each[0]), each[2], each[1] != PLAIN, each[1]))
 
 

@@ -117,6 +117,19 @@ def test_gaps_are_paired_by_seed() -> None:
     assert "-10.00" in accuracy.table([plain, topk])
 
 
+def test_of_an_arm_with_a_coder_one_training_is_enough() -> None:
+    coded = "mp2:bits=2,entropy=true"
+    seeds = [Job("digits", "mp2:bits=2", 66, seed, 1.0) for seed in range(3)]
+    done = {job: ended(job, 0.9) for job in [*seeds, Job("digits", "mp2", 66, CHOOSING, 1.0)]}
+    assert accuracy.there(done) == [("digits", "mp2:bits=2", 66)]
+    once = Job("digits", coded, 66, CHOOSING, 1.0)
+    done[once] = replace(ended(once, 0.8), share=0.02)
+    assert ("digits", coded, 66) in accuracy.there(done)
+    found = accuracy.ended_as(done, replace(once, seed=1))
+    assert found is not None
+    assert (found.accuracy, found.share) == (0.9, 0.02)
+
+
 def test_what_was_trained_is_read_back() -> None:
     one = ended(Job("digits", "topk", 66, 0, 1.0), 0.9)
     assert Ended.from_json(json.dumps(asdict(one))) == one
