@@ -137,7 +137,7 @@ class Task:
 
 
 TASKS = {
-    "cifar10": Task("cifar10", "resnet8", 16, 48_000),
+    "cifar10": Task("cifar10", "resnet8", 16, 48_000, longest=9600),
     "cifar10-large": Task("cifar10", "resnet8", 32, 10_000, searched=624),
     "mnist": Task("mnist", "lenet", 32, 58_000),
     "text": Task("bytes", longest=600),
