@@ -99,6 +99,8 @@ ARMS = (
     "onebit-adam:freeze_step={fifth},refresh=0",
     "zeroone-adam:freeze_step=60,refresh=10,sync_every=2,entropy=true",
     "zeroone-adam:freeze_step=60,refresh=5,sync_every=3,entropy=true,gradient_bits=4",
+    "zeroone-adam:freeze_step=60,refresh=5,sync_every=4,entropy=true,gradient_bits=4",
+    "zeroone-adam:freeze_step=60,refresh=5,sync_every=4,entropy=true,gradient_bits=3",
     # With a few others only.
     "gossip:graph=ring",
     "sgp",
