@@ -161,12 +161,12 @@ weights, equal batches and equal augmentation; with the 95 % interval over {seed
 Both are trained at their own best learning rate: three multiples of the recipe's rate are tried, more where
 the best is at an end. The best is that with the highest accuracy on 2,000 training images that nobody trains
 on; of rates that are within one standard error of it, which so few images do not tell apart, that with the
-lowest loss in training. In longer trainings they are tried around the one that was best in the shortest;
-9,600 steps of MNIST, and the longer trainings of the GPT, take the rate of a shorter one. With `entropy=true` a training has
-the numbers of the one without, bit for bit on one processor, so only its bytes are measured anew. A
-rate with which one of the seeds collapses is given up for the next best, for all seeds. An interval that
-holds 0 does not show that nothing is lost: it shows how much at most. It does not count that other images
-might have chosen another rate.
+lowest loss in training. In longer trainings they are tried around the one that was best in the shortest; the
+longest of MNIST, and the longer ones of the GPT, take the rate of a shorter one. With `entropy=true` a
+training has the numbers of the one without, bit for bit on one processor, so only its bytes are measured
+anew. A rate with which one of the seeds collapses is given up for the next best, for all seeds. An interval
+that holds 0 does not show that nothing is lost: it shows how much at most. It does not count that other
+images might have chosen another rate.
 
 Four workers train inside one process and exchange what tacit sends (`benchmarks/in_one_process.py`); `python
 benchmarks/accuracy.py --check` compares that with real ranks. Bytes are those of ring collectives on four
