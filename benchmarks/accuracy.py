@@ -4,7 +4,7 @@
     python benchmarks/accuracy.py --task mnist --steps 600 --arms dense,topk --data PATH
     python benchmarks/accuracy.py --quick                # under 10 minutes: digits, and nothing is claimed
     python benchmarks/accuracy.py --table --publish      # of what was trained until now; docs/accuracy.md
-    python benchmarks/accuracy.py --task text --steps 9600 --device cuda    # the networks on a GPU
+    python benchmarks/accuracy.py --task text-large --steps 3600 --device cuda    # all of it on a GPU
 
 Four workers train in one process (`in_one_process.py`): an algorithm whose course does not depend on the
 network has the same trajectory there as on real ranks, which --check shows once. Each arm is trained with
