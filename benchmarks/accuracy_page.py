@@ -20,7 +20,8 @@ TITLES = {
     "cifar10-large": "resnet8 on 10,000 images of CIFAR-10 (JPEG q75), 32 x 32 pixels",
     "mnist": "LeNet-5 on 58,000 images of MNIST",
     "text": "a byte-level GPT on the source of Python's library",
-    "text-large": "the same GPT, judged by eight times as much text",
+    "text-large": "the byte-level GPT, judged by eight times as much text",
+    "text-gpu": "the byte-level GPT on the library of Python 3.11.2, judged by eight times as much text",
     "digits": "digits",
 }
 IMAGE = "![The gap to plain training against the number of steps](images/accuracy.svg)"

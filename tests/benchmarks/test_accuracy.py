@@ -130,6 +130,13 @@ def test_of_an_arm_with_a_coder_one_training_is_enough() -> None:
     assert (found.accuracy, found.share) == (0.9, 0.02)
 
 
+def test_an_arm_without_a_coder_takes_the_rate_of_the_one_with_it() -> None:
+    done = searched("mp2:entropy=true", (0.7, 0.9, 0.8))
+    assert accuracy.best(done, "digits", "mp2", 66) == 1.0
+    done.popitem()
+    assert accuracy.best(done, "digits", "mp2", 66) is None
+
+
 def test_what_was_trained_is_read_back() -> None:
     one = ended(Job("digits", "topk", 66, 0, 1.0), 0.9)
     assert Ended.from_json(json.dumps(asdict(one))) == one
