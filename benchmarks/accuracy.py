@@ -423,7 +423,8 @@ def rows(
         pairs = [
             (a, b)
             for seed in range(seeds)
-            if (a := ended_as(done, Job(task, arm, steps, seed, mine))) is not None
+            if seed != CHOOSING
+            and (a := ended_as(done, Job(task, arm, steps, seed, mine))) is not None
             and (b := done.get(Job(task, PLAIN, steps, seed, plain))) is not None
         ]
         accuracy = Mean.of([a.accuracy for a, _ in pairs])
@@ -536,7 +537,7 @@ def main() -> None:
     seeds = 2 if options.quick else options.seeds
     if options.table:
         done = read(path)
-        wanted, seeds = there(done), len(done)
+        wanted, seeds = there(done), CHOOSING
     else:
         done = carry_out(wanted, seeds, options.data, path, options.jobs, options.minutes, options.device)
     found = rows(done, wanted, seeds)

@@ -117,6 +117,13 @@ def test_gaps_are_paired_by_seed() -> None:
     assert "-10.00" in accuracy.table([plain, topk])
 
 
+def test_the_seed_that_rates_are_chosen_by_is_in_no_gap() -> None:
+    done = searched("topk", (0.7, 0.9, 0.8)) | searched("dense", (0.7, 0.9, 0.8))
+    done |= {job: ended(job, 0.9) for arm in ("dense", "topk") for job in [Job("digits", arm, 66, 0, 1.0)]}
+    (_, topk) = accuracy.rows(done, WANTED, CHOOSING + 5)
+    assert topk["gap"]["count"] == 1
+
+
 def test_of_an_arm_with_a_coder_one_training_is_enough() -> None:
     coded = "mp2:bits=2,entropy=true"
     seeds = [Job("digits", "mp2:bits=2", 66, seed, 1.0) for seed in range(3)]
