@@ -284,21 +284,26 @@ def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list
 
 def best(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> float | None:
     """The learning rate that was best, and with which no seed has collapsed; None while it is searched."""
-    jobs = searched(done, task, arm, steps)
-    if not all(job in done for job in jobs):
-        alike = uncoded(arm)
-        if alike != arm:
-            return best(done, task, alike, steps)
-        coded = {job.arm for job in done if job.task == task and uncoded(job.arm) == arm != job.arm}
-        of_coded = (searched(done, task, each, steps) for each in sorted(coded))
-        jobs = next((jobs for jobs in of_coded if all(job in done for job in jobs)), [])
-        if not jobs:
-            return None
+    for twin in _alike(done, task, arm):
+        jobs = searched(done, task, twin, steps)
+        if all(job in done for job in jobs):
+            break
+    else:
+        return None
     tried = by_merit([done[job] for job in jobs])
     stable = [
         each.job.rate for each in tried if not _collapsed(done, replace(each.job, steps=steps), tried[0])
     ]
     return stable[0] if stable else tried[-1].job.rate
+
+
+def _alike(done: Mapping[Job, Ended], task: str, arm: str) -> Iterator[str]:
+    """The arm, and those that differ from it by an entropy coder alone, which have its learning rate."""
+    yield from dict.fromkeys((arm, uncoded(arm)))
+    yield from sorted(
+        {job.arm for job in done if job.task == task and uncoded(job.arm) == uncoded(arm)}
+        - {arm, uncoded(arm)}
+    )
 
 
 def by_merit(tried: Sequence[Ended]) -> list[Ended]:
