@@ -19,6 +19,7 @@ EVERY = 0.5
 """Seconds between two looks at what has ended."""
 LAST = 2000
 """Characters of what the ranks printed that are kept of a failure."""
+ARCHIVES = ("cifar10-jpeg-q75.tar.xz", "cifar-10-binary.tar.gz")
 
 
 def by_compare(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
@@ -131,23 +132,24 @@ def images_or(until_then: str, told: str | None = None, *, needed: bool = False)
 def images(told: str | None = None) -> Path:
     """Where CIFAR-10 is: as told, in the folder TACIT_DATA, or where `tacit compare --download` keeps it.
 
+    A folder that holds one of its archives stands for the archive.
+
     Raises:
         SystemExit: it is nowhere; the message says where that was looked for, and how to get it.
     """
     from tacit.lab.recipes.data import download
 
+    root = os.environ.get("TACIT_DATA") if told is None else told
+    places = [Path(root, name) for name in ARCHIVES] if root else []
     if told is not None:
-        places = [Path(told)]
+        places.append(Path(told))
     else:
-        root = os.environ.get("TACIT_DATA")
-        names = ("cifar10-jpeg-q75.tar.xz", "cifar-10-binary.tar.gz") if root else ()
-        places = [Path(root or "", name) for name in names]
         fetched = download.fetched("cifar10")
         places += [fetched] if fetched else []
     for place in places:
         if place.exists():
             return place.absolute()
-    looked = ", ".join([*map(str, places), *([] if told else ["what tacit has downloaded"])])
+    looked = told or ", ".join([*map(str, places), "what tacit has downloaded"])
     raise SystemExit(
         f"CIFAR-10 is not here; looked at {looked}. Give --data PATH (a folder of images, or an archive), "
         "set TACIT_DATA to the folder that holds it, or fetch it: tacit compare cifar10 --download --epochs 1"

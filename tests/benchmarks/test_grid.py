@@ -212,3 +212,5 @@ def test_missing_images_are_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch
         comparing.images("/nowhere")
     (tmp_path / "cifar10-jpeg-q75.tar.xz").touch()
     assert comparing.images() == tmp_path / "cifar10-jpeg-q75.tar.xz"
+    assert comparing.images(str(tmp_path)) == tmp_path / "cifar10-jpeg-q75.tar.xz"
+    assert comparing.images("/proc") == Path("/proc")  # a folder of images, as far as is known
