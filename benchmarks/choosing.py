@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from comparing import images_or
+from comparing import ARCHIVES, images_or
 from experiments import BIG, NETWORKS, PRECISIONS, Network, Scale, settled, words
 from markdown_tables import markdown
 from paired import RESULTS, ROOT
@@ -38,7 +38,7 @@ COMPRESSED = ("topk:ratio=0.01", "powersgd:rank=4", "qsgd")
 SELDOM = ("localsgd:sync_every=8", "diloco:sync_every=32")
 BY_NODE = ("ednncomm:sync_every=16",)
 SMALL = NETWORKS["digits"]
-IMAGES = "cifar10-jpeg-q75.tar.xz"
+IMAGES = ARCHIVES[0]
 """What windows say of where the images are."""
 HEAD = ("model", "cluster", "DDP", "waits", "half the bits", "fewer bits", "fewer rounds", "limit")
 

@@ -20,6 +20,7 @@ EVERY = 0.5
 LAST = 2000
 """Characters of what the ranks printed that are kept of a failure."""
 ARCHIVES = ("cifar10-jpeg-q75.tar.xz", "cifar-10-binary.tar.gz")
+"""The names of files that hold CIFAR-10, the preferred one first."""
 
 
 def by_compare(group: Run, algorithms: Sequence[str]) -> Iterator[Done]:
