@@ -7,7 +7,8 @@
 
 A row is a compressor and a task: encode; encode with error feedback (add what is owed, encode, keep the
 rest); decode and add up the payloads of four peers; of sparse ones, scatter four alone, with
-positions already unpacked and nothing to zero. PowerSGD is held against the arithmetic of torch's own hook on
+positions already unpacked and nothing to zero; of entropy coding, code and decode what has been encoded.
+PowerSGD is held against the arithmetic of torch's own hook on
 the same matrices (`lowrank.py`), and its bar is that. Each row is timed in blocks with `copy_` between them,
 and then three times in plain torch, at three sizes: 25 million entries and 9.2 million (a large and a
 middling bucket), and 270 thousand (one that stays in the second-level cache). The clock is the thread's own
@@ -38,6 +39,7 @@ from tacit.compressors import (
     FP16,
     QSGD,
     Blockwise,
+    EntropyCoded,
     ErrorFeedback,
     Int8,
     MajoritySign,
@@ -48,7 +50,7 @@ from tacit.compressors import (
     Threshold,
     TopK,
 )
-from tacit.contracts import Compressor, Context, OneShot, Payload, ReduceEncoded
+from tacit.contracts import Compressor, Context, OneShot, Payload, ReduceEncoded, VariableLength
 from tacit.exchange.error_feedback import encoded
 from tacit.kernels import dispatch
 from tacit.kernels.positions import scatter_add_, unpack_positions
@@ -58,7 +60,7 @@ PEERS = 4
 SMALL = 1_000_000
 """Below it, the bar for small tensors holds."""
 
-Task = Literal["encode", "encode + EF", "decode 4", "scatter 4", "exchange"]
+Task = Literal["encode", "encode + EF", "decode 4", "scatter 4", "shorten", "restore", "exchange"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,10 @@ ROWS: Mapping[str, Row] = {
     "blocks of 3 bits, add 4": Row(Blockwise(3), "decode 4", 4.0),
     "blocks of 2 bits + EF": Row(Blockwise(2), "encode + EF", 4.0),
     "blocks of 2 bits, add 4": Row(Blockwise(2), "decode 4", 4.0),
+    "3 bits, entropy coding": Row(EntropyCoded(3), "shorten", 8.0, 20.0),
+    "3 bits, entropy decoding": Row(EntropyCoded(3), "restore", 8.0, 20.0),
+    "2 bits, entropy coding": Row(EntropyCoded(2), "shorten", 8.0, 20.0),
+    "2 bits, entropy decoding": Row(EntropyCoded(2), "restore", 8.0, 20.0),
     "natural": Row(Natural(), "encode"),
     "natural, add 4": Row(Natural(), "decode 4"),
     "bf16": Row(BF16(), "encode"),
@@ -151,6 +157,9 @@ def prepared(row: Row, x: Tensor) -> Callable[[], object]:
             return _scatter(codec, payloads, out)
         return lambda: codec.decode_mean_(payloads, out)
     ctx = _context(out, 0)
+    if row.task in ("shorten", "restore"):
+        assert isinstance(codec, VariableLength)
+        return _code(codec, codec.encode(x, ctx), x.numel(), back=row.task == "restore")
     if row.task == "encode":
         return lambda: codec.encode(x, ctx)
     feedback = ErrorFeedback(codec)
@@ -174,6 +183,16 @@ def _scatter(codec: OneShot, payloads: Sequence[Payload], out: Tensor) -> Callab
             scatter_add_(index, values, out, 1 / PEERS)
 
     return scatter
+
+
+def _code(codec: VariableLength, payload: Payload, numel: int, back: bool) -> Callable[[], object]:
+    message = codec.shortened(payload, numel)
+    target = tuple(part.clone() for part in payload)
+
+    def restore() -> None:
+        codec.restore_(message, numel, target)
+
+    return restore if back else lambda: codec.shortened(payload, numel)
 
 
 def _context(out: Tensor, rank: int) -> Context:

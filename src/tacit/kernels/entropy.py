@@ -1,7 +1,8 @@
 """An entropy coder for the packed codes of `blockwise`: rANS (Duda 2013, arXiv 1311.2540).
 
-Levels near zero are frequent, so that a code takes fewer bits than its packed width. A message says how
-often each code occurs, in 4096ths, and then all of them in as many bits as these shares ask for. There are
+Levels near zero are frequent, so that a code takes fewer bits than its packed width. Codes are coded in
+groups, as that takes fewer steps: the five of a byte where they have 2 bits, else two. A message says how
+often each code occurs, in 4096ths, and then all groups in as many bits as these shares ask for. There are
 eight streams that take turns, so that a processor works at them side by side. It is for the host alone, and
 its length is known only when it is made.
 
@@ -13,26 +14,23 @@ its length is known only when it is made.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.errors import PayloadError
-from tacit.kernels.dispatch import active_backend, numba_kernels
-from tacit.kernels.layout import (
-    BLOCK,
-    block_bytes,
-    blocks_bytes,
-    pack_codes,
-    pack_trits,
-    unpack_codes,
-    unpack_trits,
-)
-from tacit.kernels.numba.jit import address
+from tacit.kernels import dispatch
+from tacit.kernels.layout import BLOCK, TRITS, block_bytes, blocks_bytes
 from tacit.kernels.reference import entropy as reference
 
 PACKED, CODED = 0, 1
+SHARES = 1 << 12
+"""What the shares of a message add up to."""
+GROUPS = {2: (3, TRITS), 3: (8, 2), 4: (16, 2)}
+"""By bits, how a group is made of codes: as the digits of a number, and how many."""
 
 
 def longest(numel: int, bits: int) -> int:
@@ -42,15 +40,14 @@ def longest(numel: int, bits: int) -> int:
 
 def encode_codes(codes: Tensor, bits: int, numel: int) -> Tensor:
     """The message (uint8) of the packed codes of `numel` entries, as of `blockwise.encode_blocks`."""
-    symbols = _unpacked(codes, bits, numel)
-    states, words = np.empty(reference.STREAMS, np.uint32), np.empty(numel, np.uint16)
-    freqs = _shares(_counted(symbols, (1 << bits) - 1))
-    coder = numba_kernels("entropy") if active_backend() == "numba" else reference
-    used = coder.encode(symbols, freqs, states, words) if numel else 0
-    size = 1 + 2 * len(freqs) + states.nbytes + 2 * used
+    groups = _groups(codes, bits, numel)
+    shares = _shares(_counted(groups, bits))
+    states, words = np.empty(reference.STREAMS, np.uint32), np.empty(len(groups) + 1, np.uint16)
+    used = _coder().encode(groups, _frequencies(shares, bits), states, words)
+    size = 1 + 2 * len(shares) + states.nbytes + 2 * used
     if not numel or size >= longest(numel, bits):
         return torch.cat((torch.tensor([PACKED], dtype=torch.uint8), codes))
-    parts = (np.array([CODED], np.uint8), freqs.astype(np.uint16), states, words[numel - used :])
+    parts = (np.array([CODED], np.uint8), shares.astype(np.uint16), states, words[len(words) - used :])
     return torch.from_numpy(np.concatenate([part.view(np.uint8) for part in parts]))
 
 
@@ -68,69 +65,99 @@ def decode_codes(message: Tensor, bits: int, numel: int, codes: Tensor) -> None:
         return
     if not (head <= len(raw) < longest(numel, bits) and raw[0] == CODED and (len(raw) - head) % 2 == 0):
         raise PayloadError(f"a message of {len(raw)} bytes about {numel} codes of {bits} bits is not whole")
-    freqs = raw[1 : 1 + 2 * count].copy().view(np.uint16).astype(np.uint32)
-    if int(freqs.sum()) != reference.SLOTS:
+    shares = raw[1 : 1 + 2 * count].copy().view(np.uint16).astype(np.int64)
+    if int(shares.sum()) != SHARES:
         raise PayloadError(
-            f"the shares of {count} codes add up to {int(freqs.sum())}, where {reference.SLOTS} are "
-            "expected: the message is damaged"
+            f"the shares of {count} codes add up to {int(shares.sum())}, where {SHARES} are expected: the "
+            "message is damaged"
         )
     states = raw[1 + 2 * count : head].copy().view(np.uint32)
-    symbols = np.empty(numel, np.uint8)
-    coder = numba_kernels("entropy") if active_backend() == "numba" else reference
-    if not coder.decode(freqs, states, raw[head:].copy().view(np.uint16), symbols):
+    groups, words = np.empty(_group_count(numel, bits), np.uint8), raw[head:].copy().view(np.uint16)
+    if not _coder().decode(_frequencies(shares, bits), states, words, groups):
         raise PayloadError(
             f"a message about {numel} codes of {bits} bits does not end as it began: it is damaged"
         )
-    codes.copy_(_packed(symbols, bits))
+    _ungroup(groups, bits, numel, codes.numpy())
 
 
-def _counted(symbols: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
-    if active_backend() != "numba":
-        return np.bincount(symbols, minlength=count)
-    columns = np.zeros((4, 256), np.int64)
-    numba_kernels("entropy").count(symbols, columns)
-    found: NDArray[np.int64] = columns.sum(0)[:count]
-    return found
+def _coder() -> Any:
+    return dispatch.numba_kernels("entropy") if dispatch.active_backend() == "numba" else reference
 
 
-def _shares(counts: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """How often each symbol occurs, in 4096ths: at least one where it occurs at all."""
-    total, slots = max(1, int(counts.sum())), reference.SLOTS
-    shares = np.maximum(counts * slots // total, counts > 0)
-    shares[int(shares.argmax())] += slots - int(shares.sum())
-    return shares.astype(np.uint32)
+def _counted(groups: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
+    """How often each code occurs: each group counts for all that it is made of."""
+    radix, digits = GROUPS[bits]
+    columns = np.zeros((reference.COLUMNS, 256), np.int64)
+    _coder().count(groups, columns)
+    table = columns.sum(0)[: radix**digits].reshape((radix,) * digits)
+    counts: NDArray[np.int64] = sum(np.moveaxis(table, j, 0).reshape(radix, -1).sum(1) for j in range(digits))
+    return counts[: (1 << bits) - 1]
 
 
-def _unpacked(codes: Tensor, bits: int, numel: int) -> NDArray[np.uint8]:
-    """A byte a code."""
-    symbols = np.empty(numel, np.uint8)
-    if active_backend() == "numba":
-        kernels = numba_kernels("blockwise")
-        kernels.unpack_all(address(codes), numel, bits, symbols.ctypes.data)
-        return symbols
-    whole = numel - numel % BLOCK
-    at = whole // BLOCK * block_bytes(BLOCK, bits)
-    for start, stop, packed, size in (
-        (0, whole, codes[:at], BLOCK),
-        (whole, numel, codes[at:], numel - whole),
-    ):
-        if stop > start:
-            found = unpack_trits(packed, size) if bits == 2 else unpack_codes(packed, bits, size)
-            symbols[start:stop] = found.reshape(-1).to(torch.uint8).numpy()
-    return symbols
+def _shares(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How often each code occurs, in 4096ths: at least one where it occurs at all."""
+    total = max(1, int(counts.sum()))
+    return _filled(np.maximum(counts * SHARES // total, counts > 0), SHARES)
 
 
-def _packed(symbols: NDArray[np.uint8], bits: int) -> Tensor:
-    numel = len(symbols)
-    codes = torch.empty(blocks_bytes(numel, bits), dtype=torch.uint8)
-    if active_backend() == "numba":
-        numba_kernels("blockwise").pack_all(symbols.ctypes.data, numel, bits, address(codes))
-        return codes
-    whole, at = numel - numel % BLOCK, 0
-    for start, stop, size in ((0, whole, BLOCK), (whole, numel, numel - whole)):
-        if stop > start:
-            row = torch.from_numpy(symbols[start:stop]).to(torch.int64).view(-1, size)
-            packed = pack_trits(row) if bits == 2 else pack_codes(row, bits)
-            codes[at : at + len(packed)] = packed
-            at += len(packed)
-    return codes
+def _frequencies(shares: NDArray[np.int64], bits: int) -> NDArray[np.uint32]:
+    """Of each group: as its codes occur, one independent of the other; at least one where they occur at all.
+
+    So at most 243 are raised to one, and the most frequent has more than that to give.
+    """
+    radix, digits = GROUPS[bits]
+    each = np.zeros(radix, np.int64)
+    each[: len(shares)] = shares
+    product = each
+    for _ in range(digits - 1):
+        product = np.multiply.outer(product, each)
+    found = product.reshape(-1) >> ((SHARES.bit_length() - 1) * digits - reference.SCALE_BITS)
+    return _filled(np.maximum(found, product.reshape(-1) > 0), reference.SLOTS).astype(np.uint32)
+
+
+def _filled(parts: NDArray[np.int64], total: int) -> NDArray[np.int64]:
+    """Parts that add up to the total, as the largest one gives or takes the difference."""
+    parts[int(parts.argmax())] += total - int(parts.sum())
+    return parts
+
+
+def _group_count(numel: int, bits: int) -> int:
+    size = blocks_bytes(numel, bits)
+    return size // 3 * 4 if bits == 3 else size
+
+
+def _groups(codes: Tensor, bits: int, numel: int) -> NDArray[np.uint8]:
+    """The groups of all codes, which may be `codes` itself."""
+    packed: NDArray[np.uint8] = codes.numpy()
+    if bits == 4:
+        return packed
+    if bits == 2:
+        groups = packed.copy()
+        _exchange_padding(groups, numel)
+        return groups
+    groups = np.empty(_group_count(numel, bits), np.uint8)
+    _coder().split(packed, groups)
+    return groups
+
+
+def _ungroup(groups: NDArray[np.uint8], bits: int, numel: int, codes: NDArray[np.uint8]) -> None:
+    """`_groups`, back."""
+    if bits == 3:
+        _coder().join(groups, codes)
+        return
+    codes[:] = groups
+    if bits == 2:
+        _exchange_padding(codes, numel)
+
+
+def _exchange_padding(groups: NDArray[np.uint8], numel: int) -> None:
+    """Exchange 0, which whole blocks are padded with in their last bytes, and the middle level.
+
+    As the middle level is frequent, padding then takes few bits.
+    """
+    lanes, middle = block_bytes(BLOCK, 2), 3 ** (TRITS - 1)
+    blocks = groups[: numel // BLOCK * lanes].reshape(-1, lanes)
+    padded = blocks[:, lanes - (lanes * TRITS - BLOCK) :]
+    padded[:] = np.where(
+        padded < middle, padded + middle, np.where(padded < 2 * middle, padded - middle, padded)
+    )
