@@ -45,7 +45,7 @@ RATES = (0.5, 1.0, 2.0)
 """What the recipe's own learning rate is multiplied by, to choose from; more where the best is at an end."""
 LIMITS = (1 / 16, 16.0)
 CHOOSING = 1000
-"""The seed with which learning rates are chosen; no claim is made of it."""
+"""The first of the seeds with which learning rates are chosen; no claim is made of them."""
 VALIDATION = 2000
 """Training images that only learning rates are chosen by."""
 PLAIN = "dense"
@@ -127,6 +127,7 @@ class Task:
             is searched around the rate that was best there.
         longest: the longest training whose learning rate is searched; a longer one takes this one's.
         judged: bytes of text by which the GPT is judged; the recipe's own number where it is 0.
+        choosing: seeds by which rates are chosen in trainings of up to `searched` steps.
     """
 
     kind: str
@@ -136,10 +137,11 @@ class Task:
     searched: int = 600
     longest: int = 2400
     judged: int = 0
+    choosing: int = 1
 
 
 TASKS = {
-    "cifar10": Task("cifar10", "resnet8", 16, 48_000, longest=9600),
+    "cifar10": Task("cifar10", "resnet8", 16, 48_000, longest=9600, choosing=3),
     "cifar10-large": Task("cifar10", "resnet8", 32, 10_000, searched=624),
     "mnist": Task("mnist", "lenet", 32, 58_000),
     "text": Task("bytes", longest=600),
@@ -263,9 +265,19 @@ def read(path: Path) -> dict[Job, Ended]:
 
 
 def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list[Job]:
-    """The trainings by which an arm's learning rate is chosen: until the best is between two that are not."""
+    """The trainings by which an arm's learning rate is chosen: until the best is between two that are not.
+
+    Where one seed does not tell rates apart, those are trained with the other seeds too.
+    """
     short, rates = TASKS[task].searched, RATES
+    seeds = TASKS[task].choosing if steps <= short else 1
     if steps > short and TASKS[task].longest > short:
+        steps = min(steps, TASKS[task].longest)
+        tried = sorted(
+            job.rate for job in done if replace(job, rate=1.0) == Job(task, arm, steps, CHOOSING, 1.0)
+        )
+        if tried and _beyond(done, jobs := [Job(task, arm, steps, CHOOSING, rate) for rate in tried]) is None:
+            return jobs
         middle = best(done, task, arm, short)
         if middle is None:
             return searched(done, task, arm, short)
@@ -273,31 +285,68 @@ def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list
     steps = min(steps, max(short, TASKS[task].longest))
     jobs = [Job(task, arm, steps, CHOOSING, rate) for rate in rates if LIMITS[0] <= rate <= LIMITS[1]]
     while all(job in done for job in jobs):
-        found = by_merit([done[job] for job in jobs])[0].job.rate
-        tried = [job.rate for job in jobs]
-        beyond = {min(tried): found / 2, max(tried): 2 * found}.get(found)
-        if beyond is None or not LIMITS[0] <= beyond <= LIMITS[1]:
-            break
+        again = [
+            replace(each.job, seed=CHOOSING + k)
+            for each in _alike([done[job] for job in jobs])
+            for k in range(1, seeds)
+        ]
+        if not all(job in done for job in again):
+            return [*jobs, *again]
+        beyond = _beyond(done, [*jobs, *again])
+        if beyond is None:
+            return [*jobs, *again]
         jobs.append(replace(jobs[0], rate=beyond))
     return jobs
 
 
+def _alike(tried: Sequence[Ended]) -> Sequence[Ended]:
+    """Those that are within two standard errors of a difference of the best; none where that is one alone."""
+    highest = max(each.validation for each in tried)
+    found = [each for each in tried if each.validation >= highest - 2 * math.sqrt(2) * _error(highest)]
+    return found if len(found) > 1 else []
+
+
+def _beyond(done: Mapping[Job, Ended], jobs: Sequence[Job]) -> float | None:
+    """The rate that is to be tried next, as the best is at an end; None where the search is over."""
+    found, tried = _judged(done, jobs)[0].job.rate, {job.rate for job in jobs}
+    if found in (min(tried), max(tried)):
+        beyond = found / 2 if found == min(tried) else 2 * found
+        return beyond if LIMITS[0] <= beyond <= LIMITS[1] else None
+    return None
+
+
+def _judged(done: Mapping[Job, Ended], jobs: Sequence[Job]) -> list[Ended]:
+    """What came of each rate, in the mean of the seeds that it was tried with; the best first."""
+    rates = [
+        [done[job] for job in jobs if job.rate == rate] for rate in dict.fromkeys(job.rate for job in jobs)
+    ]
+    means = [
+        replace(
+            some[0],
+            validation=statistics.fmean(each.validation for each in some),
+            loss=statistics.fmean(each.loss for each in some),
+        )
+        for some in rates
+    ]
+    return by_merit(means, max(len(some) for some in rates))
+
+
 def best(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> float | None:
     """The learning rate that was best, and with which no seed has collapsed; None while it is searched."""
-    for twin in _alike(done, task, arm):
+    for twin in _twins(done, task, arm):
         jobs = searched(done, task, twin, steps)
         if all(job in done for job in jobs):
             break
     else:
         return None
-    tried = by_merit([done[job] for job in jobs])
+    tried = _judged(done, jobs)
     stable = [
         each.job.rate for each in tried if not _collapsed(done, replace(each.job, steps=steps), tried[0])
     ]
     return stable[0] if stable else tried[-1].job.rate
 
 
-def _alike(done: Mapping[Job, Ended], task: str, arm: str) -> Iterator[str]:
+def _twins(done: Mapping[Job, Ended], task: str, arm: str) -> Iterator[str]:
     """The arm, and those that differ from it by an entropy coder alone, which have its learning rate."""
     yield from dict.fromkeys((arm, uncoded(arm)))
     yield from sorted(
@@ -306,14 +355,14 @@ def _alike(done: Mapping[Job, Ended], task: str, arm: str) -> Iterator[str]:
     )
 
 
-def by_merit(tried: Sequence[Ended]) -> list[Ended]:
-    """Trainings with several rates, the best first.
+def by_merit(tried: Sequence[Ended], seeds: int = 1) -> list[Ended]:
+    """Trainings with several rates, or means of as many `seeds`, the best first.
 
     Of those whose accuracy on the validation split is within one standard error of the highest, which so few
     images do not tell apart, the one with the lowest loss in training; then the others by that accuracy.
     """
     highest = max(each.validation for each in tried)
-    error = math.sqrt(highest * (1 - highest) / VALIDATION) if 0 < highest < 1 else 0.0
+    error = _error(highest) / math.sqrt(seeds)
     alike = [each for each in tried if each.validation >= highest - error]
     others = [each for each in tried if each.validation < highest - error]
     return [
@@ -322,12 +371,17 @@ def by_merit(tried: Sequence[Ended]) -> list[Ended]:
     ]
 
 
+def _error(accuracy: float) -> float:
+    """The standard error of an accuracy on the validation split; 0 where there is none, and losses count."""
+    return math.sqrt(accuracy * (1 - accuracy) / VALIDATION) if 0 < accuracy < 1 else 0.0
+
+
 def _collapsed(done: Mapping[Job, Ended], chosen: Job, leading: Ended) -> bool:
     """Whether a training with this rate has ended at less than half of the best accuracy."""
     return any(
         ended.accuracy < leading.accuracy / 2
         for job, ended in done.items()
-        if replace(job, seed=chosen.seed) == chosen and job.seed != CHOOSING
+        if replace(job, seed=chosen.seed) == chosen and job.seed < CHOOSING
     )
 
 
@@ -428,7 +482,7 @@ def rows(
         pairs = [
             (a, b)
             for seed in range(seeds)
-            if seed != CHOOSING
+            if seed < CHOOSING
             and (a := ended_as(done, Job(task, arm, steps, seed, mine))) is not None
             and (b := done.get(Job(task, PLAIN, steps, seed, plain))) is not None
         ]
@@ -454,7 +508,7 @@ def rows(
 
 def there(done: Mapping[Job, Ended]) -> list[tuple[str, str, int]]:
     """Each (task, arm, steps) that was trained, in the order of the tasks, and of their lengths."""
-    found = {(job.task, job.arm, job.steps) for job in done if job.seed != CHOOSING}
+    found = {(job.task, job.arm, job.steps) for job in done if job.seed < CHOOSING}
     # Of an arm with an entropy coder one training is enough, of whichever seed.
     found |= {
         (job.task, job.arm, job.steps) for job in done if (job.task, uncoded(job.arm), job.steps) in found

@@ -58,6 +58,43 @@ def test_of_rates_that_the_validation_split_does_not_tell_apart_the_loss_decides
     assert accuracy.best(done, "digits", "topk", 66) == 0.5
 
 
+def test_where_one_seed_does_not_tell_rates_apart_more_seeds_do() -> None:
+    def tried(job: Job, validation: float) -> dict[Job, Ended]:
+        return {job: ended(job, 0.0, validation)}
+
+    half, one, two = jobs = accuracy.searched({}, "cifar10", "topk", 600)
+    done = {job: ended(job, 0.0, each) for job, each in zip(jobs, (0.5, 0.57, 0.56), strict=True)}
+    assert accuracy.best(done, "cifar10", "topk", 600) is None
+    again = accuracy.searched(done, "cifar10", "topk", 600)[3:]
+    assert again == [replace(job, seed=CHOOSING + k) for job in (one, two) for k in (1, 2)], (
+        "not of the worst"
+    )
+    for job in again:
+        done |= tried(job, 0.55 if job.rate == 1.0 else 0.58)
+    *_, beyond = accuracy.searched(done, "cifar10", "topk", 600)
+    assert beyond.rate == 4.0, "the mean of three seeds is at an end now"
+    done |= tried(beyond, 0.5)
+    assert accuracy.best(done, "cifar10", "topk", 600) == 2.0
+    clear = {job: ended(job, 0.0, each) for job, each in zip(jobs, (0.5, 0.57, 0.5), strict=True)}
+    assert accuracy.searched(clear, "cifar10", "topk", 600) == jobs
+    assert accuracy.best(clear, "cifar10", "topk", 600) == 1.0
+
+
+def test_a_longer_training_is_not_searched_again_when_a_shorter_one_has_another_best() -> None:
+    rates = {0.5: 0.5, 1.0: 0.6, 2.0: 0.7, 4.0: 0.8, 8.0: 0.6}
+    done = {
+        job: ended(job, 0.0, v) for r, v in rates.items() for job in [Job("mnist", "topk", 600, CHOOSING, r)]
+    }
+    longer = {1.0: 0.8, 2.0: 0.9, 4.0: 0.85}
+    done |= {
+        job: ended(job, 0.0, v)
+        for r, v in longer.items()
+        for job in [Job("mnist", "topk", 2400, CHOOSING, r)]
+    }
+    assert accuracy.best(done, "mnist", "topk", 600) == 4.0
+    assert accuracy.best(done, "mnist", "topk", 2400) == 2.0
+
+
 def test_a_task_without_such_a_split_goes_by_the_loss() -> None:
     jobs = accuracy.searched({}, "text", "dense", 600)
     losses = (2.2, 2.0, 2.1)
