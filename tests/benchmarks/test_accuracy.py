@@ -62,7 +62,7 @@ def test_where_one_seed_does_not_tell_rates_apart_more_seeds_do() -> None:
     def tried(job: Job, validation: float) -> dict[Job, Ended]:
         return {job: ended(job, 0.0, validation)}
 
-    half, one, two = jobs = accuracy.searched({}, "cifar10", "topk", 600)
+    _, one, two = jobs = accuracy.searched({}, "cifar10", "topk", 600)
     done = {job: ended(job, 0.0, each) for job, each in zip(jobs, (0.5, 0.57, 0.56), strict=True)}
     assert accuracy.best(done, "cifar10", "topk", 600) is None
     again = accuracy.searched(done, "cifar10", "topk", 600)[3:]
