@@ -45,7 +45,7 @@ RATES = (0.5, 1.0, 2.0)
 """What the recipe's own learning rate is multiplied by, to choose from; more where the best is at an end."""
 LIMITS = (1 / 16, 16.0)
 CHOOSING = 1000
-"""The first of the seeds with which learning rates are chosen; no claim is made of them."""
+"""The seed with which learning rates are chosen; no claim is made of it."""
 VALIDATION = 2000
 """Training images that only learning rates are chosen by."""
 PLAIN = "dense"
@@ -127,7 +127,8 @@ class Task:
             is searched around the rate that was best there.
         longest: the longest training whose learning rate is searched; a longer one takes this one's.
         judged: bytes of text by which the GPT is judged; the recipe's own number where it is 0.
-        choosing: seeds by which rates are chosen in trainings of up to `searched` steps.
+        choosing: how many other seeds judge the rates that this one does not tell apart, in trainings of up to
+            `searched` steps. They are those of the claims, by the validation split.
     """
 
     kind: str
@@ -137,7 +138,7 @@ class Task:
     searched: int = 600
     longest: int = 2400
     judged: int = 0
-    choosing: int = 1
+    choosing: int = 0
 
 
 TASKS = {
@@ -267,10 +268,10 @@ def read(path: Path) -> dict[Job, Ended]:
 def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list[Job]:
     """The trainings by which an arm's learning rate is chosen: until the best is between two that are not.
 
-    Where one seed does not tell rates apart, those are trained with the other seeds too.
+    Where one seed does not tell rates apart, the task's other seeds train with each of those too.
     """
     short, rates = TASKS[task].searched, RATES
-    seeds = TASKS[task].choosing if steps <= short else 1
+    seeds = TASKS[task].choosing if steps <= short else 0
     if steps > short and TASKS[task].longest > short:
         steps = min(steps, TASKS[task].longest)
         tried = sorted(
@@ -286,9 +287,9 @@ def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list
     jobs = [Job(task, arm, steps, CHOOSING, rate) for rate in rates if LIMITS[0] <= rate <= LIMITS[1]]
     while all(job in done for job in jobs):
         again = [
-            replace(each.job, seed=CHOOSING + k)
+            replace(each.job, seed=seed)
             for each in _alike([done[job] for job in jobs])
-            for k in range(1, seeds)
+            for seed in range(seeds)
         ]
         if not all(job in done for job in again):
             return [*jobs, *again]

@@ -72,7 +72,7 @@ def test_where_one_seed_does_not_tell_rates_apart_more_seeds_do() -> None:
     for job in again:
         done |= tried(job, 0.55 if job.rate == 1.0 else 0.58)
     *_, beyond = accuracy.searched(done, "cifar10", "topk", 600)
-    assert beyond.rate == 4.0, "the mean of three seeds is at an end now"
+    assert beyond.rate == 4.0, "the mean of four seeds is at an end now"
     done |= tried(beyond, 0.5)
     assert accuracy.best(done, "cifar10", "topk", 600) == 2.0
     clear = {job: ended(job, 0.0, each) for job, each in zip(jobs, (0.5, 0.57, 0.5), strict=True)}
