@@ -127,8 +127,8 @@ class Task:
             is searched around the rate that was best there.
         longest: the longest training whose learning rate is searched; a longer one takes this one's.
         judged: bytes of text by which the GPT is judged; the recipe's own number where it is 0.
-        choosing: how many other seeds judge the rates that this one does not tell apart, in trainings of up to
-            `searched` steps. They are those of the claims, by the validation split.
+        choosing: how many other seeds judge the rates that seed `CHOOSING` does not tell apart, in trainings
+            of up to `searched` steps. They are those of the claims, by the validation split.
     """
 
     kind: str

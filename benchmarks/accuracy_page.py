@@ -165,9 +165,9 @@ Both are trained at their own best learning rate:
   gap. The best is that with the highest accuracy on 2,000 training images that nobody trains on; of rates
   within one standard error of it, which so few images do not tell apart, that with the lowest loss in
   training.
-* One seed is often wrong after 600 steps of CIFAR-10, 16 x 16: which of two neighbouring rates is better
+* One seed is often wrong in the shortest trainings of CIFAR-10, 16 x 16: how two neighbouring rates compare
   differs by one to two points from seed to seed. So there, rates within two standard errors of the best are
-  trained with three of the other seeds too, and their mean decides, by the same 2,000 images.
+  trained with three of the other seeds too, and the mean decides, by the same 2,000 images.
 * In longer trainings rates are tried around the one that was best in the shortest; the longest of MNIST, and
   the longer ones of the GPT, take the rate of a shorter one.
 * A rate with which one of the seeds collapses is given up for the next best, for all seeds.
