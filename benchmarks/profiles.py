@@ -44,6 +44,7 @@ ARMS = {
     "mp2": "mp2",
     "mp2-late": "mp2:sync_every=2,late=1",
     "mp2-entropy": "mp2:entropy=true",
+    "mp2-paper": "mp2:form=paper",
     "ednncomm": "ednncomm:sync_every=5",
     "diloco": "diloco:sync_every=5",
 }
