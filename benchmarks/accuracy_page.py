@@ -161,15 +161,16 @@ def _glance(rows: Sequence[Row]) -> list[str]:
     head = ["gap, points (95 %)", "bytes", *(f"{SHORT[task]}: {steps:,} steps" for task, steps in columns)]
     body = [
         [
-            f"`{_in_words(arm)}`",
+            f"`{_attached(max(here.values(), key=lambda row: int(row['steps'])))}`",
             f"{min(row['bytes'] for row in here.values()):.1%}",
             *(points(here[column]["gap"]) if column in here else "" for column in columns),
         ]
-        for arm, here in sorted(arms.items(), key=lambda each: min(row["bytes"] for row in each[1].values()))
+        for here in sorted(arms.values(), key=lambda here: min(row["bytes"] for row in here.values()))
     ]
     return [
         "## At a glance",
-        "What was trained for two tasks or more. Bytes are the fewest of a row's trainings.",
+        "What was trained for two tasks or more. Bytes are the fewest of a row's trainings. A warm-up is a tenth "
+        "of the steps; it is that of the longest training here.",
         markdown(head, body),
     ]
 
