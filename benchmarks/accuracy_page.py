@@ -169,8 +169,8 @@ def _glance(rows: Sequence[Row]) -> list[str]:
     ]
     return [
         "## At a glance",
-        "What was trained for two tasks or more. Bytes are the fewest of a row's trainings. A warm-up is a tenth "
-        "of the steps; it is that of the longest training here.",
+        "What was trained for two tasks or more. Bytes are the fewest of a row's trainings. A warm-up is a "
+        "tenth of the steps; it is that of the longest training here.",
         markdown(head, body),
     ]
 
