@@ -112,7 +112,9 @@ def points(mean: Mapping[str, Any]) -> str:
 
 def page(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> str:
     """The whole page."""
-    parts = [_head(rows, about), *_glance([row for row in rows if row["arm"] != plain])]
+    parts = [_head(rows), *_glance([row for row in rows if row["arm"] != plain])]
+    if _drawn(rows):
+        parts.append(IMAGE)
     for task in dict.fromkeys(row["task"] for row in rows):
         parts.append(f"## {TITLES[task][0].upper()}{TITLES[task][1:]}")
         for steps in sorted({row["steps"] for row in rows if row["task"] == task}, reverse=True):
@@ -139,7 +141,7 @@ def page(rows: Sequence[Row], about: Mapping[str, object], plain: str) -> str:
             ]
             parts.append(markdown(head, body))
             parts.append(_least(others))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, _method(about)]) + "\n"
 
 
 def _glance(rows: Sequence[Row]) -> list[str]:
@@ -191,18 +193,23 @@ def _least(rows: Sequence[Row]) -> str:
     )
 
 
-def _head(rows: Sequence[Row], about: Mapping[str, object]) -> str:
+def _head(rows: Sequence[Row]) -> str:
     counts = sorted({row["gap"]["count"] for row in rows})
     seeds = " to ".join(str(each) for each in (counts[0], counts[-1])[: len(counts)])
-    drawn = f"{IMAGE}\n\n" if _drawn(rows) else ""
     return f"""# What each algorithm costs in accuracy
 
 A compressed run may end at a lower accuracy than plain training, and how much lower depends on how long one
 trains: what is sent late has less time to arrive in a short run. So each table here says for how many steps.
 
 The gap is the accuracy with the algorithm minus that of plain training, in points (hundredths), from equal
-weights, equal batches and equal augmentation; with the 95 % interval over {seeds} seeds.
-Both are trained at their own best learning rate:
+weights, equal batches and equal augmentation; with the 95 % interval over {seeds} seeds. Both are trained at
+their own best learning rate ([how it was measured](#how-it-was-measured))."""
+
+
+def _method(about: Mapping[str, object]) -> str:
+    return f"""## How it was measured
+
+How the learning rates are chosen:
 
 * Three multiples of the recipe's rate are tried, more where the best is at an end, with a seed that is in no
   gap. The best is that with the highest accuracy on 2,000 training images that nobody trains on; of rates
@@ -224,7 +231,7 @@ Four workers train inside one process and exchange what tacit sends (`benchmarks
 benchmarks/accuracy.py --check` compares that with real ranks. Bytes are those of ring collectives on four
 workers, without the headers of a network, and 100 % is a dense fp32 all-reduce after every step.
 
-{drawn}Measured with `python benchmarks/accuracy.py --data PATH` on {about["cpu"]}, {about["cores"]} cores,
+Measured with `python benchmarks/accuracy.py --data PATH` on {about["cpu"]}, {about["cores"]} cores,
 torch {about["torch"]}; [each training](../benchmarks/results/accuracy-runs.jsonl) is kept with its date and
 hardware."""
 
