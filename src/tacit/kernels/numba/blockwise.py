@@ -294,27 +294,5 @@ def _add(
     settle()
 
 
-def _unpack_all(codes: Any, numel: Any, bits: Any, symbols: Any) -> None:
-    """All codes of a payload, a byte each."""
-    group = _group(bits)
-    plain = np.empty(BLOCK + 8, np.uint8)
-    for start in range(0, numel, BLOCK):
-        size = min(BLOCK, numel - start)
-        codes += unpack(codes, size, bits, group, plain)
-        bytes_at(symbols, start, size)[:] = plain[:size]
-
-
-def _pack_all(symbols: Any, numel: Any, bits: Any, codes: Any) -> None:
-    """`_unpack_all`, back."""
-    group = _group(bits)
-    plain = np.empty(BLOCK + 8, np.uint8)
-    for start in range(0, numel, BLOCK):
-        size = min(BLOCK, numel - start)
-        plain[:size] = bytes_at(symbols, start, size)
-        codes += pack(plain, size, bits, group, codes)
-
-
 encode = compile_now(_encode, [f"void({', '.join(['int64'] * 8)})"])
 add = compile_now(_add, ["void(int64[::1], int64[::1], int64, int64, float32, boolean, int64, int64)"])
-unpack_all = compile_now(_unpack_all, ["void(int64, int64, int64, int64)"])
-pack_all = compile_now(_pack_all, ["void(int64, int64, int64, int64)"])
