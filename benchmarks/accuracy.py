@@ -31,6 +31,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -270,33 +271,25 @@ def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list
 
     Where one seed does not tell rates apart, the task's other seeds train with each of those too.
     """
-    short, rates = TASKS[task].searched, RATES
-    seeds = TASKS[task].choosing if steps <= short else 0
-    if steps > short and TASKS[task].longest > short:
-        steps = min(steps, TASKS[task].longest)
-        tried = sorted(
-            job.rate for job in done if replace(job, rate=1.0) == Job(task, arm, steps, CHOOSING, 1.0)
-        )
-        if tried and _beyond(done, jobs := [Job(task, arm, steps, CHOOSING, rate) for rate in tried]) is None:
-            return jobs
+    short, rates, seeds = TASKS[task].searched, RATES, TASKS[task].choosing
+    steps = min(steps, max(short, TASKS[task].longest))
+    tried_with = partial(Job, task, arm, steps, CHOOSING)
+    if steps > short:
+        tried = sorted((job for job in done if job == tried_with(job.rate)), key=lambda job: job.rate)
+        if tried and _beyond(done, tried) is None:
+            return tried
         middle = best(done, task, arm, short)
         if middle is None:
             return searched(done, task, arm, short)
-        rates = (middle / 2, middle, 2 * middle)
-    steps = min(steps, max(short, TASKS[task].longest))
-    jobs = [Job(task, arm, steps, CHOOSING, rate) for rate in rates if LIMITS[0] <= rate <= LIMITS[1]]
+        rates, seeds = (middle / 2, middle, 2 * middle), 0
+    jobs = [tried_with(rate) for rate in rates if LIMITS[0] <= rate <= LIMITS[1]]
     while all(job in done for job in jobs):
-        again = [
-            replace(each.job, seed=seed)
-            for each in _alike([done[job] for job in jobs])
-            for seed in range(seeds)
-        ]
-        if not all(job in done for job in again):
-            return [*jobs, *again]
-        beyond = _beyond(done, [*jobs, *again])
-        if beyond is None:
-            return [*jobs, *again]
-        jobs.append(replace(jobs[0], rate=beyond))
+        alike = _alike([done[job] for job in jobs])
+        again = [replace(each.job, seed=seed) for each in alike for seed in range(seeds)]
+        found = [*jobs, *again]
+        if not all(job in done for job in again) or (beyond := _beyond(done, found)) is None:
+            return found
+        jobs.append(tried_with(beyond))
     return jobs
 
 
@@ -382,7 +375,7 @@ def _collapsed(done: Mapping[Job, Ended], chosen: Job, leading: Ended) -> bool:
     return any(
         ended.accuracy < leading.accuracy / 2
         for job, ended in done.items()
-        if replace(job, seed=chosen.seed) == chosen and job.seed < CHOOSING
+        if replace(job, seed=chosen.seed) == chosen and job.seed != CHOOSING
     )
 
 
@@ -483,7 +476,7 @@ def rows(
         pairs = [
             (a, b)
             for seed in range(seeds)
-            if seed < CHOOSING
+            if seed != CHOOSING
             and (a := ended_as(done, Job(task, arm, steps, seed, mine))) is not None
             and (b := done.get(Job(task, PLAIN, steps, seed, plain))) is not None
         ]
@@ -509,7 +502,7 @@ def rows(
 
 def there(done: Mapping[Job, Ended]) -> list[tuple[str, str, int]]:
     """Each (task, arm, steps) that was trained, in the order of the tasks, and of their lengths."""
-    found = {(job.task, job.arm, job.steps) for job in done if job.seed < CHOOSING}
+    found = {(job.task, job.arm, job.steps) for job in done if job.seed != CHOOSING}
     # Of an arm with an entropy coder one training is enough, of whichever seed.
     found |= {
         (job.task, job.arm, job.steps) for job in done if (job.task, uncoded(job.arm), job.steps) in found
