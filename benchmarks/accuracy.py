@@ -310,7 +310,10 @@ def _beyond(done: Mapping[Job, Ended], jobs: Sequence[Job]) -> float | None:
 
 
 def _judged(done: Mapping[Job, Ended], jobs: Sequence[Job]) -> list[Ended]:
-    """What came of each rate, in the mean of the seeds that it was tried with; the best first."""
+    """What came of each rate, in the mean of the seeds that it was tried with; the best first.
+
+    One that was tried with one seed, where others were with more, was worse with that: it stands behind them.
+    """
     rates = [
         [done[job] for job in jobs if job.rate == rate] for rate in dict.fromkeys(job.rate for job in jobs)
     ]
@@ -322,7 +325,9 @@ def _judged(done: Mapping[Job, Ended], jobs: Sequence[Job]) -> list[Ended]:
         )
         for some in rates
     ]
-    return by_merit(means, max(len(some) for some in rates))
+    most = max(len(some) for some in rates)
+    clear = [mean for mean, some in zip(means, rates, strict=True) if len(some) == most]
+    return [*by_merit(clear, most), *(mean for mean in means if mean not in clear)]
 
 
 def best(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> float | None:

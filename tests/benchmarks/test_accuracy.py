@@ -78,6 +78,16 @@ def test_where_one_seed_does_not_tell_rates_apart_more_seeds_do() -> None:
     assert accuracy.best(clear, "cifar10", "topk", 600) == 1.0
 
 
+def test_one_seed_is_not_held_against_the_mean_of_more() -> None:
+    jobs = accuracy.searched({}, "cifar10", "topk", 600)
+    done = {job: ended(job, 0.0, each) for job, each in zip(jobs, (0.535, 0.57, 0.56), strict=True)}
+    for job in accuracy.searched(done, "cifar10", "topk", 600)[3:]:
+        done[job] = ended(job, 0.0, 0.52 if job.rate == 1.0 else 0.5)
+    assert accuracy.best(done, "cifar10", "topk", 600) == 1.0, (
+        "0.5 is at 0.535 by a seed with which 1 is at 0.57"
+    )
+
+
 def test_a_longer_training_is_not_searched_again_when_a_shorter_one_has_another_best() -> None:
     rates = {0.5: 0.5, 1.0: 0.6, 2.0: 0.7, 4.0: 0.8, 8.0: 0.6}
     done = {
