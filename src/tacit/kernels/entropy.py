@@ -39,7 +39,7 @@ def longest(numel: int, bits: int) -> int:
 
 
 def encode_codes(codes: Tensor, bits: int, numel: int) -> Tensor:
-    """The message (uint8) of the packed codes of `numel` entries, as of `blockwise.encode_blocks`."""
+    """The message (uint8) of the packed codes of `numel` entries of 2 to 4 bits, as of `encode_blocks`."""
     groups = _groups(codes, bits, numel)
     shares = _shares(_counted(groups, bits))
     states, words = np.empty(reference.STREAMS, np.uint32), np.empty(len(groups) + 1, np.uint16)
