@@ -11,6 +11,7 @@ Left out, as it is known to be different there:
 import json
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
 
@@ -174,4 +175,6 @@ for module, names in CHOSEN.items():
         CHECKS[name] = noting(name, module.CHECKS[name])
 
 if __name__ == "__main__":
-    CHECKS.run(sys.argv[2:])
+    # Here a host waits inside a collective whose peers are gone, until its time-out. NCCL's is given up.
+    with patch("tacit.transports.torch.LATER", timedelta(seconds=5)):
+        CHECKS.run(sys.argv[2:])
