@@ -3,6 +3,7 @@
     python benchmarks/profiles.py            # all models and arms: about 40 minutes
     python benchmarks/profiles.py --quick    # VGG-11 with ddp and topk, about 2 minutes
     python benchmarks/profiles.py --only vgg11,topk,compute-only
+    python benchmarks/profiles.py --only vgg11,ps,mp2 --cluster 4x1+1@100mbit    # by a parameter server
     python benchmarks/profiles.py --json     # the last line on stdout is one JSON object
 
 The models are those of the recipes of `tacit compare`, with their optimizers at a hundredth of the learning
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from tacit.lab.profiling.recorder import ProfileRecorder
     from tacit.lab.recipes.recipe import Recipe
+    from tacit.lab.testbed import Serving
 
 MODELS = {"vgg11": "cifar10", "resnet20": "cifar10", "bytes": "bytes"}
 """The models, and their recipes."""
@@ -41,6 +43,7 @@ ARMS = {
     "efsign": "efsign",
     "int8": "int8",
     "qsgd": "qsgd",
+    "ps": "ps",
     "mp2": "mp2",
     "mp2-late": "mp2:sync_every=2,late=1",
     "mp2-entropy": "mp2:entropy=true",
@@ -137,9 +140,31 @@ def _batches(recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def measure(cluster: str, model: str, arm: str, steps: int) -> dict[str, Any]:
-    """Profile one arm on an emulated cluster."""
-    found = in_testbed(cluster, [__file__, "--rank", model, arm, str(steps)])
+    """Profile one arm on an emulated cluster, by its parameter servers where it uses some."""
+    servers = _servers(cluster, ARMS[arm])
+    found = in_testbed(cluster, [__file__, "--rank", model, arm, str(steps)], servers=servers)
     return {"model": model, "arm": arm, "attached": ARMS[arm], "cluster": cluster, **found}
+
+
+def _why_not(cluster: str, model: str, arm: str) -> str:
+    """Why an arm cannot be measured; "" where it can."""
+    from tacit.lab.cluster import Cluster
+
+    if arm == "ps" and not Cluster.parse(cluster).servers:
+        return f"it pushes to a parameter server, and {cluster} has none: write --cluster 4x1+1@100mbit"
+    return WITHOUT.get((model, arm), "")
+
+
+def _servers(cluster: str, algorithm: str) -> Serving | None:
+    """How the servers are run; None where there are none, or would be nothing for them to do."""
+    from tacit import algorithms
+    from tacit.lab.cluster import Cluster
+    from tacit.lab.testbed import Serving
+    from tacit.parameter_server.placement import uses_servers
+
+    if algorithm in ("", "ddp") or not Cluster.parse(cluster).servers:
+        return None
+    return Serving() if uses_servers(algorithms.parse(algorithm)) else None
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -206,10 +231,11 @@ def main() -> None:
         return
     models, arms = _chosen(options.only, options.quick)
     pairs = [(model, arm) for model in models for arm in arms]
-    for model, arm in pairs:
-        if (model, arm) in WITHOUT:
-            print(f"{model} without {arm}: {WITHOUT[model, arm]}", file=sys.stderr)
-    rows = [measure(options.cluster, *pair, STEPS) for pair in pairs if pair not in WITHOUT]
+    without = {pair: _why_not(options.cluster, *pair) for pair in pairs}
+    for (model, arm), why in without.items():
+        if why:
+            print(f"{model} without {arm}: {why}", file=sys.stderr)
+    rows = [measure(options.cluster, *pair, STEPS) for pair in pairs if not without[pair]]
     result = {"benchmark": "profiles", "quick": options.quick, "hardware": hardware(), "rows": rows}
     conclude(result, table(rows), options)
 

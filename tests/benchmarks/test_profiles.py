@@ -28,6 +28,18 @@ def test_whole_rounds_are_measured() -> None:
         assert profiles.STEPS % int(period or 1) == 0
 
 
+def test_servers_are_there_for_what_uses_them() -> None:
+    served, alone = "4x1+1@100mbit", "4x1@100mbit"
+    assert profiles._servers(served, "ps")
+    assert profiles._servers(served, "mp2:sync_every=2,late=1")
+    assert not profiles._servers(alone, "mp2")
+    assert not any(profiles._servers(served, each) for each in ("", "ddp", "efsign"))
+    assert "4x1@100mbit has none" in profiles._why_not(alone, "vgg11", "ps")
+    assert not profiles._why_not(served, "vgg11", "ps")
+    assert not profiles._why_not(alone, "vgg11", "mp2")
+    assert "AdamW" in profiles._why_not(alone, "bytes", "dgc")
+
+
 def test_the_last_table_has_all_processor_time_by_kind_of_thread() -> None:
     names = {"main": 5, "tacit: lane": 3, "Gloo: sockets 1": 2, "Gloo: collectives 1": 1, "tacit-store": 0.5}
     threads = tuple(ThreadProfile(name, ({"any": int(ms * MS)},)) for name, ms in names.items())
