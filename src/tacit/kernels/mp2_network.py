@@ -1,7 +1,8 @@
-"""MP²'s network for each element, on a GPU in one pass; see `prediction.mp2_network` for what it computes.
+"""MP²'s network for each element, in one pass; see `prediction.mp2_network` for what it computes.
 
-Its arithmetic is additions, multiplications and divisions that round alike on every GPU, as all ranks have to
-predict the same bits. It differs by rounding from the network on a CPU, which multiplies matrices.
+Its arithmetic is additions, multiplications and divisions that round alike on every processor and GPU, as all
+ranks have to predict the same bits. It differs by rounding from the network that is trained, which multiplies
+matrices.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tacit.kernels.dispatch import run_triton, triton_takes
+from tacit.kernels.dispatch import numba_kernels, numba_takes_fp32, pieces, run_triton, triton_takes, warm_up
+from tacit.kernels.numba.jit import address
 from tacit.kernels.reference import mp2_network as reference
 from tacit.kernels.reference.mp2_network import matrix_of
+
+_PIECE = 8192
+"""Elements that plain torch predicts at a time: what they take then stays in a core's cache."""
 
 
 def predict_changes(
@@ -30,8 +35,64 @@ def predict_changes(
         limit: of a predicted change, in units of the mean magnitude of both changes.
     """
     arguments = (changes, ages, log_swings, packed, width, limit, out)
-    if not (triton_takes(out, changes) and run_triton("mp2_network.predict", *arguments)):
+    if numba_takes_fp32(packed):
+        _by_numba(*arguments)
+    elif not (triton_takes(out, changes) and run_triton("mp2_network.predict", *arguments)):
         reference.predict_changes(*arguments)
+
+
+def _by_numba(
+    changes: Tensor, ages: Tensor, log_swings: Tensor, packed: Tensor, width: int, limit: float, out: Tensor
+) -> None:
+    """Of other types than fp32 by a copy."""
+    changes, ages, log_swings = (each.float().contiguous() for each in (changes, ages, log_swings))
+    found = out if out.dtype == torch.float32 and out.is_contiguous() else torch.empty_like(changes[0])
+    varies = [int(each.shape[1] > 1) for each in (ages, log_swings)]
+    kernel = numba_kernels("mp2_network").predict
+    kernel(
+        *(address(changes), address(ages), varies[0], address(log_swings), varies[1], out.numel()),
+        *(address(packed), width, limit, address(found)),
+    )
+    if found is not out:
+        out.copy_(found)
+
+
+def predict_received(
+    before: Tensor,
+    last: Tensor,
+    age: Tensor,
+    gap: Tensor,
+    log_swings: Tensor,
+    packed: Tensor,
+    width: int,
+    limit: float,
+    scale: float,
+    out: Tensor,
+) -> None:
+    """Overwrite `out`, (n,), fp32 on the host, with `scale` times the predicted changes.
+
+    Args:
+        before: (n,), fp32: of each entry the change received before the last one; `last`: the last one. They
+            count where both ages are above 0, else as 0.
+        age: (n,), int16: for how many rounds `last` has been the last one; `gap`: for how many `before` was.
+        log_swings: (rounds + 1,), fp32: of the layer, for each age; older ones count as the last.
+        packed: as for `predict_changes`, and so are `width` and `limit`.
+    """
+    if not numba_takes_fp32(before, last, out):
+        for piece in pieces(out, _PIECE):
+            fields = before[piece], last[piece], age[piece], gap[piece]
+            reference.predict_received(*fields, log_swings, packed, width, limit, scale, out[piece])
+        return
+    kernel = numba_kernels("mp2_network").predict_received
+    kernel(
+        *(address(before), address(last), address(age), address(gap), out.numel()),
+        *(address(log_swings), len(log_swings) - 1, address(packed), width, limit, scale, address(out)),
+    )
+
+
+def compile_for_host() -> None:
+    """Compile now what runs on the host."""
+    warm_up("mp2_network")
 
 
 def packed_weights(named: Mapping[str, Tensor]) -> Tensor:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tacit.contracts import Context, State
-from tacit.prediction.predictor import Seen
+from tacit.prediction.predictor import ROUNDS, Received, Seen, seen_of
 
 FIELDS = ("last", "before", "age", "gap")
 """For each entry: two changes, in the type of the parameters; and two ages in rounds, in int16."""
 SWINGS = "swings"
-"""For each parameter: the root mean square of its received changes in the last rounds, as a ring."""
-ROUNDS = 16
-"""The number of rounds in the ring."""
+"""For each parameter: the root mean square of its received changes in the last `ROUNDS` rounds, as a ring."""
 _NEVER = -(1 << 15)
 
 
@@ -54,26 +52,18 @@ class ReceivedHistory:
     state: State
     ratios: Tensor
 
-    def seen(self, piece: slice, i: int) -> Seen:
-        """The history of these entries of the parameter `i`; zeros without changes of two rounds or more."""
-        before, last = self.state["before"][piece], self.state["last"][piece]
-        age, gap = self.state["age"][piece], self.state["gap"][piece]
-        return _seen(before, last, age, gap, lambda rounds: self.ratios[i].index_select(0, rounds))
+    def of(self, span: slice, i: int) -> Received:
+        """That of these entries of the parameter `i`."""
+        before, last, age, gap = (self.state[field][span] for field in ("before", "last", "age", "gap"))
+        return Received(before, last, age, gap, self.ratios[i])
 
     def judging(self, drawn: Tensor, owner: Tensor) -> tuple[Seen, Tensor]:
         """The history of these entries, each of parameter `owner`; and which have changes of two rounds."""
         before, last, age, gap = (
             self.state[field].index_select(0, drawn) for field in ("before", "last", "age", "gap")
         )
-        seen = _seen(before, last, age, gap, lambda rounds: self.ratios[owner.repeat(2), rounds])
+        seen = seen_of(before, last, age, gap, lambda rounds: self.ratios[owner.repeat(2), rounds])
         return seen, torch.minimum(age, gap) > 0
-
-
-def _seen(before: Tensor, last: Tensor, age: Tensor, gap: Tensor, ratio: Callable[[Tensor], Tensor]) -> Seen:
-    known = torch.minimum(age, gap).clamp_(0, 1)
-    ages = torch.stack((age.int() + gap, age.int())).clamp_(min=1)
-    swings = ratio(ages.clamp(max=ROUNDS).view(-1)).view_as(ages)
-    return Seen(torch.stack((before, last)).mul_(known), ages.float(), swings)
 
 
 def swings_after(state: State, values: Sequence[Tensor], ctx: Context) -> tuple[Tensor, Tensor]:

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from tacit import checks
 from tacit.errors import ConfigError
 from tacit.kernels.dispatch import on_host
-from tacit.kernels.mp2_network import packed_weights, predict_changes
+from tacit.kernels.mp2_network import compile_for_host, packed_weights, predict_changes, predict_received
 from tacit.kernels.reference.mp2_network import TAPS, matrix_of
 from tacit.prediction import weight_files
-from tacit.prediction.predictor import KINDS, Predictor, Seen
+from tacit.prediction.predictor import KINDS, Predictor, Received, Seen
 
 DEPTH, INPUTS = TAPS, 3
 LIMIT = 5.0
@@ -141,7 +141,9 @@ class MP2(Predictor):
         return tuple(_weights(self.file))
 
     def prepare(self, device: torch.device) -> None:
-        """Copy the weights, which the host waits for."""
+        """Copy the weights, which the host waits for; on the host compile what predicts."""
+        if device.type == "cpu":
+            compile_for_host()
         for kind in self.kinds():
             _packed(self.file, kind, device)
 
@@ -152,21 +154,23 @@ class MP2(Predictor):
 
     def change(self, seen: Seen, kind: str) -> Tensor:
         """delta s, in the units of the changes."""
-        weights, seen = _weights(self.file).get(kind), seen.newest(DEPTH)
-        if weights is None:
-            return torch.zeros_like(seen.changes[-1])
-        if not on_host(seen.changes):
-            return self._on_device(seen, kind, len(weights["first.bias"]))
-        with torch.no_grad():
-            x, size = normalised(seen)
-            return (run(weights, x).clamp_(-LIMIT, LIMIT) * size).to(seen.changes.dtype)
-
-    def _on_device(self, seen: Seen, kind: str, width: int) -> Tensor:
-        out = torch.empty_like(seen.changes[-1])
-        packed = _packed(self.file, kind, out.device)
-        log_swings = _once(seen.swings).log2().clamp_(-LIMIT, LIMIT)
-        predict_changes(seen.changes, _once(seen.ages), log_swings, packed, width, LIMIT, out)
+        seen = seen.newest(DEPTH)
+        out = torch.zeros_like(seen.changes[-1])
+        if (trained := _packed(self.file, kind, out.device)) is not None:
+            predict_changes(seen.changes, _once(seen.ages), _log(_once(seen.swings)), *trained, LIMIT, out)
         return out
+
+    def write_received(self, received: Received, kind: str, out: Tensor, scale: float = 1.0) -> None:
+        """See `Predictor.write_received`; of fp32 on the host in one pass."""
+        trained = _packed(self.file, kind, out.device)
+        if trained is None or out.dtype != torch.float32 or not on_host(out):
+            super().write_received(received, kind, out, scale)
+            return
+        predict_received(*received[:4], _log(received.ratios), *trained, LIMIT, scale, out)
+
+
+def _log(swings: Tensor) -> Tensor:
+    return swings.log2().clamp_(-LIMIT, LIMIT)
 
 
 def _once(each: Tensor) -> Tensor:
@@ -175,8 +179,10 @@ def _once(each: Tensor) -> Tensor:
 
 
 @cache
-def _packed(file: str, kind: str, device: torch.device) -> Tensor:
-    return packed_weights(_weights(file)[kind]).to(device)
+def _packed(file: str, kind: str, device: torch.device) -> tuple[Tensor, int] | None:
+    """The weights of a kind in one vector, and their network's width; None where the file has none."""
+    named = _weights(file).get(kind)
+    return None if named is None else (packed_weights(named).to(device), len(named["first.bias"]))
 
 
 @cache

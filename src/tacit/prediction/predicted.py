@@ -18,18 +18,10 @@ from tacit.errors import ConfigError
 from tacit.exchange.health import refuse_overflow
 from tacit.prediction.agreement_check import MARKS, Mirrored, checksum, compare, mark
 from tacit.prediction.budget import Budgeted
-from tacit.prediction.entry_history import (
-    FIELDS,
-    ROUNDS,
-    SWINGS,
-    ReceivedHistory,
-    first,
-    remembered,
-    swings_after,
-)
+from tacit.prediction.entry_history import FIELDS, SWINGS, ReceivedHistory, first, remembered, swings_after
 from tacit.prediction.extrapolation import Stale
 from tacit.prediction.gain import SUMS, gains, judged
-from tacit.prediction.predictor import Predictor, Seen, kind_of
+from tacit.prediction.predictor import ROUNDS, Predictor, Seen, kind_of
 from tacit.prediction.subsets import size
 
 _log = logging.getLogger("tacit")
@@ -119,6 +111,8 @@ class Predicted(Budgeted):
             "answered": torch.zeros(count, dtype=torch.float32, device=device),
         }
         if self.judges:
+            if not like.is_meta:
+                self.predictor.prepare(like.device)
             state |= first(like)
             state[SWINGS] = torch.zeros(ROUNDS * count, dtype=torch.float64, device=device)
             state["judged"] = torch.zeros(SUMS * count, dtype=torch.float64, device=device)
@@ -147,7 +141,8 @@ class Predicted(Budgeted):
 
     def _rescaled(self, index: Tensor, values: Tensor, predicted: Tensor) -> Tensor:
         """What stands for all rounds of these entries, where `predicted` holds what the others move by."""
-        turning = ~torch.isin(index, self._always.to(index.device), assume_unique=True)
+        turning = torch.ones_like(index, dtype=torch.bool)
+        turning[torch.searchsorted(index, self._always.to(index.device))] = False
         share = int(turning.sum()) / max(1, self._turning)
         foretold = predicted.index_select(0, index)
         return torch.where(turning, foretold + (values - foretold) / max(share, 1e-30), values)
@@ -190,11 +185,9 @@ class Predicted(Budgeted):
         return judged(sums, owner[known], guess[known] * self.shrink, true[known])
 
     def _write(self, i: int, m: Matrix, gain: float, history: ReceivedHistory, out: Tensor) -> None:
-        def seen(piece: slice) -> Seen:
-            return history.seen(slice(m.start + piece.start, m.start + piece.stop), i)
-
         span = slice(m.start, m.start + size(m))
-        self.predictor.write(seen, kind_of(m.dims), out[span], gain * self.shrink)
+        received = history.of(span, i)
+        self.predictor.write_received(received, kind_of(m.dims), out[span], gain * self.shrink)
 
     def _checksums(self, before: Tensor, ctx: Context) -> Tensor:
         """The checksum of each parameter's part of `ctx.out`."""

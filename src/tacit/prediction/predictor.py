@@ -11,6 +11,8 @@ from torch import Tensor
 
 from tacit.kernels.dispatch import pieces
 
+ROUNDS = 16
+"""How many rounds back the size of a layer's changes is known."""
 PIECE = 8192
 """Elements that are predicted at a time: what they take then stays in a core's cache."""
 KINDS = ("convolution", "linear", "vector")
@@ -47,6 +49,38 @@ def in_a_row(changes: Tensor) -> Seen:
     ages = torch.arange(len(changes), 0, -1, dtype=torch.float32, device=changes.device)
     swings = torch.ones((), dtype=torch.float32, device=changes.device)
     return Seen(changes, ages.unsqueeze(1).expand(changes.shape), swings.expand(changes.shape))
+
+
+class Received(NamedTuple):
+    """The history of the `n` elements of one layer that are received now and then.
+
+    Attributes:
+        before: (n,): the change received before the last one; `last`: the last one.
+        age: (n,), int16: for how many rounds `last` has been the last one; `gap`: for how many `before` was.
+            Where one of them is not above 0, changes of two rounds are not known.
+        ratios: (rounds + 1,), fp32: the present size of the layer's changes over that of so many rounds ago.
+    """
+
+    before: Tensor
+    last: Tensor
+    age: Tensor
+    gap: Tensor
+    ratios: Tensor
+
+    def seen(self, piece: slice) -> Seen:
+        """The history of a piece; zeros where changes of two rounds are not known."""
+        before, last, age, gap = (each[piece] for each in self[:4])
+        return seen_of(before, last, age, gap, lambda rounds: self.ratios.index_select(0, rounds))
+
+
+def seen_of(
+    before: Tensor, last: Tensor, age: Tensor, gap: Tensor, ratio: Callable[[Tensor], Tensor]
+) -> Seen:
+    """The history of elements by the fields of `Received`; `ratio` looks up those of (2 n) rounds."""
+    known = torch.minimum(age, gap).clamp_(0, 1)
+    ages = torch.stack((age.int() + gap, age.int())).clamp_(min=1)
+    swings = ratio(ages.clamp(max=ROUNDS).view(-1)).view_as(ages)
+    return Seen(torch.stack((before, last)).mul_(known), ages.float(), swings)
 
 
 class Predictor(ABC):
@@ -93,3 +127,7 @@ class Predictor(ABC):
         """
         for piece in pieces(out, PIECE):
             torch.mul(self.change(seen(piece), kind), scale, out=out[piece])
+
+    def write_received(self, received: Received, kind: str, out: Tensor, scale: float = 1.0) -> None:
+        """`write`, of elements that are received now and then."""
+        self.write(received.seen, kind, out, scale)

@@ -48,6 +48,7 @@ FLOATS, INTS, SHORTS, BYTES = (
 )
 SIXTEEN = Vector(types.float32, 16)
 """A cache line of fp32 numbers, for kernels that hold many vectors at a time."""
+SIXTEEN_INTS, SIXTEEN_SHORTS = Vector(types.int32, 16), Vector(types.uint16, 16)
 
 
 # ---- from memory, and back ----------------------------------------------------------------------------
@@ -66,7 +67,7 @@ def _loads(kind: Vector) -> Any:
 
 
 load_floats, load_shorts, load_bytes = _loads(FLOATS), _loads(SHORTS), _loads(BYTES)
-load_sixteen = _loads(SIXTEEN)
+load_sixteen, load_sixteen_shorts = _loads(SIXTEEN), _loads(SIXTEEN_SHORTS)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -139,7 +140,7 @@ def _broadcasts(kind: Vector) -> Any:
 float_vector, int_vector, short_vector, byte_vector = (
     _broadcasts(kind) for kind in (FLOATS, INTS, SHORTS, BYTES)
 )
-sixteen = _broadcasts(SIXTEEN)
+sixteen, sixteen_ints = _broadcasts(SIXTEEN), _broadcasts(SIXTEEN_INTS)
 
 
 # ---- lane by lane -------------------------------------------------------------------------------------
@@ -225,6 +226,10 @@ widen_bytes, narrow_bytes = _converts(SHORTS, "zext"), _converts(BYTES, "trunc")
 zero_extend, sign_extend = _converts(INTS, "zext"), _converts(INTS, "sext")
 to_int = _converts(INTS, "fptosi")
 to_float = _converts(FLOATS, "sitofp")
+sixteen_to_int, sixteen_to_float = _converts(SIXTEEN_INTS, "fptosi"), _converts(SIXTEEN, "sitofp")
+sixteen_of_bits = _converts(SIXTEEN, "bitcast")
+extend_sixteen = _converts(SIXTEEN_INTS, "sext")
+"""Shorts with a sign as integers."""
 mask_bits = _converts(types.int64, "bitcast")
 """64 booleans as the bits of an integer, the first one lowest."""
 
