@@ -1,14 +1,14 @@
-"""MP² beside what it was compared with, and what else says as little: 4 workers and a parameter server.
+"""MP² compared with its paper's baselines and with others at equal bytes: 4 workers and a parameter server.
 
     python benchmarks/mp2.py --data PATH     # about 2.5 hours; goes on where it was interrupted
     python benchmarks/mp2.py --quick         # under 10 minutes: digits, from one seed, and nothing is judged
     python benchmarks/mp2.py --json          # the last line on stdout is one JSON object
 
 Accuracy and bytes are of whole trainings at 1 Gbit/s, from 3 seeds, paired with plain pushing (`ps`); times
-of trainings of `digits` at 100 Mbit/s. Ratios are such that all but plain pushing say about a ninth, both
-ways and positions included. Local SGD and QSGD talk without a server, on a ring. WNN trains half as many
-epochs; it leaps five times or more, and trains on. The predictor was trained on other networks and other data
-(`tacit predictor`). What predicting costs is timed by itself, for all ranks.
+of trainings of `digits` at 100 Mbit/s. Ratios are chosen so that each method sends about a ninth of what
+plain pushing sends, both ways and with positions. Local SGD and QSGD use no server, but a ring. WNN trains
+half as many epochs; it leaps five times or more, and trains on. The predictor was trained on other networks
+and other data (`tacit predictor`). What predicting costs is timed by itself, for all ranks.
 The page is benchmarks/results/DATE-papers-mp2.md, where neither --quick nor --only is given.
 """
 
@@ -226,9 +226,9 @@ def _round_seconds(text: str, rounds: int) -> tuple[float, int, float]:
     while len(seconds) < rounds:
         for p in named.values():
             p.add_(torch.randn_like(p), alpha=0.01)
-        talks, start = session.communicates(), perf_counter()
+        exchanges, start = session.communicates(), perf_counter()
         door.after_step()
-        if talks and session.step > 20:  # before that, rounds send everything
+        if exchanges and session.step > 20:  # before that, rounds send everything
             seconds.append(perf_counter() - start)
     session.close()
     assert isinstance(level.rounds, Every)

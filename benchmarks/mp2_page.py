@@ -18,8 +18,8 @@ LACKS = (
     "Runs are short: 132 steps of `digits`, and 234 to 624 on images, far from where accuracy ends. At the "
     "learning rates that suit plain pushing they measure how fast an arm makes progress, and not the "
     "accuracy that the paper speaks of, which is that of a long training.",
-    "Ratios are such that all but plain pushing and WNN say about a ninth, both ways, with positions.",
-    "Local SGD and QSGD have no server: they talk on a ring, so that their bytes are a ring's.",
+    "Ratios are chosen so that all but plain pushing and WNN send about a ninth, both ways, with positions.",
+    "Local SGD and QSGD use no server, but a ring, so that their bytes are a ring's.",
     "DGC is without momentum factor masking, which at a ratio this high takes its momentum from just the "
     "entries that matter; its warm-up is a twentieth of the training.",
     "WNN trains half as many epochs, leaps five times or more and trains on, and is compared with plain "
