@@ -38,7 +38,8 @@ def received(numel: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> R
     age, gap = (torch.randint(-3, 30, (numel,), generator=generator).short() for _ in range(2))
     age[::11] = -(1 << 15)  # never received
     before, last = changes(numel, seed).to(dtype)
-    return Received(before, last, age, gap, torch.randn(ROUNDS + 1, generator=generator).exp())
+    ratios = 2.0 ** torch.randint(-7, 8, (ROUNDS + 1,), generator=generator)
+    return Received(before, last, age, gap, ratios)
 
 
 def equal(a: Tensor, b: Tensor) -> None:
@@ -66,11 +67,11 @@ def test_of_changes_side_by_side(width: int, numel: int) -> None:
 @pytest.mark.parametrize("width", [1, 4, 6, 8])
 def test_of_changes_received_by_turns(width: int, numel: int) -> None:
     weights, history = packed(width), received(numel, width)
-    fast, slow = torch.full((numel,), 7.0), torch.empty(numel)
+    fast, slow, seen = torch.full((numel,), 7.0), torch.empty(numel), history.seen(slice(None))
     sizes = history.ratios.log2()
-    mp2_network.predict_received(*history[:4], sizes, weights, width, LIMIT, 0.7, fast)
-    reference.predict_received(*history[:4], sizes, weights, width, LIMIT, 0.7, slow)
-    equal(fast, slow)
+    assert mp2_network.predict_received(*history[:4], sizes, weights, width, LIMIT, 0.7, fast)
+    reference.predict_changes(seen.changes, seen.ages, seen.swings.log2(), weights, width, LIMIT, slow)
+    equal(fast, slow * 0.7)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -12,13 +12,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tacit.kernels.dispatch import numba_kernels, numba_takes_fp32, pieces, run_triton, triton_takes, warm_up
+from tacit.kernels.dispatch import numba_kernels, numba_takes_fp32, run_triton, triton_takes, warm_up
 from tacit.kernels.numba.jit import address
 from tacit.kernels.reference import mp2_network as reference
 from tacit.kernels.reference.mp2_network import matrix_of
-
-_PIECE = 8192
-"""Elements that plain torch predicts at a time: what they take then stays in a core's cache."""
 
 
 def predict_changes(
@@ -68,8 +65,8 @@ def predict_received(
     limit: float,
     scale: float,
     out: Tensor,
-) -> None:
-    """Overwrite `out`, (n,), fp32 on the host, with `scale` times the predicted changes.
+) -> bool:
+    """Overwrite `out`, (n,), fp32, with `scale` times the predicted changes, where numba can.
 
     Args:
         before: (n,), fp32: of each entry the change received before the last one; `last`: the last one. They
@@ -77,17 +74,18 @@ def predict_received(
         age: (n,), int16: for how many rounds `last` has been the last one; `gap`: for how many `before` was.
         log_swings: (rounds + 1,), fp32: of the layer, for each age; older ones count as the last.
         packed: as for `predict_changes`, and so are `width` and `limit`.
+
+    Returns:
+        Whether it has: on the host, compiled, of fp32.
     """
     if not numba_takes_fp32(before, last, out):
-        for piece in pieces(out, _PIECE):
-            fields = before[piece], last[piece], age[piece], gap[piece]
-            reference.predict_received(*fields, log_swings, packed, width, limit, scale, out[piece])
-        return
+        return False
     kernel = numba_kernels("mp2_network").predict_received
     kernel(
         *(address(before), address(last), address(age), address(gap), out.numel()),
         *(address(log_swings), len(log_swings) - 1, address(packed), width, limit, scale, address(out)),
     )
+    return True
 
 
 def compile_for_host() -> None:

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from tacit import checks
 from tacit.errors import ConfigError
-from tacit.kernels.dispatch import on_host
 from tacit.kernels.mp2_network import compile_for_host, packed_weights, predict_changes, predict_received
 from tacit.kernels.reference.mp2_network import TAPS, matrix_of
 from tacit.prediction import weight_files
@@ -156,17 +155,15 @@ class MP2(Predictor):
         """delta s, in the units of the changes."""
         seen = seen.newest(DEPTH)
         out = torch.zeros_like(seen.changes[-1])
-        if (trained := _packed(self.file, kind, out.device)) is not None:
+        if trained := _packed(self.file, kind, out.device):
             predict_changes(seen.changes, _once(seen.ages), _log(_once(seen.swings)), *trained, LIMIT, out)
         return out
 
     def write_received(self, received: Received, kind: str, out: Tensor, scale: float = 1.0) -> None:
         """See `Predictor.write_received`; of fp32 on the host in one pass."""
-        trained = _packed(self.file, kind, out.device)
-        if trained is None or out.dtype != torch.float32 or not on_host(out):
+        trained, sizes = _packed(self.file, kind, out.device), _log(received.ratios)
+        if not (trained and predict_received(*received[:4], sizes, *trained, LIMIT, scale, out)):
             super().write_received(received, kind, out, scale)
-            return
-        predict_received(*received[:4], _log(received.ratios), *trained, LIMIT, scale, out)
 
 
 def _log(swings: Tensor) -> Tensor:

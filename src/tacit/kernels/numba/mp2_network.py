@@ -278,4 +278,4 @@ predict_received = compile_now(
     _predict_received,
     ["void(int64, int64, int64, int64, int64, int64, int64, int64, int64, float64, float64, int64)"],
 )
-"""`reference.predict_received`, of fp32."""
+"""`kernels.mp2_network.predict_received`."""

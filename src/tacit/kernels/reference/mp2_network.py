@@ -49,27 +49,6 @@ def predict_changes(
     out.copy_(delta * size)
 
 
-def predict_received(
-    before: Tensor,
-    last: Tensor,
-    age: Tensor,
-    gap: Tensor,
-    log_swings: Tensor,
-    packed: Tensor,
-    width: int,
-    limit: float,
-    scale: float,
-    out: Tensor,
-) -> None:
-    """`kernels.mp2_network.predict_received`, equal to the last bit."""
-    known = torch.minimum(age, gap).clamp_(0, 1)
-    ages = torch.stack((age.int() + gap, age.int())).clamp_(min=1)
-    swings = log_swings.index_select(0, ages.clamp(max=len(log_swings) - 1).view(-1)).view_as(ages)
-    changes = torch.stack((before, last)).mul_(known)
-    predict_changes(changes, ages.float(), swings, packed, width, limit, out)
-    out.mul_(scale)
-
-
 def _unpacked(packed: Tensor, width: int) -> Iterator[Tensor]:
     hidden = max(1, width // 4)
     squares = TAPS * width * TAPS * width
