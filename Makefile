@@ -14,7 +14,7 @@ setup: $(READY)
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@# Python compiles what is imported, as it is: half a minute less than all that is installed.
+	@# --no-compile saves half a minute: Python compiles a module when it is first imported.
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[all,dev]'
 	@# For an example and its test. Alone: it asks for loaders of data sets, which are 300 MB.
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps torchtitan==0.3.0
