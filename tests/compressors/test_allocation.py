@@ -44,7 +44,6 @@ ALLOCATES = {
     "predicted, by layers": "positions, whose turn it is, and what a piece is predicted from",
     "predicted, in bf16": "positions, whose turn it is, and what a piece is predicted from",
     "predicted, the largest sent": "positions, those that were sent, and what a piece is predicted from",
-    "predictive coding of dense, by MP2": "what a piece is predicted from",
     "nowcast": "what a piece is predicted from",
 }
 """What still does, and what for."""
