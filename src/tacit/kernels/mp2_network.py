@@ -48,7 +48,7 @@ def _by_numba(
     kernel = numba_kernels("mp2_network").predict
     kernel(
         *(address(changes), address(ages), varies[0], address(log_swings), varies[1], out.numel()),
-        *(address(packed), width, limit, address(found)),
+        *(address(packed), len(packed), width, limit, address(found)),
     )
     if found is not out:
         out.copy_(found)
@@ -83,7 +83,8 @@ def predict_received(
     kernel = numba_kernels("mp2_network").predict_received
     kernel(
         *(address(before), address(last), address(age), address(gap), out.numel()),
-        *(address(log_swings), len(log_swings) - 1, address(packed), width, limit, scale, address(out)),
+        *(address(log_swings), len(log_swings) - 1),
+        *(address(packed), len(packed), width, limit, scale, address(out)),
     )
     return True
 

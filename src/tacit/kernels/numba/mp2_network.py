@@ -153,13 +153,6 @@ def predicted(older: Any, newer: Any, rows: Any, weights: Any, width: Any, limit
     return network(rows, weights, width, limit) * size
 
 
-@inline
-def number_of_weights(width: Any) -> Any:
-    """See `kernels.mp2_network.packed_weights`."""
-    both, narrow = TAPS * width, max(1, width // 4)
-    return both * INPUTS + width + both * both + width + 2 * narrow * width + narrow + width + width + 1
-
-
 # ---- of changes that are side by side ------------------------------------------------------------------
 
 
@@ -185,12 +178,13 @@ def _predict(
     swings_step: Any,
     numel: Any,
     packed: Any,
+    size: Any,
     width: Any,
     limit: Any,
     out: Any,
 ) -> None:
     scratch = np.empty(ROWS * LANES, np.float32)
-    rows, weights = scratch.ctypes.data, floats_at(packed, 0, number_of_weights(width))
+    rows, weights = scratch.ctypes.data, floats_at(packed, 0, size)
     spare, limit = rows + SPARE_AT, np.float32(limit)
     target, result = floats_at(out, 0, numel), floats_at(spare, 0, LANES)
     for start in range(0, numel, LANES):
@@ -208,9 +202,7 @@ def _predict(
             target[start + i] = result[i]
 
 
-predict = compile_now(
-    _predict, ["void(int64, int64, int64, int64, int64, int64, int64, int64, float64, int64)"]
-)
+predict = compile_now(_predict, [f"void({', '.join(['int64'] * 9)}, float64, int64)"])
 """`reference.predict_changes`, of fp32; `ages_step` and `swings_step` are 1, or 0 where all share one."""
 
 
@@ -244,13 +236,14 @@ def _predict_received(
     log_swings: Any,
     rounds: Any,
     packed: Any,
+    size: Any,
     width: Any,
     limit: Any,
     scale: Any,
     out: Any,
 ) -> None:
     scratch = np.zeros(ROWS * LANES, np.float32)
-    rows, weights = scratch.ctypes.data, floats_at(packed, 0, number_of_weights(width))
+    rows, weights = scratch.ctypes.data, floats_at(packed, 0, size)
     table, limit, factor = floats_at(log_swings, 0, rounds + 1), np.float32(limit), sixteen(np.float32(scale))
     whole, most = numel // LANES * LANES, np.int32(rounds)
     for start in range(0, whole, LANES):
@@ -276,6 +269,6 @@ def _predict_received(
 
 predict_received = compile_now(
     _predict_received,
-    ["void(int64, int64, int64, int64, int64, int64, int64, int64, int64, float64, float64, int64)"],
+    [f"void({', '.join(['int64'] * 10)}, float64, float64, int64)"],
 )
 """`kernels.mp2_network.predict_received`."""
