@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+CORE   := $(VENV)/.core
 STAMP  := $(VENV)/.installed
 READY  := $(VENV)/.compiled
 JITTED := $(wildcard src/tacit/kernels/numba/*.py)
@@ -10,18 +11,23 @@ JITTED := $(wildcard src/tacit/kernels/numba/*.py)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo quick test check docs
-setup: $(READY)
+setup: $(READY) $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+# What the kernels need comes first: `make -j2 setup` compiles them while the rest is installed.
+$(CORE): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# --no-compile saves half a minute: Python compiles a module when it is first imported.
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[kernels]'
+	@touch $(CORE)
+
+$(STAMP): $(CORE)
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[all,dev]'
 	@# For an example and its test. Alone: it asks for loaders of data sets, which are 300 MB.
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps torchtitan==0.3.0
 	@touch $(STAMP)
 
 # Numba compiles a kernel for a processor once, and keeps it; else each of the tests' processes would at first.
-$(READY): $(STAMP) $(JITTED)
+$(READY): $(CORE) $(JITTED)
 	@$(BIN)/python -m compileall -q src
 	@echo "compiling kernels: half a minute" && printf '%s\n' \
 	    "levels blockwise int8 two_magnitudes deltas fp8" "exponents entropy magnitudes merge mp2_network orthogonal positions products select signs" \

@@ -94,7 +94,9 @@ class TwoPhase(OnAxis):
 
     def keeps(self, numel: int, compressor: Compressor, here: AxisRank) -> Mapping[str, tuple[int, int]]:
         """The residual of the means, for this rank's slice."""
-        if not self.fields(compressor) or not _shares(numel, here.peers):
+        # `fields` refuses a phase that keeps means and has one behind it that does not.
+        last = gathered_use(compressor, (0, *compressor.changes)[-1])
+        if last is None or not last.keeps_means or not _shares(numel, here.peers):
             return {}
         return {SECOND: _stretches(numel, here.peers)[here.rank]}
 
