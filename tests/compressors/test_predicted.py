@@ -9,7 +9,6 @@ import torch
 from laws import Bench, Peers, tensors
 from torch import Tensor
 
-from cases import for_each
 from tacit import algorithms
 from tacit.compressors import BF16, QSGD, Clip, Dense, ErrorFeedback, Scheduled
 from tacit.contracts import AllReduce, Compressor, Context, Exchange, Matrix, Outcome, Request
