@@ -44,7 +44,9 @@ WORKERS = 4
 FILE = "accuracy-runs.jsonl"
 RATES = (0.5, 1.0, 2.0)
 """What the recipe's own learning rate is multiplied by, to choose from; more where the best is at an end."""
-LIMITS = (1 / 16, 16.0)
+SIGNS, SMALLER = "signsgd", 1 / 128
+"""Its step is the rate itself, whatever the gradients: those that it chooses from are so much smaller."""
+LIMITS = (1 / 1024, 16.0)
 CHOOSING = 1000
 """The seed with which learning rates are chosen; no claim is made of it."""
 VALIDATION = 2000
@@ -294,7 +296,8 @@ def searched(done: Mapping[Job, Ended], task: str, arm: str, steps: int) -> list
 
     Where one seed does not tell rates apart, the task's other seeds train with each of those too.
     """
-    short, rates, seeds = TASKS[task].searched, RATES, TASKS[task].choosing
+    smaller = SMALLER if arm.partition(":")[0] == SIGNS else 1.0
+    short, rates, seeds = TASKS[task].searched, tuple(smaller * rate for rate in RATES), TASKS[task].choosing
     steps = min(steps, max(short, TASKS[task].longest))
     tried_with = partial(Job, task, arm, steps, CHOOSING)
     if steps > short:

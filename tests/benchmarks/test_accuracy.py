@@ -46,6 +46,13 @@ def test_the_search_goes_on_where_the_best_is_at_an_end() -> None:
     assert accuracy.searched(done, "digits", "topk", 66)[-1].rate == 8.0
 
 
+def test_the_rates_of_a_step_that_is_a_sign_are_far_smaller() -> None:
+    rates = {
+        arm: [job.rate for job in accuracy.searched({}, "digits", arm, 66)] for arm in ("topk", "signsgd")
+    }
+    assert rates == {"topk": [0.5, 1.0, 2.0], "signsgd": [0.5 / 128, 1 / 128, 2 / 128]}
+
+
 def test_of_rates_that_the_validation_split_does_not_tell_apart_the_loss_decides() -> None:
     """0.985 and 0.983 of 2,000 images are 4 images apart, and one standard error is 5."""
     jobs = accuracy.searched({}, "digits", "topk", 66)
