@@ -45,7 +45,7 @@ FILE = "accuracy-runs.jsonl"
 RATES = (0.5, 1.0, 2.0)
 """What the recipe's own learning rate is multiplied by, to choose from; more where the best is at an end."""
 SIGNS, SMALLER = "signsgd", 1 / 128
-"""Its step is the rate itself, whatever the gradients: those that it chooses from are so much smaller."""
+"""signSGD moves each parameter by the rate itself, whatever the gradient: its rates are so much smaller."""
 LIMITS = (1 / 1024, 16.0)
 CHOOSING = 1000
 """The seed with which learning rates are chosen; no claim is made of it."""

@@ -211,8 +211,9 @@ def _method(about: Mapping[str, object]) -> str:
 
 How the learning rates are chosen:
 
-* Three multiples of the recipe's rate are tried, more where the best is at an end, with a seed that is in no
-  gap. The best is that with the highest accuracy on 2,000 training images that nobody trains on; of rates
+* Three multiples of the recipe's rate are tried (for `signsgd`, which moves by the rate itself, of a
+  128th of it), more where the best is at an end, with a seed that is in no gap. The best is that with the
+  highest accuracy on 2,000 training images that nobody trains on; of rates
   within one standard error of it, which so few images do not tell apart, that with the lowest loss in
   training.
 * One seed is often wrong in the shortest trainings of CIFAR-10, 16 x 16: how two neighbouring rates compare

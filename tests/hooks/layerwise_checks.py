@@ -377,5 +377,5 @@ def what_cannot_be_stepped_by_layers_is_refused() -> None:
 
 
 if __name__ == "__main__":
-    message_planner.SKIPPED, message_planner.SEEN = 2, 3
+    message_planner.SKIPPED, message_planner.SEEN = 2, 3  # both plans are made within LONG steps
     CHECKS.run(sys.argv[2:])
