@@ -190,6 +190,12 @@ class Job:
     seed: int
     rate: float
 
+    def differs_by_seed(self, other: Job) -> bool:
+        """Whether nothing but the seed differs, or nothing at all."""
+        return (self.arm, self.rate, self.steps, self.task) == (
+            other.arm, other.rate, other.steps, other.task
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -406,7 +412,7 @@ def _collapsed(done: Mapping[Job, Ended], chosen: Job, leading: Ended) -> bool:
     return any(
         ended.accuracy < leading.accuracy / 2
         for job, ended in done.items()
-        if replace(job, seed=chosen.seed) == chosen and job.seed != CHOOSING
+        if job.differs_by_seed(chosen) and job.seed != CHOOSING
     )
 
 
@@ -422,7 +428,7 @@ def ended_as(done: Mapping[Job, Ended], job: Job) -> Ended | None:
     plain = done.get(replace(job, arm=uncoded(job.arm)))
     if plain is None:
         return None
-    shares = [each.share for other, each in done.items() if replace(other, seed=job.seed) == job]
+    shares = [each.share for other, each in done.items() if other.differs_by_seed(job)]
     return replace(plain, job=job, share=statistics.mean(shares)) if shares else None
 
 

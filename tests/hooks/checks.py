@@ -1119,18 +1119,14 @@ def resumed(
 @check
 def a_run_that_is_resumed_is_the_run_that_never_stopped() -> None:
     folder = Path(sys.argv[1])
+    # Those with something that changes behind the first steps; the next check stops all others, earlier.
     for algorithm in (
         "dense",
-        "bf16",
         "topk:ratio=0.1",
         "dgc:ratio=0.1,warmup_steps=8",
-        "stc:ratio=0.1",
-        "sign",
-        "randomk:ratio=0.1",
         "powersgd",
         "localsgd:sync_every=4",
         "easgd:sync_every=3",
-        "odsgd",
         "overlap-localsgd:sync_every=3",
         "postlocal:start_step=3,sync_every=2",
         "zeroone-adam:freeze_step=2,refresh=1",
