@@ -115,8 +115,8 @@ def statistics_are_never_what_no_batch_could_have() -> None:
                 assert bool(model.module(x).isfinite().all()), f"{text}: step {step}"
             model.module.train()
 
-        with tacit.attach(model, optimizer, text, steps_per_epoch=8, epochs=4) as session:
-            train(model, optimizer, session, 32, look)
+        with tacit.attach(model, optimizer, text, steps_per_epoch=8, epochs=6) as session:
+            train(model, optimizer, session, 48, look)
         assert same_on_all_ranks(norm.running_var), text
         # They follow the batches, late answers or not: none is left near the 1 of the beginning.
         assert 0.005 < float(norm.running_var.mean()) < 0.15, f"{text}: {norm.running_var.mean()}"
