@@ -136,7 +136,7 @@ LONG = (
     "tests/laws/test_on_device.py::test_by_nodes_all_others_too",
     "tests/laws/test_on_device.py::test_in_other_types_too",
     "tests/laws/test_on_device.py::test_in_two_phases_all_others_too",
-    "tests/laws/test_pairs.py::test_in_two_bytes_too",
+    "tests/laws/test_pairs.py::test_in_other_types_too",
     "tests/recipes/test_cifar10_files.py::test_the_real_images",
     "tests/recipes/test_image_recipes.py::test_every_network_learns",
     "tests/recipes/test_mnist_files.py::test_the_real_digits",

@@ -1119,7 +1119,7 @@ def resumed(
 @check
 def a_run_that_is_resumed_is_the_run_that_never_stopped() -> None:
     folder = Path(sys.argv[1])
-    # Those with something that changes behind the first steps; the next check stops all others, earlier.
+    # The next check stops all others, earlier and with their defaults.
     for algorithm in (
         "dense",
         "topk:ratio=0.1",

@@ -4,22 +4,12 @@ import pytest
 from launching import Ended, assert_passed, ranks
 from layerwise_checks import CHECKS
 
-PAIR = ("training_is_that_of_ddp", "a_resumed_run_goes_on")
-"""What two ranks check, on one node; four on two check all."""
 
-
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
-    return _ended(4, tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
-    return _ended(2, tmp_path_factory, *PAIR)
-
-
-def _ended(world: int, folders: pytest.TempPathFactory, *names: str) -> list[Ended]:
-    return ranks("layerwise_checks.py", world, str(folders.mktemp("checkpoints")), *names, seconds=240)
+@pytest.fixture(scope="module", params=[2, 4])
+def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
+    return ranks(
+        "layerwise_checks.py", request.param, str(tmp_path_factory.mktemp("checkpoints")), seconds=240
+    )
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -27,10 +17,5 @@ def test_on_gloo(name: str, ended: list[Ended]) -> None:
     assert_passed(name, ended)
 
 
-@pytest.mark.parametrize("name", PAIR)
-def test_on_a_pair(name: str, pair: list[Ended]) -> None:
-    assert_passed(name, pair)
-
-
-def test_the_ranks_end_well(ended: list[Ended], pair: list[Ended]) -> None:
-    assert {each.code for each in (*ended, *pair)} == {0}
+def test_the_ranks_end_well(ended: list[Ended]) -> None:
+    assert {each.code for each in ended} == {0}

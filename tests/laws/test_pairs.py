@@ -1,4 +1,4 @@
-"""Each row of the table under every topology that takes it, in fp32 and bf16; fp64: see test_on_device.py."""
+"""Each row of the table of compressors under every topology that takes it, in fp32, bf16 and fp64."""
 
 import pytest
 import torch
@@ -34,5 +34,5 @@ def test_a_row_obeys_under_every_topology(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_in_two_bytes_too(name: str) -> None:
-    obeys(name, torch.bfloat16)
+def test_in_other_types_too(name: str) -> None:
+    obeys(name, torch.bfloat16, torch.float64)
