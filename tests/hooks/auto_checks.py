@@ -356,6 +356,10 @@ def with_a_scaler_no_replica_is_to_move_on_its_own() -> None:
     assert torch.equal(*ends)
 
 
+class Stranger(torch.optim.Optimizer):
+    """As apex.FusedAdam or bitsandbytes.Adam8bit, which derive from none of torch's."""
+
+
 @check
 def candidates_are_checked_without_a_trace() -> None:
     model = wrapped()
@@ -381,7 +385,11 @@ def candidates_are_checked_without_a_trace() -> None:
     with tacit.attach(model, torch.optim.Adam(model.parameters()), "auto", decider=Fixed()) as session:
         left = dict(session.candidates().left_out)  # type: ignore[attr-defined]
         assert [*left] == ["efsign", "topk:ratio=0.01", "dgc", "powersgd"]
-        assert "with Adam it costs accuracy" in left["efsign"]
+        assert "with Adam, which does not step as SGD does" in left["efsign"]
+    for stranger in (torch.optim.RMSprop(model.parameters()), Stranger(model.parameters(), {"lr": 0.1})):
+        with tacit.attach(model, stranger, "auto", decider=Fixed()) as session:
+            left = dict(session.candidates().left_out)  # type: ignore[attr-defined]
+        assert {"efsign", "topk:ratio=0.01", "powersgd"} <= {*left}
     assert "neither torch.optim.Adam" in dict(found.left_out)["onebit-adam"]
     assert "neither torch.optim.Adam" in dict(found.left_out)["zeroone-adam"]
     for betas, chosen in (((0.8, 0.8), "onebit-adam:beta=0.8"), ((0.8, 0.9), None)):

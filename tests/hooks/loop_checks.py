@@ -22,6 +22,7 @@ from replicas import (
 )
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tacit
@@ -556,6 +557,28 @@ def a_rank_counts_for_its_weight() -> None:
 
 
 @check
+def a_rank_counts_for_its_weight_in_means_of_gradients() -> None:
+    """Of all ranks, and of a node's: with a mean of the nodes in each step, what both are is the same."""
+    weight = 1.0 + dist.get_rank()
+    share = weight / 2.5
+    model = wrapped()
+    for p in model.parameters():
+        p.register_hook(lambda g: g * share)
+    steps(model, sgd(model, momentum=0.0), 6)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("net", "node"))
+    for algorithm in (
+        "postlocal:start_step=9",
+        "snoo:sync_every=9,outer_lr=1,outer_momentum=0",
+        "ednncomm:sync_every=1",
+    ):
+        weighed = wrapped()
+        optimizer = sgd(weighed, momentum=0.0)
+        with tacit.attach(weighed, optimizer, algorithm, weight=10 * weight, mesh=mesh):
+            steps(weighed, optimizer, 6)
+        close_to(flat(weighed), flat(model))
+
+
+@check
 def a_weight_that_cannot_be_is_refused() -> None:
     model = wrapped()
     optimizer = sgd(model)
@@ -565,6 +588,8 @@ def a_weight_that_cannot_be_is_refused() -> None:
 
     raises(tacit.AttachError, attach("topk", 2.0), "weight=2.0 is for strategies that average replicas")
     raises(tacit.AttachError, attach("predictive", 2.0), "what a replica keeps of its own is not weighed")
+    for mixing in ("gossip", "sgp", "prague", "choco", "dcd", "noloco"):
+        raises(tacit.AttachError, attach(mixing, 2.0), "as each replica mixes with a few others")
     for weight in (0.0, -1.0, math.nan, math.inf):
         raises(tacit.AttachError, attach("localsgd", weight), "write a number above 0")
     mine = 2.0 if dist.get_rank() else None

@@ -49,7 +49,7 @@ def levels_of(
     nodes = read_nodes(group, options.mesh) if _goes_by_node(strategy) else ()
     if group.rank() == 0:
         warn_of_one(strategy, nodes)
-    share = _share(options)
+    weights = _weights(options)
     unweighted = options.weight is None and options.scaler is None
     levels: list[Level] = []
     for each in _told(fully_named(strategy), links):
@@ -62,7 +62,7 @@ def levels_of(
             timeout=options.time_limit,
             rates=rates,
             schedule_state=options.schedule_state,
-            share=share,
+            share=_share(weights, group.rank(), each, nodes),
             replicated_in_node=unweighted and replicates_in_node(strategy),
             optimizers=options.optimizers,
             servers=options.servers,
@@ -103,16 +103,28 @@ def fully_named(strategy: AnyStrategy) -> Sequence[Strategy]:
     return [replace(level, name=f"{whole}.{level.name}") for level in strategy.levels]
 
 
-def _share(options: AttachOptions) -> float:
-    """This rank's weight in a mean of replicas; 1 on average. A collective call."""
+def _weights(options: AttachOptions) -> list[float]:
+    """How much each rank counts for; all alike where none says it. A collective call."""
     if not options.periodic:
-        return 1.0
+        return [1.0] * options.group.size()
     mine = torch.tensor([0.0 if options.weight is None else options.weight], dtype=torch.float64)
-    weights = torch.cat(gathered(mine, options.group))
-    if not bool(weights.any()):
-        return 1.0
+    weights = [float(each) for each in gathered(mine, options.group)]
+    if not any(weights):
+        return [1.0] * len(weights)
     ranks = ranks_of(options.group)
-    without = [rank for rank, each in zip(ranks, weights.tolist(), strict=True) if not each]
+    without = [rank for rank, each in zip(ranks, weights, strict=True) if not each]
     if without:
         raise AttachError(f"ranks {without} give no weight, and others do: give one on every rank")
-    return float(mine / weights.mean())
+    return weights
+
+
+def _share(weights: Sequence[float], me: int, level: Strategy, nodes: Sequence[Sequence[int]]) -> float:
+    """This rank's weight in a mean of this level; 1 on average over those who share it.
+
+    The deltas of a node's ranks are equal where these have averaged gradients, so that further levels give
+    it their sum.
+    """
+    sharing: Sequence[int] = range(len(weights))
+    if level.subject == "gradient" and level.topology.scope == NODE:
+        sharing = next(node for node in nodes if me in node)
+    return weights[me] * len(sharing) / sum(weights[rank] for rank in sharing)

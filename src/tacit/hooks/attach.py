@@ -85,8 +85,9 @@ def attach(
         mesh: of nodes x ranks of a node, for strategies that go by node; torchrun and Slurm tell it too. Of
             a sharded model: the mesh of which `fully_shard` was given all axes but one.
         group: of a sharded model, the ranks that have the same shards as this one, if there is no such mesh.
-        weight: how much this rank counts for when replicas are averaged, above 0, such as its number of
-            samples (FedAvg: McMahan et al. 2017); all alike where no rank gives one.
+        weight: of strategies that average replicas: how much this rank counts for there, and in the means
+            of gradients between, above 0, such as its number of samples (FedAvg: McMahan et al. 2017); all
+            alike where no rank gives one.
         servers: host:port of each parameter server, in the same order everywhere; where not given, those
             that the launcher tells (`TACIT_SERVERS`).
         seed: of what ranks draw at random while they train, the same on every rank: which entries travel,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch.optim import SGD, Adam, Adamax, NAdam, Optimizer, RAdam
+from torch.optim import ASGD, SGD, Adam, Optimizer
 
 from tacit.algorithms import parse
 from tacit.algorithms.auto import SENT_LATE
@@ -15,6 +15,7 @@ from tacit.errors import AttachError, ConfigError
 from tacit.hooks import momentum
 from tacit.hooks.device_placement import placed
 from tacit.hooks.fitting import AttachArguments, fitted
+from tacit.hooks.forward_steps import stepping
 from tacit.hooks.node_layout import read_nodes
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.sharded_model import ShardedModel
@@ -23,8 +24,9 @@ from tacit.session.buckets import fitting
 from tacit.session.fragments import fragments
 from tacit.strategy import Accept, AnyStrategy, AutoStrategy
 
-ADAM = (Adam, NAdam, RAdam, Adamax)
-"""Optimizers with moments of what they are given; AdamW is an Adam since torch 2.5."""
+STEP_AS_SGD = (SGD, ASGD)
+"""Optimizers whose steps add up what they are given, so that what is sent late arrives all the same. Others
+divide by its magnitude, or take its sign; of a class that is not here nobody knows."""
 NO_MOMENTUM = {
     "dgc": "no optimizer is torch.optim.SGD with momentum, or their momenta differ",
     "onebit-adam": "an optimizer is neither torch.optim.Adam nor AdamW, or their betas[0] differ",
@@ -60,7 +62,7 @@ class CandidateCheck:
     def __init__(self, given: AttachArguments) -> None:
         self._given = given
         self._with_momentum = {"dgc": _dgc(given.optimizers), "onebit-adam": _onebit_adam(given.optimizers)}
-        self._adam = next((type(each).__name__ for each in given.optimizers if isinstance(each, ADAM)), "")
+        self._not_sgd = next((each for each in given.optimizers if stepping(each) not in STEP_AS_SGD), None)
         self._nodes, self._no_nodes = _nodes(given)
 
     def options(self, text: str) -> AttachOptions:
@@ -114,10 +116,11 @@ class CandidateCheck:
                     continue
                 text = chosen
             try:
-                if self._adam and text in SENT_LATE:
+                if self._not_sgd is not None and text in SENT_LATE:
                     raise AttachError(
-                        f"with {self._adam} it costs accuracy, as much of a gradient is sent steps late: "
-                        "attach it by its own name if you want it all the same"
+                        f"with {type(self._not_sgd).__name__}, which does not step as SGD does, it may cost "
+                        "accuracy, as much of a gradient is sent steps late: attach it by its own name if "
+                        "you want it all the same"
                     )
                 self.options(text)
             except (AttachError, ConfigError) as error:

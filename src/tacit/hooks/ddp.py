@@ -161,6 +161,7 @@ class GradientHook:
         used: notes which of them took part in backward.
         modules: FSDP2's, which are cut for good: of each the parameters, with the entries for which there is
             room in what torch gives. None of DDP, whose buckets change, and hold parameters without gaps.
+        share: how much this rank counts for in the mean; 1 on average over the ranks.
     """
 
     def __init__(
@@ -169,8 +170,9 @@ class GradientHook:
         named: dict[str, Tensor],
         used: UsedParameters | None = None,
         modules: Sequence[Mapping[str, int]] = (),
+        share: float = 1.0,
     ) -> None:
-        self._session = session
+        self._session, self._share = session, share
         self._used = used
         self.fixed = [[*each] for each in modules]
         """What torch gives at once, where that never changes; of some of it a rank may have no entry."""
@@ -215,6 +217,8 @@ class GradientHook:
             raise sparse(self._names.get(id(parameters[0]), "a parameter"), session.strategy.name)
         if ddp_bucket.index() == 0:
             self._begin()
+        if self._share != 1.0:
+            ddp_bucket.buffer().mul_(self._share)
         route = self._route(parameters, ddp_bucket.buffer().dtype)
         if ddp_bucket.is_last():
             self._check_arrived()

@@ -84,7 +84,7 @@ def refuse_forward_steps(module: nn.Module, optimizers: Sequence[Optimizer], alg
             f"{algorithm!r} takes the optimizer's steps layer by layer: give attach the optimizer"
         )
     for optimizer in optimizers:
-        home = next(each for each in type(optimizer).__mro__ if "step" in vars(each))
+        home = stepping(optimizer)
         if not home.__module__.startswith("torch.optim") or home.__name__ in _NOT_EACH:
             raise AttachError(
                 f"{type(optimizer).__name__} is not known to step each parameter by itself, as {algorithm!r} "
@@ -97,6 +97,11 @@ def refuse_forward_steps(module: nn.Module, optimizers: Sequence[Optimizer], alg
                 f"{name or 'the model'} is {how}, and {algorithm!r} waits in its modules' forward hooks, "
                 f"which are not called there: leave that out, or {_INSTEAD}"
             )
+
+
+def stepping(optimizer: Optimizer) -> type:
+    """The class whose `step` an optimizer takes."""
+    return next(each for each in type(optimizer).__mro__ if "step" in vars(each))
 
 
 class FirstUses(TorchFunctionMode):

@@ -166,7 +166,7 @@ class Level:
             assert isinstance(model, DistributedDataParallel), "others were refused"
             self.gradient = LayerwiseHook(self.session, model, named)
         elif strategy.subject == "gradient":
-            self.gradient = GradientHook(self.session, tensors, self.used, modules)
+            self.gradient = GradientHook(self.session, tensors, self.used, modules, share)
         else:
             if together:
                 near = model.near if isinstance(model, ShardedModel) else None

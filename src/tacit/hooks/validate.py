@@ -15,6 +15,7 @@ from tacit.contracts import (
     AdaptiveRounds,
     LateOverlap,
     LayerwiseOverlap,
+    MixingMerge,
     MixingTopology,
     PairTopology,
     UnsentMerge,
@@ -53,6 +54,11 @@ def check_weight(strategy: AnyStrategy, weight: float | None) -> None:
         raise AttachError(
             f"weight={weight!r} with {strategy.name!r} is not possible, as two replicas meet halfway: leave "
             "it out, or attach localsgd, say"
+        )
+    if any(isinstance(level.merge, MixingMerge) for level in strategy.levels):
+        raise AttachError(
+            f"weight={weight!r} with {strategy.name!r} is not possible, as each replica mixes with a few "
+            "others, whose weights add up to something else for each: leave it out, or attach localsgd, say"
         )
     if any(isinstance(level.merge, UnsentMerge) for level in strategy.levels):
         raise AttachError(
