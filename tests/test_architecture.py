@@ -19,7 +19,10 @@ NAMES: dict[str, Any] = {
     # A module imports only lower floors, and siblings on a floor leave each other alone.
     "floors": [
         ["errors", "environment", "_moved", "torch_compat"],
-        ["contracts", "checks", "files", "json_lines", "kernels", "links", "ranges", "scripts", "timelines"],
+        [
+            *("contracts", "checks", "described", "files", "json_lines"),
+            *("kernels", "links", "ranges", "scripts", "timelines"),
+        ],
         [
             "rounds",
             "compressors",
@@ -44,7 +47,7 @@ NAMES: dict[str, Any] = {
     # transports combine or check exchanges; what is predicted is sent by compressors.
     "beneath": {
         "checks": ["contracts"],
-        "links": ["files"],
+        "links": ["described", "files"],
         "timelines": ["json_lines"],
         "compressors": ["exchange"],
         "topologies": ["exchange"],

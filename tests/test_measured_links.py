@@ -44,19 +44,27 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
         ({"rate": [[None, 1.0], [1.0, None]]}, "its rate is no matrix of 3 x 3"),
         ({"latency": [[None, 0.0, 1.0], [1.0, None, 1.0], [1.0, 1.0, None]]}, "from node 0 to node 1 is 0.0"),
         ({"ranks": [[0], [1]]}, "3 hosts and the ranks of 2 nodes"),
-        ({"more": 1}, "it has the fields"),
+        ({"more": 1}, "it has 'more': it should have hosts, ranks, latency"),
+        ({"flows": True}, "it.flows is 'True', where int belongs"),
+        ({"latency": [[None, "1"]]}, r"it.latency\[0\]\[1\] is '1', where float belongs"),
     ],
 )  # fmt: skip
 def test_what_is_no_such_file_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
     file = tmp_path / "links.json"
-    file.write_text(json.dumps({**json.loads(LINKS.to_json()), **change}))
+    file.write_text(json.dumps({**json.loads(LINKS.to_json()), "checksum": None, **change}))
     with pytest.raises(ConfigError, match=said) as raised:
         Links.load(file)
     assert str(file) in str(raised.value)
     assert "give a file that tacit probe --out has written" in str(raised.value)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "not JSON"])
+def test_what_was_changed_is_told_from_what_was_measured() -> None:
+    text = LINKS.to_json().replace("9500000.0", "9500001.0")
+    with pytest.raises(ConfigError, match="its checksum is that of another content; where you have changed"):
+        Links.from_json(text)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "not JSON", "[" * 100_000])
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="the text holds no measured links"):
         Links.from_json(text)

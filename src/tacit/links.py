@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from tacit import described
+from tacit.described import Duration, Positive, Whole
 from tacit.errors import ConfigError
 from tacit.files import put
 
 __all__ = ["MATRICES", "Links", "shown"]
 
-Matrix: TypeAlias = tuple[tuple[float | None, ...], ...]
+Matrix: TypeAlias = tuple[tuple[Duration | None, ...], ...]
 MATRICES = ("latency", "rate", "rate_of_flows", "rate_both_ways")
 """The fields that have a value for each link."""
 _FORM = 1
@@ -42,18 +42,18 @@ class Links:
     """
 
     hosts: tuple[str, ...]
-    ranks: tuple[tuple[int, ...], ...]
+    ranks: tuple[tuple[Whole, ...], ...]
     latency: Matrix
     rate: Matrix
     rate_of_flows: Matrix
     rate_both_ways: Matrix
-    flows: int
+    flows: Positive
     backend: str
     date: str
 
     def to_json(self) -> str:
         """As text; `from_json` reads it."""
-        return json.dumps({"form": _FORM, **asdict(self)}) + "\n"
+        return described.to_text(self, _FORM)
 
     @classmethod
     def from_json(cls, text: str, origin: str = "the text") -> Links:
@@ -66,22 +66,13 @@ class Links:
             ConfigError: it is no such text.
         """
         try:
-            values = json.loads(text)
-            if values.pop("form") != _FORM:
-                raise ValueError("its form is that of another version of tacit")
-            if values.keys() != {each.name for each in fields(cls)}:
-                raise ValueError(f"it has the fields {sorted(values)}")
-            nodes = len(values["hosts"])
-            for name in MATRICES:
-                values[name] = _matrix(name, values[name], nodes)
-            ranks = tuple(tuple(int(rank) for rank in node) for node in values["ranks"])
-            if len(ranks) != nodes:
-                raise ValueError(f"it has {nodes} hosts and the ranks of {len(ranks)} nodes")
-            return cls(**{**values, "hosts": tuple(map(str, values["hosts"])), "ranks": ranks})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            links = described.from_text(text, cls, _FORM)
+            _check(links)
+        except ValueError as error:
             raise ConfigError(
                 f"{origin} holds no measured links ({error}): give a file that tacit probe --out has written"
             ) from None
+        return links
 
     def save(self, path: Path) -> None:
         """Write them to a file, which is replaced as a whole."""
@@ -177,17 +168,19 @@ def _gain(above: Sequence[float], below: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
-def _matrix(name: str, rows: Any, nodes: int) -> Matrix:
-    found = tuple(tuple(None if value is None else float(value) for value in row) for row in rows)
-    if [len(row) for row in found] != [nodes] * nodes:
-        raise ValueError(f"its {name} is no matrix of {nodes} x {nodes}")
-    for i, row in enumerate(found):
-        for j, value in enumerate(row):
-            if value is None and i == j:
-                continue
-            if value is None or not (math.isfinite(value) and value > 0):
-                raise ValueError(f"its {name} from node {i} to node {j} is {value}")
-    return found
+def _check(links: Links) -> None:
+    """Raise a `ValueError` where the fields are not of as many nodes, or a link carries nothing."""
+    nodes = len(links.hosts)
+    if len(links.ranks) != nodes:
+        raise ValueError(f"it has {nodes} hosts and the ranks of {len(links.ranks)} nodes")
+    for name in MATRICES:
+        matrix: Matrix = getattr(links, name)
+        if [len(row) for row in matrix] != [nodes] * nodes:
+            raise ValueError(f"its {name} is no matrix of {nodes} x {nodes}")
+        for i, row in enumerate(matrix):
+            for j, value in enumerate(row):
+                if value == 0 or (value is None and i != j):
+                    raise ValueError(f"its {name} from node {i} to node {j} is {value}")
 
 
 def _layout(nodes: Sequence[Sequence[int]]) -> str:

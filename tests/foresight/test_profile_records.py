@@ -1,5 +1,6 @@
 """Profiles: taken of a real loop, saved, read, and refused where they are of something else."""
 
+import re
 import time
 from pathlib import Path
 
@@ -27,9 +28,22 @@ def test_another_text_is_no_profile(text: str) -> None:
         Profile.from_json(text)
 
 
-def test_a_time_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no profile"):
-        Profile.from_json(made.profile().to_json().replace('"per_byte": 0.0', '"per_byte": -1'))
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ('"per_byte": 0.0', '"per_byte": -1', "it.per_byte is -1, where 0 or more belongs"),
+        ('"threads": 1', '"threads": 0', "it.threads is 0, where 1 to"),
+        ('"float32"', '"manual_seed"', "of a type that torch does not have"),
+        ('"ranks": 1', '"ranks": 2', "its checksum"),
+    ],
+)
+def test_what_cannot_be_is_refused(before: str, after: str, says: str) -> None:
+    text = made.profile().to_json()
+    assert before in text
+    if says != "its checksum":
+        text = re.sub(r', "checksum": \d+', "", text)
+    with pytest.raises(ConfigError, match=f"no profile .*{says}"):
+        Profile.from_json(text.replace(before, after))
 
 
 def test_a_profile_of_another_model_names_what_differs() -> None:

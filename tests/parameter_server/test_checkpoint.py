@@ -115,23 +115,32 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
         reader.load()
 
 
-LACKING = "what it has of 'a/0' is no state of a server"
-OTHERS = "what it has of 'a/0' is not of 2 workers"
+OF = "what it has of 'a/0'"
+NAN = torch.full((N,), float("nan"))
 
 
 @pytest.mark.parametrize(
     ("averages", "changes", "why"),
     [
-        (False, {"clocks": None}, LACKING),
-        (False, {"version": None}, LACKING),
-        (False, {"optimizer": [1]}, LACKING),
-        (False, {"clocks": [1, 1, 1]}, OTHERS),
-        (False, {"clocks": [1]}, OTHERS),
-        (False, {"clocks": [1, "1"]}, OTHERS),
-        (False, {"x": [1.0] * N}, "the parameters of 'a/0' are no tensor"),
-        (True, {"number": None}, LACKING),
-        (True, {"number": "1"}, LACKING),
-        (True, {"residuals": None}, LACKING),
+        (False, {"clocks": None}, f"{OF} lacks 'clocks'"),
+        (False, {"version": None}, f"{OF} lacks 'version'"),
+        (False, {"version": -1}, f"{OF}.version is -1, where 0 to"),
+        (False, {"late": True}, f"{OF}.late is 'True', where int"),
+        (False, {"stale": {"a": 1}}, f"{OF}.stale has the key 'a'"),
+        (False, {"optimizer": [1]}, f"{OF}.optimizer is .* where dict"),
+        (False, {"optimizer": {"m": NAN}}, f"{OF}.optimizer.m holds NaN"),
+        (False, {"optimizer": {"m": torch.ones(N + 1)}}, f"m of 'a/0' has the shape .{N + 1}"),
+        (False, {"clocks": [1, 1, 1]}, f"{OF} is not of 2 workers"),
+        (False, {"clocks": [1]}, f"{OF} is not of 2 workers"),
+        (False, {"clocks": [1, "1"]}, rf"{OF}.clocks\[1\] is '1', where int"),
+        (False, {"x": [1.0] * N}, f"{OF}.x is .* where a tensor"),
+        (False, {"x": NAN}, f"{OF}.x holds NaN"),
+        (False, {"x": NAN.to(torch.complex64)}, f"{OF}.x is of torch.complex64"),
+        (False, {"more": 1}, f"{OF} has 'more'"),
+        (True, {"number": None}, f"{OF} lacks"),
+        (True, {"number": "1"}, f"{OF}.number is '1', where int"),
+        (True, {"residuals": None}, f"{OF} lacks 'residuals'"),
+        (True, {"residuals": {0: NAN}}, f"{OF}.residuals.0 holds NaN"),
     ],
 )
 def test_a_bucket_that_is_not_whole_is_named(
@@ -144,7 +153,22 @@ def test_a_bucket_that_is_not_whole_is_named(
 
 @pytest.mark.parametrize("other", [None, 1, "text", [], torch.zeros(3)], ids=str)
 def test_a_bucket_that_is_no_mapping_is_named(tmp_path: Path, other: object) -> None:
-    refused(tmp_path, {"a/0": other}, LACKING)
+    refused(tmp_path, {"a/0": other}, f"{OF} is .*, where SavedParameters belongs")
+
+
+def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
+    kept(tmp_path / "server.pt", {"a/0": shard(averages=False)})
+    whole = bytearray((tmp_path / "server.pt").read_bytes())
+    x = shard(averages=False)["x"].numpy().tobytes()
+    whole[whole.index(x) + 3] ^= 1 << 5
+    (tmp_path / "server.pt").write_bytes(whole)
+    read = torch.load(tmp_path / "server.pt", weights_only=True)["buckets"]["a/0"]["x"]
+    assert not torch.equal(read, shard(averages=False)["x"]), "torch.load does not notice"
+    with pytest.raises(ConfigError, match=r"the checksum of its record .* is wrong"):
+        CheckpointFile(tmp_path / "server.pt", 30.0, WORKERS, ALLOWED_TYPES).load()
+    (tmp_path / "server.pt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match="it is damaged, or cut short"):
+        CheckpointFile(tmp_path / "server.pt", 30.0, WORKERS, ALLOWED_TYPES).load()
 
 
 @pytest.mark.parametrize("shards", [None, [], {1: {}}], ids=str)

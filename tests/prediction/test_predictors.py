@@ -193,7 +193,7 @@ def of_two_widths() -> weight_files.Weights:
         ({"kinds": {"attention": {}}}, "of kind 'attention', and known are convolution"),
         ({"kinds": without_last()}, "of kind 'linear' it should hold .*last.bias"),
         ({"kinds": of_two_widths()}, "linear.second.* has shape .* and the others need"),
-        ({"kinds": with_nan()}, "linear.first.bias should be finite"),
+        ({"kinds": with_nan()}, "linear.first.bias holds NaN"),
     ],
 )
 def test_files_that_cannot_be_are_refused(tmp_path: Path, other: dict[str, object], says: str) -> None:
@@ -208,11 +208,14 @@ def test_damaged_files_are_refused(tmp_path: Path, content: bytes) -> None:
         MP2(str(tmp_path / "bad.pt")).kinds()
 
 
-def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
-    whole = Path(spoilt(tmp_path)).read_bytes()
-    (tmp_path / "bad.pt").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ConfigError, match="is damaged, or no predictor file"):
-        MP2(str(tmp_path / "bad.pt")).kinds()
+def test_a_file_cut_short_or_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
+    whole = bytearray(Path(spoilt(tmp_path)).read_bytes())
+    half = whole[: len(whole) // 2]
+    whole[whole.index(trained(0)["linear"]["first.weight"].numpy().tobytes()) + 3] ^= 1
+    for damaged in (half, whole):
+        (tmp_path / "bad.pt").write_bytes(damaged)
+        with pytest.raises(ConfigError, match="is damaged, or no predictor file"):
+            MP2(str(tmp_path / "bad.pt")).kinds()
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from tacit import described
+from tacit.described import Duration, Positive, Whole
 from tacit.errors import ConfigError
 from tacit.files import put
 
@@ -31,9 +31,9 @@ class ParamReady:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Whole, ...]
     dtype: str
-    ready: float
+    ready: Duration
 
     @property
     def meta(self) -> torch.Tensor:
@@ -62,12 +62,12 @@ class StepProfile:
         loading: of `data`, how long the main thread did not run: it waited for the loader.
     """
 
-    data: float
-    forward: float
-    backward: float
-    optimizer: float
+    data: Duration
+    forward: Duration
+    backward: Duration
+    optimizer: Duration
     parameters: tuple[ParamReady, ...]
-    loading: float = 0.0
+    loading: Duration = 0.0
 
     @property
     def seconds(self) -> float:
@@ -95,8 +95,8 @@ class BucketCost:
         segments: before the first message, between messages, and after the last.
     """
 
-    numel: int
-    segments: tuple[float, ...]
+    numel: Whole
+    segments: tuple[Duration, ...]
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class LevelCost:
     """
 
     buckets: tuple[BucketCost, ...]
-    main: float = 0.0
-    kept_bytes: int = 0
+    main: Duration = 0.0
+    kept_bytes: Whole = 0
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class StrategyCost:
     """What a strategy costs each rank of a cluster of `nodes` nodes of `ranks` ranks, level by level."""
 
     algorithm: str
-    nodes: int
-    ranks: int
+    nodes: Positive
+    ranks: Positive
     levels: tuple[LevelCost, ...]
 
 
@@ -143,14 +143,14 @@ class Profile:
     """
 
     step: StepProfile
-    bucket_bytes: int
-    threads: int
-    ranks: int
-    cores: int
-    per_byte: float
-    per_message: float
-    buffers: int
-    state_bytes: int
+    bucket_bytes: Positive
+    threads: Positive
+    ranks: Positive
+    cores: Positive
+    per_byte: Duration
+    per_message: Duration
+    buffers: Whole
+    state_bytes: Whole
     costs: tuple[StrategyCost, ...] = ()
     processor: str = ""
     backend: str = "gloo"
@@ -189,7 +189,7 @@ class Profile:
 
     def to_json(self) -> str:
         """As text; `from_json` reads it."""
-        return json.dumps({"form": _FORM, **asdict(self)}) + "\n"
+        return described.to_text(self, _FORM)
 
     @classmethod
     def from_json(cls, text: str, origin: str = "the text") -> Profile:
@@ -199,14 +199,15 @@ class Profile:
             ConfigError: it is no such text.
         """
         try:
-            values = json.loads(text)
-            if values.pop("form") != _FORM:
-                raise ValueError("its form is that of another version of tacit")
-            return _profile(values)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            profile = described.from_text(text, cls, _FORM)
+            types = [getattr(torch, each.dtype, None) for each in profile.step.parameters]
+            if not types or not all(isinstance(each, torch.dtype) for each in types):
+                raise ValueError("it has no parameters, or some of a type that torch does not have")
+        except ValueError as error:
             raise ConfigError(
                 f"{origin} holds no profile ({error}): give a file that tacit profile --out has written"
             ) from None
+        return profile
 
     def save(self, path: Path) -> None:
         """Write it to a file, which is replaced as a whole."""
@@ -226,28 +227,3 @@ class Profile:
                 f"cannot read {path} ({error}): give a file that tacit profile --out has written"
             ) from None
         return cls.from_json(text, str(path))
-
-
-def _profile(values: dict[str, Any]) -> Profile:
-    step = values.pop("step")
-    parameters = tuple(
-        ParamReady(**{**each, "shape": tuple(each["shape"])}) for each in step.pop("parameters")
-    )
-    costs = tuple(_cost(each) for each in values.pop("costs"))
-    profile = Profile(StepProfile(parameters=parameters, **step), costs=costs, **values)
-    numbers = [profile.step.seconds, profile.per_byte, profile.per_message, *(p.ready for p in parameters)]
-    if not parameters or not all(math.isfinite(number) and number >= 0 for number in numbers):
-        raise ValueError("it has no parameters, or a time that is none")
-    return profile
-
-
-def _cost(values: dict[str, Any]) -> StrategyCost:
-    levels = tuple(
-        LevelCost(
-            tuple(BucketCost(each["numel"], tuple(each["segments"])) for each in level["buckets"]),
-            level["main"],
-            level["kept_bytes"],
-        )
-        for level in values["levels"]
-    )
-    return StrategyCost(values["algorithm"], values["nodes"], values["ranks"], levels)

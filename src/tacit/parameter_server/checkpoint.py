@@ -5,15 +5,17 @@ from __future__ import annotations
 import io
 import json
 import logging
-import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import torch
+from torch import Tensor
 
+from tacit import described
+from tacit.described import Positive, Whole
 from tacit.errors import ConfigError, TacitError
 from tacit.files import output, put, sweep
 from tacit.parameter_server import encoding
@@ -25,10 +27,32 @@ _log = logging.getLogger("tacit")
 
 VERSION = 4
 _OLDEST = 3
-_UNREADABLE = (
-    *(OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, EOFError, pickle.PickleError),
-    TacitError,
-)
+
+
+class SavedAverages(TypedDict):
+    """What `AveragingService.save` gives."""
+
+    number: Whole
+    residuals: dict[int, Tensor]
+    answers: NotRequired[dict[int, dict[str, Tensor]]]
+
+
+class SavedParameters(TypedDict):
+    """What `ParameterService.save` gives."""
+
+    x: NotRequired[Tensor]
+    version: Whole
+    clocks: list[Whole]
+    optimizer: dict[str, Tensor]
+    stale: dict[int, Whole]
+    late: Whole
+
+
+class _File(TypedDict):
+    version: Literal[4]
+    workers: Positive
+    run: bytes
+    buckets: dict[str, Any]
 
 
 class ServerSnapshot(NamedTuple):
@@ -80,18 +104,16 @@ class CheckpointFile:
         if self._path is None or not self._path.exists():
             return None
         try:
-            saved = torch.load(self._path, weights_only=True)
-            if saved["version"] == _OLDEST:
+            saved = described.load(self._path)
+            version = saved.get("version") if isinstance(saved, dict) else None
+            if version == _OLDEST:
                 saved = _upgraded(saved)
-            if saved["version"] != VERSION:
-                raise ValueError(
-                    f"it is of version {saved['version']}, and this tacit reads {_OLDEST} and {VERSION}"
-                )
+            elif version != VERSION:
+                raise ValueError(f"it is of version {version}, and this tacit reads {_OLDEST} and {VERSION}")
+            saved = described.read(saved, _File)
             workers, run = saved["workers"], encoding.read(saved["run"], RunSpec, self._allowed)
-            found = ServerSnapshot(run, saved["buckets"])
-            for key, bucket in found.buckets.items():
-                _check(key, bucket, workers)
-        except _UNREADABLE as error:
+            buckets = {key: _read(key, bucket, workers) for key, bucket in saved["buckets"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, TacitError) as error:
             raise ConfigError(
                 f"{self._path} is no checkpoint of a server that can be resumed ({error}): give another "
                 "--checkpoint, or move it away"
@@ -101,7 +123,7 @@ class CheckpointFile:
                 f"{self._path} is of a run of {workers} workers, and there are {self._workers}: run "
                 f"{workers}, or give another --checkpoint"
             )
-        return found
+        return ServerSnapshot(run, buckets)
 
     def save(self, state: Callable[[], ServerSnapshot | None], last: bool = False) -> None:
         """Save it, if it is time and the last time is over; `last`: now, and wait until it is written."""
@@ -148,6 +170,23 @@ class CheckpointFile:
             self._logged = True
 
 
+def _read(key: str, bucket: Any, workers: int) -> SavedState:
+    """What its service has saved, before a worker comes.
+
+    Raises:
+        ValueError: it is something else; says of which bucket.
+    """
+    averages = isinstance(bucket, Mapping) and not bucket.keys().isdisjoint(("number", "residuals"))
+    kind = SavedAverages if averages else SavedParameters
+    found: SavedState = described.read(bucket, kind, f"what it has of {key!r}")
+    if len(found.get("clocks", [0] * workers)) != workers:
+        raise ValueError(f"what it has of {key!r} is not of {workers} workers")
+    if "x" in found:
+        for name, each in found["optimizer"].items():
+            described.tensor(each, f"{name} of {key!r}", found["x"].shape if each.dim() else ())
+    return found
+
+
 def _upgraded(saved: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint of version 3 as version 4 has it: classes without their modules, other keys."""
 
@@ -167,26 +206,3 @@ def _upgraded(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 _RENAMED = {"rule": "optimizer", "owed": "residuals", "memory": "answers"}
 """Keys of version 3, and what version 4 has for them."""
-
-
-def _check(key: object, bucket: object, workers: int) -> None:
-    """Refuse what no service has saved, before a worker comes.
-
-    Raises:
-        ValueError: says of which bucket.
-    """
-    if not isinstance(bucket, Mapping):
-        raise ValueError(f"what it has of {key!r} is no state of a server")
-    kinds = _AVERAGING if "number" in bucket else _PARAMETERS
-    if not isinstance(key, str) or not all(isinstance(bucket.get(name), kinds[name]) for name in kinds):
-        raise ValueError(f"what it has of {key!r} is no state of a server")
-    clocks = bucket.get("clocks", [0] * workers)
-    if len(clocks) != workers or not all(isinstance(each, int) for each in clocks):
-        raise ValueError(f"what it has of {key!r} is not of {workers} workers")
-    if not isinstance(bucket.get("x", torch.empty(0)), torch.Tensor):
-        raise ValueError(f"the parameters of {key!r} are no tensor")
-
-
-_AVERAGING = {"number": int, "residuals": dict}
-_PARAMETERS = {"version": int, "clocks": list, "optimizer": dict, "stale": dict, "late": int}
-"""What each kind of service saves."""

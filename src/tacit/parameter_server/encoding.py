@@ -8,27 +8,18 @@ else is imported, looked up or called, so the worst that a text can do is to be 
 from __future__ import annotations
 
 import json
-import math
-import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from functools import cache, partial
+from typing import Any, get_type_hints
 
 import torch
 
+from tacit import described
 from tacit.errors import ConfigError, PayloadError, TacitError
 
 MOST_BYTES = 1 << 24
 """Of a text: room for the names and shapes of some 100,000 parameters."""
-
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-}
-_DTYPES |= {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.uint8, torch.int8, torch.int32, torch.int64)
-}
 
 
 def write(value: Any) -> bytes:
@@ -84,78 +75,21 @@ def read(text: bytes, as_type: Any, known: Mapping[str, type]) -> Any:
         plain = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise PayloadError(f"a text that is no JSON: {str(error)[:200]}") from error
-    return _value(plain, as_type, known, "it")
+    try:
+        return described.read(plain, as_type, built=partial(_built, known))
+    except TacitError:
+        raise
+    except ValueError as error:
+        raise PayloadError(str(error)) from None
 
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no finite number")
 
 
-def _value(plain: Any, wanted: Any, known: Mapping[str, type], where: str) -> Any:
-    origin, inner = get_origin(wanted), get_args(wanted)
-    if origin in (Union, types.UnionType):
-        return _one_of(plain, inner, known, where)
-    if origin is Literal:
-        if any(plain == each and type(plain) is type(each) for each in inner):
-            return plain
-    elif origin is tuple:
-        if isinstance(plain, list):
-            return _items(plain, inner, known, where)
-    elif origin is not None and issubclass(origin, Mapping):
-        if isinstance(plain, dict):
-            key, value = inner
-            return {
-                _key(name, key, where): _value(each, value, known, f"{where}.{name:.40}")
-                for name, each in plain.items()
-            }
-    elif wanted is torch.dtype:
-        if isinstance(plain, str) and plain in _DTYPES:
-            return _DTYPES[plain]
-    elif wanted is float:
-        if type(plain) in (int, float) and math.isfinite(plain):
-            return plain
-    elif wanted in (bool, int, str, type(None)):
-        if type(plain) is wanted:
-            return plain
-    elif isinstance(plain, dict) and isinstance(plain.get("is"), str):
-        return _built(plain, wanted, known, where)
-    raise PayloadError(f"{where} is {str(plain)!r:.60}, where {_type_name(wanted)} belongs")
-
-
-def _one_of(plain: Any, choices: tuple[Any, ...], known: Mapping[str, type], where: str) -> Any:
-    if plain is None and type(None) in choices:
-        return None
-    errors: list[TacitError] = []
-    for each in choices:
-        try:
-            return _value(plain, each, known, where)
-        except TacitError as error:
-            errors.append(error)
-    raise next((each for each in errors if isinstance(each, ConfigError)), errors[0])
-
-
-def _items(
-    plain: list[Any], inner: tuple[Any, ...], known: Mapping[str, type], where: str
-) -> tuple[Any, ...]:
-    if inner[-1:] == (...,):
-        inner = inner[:1] * len(plain)
-    if len(plain) != len(inner):
-        raise PayloadError(f"{where} has {len(plain)} items, where {len(inner)} belong")
-    return tuple(
-        _value(each, wanted, known, f"{where}[{i}]")
-        for i, (each, wanted) in enumerate(zip(plain, inner, strict=True))
-    )
-
-
-def _key(name: str, wanted: Any, where: str) -> Any:
-    if wanted is not int:
-        return name
-    if not (name.isascii() and name.isdigit() and len(name) < 19):
-        raise PayloadError(f"{where} has the key {name!r:.60}, where a number belongs")
-    return int(name)
-
-
-def _built(plain: Mapping[str, Any], wanted: Any, known: Mapping[str, type], where: str) -> Any:
+def _built(known: Mapping[str, type], plain: Any, wanted: Any, where: str) -> Any:
+    if not isinstance(plain, dict) or not isinstance(plain.get("is"), str):
+        raise PayloadError(f"{where} is {str(plain)!r:.60}, where {wanted.__name__} belongs")
     cls = known.get(plain["is"])
     if cls is None:
         raise ConfigError(
@@ -164,12 +98,15 @@ def _built(plain: Mapping[str, Any], wanted: Any, known: Mapping[str, type], whe
             "--import and the module that has the class"
         )
     if not issubclass(cls, wanted):
-        raise PayloadError(f"{where} is a {cls.__name__}, where {_type_name(wanted)} belongs")
+        raise PayloadError(f"{where} is a {cls.__name__}, where {wanted.__name__} belongs")
     declared = _declared(cls)
     given = {name: each for name, each in plain.items() if name != "is"}
     if given.keys() != declared.keys():
         raise PayloadError(f"{where} is a {cls.__name__} with {', '.join(given)!r:.200}: of another version?")
-    values = {name: _value(given[name], declared[name], known, f"{where}.{name}") for name in declared}
+    values = {
+        name: described.read(given[name], declared[name], f"{where}.{name}", partial(_built, known))
+        for name in declared
+    }
     try:
         return cls(**values)
     except TacitError:
@@ -182,7 +119,3 @@ def _built(plain: Mapping[str, Any], wanted: Any, known: Mapping[str, type], whe
 def _declared(cls: type) -> Mapping[str, Any]:
     hints = get_type_hints(cls)
     return {each.name: hints[each.name] for each in fields(cls) if each.init}
-
-
-def _type_name(wanted: Any) -> str:
-    return getattr(wanted, "__name__", None) or str(wanted)

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from tacit import described
 from tacit.errors import ConfigError
 from tacit.files import put
 
@@ -93,26 +94,18 @@ def _opened(path: str | Path) -> Any:
     if not os.path.isfile(path):  # it says no, too, where a name is too long
         raise ConfigError(f"there is no predictor file {path}: write the path of one, or leave it out")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises whatever the damage leads to
+        return described.load(Path(path))
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path} is damaged, or no predictor file: train it anew, or copy it again"
+            f"{path} is damaged, or no predictor file ({error}): train it anew, or copy it again"
         ) from error
 
 
 def _check(path: str | Path, kind: str, named: Any, shapes: Mapping[str, Sequence[int]]) -> None:
     if not isinstance(named, dict) or set(named) != set(shapes):
         raise ConfigError(f"{path} is damaged: of kind {kind!r} it should hold {', '.join(shapes)}")
-    for name, shape in shapes.items():
-        tensor = named[name]
-        fits = (
-            isinstance(tensor, Tensor)
-            and tensor.dtype == torch.float32
-            and len(tensor.shape) == len(shape)
-            and all(want in (-1, have) for want, have in zip(shape, tensor.shape, strict=True))
-        )
-        if not fits or not bool(tensor.isfinite().all()):
-            raise ConfigError(
-                f"{path} is damaged: {kind}.{name} should be finite numbers of shape {tuple(shape)}, "
-                "-1 for any width"
-            )
+    try:
+        for name, shape in shapes.items():
+            described.tensor(named[name], f"{kind}.{name}", shape, (torch.float32,))
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
