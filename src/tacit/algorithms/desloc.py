@@ -13,9 +13,12 @@ What is momentum, and what a second moment, is told by the names of torch's opti
 first. With K_x = K_u = K_v it is Local Adam, `localsgd:momentum=averaged`. In K_v
 steps it sends as much as 6 + 2 + 1 dense rounds of parameters.
 
-Differences from the paper: deltas travel, not parameters; moments always densely. Gradients are clipped only
-if you do so: the paper clips each worker's. As the session closes, all are averaged. The abstract and the
-introduction could be read, and others' accounts of the algorithm; the authors' code was not found.
+Behind an average of first moments alone second ones rise to the least that Adam can have beside these: of an
+entry whose gradients were all on other replicas it is 0 else, and the next step is divided by `eps`.
+
+Differences from the paper: that; deltas travel, not parameters; moments always densely. Gradients are clipped
+only if you do so: the paper clips each worker's. As the session closes, all are averaged. The abstract and
+the introduction could be read, and others' accounts of the algorithm; the authors' code was not found.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ The paper's rule, for the round that begins at step t:       here:
 The less the replicas move in a step, the more steps they may take alone. The paper finds that they generalise
 better so, with ResNets and with ViTs by AdamW, as long as the learning rate falls; with a constant one it is
 local SGD. Without `alpha` the period is `sync_every` at the largest rate so far, and grows by the inverse
-square from there. While the rate rises, as in a warm-up, it is `sync_every`. `longest` bounds it, as tacit is
-not told when training ends; the steps behind the last round are averaged by `session.sync()`, and as the
-session closes.
+square from there. In the first round, and while the rate rises as in a warm-up, it is `sync_every` with any
+`alpha`: by the small rates of a warm-up replicas would part at once. `longest` bounds it, as tacit is not
+told when training ends; the steps behind the last round are averaged by `session.sync()`, and as the session
+closes.
 """
 
 from __future__ import annotations

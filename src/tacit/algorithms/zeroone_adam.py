@@ -55,7 +55,8 @@ def zeroone_adam(
     `entropy`: progress, and gradients of up to four bits, in as many bits as their frequencies ask for.
     """
     checks.flag("entropy", entropy)
-    checks.whole("gradient_bits", gradient_bits, 2, 8, "it is how gradients travel; write 8 or 4")
+    # Of two bits three gradients are owed at the end of a renewal; the next one would put them into v as one.
+    checks.whole("gradient_bits", gradient_bits, 3, 8, "it is how gradients travel; write 8 or 4")
     renewals = Renewals(freeze_step, refresh)
     near = Strategy(
         compressor=ErrorFeedback(_of_gradients(gradient_bits, entropy)),

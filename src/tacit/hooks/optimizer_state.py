@@ -15,6 +15,7 @@ from torch.optim import ASGD, LBFGS, Adafactor, NAdam, Optimizer, Rprop
 
 from tacit.errors import AttachError
 from tacit.exchange.combinators import average_, gather
+from tacit.hooks.frozen_adam import least_variance
 from tacit.hooks.kept_variance import KeptVariance
 from tacit.hooks.scaled_variance import ScaledVariance
 from tacit.hooks.trained_model import local
@@ -99,6 +100,26 @@ class OptimizerState:
         for bucket in self._session.buckets:
             names = [param.name for param in bucket.slices]
             self._average(names, lambda field: second if field in _SQUARES else first)
+        if first and not second:
+            self._raise_second_moments()
+
+    @torch.no_grad()
+    def _raise_second_moments(self) -> None:
+        """Have Adam's second moments not be less than beside these first ones they can be.
+
+        An entry that had gradients on other replicas alone has the mean of their first moments now, and 0 as
+        its second one: the next step would divide by `eps`.
+        """
+        mine = {id(p) for p in self._named.values()}
+        for optimizer in self._optimizers:
+            for group in (group for group in optimizer.param_groups if "betas" in group):
+                least = least_variance(*map(float, group["betas"][:2]))
+                for p in (p for p in group["params"] if id(p) in mine):
+                    state = {field: local(each) for field, each in optimizer.state.get(p, {}).items()}
+                    for field in _SQUARES & state.keys() if "exp_avg" in state else ():
+                        first, second = state["exp_avg"], state[field]
+                        bound = first.abs() if field == "exp_inf" else first.square().mul_(least)
+                        torch.maximum(second, bound, out=second)
 
     def _ending(self, step: int) -> tuple[bool, bool]:
         """Whether the periods of first and of second moments end with this step."""

@@ -116,7 +116,7 @@ class ByLearningRate(_Adaptive):
     """A period that grows as the learning rate falls (QSR: Gu et al., ICLR 2024, arXiv 2310.14423).
 
     After each round, with lr the learning rate of its step:    H = max(H_base, floor((alpha / lr)^2)),
-    H_base where lr is larger than it ever was, as in a warm-up, and `longest` at most.
+    H_base in the first round and where lr is larger than it ever was, as in a warm-up; `longest` at most.
 
     The less replicas move in a step, the more steps they may take alone; the paper finds that they then
     generalise better. Differences: the period is found behind the round before, and not in front of its first
