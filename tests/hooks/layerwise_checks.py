@@ -206,6 +206,29 @@ def a_transformer_with_tied_weights_is_trained() -> None:
     as_ddp(train, Language)
 
 
+class Restless(nn.Module):
+    """In its last forward passes it begins with a parameter of its last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.passes = network(), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        y: Tensor = self.inner(x if self.passes < LONG - 2 else x + self.inner[-1].bias.sum())
+        return y
+
+
+@check
+def a_parameter_may_be_used_elsewhere_later() -> None:
+    def train(model: DDP, attach: Attach) -> None:
+        optimizer = sgd(model)
+        with attach(model, optimizer):
+            steps(model, optimizer, LONG)
+
+    as_ddp(train, Restless, each=FEW[1:])
+
+
 def convolutional() -> nn.Module:
     torch.manual_seed(1)
     layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.AdaptiveAvgPool2d(1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -104,23 +104,18 @@ def stepping(optimizer: Optimizer) -> type:
     return next(each for each in type(optimizer).__mro__ if "step" in vars(each))
 
 
-class FirstUses(TorchFunctionMode):
-    """While it is on, notes in which module's forward each parameter is used first.
+class Uses(TorchFunctionMode):
+    """While it is on, tells which parameter is about to be used."""
 
-    Attributes:
-        found: each parameter's module, in the order of use.
-    """
-
-    def __init__(self, names: Mapping[int, str], inside: Sequence[nn.Module]) -> None:
+    def __init__(self, names: Mapping[int, str], used: Callable[[str], None]) -> None:
         super().__init__()
-        self._names, self._inside = names, inside
-        self.found: dict[str, nn.Module] = {}
+        self._names, self._used = names, used
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note the parameters among the arguments."""
+        """Tell of the parameters among the arguments."""
         for each in _flat([*args, *(kwargs or {}).values()]):
-            if isinstance(each, Tensor) and id(each) in self._names and self._inside:
-                self.found.setdefault(self._names[id(each)], self._inside[-1])
+            if id(each) in self._names:
+                self._used(self._names[id(each)])
         return func(*args, **(kwargs or {}))
 
 
@@ -168,8 +163,9 @@ class ForwardSteps:
         self._optimizers, self._algorithm = optimizers, algorithm
         self._names = {id(p): name for name, p in named.items()}
         self._inside: list[nn.Module] = []
-        self._uses: FirstUses | None = None
+        self._uses: Uses | None = None
         self._used_in: dict[str, nn.Module] = {}
+        self._stepping = False
         self._needs: dict[nn.Module, list[str]] = {}
         self._awaited: set[str] = set()
         self._given: dict[str, Tensor] = {}
@@ -189,25 +185,31 @@ class ForwardSteps:
 
     def _enter(self, module: nn.Module, _: Any) -> None:
         if module is self._module:
-            self._stop_watching()
             self._inside.clear()
-            self._uses = FirstUses(self._names, self._inside)
-            self._uses.__enter__()  # type: ignore[no-untyped-call]
+            self._used_in = {}
+            self._begin_uses(self._note)
         self._inside.append(module)
+
+    def _note(self, name: str) -> None:
+        if self._inside:
+            self._used_in.setdefault(name, self._inside[-1])
+
+    def _begin_uses(self, used: Callable[[str], None]) -> None:
+        self._end_uses()
+        self._uses = Uses(self._names, used)
+        self._uses.__enter__()  # type: ignore[no-untyped-call]
+
+    def _end_uses(self) -> None:
+        uses, self._uses = self._uses, None
+        if uses is not None:
+            uses.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
         if self._inside:
             self._inside.pop()
-        if module is self._module:
-            self._stop_watching()
-
-    def _stop_watching(self) -> None:
-        uses, self._uses = self._uses, None
-        if uses is None:
-            return
-        uses.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self.needed = {name: turn for turn, name in enumerate(uses.found)}
-        self._used_in = uses.found
+        if module is self._module and self._uses is not None:
+            self._end_uses()
+            self.needed = {name: turn for turn, name in enumerate(self._used_in)}
 
     def begin(self) -> None:
         """Put steps off from now on. Behind a forward pass that used the model."""
@@ -224,7 +226,11 @@ class ForwardSteps:
             # What was never seen in use is waited for at once.
             needs.setdefault(self._used_in.get(name, self._module), {})[name] = None
         self._needs = {module: [*names] for module, names in needs.items()}
-        self._handles = [each.register_forward_pre_hook(self._before_module) for each in self._needs]
+        self._handles = [self._module.register_forward_pre_hook(self._before_forward)]
+        self._handles += [each.register_forward_pre_hook(self._before_module) for each in self._needs]
+        self._handles.append(
+            self._module.register_forward_hook(lambda *_: self._end_uses(), always_call=True)
+        )
         self._handles.append(self._module.register_forward_hook(self._after_forward))
         saving: Any = self._module.register_state_dict_pre_hook
         self._handles.append(saving(self._before_saving))
@@ -233,7 +239,7 @@ class ForwardSteps:
 
     def remove(self) -> None:
         """Take the hooks away."""
-        self._stop_watching()
+        self._end_uses()
         for handle in self._handles:
             handle.remove()
         for name in self._awaited:
@@ -276,6 +282,10 @@ class ForwardSteps:
 
     # ---- forward --------------------------------------------------------------------------------------
 
+    def _before_forward(self, *_: Any) -> None:
+        if self._due:  # a forward may use a parameter where the one that was watched did not
+            self._begin_uses(lambda name: self._step([name]))
+
     def _before_module(self, module: nn.Module, _: Any) -> None:
         if self._due:
             self._step(self._needs[module])
@@ -293,15 +303,19 @@ class ForwardSteps:
     def _step(self, names: Collection[str]) -> None:
         """Wait for these parameters' means, and step them, and all others whose means are here."""
         wanted = [name for name in names if any(name in due.versions for due in self._due.values())]
-        if not wanted:
+        if not wanted or self._stepping:
             return
-        self._hook.wait_for(wanted)
-        for optimizer, due in [*self._due.items()]:
-            here = [name for name in due.versions if self._hook.is_here(name)]
-            if here:
-                self._step_some(optimizer, due, here)
-            if not due.versions:
-                del self._due[optimizer]
+        self._stepping = True  # steps use parameters, too
+        try:
+            self._hook.wait_for(wanted)
+            for optimizer, due in [*self._due.items()]:
+                here = [name for name in due.versions if self._hook.is_here(name)]
+                if here:
+                    self._step_some(optimizer, due, here)
+                if not due.versions:
+                    del self._due[optimizer]
+        finally:
+            self._stepping = False
 
     def _step_some(self, optimizer: Optimizer, due: _Due, names: Collection[str]) -> None:
         for name in names:
