@@ -86,3 +86,27 @@ def test_it_is_named_also_where_ranks_put_their_state_together(moment: str) -> N
         assert said["kind"] == "PeerLost", said
         assert "rank 1 did not answer in round" in str(said["says"])
         assert float(str(said["seconds"])) < 25
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "where", "doing"),
+    [
+        (
+            "topk",
+            "tacit.hooks.agreement.gathered",
+            "comparing the arguments of tacit.attach, which all ranks",
+        ),
+        ("adpsgd", "tacit.pairs.joining._Door.missing", "while ranks attached: "),
+        ("ddp", "tacit.hooks.attached.measured_links", ""),
+    ],
+)
+def test_it_is_named_also_where_ranks_attach(algorithm: str, where: str, doing: str) -> None:
+    ended = ranks("attaching.py", 3, algorithm, where, lost=1)
+    for rank in (0, 2):
+        (said,) = ended[rank].said
+        assert said["kind"] == "PeerLost", said
+        assert re.match(
+            rf"rank 1 did not answer in round 0: gone or frozen \(rank \d: {doing}", str(said["says"])
+        )
+        assert "GLHF" not in str(said["says"])
+        assert float(str(said["seconds"])) < 25

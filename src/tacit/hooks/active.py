@@ -45,6 +45,7 @@ class ActiveStrategy:
 
     Raises:
         AttachError: it does not fit, or ranks give different things; no hook is left then.
+        PeerLost: a rank is gone or frozen, or does not attach; nor then.
     """
 
     def __init__(self, options: AttachOptions, dispatcher: HookDispatcher | None = None) -> None:
@@ -62,25 +63,28 @@ class ActiveStrategy:
         self.momentum = momentum.planned(options.strategy, options.policy, optimizers, options.named)
         self._scaled: ScaledSteps | None = None
         self._left = False
-        agree(options)
+        try:
+            agree(options)
+            self.failures.watch()
+            self._begin(rates, dispatcher)
+        except BaseException as error:
+            found: Exception | None = self.failures.lost_by(error)
+            self.leave()
+            if isinstance(error, torch.OutOfMemoryError):
+                found = AttachError(
+                    too_large(options.strategy, options.named, options.policy, options.exchange_on)
+                )
+            if found is not None:
+                raise found from error
+            raise
+
+    def _begin(self, rates: Rates, dispatcher: HookDispatcher | None) -> None:
+        options = self.options
         epochs.warn_of_long_periods(options.strategy, options.schedule_state)
         if options.ddp is not None and not options.leaves_ddp_alone:
             dispatcher = dispatcher or HookDispatcher.of(options.ddp)
         elif options.sharded is not None and not options.periodic:
             dispatcher = HookDispatcher(no_exchange)
-        try:
-            self._begin(rates, dispatcher)
-        except torch.OutOfMemoryError as error:
-            self.leave()
-            raise AttachError(
-                too_large(options.strategy, options.named, options.policy, options.exchange_on)
-            ) from error
-        except BaseException:
-            self.leave()
-            raise
-
-    def _begin(self, rates: Rates, dispatcher: HookDispatcher | None) -> None:
-        options = self.options
         self.links = links_for(options)
         if self.links is not None and options.group.rank() == 0:
             own = LinkRates(self.links.rate_both_ways, self.links.ranks).of_nodes()
@@ -93,9 +97,9 @@ class ActiveStrategy:
             store.restore(self.momentum.velocities(store.named_state()))
         if options.scaler is not None and options.scaled:
             self._scaled = ScaledSteps(options.scaler, self.levels, options.named, options.optimizers)
-        self.failures.watch()
         self._hooks.register(dispatcher, self.momentum, self._scaled)
         exit.watch(ranks_of(options.group))
+        self.failures.begin()
 
     def flush(self) -> None:
         """See `Attached.flush`."""

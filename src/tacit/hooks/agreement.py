@@ -46,7 +46,8 @@ def agree(options: AttachOptions) -> None:
     """Check that all ranks attach the same, by one small message. A collective call.
 
     Raises:
-        AttachError: they do not, or not all of them attach; on every rank.
+        AttachError: they do not, on every rank.
+        RuntimeError: of the group, where not all of them attach.
     """
     compared = _compared(options)
     _compare(options.group, compared | _shards(options))
@@ -56,7 +57,7 @@ def agree(options: AttachOptions) -> None:
 
 def _compare(group: dist.ProcessGroup, compared: Mapping[str, _Compared]) -> None:
     sums = torch.tensor([zlib.crc32(thing.text.encode()) for thing in compared.values()])
-    all_ = _gathered(group, sums)
+    all_ = gathered(sums, group)
     for column, (what, thing) in enumerate(compared.items()):
         others = [i for i, theirs in enumerate(all_) if theirs[column] != all_[0][column]]
         if others:
@@ -150,23 +151,12 @@ def _chosen(strategy: AnyStrategy, named: Mapping[str, Tensor], policy: Policy |
 # ---- messages -----------------------------------------------------------------------------------------
 
 
-def _gathered(group: dist.ProcessGroup, mine: Tensor) -> list[Tensor]:
-    """The tensor that each rank gives, in the order of the ranks. A collective call."""
-    try:
-        return gathered(mine, group)
-    except RuntimeError as error:
-        raise AttachError(
-            "a rank did not answer when the ranks compared their arguments of tacit.attach: call it on all "
-            f"ranks, before the first step. The group said: {next(iter(str(error).splitlines()), 'nothing')}"
-        ) from error
-
-
 def _gathered_texts(group: dist.ProcessGroup, text: str) -> list[str]:
     """The text that each rank gives, in the order of the ranks. A collective call."""
     data = text.encode()[:_TEXT]
     mine = torch.zeros(_TEXT, dtype=torch.uint8)
     mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
-    return [bytes(each.tolist()).rstrip(b"\0").decode(errors="ignore") for each in _gathered(group, mine)]
+    return [bytes(each.tolist()).rstrip(b"\0").decode(errors="ignore") for each in gathered(mine, group)]
 
 
 def _by_rank(each: Mapping[int, str]) -> str:

@@ -112,6 +112,7 @@ def attach(
     Raises:
         ConfigError: the strategy's text, or a number, is wrong.
         AttachError: the model or the optimizer does not fit, or ranks differ in model or strategy.
+        PeerLost: a rank is gone or frozen, or does not attach.
     """
     run_report.called("attach")
     strategy = parse(strategy) if isinstance(strategy, str) else strategy

@@ -83,14 +83,18 @@ class Attached:
         self._model = options.model
         self._active = ActiveStrategy(options, dispatcher)
         _ATTACHED[self._model] = self
-        run_report.began(self)
-        tensorboard.began(self)
-        exit.began(self)
-        step_profile.began(self, options)
         self.links = self._active.links
-        if options.probe and self.links is None:
-            self.links = measured_links(options.group, options.mesh)
-        diagnosing.began(self)
+        try:
+            run_report.began(self)
+            tensorboard.began(self)
+            exit.began(self)
+            step_profile.began(self, options)
+            if options.probe and self.links is None:
+                self.links = measured_links(options.group, options.mesh)
+            diagnosing.began(self)
+        except BaseException as error:
+            Attached.__exit__(self, type(error), error, error.__traceback__)
+            raise
 
     @property
     def levels(self) -> list[Level]:

@@ -21,7 +21,7 @@ from tacit.errors import AttachError, CheckpointError, ConfigError, DecisionErro
 from tacit.exchange.combinators import gather
 from tacit.hooks.active import ActiveStrategy
 from tacit.hooks.attached import Attached
-from tacit.hooks.behind_steps import behind_steps
+from tacit.hooks.behind_steps import StepsHandle, behind_steps
 from tacit.hooks.candidates import CandidateCheck, Candidates
 from tacit.hooks.choosing import Choice, Decider, decided
 from tacit.hooks.fitting import AttachArguments, fitted
@@ -79,6 +79,7 @@ class AutoSession(Attached):
         self._ended: tuple[_Ended, ...] = ()
         self._begun, self._due, self._measuring = 0, float(decider.steps), True
         self._observes = False
+        self._handle: StepsHandle | None = None
         super().__init__(first, strategy=strategy)
         self._check = CandidateCheck(given)
         found = _ranks(given)
@@ -294,7 +295,8 @@ class AutoSession(Attached):
         self._ended, self._begun = (*self._ended, ended), steps
 
     def _leave(self) -> None:
-        self._handle.remove()
+        if self._handle is not None:
+            self._handle.remove()
         super()._leave()
 
 

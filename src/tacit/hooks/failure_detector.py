@@ -127,6 +127,11 @@ class FailureDetector:
         self._try(lambda: self._raise(f"rank {self._rank} has left: {reason}", self._soon))
         self.close()
 
+    def dismiss(self) -> None:
+        """End the threads; an alarm that others raise still counts this rank as alive."""
+        self._try(lambda: self._soon.set(f"here/{self._rank}", self._status().to_text()))
+        self.close()
+
     def enter_barrier(self) -> None:
         """Wait until all ranks have come here, after the same number of steps.
 
@@ -229,10 +234,7 @@ class FailureDetector:
             return RatesDiffer(alarm.removeprefix(DIFFERENT))
         if alarm.startswith(OWN):
             return PeerLost(alarm.removeprefix(OWN))
-        now, posted = time.monotonic(), self._posted()
-        lately = now - self._stood_at - self._stood < self._timeout + GRACE_SECONDS
-        here = _RankStatus(self._round(), posted.number, now - posted.since, self._stood if lately else 0.0)
-        self._store.set(f"here/{self._rank}", here.to_text())
+        self._store.set(f"here/{self._rank}", self._status().to_text())
         deadline = time.monotonic() + GRACE_SECONDS
         answers: dict[int, str] = {}
         while len(answers) < len(self._ranks) and time.monotonic() < deadline:
@@ -245,6 +247,11 @@ class FailureDetector:
         if blamed is None and (uneven := self._barrier.left_behind(alarm)) is not None:
             return UnevenData(uneven.removeprefix(UNEVEN))
         return PeerLost(blamed or _nobody(answers, alarm))
+
+    def _status(self) -> _RankStatus:
+        now, posted = time.monotonic(), self._posted()
+        lately = now - self._stood_at - self._stood < self._timeout + GRACE_SECONDS
+        return _RankStatus(self._round(), posted.number, now - posted.since, self._stood if lately else 0.0)
 
     def _try(self, call: Callable[[], object]) -> None:
         with contextlib.suppress(dist.DistError):  # the store is gone: the watch says so

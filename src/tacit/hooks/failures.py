@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 import torch.distributed as dist
@@ -45,11 +46,17 @@ class Failures:
         self._options, self._levels = options, levels
         self._backwards, self._notes = backwards, notes
         self._detector: FailureDetector | None = None
+        self._noted: BaseException | None = None
+        self._since = time.monotonic()
+        self._doing = "comparing the arguments of tacit.attach, which all ranks must call: "
 
     def watch(self) -> None:
-        """Start to compare with the other ranks; not where there are none, or none waits for another."""
-        group = self._options.group
-        if group.size() == 1 or self._levels[-1].strategy.independent:
+        """Start to compare with the other ranks, before there are levels; not where there are no others.
+
+        To be called when all ranks are known to attach, as sessions are counted on all of them alike.
+        """
+        group, farthest = self._options.group, self._options.strategy.levels[-1]
+        if group.size() == 1:
             return
         ranks = ranks_of(group)
         name = "-".join(map(str, ranks))
@@ -65,18 +72,31 @@ class Failures:
             self._options.time_limit.total_seconds(),
             None if self._options.leaves_ddp_alone else self._posted,
             self._notes,
-            without_it(self._levels[-1].strategy),
+            without_it(farthest),
             self._overdue,
         )
+        self._doing = "while ranks attached: "
+
+    def begin(self) -> None:
+        """The levels are made: explain what goes wrong there; or stop, where no rank waits for another."""
+        self._doing = ""
+        if self._detector is None:
+            return
+        if self._levels[-1].strategy.independent:
+            self._detector.dismiss()
+            self._detector = None
+            return
         for level in self._levels:
-            tell = self._tell if len(level.session.ranks) < len(ranks) else None
+            tell = self._tell if len(level.session.ranks) < self._options.group.size() else None
             level.session.failure.report_to(self._explain, tell, self._detector.raised)
+        if self._noted is not None:
+            self._note(self._noted)
 
     @property
     def first(self) -> BaseException | None:
         """The failure of the nearest level that has one."""
         errors = (level.session.failure.error for level in self._levels)
-        return next((error for error in errors if error is not None), None)
+        return next((error for error in errors if error is not None), self._noted)
 
     def enter_barrier(self) -> None:
         """Wait until all ranks close their sessions, after the same steps; unless something has failed.
@@ -107,10 +127,13 @@ class Failures:
         first, of_a_collective = self.first, isinstance(error, dist.DistError) or _is_of_gloo(error)
         if first is not None:
             return first if of_a_collective and isinstance(first, PeerLost) else None
+        doing = self._doing
+        if self._detector is None and doing and of_a_collective:
+            self.watch()  # nobody of these ranks has got further, and none can go on
         if self._detector is None:
             return None
         if of_a_collective:
-            lost = self._detector.alarm(first_line(error))
+            lost = self._detector.alarm(doing + first_line(error))
             self._note(lost)
             return lost
         # The peers may be waiting for this rank: tell them, and do not wait for them.
@@ -138,14 +161,14 @@ class Failures:
     def _rounds(self) -> int:
         """How far this rank is, as ranks compare it when a round fails."""
         if self._options.leaves_ddp_alone:
-            return self._levels[0].session.step
+            return sum(level.session.step for level in self._levels)
         return sum(level.session.round for level in self._levels)
 
     def _posted(self) -> PostedCount:
         """What this rank has given to collectives, and when the last of it."""
         sessions = [level.session for level in self._levels]
         begun = self._backwards.begun if self._options.scaled else 0
-        since = max(session.lanes.posted_at for session in sessions)
+        since = max((session.lanes.posted_at for session in sessions), default=self._since)
         return PostedCount(sum(session.lanes.posted for session in sessions) + begun, since)
 
     def _overdue(self) -> str:
@@ -157,7 +180,7 @@ class Failures:
 
     def _reached(self) -> StepsReached:
         """How far this rank is, as ranks compare it when one closes its session."""
-        steps = self._levels[-1].session.step
+        steps = self._levels[-1].session.step if self._levels else 0
         if self._options.leaves_ddp_alone:
             return untouched(self._options.model, steps)
         begun = sum(level.session.pending.begun for level in self._levels)
@@ -171,6 +194,7 @@ class Failures:
         self._abort()
 
     def _note(self, error: BaseException) -> None:
+        self._noted = self._noted or error
         for level in self._levels:
             level.session.failure.fail(error)
 
@@ -199,5 +223,7 @@ def without_it(strategy: Strategy) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What the error says first; its type where it says nothing."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """What the error says first, without what Gloo guesses; its type where it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__).partition(". This is typically caused")[
+        0
+    ]

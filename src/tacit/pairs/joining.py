@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Collection, Sequence
 
 import torch
@@ -50,11 +51,12 @@ def join(
     listener = Listener(host, 0, secret, door.admit, RejectionLog()) if asked_by else None
     try:
         homes = said(f"{host} {listener.port if listener else 0}", peers.parent)
-        error = None
+        error, deadline = None, time.monotonic() + timeout
         try:
             for rank in topology.partners(here.rank, here.peers):
                 home, port = homes[rank].split()
-                channel = open_channel((home, int(port)), secret, timeout, f"rank {known_as[rank]}")
+                left = deadline - time.monotonic()
+                channel = open_channel((home, int(port)), secret, left, f"rank {known_as[rank]}")
                 channel.send(Header(FrameKind.HELLO, sequence=here.rank))
                 link = AskingLink(rank, channel, transport, timeout)
                 transport.connect(link)
@@ -63,7 +65,7 @@ def join(
             there, me = known_as[rank], known_as[here.rank]
             error = AttachError(f"rank {there} at {home}:{port} cannot be reached by rank {me}: {failed}")
         else:
-            missing = door.missing()
+            missing = door.missing(max(0.0, deadline - time.monotonic()))
             if missing:
                 error = AttachError(
                     f"{of_ranks([known_as[rank] for rank in missing])} did not connect to rank "
@@ -126,10 +128,10 @@ class _Door:
             self._changed.notify_all()
         link.start()
 
-    def missing(self) -> list[int]:
+    def missing(self, seconds: float) -> list[int]:
         """Wait for all; returns those that have not come in time."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._missing, self._timeout)
+            self._changed.wait_for(lambda: not self._missing, seconds)
             return sorted(self._missing)
 
 
