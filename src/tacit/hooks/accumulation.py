@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tacit.errors import AttachError
 from tacit.hooks.ddp import Answer, BucketFuture, after_backward
+from tacit.hooks.only_here import OnlyHere
 from tacit.session import Session
 
 _log = logging.getLogger("tacit")
@@ -53,7 +54,7 @@ class AccumulationCheck:
         self._told, self._unseen = scaled or unseen, unseen
         self._exchanged = self._looking = False
         self._watching: list[RemovableHandle] = []
-        self._handle = model.register_forward_pre_hook(self._before_forward)
+        self._handle = model.register_forward_pre_hook(OnlyHere(self._before_forward))
 
     def around(self, answer: Answer) -> Answer:
         """The same answer to DDP's hook; it also notes that DDP was given means."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -80,7 +81,7 @@ class Attached:
         strategy: AnyStrategy | None = None,
     ) -> None:
         self.strategy = options.strategy if strategy is None else strategy
-        self._model = options.model
+        self._model, self._process = options.model, os.getpid()
         self._active = ActiveStrategy(options, dispatcher)
         _ATTACHED[self._model] = self
         self.links = self._active.links
@@ -118,8 +119,8 @@ class Attached:
 
     @property
     def closed(self) -> bool:
-        """Whether the session has ended."""
-        return session_of(self._model) is not self
+        """Whether the session has ended; in a process that was forked it is the parent's, and so has."""
+        return session_of(self._model) is not self or os.getpid() != self._process
 
     # ---- while it is at work --------------------------------------------------------------------------
 
@@ -286,7 +287,7 @@ class Attached:
             RatesDiffer: with different learning rates.
             RoundError: the last round failed, or an earlier one did.
         """
-        if session_of(self._model) is None:
+        if self.closed:
             return
         try:
             first = self._active.failures.first

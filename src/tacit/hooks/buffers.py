@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tacit.contracts import NET, NODE, AllGatherInto, AllReduce, ReduceScatter, Request
 from tacit.errors import AttachError, NonFinite
 from tacit.exchange.combinators import average_, gather
+from tacit.hooks.only_here import ForwardSync
 from tacit.hooks.trained_model import TrainedModel
 from tacit.session import PendingRound, Session
 from tacit.session.buckets import StateSlice
@@ -347,8 +348,8 @@ class BufferBroadcasts:
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp: Any = ddp
-        self._before = ddp.broadcast_buffers
-        self._ddp.broadcast_buffers = False
+        self._before = bool(ddp.broadcast_buffers)
+        self._ddp.broadcast_buffers = ForwardSync.off(self._before)
 
     def restore(self) -> None:
         """Have DDP broadcast buffers again, if it did."""

@@ -20,6 +20,7 @@ from tacit.hooks.arguments import ddp_of
 from tacit.hooks.attached import Attached, refuse_second
 from tacit.hooks.ddp import HookDispatcher
 from tacit.hooks.grad_scaler import at_work
+from tacit.hooks.only_here import NotCopied
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.validate import check_seed, checked
 from tacit.parameter_server.placement import find_servers
@@ -35,7 +36,7 @@ _INSTEAD = {
 }
 
 
-class CommState:
+class CommState(NotCopied):
     """The `state` of `comm_hook`: a strategy at work on one DDP model's gradients.
 
     Made after DDP and before the hook is registered. A collective call: every rank of the model's group makes

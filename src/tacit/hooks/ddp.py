@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from tacit import ranges
@@ -22,6 +23,7 @@ from tacit.hooks.bucket_pieces import Piece, SliceCopy, Whole, pieces
 from tacit.hooks.delayed import DelayedMeans
 from tacit.hooks.frozen_check import misfit, sparse
 from tacit.hooks.host_copies import HostCopies
+from tacit.hooks.only_here import NotCopied, OnlyHere
 from tacit.hooks.unused_parameters import UsedParameters
 from tacit.session import Session
 from tacit.session.buckets import divided
@@ -37,7 +39,7 @@ the second on; changing at a fixed round is the same whether or not a run was re
 
 
 @dataclass
-class HookDispatcher:
+class HookDispatcher(NotCopied):
     """Answers the one hook of a DDP object, by a function that can be replaced."""
 
     answer: Answer
@@ -56,7 +58,7 @@ class HookDispatcher:
         if ddp not in _DISPATCHERS:
             dispatcher = HookDispatcher(plain_mean(ddp.process_group))
             try:
-                ddp.register_comm_hook(dispatcher, _hook)
+                ddp.register_comm_hook(dispatcher, OnlyHere(_hook, allreduce_hook))
             except RuntimeError as error:
                 raise AttachError(
                     "this DDP object has a communication hook already, and torch takes only one: attach "

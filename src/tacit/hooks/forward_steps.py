@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from tacit.contracts import LayerwiseOverlap
 from tacit.errors import AttachError
 from tacit.hooks.layerwise import LayerwiseHook
+from tacit.hooks.only_here import OnlyHere
 from tacit.strategy import AnyStrategy
 from tacit.torch_compat import compiled_module, step_alone, times_written, without_memory
 
@@ -180,8 +181,8 @@ class ForwardSteps:
 
     def _watch(self) -> None:
         for each in self._module.modules():
-            self._handles.append(each.register_forward_pre_hook(self._enter))
-            self._handles.append(each.register_forward_hook(self._leave, always_call=True))
+            self._handles.append(each.register_forward_pre_hook(OnlyHere(self._enter)))
+            self._handles.append(each.register_forward_hook(OnlyHere(self._leave), always_call=True))
 
     def _enter(self, module: nn.Module, _: Any) -> None:
         if module is self._module:
@@ -226,14 +227,14 @@ class ForwardSteps:
             # What was never seen in use is waited for at once.
             needs.setdefault(self._used_in.get(name, self._module), {})[name] = None
         self._needs = {module: [*names] for module, names in needs.items()}
-        self._handles = [self._module.register_forward_pre_hook(self._before_forward)]
-        self._handles += [each.register_forward_pre_hook(self._before_module) for each in self._needs]
-        self._handles.append(
-            self._module.register_forward_hook(lambda *_: self._end_uses(), always_call=True)
-        )
-        self._handles.append(self._module.register_forward_hook(self._after_forward))
+        self._handles = [self._module.register_forward_pre_hook(OnlyHere(self._before_forward))]
+        hook = OnlyHere(self._before_module)
+        self._handles += [each.register_forward_pre_hook(hook) for each in self._needs]
+        ended = OnlyHere(lambda *_: self._end_uses())
+        self._handles.append(self._module.register_forward_hook(ended, always_call=True))
+        self._handles.append(self._module.register_forward_hook(OnlyHere(self._after_forward)))
         saving: Any = self._module.register_state_dict_pre_hook
-        self._handles.append(saving(self._before_saving))
+        self._handles.append(saving(OnlyHere(self._before_saving)))
         for optimizer in self._optimizers:
             self._handles.append(optimizer.register_state_dict_pre_hook(self._before_saving))
 

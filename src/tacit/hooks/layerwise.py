@@ -16,6 +16,7 @@ from tacit.foresight.messages import MessagePlan
 from tacit.hooks.ddp import SETTLED, BucketFuture, GradientHook, after_backward, no_exchange
 from tacit.hooks.layer_messages import DdpBuffers, GradientTimes, LayerMessage, LinkTime
 from tacit.hooks.message_times import MessageLog
+from tacit.hooks.only_here import OnlyHere
 from tacit.session import Session
 from tacit.session.buckets import parameter_of
 from tacit.torch_compat import GradBucket, behind_accumulation
@@ -68,7 +69,7 @@ class LayerwiseHook:
         self.fixed: list[list[str]] = []
         self.late = None
         self._handles = [behind_accumulation(p, self._noting(name)) for name, p in named.items()]
-        self._handles.append(model.module.register_forward_pre_hook(self._before_forward))
+        self._handles.append(model.module.register_forward_pre_hook(OnlyHere(self._before_forward)))
 
     def remove(self) -> None:
         """Take the hooks away."""

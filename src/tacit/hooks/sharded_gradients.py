@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tacit.errors import AttachError
 from tacit.hooks.ddp import BucketFuture, HookDispatcher
+from tacit.hooks.only_here import OnlyHere
 from tacit.hooks.sharded_model import ShardedModel
 from tacit.torch_compat import ReduceGroup, at_end_of_backward
 
@@ -114,7 +115,7 @@ class ShardedGradients:
         """Give FSDP2 the hooks."""
         for i, group in enumerate(self._groups):
             group.hook(partial(self._reduced, i))
-        self._handle = self._module.register_forward_pre_hook(self._before_forward)
+        self._handle = self._module.register_forward_pre_hook(OnlyHere(self._before_forward))
 
     def remove(self) -> None:
         """Take them away: FSDP2 then reduces gradients on its own axis alone."""

@@ -22,6 +22,7 @@ from tacit.hooks.learning_rates import RateHistory
 from tacit.hooks.level import Level
 from tacit.hooks.message_planner import MessagePlanner
 from tacit.hooks.nonfinite_since import NonfiniteSince
+from tacit.hooks.only_here import OnlyHere
 from tacit.hooks.options import AttachOptions
 from tacit.hooks.sharded_gradients import ShardedGradients
 from tacit.hooks.taken import Taken
@@ -92,7 +93,7 @@ class StepHooks:
             self._before_steps(broken)
         if far.progress is not None:
             module: Any = self._options.model.module
-            self._handles.append(module.register_state_dict_pre_hook(self._warn_of_own_replica))
+            self._handles.append(module.register_state_dict_pre_hook(OnlyHere(self._warn_of_own_replica)))
         counted = 0 if scaled is None else 1  # an attempt with a scaler ends with its backward
         variance = None if far.moments is None else far.moments.variance
         if isinstance(variance, KeptVariance):

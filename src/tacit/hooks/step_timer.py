@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from tacit.errors import ConfigError
 from tacit.foresight.profile import ParamReady, StepProfile
+from tacit.hooks.only_here import OnlyHere
 from tacit.hooks.trained_model import local
 
 KEPT = 50
@@ -94,8 +95,8 @@ class StepTimer:
         self._stepping: _Clocks | None = None
         self._passes = 0
         self._handles: list[Any] = [
-            module.register_forward_pre_hook(lambda *_: self._forward_begins()),
-            module.register_forward_hook(lambda *_: self._forward_ends()),
+            module.register_forward_pre_hook(OnlyHere(lambda *_: self._forward_begins())),
+            module.register_forward_hook(OnlyHere(lambda *_: self._forward_ends())),
             *(_on_gradient(parameter, partial(self._is_ready, name)) for name, parameter in named.items()),
         ]
         if optimizers:

@@ -58,19 +58,22 @@ def measured_cost(
     layout = Layout(nodes, ranks)
     scripts = rehearse(strategy, profile, nodes, ranks).levels
     leader = Schedule(scripts[-1].strategy, TRAINING)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        levels = [
-            _level(script, layout, _copies(profile, tensors), leader if number + 1 < len(scripts) else None)
-            for number, script in enumerate(scripts)
-        ]
+    levels = [
+        _level(script, layout, _copies(profile, tensors), leader if number + 1 < len(scripts) else None)
+        for number, script in enumerate(scripts)
+    ]
     return StrategyCost(strategy.name, nodes, ranks, tuple(levels))
 
 
 def _copies(profile: Profile, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
     if tensors is not None:
         return {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    return {name: torch.randn(p.shape).to(p.dtype) for name, p in profile.named.items()}
+    return {name: _normal(*p.shape).to(p.dtype) for name, p in profile.named.items()}
+
+
+def _normal(*shape: int) -> Tensor:
+    """Normal numbers, of no global generator."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
 
 
 def _level(
@@ -119,8 +122,8 @@ def _kept_variances(session: Session, named: Mapping[str, Tensor]) -> int:
 
 def _exchanges(session: Session, echo: EchoTransport) -> list[BucketCost]:
     """Rounds of all buckets, one exchange at a time."""
-    given = [torch.randn(bucket.numel).to(bucket.dtype).mul_(0.01) for bucket in session.buckets]
-    swept = torch.zeros(_SWEPT)
+    given = [_normal(bucket.numel).to(bucket.dtype).mul_(0.01) for bucket in session.buckets]
+    swept = torch.zeros(_SWEPT, dtype=torch.float32)
     apart = session.context.apart
     rounds = []
     # The ranks of a node may send in turn; what counts are the rounds in which this one does.

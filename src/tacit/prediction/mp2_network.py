@@ -186,7 +186,9 @@ def _packed(file: str, kind: str, device: torch.device) -> tuple[Tensor, int] | 
 def _weights(file: str) -> weight_files.Weights:
     weights = weight_files.read(file or SHIPPED, "mp2", SHAPES, KINDS)
     for kind, named in weights.items():
-        fits = {k: p.shape for k, p in MP2Network(len(named["first.bias"])).named_parameters()}
+        with torch.device("meta"):  # torch's initial values would move the script's random numbers
+            network = MP2Network(len(named["first.bias"]))
+        fits = {k: p.shape for k, p in network.named_parameters()}
         for name, tensor in named.items():
             if tensor.shape != fits[name]:
                 raise ConfigError(

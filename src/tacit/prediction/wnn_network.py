@@ -15,6 +15,7 @@ in LeakyReLU; both are slips, and are not repeated.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -67,7 +68,13 @@ class WNNNetwork(nn.Module):
         return torch.tanh(self.last(both)).squeeze(1)
 
 
-SHAPES = {name: tuple(p.shape) for name, p in WNNNetwork().named_parameters()}
+def _empty() -> WNNNetwork:
+    """Without memory: torch's own initial values would move the script's random numbers."""
+    with torch.device("meta"):
+        return WNNNetwork()
+
+
+SHAPES = {name: tuple(p.shape) for name, p in _empty().named_parameters()}
 
 
 def normalised(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +115,7 @@ class WNN(Predictor):
     @property
     def operations(self) -> int:
         """A product and a sum for each weight, and about four for each of the 64 activations of a stream."""
-        return 2 * sum(p.numel() for p in WNNNetwork().parameters()) + 2 * 4 * 64
+        return 2 * sum(math.prod(shape) for shape in SHAPES.values()) + 2 * 4 * 64
 
     def change(self, seen: Seen, kind: str) -> Tensor:
         """(forecast - last value) / 5; no change for kinds without weights, and of what never moved."""
@@ -124,7 +131,7 @@ def _even(changes: Tensor) -> Tensor:
     """Four changes."""
     if len(changes) == AHEAD - 1:
         return changes
-    weights = torch.linspace(0, 1, AHEAD - 1).unsqueeze(1)
+    weights = torch.linspace(0, 1, AHEAD - 1, dtype=torch.float32).unsqueeze(1)
     return torch.lerp(changes[-2].expand(AHEAD - 1, -1), changes[-1].expand(AHEAD - 1, -1), weights)
 
 
@@ -137,7 +144,7 @@ def networks(file: str) -> dict[str, WNNNetwork]:
     """
     found: dict[str, WNNNetwork] = {}
     for kind, weights in weight_files.read(file or SHIPPED, "wnn", SHAPES, KINDS).items():
-        found[kind] = WNNNetwork()
-        found[kind].load_state_dict(weights)
+        found[kind] = _empty()
+        found[kind].load_state_dict(weights, assign=True)
         found[kind].eval()
     return found

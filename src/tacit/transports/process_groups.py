@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -51,6 +52,8 @@ _MADE: Counter[tuple[int, ...]] = Counter()
 _NOTICE, _SHARING = "tacit", "tacit-gloo"
 """The names of a backend that only tells of a shutdown, and of Gloo with one thread for all sockets."""
 _LINGER = 2.0
+_PROCESS: int | None = None
+"""Which has made groups: one that it forks inherits them, and none of their threads."""
 
 
 @contextmanager
@@ -172,6 +175,8 @@ def notify_of_shutdown(ranks: Sequence[int], call: Callable[[], None]) -> None:
 
 
 def _new_group(ranks: Sequence[int], timeout: timedelta | None, backend: str) -> dist.ProcessGroup:
+    global _PROCESS
+    _PROCESS = os.getpid()
     if len(ranks) == dist.get_world_size():
         group = dist.new_group([*ranks], timeout, backend)
     else:
@@ -276,6 +281,8 @@ def _release() -> None:
     Groups that are still at work are left alone: to wait for them could take until their time-out. What hangs
     where a session has failed ends when its peers close, or end: for that we wait `_LINGER` seconds at most.
     """
+    if os.getpid() != _PROCESS:
+        return
     end = time.monotonic() + _LINGER
     while not _destroy_retired() and time.monotonic() < end:
         time.sleep(0.005)
