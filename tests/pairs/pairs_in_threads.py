@@ -79,7 +79,8 @@ class PairedCrew(Crew):
         super().__init__(*args, **more)  # type: ignore[arg-type]
         for replica, transport in zip(self.replicas, self.links, strict=True):
             replica.progress.enter(transport.enter)
-            transport.report_to(replica.session.failure.fail)
+            session = replica.session
+            transport.report_to(session.failure.fail, lambda session=session: session.step)
 
     def transports(self, peers: int) -> Sequence[LoopbackTransport]:
         topology, store, mean = self.strategy.topology, dist.HashStore(), Meeting()

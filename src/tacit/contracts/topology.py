@@ -248,9 +248,12 @@ class PairTopology(ServerTopology):
 
     Attributes:
         allow_lost: whether a rank that is gone is left out; else it is an error.
+        global_every: in every so many-th round all ranks wait for each other, and must have taken equally
+            many steps; 0: never.
     """
 
     allow_lost: bool
+    global_every: int
 
     @abstractmethod
     def partners(self, rank: int, peers: int) -> tuple[int, ...]:

@@ -154,7 +154,7 @@ class Level:
                 replicated_in_node=named if replicated_in_node else (),
             )
         if isinstance(self.transport, PairTransport):
-            self.transport.report_to(self.session.failure.fail)
+            self.transport.report_to(self.session.failure.fail, lambda: self.session.step)
         if quiet:
             return
         together = strategy.subject == "delta" and not strategy.independent

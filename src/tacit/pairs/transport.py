@@ -97,6 +97,7 @@ class PairTransport(BesidePeers):
         self._settled = True
         self._failure: BaseException | None = None
         self._report: Callable[[BaseException], None] = lambda error: None
+        self._steps: Callable[[], int] = lambda: 0
         self._lock = threading.Lock()
 
     # ---- how it begins --------------------------------------------------------------------------------
@@ -105,9 +106,12 @@ class PairTransport(BesidePeers):
         """Have this way to a rank."""
         self._links[link.rank] = link
 
-    def report_to(self, report: Callable[[BaseException], None]) -> None:
-        """Tell a rank that is gone, where that is an error, also where nobody waits for it."""
-        self._report = report
+    def report_to(self, report: Callable[[BaseException], None], steps: Callable[[], int]) -> None:
+        """Tell a rank that is gone, where that is an error, also where nobody waits for it.
+
+        `steps` says how many steps this rank has taken.
+        """
+        self._report, self._steps = report, steps
 
     def enter(self, key: str, x: Tensor) -> Tensor:
         """Begin with these parameters of a bucket; returns them."""
@@ -168,7 +172,8 @@ class PairTransport(BesidePeers):
             self._rounds[key] += 1
             self.store.push(key, request.payloads[0][0])
         if meets:
-            what = f"its round {self._rounds[key]}" if request.payloads else "session.sync() or its end"
+            end = f" after {self._steps()} steps" if self._topology.global_every else ""
+            what = f"its round {self._rounds[key]}" if request.payloads else f"session.sync() or its end{end}"
             self._come(key, posted, what)
         else:
             self._average(key, posted, range(first, first + turns))
