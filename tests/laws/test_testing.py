@@ -116,6 +116,22 @@ class Blind(Half):
         return (x.nan_to_num(0.0).to(torch.float16),)
 
 
+@dataclass(frozen=True)
+class AddsUp(Half):
+    """Decodes on top of what is there."""
+
+    def decode_(self, payload: Payload, out: Tensor) -> None:
+        out.nan_to_num_(0.0, 0.0, 0.0).add_(payload[0])
+
+
+@dataclass(frozen=True)
+class Fails(Half):
+    """Raises an error of its own on meta tensors, as a session is made."""
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        return (torch.cat([] if x.is_meta else [x]),)
+
+
 def test_what_is_right_passes_everywhere() -> None:
     checked = check_compressor(ErrorFeedback(Half()))
     assert len(checked.accepted) == 5
@@ -130,8 +146,10 @@ def test_what_is_right_passes_everywhere() -> None:
         (Spoils(), "has changed"),
         (ErrorFeedback(Forgets()), "is neither arrived nor in a residual"),
         (Blind(), "was not seen: hides_nonfinite must be True"),
+        (AddsUp(), r"decode_\(\) does not overwrite"),
+        (Fails(), r"Fails\(\), Flat\(.*it has raised a ValueError"),
     ],
-    ids=["by rank", "spoils", "forgets", "blind"],
+    ids=["by rank", "spoils", "forgets", "blind", "adds up", "fails"],
 )
 def test_what_is_wrong_is_found_and_named(compressor: Any, found: str) -> None:
     with pytest.raises(AssertionError, match=found):

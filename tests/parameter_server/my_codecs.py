@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from tacit.contracts import Context, Decoded, OneShot, Payload, Transmitted
+from tacit.contracts import Context, Decoded, Matrix, OneShot, Payload, Transmitted
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,33 @@ class OneScale(OneShot):
     def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
         codes, scale = payload
         out.add_(codes * (scale * weight))
+
+    def sent(self, payload: Payload, x: Tensor) -> Transmitted:
+        return Decoded(self, payload)
+
+
+@dataclass(frozen=True)
+class FirstRows(OneShot):
+    """The first row of each matrix."""
+
+    matrices: tuple[Matrix, ...] = ()
+    additive: ClassVar[bool] = False
+
+    def exempts(self, shape: torch.Size) -> bool:
+        return len(shape) < 2
+
+    def with_layout(self, matrices: tuple[Matrix, ...]) -> FirstRows:
+        return replace(self, matrices=matrices)
+
+    def encode(self, x: Tensor, ctx: Context) -> Payload:
+        return (torch.cat([x[m.start : m.start + m.columns] for m in self.matrices]),)
+
+    def decode_(self, payload: Payload, out: Tensor) -> None:
+        self.decode_add_(payload, out.zero_(), 1.0)
+
+    def decode_add_(self, payload: Payload, out: Tensor, weight: float) -> None:
+        for m, row in zip(self.matrices, payload[0].split([m.columns for m in self.matrices]), strict=True):
+            out[m.start : m.start + m.columns].add_(row, alpha=weight)
 
     def sent(self, payload: Payload, x: Tensor) -> Transmitted:
         return Decoded(self, payload)

@@ -1,6 +1,7 @@
 """A star as a value: what it refuses, and what travels; numbers over Gloo are in tests/parameter_server."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch
 import tacit
 from cases import for_each
 from tacit.algorithms import parse
-from tacit.contracts import SERVER, AxisRank, Compressor, PushPull
+from tacit.compressors import Dense
+from tacit.contracts import SERVER, AxisRank, Compressor, Matrix, PushPull
 from tacit.errors import ConfigError
 from tacit.rounds import Every
 from tacit.session.buckets import make_buckets
@@ -17,6 +19,16 @@ from tacit.topologies import Asynchronous, Flat, Star, Synchronous
 from tacit.transports.meter import DryRun, like, run_dry
 
 ASYNC = Star(Asynchronous())
+
+
+@dataclass(frozen=True)
+class RowWise(Dense):
+    """Is told where rows lie."""
+
+    matrices: tuple[Matrix, ...] = ()
+
+    def with_layout(self, matrices: tuple[Matrix, ...]) -> "RowWise":
+        return replace(self, matrices=matrices)
 
 
 @for_each(
@@ -32,6 +44,7 @@ ASYNC = Star(Asynchronous())
         (lambda: Star(Asynchronous(), compensation=0.1), "write optimizer='server'"),
         (lambda: Star(pull=tacit.PowerSGD()), "is not one-shot"),
         (lambda: Star(pull="int8"), "pull='int8' is no compressor"),
+        (lambda: Star(pull=RowWise()), "goes by where rows lie, which a server does not know"),
         (lambda: Strategy(topology=ASYNC), "takes delta; write subject='delta'"),
         (
             lambda: Strategy(topology=Star(optimizer="server"), subject="delta", merge=tacit.ServerParams()),

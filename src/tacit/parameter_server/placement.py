@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tacit.contracts import AxisRank, PairTopology, ServerOption
+from tacit.contracts import AxisRank, Matrix, PairTopology, ServerOption
 from tacit.environment import SERVER_SECRET, SERVER_SECRET_FILE, SERVERS, WORKER, WORKERS
 from tacit.errors import AttachError, ConfigError, TacitError
 from tacit.parameter_server import secret as secrets
@@ -154,10 +154,12 @@ def message_cap(
 
 def _largest_share(strategy: Strategy, workers: int) -> float | None:
     """The larger of a push and its reply, as a share of the parameters' bytes; None: not known ahead."""
-    star, one_shot = strategy.server, strategy.compressor.one_shot(0)
+    side = 1 << 10
+    matrix = Matrix(0, side, side)
+    star, one_shot = strategy.server, strategy.compressor.with_layout((matrix,)).one_shot(0)
     if one_shot is None or star is None:
         return None
-    x = torch.empty(1 << 20, device="meta")
+    x = torch.empty(side * side, device="meta")
     back = star.back(x)
     if star.pull is None and star.averages:
         back = replace(back, codec=one_shot.codec.of_sums(x.numel(), workers))

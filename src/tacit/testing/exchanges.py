@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tacit import checks
 from tacit.compressors import BF16, Dense, ErrorFeedback, PowerSGD, Sign, TopK
 from tacit.contracts import (
     Compressor,
@@ -59,11 +60,11 @@ def check_compressor(
 ) -> Checked:
     """Hold a compressor to the laws, under every topology that takes it.
 
-    Alone: it leaves what it is given as it is, and gives the same in place. Under each topology, in each
-    type, with each number of ranks: all ranks get the same bits, and finite ones; no more bytes are sent than
-    the dry run foretold; where it is under `ErrorFeedback`, what was given has arrived or is in a residual;
-    and a NaN of one rank is an error that names the parameter. Where a session would choose among topologies
-    that have obeyed already, only the last law is tried once more.
+    Alone: it leaves what it is given as it is, gives the same in place, and decodes over whatever was there.
+    Under each topology, in each type, with each number of ranks: all ranks get the same bits, and finite
+    ones; no more bytes are sent than the dry run foretold; where it is under `ErrorFeedback`, what was given
+    has arrived or is in a residual; and a NaN of one rank is an error that names the parameter. Where a
+    session would choose among topologies that have obeyed already, only the last law is tried once more.
 
     Args:
         shapes: of the model's parameters, by name.
@@ -75,8 +76,10 @@ def check_compressor(
 
     Raises:
         AssertionError: a law does not hold; or every topology refused it.
+        ConfigError: it is no compressor.
     """
     trial = _Trial(tuple(dtypes), tuple(worlds), shapes, conserves)
+    checks.compressor("compressor", compressor)
     trial.alone(compressor)
     checked = _sorted({str(each): trial.refused(compressor, each) for each in topologies})
     assert checked.accepted, f"every topology refused {compressor}: {checked.refused}"
@@ -130,11 +133,12 @@ class _Trial:
 
     def refused(self, compressor: Compressor, topology: Topology) -> str | None:
         """The laws of both together; or the sentence by which one refuses the other."""
-        try:
-            strategy = Strategy(compressor=compressor, topology=topology)
-            group = RanksInProcess(strategy, max(self.worlds), self.dtypes[0], self.shapes)
-        except ConfigError as error:
-            return str(error)
+        with naming(compressor, topology):
+            try:
+                strategy = Strategy(compressor=compressor, topology=topology)
+                group = RanksInProcess(strategy, max(self.worlds), self.dtypes[0], self.shapes)
+            except ConfigError as error:
+                return str(error)
         if not {(compressor, each) for each in group.candidates} <= self.held:
             for dtype in self.dtypes:
                 for world in self.worlds:
@@ -171,6 +175,14 @@ def _check_alone(compressor: Compressor, dtype: torch.dtype, shapes: Mapping[str
             changed = [name for name in old if not torch.equal(state[name], old[name])]
             assert not changed, f"exchange() has changed {changed} of the state that it was given"
     assert torch.equal(*outcomes), "where the mean overwrites what was given, it is another one"
+    one_shot = compressor.one_shot(0)
+    if one_shot is not None and not one_shot.is_predicted:
+        context = Context(xs[0].clone(), FreshBuffers(), peers=3, rank=0, name="checked")
+        payload = one_shot.codec.encode(xs[0].clone(), context)
+        decoded = [torch.full_like(xs[0], before) for before in (torch.nan, 77)]
+        for out in decoded:
+            one_shot.codec.decode_(payload, out)
+        assert torch.equal(*decoded), "decode_() does not overwrite all of what it is given"
 
 
 def _check_pair(

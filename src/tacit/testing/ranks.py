@@ -171,8 +171,11 @@ def heavy_tailed(numel: int, dtype: torch.dtype, seed: int) -> Tensor:
 
 @contextmanager
 def naming(*what: object) -> Iterator[None]:
-    """Say under which circumstances a law does not hold."""
+    """Say under which circumstances a law does not hold; an error of what is checked is told as one, too."""
     try:
         yield
-    except AssertionError as error:
-        raise AssertionError(f"{', '.join(map(str, what))}: {error}") from error
+    except Exception as error:
+        why = str(error)
+        if not isinstance(error, AssertionError):
+            why = f"it has raised a {type(error).__name__}: {error}"
+        raise AssertionError(f"{', '.join(map(str, what))}: {why}") from error

@@ -29,9 +29,10 @@ def check_rounds(rounds: Rounds, *, steps: int = 300, known: Mapping[str, float]
     Raises:
         AssertionError: a law does not hold.
     """
-    missing = rounds.needs - known.keys()
-    assert not missing, f"{rounds} need {sorted(missing)}: give known="
-    state: ScheduleState = {**rounds.start(), **known}
+    with naming(rounds):
+        missing = rounds.needs - known.keys()
+        assert not missing, f"they need {sorted(missing)}: give known="
+        state: ScheduleState = {**rounds.start(), **known}
     parts = rounds.fragments if isinstance(rounds, PeriodicRounds) else 1
     counts = [0] * parts
     for step in range(steps):

@@ -17,6 +17,7 @@ from tacit.contracts import (
     Context,
     Exact,
     Exchange,
+    Matrix,
     Merge,
     OneShot,
     OneShotUse,
@@ -128,6 +129,11 @@ class Star(ServerTopology):
         if self.pull is not None:
             checks.compressor("pull", self.pull)
             _one_shot(self.pull)
+            if self.pull.with_layout((Matrix(0, 1, 1),)) != self.pull:
+                raise ConfigError(
+                    f"pull={self.pull} goes by where rows lie, which a server does not know: write a "
+                    "compressor such as QSGD() or TopK(ratio=0.01), or leave pull out"
+                )
         waits = isinstance(self.consistency, Synchronous)
         if waits and (self.compensation or self.by_staleness):
             raise ConfigError(
