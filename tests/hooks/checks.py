@@ -1189,8 +1189,9 @@ def a_checkpoint_that_does_not_fit_changes_nothing() -> None:
             (good | {"ranks": 7}, "of another number of ranks, and what rank"),
             (good | {"version": 99}, "update tacit"),
             ({k: v for k, v in good.items() if k != key}, f"lacks {key!r}"),
-            (good | {key: torch.zeros(3)}, "has another shape"),
-            (good | {"buckets": [["x"]]}, "of another model"),
+            (good | {key: torch.zeros(3)}, f"{key!r} is not what was saved"),
+            (good | {key: torch.zeros(3), "last_equal": "{}"}, "has another shape"),
+            (good | {"buckets": [[["x"]]]}, "of another model"),
             ({}, "cut short"),
         ):
             raises(tacit.CheckpointError, lambda bad=bad: session.load_state_dict(bad), says)

@@ -241,6 +241,11 @@ def a_run_of_the_trainer_goes_on_from_its_checkpoint() -> None:
             bare = Tacit(algorithm, trainer_of(algorithm, folder), checkpoint=folder)
             says = "write Tacit(..., checkpoint=FOLDER)"
             raises(CheckpointError, lambda bare=bare, says=says: bare._saved(*_at(4)), says)
+            dist.barrier()
+            (folder / "checkpoint-4" / "tacit" / "rank1.pt").write_bytes(b"PK half")
+            half = Tacit(algorithm, trainer_of(algorithm, folder), checkpoint=folder / "checkpoint-4")
+            says = "cannot be read (it is damaged, or cut short"
+            raises(CheckpointError, lambda half=half, says=says: half._saved(*_at(4)), says)
         same(again, (losses[4:], parameters))
 
 

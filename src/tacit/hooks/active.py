@@ -21,6 +21,7 @@ from tacit.hooks.learning_rates import RateHistory, Rates
 from tacit.hooks.level import Level
 from tacit.hooks.memory import too_large
 from tacit.hooks.options import AttachOptions
+from tacit.hooks.saved_values import sealed
 from tacit.hooks.step_hooks import StepHooks
 from tacit.hooks.uneven_data import SyncedBackwards
 from tacit.links import Links
@@ -135,7 +136,7 @@ class ActiveStrategy:
         self.flush()
         state, sharded = checkpoint.save(self.options.strategy, self.levels), self.options.sharded
         if sharded is None:
-            return state
+            return sealed(state)
         return sharded_state.whole(sharded, self.options.named, state, self._not_by_entry())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -9,16 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tacit import checks
+from tacit import checks, described
 from tacit.contracts import WORLD
+from tacit.described import JSON, Duration, Whole
 from tacit.errors import AttachError, CheckpointError, ConfigError, DecisionError
 from tacit.exchange.combinators import gather
+from tacit.hooks import saved_values
 from tacit.hooks.active import ActiveStrategy
 from tacit.hooks.attached import Attached
 from tacit.hooks.behind_steps import StepsHandle, behind_steps
@@ -26,6 +28,7 @@ from tacit.hooks.candidates import CandidateCheck, Candidates
 from tacit.hooks.choosing import Choice, Decider, decided
 from tacit.hooks.fitting import AttachArguments, fitted
 from tacit.hooks.options import AttachOptions
+from tacit.hooks.saved_values import refusing, renewed_state
 from tacit.hooks.sharded_model import ShardedModel
 from tacit.session import in_turn
 from tacit.strategy import AutoStrategy
@@ -38,6 +41,19 @@ KEY = "auto"
 """Of a checkpoint: what was chosen, as JSON."""
 BLOCKS = 5
 """The time of a step is the median over at least so many periods of the strategy."""
+
+
+class _Told(TypedDict):
+    """What a checkpoint says of the choice.
+
+    Attributes:
+        begun: after how many steps the strategy at work was attached.
+        due: after how many it is looked at again; None: never.
+    """
+
+    begun: Whole
+    due: Whole | Duration | None
+    choice: Choice | None
 
 
 @dataclass(frozen=True)
@@ -182,8 +198,11 @@ class AutoSession(Attached):
                 f"the checkpoint is of no session of 'auto', and attached is {self.strategy.name!r}: attach "
                 "the strategy that it was taken with, or start without the session's state"
             )
-        told = json.loads(state_dict[KEY])
-        choice = None if told["choice"] is None else Choice.from_json(told["choice"])
+        with refusing():
+            told = described.read(state_dict[KEY], Annotated[_Told, JSON], KEY)
+        state = {key: value for key, value in state_dict.items() if key != KEY}
+        saved_values.read(renewed_state(state))  # before another strategy is attached
+        choice: Choice | None = told["choice"]
         self._check.observed = True  # or the strategy's first round says that nobody has called `observe`
         try:
             options = self._options_of(choice)
@@ -194,7 +213,7 @@ class AutoSession(Attached):
             ) from error
         self.flush()
         self._exchange(options, equal=False)
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != KEY})
+        super().load_state_dict(state)
         self._choice, self._begun = choice, told["begun"]
         self._due = math.inf if told["due"] is None else told["due"]
         if choice is None:

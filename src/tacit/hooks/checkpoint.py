@@ -11,15 +11,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tacit import described
 from tacit.contracts import NET, WORLD, PhasedRounds
 from tacit.errors import CheckpointError
+from tacit.hooks import saved_values
 from tacit.hooks.ddp import GradientHook
 from tacit.hooks.kept_variance import KeptVariance
 from tacit.hooks.layerwise import LayerwiseHook
-from tacit.hooks.old_checkpoints import VERSION as OLD_VERSION
-from tacit.hooks.old_checkpoints import renewed
 from tacit.hooks.optimizer import RANKS_OWN, OptimizerHook, UnappliedRound
 from tacit.hooks.resize import SavedShares
+from tacit.hooks.saved_values import LAST_EQUAL, VERSION, SavedValues, refusing, renewed_state
 from tacit.hooks.scaled_variance import ScaledVariance
 from tacit.hooks.sharded_state import refuse_shards
 from tacit.hooks.taken import Taken
@@ -29,27 +30,14 @@ from tacit.session.buckets import StateSlice, parameter_of
 from tacit.session.state import is_topologys
 from tacit.strategy import AnyStrategy, Strategy
 
-VERSION = 4
 DELAYED = "delayed_mean"
 DECAY = "weight_decay_momentum"
 """The fields that are kept of a parameter whose gradient is exchanged, beside the compressor's state."""
-LAST_EQUAL = "last_equal"
-"""Of each level where replicas take steps of their own: after how many steps they were last equal."""
 VARIANCES = "variances"
-"""Of each level where Adam's variance is scaled or kept: by what, since when. Older states have none."""
 RATES = "learning_rates"
-"""In whose units residuals are. Some states of version 3 lack it; then it is the present rates."""
+"""Some states lack them: then no variance was kept, and residuals are in units of the present rates."""
 
 _log = logging.getLogger("tacit")
-
-_KEYS = {"version", "strategy", "strategy_without_rounds", "schedules", "ranks", "nodes", "steps"} | {
-    "rounds",
-    "schedule_state",
-    "pending_rounds",
-    "buckets",
-    "layouts",
-    "topologies",
-}
 
 
 class ActiveLevel(Protocol):
@@ -116,20 +104,22 @@ def join_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         CheckpointError: there are none, or they are not of one moment of one run.
     """
-    each = [renewed(state) for state in states]
+    each = [renewed_state(state) for state in states]
     if not each:
         raise CheckpointError("no states to join: give what every rank's state_dict gave")
-    whole = dict(each[0])
+    whole, sums = dict(each[0]), dict[str, int]()
     refuse_shards(whole)
-    for state in each[1:]:
+    for state in each:
         for key in ("strategy", "ranks", "steps", "rounds"):
             if state.get(key) != whole.get(key):
                 raise CheckpointError(
                     f"the states are not of one moment: {key} is {whole.get(key)} in one and "
                     f"{state.get(key)} in another"
                 )
+        with refusing():
+            sums |= saved_values.sums_of(state)
         whole |= state
-    return whole
+    return saved_values.with_sums(whole, sums) if sums else whole
 
 
 def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[ActiveLevel]) -> None:
@@ -142,29 +132,38 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[Activ
         CheckpointError: it is another strategy's, another model's or of a newer version, or it is not whole;
             nothing has been changed then.
     """
-    state = renewed(state)
-    _check(state, strategy, levels)
+    state = renewed_state(state)
+    values = saved_values.read(state)
+    _check(values, strategy, levels)
     transport = levels[0].session.transport
     peers, nodes = transport.place(WORLD).peers, [list(node) for node in transport.nodes]
-    resized = state["ranks"] != peers or state["nodes"] != nodes
-    shares = SavedShares(state)
+    resized = values.ranks != peers or values.nodes != nodes
+    with refusing():
+        shares = SavedShares(state, values.ranks, len(values.nodes))
+        found = [_found(i, level, state, values, shares, resized) for i, level in enumerate(levels)]
+        for i, level in enumerate(levels):
+            saved_values.check_level(values, i, level.session)
+            named = level.session.context.tensors
+            if not _keeps(level, resized):
+                saved_values.check_buckets(values.buckets[i], named)
+            if (layout := values.layouts[i]) is not None:
+                saved_values.check_buckets(layout, named)
     for i, level in enumerate(levels):
         if level.progress is None and level.taken is not None:
             level.taken.expect(shares.names(i, DECAY))
-    found = [_found(i, level, state, shares, resized) for i, level in enumerate(levels)]
     taken_over: set[str] = set()
     for i, level in enumerate(levels):
-        taken_over |= _resume(i, level, state, found[i], resized)
+        taken_over |= _resume(i, level, values, found[i], resized)
     rounds = [repr(level.session.strategy.rounds) for level in levels]
-    if state["schedules"] != rounds and transport.place(WORLD).rank == 0:
+    if values.schedules != rounds and transport.place(WORLD).rank == 0:
         _log.warning(
             "a checkpoint with rounds=%s goes on with %s: they are counted anew from step %d",
-            *(", ".join(state["schedules"]), ", ".join(rounds), state["steps"][0]),
+            *(", ".join(values.schedules), ", ".join(rounds), values.steps[0]),
         )
     if resized and transport.place(WORLD).rank == 0:
         _log.warning(
             "a checkpoint of %d ranks%s goes on with %d%s: each has got the mean of the old residuals",
-            *(state["ranks"], _on(state["nodes"]), peers, _on(nodes)),
+            *(values.ranks, _on(values.nodes), peers, _on(nodes)),
         )
 
     begun_anew = {name for level in levels for name, _ in level.session.store.mixing} if resized else set()
@@ -172,13 +171,13 @@ def load(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[Activ
         _log.warning(
             "what %d ranks knew of each other's replicas (of %d parameters) is of no use to %d: it begins "
             "anew at the anchor, which is equal on all of them",
-            *(state["ranks"], len(begun_anew), peers),
+            *(values.ranks, len(begun_anew), peers),
         )
     if taken_over and transport.place(WORLD).rank == 0:
         _log.warning(
             "the residuals of the means of %d parameters are now in every rank's residual, as no rank "
             "keeps them apart: the checkpoint was taken with %s, and goes on with %s",
-            *(len(taken_over), " | ".join(state["topologies"])),
+            *(len(taken_over), " | ".join(values.topologies)),
             " | ".join(str(level.session.strategy.topology) for level in levels),
         )
 
@@ -188,43 +187,40 @@ def _on(nodes: Sequence[Sequence[int]]) -> str:
 
 
 def _resume(
-    i: int,
-    level: ActiveLevel,
-    state: Mapping[str, Any],
-    found: Mapping[tuple[str, str], Tensor],
-    resized: bool,
+    i: int, level: ActiveLevel, values: SavedValues, found: Mapping[tuple[str, str], Tensor], resized: bool
 ) -> set[str]:
     """Give a level its state; returns the parameters whose residuals now hold the topology's too."""
-    session = level.session
-    fixed = level.gradient is not None and level.gradient.fixed
-    planned_anew = resized and isinstance(level.gradient, LayerwiseHook)  # it was for other links
-    keeps = fixed or planned_anew or session.strategy.server is not None
-    buckets = _own(session) if keeps else state["buckets"][i]
-    session.rebucket(buckets, carry=False)
-    same = repr(session.strategy.rounds) == state["schedules"][i]
-    given = {key: session.schedule.state[key] for key in session.strategy.rounds.needs}
-    schedule_state = (
-        json.loads(state["schedule_state"])[i] if same else session.strategy.rounds.start(state["steps"][i])
-    )
-    session.resume(state["steps"][i], state["rounds"][i], {**schedule_state, **given})
-    if session.rescaling is not None and RATES in state:
-        session.rescaling.resume(json.loads(state[RATES])[i])
+    session, rounds = level.session, level.session.strategy.rounds
+    session.rebucket(_own(session) if _keeps(level, resized) else values.buckets[i], carry=False)
+    same = repr(rounds) == values.schedules[i]
+    given = {key: session.schedule.state[key] for key in rounds.needs}
+    schedule_state = values.schedule_state[i] if same else rounds.start(values.steps[i])
+    session.resume(values.steps[i], values.rounds[i], {**schedule_state, **given})
+    if session.rescaling is not None and values.learning_rates is not None:
+        session.rescaling.resume(values.learning_rates[i])
     if level.gradient is not None:
-        level.gradient.resume(None if planned_anew else state["layouts"][i])
+        level.gradient.resume(None if _planned_anew(level, resized) else values.layouts[i])
     if level.progress is not None:
-        ways = [
-            UnappliedRound(tuple(buckets), step, apply_at)
-            for buckets, step, apply_at in json.loads(state["pending_rounds"])[i]
-        ]
-        level.progress.follow_buckets(ways, json.loads(state.get(LAST_EQUAL, "{}")).get(str(i), 0))
+        ways = [UnappliedRound(tuple(which), step, at) for which, step, at in values.pending_rounds[i]]
+        level.progress.follow_buckets(ways, values.last_equal_of(i))
         if (variance := _variance(level)) is not None:
-            variance.resume(json.loads(state.get(VARIANCES, "{}")).get(str(i), {}))
-        if _losses(i, level) in state:
-            level.progress.observations.losses.copy_(state[_losses(i, level)])
+            variance.resume(values.variances.get(str(i), {}))
+        if (losses := found.get(("", "losses"))) is not None:
+            level.progress.observations.losses.copy_(losses)
     taken_over = session.store.restore(found)
     for both, kept in _of_hook(level).items():
         kept.tensor.copy_(found[both].view(kept.tensor.shape))
     return taken_over
+
+
+def _planned_anew(level: ActiveLevel, resized: bool) -> bool:
+    return resized and isinstance(level.gradient, LayerwiseHook)  # it was for other links
+
+
+def _keeps(level: ActiveLevel, resized: bool) -> bool:
+    """Whether it keeps its own buckets, whatever those of the checkpoint are."""
+    fixed = level.gradient is not None and bool(level.gradient.fixed)
+    return fixed or _planned_anew(level, resized) or level.session.strategy.server is not None
 
 
 def _of_hook(level: ActiveLevel) -> dict[tuple[str, str], StateSlice]:
@@ -288,17 +284,31 @@ def _owner(session: Session, shared: bool) -> str:
 
 
 def _found(
-    i: int, level: ActiveLevel, state: Mapping[str, Any], shares: SavedShares, resized: bool
+    i: int,
+    level: ActiveLevel,
+    state: Mapping[str, Any],
+    values: SavedValues,
+    shares: SavedShares,
+    resized: bool,
 ) -> dict[tuple[str, str], Tensor]:
-    """The saved tensors of which this rank keeps a part, and the topology's residuals."""
+    """The saved tensors of which this rank keeps a part, and the topology's residuals.
+
+    Raises:
+        CheckpointError: one is not there, or of another shape.
+        ValueError: one cannot be what was saved.
+    """
     session = level.session
     found = _of_topology(i, session, shares)
-    elsewhere = state["topologies"][i] != repr(session.strategy.topology)
+    elsewhere = values.topologies[i] != repr(session.strategy.topology)
     decayed, mixing = shares.names(i, DECAY), session.store.mixing
-    expected = session.store.widths() | {
-        key: (kept.shared, kept.width) for key, kept in _of_hook(level).items()
+    here = session.store.named_state() | _of_hook(level)
+    widths = session.store.widths() | {
+        (name, DECAY): (True, session.context.tensors[name].numel())
+        for name in decayed & session.context.tensors.keys()
     }
-    for (name, field), (shared, width) in expected.items():
+    widths |= {key: (kept.shared, kept.width) for key, kept in _of_hook(level).items()}
+    for (name, field), (shared, width) in widths.items():
+        like = here[name, field].tensor if (name, field) in here else None
         if is_topologys(field) and elsewhere and (name, field) not in found:
             continue  # there was no such residual
         if not width or (field == DECAY and name not in decayed):
@@ -306,11 +316,13 @@ def _found(
             continue
         if resized and (name, field) in mixing:
             continue  # it begins anew
+        key = _key(i, session, name, field, shared)
         if resized:
             by_node = session.context.by_node and field not in RANKS_OWN
-            found[name, field] = shares.of(i, name, field, shared, by_node, width)
+            found[name, field] = saved_values.expected(
+                shares.of(i, name, field, shared, by_node, width), key, like
+            )
             continue
-        key = _key(i, session, name, field, shared)
         if key not in state and key.startswith("rank"):
             raise CheckpointError(
                 f"the checkpoint lacks {key!r}, so it is another rank's, or not whole: load on every rank "
@@ -322,7 +334,9 @@ def _found(
                 f"the checkpoint {'has another shape for' if key in state else 'lacks'} {key!r}: it is not "
                 "whole, or of another model"
             )
-        found[name, field] = state[key]
+        found[name, field] = saved_values.expected(state[key], key, like)
+    if level.progress is not None and (key := _losses(i, level)) in state:
+        found["", "losses"] = described.tensor(state[key], key, (2,), described.FLOATS, finite=False)
     return found
 
 
@@ -330,60 +344,46 @@ def _of_topology(i: int, session: Session, shares: SavedShares) -> dict[tuple[st
     """The residuals that the topology kept; refused where no compressor here has residuals."""
     expected = session.store.widths()
     found = shares.of_topology(i)
-    for (name, field), new_residual in found.items():
-        if (name, field) not in expected and bool(new_residual.any()):
-            residual = session.store.residuals(name)
-            if not residual or expected[name, residual[0]][1] != new_residual.numel():
-                raise CheckpointError(
-                    f"the checkpoint holds residuals of the means of {name}, and its compressor here has "
-                    "none: put ErrorFeedback around it, or attach what the checkpoint was taken with"
-                )
+    for (name, field), new_residual in [*found.items()]:
+        described.tensor(new_residual, f"{name}/{field}", dtypes=described.FLOATS)
+        if (name, field) in expected:
+            continue
+        if not bool(new_residual.any()):
+            del found[name, field]
+            continue
+        residual = session.store.residuals(name)
+        if not residual or new_residual.shape != (expected[name, residual[0]][1],):
+            raise CheckpointError(
+                f"the checkpoint holds residuals of the means of {name}, and its compressor here has "
+                "none: put ErrorFeedback around it, or attach what the checkpoint was taken with"
+            )
     return found
 
 
-def _check(state: Mapping[str, Any], strategy: AnyStrategy, levels: Sequence[ActiveLevel]) -> None:
-    _check_version(state.get("version", VERSION))
-    if not state.keys() >= _KEYS:
+def _check(values: SavedValues, strategy: AnyStrategy, levels: Sequence[ActiveLevel]) -> None:
+    if values.strategy_without_rounds != _without_rounds(strategy) or len(values.steps) != len(levels):
         raise CheckpointError(
-            "this is no state of a tacit session, or it was cut short: load what state_dict gave"
-        )
-    if state["strategy_without_rounds"] != _without_rounds(strategy):
-        raise CheckpointError(
-            f"the checkpoint is of {state['strategy']}, and attached is {strategy!r}: attach the "
+            f"the checkpoint is of {values.strategy}, and attached is {strategy!r}: attach the "
             "same strategy, or start without the session's state"
         )
     for i, level in enumerate(levels):
-        if json.loads(state["pending_rounds"])[i] and state["schedules"][i] != repr(
-            level.session.strategy.rounds
-        ):
+        under_way, rounds = values.pending_rounds[i], level.session.strategy.rounds
+        if under_way and values.schedules[i] != repr(rounds):
             raise CheckpointError(
-                f"the checkpoint has a round under way, of {state['schedules'][i]}, and attached is "
-                f"{level.session.strategy.rounds}: call session.sync() before you save, or attach the same"
+                f"the checkpoint has a round under way, of {values.schedules[i]}, and attached is "
+                f"{rounds}: call session.sync() before you save, or attach the same"
             )
         kept = level.session.strategy.server is not None
-        if kept and json.loads(state["pending_rounds"])[i] and state["buckets"][i] != _names(level):
+        if kept and under_way and values.buckets[i] != _names(level):
             raise CheckpointError(
                 "the checkpoint has a round under way, in the buckets of other parameter servers: use as "
-                "many, "
-                "or call session.sync() before you save"
+                "many, or call session.sync() before you save"
             )
     here = {name for level in levels for name in level.session.context.tensors}
-    saved = {parameter_of(each, here) for level in state["buckets"] for bucket in level for each in bucket}
+    saved = {parameter_of(each, here) for level in values.buckets for bucket in level for each in bucket}
     if saved != here:
         raise CheckpointError(
             f"the checkpoint is of another model: {sorted(saved ^ here)[0]} is in one of them only"
-        )
-
-
-def _check_version(version: int) -> None:
-    if version > VERSION:
-        raise CheckpointError(
-            f"the checkpoint is of version {version}, and this tacit reads up to {VERSION}: update tacit"
-        )
-    if version < VERSION:
-        raise CheckpointError(
-            f"the checkpoint is of version {version}, and this tacit reads versions {OLD_VERSION} "
-            f"and {VERSION}: train on with the tacit that wrote it, or start without the session's state"
         )
 
 

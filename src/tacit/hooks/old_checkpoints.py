@@ -58,7 +58,8 @@ _STRATEGIES = ("strategy", "but rounds", "rounds are", "topologies")
 def renewed(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state by the names of version 4, if it is of version 3; else nearly as it is. The tensors stay."""
     if state.get("version") != VERSION:
-        texts = {key: state[key] for key in ("strategy", "strategy_without_rounds") if key in state}
+        keys = ("strategy", "strategy_without_rounds")
+        texts = {key: state[key] for key in keys if isinstance(state.get(key), str)}
         return {**state, **{key: _with_later_fields(text) for key, text in texts.items()}}
     values = {key: strategy_text(value) if key in _STRATEGIES else value for key, value in state.items()}
     return {_key(key): value for key, value in values.items()} | {"version": VERSION + 1}
@@ -68,6 +69,8 @@ def strategy_text(value: Any) -> Any:
     """A strategy's text, or those of a list, by the present names of classes and values."""
     if isinstance(value, list):
         return [strategy_text(each) for each in value]
+    if not isinstance(value, str):
+        return value  # refused where it is read
     text = _with_later_fields(_CLASS.sub(lambda match: f"{CLASSES[match[1]]}(", value))
     return text.replace("subject='progress'", "subject='delta'")
 

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit import described
 from tacit.errors import CheckpointError
 from tacit.session.state import is_topologys
 
-KEY = re.compile(r"(?P<owner>[^/]+)/(?P<level>\d+)/(?P<name>.*)/(?P<field>[^/]+)")
+KEY = re.compile(r"(?P<owner>[^/]+)/(?P<level>[0-9]{1,9})/(?P<name>.*)/(?P<field>[^/]+)")
 
 
 class SavedShares:
@@ -30,15 +31,19 @@ class SavedShares:
 
     Args:
         state: what all ranks have saved, joined.
+        ranks: how many have saved it, on how many nodes.
+
+    Raises:
+        ValueError: what stands under the key of a tensor is none.
     """
 
-    def __init__(self, state: Mapping[str, Any]) -> None:
-        self._ranks: int = state["ranks"]
-        self._nodes: int = len(state["nodes"])
+    def __init__(self, state: Mapping[str, Any], ranks: int, nodes: int) -> None:
+        self._ranks, self._nodes = ranks, nodes
         self._owners: defaultdict[tuple[int, str, str], dict[str, Tensor]] = defaultdict(dict)
         for key, value in state.items():
             if match := KEY.fullmatch(key):
-                self._owners[int(match["level"]), match["name"], match["field"]][match["owner"]] = value
+                name = int(match["level"]), match["name"], match["field"]
+                self._owners[name][match["owner"]] = described.tensor(value, key, finite=False)
 
     def of(self, level: int, name: str, field: str, shared: bool, by_node: bool, width: int) -> Tensor:
         """The state of each new rank, or node: a flat tensor of `width` elements.

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 import transformers
 
+from tacit import described
 from tacit.errors import AttachError, CheckpointError, ConfigError
 from tacit.integrations.accelerate import refuse_hook
 from tacit.integrations.checkpoints import load_ranks, state_of_rank
@@ -120,7 +121,13 @@ class Tacit(transformers.TrainerCallback):  # type: ignore[misc]
                 "write Tacit(..., checkpoint=FOLDER) with the folder that train(resume_from_checkpoint=...) "
                 "is given, or checkpoint=False to begin without their state"
             )
-        return [torch.load(file, map_location="cpu") for file in files]
+        try:
+            return [described.load(file) for file in files]
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"training goes on from step {state.global_step}, and one of the sessions in {folder} cannot "
+                f"be read ({error}): resume from an earlier checkpoint"
+            ) from error
 
 
 def _folder_of(args: Any, state: Any) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tacit.contracts import Factors
 from tacit.session.buckets import Bucket
@@ -58,7 +58,7 @@ class Rescaling:
         """For a checkpoint: of each parameter the rate of its units, and the largest so far."""
         return {name: [rate, self._largest[name]] for name, rate in self._units.items()}
 
-    def resume(self, state: Mapping[str, list[float]]) -> None:
+    def resume(self, state: Mapping[str, Sequence[float]]) -> None:
         """Go on from a checkpoint."""
         self._units = {name: units for name, (units, _) in state.items()}
         self._largest = {name: largest for name, (_, largest) in state.items()}
