@@ -215,7 +215,7 @@ class Worker:
 
     def _exchange(self) -> None:
         session = self.near.session
-        session.discard()
+        session.pending.discard()
         if session.round == SETTLED:
             session.rebucket(_as_ddp_fills_them(self.named))
         there = next(iter(self.named.values())).device

@@ -402,7 +402,7 @@ def test_a_failed_round_does_not_rescale() -> None:
             xs = [torch.randn(10_100) for _ in trained.sessions]
             trained.net.run([s.open(0, x) for s, x in zip(trained.sessions, xs, strict=True)])
             for session in trained.sessions:
-                session.discard()
+                session.pending.discard()
         trained.run(2)
         return trained
 

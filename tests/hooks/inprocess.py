@@ -89,7 +89,7 @@ class Member:
         session = self.near.session
         if self.near.gradient is None or not session.communicates():
             return
-        session.discard()
+        session.pending.discard()
         here = [[slot.name for slot in bucket.slices] for bucket in session.buckets]
         if session.round >= SETTLED and here != layout:
             session.rebucket(layout)

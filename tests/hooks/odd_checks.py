@@ -3,15 +3,19 @@
 import threading
 from collections.abc import Generator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from checks import TABLE, agrees_with_the_loopback
-from replicas import Checks, close_to, flat, same_on_all_ranks, sgd, steps, trained, wrapped
+from replicas import Checks, close_to, flat, raises, same_on_all_ranks, sgd, steps, trained, wrapped
+from torch import nn
 
 import tacit
 from tacit.contracts import AllGather, AllReduce, AllToAll, Collective, Permute, Posted, ReduceScatter
+from tacit.errors import AttachError
 from tacit.exchange.driver import drive
 from tacit.transports.torch import TorchTransport
 from tacit.transports.wire import AT_ONCE, IN_ROUNDS
@@ -161,6 +165,115 @@ def gtopk_that_keeps_everything_is_ddp_and_learns_where_it_does_not() -> None:
         assert sent == sum(sum(cost.sent.values()) for cost in session.session.store.costs)
     assert same_on_all_ranks(flat(model))
     assert float((flat(model) - ddp).norm()) < 0.75 * float((start - ddp).norm())
+
+
+# ---- a step that is taken back --------------------------------------------------------------------------
+
+DISCARDED = (
+    *(
+        "dense",
+        "qsgd:bits=4",
+        "randomk:ratio=0.1",
+        "powersgd:rank=1",
+        "lag:xi=0.01",
+        "gtopk:ratio=0.1",
+    ),
+    *("topk:ratio=0.1,topology=two-phase", "dgc:ratio=0.1,warmup_steps=4"),
+    *("fusion:megabytes=0.1", "onebit-adam:freeze_step=2,refresh=1", "zeroone-adam:freeze_step=2,refresh=1"),
+    *("postlocal:start_step=4,sync_every=2", "adacomm:sync_every=2,interval=4"),
+)
+"""Not `ddp`: after the first backward DDP cuts other buckets, and adds up in another order."""
+
+
+def spiked(algorithm: str, discards: bool) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Parameters and the session's state, where batches with a spike were discarded, or never met."""
+    model = wrapped()
+    optimizer: Any = torch.optim.Adam(model.parameters()) if "adam" in algorithm else sgd(model)
+    with tacit.attach(model, optimizer, algorithm) as session:
+        for step in range(6):
+            optimizer.zero_grad()
+            if step in (0, 3) and discards:
+                loss = model(1e3 * torch.randn(8, 20)).square().mean()
+                session.observe(loss)
+                loss.backward()
+                assert session.discard(dist.get_rank() == 1)
+                optimizer.zero_grad()
+            session.observe(float(step))
+            steps(model, optimizer, 1, seed=step)
+        if algorithm == "dense":
+            assert session.metrics()["void_rounds"] == (2 if discards else 0)
+        return flat(model), session.state_dict()
+
+
+@check
+def a_discarded_step_leaves_no_trace() -> None:
+    for algorithm in DISCARDED:
+        with patch("tacit.hooks.accumulation._log.warning") as warning:
+            (wanted, kept), (found, has) = (spiked(algorithm, discards) for discards in (False, True))
+        assert not any("without optimizer.step" in call.args[0] for call in warning.call_args_list), algorithm
+        assert torch.equal(found, wanted), algorithm
+        assert kept.keys() == has.keys(), algorithm
+        differ = [
+            key
+            for key, value in kept.items()
+            if not (torch.equal(value, has[key]) if isinstance(value, torch.Tensor) else value == has[key])
+        ]
+        assert not differ, (algorithm, differ)
+
+
+@check
+def a_step_is_discarded_in_its_time_or_an_error_says_so() -> None:
+    def passed(model: nn.Module) -> None:
+        model(torch.randn(8, 20)).sum().backward()
+
+    early, rank = "no backward since", dist.get_rank()
+    for algorithm in ("ddp", "topk:ratio=0.1", "localsgd:sync_every=2"):
+        model = wrapped()
+        optimizer = sgd(model)
+        with tacit.attach(model, optimizer, algorithm) as session:
+            raises(AttachError, session.discard, early)
+            passed(model)
+            assert not session.discard(wish=False)
+            optimizer.step()
+            optimizer.zero_grad()
+            raises(AttachError, session.discard, early)
+            passed(model)
+            assert session.discard(rank == 2)
+            if algorithm.startswith("topk"):
+                write = "write optimizer.zero_grad() behind session.discard()"
+                raises(AttachError, partial(passed, model), write)
+            optimizer.zero_grad()
+            raises(AttachError, session.discard, early)
+            passed(model)
+            if algorithm.startswith("topk"):
+                optimizer.zero_grad()
+                passed(model)
+                raises(AttachError, session.discard, "2 backward passes were exchanged")
+            elif rank == 1:
+                optimizer.zero_grad()
+                raises(AttachError, session.discard, early)
+            else:
+                raises(AttachError, session.discard, "another rank has called it")
+        raises(AttachError, session.discard, "was closed")
+
+
+@check
+def what_cannot_be_discarded_is_refused() -> None:
+    for algorithm, write in (
+        ("pipesgd", "attach the same"),
+        ("priority", "attach 'fusion'"),
+        ("dear", "'fusion'"),
+    ):
+        model = wrapped()
+        optimizer = sgd(model)
+        with tacit.attach(model, optimizer, algorithm) as session:
+            model(torch.randn(8, 20)).sum().backward()
+            raises(AttachError, session.discard, write)
+            optimizer.step()
+    model = wrapped()
+    scaler = torch.amp.GradScaler("cpu")
+    with tacit.attach(model, sgd(model), "dense", scaler=scaler) as session:
+        raises(AttachError, session.discard, "without a scaler")
 
 
 if __name__ == "__main__":

@@ -67,6 +67,26 @@ def gradients_along_a_far_axis_of_one_are_fsdp2s() -> None:
 
 
 @check
+def a_discarded_step_leaves_no_trace() -> None:
+    """Also where gradients stay inside a replica, between whose ranks they must agree on it."""
+
+    def spiked(algorithm: str, discards: bool) -> Tensor:
+        net = sharded()
+        optimizer = sgd(net)
+        with tacit.attach(net, optimizer, algorithm, mesh=mesh()) as session:
+            for step in range(3):
+                if step == 1 and discards:
+                    optimizer.zero_grad()
+                    (1e3 * net(batch(9, dist.get_rank())).square().mean()).backward()
+                    assert session.discard(dist.get_rank() == 1)
+                train(net, optimizer, [step])
+        return whole(net)
+
+    for algorithm in ("topk:ratio=0.1", "localsgd:sync_every=2", "ddp"):
+        assert torch.equal(spiked(algorithm, True), spiked(algorithm, False)), algorithm
+
+
+@check
 def gradients_travel_by_every_kind_of_compressor() -> None:
     """That replicas stay equal is what `trained` holds."""
     dense = trained("dense", 3)

@@ -52,7 +52,7 @@ class AccumulationCheck:
     ) -> None:
         self._session, self._named = session, named
         self._told, self._unseen = scaled or unseen, unseen
-        self._exchanged = self._looking = False
+        self._exchanged = self._looking = self._discarded = False
         self._watching: list[RemovableHandle] = []
         self._handle = model.register_forward_pre_hook(OnlyHere(self._before_forward))
 
@@ -68,8 +68,12 @@ class AccumulationCheck:
 
     def stepped(self) -> None:
         """To be called after every step of the optimizer, which has used the means."""
-        self._exchanged = self._looking = False
+        self._exchanged = self._looking = self._discarded = False
         self._stop_watching()
+
+    def discarded(self) -> None:
+        """To be called in place of a step that is discarded; its gradients are to be cleared."""
+        self._discarded = True
 
     def close(self) -> None:
         """Remove the hooks from the model and its parameters."""
@@ -95,7 +99,13 @@ class AccumulationCheck:
         self._looking = False
         if not self._unseen:  # else the next backward is looked at too
             self._stop_watching()
+        discarded, self._discarded = self._discarded, False
         if any(_holds(p) for p in self._named.values()):
+            if discarded:
+                raise AttachError(
+                    f"step {self._session.step} was discarded, and its gradients are still there: write "
+                    "optimizer.zero_grad() behind session.discard()"
+                )
             raise AttachError(
                 f"a second backward in step {self._session.step}, with no {self._missing} since the first: "
                 f"its gradients would be added to means, and {self._session.strategy.name!r} would take the "
@@ -103,12 +113,12 @@ class AccumulationCheck:
                 "the last"
             )
         self._exchanged = False
-        if not self._told:
+        if not self._told and not discarded:
             self._told = True
             _log.warning(
                 "the gradients of step %d were exchanged and cleared without optimizer.step: the residuals "
-                "of %r hold a part of them, which will be sent all the same. Leave a batch out before its "
-                "backward pass",
+                "of %r hold a part of them, which will be sent all the same. To leave a batch out, call "
+                "session.discard() on every rank before you clear them",
                 *(self._session.step, self._session.strategy.name),
             )
 

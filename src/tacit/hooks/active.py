@@ -14,6 +14,7 @@ from tacit.hooks import checkpoint, epochs, exit, momentum, sharded_state
 from tacit.hooks.agreement import agree
 from tacit.hooks.assembly import levels_of, links_for
 from tacit.hooks.ddp import HookDispatcher, no_exchange
+from tacit.hooks.discarding import agreed, mistimed, refuse_discard
 from tacit.hooks.failures import Failures
 from tacit.hooks.frozen_check import FrozenCheck
 from tacit.hooks.grad_scaler import ScaledSteps
@@ -115,6 +116,18 @@ class ActiveStrategy:
             self.options.sharded.reshard()
         self._frozen.check_objects()
         self.levels[-1].sync()
+
+    def discard(self, wish: bool) -> bool:
+        """See `Attached.discard`."""
+        refuse_discard(self.options, self.levels)
+        if not agreed(
+            self.options, self.levels, wish, mistimed(self.options, self.levels, self._hooks.backwards.since)
+        ):
+            return False
+        for level in self.levels:
+            level.discard()
+        self._hooks.discarded()
+        return True
 
     def check_called(self) -> None:
         """See `Attached.check_called`."""

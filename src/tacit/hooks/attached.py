@@ -67,11 +67,13 @@ class Attached:
 
     Attributes:
         strategy: as given.
+        optimizers: those whose steps it follows, without what frameworks wrap around them.
         links: what the links between nodes carry, where `attach` was to measure them, or the strategy goes by
             them.
     """
 
     strategy: AnyStrategy
+    optimizers: Sequence[Optimizer]
     links: Links | None
 
     def __init__(
@@ -81,7 +83,8 @@ class Attached:
         strategy: AnyStrategy | None = None,
     ) -> None:
         self.strategy = options.strategy if strategy is None else strategy
-        self._model, self._process = options.model, os.getpid()
+        self._model, self.optimizers = options.model, options.optimizers
+        self._process = os.getpid()
         self._active = ActiveStrategy(options, dispatcher)
         _ATTACHED[self._model] = self
         self.links = self._active.links
@@ -113,11 +116,6 @@ class Attached:
         return self._active.options
 
     @property
-    def optimizers(self) -> Sequence[Optimizer]:
-        """Those whose steps it follows, without what frameworks wrap around them."""
-        return self._active.options.optimizers
-
-    @property
     def closed(self) -> bool:
         """Whether the session has ended; in a process that was forked it is the parent's, and so has."""
         return session_of(self._model) is not self or os.getpid() != self._process
@@ -132,6 +130,27 @@ class Attached:
         for level in self.levels:
             if level.progress is not None:
                 level.progress.observations.observe(loss)
+
+    def discard(self, wish: bool = True) -> bool:
+        """Take back the step that is under way, if any rank wishes it: of a batch with a spike, say.
+
+        A collective call, between the last backward of a step and `optimizer.step`, in every step in which a
+        rank may wish it. Where it returns True, clear the gradients and do not step. Residuals, momenta,
+        counters and random streams are then as if this batch had never been.
+
+        Args:
+            wish: this rank's; that of one suffices.
+
+        Returns:
+            Whether the step is taken back; the same on all ranks.
+
+        Raises:
+            AttachError: there is no backward to take back, or the strategy cannot do it; on all ranks.
+            RoundError: the ranks could not agree, or the round of that backward has failed.
+        """
+        if self.closed:
+            raise AttachError("session.discard() was called when the session was closed: call it before")
+        return self._active.discard(bool(wish))
 
     def flush(self) -> None:
         """Wait until no message is in flight, as before a checkpoint. Raises what went wrong.
@@ -178,8 +197,8 @@ class Attached:
     def metrics(self) -> dict[str, float]:
         """This rank's numbers since the session began.
 
-        * `steps`, and `rounds`; `void_rounds`: of these, how many came to nothing as a scaled gradient
-          overflowed;
+        * `steps`, and `rounds`; `void_rounds`: of these, how many came to nothing, as a scaled gradient
+          overflowed or the step was discarded;
         * `bytes_out`: sent by this rank in training, by the formulas of the collectives; `ddp_bytes_out`:
           what DDP's own all-reduce would have sent of a rank in as many steps; `compression`: how many times
           as much that is. `closing_bytes_out`: sent by closing the session, where replicas are averaged;

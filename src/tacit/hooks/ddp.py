@@ -268,7 +268,7 @@ class GradientHook:
         if self.late is not None:
             self.late.begin()
         session.pending.verify()
-        session.discard()
+        session.pending.discard()
         self._staged.clear()
         self._seen = []
         self._arrived = set()

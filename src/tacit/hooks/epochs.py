@@ -113,7 +113,7 @@ class BackwardPasses:
 
     def __init__(self, named: Mapping[str, Tensor], strategy: str, told: int) -> None:
         self._strategy, self._told = strategy, told
-        self._passes = self._steps = 0
+        self._passes = self._steps = self._before = 0
         last = [*named.values()][-1]
         hook: RemovableHandle = last.register_post_accumulate_grad_hook(self._passed)  # type: ignore[no-untyped-call]
         self._handle = hook
@@ -133,6 +133,7 @@ class BackwardPasses:
     def stepped(self) -> None:
         """To be called after every step."""
         self._steps += 1
+        self._before = self._passes
         if self._steps != LOOKED_AT:
             return
         self.close()
@@ -144,6 +145,10 @@ class BackwardPasses:
                 "here %d; if you did, all is well",
                 *(each, self._told, self._strategy, each, each, max(1, self._told // each)),
             )
+
+    def discarded(self) -> None:
+        """To be called in place of a step that is discarded."""
+        self._passes = self._before
 
     def close(self) -> None:
         """Stop counting."""

@@ -192,7 +192,7 @@ class LayerwiseHook:
         self.times.begin()
         if self._flats:
             session.pending.verify()
-            session.discard()
+            session.pending.discard()
             shapes = zip(self._flats, session.buckets, strict=True)
             self._messages = [
                 LayerMessage(flat, len(bucket.names), Halves() if self._split else None)

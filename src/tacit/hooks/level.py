@@ -231,6 +231,13 @@ class Level:
         else:
             self.session.advance()
 
+    def discard(self) -> None:
+        """Have all be as if the backward passes since the last step had not been."""
+        if self.gradient is not None:
+            self.session.take_back()
+        if self.progress is not None:
+            self.progress.observations.take_back()
+
     def sync(self) -> None:
         """Make replicas equal by a round now, where they may differ."""
         hook = self.progress or self.stepped

@@ -30,6 +30,7 @@ class Observations:
         self._metrics = session.schedule.observed_metrics
         self.losses = torch.zeros(2, dtype=torch.float64)
         """The sum of the losses since the facts before, and how many they are."""
+        self._noted_in, self._before = -1, self.losses
         self._near: dist.ProcessGroup | None = None
         self._drift = 0.0
         self._transfers: list[float] = []
@@ -44,8 +45,15 @@ class Observations:
     def observe(self, loss: Tensor | float) -> None:
         """Note the loss of a step."""
         if "loss" in self._metrics:
+            if self._noted_in != self._session.step:
+                self._noted_in, self._before = self._session.step, self.losses.clone()
             self.losses[0] += float(loss.detach() if isinstance(loss, Tensor) else loss)
             self.losses[1] += 1
+
+    def take_back(self) -> None:
+        """The step that is under way has shown no loss."""
+        if self._noted_in == self._session.step:
+            self.losses.copy_(self._before)
 
     def measure(self, progress: Sequence[Tensor]) -> None:
         """Note how far this rank is from the anchor."""

@@ -164,6 +164,14 @@ class StepHooks:
         session = self._levels[0].session
         return not linear(session) or (session.strategy.late and not self._options.optimizers)
 
+    def discarded(self) -> None:
+        """To be called in place of a step that is discarded."""
+        self.backwards.stepped()
+        if self._accumulating is not None:
+            self._accumulating.discarded()
+        if self._passes is not None:
+            self._passes.discarded()
+
     # ---- before a step --------------------------------------------------------------------------------
 
     def _check_means(self, _: Optimizer) -> None:
@@ -181,6 +189,7 @@ class StepHooks:
         if near.session.config.in_stream and near.gradient is not None:
             # Keep what was checked before the step: the device is at work again.
             near.session.pending.verify(())
+        self.backwards.stepped()
         if self._accumulating is not None:
             self._accumulating.stepped()
         if self._scaled is not None:

@@ -13,12 +13,12 @@ class SyncedBackwards:
     """Counts the backward passes in which DDP synchronises.
 
     Attributes:
-        begun: how many there were.
+        begun: how many there were; `since`, since the last step, or since one was discarded.
     """
 
     def __init__(self, model: TrainedModel) -> None:
         self._model = model
-        self.begun = 0
+        self.begun = self.since = 0
 
     def around(self, answer: Answer) -> Answer:
         """The same answer to DDP's hook, counted."""
@@ -27,9 +27,14 @@ class SyncedBackwards:
             if bucket.index() == 0:
                 refuse_join(self._model)
                 self.begun += 1
+                self.since += 1
             return answer(bucket)
 
         return counted
+
+    def stepped(self) -> None:
+        """To be called behind every step, and every one that is discarded."""
+        self.since = 0
 
 
 def refuse_join(model: TrainedModel) -> None:

@@ -138,6 +138,7 @@ class PendingRounds:
         self._ending = threading.Lock()
         self.begun = self.finished = 0
         self.skipped = False
+        self._first_of_step = -1, 0
 
     def follow_store(self, store: StateStore) -> None:
         """Keep states there from now on."""
@@ -149,6 +150,8 @@ class PendingRounds:
 
     def add(self, pending: PendingRound) -> None:
         """A round begins."""
+        if self._first_of_step[0] != pending.step:
+            self._first_of_step = pending.step, self.begun
         self.begun += 1
         self._pending |= dict.fromkeys(pending.buckets, pending)
 
@@ -239,6 +242,18 @@ class PendingRounds:
         self._pending.clear()
         self.begun = self.finished
 
+    def take_back(self, step: int) -> None:
+        """Have no round of this step begun: of states that it has changed, there must have been one."""
+        began_in, first = self._first_of_step
+        if began_in != step or first == self.finished:
+            return
+        self._stats.came_to_nothing(self.finished - first)
+        self._store.take_back()
+        if self._rescaling is not None:
+            self._rescaling.take_back()
+        self.begun = self.finished = first
+
     def resume(self, finished: int) -> None:
         """Count on from so many rounds."""
         self.begun = self.finished = finished
+        self._first_of_step = -1, 0

@@ -26,6 +26,7 @@ class Rescaling:
         self._rates = rates
         self._units: dict[str, float] = {}
         self._largest: dict[str, float] = {}
+        self._before = self._units, self._largest
 
     def changes(self) -> dict[str, float]:
         """The parameters whose rate has changed since, with their rates; new ones are taken as they are.
@@ -33,6 +34,7 @@ class Rescaling:
         While a rate is 0 nothing is applied, and nothing changes.
         """
         changed: dict[str, float] = {}
+        self._before = self._units.copy(), self._largest.copy()
         for name, rate in self._rates().items():
             largest = self._largest[name] = max(rate, self._largest.get(name, 0.0))
             now = max(rate, LEAST * largest) if rate else 0.0
@@ -53,6 +55,10 @@ class Rescaling:
     def commit(self, changes: Mapping[str, float], but: Collection[str]) -> None:
         """A round has rescaled the residuals, except of some parameters."""
         self._units |= {name: rate for name, rate in changes.items() if name not in but}
+
+    def take_back(self) -> None:
+        """The round that asked last for changes has never been."""
+        self._units, self._largest = self._before
 
     def state(self) -> dict[str, list[float]]:
         """For a checkpoint: of each parameter the rate of its units, and the largest so far."""

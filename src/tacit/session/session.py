@@ -334,9 +334,14 @@ class Session:
             self.lanes.ask(asked, self.stats.sent)
         return True
 
-    def discard(self) -> None:
-        """Forget what is complete of an unfinished round."""
-        self.pending.discard()
+    def take_back(self) -> None:
+        """Have all be as if the step that is under way had exchanged nothing.
+
+        Raises:
+            RoundError: its round failed, or an earlier one did.
+        """
+        self.flush()
+        self.pending.take_back(self.step)
 
     def flush(self) -> None:
         """Wait until nothing is under way.
@@ -370,7 +375,7 @@ class Session:
     def metrics(self) -> dict[str, float]:
         """The session in numbers.
 
-        `steps`; `rounds`; `void_rounds`, of these, that were skipped as a scaled gradient overflowed;
+        `steps`; `rounds`; `void_rounds`, of these, that were skipped or taken back;
         `bytes_out`, sent by this rank by the collectives' formulas; `closing_bytes_out`, sent by closing it;
         `ddp_bytes_out`, what DDP would have sent in as many steps; `compression`, the last over the first;
         `exchange_seconds`, with a round under way; `exposed_seconds`, of these, with training waiting;

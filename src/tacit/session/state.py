@@ -81,6 +81,8 @@ class StateStore:
             for i, bucket in enumerate(self.buckets)
         ]
         self._phases = [0 for _ in each]
+        self._replaced: dict[int, tuple[State, dict[str, Tensor]]] = {}
+        """Of gradients: the states that the last round has replaced, and the second buffers then."""
 
     # ---- exchanges ------------------------------------------------------------------------------------
 
@@ -139,12 +141,21 @@ class StateStore:
         """Keep the states that a round has led to; of parameters that were `idle`, what was kept before."""
         for i, outcome in outcomes.items():
             old = self._states[i]
+            if not self._context.apart:
+                self._replaced[i] = old, dict(self._workspaces[i].spares)
             if not idle.isdisjoint(self.buckets[i].names):
                 self._keep(i, old, outcome.state, idle)
             self._states[i] = dict(outcome.state)
             for name, tensor in outcome.state.items():
                 if tensor is self._workspaces[i].spares.get(name):
                     self._workspaces[i].spares[name] = old[name]
+
+    def take_back(self) -> None:
+        """Have the states that were there before the last round: exchanges leave them as they are."""
+        for i, (old, spares) in self._replaced.items():
+            self._states[i] = old
+            self._workspaces[i].spares.update(spares)
+        self._replaced.clear()
 
     def _keep(self, i: int, old: State, new: State, idle: Set[str]) -> None:
         """Keep the old state of idle parameters, as DDP throws their answer away."""

@@ -63,6 +63,10 @@ class Totals:
             self.apart_seconds += record.apart_seconds
             self.exposed_when_apart += record.exposed_seconds
 
+    def void(self, rounds: int) -> None:
+        """So many rounds that were added have come to nothing."""
+        self.skipped_rounds += rounds
+
     def send(self, bytes_out: int, closing: bool) -> None:
         """This rank has sent so many bytes."""
         if closing:
@@ -165,6 +169,10 @@ class CommStats:
         self.totals.add(record)
         self.sent(record.bytes_out)
         return record.seconds
+
+    def came_to_nothing(self, rounds: int) -> None:
+        """So many rounds that had ended were taken back."""
+        self.totals.void(rounds)
 
     def sent(self, bytes_out: int) -> None:
         """This rank has sent so many bytes."""

@@ -15,6 +15,7 @@ from tacit.contracts import (
     Topology,
 )
 from tacit.errors import ConfigError, NonFinite, TacitError
+from tacit.session import Session
 from tacit.session.buckets import fitting, make_buckets
 from tacit.strategy import Strategy
 from tacit.testing.ranks import FreshBuffers, RanksInProcess, heavy_tailed, naming
@@ -62,9 +63,10 @@ def check_compressor(
 
     Alone: it leaves what it is given as it is, gives the same in place, and decodes over whatever was there.
     Under each topology, in each type, with each number of ranks: all ranks get the same bits, and finite
-    ones; no more bytes are sent than the dry run foretold; where it is under `ErrorFeedback`, what was given
-    has arrived or is in a residual; and a NaN of one rank is an error that names the parameter. Where a
-    session would choose among topologies that have obeyed already, only the last law is tried once more.
+    ones; no more bytes are sent than the dry run foretold; a step that is taken back leaves no trace; where
+    it is under `ErrorFeedback`, what was given has arrived or is in a residual; and a NaN of one rank is an
+    error that names the parameter. Where a session would choose among topologies that have obeyed already,
+    only the last law is tried once more.
 
     Args:
         shapes: of the model's parameters, by name.
@@ -206,11 +208,30 @@ def _check_pair(
             assert sent <= most, f"rank {rank} sent {sent} bytes, and the dry run foretold {most}"
         given += true
         arrived += mean.double()
+    _check_taken_back(group)
     keeps = group.keeps_residuals if conserves is None else conserves
     if dtype != torch.bfloat16 and keeps:
         lost = (given - arrived - group.residual()).abs().max()
         largest = given.abs().max()
         assert lost <= group.rounding * largest, f"{float(lost):.3g} is neither arrived nor in a residual"
+
+
+def _check_taken_back(group: RanksInProcess) -> None:
+    for session in group.sessions:
+        session.advance()
+    before = [_state(session) for session in group.sessions]
+    group.exchange(group.tensors(ROUNDS))
+    for session, old in zip(group.sessions, before, strict=True):
+        session.take_back()
+        now = _state(session)
+        changed = [key for key in old if not torch.equal(now[key], old[key])]
+        assert not changed, (
+            f"a step that was taken back has changed {changed}: states must be left as they are"
+        )
+
+
+def _state(session: Session) -> dict[tuple[str, str], torch.Tensor]:
+    return {key: kept.tensor.clone() for key, kept in session.store.named_state().items()}
 
 
 def _check_nan(group: RanksInProcess) -> None:

@@ -1,0 +1,101 @@
+"""Which steps can be taken back, and whether the ranks want it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tacit.contracts import WORLD, LayerwiseOverlap
+from tacit.errors import AttachError
+from tacit.exchange.combinators import average_
+from tacit.hooks.accumulation import linear
+from tacit.hooks.level import Level
+from tacit.hooks.options import AttachOptions
+from tacit.torch_compat import in_join
+from tacit.transports.process_groups import control, sum_
+
+WRITE = "call it once, behind a step's last backward and before optimizer.step"
+
+
+def refuse_discard(options: AttachOptions, levels: Sequence[Level]) -> None:
+    """Refuse strategies that cannot take a step back; on all ranks alike.
+
+    Raises:
+        AttachError: says what to write.
+    """
+    why = _why_not(options, levels)
+    if why is not None:
+        raise AttachError(f"{options.strategy.name!r} cannot discard a step here: {why}")
+
+
+def _why_not(options: AttachOptions, levels: Sequence[Level]) -> str | None:
+    near, server = levels[0].strategy, levels[0].strategy.server
+    if not options.optimizers and not options.leaves_ddp_alone:
+        return "without an optimizer the end of a backward counts as the step: give attach the optimizer"
+    if options.scaled:
+        return (
+            "a GradScaler counts each backward as an attempt, and passes over those that overflow by itself: "
+            "train in bfloat16 without a scaler"
+        )
+    if any(level.strategy.independent for level in levels):
+        return (
+            "nobody waits for anybody, so that ranks cannot agree on a step: attach an algorithm in which "
+            "they wait for each other, such as 'dense'"
+        )
+    if in_join(options.model):
+        return "in torch's Join ranks take different numbers of steps: give all the same number of batches"
+    if near.subject != "gradient":
+        return None
+    if near.late:
+        return (
+            "it gives a step the mean of the step before, so that what you see is that of an earlier batch: "
+            "attach the same compressor without the delay, such as 'dense', 'bf16' or 'int8'"
+        )
+    if isinstance(near.overlap, LayerwiseOverlap) and near.overlap.into_forward:
+        return (
+            "means come during the next forward pass, so that nobody can look at them before the step: "
+            "attach 'fusion'"
+        )
+    uses = [
+        use for bucket in levels[0].session.buckets for each in bucket.chosen if (use := each.one_shot(0))
+    ]
+    if server is not None and (server.pull or any(use.has_mean_feedback or use.is_predicted for use in uses)):
+        return "a server has kept what its answers left out: write pull='dense'"
+    return None
+
+
+def mistimed(options: AttachOptions, levels: Sequence[Level], backwards: int) -> str | None:
+    """What is wrong with discarding now on this rank; None: nothing. `backwards`: since the last step."""
+    if levels[0].gradient is None:
+        # In a CUDA graph's replay no hook is called, so that passes cannot be counted.
+        there = any(p.grad is not None for p in options.named.values())
+    else:
+        there = backwards > 0
+    if not there:
+        return f"there was no backward since the last step, or since it was called: {WRITE}"
+    if levels[0].gradient is not None and backwards > 1 and not linear(levels[0].session):
+        return (
+            f"{backwards} backward passes were exchanged since the last step, and only one can be taken "
+            "back: call it behind each that you leave out"
+        )
+    return None
+
+
+def agreed(options: AttachOptions, levels: Sequence[Level], wish: bool, wrong: str | None) -> bool:
+    """Whether any rank wishes it. A collective call: one all-reduce of two numbers.
+
+    Raises:
+        AttachError: something is wrong on a rank; on all ranks.
+    """
+    flags = torch.tensor([float(wish), float(wrong is not None)])
+    if options.sharded is not None and options.sharded.near is not None:
+        sum_(flags, control(options.sharded.near)).wait()
+    if options.leaves_ddp_alone:
+        sum_(flags, control(options.group)).wait()
+    else:  # by our own exchange, as that ends with an error where a peer is lost
+        levels[-1].session.ask(lambda: average_(flags, WORLD), "discard")
+    if flags[1] > 0:
+        why = wrong or f"another rank has called it at a wrong time: {WRITE}"
+        raise AttachError(f"session.discard() of step {levels[-1].session.step}: {why}")
+    return bool(flags[0] > 0)
