@@ -17,11 +17,12 @@ Adam (Lu et al., ICLR 2023, arXiv 2202.06009), which renews it in single steps, 
 `refresh=0` is 1-bit Adam's own way.
 
 Differences from the paper: a magnitude for each block of 512 entries, not for each layer; gradients travel in
-8 bits, not in 32; residuals follow the learning rate (`ErrorFeedback.rescale`); and a step divides by the
-root of beta2 v + (1 - beta2) m^2, as Adam forms it, of which v alone is kept. So where a momentum outgrows
-the old variance, its step is bounded, and v rises to the least that Adam ever has beside m: it is 0 where
-gradients had not begun, as of rare tokens' rows, and steps would then not end with m. Biases and norms are
-sent densely, with the same momentum.
+8 bits, not in 32, and so does the last momentum before they are renewed, which takes up what signs have left
+out; residuals follow the learning rate (`ErrorFeedback.rescale`), and what is owed to a gradient is 1 - beta1
+of that to a momentum; and a step divides by the root of beta2 v + (1 - beta2) m^2, as Adam forms it, of which
+v alone is kept. So where a momentum outgrows the old variance, its step is bounded, and v rises to the least
+that Adam ever has beside m: it is 0 where gradients had not begun, as of rare tokens' rows, and steps would
+then not end with m. Biases and norms are sent densely, with the same momentum.
 """
 
 from __future__ import annotations

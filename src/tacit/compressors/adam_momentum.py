@@ -11,7 +11,7 @@ from tacit import checks
 from tacit.compressors.dense import Dense
 from tacit.compressors.int8 import Int8
 from tacit.compressors.scheduled import ByStep
-from tacit.compressors.wrappers import ErrorFeedback, Wrapper, inner_state, outer_state
+from tacit.compressors.wrappers import ErrorFeedback, Wrapper, inner_state, outer_state, times
 from tacit.contracts import (
     Compressor,
     Context,
@@ -35,7 +35,10 @@ class AdamMomentum(ByStep, Wrapper):
     Adam or AdamW keep its variance, and take what travels as its momentum.
 
     State: `momentum`, m, equal on all ranks, of the tensor's shape, in fp32 where that is of two bytes. While
-    gradients travel it is the one that Adam has too. The state of `inner` and of `gradients` is one.
+    gradients travel it is the one that Adam has too. The state of `inner` and of `gradients` is one: a
+    residual is in units of what travels, and one of gradients acts on a momentum by 1 - beta. The last
+    momentum before gradients travel again goes by `gradients`: what signs have left out comes into the
+    momentum so, and not into the variance.
 
     Attributes:
         inner: how a momentum travels.
@@ -64,7 +67,8 @@ class AdamMomentum(ByStep, Wrapper):
         return Momentum(self.beta, freeze_step=self.freeze_step, refresh=self.refresh)
 
     def _at(self, step: int) -> Compressor:
-        return self.inner if self.takes_momentum.keeps_variance(step) else self.gradients
+        keeps = self.takes_momentum.keeps_variance
+        return self.inner if keeps(step) and keeps(step + 1) else self.gradients
 
     @property
     def _all(self) -> tuple[Compressor, Compressor]:
@@ -73,7 +77,8 @@ class AdamMomentum(ByStep, Wrapper):
     @property
     def changes(self) -> tuple[int, ...]:
         """The steps from which on the other of both travels."""
-        return tuple(edge for span in self.takes_momentum.moving for edge in span if edge)
+        starts, stops = zip(*self.takes_momentum.moving, strict=True)
+        return tuple(sorted({*stops} ^ {start - 1 for start in starts[1:]}))
 
     def exempted(self) -> Compressor:
         """Momentum around the inner compressor's choice, or around `Dense`, for gradients too."""
@@ -130,6 +135,9 @@ class AdamMomentum(ByStep, Wrapper):
             self._move(kept, x, given if given.dtype == kept.dtype else momentum)
             if given.dtype != kept.dtype:
                 given.copy_(momentum)
+        if ctx.step and keeps != self.takes_momentum.keeps_variance(ctx.step - 1):
+            by = 1 - self.beta if keeps else 1 / (1 - self.beta)
+            ctx = replace(ctx, rescale=times(by, ctx.rescale, x.numel()))
         inner = self._at(ctx.step)
         done = yield from inner.exchange(given, inner_state(state, "inner"), ctx.inside("inner"))
         if keeps:

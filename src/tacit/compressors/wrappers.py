@@ -164,7 +164,7 @@ class ErrorFeedback(Feedback):
         """Add the residual, run the inner exchange, and keep the error as the new residual."""
         if (ctx.rescale and not self.rescale) or self.decay != 1.0:
             factors = ctx.rescale if self.rescale else ()
-            ctx = replace(ctx, rescale=_times(self.decay, factors, x.numel()))
+            ctx = replace(ctx, rescale=times(self.decay, factors, x.numel()))
         residual, new_residual = state["residual"], ctx.spare("residual", state["residual"])
         inside = ctx.inside("inner")
         if isinstance(self.inner, OneShot):
@@ -195,7 +195,7 @@ class ErrorFeedback(Feedback):
         return plain and isinstance(self.inner, PowerSGD) and not self.inner.hides_nonfinite
 
 
-def _times(decay: float, factors: Factors, numel: int) -> Factors:
+def times(decay: float, factors: Factors, numel: int) -> Factors:
     """The factors of a tensor of `numel` entries, all multiplied by `decay` too."""
     if decay == 1.0:
         return factors
