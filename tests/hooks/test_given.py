@@ -11,6 +11,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 import tacit
 from tacit.hooks.arguments import ddp_of, optimizers_of
+from tacit.hooks.learning_rates import Rates
+from tacit.hooks.validate import check_optimizers
 
 
 class Accelerated(Optimizer):
@@ -29,6 +31,18 @@ class Lightning:
 
 def sgd() -> SGD:
     return SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+
+
+class Bare(Optimizer):
+    """Is made without Optimizer's own __init__."""
+
+    def __init__(self) -> None: ...
+
+
+class Sharded(SGD):
+    """As torch's ZeroRedundancyOptimizer and fairscale's OSS, by its method."""
+
+    def consolidate_state_dict(self, to: int = 0) -> None: ...
 
 
 def test_wrapped_optimizers_are_unwrapped() -> None:
@@ -51,11 +65,42 @@ def test_wrapped_optimizers_are_unwrapped() -> None:
         ("sgd", "the optimizer is a str"),
         ([sgd(), None], "the optimizer is a NoneType"),
         ({"lr": 0.1}, "the optimizer is a str"),
+        (Bare(), r"a Bare without param_groups: .*call super\(\).__init__"),
     ],
 )
 def test_what_is_no_optimizer_is_named(given: object, says: str) -> None:
     with pytest.raises(tacit.AttachError, match=says):
         optimizers_of(given)
+
+
+def test_what_does_not_fit_the_strategy_is_refused_by_name() -> None:
+    model = nn.Linear(2, 2)
+    named = dict(model.named_parameters())
+
+    def refused(optimizer: Optimizer, *algorithms: str) -> set[str]:
+        said = {}
+        for algorithm in algorithms:
+            try:
+                check_optimizers(tacit.parse(algorithm), named, [optimizer])
+            except tacit.AttachError as error:
+                said[algorithm] = str(error)
+        assert all(repr(each) in why and type(optimizer).__name__ in why for each, why in said.items())
+        return {*said}
+
+    sharded = Sharded(model.parameters(), lr=0.1)
+    assert refused(sharded, "dense", "topk", "localsgd", "mp2") == {"localsgd", "mp2"}
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    assert refused(lbfgs, "ddp", "dense", "bf16", "localsgd", "topk", "int8", "mp2") == {
+        "topk",
+        "int8",
+        "mp2",
+    }
+    relative = Optimizer(model.parameters(), {"lr": None})
+    names = "dense", "topk", "diloco", "mp2", "daso", "slowmo", "qsr", "adacomm"
+    assert refused(relative, *names) == {"slowmo", "qsr", "adacomm"}
+    for unrated in (relative, Optimizer(model.parameters(), {"size": 0.1})):
+        assert Rates([unrated], named)() == {"weight": 0.0, "bias": 0.0}
+        assert Rates([unrated], named).largest() == 0.0
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,11 @@ def _optimizer(given: Any) -> Optimizer:
             f"the optimizer is {_a(given)}: give attach a torch.optim.Optimizer of model.parameters(), or a "
             "list of several"
         )
+    if not hasattr(given, "param_groups"):
+        raise AttachError(
+            f"the optimizer is {_a(given)} without param_groups: give attach the optimizer that it steps, or "
+            "call super().__init__(params, defaults) in its __init__"
+        )
     return given
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -16,6 +16,7 @@ class Rates:
     """Reads learning rates by parameter.
 
     Which group a parameter is in is looked up once, and again when groups have been added or have grown.
+    Where one has no rate (Adafactor's relative steps: `lr=None`), it counts as 0, and nothing is rescaled.
 
     Args:
         optimizers: of the parameters, and perhaps of others.
@@ -33,14 +34,14 @@ class Rates:
         """The rate of each parameter: 0 where no group holds it, the largest where several do."""
         found = dict(self._none)
         for optimizer, i, names in self._looked_up():
-            lr = float(optimizer.param_groups[i]["lr"])  # loading a state gives an optimizer other groups
+            lr = _rate(optimizer.param_groups[i])  # loading a state gives an optimizer other groups
             for name in names:
                 found[name] = max(found[name], lr)
         return found
 
     def largest(self) -> float:
         """The largest rate of any group that holds one of the parameters; 0 where none does."""
-        each = [float(optimizer.param_groups[i]["lr"]) for optimizer, i, _ in self._looked_up()]
+        each = [_rate(optimizer.param_groups[i]) for optimizer, i, _ in self._looked_up()]
         return max(each, default=0.0)
 
     def by_group(self) -> list[float]:
@@ -59,6 +60,11 @@ class Rates:
             ]
             self._groups = [entry for entry in found if entry[2]]
         return self._groups
+
+
+def _rate(group: Mapping[str, Any]) -> float:
+    lr = group.get("lr")
+    return 0.0 if lr is None else float(lr)
 
 
 def _elsewhere(lr: object) -> bool:

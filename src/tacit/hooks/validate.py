@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from tacit import checks
 from tacit.contracts import (
@@ -15,9 +15,11 @@ from tacit.contracts import (
     AdaptiveRounds,
     LateOverlap,
     LayerwiseOverlap,
+    LearningRateMerge,
     MixingMerge,
     MixingTopology,
     PairTopology,
+    PhasedRounds,
     UnsentMerge,
 )
 from tacit.errors import AttachError
@@ -30,7 +32,7 @@ from tacit.hooks.sharded_model import ShardedModel
 from tacit.hooks.trained_model import TrainedModel
 from tacit.hooks.uneven_data import refuse_join
 from tacit.rounds import During, Renewals
-from tacit.strategy import AnyStrategy
+from tacit.strategy import AnyStrategy, Strategy
 from tacit.torch_compat import reduces_in_python
 
 MOST_SEED = 2**63 - 1
@@ -119,7 +121,7 @@ def checked(model: TrainedModel, optimizers: Sequence[Optimizer], strategy: AnyS
     _check_unused(model, strategy)
     _check_pairs(model, strategy)
     _check_ranks(model, strategy)
-    _check_optimizers(named, optimizers)
+    check_optimizers(strategy, named, optimizers)
     for level in strategy.levels:
         if isinstance(level.variance, Renewals):
             refuse_optimizers(level.variance, optimizers, named)
@@ -256,11 +258,48 @@ def _check_ranks(model: TrainedModel, strategy: AnyStrategy) -> None:
         topology.check_ranks(model.process_group.size())
 
 
-def _check_optimizers(named: dict[str, Tensor], optimizers: Sequence[Optimizer]) -> None:
+def check_optimizers(
+    strategy: AnyStrategy, named: dict[str, Tensor], optimizers: Sequence[Optimizer]
+) -> None:
+    """Raise an `AttachError` for one that holds nothing of the model, or does not fit the strategy."""
     for optimizer in optimizers:
+        kind = type(optimizer).__name__
+        # By this torch's ZeroRedundancyOptimizer and fairscale's OSS gather the state that each rank keeps.
+        if is_periodic(strategy) and hasattr(optimizer, "consolidate_state_dict"):
+            raise AttachError(
+                f"{kind} steps each parameter on one rank only, by that rank's gradient, and "
+                f"{strategy.name!r} averages replicas that step by gradients of their own: give attach an "
+                "optimizer that steps all parameters, such as torch.optim.AdamW; or attach 'dense' or "
+                "'int8', which average gradients"
+            )
+        exact = all(level.compressor.linear or level.subject == "nothing" for level in strategy.levels)
+        if isinstance(optimizer, LBFGS) and not exact:
+            raise AttachError(
+                f"LBFGS goes by differences of gradients, and what {strategy.name!r} sends is not exact, by "
+                "which it may diverge: attach 'dense' or 'bf16', or use another optimizer, such as "
+                "torch.optim.AdamW"
+            )
+        if any(group.get("lr") is None for group in optimizer.param_groups):
+            for level in strategy.levels:
+                _check_needs_no_rate(strategy, level, kind)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p) in held for p in named.values()):
             raise AttachError(
                 "the optimizer holds no parameter of this model: give attach the optimizer that was made "
                 "with model.parameters(), behind fully_shard where that is called"
             )
+
+
+def _check_needs_no_rate(strategy: AnyStrategy, level: Strategy, optimizer: str) -> None:
+    """Refuse what goes by the learning rate, where the optimizer tells none."""
+    rounds = level.rounds
+    by_rate = (
+        isinstance(rounds, AdaptiveRounds)
+        and not isinstance(rounds, PhasedRounds)
+        and rounds.observed_metrics != {"transfer"}
+    )
+    if by_rate or isinstance(level.merge, LearningRateMerge):
+        raise AttachError(
+            f"{strategy.name!r} goes by the learning rate, and a group of {optimizer} has none: give it one, "
+            "such as Adafactor(..., lr=1e-3, relative_step=False), or attach 'localsgd' or 'diloco'"
+        )
